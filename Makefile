@@ -1,0 +1,39 @@
+# Two commands do it all on a fresh machine: `make run` and `make test`.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+CONFIG ?= examples/chain_sum.toml
+
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: run test lint types pytest soak requirements clean
+
+run: $(READY)
+	$(BIN)/laminar run $(CONFIG) $(ARGS)
+
+test: lint types pytest
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+pytest: $(READY)
+	$(BIN)/pytest -m "not soak" $(ARGS)
+
+# The environment: pinned packages, then the project itself in place.
+$(READY): requirements.txt pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -r requirements.txt
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
+	touch $@
+
+requirements: 
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --extra test --no-emit-index-url --no-annotate --no-header pyproject.toml -o requirements.txt
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

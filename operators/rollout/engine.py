@@ -1,0 +1,97 @@
+"""What a rollout asks of an inference engine: load, submit, step, release, status.
+
+One engine holds one complete weight version at a time and never mixes two in a trajectory (invariant 1). It is driven by
+one thread: `step()` is one scheduling round (admit, prefill, decode one token for every running request) and returns what
+finished in it. Nothing here blocks on the network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from schemas.records import PolicyVersion, Sampling
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Partial:
+    """What has been generated of one trajectory: token ids (int32[n]) and their behaviour logprobs (float32[n], nats)."""
+
+    token_ids: np.ndarray
+    logprobs: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """One trajectory to generate.
+
+    `prompt` is int32[p]. `partial`, where present, is resumed by prefilling prompt + partial; its tokens count towards
+    `sampling.max_new_tokens`. The draw for the token at `position` (counted from the first completion token) is a
+    function of (`sampling.seed`, `trajectory_id`, position) alone.
+    """
+
+    trajectory_id: str
+    prompt: np.ndarray
+    sampling: Sampling
+    partial: Partial | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Completion:
+    """A request that ended: everything generated since its prompt, a partial's tokens included.
+
+    `finish_reason` is `stop` (a stop token, which is the last token), `length` or `failed` (then `error` says why).
+    """
+
+    trajectory_id: str
+    generated: Partial
+    finish_reason: str
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """Load of one engine: request counts, slots, and KV use and capacity in tokens."""
+
+    running: int
+    waiting: int
+    capacity: int
+    kv_used: int
+    kv_capacity: int
+    tokens_generated: int
+
+
+class Engine(Protocol):
+    """One replica's generator."""
+
+    @property
+    def version(self) -> PolicyVersion | None:
+        """The weight version loaded, None before the first."""
+
+    def load(self, weights: Path, version: PolicyVersion) -> None:
+        """Replace the weights in place with the safetensors file `weights`.
+
+        Raises RuntimeError while requests are running or waiting, ValueError if names, shapes or dtypes do not fit.
+        """
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; it starts when a slot and KV room are free.
+
+        Raises ValueError for an empty prompt, one that leaves no room for a token, unknown token ids, or a known id.
+        """
+
+    def step(self) -> Sequence[Completion]:
+        """Run one round and return what finished in it; an empty engine returns at once."""
+
+    def release(self, trajectory_ids: Collection[str]) -> dict[str, Partial]:
+        """Stop these requests and return what each had generated; unknown ids are left out."""
+
+    def status(self) -> EngineStatus:
+        """The load right now."""
+
+    def close(self) -> None:
+        """Free what the engine holds."""
