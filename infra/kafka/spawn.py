@@ -1,0 +1,73 @@
+"""Start a long-running process outside the Python interpreter's care: own session, own log file, known lifetime."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+
+import psutil
+
+# Runs between fork and the command itself, as a program of its own: a hook inside the forked interpreter
+# (`preexec_fn`) is not safe beside other threads. Arguments: the parent's pid or 0, then the command.
+_SHIM = """
+import ctypes, os, signal, sys
+parent = int(sys.argv[1])
+os.closerange(3, 4096)
+if parent and sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        sys.exit("the process that asked for this one is gone")
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+def spawn(command: list[str], log_file: Path, *, die_with_parent: bool) -> psutil.Process:
+    """Start a command in a session of its own, its output appended to a file, and return its process.
+
+    `die_with_parent`: the kernel kills it (SIGKILL) as soon as this process is gone, for whatever reason. Linux only;
+    elsewhere the process stays until it is stopped. Its own session keeps Ctrl-C in a terminal from reaching it.
+    Raises OSError when the process cannot be created.
+    """
+    parent = os.getpid() if die_with_parent else 0
+    argv = [sys.executable, "-I", "-S", "-c", _SHIM, str(parent), *command]
+
+    def start() -> int:
+        return os.posix_spawn(
+            sys.executable,
+            argv,
+            os.environ,
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 1, str(log_file), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
+                (os.POSIX_SPAWN_DUP2, 1, 2),
+            ],
+            setsid=True,
+        )
+
+    return psutil.Process(_from_lasting_thread(start) if die_with_parent else start())
+
+
+def _from_lasting_thread(start: Callable[[], int]) -> int:
+    """Call `start` in a thread that lives as long as this process.
+
+    The kernel ties the death signal to the *thread* that started the child, so that a child started from a
+    short-lived worker thread would be killed when that thread ends.
+    """
+    if threading.current_thread() is threading.main_thread():
+        return start()
+    pid: Future[int] = Future()
+
+    def keep() -> None:
+        try:
+            pid.set_result(start())
+        except OSError as error:
+            pid.set_exception(error)
+            return
+        threading.Event().wait()
+
+    threading.Thread(target=keep, name="keeps-child", daemon=True).start()
+    return pid.result()

@@ -1,0 +1,34 @@
+"""Fixtures that tests of more than one folder share: one real Kafka broker a session, and a run name of one's own."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from infra.kafka.broker import Broker, BrokerConfig, start_broker
+
+_run_numbers = itertools.count(1)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let pass the one warning of kafka-python's own import; every other warning stays an error."""
+    for module in (r"kafka\.protocol\.schemas\.load_json", r"importlib\.resources\._legacy"):
+        for function in ("read_text", "open_text"):
+            config.addinivalue_line("filterwarnings", f"ignore:{function} is deprecated:DeprecationWarning:{module}")
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """A running Apache Kafka on a free port; `broker.bootstrap_servers` is its address. Shared: do not stop it."""
+    with start_broker(BrokerConfig(tmp_path_factory.mktemp("kafka"))) as running:
+        yield running
+
+
+@pytest.fixture
+def run_id(request: pytest.FixtureRequest) -> str:
+    """A run name that no other test of this session has, so that tests share the broker but no topic."""
+    name = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower()).strip("-")[:40].strip("-")
+    return f"{name}-{next(_run_numbers)}"

@@ -1,0 +1,141 @@
+"""The local broker: it serves, keeps its data, says why it cannot start, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from kafka import KafkaAdminClient, KafkaProducer
+from kafka.admin import NewTopic
+
+from infra.kafka.broker import Broker, BrokerConfig, BrokerStartError, free_port, is_running, start_broker
+
+# A dead broker's session must run out before its successor may register: short, so that the tests are.
+QUICK = {"broker.session.timeout.ms": "1500", "broker.heartbeat.interval.ms": "300"}
+REPOSITORY = Path(__file__).parents[3]
+
+
+def eventually(holds: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not (held := holds()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return held
+
+
+def write(broker: Broker, topic: str, value: bytes) -> int:
+    producer = KafkaProducer(bootstrap_servers=broker.bootstrap_servers, acks="all", max_request_size=16 << 20)
+    try:
+        return producer.send(topic, value).get(timeout=20).offset
+    finally:
+        producer.close()
+
+
+def create(broker: Broker, topic: str) -> None:
+    with KafkaAdminClient(bootstrap_servers=broker.bootstrap_servers) as admin:
+        admin.create_topics([NewTopic(topic, 1, 1)])
+
+
+def test_serves_records_of_eight_megabytes(broker: Broker, run_id: str) -> None:
+    create(broker, run_id)
+    assert write(broker, run_id, os.urandom(8 << 20)) == 0
+
+
+def test_topics_are_not_created_by_use(broker: Broker, run_id: str) -> None:
+    with KafkaAdminClient(bootstrap_servers=broker.bootstrap_servers) as admin:
+        create(broker, run_id)
+        admin.describe_topics([f"{run_id}-misspelt"])
+        assert run_id in admin.list_topics()
+        assert f"{run_id}-misspelt" not in admin.list_topics()
+
+
+def test_restart_and_kill_keep_data_and_port(tmp_path: Path) -> None:
+    with start_broker(BrokerConfig(tmp_path, overrides=QUICK)) as broker:
+        address, first = broker.bootstrap_servers, broker.pid
+        create(broker, "kept")
+        assert write(broker, "kept", b"a") == 0
+        broker.restart()
+        assert write(broker, "kept", b"b") == 1
+        broker.kill()
+        assert not broker.is_alive()
+        broker.start()
+        assert write(broker, "kept", b"c") == 2
+        assert (broker.bootstrap_servers, broker.pid != first) == (address, True)
+        started = time.monotonic()
+        broker.stop()
+        assert time.monotonic() - started < 3
+        assert not broker.is_alive()
+
+
+def test_a_second_broker_on_the_same_folder_is_refused(broker: Broker) -> None:
+    with pytest.raises(BrokerStartError, match=rf"pid {broker.pid}\) already runs on"):
+        start_broker(BrokerConfig(broker.config.data_dir))
+    assert broker.is_alive()
+
+
+def test_a_taken_port_is_named(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(BrokerStartError, match=f"port {port} on 127.0.0.1 is taken"):
+            start_broker(BrokerConfig(tmp_path, port=port))
+
+
+def test_a_broker_that_dies_shows_its_log(tmp_path: Path) -> None:
+    config = BrokerConfig(tmp_path, overrides={"num.io.threads": "0"})
+    with pytest.raises(BrokerStartError, match=r"(?s)num\.io\.threads"):
+        start_broker(config)
+
+
+def test_a_broker_that_dies_after_formatting_shows_its_log(tmp_path: Path) -> None:
+    with start_broker(BrokerConfig(tmp_path)):
+        pass
+    (tmp_path / "log" / "meta.properties").write_text("version=1\ncluster.id=other\nnode.id=7\n")
+    with pytest.raises(BrokerStartError, match=r"(?s)died while starting.*node.*7"):
+        start_broker(BrokerConfig(tmp_path))
+
+
+def test_a_broker_that_answers_too_late_is_killed(tmp_path: Path) -> None:
+    with pytest.raises(BrokerStartError, match=r"did not answer within 0\.1 s"):
+        start_broker(BrokerConfig(tmp_path, start_timeout_s=0.1))
+    here = str(tmp_path / "server.properties")
+    assert not [process for process in psutil.process_iter(["cmdline"]) if here in (process.info["cmdline"] or [])]
+
+
+def test_killing_the_owner_leaves_no_broker(tmp_path: Path) -> None:
+    program = (
+        "import sys, time; from pathlib import Path; from infra.kafka.broker import *;"
+        "broker = start_broker(BrokerConfig(Path(sys.argv[1]))); print(broker.pid, flush=True); time.sleep(600)"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as owner:
+        assert owner.stdout is not None
+        broker = psutil.Process(int(owner.stdout.readline()))
+        assert is_running(broker)
+        owner.send_signal(signal.SIGKILL)
+        owner.wait()
+        assert eventually(lambda: not is_running(broker), 5)
+
+
+def test_a_broker_started_in_a_worker_thread_outlives_the_thread(tmp_path: Path) -> None:
+    started: list[Broker] = []
+    worker = threading.Thread(target=lambda: started.append(start_broker(BrokerConfig(tmp_path))))
+    worker.start()
+    worker.join()
+    with started[0] as broker:
+        time.sleep(0.3)
+        assert broker.is_alive()
+
+
+def test_free_ports_lie_below_the_ephemeral_range() -> None:
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert max(free_port() for _ in range(50)) < lowest
