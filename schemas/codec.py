@@ -1,0 +1,105 @@
+"""One way in and one way out for every record on a topic: value bytes plus the headers that say what they are.
+
+A reader needs no decoding to know what it looks at: `content-type`, `laminar-schema` ("Trajectory/1") and, where there is one,
+`policy-version` are headers. Whatever cannot be decoded raises `UndecodableRecord`, which callers turn into a dead letter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from schemas import records
+from schemas.arrow import decode_arrow, encode_arrow
+from schemas.plain import decode_json, encode_json
+
+MAX_VALUE_BYTES = 8 * 1024 * 1024
+"""The largest value that is written or read. The broker's own bound lies above it."""
+
+Headers = tuple[tuple[str, bytes], ...]
+Encoding = Literal["arrow", "json"]
+
+_CONTENT_TYPES: Mapping[Encoding, bytes] = {
+    "arrow": b"application/vnd.apache.arrow.recordbatch",
+    "json": b"application/json",
+}
+_ENCODE: Mapping[Encoding, Callable[[Sequence[Any]], bytes]] = {
+    "arrow": encode_arrow,
+    "json": lambda rows: encode_json(*rows),
+}
+_DECODE: Mapping[Encoding, Callable[[type, bytes], list[Any]]] = {
+    "arrow": decode_arrow,
+    "json": lambda kind, data: [decode_json(kind, data)],
+}
+
+
+class UndecodableRecord(ValueError):
+    """Bytes on a topic that are no record of ours: garbage, an unknown schema or version, or beyond the size bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordType:
+    """How a record class travels: its name and version on the wire, and its encoding."""
+
+    kind: type
+    version: int
+    encoding: Encoding
+
+    @property
+    def schema(self) -> str:
+        return f"{self.kind.__name__}/{self.version}"
+
+
+_ARROW = {
+    records.Prompt,
+    records.Assignment,
+    records.Trajectory,
+    records.Experience,
+    records.MicroBatch,
+    records.DeadLetter,
+}
+RECORD_TYPES: tuple[RecordType, ...] = tuple(
+    RecordType(kind, 1, "arrow" if kind in _ARROW else "json") for kind in records.RECORDS
+)
+_BY_KIND = {entry.kind: entry for entry in RECORD_TYPES}
+_BY_SCHEMA = {entry.schema.encode(): entry for entry in RECORD_TYPES}
+
+
+def record_type(kind: type) -> RecordType:
+    """How `kind` travels. Raises KeyError for a class that does not."""
+    return _BY_KIND[kind]
+
+
+def encode(*rows: Any) -> tuple[bytes, Headers]:
+    """Value and headers of `rows`: one record, or several of one Arrow-encoded class that share a key.
+
+    Raises ValueError if the value is larger than `MAX_VALUE_BYTES` or a row does not fit its schema.
+    """
+    entry = _BY_KIND[type(rows[0])]
+    value = _ENCODE[entry.encoding](rows)
+    if len(value) > MAX_VALUE_BYTES:
+        raise ValueError(f"{entry.schema} of {len(value)} bytes is larger than {MAX_VALUE_BYTES}")
+    headers: Headers = (("content-type", _CONTENT_TYPES[entry.encoding]), ("laminar-schema", entry.schema.encode()))
+    version = getattr(rows[0], "policy_version", None)
+    if version is not None:
+        headers += (("policy-version", str(version).encode()),)
+    return value, headers
+
+
+def decode(value: bytes | None, headers: Iterable[tuple[str, bytes]]) -> list[Any]:
+    """The records in `value`, at least one. Raises UndecodableRecord."""
+    if value is None:
+        raise UndecodableRecord("no value (a tombstone)")
+    if len(value) > MAX_VALUE_BYTES:
+        raise UndecodableRecord(f"{len(value)} bytes are more than the bound of {MAX_VALUE_BYTES}")
+    schema = next((header for name, header in headers if name == "laminar-schema"), None)
+    if schema is None:
+        raise UndecodableRecord("no laminar-schema header")
+    entry = _BY_SCHEMA.get(schema)
+    if entry is None:
+        raise UndecodableRecord(f"unknown schema {schema[:80]!r}")
+    try:
+        return _DECODE[entry.encoding](entry.kind, value)
+    except (ValueError, TypeError) as error:
+        raise UndecodableRecord(str(error)) from error

@@ -1,0 +1,188 @@
+"""The topic catalogue: every topic of a run, spelt here alone. README's topic table is generated from it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from schemas import records
+
+Cleanup = Literal["delete", "compact"]
+
+PREFIX = "laminar"
+_RUN = re.compile(r"[A-Za-z0-9_-]{1,100}")
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """What one topic carries. `partitions` names the count that a run's configuration gives: one, shards, ranks or replicas."""
+
+    noun: str
+    records: tuple[type, ...]
+    key: str
+    partitions: Literal["one", "shards", "ranks", "replicas"]
+    cleanup: Cleanup
+    producers: tuple[str, ...]
+    consumers: tuple[str, ...]
+    about: str
+
+    def name(self, run: str) -> str:
+        """The full name in run `run`. Raises ValueError if `run` cannot stand in a topic name."""
+        if _RUN.fullmatch(run) is None:
+            raise ValueError(f"run name {run!r} must be 1-100 letters, digits, '_' or '-'")
+        return f"{PREFIX}.{run}.{self.noun}"
+
+
+PROMPTS = Topic(
+    "prompts",
+    (records.Prompt,),
+    "prompt_id",
+    "one",
+    "delete",
+    ("prompts",),
+    ("placement",),
+    "one record a prompt; placement expands it to its samples",
+)
+EVAL_PROMPTS = Topic(
+    "eval-prompts",
+    (records.Prompt,),
+    "prompt_id",
+    "one",
+    "delete",
+    ("evaluation",),
+    ("placement",),
+    "evaluation's own way in, never behind training prompts",
+)
+INBOX = Topic(
+    "inbox",
+    (records.Assignment, records.Cancel),
+    "",
+    "replicas",
+    "delete",
+    ("placement",),
+    ("rollout",),
+    "a replica's only way in: partition = replica",
+)
+PROGRESS = Topic(
+    "progress",
+    (records.Refused,),
+    "trajectory_id",
+    "one",
+    "delete",
+    ("rollout",),
+    ("placement",),
+    "what replicas say of work under way",
+)
+TRAJECTORIES = Topic(
+    "trajectories",
+    (records.Trajectory,),
+    "group_id",
+    "shards",
+    "delete",
+    ("rollout", "placement"),
+    ("score", "placement"),
+    "finished samples, each of exactly one weight version",
+)
+EXPERIENCES = Topic(
+    "experiences",
+    (records.Experience,),
+    "group_id",
+    "shards",
+    "delete",
+    ("score",),
+    ("experience", "evaluation"),
+    "trajectories with rewards: the exportable record",
+)
+SETTLED = Topic(
+    "settled",
+    (records.Settled,),
+    "trajectory_id",
+    "one",
+    "delete",
+    ("experience", "evaluation"),
+    ("placement",),
+    "the end of each trajectory's story, written in the transaction that ends it",
+)
+BATCHES = Topic(
+    "batches",
+    (records.MicroBatch,),
+    "batch",
+    "ranks",
+    "delete",
+    ("experience",),
+    ("trainer",),
+    "one global batch = one transaction of micro-batches; partition = rank",
+)
+RELAY = Topic(
+    "relay",
+    (records.WeightVersion,),
+    "version",
+    "one",
+    "compact",
+    ("trainer",),
+    ("relay", "rollout", "placement", "experience", "evaluation"),
+    "weight manifests, never bytes",
+)
+REPLICAS = Topic(
+    "replicas",
+    (records.ReplicaStatus, records.RelayStatus),
+    "replica_id",
+    "one",
+    "compact",
+    ("rollout", "relay"),
+    ("placement",),
+    "heartbeats",
+)
+METRICS = Topic(
+    "metrics",
+    (records.Metric,),
+    "name",
+    "one",
+    "delete",
+    ("trainer", "evaluation", "experience"),
+    (),
+    "what the live view and the reports read",
+)
+DEAD_LETTERS = Topic(
+    "dead-letters",
+    (records.DeadLetter,),
+    "",
+    "one",
+    "delete",
+    ("every pipeline",),
+    (),
+    "records that could not be processed, whole",
+)
+
+CATALOGUE: Mapping[str, Topic] = {
+    topic.noun: topic
+    for topic in (
+        PROMPTS,
+        EVAL_PROMPTS,
+        INBOX,
+        PROGRESS,
+        TRAJECTORIES,
+        EXPERIENCES,
+        SETTLED,
+        BATCHES,
+        RELAY,
+        REPLICAS,
+        METRICS,
+        DEAD_LETTERS,
+    )
+}
+
+
+def group_name(run: str, pipeline: str, shard: int = 0) -> str:
+    """The consumer group of one shard of a pipeline; its transactional.id is the same."""
+    return f"{PREFIX}.{run}.{pipeline}.{shard}"
+
+
+def partition_of(number: int, partitions: int) -> int:
+    """The partition of all records of prompt `number` in a topic with `partitions` partitions.
+
+    Not a hash: numbers stay dense within a partition, so what has finished in it is a low mark plus a few exceptions.
+    """
+    return number % partitions
