@@ -1,0 +1,47 @@
+"""How large the demonstration model is. Free of torch, so that a command line can read it at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+# What each demonstration task repeats in every question: one token each (see infra/models/demo.py).
+PHRASES: dict[str, tuple[str, ...]] = {
+    "chain_sum": ("State the final answer to the following arithmetic problem: ", " + ", " - ", " ="),
+    "gcd": (
+        "Find the Greatest Common Divisor (GCD) of these numbers: ",
+        ", ",
+        ". Give only the GCD as your final answer.",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DemoModelConfig:
+    """A Qwen2 model small enough to train on two CPU cores, and its tokenizer.
+
+    `task` names the reasoning-gym task whose repeated phrases become single tokens; a task that is not in `PHRASES`
+    is spelt byte by byte. Raises ValueError naming the field that does not fit.
+    """
+
+    task: str = "chain_sum"
+    hidden_size: int = 128
+    layers: int = 3
+    heads: int = 4
+    kv_heads: int = 2
+    mlp_size: int = 384
+    max_positions: int = 512  # tokens of prompt and response together
+    rope_theta: float = 10_000.0
+    tied_embeddings: bool = True
+    seed: int = 0  # of the initial weights
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.type == "int" and field.name != "seed" and value < 1:
+                raise ValueError(f"{field.name} must be at least 1, not {value}")
+        if self.hidden_size % (2 * self.heads):
+            raise ValueError(f"hidden_size {self.hidden_size} must be an even multiple of heads {self.heads}")
+        if self.heads % self.kv_heads:
+            raise ValueError(f"kv_heads {self.kv_heads} must divide heads {self.heads}")
+        if self.rope_theta <= 0:
+            raise ValueError(f"rope_theta must be positive, not {self.rope_theta}")
