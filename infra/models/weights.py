@@ -1,0 +1,93 @@
+"""A model's weights as one safetensors file: what the trainer publishes, relays carry and rollouts load.
+
+The layout is the model's own: every parameter and persistent buffer once, under the first name it has in module order. A
+tensor that is tied to another has no entry of its own, so a file never holds it twice.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from transformers import PreTrainedModel
+
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def weight_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """The distinct tensors of `model` by name, in module order: the model's own memory, detached."""
+    return {names[0]: tensor for names, tensor in _named_tensors(model)}
+
+
+def save_weights(model: PreTrainedModel, path: Path) -> None:
+    """Write the weights of `model` to `path`, whole or not at all; equal weights give equal bytes."""
+    tensors = {name: tensor.contiguous() for name, tensor in weight_tensors(model).items()}
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    save_file(tensors, unfinished, metadata={"format": "pt"})
+    unfinished.replace(path)
+
+
+def load_weights(model: PreTrainedModel, path: Path) -> None:
+    """Copy the weights in the safetensors file `path` into `model`, in place, tensor by tensor from the mapped file.
+
+    Raises FileNotFoundError if there is no such file, ValueError if it is no safetensors file or its names, shapes or dtypes
+    do not fit; all is checked first, so that `model` is then unchanged.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"no weights at {path}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            places = _match(model, file, path)
+            with torch.no_grad():
+                for name, tensor in places.items():
+                    tensor.copy_(file.get_tensor(name))
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a safetensors file: {error}") from error
+
+
+def _match(model: PreTrainedModel, file: safe_open, path: Path) -> dict[str, torch.Tensor]:
+    """Which tensor of `model` each entry of `file` goes to; a tied tensor may be there under any of its names."""
+    present = set(file.keys())
+    places: dict[str, torch.Tensor] = {}
+    problems: list[str] = []
+    for names, tensor in _named_tensors(model):
+        name = next((name for name in names if name in present), None)
+        present.difference_update(names)
+        if name is None:
+            problems.append(f"{names[0]} is missing")
+            continue
+        entry = file.get_slice(name)
+        shape, dtype = list(entry.get_shape()), entry.get_dtype()
+        expected = _DTYPES[tensor.dtype]
+        if shape != list(tensor.shape):
+            problems.append(f"{name} has shape {shape}, the model {list(tensor.shape)}")
+        elif dtype != expected:
+            problems.append(f"{name} has dtype {dtype}, the model {expected}")
+        places[name] = tensor
+    problems += [f"{name} is not in the model" for name in sorted(present)]
+    if problems:
+        more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
+        raise ValueError(f"the weights in {path} do not fit {type(model).__name__}: {'; '.join(problems[:5])}{more}")
+    return places
+
+
+def _named_tensors(model: PreTrainedModel) -> list[tuple[list[str], torch.Tensor]]:
+    """Each distinct tensor with all its names, in module order. Tied tensors are one object under several names."""
+    distinct: dict[int, tuple[list[str], torch.Tensor]] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        distinct.setdefault(id(tensor), ([], tensor.detach()))[0].append(name)
+    return list(distinct.values())

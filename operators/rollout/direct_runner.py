@@ -1,0 +1,252 @@
+"""Runs the modules of a llama-like Hugging Face model straight over the KV slots.
+
+A small model spends most of a decode step in the Python between its kernels. For the layout that Llama, Qwen2, Mistral and
+many others share this runner does the same arithmetic in about fifteen kernel calls a layer, and takes the step's prefill
+tokens through the same matrix products as its decode tokens. The weights stay the model's own parameters: those multiplied
+with the same input are only laid side by side in memory, so that one product does for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from operators.rollout.attention_chunks import Chunk, RowOrder, split_rows
+from operators.rollout.kv_slots import KVSlots
+from operators.rollout.step_plan import Decode, Prefill
+
+_LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+_ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
+_MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+_STATIC_ROTARY = {"default", "linear", "llama3", "yarn"}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Layer:
+    """Views of one layer's parameters, as the kernels take them ([in, out] for those added onto the residual)."""
+
+    input_norm: nn.Parameter
+    qkv: torch.Tensor
+    qkv_bias: torch.Tensor | None
+    output: torch.Tensor
+    mlp_norm: nn.Parameter
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+
+def why_not_direct(model: PreTrainedModel) -> str | None:
+    """Why `DirectRunner` does not fit `model`, None if it does. What it computes is still to be checked by running it."""
+    body = getattr(model, "model", None)
+    if body is None or not {"embed_tokens", "layers", "norm", "rotary_emb"} <= set(dict(body.named_children())):
+        return "it has not the modules embed_tokens, layers, norm and rotary_emb"
+    if not isinstance(getattr(model, "lm_head", None), nn.Linear) or model.lm_head.bias is not None:
+        return "lm_head is not a plain product"
+    rotary = (getattr(model.config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rotary not in _STATIC_ROTARY:
+        return f"its rotary embedding is {rotary!r}"
+    for i, layer in enumerate(body.layers):
+        parts = {name: set(dict(module.named_children())) for name, module in layer.named_children()}
+        if parts.keys() != _LAYER or parts["self_attn"] != _ATTENTION or not parts["mlp"] <= _MLP:
+            return f"layer {i} has other modules than a llama layer"
+        linear = [*layer.self_attn.children(), *(m for m in layer.mlp.children() if isinstance(m, nn.Linear))]
+        if any(type(module) is not nn.Linear for module in linear) or len(linear) != len(_ATTENTION) + 3:
+            return f"layer {i} has projections that are not plain linear ones"
+        if any(module.bias is not None for module in (layer.self_attn.o_proj, *linear[len(_ATTENTION) :])):
+            return f"layer {i} has biases outside q, k and v"
+        if len({getattr(layer.self_attn, name).bias is None for name in ("q_proj", "k_proj", "v_proj")}) != 1:
+            return f"layer {i} has biases on some of q, k and v"
+    return None
+
+
+class DirectRunner:
+    """Prefill and decode in one pass over the model's own modules; `why_not_direct` says whether it fits."""
+
+    def __init__(self, model: PreTrainedModel, slots: KVSlots) -> None:
+        body, config = model.model, model.config
+        self._slots = slots
+        self._device, self._dtype = slots.tensor.device, slots.tensor.dtype
+        self._size = slots.head_size
+        self._kv_heads = slots.heads
+        self._heads = body.layers[0].self_attn.q_proj.out_features // self._size
+        self._scale = float(body.layers[0].self_attn.scaling)
+        self._embedding: nn.Parameter = body.embed_tokens.weight
+        self._layers = [_side_by_side(layer) for layer in body.layers]
+        self._activation = body.layers[0].mlp.act_fn
+        self._silu = isinstance(self._activation, nn.SiLU) or config.hidden_act == "silu"
+        self._norm: nn.Parameter = body.norm.weight
+        self._head: nn.Parameter = model.lm_head.weight
+        self._hidden = config.hidden_size
+        self._root_hidden = float(self._hidden) ** 0.5
+        eps = config.rms_norm_eps
+        self._eps = eps
+        self._root_eps = torch.full((), (self._hidden * eps) ** 0.5, dtype=self._dtype, device=self._device)
+        self._zero = torch.zeros((), dtype=self._dtype, device=self._device)
+        self._no_mask = torch.zeros((1, 1, 1), dtype=self._dtype, device=self._device)
+        self._rotary = self._rotary_table(body)
+        self._columns = torch.arange(slots.context, device=self._device)
+        self._order = RowOrder()
+        self.wanted_order: np.ndarray | None = None
+        """The order (int64[rows]) in which rows of the last step would attend over less padding, None if they do well."""
+        # [layer] -> keys transposed [rows × heads, size, context] and values [rows × heads, context, size]
+        self._keys = [layer[0].flatten(0, 1).transpose(1, 2) for layer in slots.layers]
+        self._values = [layer[1].flatten(0, 1) for layer in slots.layers]
+
+    def prefill(self, blocks: Sequence[Prefill]) -> None:
+        """Compute the KV of `blocks`."""
+        if blocks:
+            self._run(None, blocks)
+
+    def decode(self, step: Decode, blocks: Sequence[Prefill] = ()) -> torch.Tensor:
+        """Compute `blocks` and the step in one pass; returns logits [rows, vocabulary]."""
+        lengths = step.positions + 1
+        chunks = split_rows(lengths, self._heads * self._size)
+        self.wanted_order = self._order.due(lengths, chunks)
+        x = self._run((step, chunks), blocks)
+        return functional.linear(self._rms_norm(x, self._norm), self._head)
+
+    def _run(self, step: tuple[Decode, list[Chunk]] | None, blocks: Sequence[Prefill]) -> torch.Tensor:
+        """The residual stream of the decode rows after the last layer, [rows, hidden]."""
+        token_ids, positions, rows = _flatten(None if step is None else step[0], blocks)
+        decoding = rows if step is not None else 0
+        at = torch.from_numpy(positions).to(self._device)
+        x = self._embedding.index_select(0, torch.from_numpy(token_ids).to(self._device))
+        cos, sin = self._rotary.index_select(0, at)[:, :, None].unbind(1)
+        write_source, write_rows, write_positions = self._writes(decoding, at, blocks)
+        chunks = [] if step is None else [(chunk, self._mask(chunk, at)) for chunk in step[1]]
+        query_size, rotated_heads = self._heads * self._size, self._heads + self._kv_heads
+        rotated_size = rotated_heads * self._size
+        last = len(self._layers) - 1
+        for i, layer in enumerate(self._layers):
+            h = self._rms_norm(x, layer.input_norm)
+            qkv = functional.linear(h, layer.qkv, layer.qkv_bias)
+            # Rotary, in place: q and k lie side by side, so their heads turn together.
+            qk = qkv[:, :rotated_size].view(-1, rotated_heads, self._size)
+            swapped = torch.roll(qk, self._size // 2, -1)
+            qk.mul_(cos).addcmul_(swapped, sin)
+            kv = qkv[:, query_size:].view(-1, 2, self._kv_heads, self._size)
+            self._slots.write(i, write_rows, write_positions, kv if write_source is None else kv[write_source])
+            if i == last:  # the rest of the last layer is for logits, which only decode rows have
+                blocks, x = (), x[:decoding]
+                if not decoding:
+                    return x
+            attended = [self._attend(i, qkv[chunk.start : chunk.stop], chunk, mask) for chunk, mask in chunks]
+            first = decoding
+            for block in blocks:
+                attended.append(self._attend_causally(qkv[first : first + block.token_ids.size], block))
+                first += block.token_ids.size
+            out = attended[0] if len(attended) == 1 else torch.cat(attended)
+            x = torch.addmm(x, out, layer.output)
+            gate, up = functional.linear(self._rms_norm(x, layer.mlp_norm), layer.gate_up).chunk(2, -1)
+            gated = functional.silu(gate) if self._silu else self._activation(gate)
+            x = torch.addmm(x, gated.mul_(up), layer.down)
+        return x
+
+    def _rms_norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        if self._dtype != torch.float32:
+            return functional.rms_norm(x, (self._hidden,), weight, self._eps)
+        # x / sqrt(mean(x²) + eps) in four kernels; torch's own is eight on a CPU. hypot adds eps under the root.
+        norm = torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self._root_eps)
+        return torch.addcdiv(self._zero, x, norm, value=self._root_hidden).mul_(weight)
+
+    def _attend(self, layer: int, qkv: torch.Tensor, chunk: Chunk, mask: torch.Tensor | None) -> torch.Tensor:
+        """Attention of `chunk`'s rows over their slots, [rows, heads × size]: one product a KV head, its queries together."""
+        group = self._heads // self._kv_heads
+        queries = qkv[:, : self._heads * self._size].reshape(-1, group, self._size)
+        heads = slice(chunk.start * self._kv_heads, chunk.stop * self._kv_heads)
+        keys = self._keys[layer][heads, :, : chunk.width]
+        if mask is None:
+            scores = torch.baddbmm(self._no_mask, queries, keys, beta=0, alpha=self._scale)
+        else:
+            scores = torch.baddbmm(mask, queries, keys, alpha=self._scale)
+        weights = torch.softmax(scores, -1, dtype=torch.float32).to(self._dtype)
+        return torch.bmm(weights, self._values[layer][heads, : chunk.width]).view(chunk.stop - chunk.start, -1)
+
+    def _attend_causally(self, qkv: torch.Tensor, block: Prefill) -> torch.Tensor:
+        """Attention of a block's contexts, each over itself, [tokens, heads × size]; padding lies behind all that is real."""
+        heads = qkv.view(*block.token_ids.shape, -1, self._size).transpose(1, 2)
+        queries, keys, values = heads.split((self._heads, self._kv_heads, self._kv_heads), 1)
+        out = functional.scaled_dot_product_attention(
+            queries, keys, values, is_causal=True, scale=self._scale, enable_gqa=self._heads != self._kv_heads
+        )
+        return out.transpose(1, 2).reshape(block.token_ids.size, -1)
+
+    def _mask(self, chunk: Chunk, positions: torch.Tensor) -> torch.Tensor | None:
+        """The additive mask [rows × KV heads, 1, width] of a chunk, None where no row is shorter than another."""
+        if chunk.uniform:
+            return None
+        hidden = self._columns[: chunk.width] > positions[chunk.start : chunk.stop, None]
+        mask = torch.where(hidden, -torch.inf, self._zero)
+        return mask.repeat_interleave(self._kv_heads, 0)[:, None]
+
+    def _writes(
+        self, decoding: int, positions: torch.Tensor, blocks: Sequence[Prefill]
+    ) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]:
+        """Which of the step's tokens go to which KV (row, position); None for all tokens in order."""
+        if not blocks:
+            return None, self._columns_up_to(decoding), positions
+        source, row, position = [np.arange(decoding)], [np.arange(decoding)], [positions[:decoding].cpu().numpy()]
+        first = decoding
+        for block in blocks:
+            source.append(block.source + first)
+            row.append(block.row)
+            position.append(block.position)
+            first += block.token_ids.size
+        at_source, at_row, at_position = (
+            torch.from_numpy(np.concatenate(part)).to(self._device) for part in (source, row, position)
+        )
+        return at_source, at_row, at_position
+
+    def _columns_up_to(self, rows: int) -> torch.Tensor:
+        return self._columns[:rows] if rows <= len(self._columns) else torch.arange(rows, device=self._device)
+
+    def _rotary_table(self, body: nn.Module) -> torch.Tensor:
+        """Cosines and sines of every position, [context, 2, head_size]; the sines signed for a roll by half a head."""
+        positions = torch.arange(self._slots.context, device=self._device)[None]
+        with torch.inference_mode():
+            cos, sin = body.rotary_emb(self._zero, positions)
+        if cos.shape[-1] != self._size:
+            raise ValueError(f"rotary embedding of {cos.shape[-1]} dimensions in heads of {self._size}")
+        half = self._size // 2
+        return torch.stack((cos[0], torch.cat((-sin[0, :, :half], sin[0, :, half:]), -1)), 1).to(self._dtype)
+
+
+def _flatten(step: Decode | None, blocks: Sequence[Prefill]) -> tuple[np.ndarray, np.ndarray, int]:
+    """All tokens of a pass and their positions, int64[tokens], decode rows first; and how many those are."""
+    rows = 0 if step is None else len(step.token_ids)
+    if step is not None and not blocks:
+        return step.token_ids, step.positions, rows
+    token_ids = [] if step is None else [step.token_ids]
+    positions = [] if step is None else [step.positions]
+    for block in blocks:
+        contexts, width = block.token_ids.shape
+        token_ids.append(block.token_ids.reshape(-1))
+        positions.append(np.tile(np.arange(width), contexts))
+    return np.concatenate(token_ids), np.concatenate(positions), rows
+
+
+def _side_by_side(layer: nn.Module) -> _Layer:
+    """Lay q, k, v and gate, up of `layer` side by side: its parameters become views of one tensor each, values unchanged."""
+    attention, mlp = layer.self_attn, layer.mlp
+    projections = [attention.q_proj, attention.k_proj, attention.v_proj]
+    return _Layer(
+        input_norm=layer.input_layernorm.weight,
+        qkv=_join([module.weight for module in projections]),
+        qkv_bias=None if attention.q_proj.bias is None else _join([module.bias for module in projections]),
+        output=attention.o_proj.weight.detach().t(),
+        mlp_norm=layer.post_attention_layernorm.weight,
+        gate_up=_join([mlp.gate_proj.weight, mlp.up_proj.weight]),
+        down=mlp.down_proj.weight.detach().t(),
+    )
+
+
+def _join(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
+    joined = torch.cat([parameter.detach() for parameter in parameters])
+    for parameter, part in zip(parameters, joined.split([len(parameter) for parameter in parameters]), strict=True):
+        parameter.data = part
+    return joined

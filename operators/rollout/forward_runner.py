@@ -1,0 +1,128 @@
+"""Runs any decoder-only Hugging Face model over the KV slots through its own forward.
+
+The model is given prepared 4-D additive masks, explicit positions and a cache whose `update` writes into the slots and
+returns views of them, so nothing is concatenated, and no mask is built, inside the forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+
+from operators.rollout.kv_slots import KVSlots
+from operators.rollout.step_plan import Decode, Prefill
+
+
+class SlotsCache(Cache):
+    """A transformers Cache over `KVSlots`: stores the step's tokens at `rows`, `positions` and shows what to attend to.
+
+    In decoding that is a view [rows, heads, width, head_size] of the slots; in prefill it is what the step itself computed
+    ([contexts, heads, tokens, head_size]), and `source` says which of its tokens to store.
+    """
+
+    def __init__(
+        self,
+        slots: KVSlots,
+        rows: torch.Tensor,
+        positions: torch.Tensor,
+        *,
+        width: int = 0,
+        source: torch.Tensor | None = None,
+    ) -> None:
+        super().__init__(layer_class_to_replicate=DynamicLayer)
+        self._slots = slots
+        self._rows, self._positions = rows, positions
+        self._width, self._source = width, source
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store and show, as the class says."""
+        both = torch.stack((key_states, value_states)).permute(1, 3, 0, 2, 4).flatten(0, 1)
+        stored = both if self._source is None else both[self._source]
+        self._slots.write(layer_idx, self._rows, self._positions, stored)
+        if self._source is not None:
+            return key_states, value_states
+        layer = self._slots.layers[layer_idx]
+        rows = len(self._rows)
+        return layer[0, :rows, :, : self._width], layer[1, :rows, :, : self._width]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Tokens before this step, as far as the forward asks: positions and masks are given explicitly."""
+        return 0 if self._source is not None else self._width - 1
+
+
+class ForwardRunner:
+    """Prefill and decode passes through `model(...)`."""
+
+    wanted_order = None
+
+    def __init__(self, model: PreTrainedModel, slots: KVSlots) -> None:
+        self._model = model
+        self._slots = slots
+        self._device = slots.tensor.device
+        self._dtype = slots.tensor.dtype
+        self._columns = torch.arange(slots.context, device=self._device)
+        self._rows = torch.arange(slots.tensor.shape[2], device=self._device)
+
+    def prefill(self, blocks: Sequence[Prefill]) -> None:
+        """Compute the KV of `blocks`."""
+        for block in blocks:
+            token_ids = torch.from_numpy(block.token_ids).to(self._device)
+            width = token_ids.shape[1]
+            cache = SlotsCache(
+                self._slots,
+                torch.from_numpy(block.row).to(self._device),
+                torch.from_numpy(block.position).to(self._device),
+                source=torch.from_numpy(block.source).to(self._device),
+            )
+            columns = self._columns[:width]
+            # Right padding lies behind every real token, so the causal mask alone hides it.
+            mask = self._mask(columns[None, :] > columns[:, None]).expand(len(token_ids), 1, width, width)
+            self._forward(token_ids, columns.expand(len(token_ids), width), mask, cache)
+
+    def decode(self, step: Decode, blocks: Sequence[Prefill] = ()) -> torch.Tensor:
+        """Compute `blocks`, then the step; returns logits [rows, vocabulary]."""
+        self.prefill(blocks)
+        positions = torch.from_numpy(step.positions).to(self._device)
+        width = int(step.positions.max()) + 1
+        cache = SlotsCache(self._slots, self._rows[: len(positions)], positions, width=width)
+        mask = self._mask(self._columns[None, :width] > positions[:, None])[:, None, None, :]
+        token_ids = torch.from_numpy(step.token_ids).to(self._device)
+        return self._forward(token_ids[:, None], positions[:, None], mask, cache)
+
+    def _forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, cache: SlotsCache
+    ) -> torch.Tensor:
+        return self._model(
+            input_ids=token_ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits[:, -1]
+
+    def _mask(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The additive mask that hides where `hidden` is true. The smallest number, not -inf: some models add masks up."""
+        lowest = torch.finfo(self._dtype).min
+        return torch.zeros((), dtype=self._dtype, device=self._device).masked_fill(hidden, lowest)
+
+
+def kv_geometry(model: PreTrainedModel) -> tuple[int, int, int]:
+    """Layers, KV heads and head size of `model`, measured by one token through its forward.
+
+    Raises ValueError for a model whose layers differ in these: its KV does not fit the slots.
+    """
+    cache = DynamicCache()
+    token = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
+    with torch.inference_mode():
+        model(input_ids=token, past_key_values=cache, use_cache=True)
+    shapes = {tuple(tensor.shape) for layer in cache.layers for tensor in (layer.keys, layer.values)}
+    if len(shapes) != 1:
+        raise ValueError(f"{type(model).__name__}: keys and values differ in shape between layers: {sorted(shapes)}")
+    (shape,) = shapes
+    return len(cache.layers), shape[1], shape[3]

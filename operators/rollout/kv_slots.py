@@ -1,0 +1,57 @@
+"""The keys and values of every running row, in memory set aside once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from operators.rollout.step_plan import PrefixCopy
+
+
+class KVSlots:
+    """Preallocated KV: `tensor[layer, 0|1 (keys, values), row, head, position, :]`, one contiguous strip a row and head.
+
+    Position p of a row is its p-th token from the start of the prompt. It starts as zeros, which the system commits page by
+    page as they are first written; what lies behind a row's length is stale but finite, and masked by whoever reads.
+    """
+
+    def __init__(
+        self,
+        *,
+        layers: int,
+        rows: int,
+        heads: int,
+        context: int,
+        head_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.tensor = torch.zeros(layers, 2, rows, heads, context, head_size, dtype=dtype, device=device)
+        self.layers = list(self.tensor.unbind())
+        self.heads, self.head_size, self.context = heads, head_size, context
+
+    def write(self, layer: int, rows: torch.Tensor, positions: torch.Tensor, keys_values: torch.Tensor) -> None:
+        """Store `keys_values` [tokens, 2, heads, head_size] at (`rows`, `positions`), int64[tokens] each."""
+        self.layers[layer][:, rows, :, positions] = keys_values
+
+    def move(self, moves: Sequence[tuple[int, int]], lengths: Sequence[int]) -> None:
+        """Copy row `from` to row `to` for each move, in order; `lengths` are the tokens to copy."""
+        for (source, target), length in zip(moves, lengths, strict=True):
+            self.tensor[:, :, target, :, :length] = self.tensor[:, :, source, :, :length]
+
+    def share(self, copies: Sequence[PrefixCopy]) -> None:
+        """Give new rows the prompt of a running one."""
+        for copy in copies:
+            self.move([(copy.source, copy.target)], [copy.length])
+
+    def permute(self, order: np.ndarray, width: int) -> None:
+        """Row i becomes what row `order[i]` was, for the first `width` positions. int64[rows], a permutation of the first rows."""
+        index = torch.from_numpy(order).to(self.tensor.device)
+        for layer in self.layers:  # one layer at a time bounds the copy that a permutation needs
+            layer[:, : len(order), :, :width] = layer[:, index, :, :width]
+
+    def clear(self, rows: Sequence[int]) -> None:
+        """Zero `rows`: a row whose values are not finite would spoil later ones through 0 × NaN behind the mask."""
+        self.tensor[:, :, list(rows)] = 0

@@ -1,0 +1,175 @@
+"""Who runs and who waits: first come, first served, by slots and by KV tokens.
+
+KV is counted by tokens as they come, not reserved for the longest answer a request may give. Where the running requests
+outgrow it, the one started last goes back to the head of the queue with what it has; it gets the same tokens again from
+there, since a draw depends on trajectory and position alone. The scheduler knows nothing of tensors, so every engine that
+batches by itself can use it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from operators.rollout.engine import Completion, EngineStatus, Partial, Request
+from operators.rollout.requests import check_request
+from operators.rollout.rows import Rows, generation_limit
+from operators.rollout.sampling import NO_TOKEN
+
+Moves = list[tuple[int, int]]
+"""Rows that changed place, (from, to) in order: whoever keeps anything by row moves it too."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """`slots` requests at once, `context` tokens each, `kv_capacity` tokens together."""
+
+    slots: int
+    context: int
+    kv_capacity: int
+    vocabulary: int
+    headroom: int = 16
+    """Tokens that every running request is left to grow by before another is admitted, so that none is sent back at once."""
+
+    def __post_init__(self) -> None:
+        if min(self.slots, self.context - 1, self.vocabulary) < 1:
+            raise ValueError(f"an engine needs a slot, a context of 2 tokens and a vocabulary: {self}")
+        if self.kv_capacity < self.context:
+            raise ValueError(f"KV of {self.kv_capacity} tokens cannot hold one context of {self.context}")
+
+
+class Scheduler:
+    """The waiting queue and the running rows of one engine."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self.rows = Rows(config.slots, config.context)
+        self._waiting: OrderedDict[str, Request] = OrderedDict()
+        self._running: dict[str, Request] = {}
+        self._ended: list[Completion] = []
+
+    @property
+    def idle(self) -> bool:
+        """Nothing runs, waits or has ended without being returned."""
+        return not (self._waiting or self.rows.count or self._ended)
+
+    def add(self, request: Request) -> None:
+        """Queue `request`. Raises ValueError for one that cannot run or whose id is here already."""
+        check_request(request, self.config.vocabulary, self.config.context)
+        if request.trajectory_id in self._waiting or request.trajectory_id in self._running:
+            raise ValueError(f"trajectory {request.trajectory_id!r} is here already")
+        if any(request.trajectory_id == ended.trajectory_id for ended in self._ended):
+            raise ValueError(f"trajectory {request.trajectory_id!r} is here already")
+        reason = _ended_reason(request, self.config.context)
+        if reason is None or request.partial is None:
+            self._waiting[request.trajectory_id] = request
+        else:
+            self._ended.append(Completion(request.trajectory_id, request.partial, reason))
+
+    def take_ended(self) -> list[Completion]:
+        """Requests that had ended when they came."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def preempt(self) -> Moves:
+        """Send the requests started last back to the queue until the running ones fit in the KV."""
+        moves: Moves = []
+        while self.rows.tokens > self.config.kv_capacity and self.rows.count > 1:
+            youngest = next(reversed(self._running))
+            row = next(i for i, request in enumerate(self.rows.requests) if request.trajectory_id == youngest)
+            resumed = replace(self._running[youngest], partial=self.rows.partial(row))
+            moves += self._remove(np.array([row]))
+            self._waiting[youngest] = resumed
+            self._waiting.move_to_end(youngest, last=False)
+        return moves
+
+    def admit(self) -> range:
+        """Start whoever waits and fits, in order; returns the new rows."""
+        rows, capacity = self.rows, self.config.kv_capacity
+        first = rows.count
+        if not self._waiting or first == rows.slots:
+            return range(first, first)
+        growth = np.minimum(rows.limit[:first] - rows.generated[:first], self.config.headroom)
+        planned = rows.tokens + int(growth.sum())
+        while self._waiting and rows.count < rows.slots:
+            request = next(iter(self._waiting.values()))
+            known = _known(request)
+            left = generation_limit(request, self.config.context) - (known - len(request.prompt))
+            planned += known + min(left, self.config.headroom)
+            if planned > capacity and rows.count:
+                break
+            del self._waiting[request.trajectory_id]
+            self._running[request.trajectory_id] = request
+            rows.start(request)
+        return range(first, rows.count)
+
+    def record(self, token_ids: np.ndarray, logprobs: np.ndarray) -> tuple[list[Completion], Moves]:
+        """Give every running row its next token; returns who ended by it, already taken out, and the rows that moved.
+
+        `token_ids` is int64[rows], `logprobs` float32[rows]. A row given NO_TOKEN fails with what it had before.
+        """
+        rows = self.rows
+        stopped, full = rows.append(token_ids, logprobs)
+        broken = token_ids == NO_TOKEN
+        ended = np.flatnonzero(stopped | full | broken)
+        completions = []
+        for row in ended.tolist():
+            trajectory_id = rows.requests[row].trajectory_id
+            if broken[row]:
+                generated = rows.partial(row, drop=1)
+                error = f"the logits for token {len(generated.token_ids)} are not finite"
+                completions.append(Completion(trajectory_id, generated, "failed", error))
+            else:
+                completions.append(Completion(trajectory_id, rows.partial(row), "stop" if stopped[row] else "length"))
+        return completions, self._remove(ended) if completions else []
+
+    def release(self, trajectory_ids: Collection[str]) -> tuple[dict[str, Partial], Moves]:
+        """Stop these requests, wherever they are; returns what each had generated, and the rows that moved."""
+        released: dict[str, Partial] = {}
+        wanted = set(trajectory_ids)
+        for ended in [ended for ended in self._ended if ended.trajectory_id in wanted]:
+            released[ended.trajectory_id] = ended.generated
+            self._ended.remove(ended)
+        for trajectory_id in wanted & self._waiting.keys():
+            partial = self._waiting.pop(trajectory_id).partial
+            released[trajectory_id] = _empty_partial() if partial is None else partial
+        leaving = [row for row, request in enumerate(self.rows.requests) if request.trajectory_id in wanted]
+        for row in leaving:
+            released[self.rows.requests[row].trajectory_id] = self.rows.partial(row)
+        return released, self._remove(np.array(leaving, np.int64))
+
+    def status(self, tokens_generated: int) -> EngineStatus:
+        """The load right now."""
+        return EngineStatus(
+            running=self.rows.count,
+            waiting=len(self._waiting) + len(self._ended),
+            capacity=self.config.slots,
+            kv_used=self.rows.tokens,
+            kv_capacity=self.config.kv_capacity,
+            tokens_generated=tokens_generated,
+        )
+
+    def _remove(self, rows: np.ndarray) -> Moves:
+        for row in rows:
+            del self._running[self.rows.requests[row].trajectory_id]
+        return self.rows.remove(rows)
+
+
+def _known(request: Request) -> int:
+    return len(request.prompt) + (0 if request.partial is None else len(request.partial.token_ids))
+
+
+def _empty_partial() -> Partial:
+    return Partial(np.zeros(0, np.int32), np.zeros(0, np.float32))
+
+
+def _ended_reason(request: Request, context: int) -> str | None:
+    """Why a resumed request has ended already, None if it has not: its source died between its last token and saying so."""
+    if request.partial is None or not len(request.partial.token_ids):
+        return None
+    if int(request.partial.token_ids[-1]) in request.sampling.stop_token_ids:
+        return "stop"
+    return "length" if len(request.partial.token_ids) >= generation_limit(request, context) else None

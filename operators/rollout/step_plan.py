@@ -1,0 +1,81 @@
+"""What one step computes: which tokens go through the model, and where their keys and values go.
+
+Prefill fills the KV with all known tokens of a request but the last one; the decode pass computes the last one of every row,
+new rows included. So each step gives every row one token, and equal prompts (the samples of a group) are computed once and
+written to as many rows as share them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Decode:
+    """The last known token of every row: `token_ids` and `positions`, int64[rows]; row i is KV row i."""
+
+    token_ids: np.ndarray
+    positions: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prefill:
+    """A block of distinct contexts, right-padded with zeros: `token_ids` int64[contexts, width].
+
+    Token `source[i]` (of the flattened block) goes to KV (`row[i]`, `position[i]`), int64[writes] each: padding goes nowhere,
+    a context shared by several rows goes to each.
+    """
+
+    token_ids: np.ndarray
+    source: np.ndarray
+    row: np.ndarray
+    position: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixCopy:
+    """KV of the first `length` tokens that a new row takes over from a running row with the same prompt."""
+
+    source: int
+    target: int
+    length: int
+
+
+def plan_prefill(contexts: Sequence[np.ndarray], rows: Sequence[int], max_tokens: int) -> list[Prefill]:
+    """Blocks that compute `contexts[i]` (int64[n], n ≥ 1) for KV row `rows[i]`.
+
+    A block is at most `max_tokens` tokens, padding included (more only for one single context), and at most half padding.
+    """
+    sharing: dict[bytes, list[int]] = {}
+    distinct: dict[bytes, np.ndarray] = {}
+    for context, row in zip(contexts, rows, strict=True):
+        key = context.tobytes()
+        sharing.setdefault(key, []).append(row)
+        distinct.setdefault(key, context)
+    blocks: list[list[bytes]] = []
+    for key in sorted(distinct, key=lambda key: -len(key)):
+        if blocks:
+            width = len(distinct[blocks[-1][0]])
+            fits = (len(blocks[-1]) + 1) * width <= max_tokens
+            if fits and 2 * len(distinct[key]) >= width:
+                blocks[-1].append(key)
+                continue
+        blocks.append([key])
+    return [_block([distinct[key] for key in block], [sharing[key] for key in block]) for block in blocks]
+
+
+def _block(contexts: Sequence[np.ndarray], rows: Sequence[Sequence[int]]) -> Prefill:
+    width = len(contexts[0])
+    token_ids = np.zeros((len(contexts), width), np.int64)
+    source, row, position = [], [], []
+    for i, (context, targets) in enumerate(zip(contexts, rows, strict=True)):
+        length = len(context)
+        token_ids[i, :length] = context
+        steps = np.arange(length)
+        source.append(np.tile(steps + i * width, len(targets)))
+        row.append(np.repeat(np.asarray(targets), length))
+        position.append(np.tile(steps, len(targets)))
+    return Prefill(token_ids, np.concatenate(source), np.concatenate(row), np.concatenate(position))

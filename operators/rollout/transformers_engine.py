@@ -1,0 +1,221 @@
+"""The engine that batches continuously over a Hugging Face causal language model in this process.
+
+A step: rows that outgrew the KV go back to the queue, waiting requests fill the free rows, one pass computes the new prompts
+and every row's next logits, one draw gives every row its token, finished rows leave. Nothing waits for the longest row.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from infra.models.weights import load_weights
+from operators.rollout.direct_runner import DirectRunner, why_not_direct
+from operators.rollout.engine import Completion, EngineStatus, Partial, Request
+from operators.rollout.forward_runner import ForwardRunner, kv_geometry
+from operators.rollout.kv_slots import KVSlots
+from operators.rollout.runner import Runner
+from operators.rollout.runner_check import disagreement, tolerance
+from operators.rollout.sampling import NO_TOKEN, sample, uniforms
+from operators.rollout.scheduler import Moves, Scheduler, SchedulerConfig
+from operators.rollout.step_plan import Decode, Prefill, PrefixCopy, plan_prefill
+from schemas.records import PolicyVersion
+
+_LOG = logging.getLogger(__name__)
+
+_MOST_PREFILL_TOKENS = 4096
+"""Prefill tokens in one pass, which bounds its activations; more are computed in passes of their own."""
+
+
+class TransformersEngine:
+    """An `Engine` over `model`, which it owns: it lays its weights out anew and overwrites them in `load`.
+
+    `slots` requests run at once, of at most `context` tokens each (default: what the model's positions allow);
+    `kv_capacity` bounds their tokens together (default: slots × context; never less than one context). `version` is that of
+    the weights the model comes with, None if they are none. With `direct` false every pass goes through the model's own
+    forward. Raises ValueError for a model that cannot be run over KV slots: sliding-window attention shorter than the
+    context, layers of different KV shapes, or logits that disagree with its plain forward.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        slots: int,
+        context: int | None = None,
+        kv_capacity: int | None = None,
+        version: PolicyVersion | None = None,
+        direct: bool = True,
+    ) -> None:
+        self._model = model.eval()
+        positions = getattr(model.config, "max_position_embeddings", None)
+        if context is None and positions is None:
+            raise ValueError(
+                f"{type(model).__name__} names no max_position_embeddings: give the context to run it with"
+            )
+        context = positions if context is None else context
+        if positions is not None and context > positions:
+            raise ValueError(f"a context of {context} tokens, but the model has {positions} positions")
+        _check_window(model, context)
+        vocabulary = model.get_input_embeddings().num_embeddings
+        capacity = slots * context if kv_capacity is None else kv_capacity
+        self._scheduler = Scheduler(SchedulerConfig(slots, context, capacity, vocabulary))
+        layers, heads, head_size = kv_geometry(model)
+        self._kv = KVSlots(
+            layers=layers,
+            rows=slots,
+            heads=heads,
+            context=context,
+            head_size=head_size,
+            dtype=model.dtype,
+            device=model.device,
+        )
+        self._runner = self._choose_runner(direct)
+        self._version = version
+        self._tokens_generated = 0
+
+    @property
+    def version(self) -> PolicyVersion | None:
+        """The weight version loaded, None before the first."""
+        return self._version
+
+    @property
+    def direct(self) -> bool:
+        """Whether passes run the model's modules directly, not through its forward."""
+        return isinstance(self._runner, DirectRunner)
+
+    def load(self, weights: Path, version: PolicyVersion) -> None:
+        """Replace the weights in place with the safetensors file `weights`.
+
+        Raises RuntimeError while requests are running or waiting, ValueError if names, shapes or dtypes do not fit; then
+        nothing has changed.
+        """
+        if not self._scheduler.idle:
+            status = self.status()
+            raise RuntimeError(
+                f"cannot load version {version} while {status.running} requests run and {status.waiting} wait: "
+                "a trajectory has one weight version"
+            )
+        load_weights(self._model, weights)
+        self._version = version
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; it starts when a slot and KV room are free.
+
+        Raises ValueError for an empty prompt, one that leaves no room for a token, unknown token ids, sampling parameters
+        out of range, or a known id. A partial that has ended already completes in the next step as it is.
+        """
+        self._scheduler.add(request)
+
+    def step(self) -> Sequence[Completion]:
+        """Run one round and return what finished in it; an empty engine returns at once."""
+        completions = self._scheduler.take_ended()
+        with torch.inference_mode():
+            self._move(self._scheduler.preempt())
+            blocks = self._start(self._scheduler.admit())
+            rows = self._scheduler.rows
+            count = rows.count
+            if not count:
+                return completions
+            step = Decode(rows.last_token[:count].copy(), rows.length[:count] - 1)
+            logits = self._runner.decode(step, blocks)
+            draws = uniforms(rows.keys, rows.generated[:count])
+            token_ids, logprobs = sample(logits, rows.sampling.head(count), draws)
+            if (broken := np.flatnonzero(token_ids == NO_TOKEN)).size:
+                self._kv.clear(broken.tolist())
+            self._tokens_generated += count - broken.size
+            ended, moves = self._scheduler.record(token_ids, logprobs)
+            self._move(moves)
+            self._reorder(count)
+        return completions + ended
+
+    def release(self, trajectory_ids: Collection[str]) -> dict[str, Partial]:
+        """Stop these requests and return what each had generated; unknown ids are left out."""
+        released, moves = self._scheduler.release(trajectory_ids)
+        with torch.inference_mode():
+            self._move(moves)
+        return released
+
+    def status(self) -> EngineStatus:
+        """The load right now."""
+        return self._scheduler.status(self._tokens_generated)
+
+    def close(self) -> None:
+        """Free what the engine holds; it cannot be used after."""
+        del self._runner, self._kv, self._model, self._scheduler
+
+    def _choose_runner(self, direct: bool) -> Runner:
+        reason = why_not_direct(self._model) if direct else "asked for"
+        if reason is None:
+            runner: Runner = DirectRunner(self._model, self._kv)
+            difference = self._check(runner)
+            if difference <= tolerance(self._model.dtype):
+                return runner
+            reason = f"run directly, its logits differ by {difference:.1e} of the largest"
+        if direct:
+            _LOG.warning("%s runs through its own forward, which is slower: %s", type(self._model).__name__, reason)
+        runner = ForwardRunner(self._model, self._kv)
+        difference = self._check(runner)
+        if difference > tolerance(self._model.dtype):
+            raise ValueError(
+                f"{type(self._model).__name__} cannot be run over KV slots: its logits differ by {difference:.1e} of the "
+                "largest from those of its plain forward"
+            )
+        return runner
+
+    def _check(self, runner: Runner) -> float:
+        config = self._scheduler.config
+        return disagreement(runner, self._model, config.slots, config.context)
+
+    def _start(self, new: range) -> list[Prefill]:
+        """Plan the prefill of rows `new`, except for prompts whose KV a running row has; returns the last pass's blocks."""
+        if not new:
+            return []
+        rows = self._scheduler.rows
+        held = {rows.requests[row].prompt.tobytes(): row for row in range(new.start)}
+        contexts, targets = [], []
+        for row in new:
+            request = rows.requests[row]
+            source = held.get(request.prompt.tobytes())
+            if rows.length[row] == 1:
+                continue
+            if source is not None and rows.generated[row] == 0:
+                self._kv.share([PrefixCopy(source, row, len(request.prompt) - 1)])
+                continue
+            contexts.append(rows.known_tokens(row)[:-1])
+            targets.append(row)
+        blocks = plan_prefill(contexts, targets, _MOST_PREFILL_TOKENS)
+        while sum(block.token_ids.size for block in blocks) > _MOST_PREFILL_TOKENS and len(blocks) > 1:
+            self._runner.prefill([blocks.pop(0)])
+        return blocks
+
+    def _move(self, moves: Moves) -> None:
+        self._kv.move(moves, [int(self._scheduler.rows.length[target]) for _, target in moves])
+
+    def _reorder(self, decoded: int) -> None:
+        """Bring the rows into the order the runner asked for, unless rows have come or gone since."""
+        order, rows = self._runner.wanted_order, self._scheduler.rows
+        if order is None or rows.count != decoded:
+            return
+        self._kv.permute(order, int(rows.length[:decoded].max()))
+        rows.permute(order)
+
+
+def _check_window(model: PreTrainedModel, context: int) -> None:
+    """Raise ValueError if some layer sees less than `context` tokens: the KV slots keep and show all of them."""
+    kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
+    window = getattr(model.config, "sliding_window", None)
+    if not kinds <= {"full_attention", "sliding_attention"}:
+        raise ValueError(
+            f"{type(model).__name__} has layers of kinds {sorted(kinds)}: only attention runs over KV slots"
+        )
+    windowed = "sliding_attention" in kinds or getattr(model.config, "layer_types", None) is None
+    if windowed and window is not None and window < context and getattr(model.config, "use_sliding_window", True):
+        raise ValueError(
+            f"{type(model).__name__} attends over {window} tokens: give a context of at most that, not {context}"
+        )
