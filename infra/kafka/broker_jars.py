@@ -6,12 +6,12 @@ the jars in the user's Maven repository (`M2_REPO`, or `~/.m2/repository`).
 
 from __future__ import annotations
 
-import fcntl
 import os
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
+
+from infra.kafka.processes import locked
 
 KAFKA_VERSION = "4.3.1"
 # kafka-clients is named as well because the resolver otherwise takes an older one from a dependency's dependency.
@@ -45,7 +45,7 @@ def class_path(progress: Progress = lambda message: None, cache: Path | None = N
     if known := _read_listing(listing):
         return known
     folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder / "lock"):
+    with locked(folder / "lock"):
         if known := _read_listing(listing):  # another process has done it while this one waited
             return known
         jars = _resolve(progress)
@@ -111,11 +111,3 @@ def _repositories() -> dict[str, str]:
     if settings.is_file() and (mirror := mirror_of_central(settings.read_text())):
         repositories["central"] = mirror
     return repositories
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on a file: one process resolves, the others wait for its result."""
-    with path.open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield

@@ -1,37 +1,73 @@
-"""Does a broker answer? The question that starting and waiting both ask."""
+"""Does Kafka answer? The question that starting a broker and waiting for one both ask."""
 
 from __future__ import annotations
 
 import socket
+import time
+from collections.abc import Callable
 from typing import Any
 
 from kafka import KafkaAdminClient
 from kafka.errors import KafkaError
 
+from infra.kafka.properties import ClientProperties
 
-def answers(bootstrap_servers: str, timeout_s: float = 5.0, **security: Any) -> bool:
-    """Tell whether one of `host:port[,host:port]` speaks Kafka and knows at least one live broker.
 
-    `security` are further kafka-python settings for an admin client. Never raises for a broker that is not there.
+class BrokerUnreachable(RuntimeError):
+    """No broker answered within the time given."""
+
+
+def why_unreachable(arguments: dict[str, Any], timeout_s: float = 5.0) -> str | None:
+    """Return None when one of the brokers speaks Kafka and knows a live broker, else what is wrong, in words.
+
+    `arguments` are a KafkaAdminClient's, `bootstrap_servers` a list of `host:port`. Takes at most about `timeout_s`
+    seconds an address and never raises for a broker that is not there or refuses the login.
     """
-    if not any(_connects(address) for address in bootstrap_servers.split(",")):
-        return False  # cheaper and quicker than a client that backs off and logs
+    # A socket first: it says at once what the client would retry and log about until its time-out.
+    reasons = [_why_no_connection(address, timeout_s) for address in arguments["bootstrap_servers"]]
+    if None not in reasons:
+        return "; ".join(reason for reason in reasons if reason)
+    timeouts = {"bootstrap_timeout_ms": int(timeout_s * 1000), "request_timeout_ms": int(timeout_s * 1000)}
     try:
-        with KafkaAdminClient(
-            bootstrap_servers=bootstrap_servers.split(","),
-            bootstrap_timeout_ms=int(timeout_s * 1000),
-            request_timeout_ms=int(timeout_s * 1000),
-            **security,
-        ) as client:
-            return bool(client.describe_cluster()["brokers"])
-    except KafkaError:
-        return False
+        with KafkaAdminClient(**(arguments | timeouts)) as client:
+            alive = [broker for broker in client.describe_cluster()["brokers"] if not broker.get("is_fenced")]
+            return None if alive else "the cluster has no live broker yet"
+    except KafkaError as error:
+        return str(error)
 
 
-def _connects(address: str) -> bool:
-    host, _, port = address.strip().rpartition(":")
+def wait_for_brokers(
+    properties: ClientProperties,
+    deadline_s: float,
+    on_wait: Callable[[float, str], None] = lambda elapsed_s, message: None,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Return as soon as Kafka answers, trying again at growing intervals (0.1 s to 2 s) for `deadline_s` seconds.
+
+    `on_wait` gets, before each pause, the seconds waited so far and a line that says where and why. Raises
+    BrokerUnreachable, naming the addresses, the seconds and the last reason; ValueError on a bad property.
+    """
+    arguments = properties.admin()
+    addresses = ",".join(arguments["bootstrap_servers"])
+    started, pause = clock(), 0.1
+    while (reason := why_unreachable(arguments, timeout_s=max(0.5, min(5.0, deadline_s)))) is not None:
+        elapsed = clock() - started
+        if elapsed + pause > deadline_s:
+            raise BrokerUnreachable(
+                f"no Kafka broker answered at {addresses} in {elapsed:.1f} s: {reason}. "
+                "Is it running, and is bootstrap.servers right?"
+            )
+        on_wait(elapsed, f"waiting for Kafka at {addresses} ({elapsed:.1f} of {deadline_s:g} s): {reason}")
+        sleep(pause)
+        pause = min(2.0, pause * 1.6)
+
+
+def _why_no_connection(address: str, timeout_s: float) -> str | None:
+    host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=2.0):
-            return True
-    except OSError:
-        return False
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s):
+            return None
+    except OSError as error:
+        return f"{address}: {error.strerror or error}"

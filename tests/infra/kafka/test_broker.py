@@ -15,9 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 from kafka import KafkaAdminClient, KafkaProducer
-from kafka.admin import NewTopic
 
-from infra.kafka.broker import Broker, BrokerConfig, BrokerStartError, free_port, is_running, start_broker
+from infra.kafka.broker import Broker, BrokerConfig, BrokerStartError, free_port, start_broker
+from infra.kafka.processes import is_running
 
 # A dead broker's session must run out before its successor may register: short, so that the tests are.
 QUICK = {"broker.session.timeout.ms": "1500", "broker.heartbeat.interval.ms": "300"}
@@ -41,7 +41,7 @@ def write(broker: Broker, topic: str, value: bytes) -> int:
 
 def create(broker: Broker, topic: str) -> None:
     with KafkaAdminClient(bootstrap_servers=broker.bootstrap_servers) as admin:
-        admin.create_topics([NewTopic(topic, 1, 1)])
+        admin.create_topics({topic: {"num_partitions": 1}}, wait_for_metadata=True)
 
 
 def test_serves_records_of_eight_megabytes(broker: Broker, run_id: str) -> None:

@@ -1,12 +1,15 @@
-"""Start a long-running process outside the Python interpreter's care: own session, own log file, known lifetime."""
+"""Long-running processes: started in a session of their own, with a known lifetime, told apart, and ended."""
 
 from __future__ import annotations
 
+import fcntl
 import os
+import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -49,6 +52,39 @@ def spawn(command: list[str], log_file: Path, *, die_with_parent: bool) -> psuti
         )
 
     return psutil.Process(_from_lasting_thread(start) if die_with_parent else start())
+
+
+def is_running(process: psutil.Process) -> bool:
+    """Tell whether a process runs: the same one, and not a dead child that nobody has waited for."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def stop_process(process: psutil.Process, timeout: float) -> None:
+    """End a process and wait for it: SIGTERM, then SIGKILL after `timeout` seconds (0: at once)."""
+    try:
+        if timeout > 0:
+            process.send_signal(signal.SIGTERM)
+            process.wait(timeout)
+    except psutil.TimeoutExpired:
+        pass
+    except psutil.NoSuchProcess:
+        return
+    try:
+        process.kill()
+        process.wait(10.0)
+    except psutil.NoSuchProcess:
+        return
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock on a file while the block runs; other processes that want it wait."""
+    with path.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
 
 
 def _from_lasting_thread(start: Callable[[], int]) -> int:

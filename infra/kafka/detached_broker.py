@@ -1,0 +1,84 @@
+"""A local broker that outlives the command that started it: `laminar broker start`, `status` and `stop`.
+
+Everything about it is in one folder: its data, its log, and the broker.json by which the other commands find it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from infra.kafka.broker import (
+    Broker,
+    BrokerConfig,
+    Progress,
+    port_is_free,
+    running_broker,
+    start_broker,
+)
+from infra.kafka.processes import stop_process
+
+
+@dataclass(frozen=True)
+class BrokerStatus:
+    """A running local broker. `started_at` is in seconds since the epoch."""
+
+    pid: int
+    bootstrap_servers: str
+    data_dir: Path
+    log_file: Path
+    started_at: float
+
+
+def start_detached(
+    state_dir: Path, config: BrokerConfig | None = None, progress: Progress = lambda message: None
+) -> BrokerStatus:
+    """Start a broker whose data is in `state_dir` and leave it running; return the one that already runs there.
+
+    Of `config` the data folder and the lifetime are set here. Port 0 is the port this folder's broker had last, where
+    that is free, so that addresses written down stay right. Raises what `start_broker` raises.
+    """
+    if (running := detached_status(state_dir)) is not None:
+        return running
+    wanted = replace(config or BrokerConfig(state_dir), data_dir=state_dir, die_with_parent=False)
+    if wanted.port == 0:
+        wanted = replace(wanted, port=_last_port(state_dir))
+    start_broker(wanted, progress)
+    status = detached_status(state_dir)
+    if status is None:
+        raise RuntimeError(f"the broker in {state_dir} ended right after it had started; see {Broker(wanted).log_file}")
+    return status
+
+
+def detached_status(state_dir: Path) -> BrokerStatus | None:
+    """Return the broker that runs on a folder, or None."""
+    process = running_broker(state_dir)
+    if process is None:
+        return None
+    state = json.loads((state_dir / "broker.json").read_text())
+    return BrokerStatus(
+        pid=process.pid,
+        bootstrap_servers=state["bootstrap_servers"],
+        data_dir=state_dir,
+        log_file=state_dir / "broker.log",
+        started_at=process.create_time(),
+    )
+
+
+def stop_detached(state_dir: Path, timeout: float = 10.0) -> bool:
+    """Stop the broker that runs on a folder, by force after `timeout` seconds; tell whether there was one."""
+    process = running_broker(state_dir)
+    if process is None:
+        return False
+    stop_process(process, timeout)
+    return True
+
+
+def _last_port(state_dir: Path) -> int:
+    try:
+        address = json.loads((state_dir / "broker.json").read_text())["bootstrap_servers"]
+    except FileNotFoundError:
+        return 0
+    port = int(address.rpartition(":")[2])
+    return port if port_is_free(port) else 0

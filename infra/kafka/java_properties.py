@@ -1,0 +1,88 @@
+"""The text of a Java `.properties` file, and the references to secrets that its values may hold."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+_ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
+# The key ends at the first `=`, `:` or white space that no backslash stands before.
+_ENTRY = re.compile(r"(?P<key>(?:\\.|[^\\=:\s])+)\s*[=:\s]?\s*(?P<value>.*)", re.DOTALL)
+_REFERENCE = re.compile(r"\$\{(?P<source>[a-z]+):(?P<name>[^}]*)\}")
+
+
+def parse_properties(text: str) -> dict[str, str]:
+    """Return the entries of a Java properties text: comments, continued lines and escapes as Java reads them.
+
+    A value may hold `=` and `:`. Raises ValueError, with the line's number, when a name is given twice (Java would
+    silently take the last).
+    """
+    entries: dict[str, str] = {}
+    for number, line in _logical_lines(text):
+        match = _ENTRY.match(line)
+        if match is None:
+            raise ValueError(f"line {number}: no name before the separator in {line!r}")
+        key = _unescape(match["key"])
+        if key in entries:
+            raise ValueError(f"line {number}: {key} is given twice")
+        entries[key] = _unescape(match["value"])
+    return entries
+
+
+def expand_references(value: str, environment: Mapping[str, str] | None = None) -> str:
+    """Return a value with `${env:NAME}` and `${file:path}` replaced by what they refer to.
+
+    A file's text is taken without the line end at its end. Raises ValueError, which never shows the value, when a
+    variable is not set, a file cannot be read, or the kind of reference is neither of the two.
+    """
+    variables = os.environ if environment is None else environment
+
+    def replacement(match: re.Match[str]) -> str:
+        source, name = match["source"], match["name"]
+        if source == "env":
+            if name not in variables:
+                raise ValueError(f"{match[0]}: the environment variable {name} is not set")
+            return variables[name]
+        if source == "file":
+            try:
+                return Path(name).read_text().rstrip("\r\n")
+            except OSError as error:
+                raise ValueError(f"{match[0]}: {error.strerror}") from error
+        raise ValueError(f"{match[0]}: only ${{env:NAME}} and ${{file:path}} can be referred to")
+
+    return _REFERENCE.sub(replacement, value)
+
+
+def is_reference(value: str) -> bool:
+    """Tell whether a value is nothing but one reference, which may be shown where what it refers to may not."""
+    return _REFERENCE.fullmatch(value) is not None
+
+
+def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield (number of the first line, text) with continued lines joined, without comments and blank lines."""
+    first, joined = 0, ""
+    for number, raw in enumerate(re.split(r"\r\n|\r|\n", text), start=1):
+        line = raw.lstrip()
+        if not joined:
+            if not line or line[0] in "#!":
+                continue
+            first = number
+        backslashes = len(line) - len(line.rstrip("\\"))
+        if backslashes % 2:  # an even number are escaped backslashes, not a continuation
+            joined += line[:-1]
+            continue
+        yield first, joined + line
+        joined = ""
+    if joined:
+        yield first, joined
+
+
+def _unescape(text: str) -> str:
+    def character(match: re.Match[str]) -> str:
+        escaped = match[1]
+        return chr(int(escaped[1:], 16)) if len(escaped) == 5 else _ESCAPES.get(escaped, escaped)
+
+    return _ESCAPE.sub(character, text)

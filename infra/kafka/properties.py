@@ -1,0 +1,265 @@
+"""How clients reach Kafka: Java-named client properties, turned into kafka-python's arguments.
+
+Users have a `client.properties` that works with Apache's own scripts; the same file works here. A name that is not
+known is an error, never dropped: a misspelt security setting must not become a connection without it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from infra.kafka.java_properties import expand_references, is_reference, parse_properties
+
+CONSUMER, PRODUCER, ADMIN = "consumer", "producer", "admin"
+_EVERY = (CONSUMER, PRODUCER, ADMIN)
+_LOGIN_MODULES = {"PLAIN": "PlainLoginModule", "SCRAM-SHA-256": "ScramLoginModule", "SCRAM-SHA-512": "ScramLoginModule"}
+
+
+def _buffer(value: str) -> int | None:
+    return None if int(value) == -1 else int(value)  # Java's -1 is kafka-python's None: as the system has it
+
+
+def _one_of(**choices: Any) -> Callable[[str], Any]:
+    def read(value: str) -> Any:
+        if value.lower() not in choices:
+            raise ValueError(f"not one of {', '.join(choices)}")
+        return choices[value.lower()]
+
+    return read
+
+
+_boolean = _one_of(true=True, false=False)
+_compression = _one_of(none=None, gzip="gzip", snappy="snappy", lz4="lz4", zstd="zstd")
+_protocol = _one_of(plaintext="PLAINTEXT", ssl="SSL", sasl_plaintext="SASL_PLAINTEXT", sasl_ssl="SASL_SSL")
+
+
+def _servers(value: str) -> list[str]:
+    servers = [server.strip() for server in value.split(",") if server.strip()]
+    if not servers or not all(re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^:\s]+):\d{1,5}", server) for server in servers):
+        raise ValueError("not a list of host:port,host:port")
+    return servers
+
+
+# Java's name -> kafka-python's argument (the same with underscores unless said), how its text reads, which clients.
+_SETTINGS: dict[str, tuple[Callable[[str], Any], tuple[str, ...]]] = {
+    "bootstrap.servers": (_servers, _EVERY),
+    "client.id": (str, _EVERY),
+    "client.dns.lookup": (str, _EVERY),
+    "security.protocol": (_protocol, _EVERY),
+    "request.timeout.ms": (int, _EVERY),
+    "retry.backoff.ms": (int, _EVERY),
+    "reconnect.backoff.ms": (int, _EVERY),
+    "reconnect.backoff.max.ms": (int, _EVERY),
+    "connections.max.idle.ms": (int, _EVERY),
+    "metadata.max.age.ms": (int, _EVERY),
+    "receive.buffer.bytes": (_buffer, _EVERY),
+    "send.buffer.bytes": (_buffer, _EVERY),
+    "compression.type": (_compression, (PRODUCER,)),
+    "linger.ms": (int, (PRODUCER,)),
+    "batch.size": (int, (PRODUCER,)),
+    "max.request.size": (int, (PRODUCER,)),
+    "max.block.ms": (int, (PRODUCER,)),
+    "delivery.timeout.ms": (int, (PRODUCER,)),
+    "client.rack": (str, (CONSUMER,)),
+    "fetch.max.bytes": (int, (CONSUMER,)),
+    "fetch.min.bytes": (int, (CONSUMER,)),
+    "fetch.max.wait.ms": (int, (CONSUMER,)),
+    "max.partition.fetch.bytes": (int, (CONSUMER,)),
+    "max.poll.records": (int, (CONSUMER,)),
+    "max.poll.interval.ms": (int, (CONSUMER,)),
+    "session.timeout.ms": (int, (CONSUMER,)),
+    "heartbeat.interval.ms": (int, (CONSUMER,)),
+    "check.crcs": (_boolean, (CONSUMER,)),
+}
+# These become kafka-python arguments together, in _security.
+_SECURITY = (
+    "sasl.mechanism",
+    "sasl.jaas.config",
+    "ssl.truststore.location",
+    "ssl.truststore.type",
+    "ssl.keystore.location",
+    "ssl.keystore.type",
+    "ssl.key.password",
+    "ssl.endpoint.identification.algorithm",
+)
+_OURS = "Laminar sets it itself; leave it out"
+_PEM = "only PEM stores are read, and they have no password; convert with `keytool` and `openssl pkcs12`"
+_REFUSED = {
+    **dict.fromkeys(("group.id", "enable.auto.commit", "auto.offset.reset", "isolation.level"), _OURS),
+    **dict.fromkeys(("acks", "enable.idempotence", "transactional.id", "transaction.timeout.ms"), _OURS),
+    **dict.fromkeys(("key.serializer", "value.serializer", "key.deserializer", "value.deserializer"), _OURS),
+    **dict.fromkeys(("ssl.truststore.password", "ssl.keystore.password"), _PEM),
+    **dict.fromkeys(
+        ("ssl.truststore.certificates", "ssl.keystore.certificate.chain", "ssl.keystore.key"),
+        "give the PEM file's path: ssl.truststore.location, ssl.keystore.location",
+    ),
+    **dict.fromkeys(("ssl.protocol", "ssl.enabled.protocols"), "TLS 1.2 and newer are used always"),
+    "ssl.cipher.suites": "the client has no such setting; the system's OpenSSL decides",
+    "buffer.memory": "the client has no such bound; the sinks bound their bytes in flight themselves",
+}
+_SECRET = re.compile(r"password|secret|jaas|token|credential", re.IGNORECASE)
+
+
+def redact(properties: Mapping[str, str]) -> dict[str, str]:
+    """Return properties fit for a log: secrets replaced, but `${env:...}` and `${file:...}` themselves kept."""
+    return {
+        name: "[redacted]" if _SECRET.search(name) and not is_reference(value) else value
+        for name, value in properties.items()
+    }
+
+
+@dataclass(frozen=True, repr=False)
+class ClientProperties:
+    """Where Kafka is and how to log in to it, as Java names it.
+
+    References to secrets stay references here, so that a pipeline that carries this object carries no secret; they
+    are looked up where a client is made. Raises ValueError on a name that is not known or not allowed, naming the
+    nearest one that is, and when `bootstrap.servers` is missing.
+    """
+
+    entries: Mapping[str, str] = field(hash=False)
+
+    def __post_init__(self) -> None:
+        for name in self.entries:
+            _check_name(name)
+        if "bootstrap.servers" not in self.entries:
+            raise ValueError("bootstrap.servers is missing: say which brokers to connect to, as host:port,host:port")
+
+    @classmethod
+    def at(cls, bootstrap_servers: str) -> ClientProperties:
+        """Return the properties of an open cluster at `host:port[,host:port]`."""
+        return cls({"bootstrap.servers": bootstrap_servers})
+
+    @classmethod
+    def from_file(cls, path: Path, **more: str) -> ClientProperties:
+        """Return the properties in a Java `client.properties`; `more` wins over the file (dots as underscores).
+
+        Raises ValueError naming the file when it does not parse, OSError when it cannot be read.
+        """
+        try:
+            entries = parse_properties(path.read_text(encoding="utf-8"))
+            return cls(entries | {name.replace("_", "."): value for name, value in more.items()})
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+
+    def updated(self, entries: Mapping[str, str]) -> ClientProperties:
+        """Return these properties with some set anew."""
+        return ClientProperties({**self.entries, **entries})
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """The brokers' addresses, `host:port[,host:port]`."""
+        return ",".join(self._arguments(ADMIN)["bootstrap_servers"])
+
+    def consumer(self, **arguments: Any) -> dict[str, Any]:
+        """Return the keyword arguments of a KafkaConsumer; `arguments` win. Raises ValueError on a bad value."""
+        return self._arguments(CONSUMER) | arguments
+
+    def producer(self, **arguments: Any) -> dict[str, Any]:
+        """Return the keyword arguments of a KafkaProducer; `arguments` win. Raises ValueError on a bad value."""
+        return self._arguments(PRODUCER) | arguments
+
+    def admin(self, **arguments: Any) -> dict[str, Any]:
+        """Return the keyword arguments of a KafkaAdminClient; `arguments` win. Raises ValueError on a bad value."""
+        return self._arguments(ADMIN) | arguments
+
+    def __repr__(self) -> str:
+        return f"ClientProperties({redact(self.entries)})"
+
+    def _arguments(self, client: str) -> dict[str, Any]:
+        values = {name: _expanded(name, value) for name, value in self.entries.items()}
+        arguments: dict[str, Any] = {}
+        for name, value in values.items():
+            if name in _SECURITY:
+                continue
+            read, clients = _SETTINGS[name]
+            if client in clients:
+                arguments[name.replace(".", "_")] = _read(name, value, read)
+        return arguments | _security(values)
+
+
+def _check_name(name: str) -> None:
+    if name in _SETTINGS or name in _SECURITY:
+        return
+    if name in _REFUSED:
+        raise ValueError(f"{name} cannot be set: {_REFUSED[name]}")
+    near = difflib.get_close_matches(name, [*_SETTINGS, *_SECURITY], n=1, cutoff=0.0)
+    raise ValueError(f"{name} is not a client property known here; the nearest is {near[0]}")
+
+
+def _expanded(name: str, value: str) -> str:
+    try:
+        return expand_references(value)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
+def _read(name: str, value: str, read: Callable[[str], Any]) -> Any:
+    try:
+        return read(value)
+    except ValueError as error:
+        raise ValueError(f"{name}={value!r}: {error}") from error
+
+
+def _security(values: Mapping[str, str]) -> dict[str, Any]:
+    protocol = values.get("security.protocol", "PLAINTEXT").upper()
+    sasl, tls = protocol.startswith("SASL_"), protocol.endswith("SSL")
+    for name in values:
+        wanted = "SASL_PLAINTEXT or SASL_SSL" if name.startswith("sasl.") else "SSL or SASL_SSL"
+        if (name.startswith("sasl.") and not sasl) or (name.startswith("ssl.") and not tls):
+            raise ValueError(f"{name} has no effect with security.protocol={protocol}; set it to {wanted}")
+    return (_login(values) if sasl else {}) | (_tls(values) if tls else {})
+
+
+def _login(values: Mapping[str, str]) -> dict[str, Any]:
+    mechanism = values.get("sasl.mechanism", "")
+    if mechanism not in _LOGIN_MODULES:
+        raise ValueError(f"sasl.mechanism={mechanism!r} is not one of {', '.join(_LOGIN_MODULES)}")
+    # The text is never in a message: it holds the password.
+    text = values.get("sasl.jaas.config", "")
+    match = re.fullmatch(r"\s*([\w.]+)\s+required\b(.*?);\s*", text, re.DOTALL)
+    if match is None or not match[1].endswith("." + _LOGIN_MODULES[mechanism]):
+        raise ValueError(
+            f"sasl.jaas.config does not read as `org.apache.kafka.common.security...{_LOGIN_MODULES[mechanism]} "
+            f'required username="..." password="...";`, which sasl.mechanism={mechanism} needs'
+        )
+    options = {
+        name: re.sub(r"\\(.)", r"\1", quoted) if quoted or not bare else bare
+        for name, quoted, bare in re.findall(r'(\w+)\s*=\s*(?:"((?:\\.|[^"\\])*)"|([^\s";]+))', match[2])
+    }
+    if missing := [name for name in ("username", "password") if not options.get(name)]:
+        raise ValueError(f"sasl.jaas.config has no {' and no '.join(missing)}")
+    return {
+        "sasl_mechanism": mechanism,
+        "sasl_plain_username": options["username"],
+        "sasl_plain_password": options["password"],
+    }
+
+
+def _tls(values: Mapping[str, str]) -> dict[str, Any]:
+    arguments: dict[str, Any] = {}
+    for store, argument in (("truststore", "ssl_cafile"), ("keystore", "ssl_certfile")):
+        kind = values.get(f"ssl.{store}.type", "PEM")
+        if kind.upper() != "PEM":
+            raise ValueError(f"ssl.{store}.type={kind}: {_PEM}")
+        if (path := values.get(f"ssl.{store}.location")) is None:
+            continue
+        try:
+            pem = b"-----BEGIN" in Path(path).read_bytes()
+        except OSError as error:
+            raise ValueError(f"ssl.{store}.location={path}: {error.strerror}") from error
+        if not pem:
+            raise ValueError(f"ssl.{store}.location={path} holds no PEM text: {_PEM}")
+        arguments[argument] = path
+    if "ssl.key.password" in values:
+        arguments["ssl_password"] = values["ssl.key.password"]
+    identification = values.get("ssl.endpoint.identification.algorithm", "https")
+    if identification not in ("", "https"):
+        raise ValueError(f"ssl.endpoint.identification.algorithm={identification!r} is neither https nor empty")
+    arguments["ssl_check_hostname"] = identification == "https"
+    return arguments
