@@ -95,7 +95,8 @@ def describe(client: KafkaAdminClient, topics: Sequence[str]) -> dict[str, Topic
 def committed_offsets(client: KafkaAdminClient, group: str) -> dict[TopicPartition, OffsetAndMetadata]:
     """Return a group's committed offsets with their metadata; empty for a group that has none.
 
-    Offsets of a transaction that is still open are not among them: the last committed ones are.
+    Of a transaction that is open, or was committed a moment ago and is being completed, the offsets before it are
+    returned; a reader that must not see those asks a read_committed consumer, which waits.
     """
     offsets = client.list_group_offsets(group)[group]
     return {partition: committed for partition, committed in offsets.items() if committed.offset >= 0}

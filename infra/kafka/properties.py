@@ -178,8 +178,9 @@ class ClientProperties:
             if name in _SECURITY:
                 continue
             read, clients = _SETTINGS[name]
+            argument = _read(name, value, read)  # for every client alike: a bad value shows with the first one made
             if client in clients:
-                arguments[name.replace(".", "_")] = _read(name, value, read)
+                arguments[name.replace(".", "_")] = argument
         return arguments | _security(values)
 
 

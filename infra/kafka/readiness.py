@@ -24,12 +24,13 @@ def why_unreachable(arguments: dict[str, Any], timeout_s: float = 5.0) -> str | 
     seconds an address and never raises for a broker that is not there or refuses the login.
     """
     # A socket first: it says at once what the client would retry and log about until its time-out.
-    reasons = [_why_no_connection(address, timeout_s) for address in arguments["bootstrap_servers"]]
-    if None not in reasons:
-        return "; ".join(reason for reason in reasons if reason)
+    reasons = {address: _why_no_connection(address, timeout_s) for address in arguments["bootstrap_servers"]}
+    listening = [address for address, reason in reasons.items() if reason is None]
+    if not listening:
+        return "; ".join(reason for reason in reasons.values() if reason)
     timeouts = {"bootstrap_timeout_ms": int(timeout_s * 1000), "request_timeout_ms": int(timeout_s * 1000)}
     try:
-        with KafkaAdminClient(**(arguments | timeouts)) as client:
+        with KafkaAdminClient(**(arguments | timeouts | {"bootstrap_servers": listening})) as client:
             alive = [broker for broker in client.describe_cluster()["brokers"] if not broker.get("is_fenced")]
             return None if alive else "the cluster has no live broker yet"
     except KafkaError as error:
@@ -54,13 +55,13 @@ def wait_for_brokers(
     started, pause = clock(), 0.1
     while (reason := why_unreachable(arguments, timeout_s=max(0.5, min(5.0, deadline_s)))) is not None:
         elapsed = clock() - started
-        if elapsed + pause > deadline_s:
+        if elapsed >= deadline_s:
             raise BrokerUnreachable(
                 f"no Kafka broker answered at {addresses} in {elapsed:.1f} s: {reason}. "
                 "Is it running, and is bootstrap.servers right?"
             )
         on_wait(elapsed, f"waiting for Kafka at {addresses} ({elapsed:.1f} of {deadline_s:g} s): {reason}")
-        sleep(pause)
+        sleep(min(pause, deadline_s - elapsed))
         pause = min(2.0, pause * 1.6)
 
 

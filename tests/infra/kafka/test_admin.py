@@ -1,0 +1,120 @@
+"""Topics and offsets on the real broker."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
+from kafka.errors import UnknownTopicOrPartitionError
+from kafka.structs import OffsetAndMetadata
+
+from infra.kafka.admin import (
+    TopicDescription,
+    TopicError,
+    TopicSpec,
+    admin_client,
+    beginning_offsets,
+    committed_offsets,
+    create_topics,
+    delete_topics,
+    describe,
+    end_offsets,
+    list_topics,
+)
+from infra.kafka.broker import Broker
+from infra.kafka.properties import ClientProperties
+
+
+def eventually(holds: Callable[[], bool], seconds: float = 5.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not (held := holds()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return held
+
+
+@pytest.fixture(scope="module")
+def client(broker: Broker) -> Iterator[KafkaAdminClient]:
+    with admin_client(ClientProperties.at(broker.bootstrap_servers)) as connected:
+        yield connected
+
+
+def test_creates_what_is_missing_and_only_once(client: KafkaAdminClient, run_id: str) -> None:
+    first = TopicSpec(f"{run_id}.a", 3, 1, {"cleanup.policy": "compact"})
+    second = TopicSpec(f"{run_id}.b", 1)
+    assert create_topics(client, []) == []
+    assert create_topics(client, [first]) == [first.name]
+    assert create_topics(client, [first, second]) == [second.name]
+    assert create_topics(client, [first, second]) == []
+    assert describe(client, [first.name, second.name, f"{run_id}.c"]) == {
+        first.name: TopicDescription(first.name, 3, 1, {"cleanup.policy": "compact"}),
+        second.name: TopicDescription(second.name, 1, 1, {}),
+    }
+
+
+def test_another_partition_count_is_an_error_that_creates_the_rest(client: KafkaAdminClient, run_id: str) -> None:
+    create_topics(client, [TopicSpec(f"{run_id}.a", 2)])
+    with pytest.raises(TopicError, match=rf"{run_id}\.a has 2 partitions where 4 are wanted"):
+        create_topics(client, [TopicSpec(f"{run_id}.a", 4), TopicSpec(f"{run_id}.b", 1)])
+    assert list_topics(client, run_id) == [f"{run_id}.a", f"{run_id}.b"]
+
+
+def test_what_the_broker_refuses_is_passed_on(client: KafkaAdminClient, run_id: str) -> None:
+    with pytest.raises(TopicError, match=r"(?s)\.a cannot be created.*cleanup.*\.b cannot be created.*replication"):
+        create_topics(
+            client, [TopicSpec(f"{run_id}.a", 1, 1, {"cleanup.policy": "hoard"}), TopicSpec(f"{run_id}.b", 1, 3)]
+        )
+    assert list_topics(client, run_id) == []
+
+
+def test_deletes_what_begins_with_the_prefix_and_no_more(client: KafkaAdminClient, run_id: str) -> None:
+    specs = [TopicSpec(f"{run_id}.{name}", 1) for name in ("a.x", "a.y", "b")]
+    create_topics(client, specs)
+    assert delete_topics(client, f"{run_id}.a.") == [f"{run_id}.a.x", f"{run_id}.a.y"]
+    assert list_topics(client, run_id) == [f"{run_id}.b"]
+    assert create_topics(client, specs) == [f"{run_id}.a.x", f"{run_id}.a.y"]  # at once: they are really gone
+    assert delete_topics(client, f"{run_id}.none") == []
+    with pytest.raises(ValueError, match="every topic"):
+        delete_topics(client, "")
+
+
+def test_tells_offsets_apart_from_what_an_open_transaction_holds_back(
+    broker: Broker, client: KafkaAdminClient, run_id: str
+) -> None:
+    create_topics(client, [TopicSpec(run_id, 2)])
+    first, second = TopicPartition(run_id, 0), TopicPartition(run_id, 1)
+    producer = KafkaProducer(bootstrap_servers=broker.bootstrap_servers, transactional_id=run_id)
+    producer.init_transactions()
+    try:
+        producer.begin_transaction()
+        producer.send(run_id, b"1", partition=0)
+        producer.send_offsets_to_transaction({first: OffsetAndMetadata(7, "why", -1)}, run_id)
+        assert committed_offsets(client, run_id) == {}
+        producer.commit_transaction()
+        assert eventually(lambda: committed_offsets(client, run_id) == {first: OffsetAndMetadata(7, "why", -1)})
+        # The record and the commit's marker, which the broker writes a moment after it has confirmed the commit.
+        assert eventually(lambda: end_offsets(client, [run_id]) == {first: 2, second: 0})
+
+        producer.begin_transaction()
+        producer.send(run_id, b"2", partition=0).get(timeout=10)
+        assert end_offsets(client, [run_id]) == {first: 2, second: 0}
+        assert end_offsets(client, [run_id], committed=False) == {first: 3, second: 0}
+        producer.abort_transaction()
+    finally:
+        producer.close()
+    assert beginning_offsets(client, [run_id]) == {first: 0, second: 0}
+
+
+def test_a_topic_that_is_not_there_has_no_offsets(client: KafkaAdminClient, run_id: str) -> None:
+    with pytest.raises(UnknownTopicOrPartitionError, match=rf"no such topic: {run_id}"):
+        end_offsets(client, [run_id])
+    assert committed_offsets(client, run_id) == {}
+
+
+def test_internal_topics_are_listed_only_when_asked_for(client: KafkaAdminClient, broker: Broker) -> None:
+    producer = KafkaProducer(bootstrap_servers=broker.bootstrap_servers, transactional_id="internal")
+    producer.init_transactions()
+    producer.close()
+    assert "__transaction_state" in list_topics(client, "__")
+    assert not [name for name in list_topics(client) if name.startswith("__")]

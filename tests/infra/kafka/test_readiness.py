@@ -1,0 +1,66 @@
+"""Waiting for brokers: it succeeds as soon as one answers, and says where and why while none does."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from infra.kafka.broker import Broker, BrokerConfig, free_port
+from infra.kafka.properties import ClientProperties
+from infra.kafka.readiness import BrokerUnreachable, wait_for_brokers
+
+
+def test_one_live_address_of_two_is_enough(broker: Broker) -> None:
+    waits: list[str] = []
+    wait_for_brokers(
+        ClientProperties.at(f"127.0.0.1:{free_port()},{broker.bootstrap_servers}"),
+        deadline_s=5,
+        on_wait=lambda elapsed, message: waits.append(message),
+    )
+    assert waits == []
+
+
+def test_waits_for_a_broker_that_comes_up(tmp_path: Path) -> None:
+    port = free_port()
+    waits: list[str] = []
+    with Broker(BrokerConfig(tmp_path, port=port)) as broker:
+        starter = threading.Thread(target=broker.start)
+        wait_for_brokers(
+            ClientProperties.at(f"127.0.0.1:{port}"),
+            deadline_s=60,
+            on_wait=lambda elapsed, message: (waits.append(message), starter.ident or starter.start()),
+        )
+        starter.join()
+        assert broker.is_alive()
+    assert waits[0].startswith(f"waiting for Kafka at 127.0.0.1:{port} (0.0 of 60 s): 127.0.0.1:{port}: ")
+    assert "refused" in waits[0]
+
+
+def test_gives_up_naming_addresses_and_seconds() -> None:
+    now = [0.0]
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        now[0] += seconds
+
+    first, second = free_port(), free_port()
+    with pytest.raises(BrokerUnreachable, match=rf"127\.0\.0\.1:{first},127\.0\.0\.1:{second} in 10\.0 s: .*refused"):
+        wait_for_brokers(
+            ClientProperties.at(f"127.0.0.1:{first},127.0.0.1:{second}"), 10, clock=lambda: now[0], sleep=sleep
+        )
+    assert pauses[0] == pytest.approx(0.1)
+    assert pauses[:-1] == sorted(pauses[:-1])
+    assert max(pauses) <= 2.0
+
+
+def test_something_that_is_not_kafka_is_unreachable() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        with pytest.raises(BrokerUnreachable, match=address):
+            wait_for_brokers(ClientProperties.at(address), deadline_s=0.5)
