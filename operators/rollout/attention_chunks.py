@@ -1,8 +1,8 @@
 """Splits the rows of a decode step so that short rows do not attend over the padding of long ones.
 
-Attention over a chunk of rows costs its rows times its longest; one more chunk costs a few more kernel calls. Rows are in
-order of age, not length, so they are brought into order from time to time: when the padding attended over since the last
-time has cost more than the copying will (rent, then buy).
+Attention over a chunk of rows costs its rows times its longest; one more chunk costs a few more kernel calls. Rows
+are in order of age, not length, so they are brought into order from time to time: when the padding attended over
+since the last time has cost more than the copying will (rent, then buy).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 _CALL_COST = 45_000
-"""What one more chunk costs in multiply-adds a layer: about 12 µs on one CPU core (three kernel calls on [128, 2, 2, 32])."""
+"""What one more chunk costs a layer, in multiply-adds: three kernel calls, about 12 µs on one CPU core."""
 
 _COPY_COST = 6
 """What copying a token's KV costs in tokens attended over."""

@@ -1,98 +1,56 @@
 """Runs the modules of a llama-like Hugging Face model straight over the KV slots.
 
-A small model spends most of a decode step in the Python between its kernels. For the layout that Llama, Qwen2, Mistral and
-many others share this runner does the same arithmetic in about fifteen kernel calls a layer, and takes the step's prefill
-tokens through the same matrix products as its decode tokens. The weights stay the model's own parameters: those multiplied
-with the same input are only laid side by side in memory, so that one product does for all of them.
+A small model spends most of a decode step in the Python between its kernels. For the layout that Llama, Qwen2,
+Mistral and many others share this runner does the same arithmetic in about fifteen kernel calls a layer, and takes
+the step's prefill tokens through the same matrix products as its decode tokens. The weights stay the model's own
+parameters: those multiplied with the same input are only laid side by side in memory, so that one product does for
+all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
 from operators.rollout.attention_chunks import Chunk, RowOrder, split_rows
 from operators.rollout.kv_slots import KVSlots
+from operators.rollout.llama_layout import lay_side_by_side
 from operators.rollout.step_plan import Decode, Prefill
-
-_LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
-_ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
-_MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
-_STATIC_ROTARY = {"default", "linear", "llama3", "yarn"}
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Layer:
-    """Views of one layer's parameters, as the kernels take them ([in, out] for those added onto the residual)."""
-
-    input_norm: nn.Parameter
-    qkv: torch.Tensor
-    qkv_bias: torch.Tensor | None
-    output: torch.Tensor
-    mlp_norm: nn.Parameter
-    gate_up: torch.Tensor
-    down: torch.Tensor
-
-
-def why_not_direct(model: PreTrainedModel) -> str | None:
-    """Why `DirectRunner` does not fit `model`, None if it does. What it computes is still to be checked by running it."""
-    body = getattr(model, "model", None)
-    if body is None or not {"embed_tokens", "layers", "norm", "rotary_emb"} <= set(dict(body.named_children())):
-        return "it has not the modules embed_tokens, layers, norm and rotary_emb"
-    if not isinstance(getattr(model, "lm_head", None), nn.Linear) or model.lm_head.bias is not None:
-        return "lm_head is not a plain product"
-    rotary = (getattr(model.config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rotary not in _STATIC_ROTARY:
-        return f"its rotary embedding is {rotary!r}"
-    for i, layer in enumerate(body.layers):
-        parts = {name: set(dict(module.named_children())) for name, module in layer.named_children()}
-        if parts.keys() != _LAYER or parts["self_attn"] != _ATTENTION or not parts["mlp"] <= _MLP:
-            return f"layer {i} has other modules than a llama layer"
-        linear = [*layer.self_attn.children(), *(m for m in layer.mlp.children() if isinstance(m, nn.Linear))]
-        if any(type(module) is not nn.Linear for module in linear) or len(linear) != len(_ATTENTION) + 3:
-            return f"layer {i} has projections that are not plain linear ones"
-        if any(module.bias is not None for module in (layer.self_attn.o_proj, *linear[len(_ATTENTION) :])):
-            return f"layer {i} has biases outside q, k and v"
-        if len({getattr(layer.self_attn, name).bias is None for name in ("q_proj", "k_proj", "v_proj")}) != 1:
-            return f"layer {i} has biases on some of q, k and v"
-    return None
 
 
 class DirectRunner:
-    """Prefill and decode in one pass over the model's own modules; `why_not_direct` says whether it fits."""
+    """Prefill and decode in one pass over the model's own modules; for models of `llama_layout`."""
 
     def __init__(self, model: PreTrainedModel, slots: KVSlots) -> None:
-        body, config = model.model, model.config
+        body: Any = model.model
         self._slots = slots
         self._device, self._dtype = slots.tensor.device, slots.tensor.dtype
         self._size = slots.head_size
         self._kv_heads = slots.heads
         self._heads = body.layers[0].self_attn.q_proj.out_features // self._size
         self._scale = float(body.layers[0].self_attn.scaling)
-        self._embedding: nn.Parameter = body.embed_tokens.weight
-        self._layers = [_side_by_side(layer) for layer in body.layers]
+        self._embedding: torch.Tensor = body.embed_tokens.weight
+        self._layers = [lay_side_by_side(layer) for layer in body.layers]
         self._activation = body.layers[0].mlp.act_fn
-        self._silu = isinstance(self._activation, nn.SiLU) or config.hidden_act == "silu"
-        self._norm: nn.Parameter = body.norm.weight
-        self._head: nn.Parameter = model.lm_head.weight
-        self._hidden = config.hidden_size
+        self._silu = getattr(model.config, "hidden_act", None) in ("silu", "swish")
+        self._norm: torch.Tensor = body.norm.weight
+        self._head: torch.Tensor = model.lm_head.weight
+        self._hidden = self._embedding.shape[1]
         self._root_hidden = float(self._hidden) ** 0.5
-        eps = config.rms_norm_eps
-        self._eps = eps
-        self._root_eps = torch.full((), (self._hidden * eps) ** 0.5, dtype=self._dtype, device=self._device)
+        self._eps = float(body.norm.variance_epsilon)
+        self._root_eps = torch.full((), (self._hidden * self._eps) ** 0.5, dtype=self._dtype, device=self._device)
         self._zero = torch.zeros((), dtype=self._dtype, device=self._device)
         self._no_mask = torch.zeros((1, 1, 1), dtype=self._dtype, device=self._device)
         self._rotary = self._rotary_table(body)
         self._columns = torch.arange(slots.context, device=self._device)
         self._order = RowOrder()
         self.wanted_order: np.ndarray | None = None
-        """The order (int64[rows]) in which rows of the last step would attend over less padding, None if they do well."""
+        """The order (int64[rows]) in which the last step's rows would attend over less padding, or None."""
         # [layer] -> keys transposed [rows × heads, size, context] and values [rows × heads, context, size]
         self._keys = [layer[0].flatten(0, 1).transpose(1, 2) for layer in slots.layers]
         self._values = [layer[1].flatten(0, 1) for layer in slots.layers]
@@ -155,7 +113,7 @@ class DirectRunner:
         return torch.addcdiv(self._zero, x, norm, value=self._root_hidden).mul_(weight)
 
     def _attend(self, layer: int, qkv: torch.Tensor, chunk: Chunk, mask: torch.Tensor | None) -> torch.Tensor:
-        """Attention of `chunk`'s rows over their slots, [rows, heads × size]: one product a KV head, its queries together."""
+        """Attention of `chunk`'s rows over their slots, [rows, heads × size]; a KV head's queries go together."""
         group = self._heads // self._kv_heads
         queries = qkv[:, : self._heads * self._size].reshape(-1, group, self._size)
         heads = slice(chunk.start * self._kv_heads, chunk.stop * self._kv_heads)
@@ -164,13 +122,15 @@ class DirectRunner:
             scores = torch.baddbmm(self._no_mask, queries, keys, beta=0, alpha=self._scale)
         else:
             scores = torch.baddbmm(mask, queries, keys, alpha=self._scale)
-        weights = torch.softmax(scores, -1, dtype=torch.float32).to(self._dtype)
+        weights = torch.softmax(scores, -1, dtype=torch.float32)
+        if self._dtype != torch.float32:
+            weights = weights.to(self._dtype)
         return torch.bmm(weights, self._values[layer][heads, : chunk.width]).view(chunk.stop - chunk.start, -1)
 
     def _attend_causally(self, qkv: torch.Tensor, block: Prefill) -> torch.Tensor:
-        """Attention of a block's contexts, each over itself, [tokens, heads × size]; padding lies behind all that is real."""
+        """Attention of each context of `block` over itself, [tokens, heads × size]; padding lies behind, unseen."""
         heads = qkv.view(*block.token_ids.shape, -1, self._size).transpose(1, 2)
-        queries, keys, values = heads.split((self._heads, self._kv_heads, self._kv_heads), 1)
+        queries, keys, values = torch.split(heads, [self._heads, self._kv_heads, self._kv_heads], 1)
         out = functional.scaled_dot_product_attention(
             queries, keys, values, is_causal=True, scale=self._scale, enable_gqa=self._heads != self._kv_heads
         )
@@ -205,13 +165,11 @@ class DirectRunner:
     def _columns_up_to(self, rows: int) -> torch.Tensor:
         return self._columns[:rows] if rows <= len(self._columns) else torch.arange(rows, device=self._device)
 
-    def _rotary_table(self, body: nn.Module) -> torch.Tensor:
+    def _rotary_table(self, body: Any) -> torch.Tensor:
         """Cosines and sines of every position, [context, 2, head_size]; the sines signed for a roll by half a head."""
         positions = torch.arange(self._slots.context, device=self._device)[None]
         with torch.inference_mode():
             cos, sin = body.rotary_emb(self._zero, positions)
-        if cos.shape[-1] != self._size:
-            raise ValueError(f"rotary embedding of {cos.shape[-1]} dimensions in heads of {self._size}")
         half = self._size // 2
         return torch.stack((cos[0], torch.cat((-sin[0, :, :half], sin[0, :, half:]), -1)), 1).to(self._dtype)
 
@@ -228,25 +186,3 @@ def _flatten(step: Decode | None, blocks: Sequence[Prefill]) -> tuple[np.ndarray
         token_ids.append(block.token_ids.reshape(-1))
         positions.append(np.tile(np.arange(width), contexts))
     return np.concatenate(token_ids), np.concatenate(positions), rows
-
-
-def _side_by_side(layer: nn.Module) -> _Layer:
-    """Lay q, k, v and gate, up of `layer` side by side: its parameters become views of one tensor each, values unchanged."""
-    attention, mlp = layer.self_attn, layer.mlp
-    projections = [attention.q_proj, attention.k_proj, attention.v_proj]
-    return _Layer(
-        input_norm=layer.input_layernorm.weight,
-        qkv=_join([module.weight for module in projections]),
-        qkv_bias=None if attention.q_proj.bias is None else _join([module.bias for module in projections]),
-        output=attention.o_proj.weight.detach().t(),
-        mlp_norm=layer.post_attention_layernorm.weight,
-        gate_up=_join([mlp.gate_proj.weight, mlp.up_proj.weight]),
-        down=mlp.down_proj.weight.detach().t(),
-    )
-
-
-def _join(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
-    joined = torch.cat([parameter.detach() for parameter in parameters])
-    for parameter, part in zip(parameters, joined.split([len(parameter) for parameter in parameters]), strict=True):
-        parameter.data = part
-    return joined

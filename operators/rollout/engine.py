@@ -1,8 +1,8 @@
 """What a rollout asks of an inference engine: load, submit, step, release, status.
 
-One engine holds one complete weight version at a time and never mixes two in a trajectory (invariant 1). It is driven by
-one thread: `step()` is one scheduling round (admit, prefill, decode one token for every running request) and returns what
-finished in it. Nothing here blocks on the network.
+One engine holds one complete weight version at a time and never mixes two in a trajectory (invariant 1). It is driven
+by one thread: `step()` is one scheduling round (admit, prefill, decode one token for every running request) and
+returns what finished in it. Nothing here blocks on the network.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from schemas.records import PolicyVersion, Sampling
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Partial:
-    """What has been generated of one trajectory: token ids (int32[n]) and their behaviour logprobs (float32[n], nats)."""
+    """What has been generated of one trajectory: token ids int32[n] and their behaviour logprobs float32[n] in nats."""
 
     token_ids: np.ndarray
     logprobs: np.ndarray

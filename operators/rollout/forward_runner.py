@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
@@ -16,11 +17,11 @@ from operators.rollout.kv_slots import KVSlots
 from operators.rollout.step_plan import Decode, Prefill
 
 
-class SlotsCache(Cache):
+class SlotsCache(Cache):  # type: ignore[misc]  # transformers comes without types
     """A transformers Cache over `KVSlots`: stores the step's tokens at `rows`, `positions` and shows what to attend to.
 
-    In decoding that is a view [rows, heads, width, head_size] of the slots; in prefill it is what the step itself computed
-    ([contexts, heads, tokens, head_size]), and `source` says which of its tokens to store.
+    In decoding that is a view [rows, heads, width, head_size] of the slots; in prefill it is what the step itself
+    computed ([contexts, heads, tokens, head_size]), and `source` says which of its tokens to store.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class SlotsCache(Cache):
 class ForwardRunner:
     """Prefill and decode passes through `model(...)`."""
 
-    wanted_order = None
+    wanted_order: np.ndarray | None = None
 
     def __init__(self, model: PreTrainedModel, slots: KVSlots) -> None:
         self._model = model
@@ -97,17 +98,18 @@ class ForwardRunner:
     def _forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, cache: SlotsCache
     ) -> torch.Tensor:
-        return self._model(
+        logits: torch.Tensor = self._model(
             input_ids=token_ids,
             attention_mask=mask,
             position_ids=positions,
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
-        ).logits[:, -1]
+        ).logits
+        return logits[:, -1]
 
     def _mask(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The additive mask that hides where `hidden` is true. The smallest number, not -inf: some models add masks up."""
+        """The additive mask that hides where `hidden`: the lowest number, not -inf, since some models add masks up."""
         lowest = torch.finfo(self._dtype).min
         return torch.zeros((), dtype=self._dtype, device=self._device).masked_fill(hidden, lowest)
 

@@ -11,10 +11,11 @@ from operators.rollout.step_plan import PrefixCopy
 
 
 class KVSlots:
-    """Preallocated KV: `tensor[layer, 0|1 (keys, values), row, head, position, :]`, one contiguous strip a row and head.
+    """Preallocated KV: `tensor[layer, 0|1 (keys, values), row, head, position, :]`, one strip of memory a row and head.
 
-    Position p of a row is its p-th token from the start of the prompt. It starts as zeros, which the system commits page by
-    page as they are first written; what lies behind a row's length is stale but finite, and masked by whoever reads.
+    Position p of a row is its p-th token from the start of the prompt. It starts as zeros, which the system commits
+    page by page as they are first written; what lies behind a row's length is stale but finite, and masked by whoever
+    reads.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class KVSlots:
             self.move([(copy.source, copy.target)], [copy.length])
 
     def permute(self, order: np.ndarray, width: int) -> None:
-        """Row i becomes what row `order[i]` was, for the first `width` positions. int64[rows], a permutation of the first rows."""
+        """Row i becomes what row `order[i]` (int64[rows], a permutation) was, for the first `width` positions."""
         index = torch.from_numpy(order).to(self.tensor.device)
         for layer in self.layers:  # one layer at a time bounds the copy that a permutation needs
             layer[:, : len(order), :, :width] = layer[:, index, :, :width]

@@ -36,7 +36,7 @@ def check_request(request: Request, vocabulary: int, context: int) -> None:
 def _check_tokens(what: str, token_ids: np.ndarray, vocabulary: int) -> None:
     if token_ids.ndim != 1 or not np.issubdtype(token_ids.dtype, np.integer):
         raise ValueError(f"the {what} must be a row of integers, not {token_ids.dtype}{list(token_ids.shape)}")
-    if len(token_ids) and not (0 <= token_ids.min() and token_ids.max() < vocabulary):
+    if len(token_ids) and not (token_ids.min() >= 0 and token_ids.max() < vocabulary):
         unknown = token_ids[(token_ids < 0) | (token_ids >= vocabulary)][0]
         raise ValueError(f"token {unknown} of the {what} is not in the vocabulary of {vocabulary}")
 

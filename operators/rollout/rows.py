@@ -1,7 +1,8 @@
 """What is running, as columns: row i of every array belongs to the request in row i of the batch.
 
-Rows 0..count-1 are running and contiguous, so that one step is a few array operations however many rows there are. When rows
-leave, the last ones move into the holes; the caller moves whatever else it keeps by row (the KV) the same way.
+Rows 0..count-1 are running and contiguous, so that one step is a few array operations however many rows there are.
+When rows leave, the last ones move into the holes; the caller moves whatever else it keeps by row (the KV) the same
+way.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ class Rows:
         self.limit = np.zeros(slots, np.int64)
         """`generated` at which a row ends for its length."""
         self.last_token = np.zeros(slots, np.int64)
-        self.sampling = SamplingColumns.empty(slots)
+        self._temperature = np.zeros(slots)
+        self._top_k = np.zeros(slots, np.int64)
+        self._top_p = np.zeros(slots)
+        self._sampling: SamplingColumns | None = None
         self._keys = np.zeros(slots, np.uint64)
         self._stops = np.full((slots, 1), -1, np.int64)
         self._token_ids = np.zeros((slots, context), np.int32)
@@ -48,18 +52,27 @@ class Rows:
             self.last_token[row] = partial.token_ids[-1]
         else:
             self.last_token[row] = request.prompt[-1]
-        self.sampling.temperature[row] = sampling.temperature
-        self.sampling.top_p[row] = sampling.top_p
-        self.sampling.top_k[row] = sampling.top_k
+        self._temperature[row] = sampling.temperature
+        self._top_k[row] = sampling.top_k
+        self._top_p[row] = sampling.top_p
         self._keys[row] = stream_key(sampling.seed, request.trajectory_id)
         self._set_stops(row, sampling.stop_token_ids)
         self.count += 1
+        self._sampling = None
         return row
 
     @property
     def keys(self) -> np.ndarray:
         """Keys of the running rows' uniforms, uint64[count]."""
         return self._keys[: self.count]
+
+    @property
+    def sampling(self) -> SamplingColumns:
+        """How to draw for the running rows."""
+        if self._sampling is None:
+            columns = (column[: self.count] for column in (self._temperature, self._top_k, self._top_p))
+            self._sampling = SamplingColumns.of(*columns)
+        return self._sampling
 
     @property
     def tokens(self) -> int:
@@ -102,6 +115,7 @@ class Rows:
             self._move_history(source, target)
         del self.requests[left:]
         self.count = left
+        self._sampling = None
         return moves
 
     def permute(self, order: np.ndarray) -> None:
@@ -109,9 +123,10 @@ class Rows:
         self.requests = [self.requests[row] for row in order]
         for column in (*self._columns(), self._token_ids, self._logprobs):
             column[: self.count] = column[order]
+        self._sampling = None
 
     def _columns(self) -> tuple[np.ndarray, ...]:
-        sampling = (self.sampling.temperature, self.sampling.top_p, self.sampling.top_k)
+        sampling = (self._temperature, self._top_k, self._top_p)
         return (self.length, self.generated, self.limit, self.last_token, self._keys, self._stops, *sampling)
 
     def _move_history(self, source: int, target: int) -> None:

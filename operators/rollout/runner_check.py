@@ -21,8 +21,8 @@ def tolerance(dtype: torch.dtype) -> float:
 def disagreement(runner: Runner, model: PreTrainedModel, rows: int, context: int) -> float:
     """The largest difference of logits between `runner` and `model(...)`, as a share of the largest logit.
 
-    Runs up to three random contexts of different lengths in the first KV rows: a prefill, a few decode steps, and another
-    prefill in the same pass as a decode step. Uses the model's present weights; the rows' KV is left behind.
+    Runs up to three random contexts of different lengths in the first KV rows: a prefill, a few decode steps, and
+    another prefill in the same pass as a decode step. Uses the model's present weights; the rows' KV is left behind.
     """
     generator = np.random.default_rng(0)
     vocabulary = model.get_input_embeddings().num_embeddings

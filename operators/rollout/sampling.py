@@ -1,9 +1,10 @@
 """Draws the next token of every running request, and says with what probability it was drawn.
 
-The uniform behind a token is a function of (seed, trajectory_id, position) alone: SplitMix64 (Steele, Lea & Flood, OOPSLA
-2014) run as a counter, seeded with the blake2b of seed and id. So a trajectory gets the same tokens in whichever row, batch
-or process it runs, and after a move. The draw inverts the cumulative distribution in float64 and in token order: another
-batch shape changes logits by ~1e-6, and then another token only where the uniform lies that close to a step.
+The uniform behind a token is a function of (seed, trajectory_id, position) alone: SplitMix64 (Steele, Lea & Flood,
+OOPSLA 2014) run as a counter, seeded with the blake2b of seed and id. So a trajectory gets the same tokens in
+whichever row, batch or process it runs, and after a move. The draw inverts the cumulative distribution in float64 and
+in token order: another batch shape changes logits by ~1e-6, and then another token only where the uniform lies that
+close to a step.
 """
 
 from __future__ import annotations
@@ -26,20 +27,27 @@ _TO_UNIT = 2.0**-53
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SamplingColumns:
-    """Sampling parameters, one entry a row: temperature and top_p float64[rows], top_k int64[rows] (0 and 1.0 are off)."""
+    """Sampling parameters of a batch, one entry a row; None for what no row of the batch asks for.
 
-    temperature: np.ndarray
-    top_p: np.ndarray
-    top_k: np.ndarray
+    `temperature` is float64[rows], 1 for greedy rows; `greedy` is bool[rows]; `cut` is top_k int64[rows] (0 is off) and
+    top_p float64[rows] (1 is off), both off for greedy rows.
+    """
+
+    temperature: np.ndarray | None
+    greedy: np.ndarray | None
+    cut: tuple[np.ndarray, np.ndarray] | None
 
     @classmethod
-    def empty(cls, rows: int) -> SamplingColumns:
-        """Columns of `rows` plain rows: temperature 1, nothing cut off."""
-        return cls(np.ones(rows), np.ones(rows), np.zeros(rows, np.int64))
-
-    def head(self, rows: int) -> SamplingColumns:
-        """Views of the first `rows`."""
-        return SamplingColumns(self.temperature[:rows], self.top_p[:rows], self.top_k[:rows])
+    def of(cls, temperature: np.ndarray, top_k: np.ndarray, top_p: np.ndarray) -> SamplingColumns:
+        """Sort out what a batch needs; temperature 0 is greedy."""
+        greedy = temperature == 0.0
+        temperature = np.where(greedy, 1.0, temperature)
+        top_k, top_p = np.where(greedy, 0, top_k), np.where(greedy, 1.0, top_p)
+        return cls(
+            temperature=None if (temperature == 1.0).all() else temperature,
+            greedy=greedy if greedy.any() else None,
+            cut=(top_k, top_p) if (top_k > 0).any() or (top_p < 1.0).any() else None,
+        )
 
 
 def stream_key(seed: int, trajectory_id: str) -> int:
@@ -48,41 +56,37 @@ def stream_key(seed: int, trajectory_id: str) -> int:
 
 
 def uniforms(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """One uniform in [0, 1) a row, float64[rows], for `keys` uint64[rows] at `positions` int64[rows] (0 = first token)."""
+    """One uniform in [0, 1) a row, float64[rows], for `keys` uint64[rows] at `positions` int64[rows] from 0."""
     state = keys + (positions.astype(np.uint64) + np.uint64(1)) * _GOLDEN
     state ^= state >> _SHIFTS[0]
     state *= _MIX_1
     state ^= state >> _SHIFTS[1]
     state *= _MIX_2
     state ^= state >> _SHIFTS[2]
-    return (state >> np.uint64(11)) * _TO_UNIT
+    unit: np.ndarray = (state >> np.uint64(11)) * _TO_UNIT
+    return unit
 
 
 def sample(logits: torch.Tensor, columns: SamplingColumns, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Draw one token a row; returns token ids int64[rows] and behaviour logprobs float32[rows] in nats.
 
-    `logits` is float[rows, vocabulary], `draws` float64[rows] in [0, 1). The logprob is that of the distribution drawn from:
-    after temperature, then top-k, then top-p, renormalised. A greedy row (temperature 0) takes the first largest logit and
-    reports its log-softmax under the raw logits, since the distribution drawn from has probability 1. Tokens that tie with
-    the last one kept by top-k or top-p are kept too. A row with logits that are not finite gets NO_TOKEN and NaN.
+    `logits` is float[rows, vocabulary], `draws` float64[rows] in [0, 1). The logprob is that of the distribution
+    drawn from: after temperature, then top-k, then top-p, renormalised. A greedy row (temperature 0) takes the first
+    largest logit and reports its log-softmax under the raw logits, since the distribution drawn from has probability
+    1. Tokens that tie with the last one kept by top-k or top-p are kept too. A row with logits that are not finite
+    gets NO_TOKEN and NaN.
     """
-    temperature = columns.temperature
-    greedy = temperature == 0.0
-    any_greedy = bool(greedy.any())
-    if any_greedy:
-        temperature = np.where(greedy, 1.0, temperature)
-    scores = logits.double() if (temperature == 1.0).all() else logits / _column(temperature, logits)
-    if (columns.top_k > 0).any() or (columns.top_p < 1.0).any():
-        top_k = np.where(greedy, 0, columns.top_k)
-        scores = _cut(scores, top_k, np.where(greedy, 1.0, columns.top_p))
+    scores = logits.double() if columns.temperature is None else logits / _column(columns.temperature, logits)
+    if columns.cut is not None:
+        scores = _cut(scores, *columns.cut)
     logprobs = scores.log_softmax(-1)
     cumulative = logprobs.exp().cumsum_(-1)
     total = cumulative[:, -1:]
     # Strictly below the total, so that a draw next to 1 cannot fall behind the last token with any probability.
     target = torch.minimum(_column(draws, logits) * total, total * (1.0 - 2.0 * _TO_UNIT))
     chosen = torch.searchsorted(cumulative, target, right=True).clamp_(max=logits.shape[-1] - 1)
-    if any_greedy:
-        chosen = torch.where(_column(greedy, logits), scores.argmax(-1, keepdim=True), chosen)
+    if columns.greedy is not None:
+        chosen = torch.where(_column(columns.greedy, logits), scores.argmax(-1, keepdim=True), chosen)
     chosen_logprobs = logprobs.gather(1, chosen)[:, 0].cpu().numpy().astype(np.float32)
     tokens = chosen[:, 0].cpu().numpy()
     broken = np.isnan(chosen_logprobs)

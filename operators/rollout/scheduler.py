@@ -1,9 +1,9 @@
 """Who runs and who waits: first come, first served, by slots and by KV tokens.
 
-KV is counted by tokens as they come, not reserved for the longest answer a request may give. Where the running requests
-outgrow it, the one started last goes back to the head of the queue with what it has; it gets the same tokens again from
-there, since a draw depends on trajectory and position alone. The scheduler knows nothing of tensors, so every engine that
-batches by itself can use it.
+KV is counted by tokens as they come, not reserved for the longest answer a request may give. Where the running
+requests outgrow it, the one started last goes back to the head of the queue with what it has; it gets the same tokens
+again from there, since a draw depends on trajectory and position alone. The scheduler knows nothing of tensors, so
+every engine that batches by itself can use it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class SchedulerConfig:
     kv_capacity: int
     vocabulary: int
     headroom: int = 16
-    """Tokens that every running request is left to grow by before another is admitted, so that none is sent back at once."""
+    """Tokens that every running request may still grow by when another is admitted, lest one be sent back at once."""
 
     def __post_init__(self) -> None:
         if min(self.slots, self.context - 1, self.vocabulary) < 1:
@@ -167,7 +167,7 @@ def _empty_partial() -> Partial:
 
 
 def _ended_reason(request: Request, context: int) -> str | None:
-    """Why a resumed request has ended already, None if it has not: its source died between its last token and saying so."""
+    """Why a resumed request has ended already, None if it has not: its source died before it could say so."""
     if request.partial is None or not len(request.partial.token_ids):
         return None
     if int(request.partial.token_ids[-1]) in request.sampling.stop_token_ids:

@@ -1,8 +1,8 @@
 """What one step computes: which tokens go through the model, and where their keys and values go.
 
-Prefill fills the KV with all known tokens of a request but the last one; the decode pass computes the last one of every row,
-new rows included. So each step gives every row one token, and equal prompts (the samples of a group) are computed once and
-written to as many rows as share them.
+Prefill fills the KV with all known tokens of a request but the last one; the decode pass computes the last one of
+every row, new rows included. So each step gives every row one token, and equal prompts (the samples of a group) are
+computed once and written to as many rows as share them.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Decode:
 class Prefill:
     """A block of distinct contexts, right-padded with zeros: `token_ids` int64[contexts, width].
 
-    Token `source[i]` (of the flattened block) goes to KV (`row[i]`, `position[i]`), int64[writes] each: padding goes nowhere,
-    a context shared by several rows goes to each.
+    Token `source[i]` (of the flattened block) goes to KV (`row[i]`, `position[i]`), int64[writes] each: padding goes
+    nowhere, a context shared by several rows goes to each.
     """
 
     token_ids: np.ndarray
@@ -47,7 +47,8 @@ class PrefixCopy:
 def plan_prefill(contexts: Sequence[np.ndarray], rows: Sequence[int], max_tokens: int) -> list[Prefill]:
     """Blocks that compute `contexts[i]` (int64[n], n ≥ 1) for KV row `rows[i]`.
 
-    A block is at most `max_tokens` tokens, padding included (more only for one single context), and at most half padding.
+    A block is at most `max_tokens` tokens, padding included (more only for one single context), and at most half
+    padding.
     """
     sharing: dict[bytes, list[int]] = {}
     distinct: dict[bytes, np.ndarray] = {}

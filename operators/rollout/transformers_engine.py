@@ -1,7 +1,8 @@
 """The engine that batches continuously over a Hugging Face causal language model in this process.
 
-A step: rows that outgrew the KV go back to the queue, waiting requests fill the free rows, one pass computes the new prompts
-and every row's next logits, one draw gives every row its token, finished rows leave. Nothing waits for the longest row.
+A step: rows that outgrew the KV go back to the queue, waiting requests fill the free rows, one pass computes the new
+prompts and every row's next logits, one draw gives every row its token, finished rows leave. Nothing waits for the
+longest row.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ import torch
 from transformers import PreTrainedModel
 
 from infra.models.weights import load_weights
-from operators.rollout.direct_runner import DirectRunner, why_not_direct
+from operators.rollout.direct_runner import DirectRunner
 from operators.rollout.engine import Completion, EngineStatus, Partial, Request
 from operators.rollout.forward_runner import ForwardRunner, kv_geometry
 from operators.rollout.kv_slots import KVSlots
+from operators.rollout.llama_layout import why_not_llama
 from operators.rollout.runner import Runner
 from operators.rollout.runner_check import disagreement, tolerance
 from operators.rollout.sampling import NO_TOKEN, sample, uniforms
@@ -36,10 +38,10 @@ class TransformersEngine:
     """An `Engine` over `model`, which it owns: it lays its weights out anew and overwrites them in `load`.
 
     `slots` requests run at once, of at most `context` tokens each (default: what the model's positions allow);
-    `kv_capacity` bounds their tokens together (default: slots × context; never less than one context). `version` is that of
-    the weights the model comes with, None if they are none. With `direct` false every pass goes through the model's own
-    forward. Raises ValueError for a model that cannot be run over KV slots: sliding-window attention shorter than the
-    context, layers of different KV shapes, or logits that disagree with its plain forward.
+    `kv_capacity` bounds their tokens together (default: slots × context; never less than one context). `version` is
+    that of the weights the model comes with, None if they are none. With `direct` false every pass goes through the
+    model's own forward. Raises ValueError for a model that cannot be run over KV slots: sliding-window attention
+    shorter than the context, layers of different KV shapes, or logits that disagree with its plain forward.
     """
 
     def __init__(
@@ -53,15 +55,7 @@ class TransformersEngine:
         direct: bool = True,
     ) -> None:
         self._model = model.eval()
-        positions = getattr(model.config, "max_position_embeddings", None)
-        if context is None and positions is None:
-            raise ValueError(
-                f"{type(model).__name__} names no max_position_embeddings: give the context to run it with"
-            )
-        context = positions if context is None else context
-        if positions is not None and context > positions:
-            raise ValueError(f"a context of {context} tokens, but the model has {positions} positions")
-        _check_window(model, context)
+        context = _check_context(model, context)
         vocabulary = model.get_input_embeddings().num_embeddings
         capacity = slots * context if kv_capacity is None else kv_capacity
         self._scheduler = Scheduler(SchedulerConfig(slots, context, capacity, vocabulary))
@@ -92,8 +86,8 @@ class TransformersEngine:
     def load(self, weights: Path, version: PolicyVersion) -> None:
         """Replace the weights in place with the safetensors file `weights`.
 
-        Raises RuntimeError while requests are running or waiting, ValueError if names, shapes or dtypes do not fit; then
-        nothing has changed.
+        Raises RuntimeError while requests are running or waiting, ValueError if names, shapes or dtypes do not fit;
+        then nothing has changed.
         """
         if not self._scheduler.idle:
             status = self.status()
@@ -107,8 +101,8 @@ class TransformersEngine:
     def submit(self, request: Request) -> None:
         """Queue a request; it starts when a slot and KV room are free.
 
-        Raises ValueError for an empty prompt, one that leaves no room for a token, unknown token ids, sampling parameters
-        out of range, or a known id. A partial that has ended already completes in the next step as it is.
+        Raises ValueError for an empty prompt, one that leaves no room for a token, unknown token ids, sampling
+        parameters out of range, or a known id. A partial that has ended already completes in the next step as it is.
         """
         self._scheduler.add(request)
 
@@ -125,7 +119,7 @@ class TransformersEngine:
             step = Decode(rows.last_token[:count].copy(), rows.length[:count] - 1)
             logits = self._runner.decode(step, blocks)
             draws = uniforms(rows.keys, rows.generated[:count])
-            token_ids, logprobs = sample(logits, rows.sampling.head(count), draws)
+            token_ids, logprobs = sample(logits, rows.sampling, draws)
             if (broken := np.flatnonzero(token_ids == NO_TOKEN)).size:
                 self._kv.clear(broken.tolist())
             self._tokens_generated += count - broken.size
@@ -150,7 +144,7 @@ class TransformersEngine:
         del self._runner, self._kv, self._model, self._scheduler
 
     def _choose_runner(self, direct: bool) -> Runner:
-        reason = why_not_direct(self._model) if direct else "asked for"
+        reason = why_not_llama(self._model) if direct else "asked for"
         if reason is None:
             runner: Runner = DirectRunner(self._model, self._kv)
             difference = self._check(runner)
@@ -163,8 +157,8 @@ class TransformersEngine:
         difference = self._check(runner)
         if difference > tolerance(self._model.dtype):
             raise ValueError(
-                f"{type(self._model).__name__} cannot be run over KV slots: its logits differ by {difference:.1e} of the "
-                "largest from those of its plain forward"
+                f"{type(self._model).__name__} cannot be run over KV slots: its logits differ by {difference:.1e} of "
+                "the largest from those of its plain forward"
             )
         return runner
 
@@ -173,7 +167,7 @@ class TransformersEngine:
         return disagreement(runner, self._model, config.slots, config.context)
 
     def _start(self, new: range) -> list[Prefill]:
-        """Plan the prefill of rows `new`, except for prompts whose KV a running row has; returns the last pass's blocks."""
+        """Plan the prefill of rows `new`, taking over prompts that running rows have; returns what is left."""
         if not new:
             return []
         rows = self._scheduler.rows
@@ -206,16 +200,23 @@ class TransformersEngine:
         rows.permute(order)
 
 
-def _check_window(model: PreTrainedModel, context: int) -> None:
-    """Raise ValueError if some layer sees less than `context` tokens: the KV slots keep and show all of them."""
-    kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
-    window = getattr(model.config, "sliding_window", None)
+def _check_context(model: PreTrainedModel, wanted: int | None) -> int:
+    """The context to run `model` with: `wanted`, or all its positions.
+
+    Raises ValueError if it has fewer, or if some layer sees less than that: the KV slots keep and show every token.
+    """
+    name, config = type(model).__name__, model.config
+    positions: int | None = getattr(config, "max_position_embeddings", None)
+    context = positions if wanted is None else wanted
+    if context is None:
+        raise ValueError(f"{name} names no max_position_embeddings: give the context to run it with")
+    if positions is not None and context > positions:
+        raise ValueError(f"a context of {context} tokens, but {name} has {positions} positions")
+    kinds = set(getattr(config, "layer_types", None) or ["sliding_attention"])
     if not kinds <= {"full_attention", "sliding_attention"}:
-        raise ValueError(
-            f"{type(model).__name__} has layers of kinds {sorted(kinds)}: only attention runs over KV slots"
-        )
-    windowed = "sliding_attention" in kinds or getattr(model.config, "layer_types", None) is None
-    if windowed and window is not None and window < context and getattr(model.config, "use_sliding_window", True):
-        raise ValueError(
-            f"{type(model).__name__} attends over {window} tokens: give a context of at most that, not {context}"
-        )
+        raise ValueError(f"{name} has layers of kinds {sorted(kinds)}: only attention runs over KV slots")
+    windows = [getattr(config, key, None) for key in ("sliding_window", "window_size", "attention_window")]
+    window = next((window for window in windows if isinstance(window, int)), None)
+    if "sliding_attention" in kinds and window is not None and window < context:
+        raise ValueError(f"{name} attends over {window} tokens: a context of {context} is too long for KV slots")
+    return context

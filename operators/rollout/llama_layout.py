@@ -1,0 +1,85 @@
+"""The module layout that Llama, Qwen2, Mistral and many others share, and its weights as few, wide matrices.
+
+Weights multiplied with the same input are laid side by side in memory, so that one product does for all of them. They
+stay the model's own parameters, which become views: training code, `state_dict` and loading in place see no
+difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+_LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+_ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
+_MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+_STATIC_ROTARY = {"default", "linear", "llama3", "yarn"}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LlamaLayer:
+    """Views of one layer's parameters, as the kernels take them ([in, out] for those added onto the residual)."""
+
+    input_norm: nn.Parameter
+    qkv: torch.Tensor
+    qkv_bias: torch.Tensor | None
+    output: torch.Tensor
+    mlp_norm: nn.Parameter
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+
+def why_not_llama(model: PreTrainedModel) -> str | None:
+    """Why `model` has another layout, None if it has this one. What it computes is still to be checked by running."""
+    body: Any = getattr(model, "model", None)
+    if body is None or not {"embed_tokens", "layers", "norm", "rotary_emb"} <= set(dict(body.named_children())):
+        return "it has not the modules embed_tokens, layers, norm and rotary_emb"
+    if not isinstance(getattr(model, "lm_head", None), nn.Linear) or model.lm_head.bias is not None:
+        return "lm_head is not a plain product"
+    rotary = (getattr(model.config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rotary not in _STATIC_ROTARY:
+        return f"its rotary embedding is {rotary!r}"
+    if not hasattr(body.norm, "variance_epsilon"):
+        return "its norm is not a root mean square"
+    for i, layer in enumerate(body.layers):
+        parts = {name: set(dict(module.named_children())) for name, module in layer.named_children()}
+        if parts.keys() != _LAYER or parts["self_attn"] != _ATTENTION or not parts["mlp"] <= _MLP:
+            return f"layer {i} has other modules than a llama layer"
+        linear = [*layer.self_attn.children(), *(m for m in layer.mlp.children() if isinstance(m, nn.Linear))]
+        if any(type(module) is not nn.Linear for module in linear) or len(linear) != len(_ATTENTION) + 3:
+            return f"layer {i} has projections that are not plain linear ones"
+        if any(module.bias is not None for module in (layer.self_attn.o_proj, *linear[len(_ATTENTION) :])):
+            return f"layer {i} has biases outside q, k and v"
+        if len({getattr(layer.self_attn, name).bias is None for name in ("q_proj", "k_proj", "v_proj")}) != 1:
+            return f"layer {i} has biases on some of q, k and v"
+        if 2 * body.rotary_emb.inv_freq.numel() != layer.self_attn.head_dim:
+            return "its rotary embedding turns only part of a head"
+    return None
+
+
+def lay_side_by_side(layer: Any) -> LlamaLayer:
+    """Make the q, k, v and the gate, up parameters of `layer` views of one tensor each, values unchanged."""
+    attention, mlp = layer.self_attn, layer.mlp
+    projections = [attention.q_proj, attention.k_proj, attention.v_proj]
+    return LlamaLayer(
+        input_norm=layer.input_layernorm.weight,
+        qkv=_join([module.weight for module in projections]),
+        qkv_bias=None if attention.q_proj.bias is None else _join([module.bias for module in projections]),
+        output=attention.o_proj.weight.detach().t(),
+        mlp_norm=layer.post_attention_layernorm.weight,
+        gate_up=_join([mlp.gate_proj.weight, mlp.up_proj.weight]),
+        down=mlp.down_proj.weight.detach().t(),
+    )
+
+
+def _join(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
+    joined = torch.cat([parameter.detach() for parameter in parameters])
+    parts = torch.split(joined, [len(parameter) for parameter in parameters])
+    for parameter, part in zip(parameters, parts, strict=True):
+        parameter.data = part
+    return joined
