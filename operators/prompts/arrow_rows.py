@@ -1,0 +1,151 @@
+"""Questions in Parquet files or a Hugging Face dataset folder, at random through memory-mapped Arrow."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from operators.prompts.config import PromptsConfig, nearest
+from operators.prompts.layouts import ANSWER_COLUMNS, PROMPT_COLUMNS, question_of, top_columns
+from operators.prompts.question import BadRow, Question, SourceError, UnusableRow
+
+_SCAN_ROWS = 256
+_SPLIT = re.compile(r"(?:^|[-_./])(train|test|validation|valid|val|dev)(?=[-_./]|$)")
+
+
+class ArrowRows:
+    """The rows of one or more files of the same columns. Raises SourceError if they cannot be read as one table.
+
+    Arrow files are mapped. Parquet has no cheap access to one row, so the columns needed are first copied,
+    uncompressed, into an Arrow file in the temporary folder, which has no name and vanishes with the process.
+    """
+
+    def __init__(self, name: str, files: Sequence[Path], config: PromptsConfig, task: str) -> None:
+        self.name = name
+        self._config, self._task = config, config.task or task
+        try:
+            tables = [_table(path, config) for path in files]
+            self._table = pa.concat_tables(tables, promote_options="default")
+        except (pa.ArrowException, OSError) as error:
+            raise SourceError(f"cannot read {name}: {error}") from error
+
+    def scan(self) -> Iterator[Question | BadRow]:
+        """Every row in order."""
+        row = 0
+        for batch in self._table.to_batches(max_chunksize=_SCAN_ROWS):
+            for value in batch.to_pylist():
+                try:
+                    yield question_of(value, row, self._config, self._task)
+                except UnusableRow as error:
+                    yield BadRow(row + 1, str(error))
+                row += 1
+
+    def question(self, row: int) -> Question:
+        """The question in row `row`."""
+        return question_of(self._table.slice(row, 1).to_pylist()[0], row, self._config, self._task)
+
+    def close(self) -> None:
+        """Nothing to do: maps close with the table."""
+
+
+def open_parquet(path: Path, config: PromptsConfig) -> ArrowRows:
+    """The rows of one Parquet file. Raises SourceError."""
+    if not path.is_file():
+        raise SourceError(f"no file {path}" + (" (a folder is source = 'dataset')" if path.is_dir() else ""))
+    return ArrowRows(str(path), [path], config, path.stem)
+
+
+def open_dataset(path: Path, config: PromptsConfig) -> ArrowRows:
+    """The rows of split `config.split` of a Hugging Face dataset folder. Raises SourceError.
+
+    Layouts: `save_to_disk` of a dataset (state.json) or of a dictionary of splits (dataset_dict.json), and folders of
+    Parquet or Arrow files whose names say the split, as on the hub; where no name does, all files are read.
+    """
+    if not path.is_dir():
+        raise SourceError(f"no folder {path}")
+    folder = path
+    if (path / "dataset_dict.json").is_file():
+        splits = _json(path / "dataset_dict.json").get("splits", [])
+        if config.split not in splits:
+            raise SourceError(f"{path} has no split {config.split!r}{nearest(config.split, splits)}")
+        folder = path / config.split
+    if (folder / "state.json").is_file():
+        return ArrowRows(str(folder), _saved_files(folder), config, path.name)
+    return ArrowRows(str(path), _split_files(folder, config.split), config, path.name)
+
+
+def _saved_files(folder: Path) -> list[Path]:
+    state = _json(folder / "state.json")
+    if state.get("_indices_data_files"):
+        raise SourceError(f"{folder} holds an indices mapping: save it again after flatten_indices()")
+    files = [folder / entry["filename"] for entry in state.get("_data_files", [])]
+    if not files:
+        raise SourceError(f"{folder / 'state.json'} names no data files")
+    return files
+
+
+def _split_files(folder: Path, split: str) -> list[Path]:
+    files = sorted(p for kind in ("parquet", "arrow") for p in folder.rglob(f"*.{kind}") if not p.name.startswith("."))
+    if not files:
+        raise SourceError(f"{folder} holds no .parquet and no .arrow files")
+    named = {path: _SPLIT.findall(str(path.relative_to(folder).with_suffix(""))) for path in files}
+    chosen = [path for path in files if split in named[path] or split in path.relative_to(folder).parts[:-1]]
+    if chosen:
+        return chosen
+    known = sorted({name for names in named.values() for name in names})
+    if known:
+        raise SourceError(f"{folder} has no split {split!r}{nearest(split, known)}")
+    return files
+
+
+def _table(path: Path, config: PromptsConfig) -> pa.Table:
+    if path.suffix == ".parquet":
+        return _spooled(path, config)
+    mapped = pa.memory_map(str(path))
+    try:  # `datasets` writes the stream format; others write the file format under the same suffix
+        table = pa.ipc.open_stream(mapped).read_all()
+    except pa.ArrowInvalid:
+        mapped.seek(0)
+        table = pa.ipc.open_file(mapped).read_all()
+    return table.select(_columns(path, table.column_names, config))
+
+
+def _spooled(path: Path, config: PromptsConfig) -> pa.Table:
+    with pq.ParquetFile(path) as parquet:
+        names = _columns(path, parquet.schema_arrow.names, config)
+        schema = pa.schema([parquet.schema_arrow.field(name) for name in names])
+        # The map outlives the name: the file is gone once nothing reads it, even after SIGKILL.
+        with tempfile.NamedTemporaryFile(prefix="laminar-prompts-") as spool:
+            with pa.ipc.new_stream(spool.name, schema) as writer:
+                for batch in parquet.iter_batches(batch_size=1024, columns=names):
+                    writer.write_batch(batch)
+            return pa.ipc.open_stream(pa.memory_map(spool.name)).read_all()
+
+
+def _columns(path: Path, names: Sequence[str], config: PromptsConfig) -> list[str]:
+    """Those of `names` worth reading. A column that is missing altogether is the file's fault, not each row's."""
+    needed = [("prompt_column", (config.prompt_column,) if config.prompt_column else PROMPT_COLUMNS)]
+    if config.answer_required or config.answer_column:
+        needed.append(("answer_column", (config.answer_column,) if config.answer_column else ANSWER_COLUMNS))
+    needed += [("extra_columns", (name,)) for name in config.extra_columns]
+    for option, wanted in needed:
+        if not any(name in names or name.partition(".")[0] in names for name in wanted):
+            raise SourceError(f"{path} has no column {' or '.join(wanted)}, but {', '.join(names)}; set {option}")
+    return [name for name in names if name in top_columns(config)]
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise SourceError(f"{path} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise SourceError(f"{path} is not an object")
+    return value

@@ -1,0 +1,114 @@
+"""How prompts are drawn: where questions come from, how they are worded and how often each is answered."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+SOURCES = ("reasoning_gym", "jsonl", "parquet", "dataset")
+SLOT = "{prompt}"
+"""Where a template takes the question."""
+
+
+@dataclass(frozen=True)
+class PromptsConfig:
+    """What the prompts operator draws. Raises ValueError naming the field that does not fit.
+
+    Seeds are below 2**29 and counts positive. `epochs` None never ends. Held-out questions are told apart by their
+    text, and which they are depends on neither `seed` nor `shuffle`: runs that differ in these are evaluated alike.
+    (A reasoning-gym task with `size` makes other questions by another seed, held-out ones too.)
+    """
+
+    source: str = "reasoning_gym"
+    """One of `SOURCES`. `dataset` is a Hugging Face folder on disk: `save_to_disk`'s, or Parquet or Arrow files."""
+
+    task: str = ""
+    """reasoning-gym's task; for files the name given to rows that do not carry one (default: the file's stem)."""
+    task_args: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of reasoning-gym's task, without seed and size."""
+    size: int | None = None
+    """Questions in an epoch of a reasoning-gym task; None draws a fresh question for every number."""
+
+    path: str = ""
+    split: str = "train"
+    """Which split of a `dataset` folder."""
+    prompt_column: str = ""
+    """Column of the question, text or a list of messages; dots reach into structs. Empty: recognised (see layouts)."""
+    answer_column: str = ""
+    answer_required: bool = True
+    """False lets rows through that have no answer: for rewards that look at the response alone."""
+    answer_after: str = ""
+    """The answer is what follows the last of these marks in its column ("####" for GSM8K); empty: all of it."""
+    extra_columns: Sequence[str] = ()
+    """Further columns that verifiers see in the reference."""
+
+    template: str = SLOT
+    """Wording around the question, which replaces `{prompt}`; of a conversation, around its last message."""
+    chat_template: bool = False
+    """Render through the tokenizer's chat template."""
+    system: str = ""
+    """System message put before a question that has none; needs `chat_template`."""
+
+    samples_per_prompt: int = 8
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_new_tokens: int = 256
+    """Bound of a response in tokens; shorter where the context ends first."""
+
+    seed: int = 0
+    shuffle: bool = True
+    epochs: int | None = None
+
+    heldout: int = 0
+    """How many distinct questions are kept from training, for evaluation."""
+    heldout_path: str = ""
+    """Take them from this file or folder (same format) instead: its first `heldout`, or all where that is 0."""
+
+    def __post_init__(self) -> None:
+        if self.source not in SOURCES:
+            raise ValueError(f"source {self.source!r} is unknown{nearest(self.source, SOURCES)}")
+        if self.source == "reasoning_gym":
+            self._check_task()
+        elif not self.path:
+            raise ValueError(f"path must be set for source {self.source!r}")
+        if SLOT not in self.template:
+            raise ValueError(f"template must contain {SLOT}, not {self.template!r}")
+        if self.system and not self.chat_template:
+            raise ValueError("system needs chat_template = true: plain text has no system message")
+        self._check_numbers()
+
+    def _check_task(self) -> None:
+        if not self.task:
+            raise ValueError("task must name a reasoning-gym task, e.g. 'chain_sum'")
+        for name in ("path", "heldout_path"):
+            if getattr(self, name):
+                raise ValueError(f"{name} does not go with source 'reasoning_gym'")
+        for name in ("seed", "size"):
+            if name in self.task_args:
+                raise ValueError(f"task_args must not contain {name!r}: set {name} beside it")
+        if self.epochs is not None and self.size is None:
+            raise ValueError("epochs needs size for source 'reasoning_gym': without it there are no epochs")
+
+    def _check_numbers(self) -> None:
+        for name in ("samples_per_prompt", "max_new_tokens", "epochs", "size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
+        for name in ("temperature", "top_k", "heldout"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be in (0, 1], not {self.top_p}")
+        if not 0 <= self.seed < 2**29:
+            raise ValueError(f"seed must be in [0, 2**29), not {self.seed}")
+
+
+def nearest(name: str, valid: Sequence[str]) -> str:
+    """The end of an error message about an unknown `name`: the closest valid one, or all of a short list."""
+    close = difflib.get_close_matches(name, valid, n=1)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; it must be one of {sorted(valid)}" if len(valid) <= 12 else ""

@@ -1,0 +1,104 @@
+"""From a row of a table to a question: which columns hold what.
+
+Recognised without configuration, the first column present counts:
+
+- question: `prompt` (text, or messages as in verl and TRL), `messages`, `question`, `problem`
+- answer: `reward_model.ground_truth` (verl), `answer`, `ground_truth`, `solution` (TRL)
+- task: `data_source` (verl), `task`
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from operators.prompts.config import PromptsConfig
+from operators.prompts.question import Message, Question, UnusableRow
+
+PROMPT_COLUMNS = ("prompt", "messages", "question", "problem")
+ANSWER_COLUMNS = ("reward_model.ground_truth", "answer", "ground_truth", "solution")
+TASK_COLUMNS = ("data_source", "task")
+
+
+def top_columns(config: PromptsConfig) -> set[str]:
+    """Names of the top-level columns that `config` could ask for: the only ones worth reading."""
+    wanted = [config.prompt_column, config.answer_column, *config.extra_columns]
+    wanted += [*PROMPT_COLUMNS, *ANSWER_COLUMNS, *TASK_COLUMNS]
+    return {name.partition(".")[0] for name in wanted if name} | {name for name in wanted if name}
+
+
+def question_of(row: Any, index: int, config: PromptsConfig, task: str) -> Question:
+    """The question in `row`, which is named `task` unless it says otherwise. Raises UnusableRow."""
+    if not isinstance(row, Mapping):
+        raise UnusableRow(f"expected an object, got {type(row).__name__}")
+    text, messages = _prompt(_find(row, config.prompt_column, PROMPT_COLUMNS, "prompt_column"))
+    reference: dict[str, Any] = {}
+    if config.answer_required or config.answer_column:
+        reference["answer"] = _answer(_find(row, config.answer_column, ANSWER_COLUMNS, "answer_column"), config)
+    for name in config.extra_columns:
+        reference[name] = _find(row, name, (), "extra_columns")
+    own_task = next((row[name] for name in TASK_COLUMNS if isinstance(row.get(name), str) and row[name]), task)
+    _check_encodable(text, reference)
+    return Question(index, text, messages, reference, own_task)
+
+
+def _find(row: Mapping[str, Any], name: str, candidates: tuple[str, ...], option: str) -> Any:
+    names = (name,) if name else candidates
+    for candidate in names:
+        value = _reach(row, candidate)
+        if value is not None:
+            return value
+    columns = ", ".join(sorted(map(str, row))[:12])
+    hint = "" if name else f"; name it with {option}"
+    raise UnusableRow(f"no value in column {' or '.join(names)} (the row has {columns or 'no columns'}){hint}")
+
+
+def _reach(row: Mapping[str, Any], name: str) -> Any:
+    """The value of a column; dots reach into structs, unless a column is named so as a whole."""
+    if name in row:
+        return row[name]
+    value: Any = row
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def _answer(value: Any, config: PromptsConfig) -> Any:
+    if not config.answer_after:
+        return value
+    if not isinstance(value, str) or config.answer_after not in value:
+        raise UnusableRow(f"the answer does not contain answer_after {config.answer_after!r}")
+    return value.rpartition(config.answer_after)[2].strip()
+
+
+def _prompt(value: Any) -> tuple[str, tuple[Message, ...]]:
+    if isinstance(value, str):
+        if not value.strip():
+            raise UnusableRow("the prompt is empty")
+        return value, ()
+    if not isinstance(value, list) or not value:
+        raise UnusableRow(f"the prompt must be text or a list of messages, not {str(value)[:40]!r}")
+    messages = tuple(_message(item) for item in value)
+    if messages[-1].role == "assistant":
+        raise UnusableRow("the last message is the assistant's: there is nothing to answer")
+    if not messages[-1].content.strip():
+        raise UnusableRow("the prompt is empty")
+    if len(messages) == 1:
+        return messages[0].content, messages
+    return "\n\n".join(f"{message.role}: {message.content}" for message in messages), messages
+
+
+def _message(item: Any) -> Message:
+    role, content = (item.get("role"), item.get("content")) if isinstance(item, Mapping) else (None, None)
+    if not isinstance(role, str) or not isinstance(content, str):
+        raise UnusableRow(f"a message must have a role and a content of text, not {str(item)[:60]!r}")
+    return Message(role, content)
+
+
+def _check_encodable(text: str, reference: Mapping[str, Any]) -> None:
+    try:
+        text.encode()
+        json.dumps(reference, ensure_ascii=False, allow_nan=False).encode()
+    except (UnicodeEncodeError, ValueError, TypeError) as error:
+        raise UnusableRow(f"it cannot be written as JSON in UTF-8 ({error})") from error

@@ -1,0 +1,109 @@
+"""From a question to a prompt: wording, chat template, tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from operators.prompts.config import SLOT, PromptsConfig
+from operators.prompts.question import Question
+from schemas.columns import token_ids
+from schemas.identity import Purpose
+from schemas.records import PolicyVersion, Prompt, Sampling
+
+
+class Tokenizer(Protocol):
+    """What is asked of a tokenizer, in the words of Hugging Face's."""
+
+    eos_token_id: int | Sequence[int] | None
+    chat_template: str | None
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`."""
+
+    def apply_chat_template(self, conversation: list[dict[str, str]], **options: Any) -> Any:
+        """`conversation` as one text."""
+
+
+class PromptTooLong(ValueError):
+    """A prompt of `length` tokens leaves no room for an answer in a context of `context` tokens."""
+
+    def __init__(self, number: int, length: int, context: int) -> None:
+        super().__init__(f"prompt {number} has {length} tokens: no room for an answer in a context of {context}")
+        self.length, self.context = length, context
+
+
+def render(
+    question: Question,
+    number: int,
+    config: PromptsConfig,
+    tokenizer: Tokenizer,
+    context: int,
+    *,
+    purpose: Purpose = "train",
+    samples: int | None = None,
+    sampling: Sampling | None = None,
+    policy_version: PolicyVersion | None = None,
+    round: str = "",
+) -> Prompt:
+    """Prompt `number`, of `question`, for a model with room for `context` tokens of prompt and response together.
+
+    `samples` and `sampling` stand in for the configured ones, as an evaluation needs. `max_new_tokens` is cut to what
+    the context leaves. Plain text is encoded with the special tokens the tokenizer adds by itself; a chat template
+    brings its own. Raises PromptTooLong, and ValueError for a conversation without a chat template.
+    """
+    text = prompt_text(question, config, tokenizer)
+    ids = tokenizer.encode(text, add_special_tokens=not config.chat_template)
+    room = context - len(ids)
+    if room < 1:
+        raise PromptTooLong(number, len(ids), context)
+    sampling = sampling or _sampling(config, tokenizer)
+    return Prompt(
+        number=number,
+        purpose=purpose,
+        task=question.task,
+        text=text,
+        token_ids=token_ids(ids),
+        reference=json.dumps(question.reference, ensure_ascii=False, allow_nan=False, separators=(",", ":")),
+        samples=config.samples_per_prompt if samples is None else samples,
+        sampling=sampling if sampling.max_new_tokens <= room else replace(sampling, max_new_tokens=room),
+        policy_version=policy_version,
+        round=round,
+    )
+
+
+def prompt_text(question: Question, config: PromptsConfig, tokenizer: Tokenizer) -> str:
+    """The text that the model reads. Raises ValueError for a conversation without a chat template."""
+    if not config.chat_template:
+        if len(question.messages) > 1:
+            raise ValueError(f"question {question.index} is a conversation: set chat_template = true")
+        return config.template.replace(SLOT, question.text)
+    if not tokenizer.chat_template:
+        raise ValueError("chat_template = true, but the tokenizer has no chat template")
+    messages = [message._asdict() for message in question.messages] or [{"role": "user", "content": question.text}]
+    messages[-1]["content"] = config.template.replace(SLOT, messages[-1]["content"])
+    if config.system and messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": config.system})
+    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+
+
+def stop_tokens(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The tokens that end a response: the tokenizer's end of sequence, however many it has."""
+    ends = tokenizer.eos_token_id
+    if ends is None:
+        return ()
+    return (ends,) if isinstance(ends, int) else tuple(ends)
+
+
+def _sampling(config: PromptsConfig, tokenizer: Tokenizer) -> Sampling:
+    # One seed for the run: an engine mixes in the trajectory's id and the position.
+    return Sampling(
+        temperature=float(config.temperature),
+        top_p=float(config.top_p),
+        top_k=config.top_k,
+        max_new_tokens=config.max_new_tokens,
+        stop_token_ids=stop_tokens(tokenizer),
+        seed=config.seed,
+    )

@@ -1,0 +1,228 @@
+"""Questions by number: dense numbers from 0, through shuffled epochs, without those held out for evaluation.
+
+A number's question is a function of the configuration and the data alone, so a restart goes on at any number without
+replaying the ones before. Training and held-out questions never share a text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import itertools
+from array import array
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from operators.prompts.config import PromptsConfig
+from operators.prompts.permutation import Permutation
+from operators.prompts.question import BadRow, Question, Rows, SourceError, UnusableRow, text_key
+
+MAX_BAD_ROWS = 1000
+"""How many bad rows are reported one by one; the others are counted."""
+
+# Where in a task's endless sequence its questions lie. Some tasks need seed + item below 2**32.
+_HELDOUT_START = 1 << 30
+_RETRY_START = 1 << 31
+_MAX_DRAWS = 1000
+
+
+class Source(Protocol):
+    """Training questions by number, and the questions held out from them."""
+
+    total: int | None
+    """How many numbers there are; None: no end."""
+    heldout: tuple[Question, ...]
+    bad_rows: tuple[BadRow, ...]
+    bad_row_count: int
+
+    def __getitem__(self, number: int) -> Question:
+        """Question `number`. Raises IndexError at `total` and beyond."""
+
+    def close(self) -> None:
+        """Release files."""
+
+
+def open_source(config: PromptsConfig) -> Source:
+    """The questions of `config`. Raises SourceError naming the path or task that cannot be used.
+
+    Files are read once from end to end, and take 16 bytes a row in memory. Bad rows are left out and reported.
+    """
+    if config.source == "reasoning_gym" and config.size is None:
+        return EndlessSource(config)
+    heldout = _questions_aside(config) if config.heldout_path else ()
+    return TableSource(config, open_rows(config), heldout)
+
+
+def heldout_questions(config: PromptsConfig) -> tuple[Question, ...]:
+    """The questions that `open_source(config)` never gives. Raises SourceError."""
+    source = open_source(config)
+    try:
+        return source.heldout
+    finally:
+        source.close()
+
+
+def open_rows(config: PromptsConfig) -> Rows:
+    """The table behind `config`. Raises SourceError."""
+    if config.source == "reasoning_gym":
+        from operators.prompts.tasks import TaskRows
+
+        return TaskRows(config, config.seed, config.size)
+    path = Path(config.path).expanduser()
+    if config.source == "jsonl":
+        from operators.prompts.jsonl_rows import JsonlRows
+
+        return JsonlRows(path, config)
+    from operators.prompts.arrow_rows import open_dataset, open_parquet
+
+    return open_parquet(path, config) if config.source == "parquet" else open_dataset(path, config)
+
+
+def _questions_aside(config: PromptsConfig) -> tuple[Question, ...]:
+    rows = open_rows(replace(config, path=config.heldout_path))
+    try:
+        questions = (question for question in rows.scan() if isinstance(question, Question))
+        found = tuple(itertools.islice(questions, config.heldout or None))
+    finally:
+        rows.close()
+    if len(found) < max(1, config.heldout):
+        raise SourceError(f"heldout = {config.heldout}, but heldout_path {rows.name} has {len(found)} usable rows")
+    return found
+
+
+class TableSource:
+    """Questions of a finite table. Held out are those given, or the `config.heldout` texts with the smallest hashes."""
+
+    def __init__(self, config: PromptsConfig, rows: Rows, heldout: Sequence[Question] = ()) -> None:
+        self._config, self._rows = config, rows
+        self.bad_rows: tuple[BadRow, ...] = ()
+        self.bad_row_count = 0
+        try:
+            numbers, keys = self._scan()
+            kept_out = {text_key(question.text) for question in heldout}
+            self.heldout = tuple(heldout) or self._draw_heldout(numbers, keys, kept_out)
+            self._order = array("q", (n for n, key in zip(numbers, keys, strict=True) if key not in kept_out))
+            if not self._order:
+                raise SourceError(f"{rows.name} has no question left to train on: all are held out")
+        except BaseException:
+            rows.close()
+            raise
+        self.total = None if config.epochs is None else config.epochs * len(self._order)
+        self._shuffled = (-1, Permutation(1, 0, 0))
+
+    def __getitem__(self, number: int) -> Question:
+        """Question `number`, found in constant time. Raises IndexError beyond the last epoch."""
+        if number < 0 or (self.total is not None and number >= self.total):
+            raise IndexError(f"{self._rows.name} has {self.total} numbers, not {number}")
+        epoch, position = divmod(number, len(self._order))
+        if self._config.shuffle:
+            if self._shuffled[0] != epoch:
+                self._shuffled = (epoch, Permutation(len(self._order), self._config.seed, epoch))
+            position = self._shuffled[1][position]
+        return self._rows.question(self._order[position])
+
+    def close(self) -> None:
+        """Release files."""
+        self._rows.close()
+
+    def _scan(self) -> tuple[array[int], array[int]]:
+        """Row numbers and text keys of all questions."""
+        bad: list[BadRow] = []
+        numbers, keys = array("q"), array("Q")
+        for found in self._rows.scan():
+            if isinstance(found, Question):
+                numbers.append(found.index)
+                keys.append(text_key(found.text))
+                continue
+            self.bad_row_count += 1
+            if len(bad) < MAX_BAD_ROWS:
+                bad.append(found)
+        self.bad_rows = tuple(bad)
+        if not numbers:
+            first = f"; line {bad[0].line}: {bad[0].reason}" if bad else ""
+            raise SourceError(f"{self._rows.name} has no usable row ({self.bad_row_count} bad ones{first})")
+        return numbers, keys
+
+    def _draw_heldout(self, numbers: array[int], keys: array[int], kept_out: set[int]) -> tuple[Question, ...]:
+        wanted = self._config.heldout
+        if not wanted:
+            return ()
+        distinct = set(keys)
+        if len(distinct) <= wanted:
+            name = self._rows.name
+            raise SourceError(f"heldout = {wanted} leaves nothing of the {len(distinct)} distinct questions in {name}")
+        kept_out.update(heapq.nsmallest(wanted, distinct))
+        first_rows: dict[int, int] = {}
+        for number, key in zip(numbers, keys, strict=True):
+            if key in kept_out:
+                first_rows.setdefault(key, number)
+        return tuple(self._rows.question(number) for number in sorted(first_rows.values()))
+
+
+class EndlessSource:
+    """A fresh question for every number, from a task that makes as many as are asked for.
+
+    Item i of reasoning-gym's seed s is Random(s + i): near seeds give nearly the same questions. So the seed is hashed
+    into where the sequence starts, and a number whose question is held out takes one from elsewhere in the sequence.
+    """
+
+    total: int | None = None
+    bad_rows: tuple[BadRow, ...] = ()
+    bad_row_count = 0
+
+    def __init__(self, config: PromptsConfig) -> None:
+        from operators.prompts.tasks import TaskRows
+
+        self._rows = TaskRows(config, seed=0, size=None)
+        self._seed = config.seed
+        self._start = _hashed(f"start/{config.seed}") % (1 << 29)
+        self.heldout: tuple[Question, ...] = ()
+        self._kept_out: set[int] = set()
+        try:
+            self._rows.question(_HELDOUT_START)
+        except UnusableRow as error:
+            raise SourceError(f"{error}: set size, for a task that does not make questions without end") from error
+        if config.heldout:
+            self._draw_heldout(config.heldout)
+        _ = self[0]  # so that a held-out set that leaves nothing is said now
+
+    def __getitem__(self, number: int) -> Question:
+        """Question `number`. Raises IndexError for a negative one, SourceError if all it finds are held out."""
+        if number < 0:
+            raise IndexError(number)
+        item = self._start + number
+        for draw in range(_MAX_DRAWS):
+            question = self._draw(item)
+            if question is not None:
+                return question
+            item = _RETRY_START + _hashed(f"{self._seed}/{number}/{draw}") % (1 << 30)
+        raise SourceError(f"{self._rows.name}: {_MAX_DRAWS} draws were all among the {len(self._kept_out)} held out")
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+    def _draw(self, item: int) -> Question | None:
+        """Item `item`, unless its text is held out or the task fails to make it."""
+        try:
+            question = self._rows.question(item)
+        except UnusableRow:
+            return None
+        return None if text_key(question.text) in self._kept_out else question
+
+    def _draw_heldout(self, wanted: int) -> None:
+        found: list[Question] = []
+        for item in range(20 * wanted + _MAX_DRAWS):
+            question = self._draw(_HELDOUT_START + item)
+            if question is not None:
+                self._kept_out.add(text_key(question.text))
+                found.append(question)
+                if len(found) == wanted:
+                    self.heldout = tuple(found)
+                    return
+        raise SourceError(f"heldout = {wanted}, but {self._rows.name} gave only {len(found)} distinct questions")
+
+
+def _hashed(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")

@@ -1,0 +1,119 @@
+"""Rendering: what the demonstration model is asked, chat templates, prompts that are too long."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from operators.prompts.config import PromptsConfig
+from operators.prompts.question import Message, Question
+from operators.prompts.rendering import PromptTooLong, render
+from operators.prompts.sources import open_source
+from schemas.codec import encode
+from schemas.records import Sampling
+
+
+class LetterTokenizer:
+    """One token a letter; 1 begins a text where special tokens are asked for."""
+
+    eos_token_id: Any = 2
+    chat_template: str | None = "yes"
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return [1] * add_special_tokens + [ord(letter) for letter in text]
+
+    def apply_chat_template(self, conversation: list[dict[str, str]], **options: Any) -> str:
+        assert options == {"tokenize": False, "add_generation_prompt": True}
+        return "".join(f"<{turn['role']}>{turn['content']}" for turn in conversation) + "<assistant>"
+
+
+def plain(text: str, *messages: Message) -> Question:
+    return Question(0, text, messages, {"answer": "é"}, "sums")
+
+
+@pytest.mark.parametrize(
+    ("task", "args", "words"),
+    [
+        (
+            "chain_sum",
+            {"min_terms": 3, "max_terms": 5, "min_digits": 1, "max_digits": 1},
+            r"State the final answer to the following arithmetic problem: \d( [+-] \d){2,4} =",
+        ),
+        (
+            "gcd",
+            {"min_numbers": 2, "max_numbers": 2, "min_value": 1, "max_value": 50},
+            r"Find the Greatest Common Divisor \(GCD\) of these numbers: \d+, \d+\. Give only the GCD as .*\.",
+        ),
+    ],
+)
+def test_a_task_is_asked_in_the_words_of_the_library(task: str, args: dict, words: str) -> None:
+    config = PromptsConfig(task=task, task_args=args, max_new_tokens=48, samples_per_prompt=8, seed=11)
+    question = open_source(config)[41]
+    prompt = render(question, 41, config, LetterTokenizer(), context=512)
+    assert re.fullmatch(words, prompt.text)
+    assert prompt.prompt_id == "p41"
+    assert prompt.token_ids.to_pylist() == [1, *map(ord, prompt.text)]
+    assert prompt.samples == 8
+    assert prompt.sampling == Sampling(1.0, 1.0, 0, 48, (2,), 11)
+    entry = json.loads(prompt.reference)
+    assert (entry["question"], entry["task_args"]) == (prompt.text, args)
+    encode(prompt)  # it fits its schema
+
+
+def test_a_template_surrounds_the_question_and_leaves_other_braces() -> None:
+    config = PromptsConfig(task="gcd", template="Q: {prompt} Use \\boxed{}.")
+    prompt = render(plain("What {is} 2?"), 0, config, LetterTokenizer(), 100)
+    assert prompt.text == "Q: What {is} 2? Use \\boxed{}."
+    assert prompt.reference == '{"answer":"é"}'
+
+
+@pytest.mark.parametrize(
+    ("question", "text"),
+    [
+        (plain("2?"), "<system>Be kind.<user>Q: 2?<assistant>"),
+        (plain("2?", Message("user", "2?")), "<system>Be kind.<user>Q: 2?<assistant>"),
+        (
+            plain("x", Message("system", "Own."), Message("user", "2?")),
+            "<system>Own.<user>Q: 2?<assistant>",
+        ),
+    ],
+)
+def test_the_chat_template_brings_its_own_special_tokens(question: Question, text: str) -> None:
+    config = PromptsConfig(task="gcd", chat_template=True, system="Be kind.", template="Q: {prompt}")
+    prompt = render(question, 0, config, LetterTokenizer(), 100)
+    assert prompt.text == text
+    assert prompt.token_ids.to_pylist() == list(map(ord, text))
+
+
+def test_a_conversation_needs_a_chat_template() -> None:
+    conversation = plain("x", Message("user", "1?"), Message("tool", "2"))
+    with pytest.raises(ValueError, match="set chat_template"):
+        render(conversation, 0, PromptsConfig(task="gcd"), LetterTokenizer(), 100)
+    bare = LetterTokenizer()
+    bare.chat_template = None
+    with pytest.raises(ValueError, match="tokenizer has no chat template"):
+        render(conversation, 0, PromptsConfig(task="gcd", chat_template=True), bare, 100)
+
+
+def test_a_prompt_must_leave_room_for_one_token() -> None:
+    config = PromptsConfig(task="gcd", max_new_tokens=48)
+    assert render(plain("12345678"), 0, config, LetterTokenizer(), context=10).sampling.max_new_tokens == 1
+    assert render(plain("12345678"), 0, config, LetterTokenizer(), context=57).sampling.max_new_tokens == 48
+    with pytest.raises(PromptTooLong, match="prompt 7 has 9 tokens") as caught:
+        render(plain("12345678"), 7, config, LetterTokenizer(), context=9)
+    assert (caught.value.length, caught.value.context) == (9, 9)
+
+
+def test_an_evaluation_has_its_own_samples_and_sampling() -> None:
+    tokenizer = LetterTokenizer()
+    tokenizer.eos_token_id = [2, 3]
+    greedy = Sampling(0.0, 1.0, 0, 20, (2,), 0)
+    config = PromptsConfig(task="gcd")
+    prompt = render(
+        plain("1?"), 4, config, tokenizer, 100, purpose="evaluation", samples=1, sampling=greedy, round="r3"
+    )
+    assert (prompt.prompt_id, prompt.samples, prompt.sampling, prompt.round) == ("e4", 1, greedy, "r3")
+    assert render(plain("1?"), 4, config, tokenizer, 100).sampling.stop_token_ids == (2, 3)

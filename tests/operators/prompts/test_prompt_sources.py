@@ -1,0 +1,228 @@
+"""Sources: determinism, going on at a number, held-out questions, bad rows, clear errors."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from operators.prompts.config import PromptsConfig
+from operators.prompts.permutation import Permutation
+from operators.prompts.question import BadRow, SourceError
+from operators.prompts.sources import heldout_questions, open_source
+
+CHAIN_SUM = {"min_terms": 3, "max_terms": 5, "min_digits": 1, "max_digits": 1}
+GCD = {"min_value": 1, "max_value": 50}
+
+
+def write_jsonl(path: Path, count: int) -> Path:
+    path.write_text(
+        "".join(json.dumps({"question": f"What is {i} + 1?", "answer": i + 1}) + "\n" for i in range(count))
+    )
+    return path
+
+
+def texts(config: PromptsConfig, numbers: range) -> list[str]:
+    source = open_source(config)
+    try:
+        return [source[number].text for number in numbers]
+    finally:
+        source.close()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 16, 17, 100, 1025])
+def test_a_permutation_visits_everything_once(size: int) -> None:
+    order = Permutation(size, seed=3, epoch=0)
+    assert sorted(order[i] for i in range(size)) == list(range(size))
+
+
+def test_a_permutation_depends_on_seed_and_epoch_and_mixes() -> None:
+    first, again, other_seed, other_epoch = (
+        [Permutation(1000, *key)[i] for i in range(1000)] for key in ((1, 0), (1, 0), (2, 0), (1, 1))
+    )
+    assert first == again
+    for other in (other_seed, other_epoch, list(range(1000))):
+        assert sum(a == b for a, b in zip(first, other, strict=True)) < 20  # 1 is expected
+    with pytest.raises(IndexError):
+        Permutation(1000, 1, 0)[1000]
+
+
+def test_jsonl_goes_through_every_row_each_epoch_in_another_order(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "sums.jsonl", 40)
+    config = PromptsConfig(source="jsonl", path=str(path), epochs=2)
+    source = open_source(config)
+    assert source.total == 80
+    first, second = [[source[epoch * 40 + i].index for i in range(40)] for epoch in (0, 1)]
+    assert sorted(first) == sorted(second) == list(range(40))
+    assert first != second
+    assert source[3].reference == {"answer": source[3].index + 1}
+    assert source[3].task == "sums"
+    for number in (80, -1):
+        with pytest.raises(IndexError):
+            source[number]
+    source.close()
+
+
+def test_without_shuffling_rows_come_in_order_and_without_epochs_they_never_end(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "q.jsonl", 3)
+    source = open_source(PromptsConfig(source="jsonl", path=str(path), shuffle=False))
+    assert source.total is None
+    assert [source[n].index for n in (0, 1, 2, 3, 10**12)] == [0, 1, 2, 0, 10**12 % 3]
+    source.close()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"task": "chain_sum", "task_args": CHAIN_SUM, "heldout": 16},
+        {"task": "gcd", "task_args": GCD, "heldout": 300},
+        {"task": "word_ladder", "size": 20, "heldout": 4},
+        {"source": "jsonl", "heldout": 10},
+    ],
+)
+def test_a_restart_goes_on_at_any_number(tmp_path: Path, options: dict) -> None:
+    if options.get("source") == "jsonl":
+        options = {**options, "path": str(write_jsonl(tmp_path / "q.jsonl", 30))}
+    config = PromptsConfig(**options, seed=5)
+    assert texts(config, range(200))[123:] == texts(config, range(123, 200))
+
+
+def test_seeds_draw_other_questions_but_the_same_heldout() -> None:
+    runs = [PromptsConfig(task="chain_sum", task_args=CHAIN_SUM, heldout=8, seed=seed) for seed in (0, 1)]
+    first, second = (set(texts(config, range(100))) for config in runs)
+    # Near seeds of the library share all but one item; five one-digit terms meet by chance only.
+    assert len(first & second) < 20
+    assert heldout_questions(runs[0]) == heldout_questions(runs[1])
+
+
+def test_heldout_questions_of_a_crowded_task_are_never_trained_on() -> None:
+    """gcd of two numbers up to 50 has 2,500 texts: without care most held-out ones would come up in 4,000 draws."""
+    config = PromptsConfig(task="gcd", task_args=GCD, heldout=500, seed=2)
+    heldout = {question.text for question in heldout_questions(config)}
+    careless = PromptsConfig(task="gcd", task_args=GCD, heldout=0, seed=2)
+    assert len(heldout) == 500
+    assert len(heldout & set(texts(careless, range(4000)))) > 250
+    assert not heldout & set(texts(config, range(4000)))
+
+
+def test_heldout_texts_are_kept_out_of_a_file_with_all_their_repetitions(tmp_path: Path) -> None:
+    path = tmp_path / "q.jsonl"
+    rows = [{"question": f"Question {i % 10}?" + " " * (i // 10), "answer": "1"} for i in range(30)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    source = open_source(PromptsConfig(source="jsonl", path=str(path), heldout=4, epochs=1))
+    heldout = {question.text.strip() for question in source.heldout}
+    assert len(source.heldout) == len(heldout) == 4
+    counts = Counter(source[number].text.strip() for number in range(source.total or 0))
+    assert set(counts) == {f"Question {i}?" for i in range(10)} - heldout
+    assert set(counts.values()) == {3}
+    source.close()
+
+
+def test_heldout_questions_from_a_file_of_their_own(tmp_path: Path) -> None:
+    train, test = write_jsonl(tmp_path / "train.jsonl", 20), write_jsonl(tmp_path / "test.jsonl", 5)
+    config = PromptsConfig(source="jsonl", path=str(train), heldout_path=str(test), epochs=1)
+    source = open_source(config)
+    assert [question.index for question in source.heldout] == [0, 1, 2, 3, 4]
+    assert sorted(source[n].index for n in range(source.total or 0)) == list(range(5, 20))
+    source.close()
+    with pytest.raises(SourceError, match="has 5 usable rows"):
+        open_source(PromptsConfig(source="jsonl", path=str(train), heldout_path=str(test), heldout=6))
+
+
+def test_too_many_heldout_is_an_error(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "q.jsonl", 6)
+    with pytest.raises(SourceError, match="leaves nothing of the 6 distinct"):
+        heldout_questions(PromptsConfig(source="jsonl", path=str(path), heldout=6))
+    small = {"min_value": 1, "max_value": 2}
+    with pytest.raises(SourceError, match="gave only 4 distinct"):
+        heldout_questions(PromptsConfig(task="gcd", task_args=small, heldout=5))
+    with pytest.raises(SourceError, match="draws were all among the 4 held out"):
+        heldout_questions(PromptsConfig(task="gcd", task_args=small, heldout=4))
+
+
+def test_bad_lines_are_reported_by_their_number_and_the_rest_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "q.jsonl"
+    path.write_bytes(
+        b'{"question": "one?", "answer": "1"}\n'
+        b'{"question": "two?", "answer": \n'
+        b"\n"
+        b'{"question": "  ", "answer": "1"}\n'
+        b'{"question": "three?"}\n'
+        b"[1]\n"
+        b'{"question": "bad \\ud800", "answer": "1"}\n'
+        b'{"question": "four?", "answer": NaN}\n'
+        b'\xff\xfe{"question"\n'
+        b'{"question": "' + b"x" * (8 * 1024 * 1024) + b'?", "answer": "1"}\n'
+        b'{"prompt": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}], "answer": "1"}\n'
+        b'{"question": "five?", "answer": "5"}'
+    )
+    source = open_source(PromptsConfig(source="jsonl", path=str(path), epochs=1, shuffle=False))
+    assert [source[n].text for n in range(source.total or 0)] == ["one?", "five?"]
+    reasons = {row.line: row.reason for row in source.bad_rows}
+    assert source.bad_row_count == len(reasons) == 9
+    expected = {2: "not JSON", 4: "empty", 5: "answer_column", 6: "expected an object", 7: "UTF-8", 8: "NaN"}
+    expected |= {9: "not JSON", 10: "longer than", 11: "assistant"}
+    for line, words in expected.items():
+        assert words in reasons[line], (line, reasons[line])
+    source.close()
+
+
+def test_bad_rows_are_counted_beyond_those_that_are_reported(tmp_path: Path) -> None:
+    path = tmp_path / "q.jsonl"
+    path.write_text("{\n" * 1500 + '{"question": "one?", "answer": "1"}\n')
+    source = open_source(PromptsConfig(source="jsonl", path=str(path)))
+    assert (len(source.bad_rows), source.bad_row_count) == (1000, 1500)
+    assert source.bad_rows[999] == BadRow(1000, source.bad_rows[0].reason)
+    assert source[7].text == "one?"
+    source.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"source": "jsonl", "path": "/nowhere/q.jsonl"}, "no file /nowhere/q.jsonl"),
+        ({"source": "parquet", "path": "/nowhere/q.parquet"}, "no file /nowhere/q.parquet"),
+        ({"source": "dataset", "path": "/nowhere/q"}, "no folder /nowhere/q"),
+        ({"task": "chain_sums"}, "did you mean 'chain_sum'"),
+        ({"task": "chain_sum", "task_args": {"max_term": 3}}, "no argument 'max_term'; did you mean 'max_terms'"),
+        ({"task": "chain_sum", "task_args": {"min_terms": 9}}, "max_terms must be >= min_terms"),
+        ({"task": "word_ladder"}, "set size"),
+        ({"task": "arc_agi"}, "JSON does not carry"),
+    ],
+)
+def test_what_cannot_be_opened_is_named(options: dict, message: str) -> None:
+    with pytest.raises(SourceError, match=message):
+        open_source(PromptsConfig(**options))
+
+
+def test_a_file_without_usable_rows_says_why(tmp_path: Path) -> None:
+    path = tmp_path / "q.jsonl"
+    path.write_text('{"query": "one?"}\n')
+    with pytest.raises(SourceError, match=r"no usable row \(1 bad ones; line 1: no value in column prompt or"):
+        open_source(PromptsConfig(source="jsonl", path=str(path)))
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"source": "json", "path": "x"}, "source 'json' is unknown; did you mean 'jsonl'"),
+        ({"source": "jsonl"}, "path"),
+        ({}, "task"),
+        ({"task": "gcd", "path": "x"}, "path"),
+        ({"task": "gcd", "task_args": {"seed": 1}}, "task_args"),
+        ({"task": "gcd", "epochs": 2}, "epochs needs size"),
+        ({"task": "gcd", "template": "solve"}, "template"),
+        ({"task": "gcd", "system": "be kind"}, "system"),
+        ({"task": "gcd", "samples_per_prompt": 0}, "samples_per_prompt"),
+        ({"task": "gcd", "max_new_tokens": 0}, "max_new_tokens"),
+        ({"task": "gcd", "temperature": float("nan")}, "temperature"),
+        ({"task": "gcd", "top_p": 0.0}, "top_p"),
+        ({"task": "gcd", "heldout": -1}, "heldout"),
+        ({"task": "gcd", "seed": 2**29}, "seed"),
+    ],
+)
+def test_config_errors_name_the_field(options: dict, field: str) -> None:
+    with pytest.raises(ValueError, match=field):
+        PromptsConfig(**options)
