@@ -93,7 +93,7 @@ def _resolve(progress: Progress) -> list[Path]:
         for number, artifact in enumerate(artifacts, start=1):
             progress(f"fetching {number}/{len(artifacts)} {artifact.filename}")
             jars.append(Path(artifact.resolve()))
-    except (RuntimeError, OSError, ValueError) as error:
+    except (RuntimeError, OSError, ValueError, ElementTree.ParseError) as error:
         raise JarResolutionError(
             f"cannot resolve the local broker's jars ({', '.join(COORDINATES)}): {error}. "
             "Check the network and the Maven settings (~/.m2/settings.xml, ~/.config/jgo.conf), "
