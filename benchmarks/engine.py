@@ -2,8 +2,8 @@
 
     OMP_NUM_THREADS=1 python benchmarks/engine.py
 
-`generate` takes the requests in batches of as many as the engine has slots, left-padded, with the same sampling; a batch
-runs to its longest request, so its surplus tokens are not counted. Repetitions alternate between the two.
+`generate` takes the requests in batches of as many as the engine has slots, left-padded, with the same sampling. A
+batch runs to its longest request; its surplus tokens are not counted. Repetitions alternate between the two.
 """
 
 from __future__ import annotations

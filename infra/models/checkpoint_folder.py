@@ -1,0 +1,87 @@
+"""Model folders as `AutoModelForCausalLM.from_pretrained` reads them, loaded from disk alone and written whole.
+
+Never reaches the network, never runs code from a folder, reads and writes safetensors alone.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+_TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+
+
+def load_model(path: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """The causal language model in folder `path`, in `dtype`, on the CPU, in evaluation mode.
+
+    Raises FileNotFoundError naming what `path` lacks, ValueError if it is there but cannot be loaded.
+    """
+    _need(path, "config.json", ("config.json",))
+    _need(path, "weights", _WEIGHTS)
+    try:
+        model, found = AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=dtype,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ValueError(f"the model in {path} cannot be loaded as a causal language model: {error}") from error
+    if missing := sorted(found["missing_keys"]):
+        # transformers would go on with random values in their place.
+        raise ValueError(
+            f"the weights in {path} lack {len(missing)} tensors that its config needs, such as {missing[0]}"
+        )
+    loaded: PreTrainedModel = model.eval()
+    return loaded
+
+
+def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer in folder `path`.
+
+    Raises FileNotFoundError naming what `path` lacks, ValueError if it is there but cannot be loaded.
+    """
+    _need(path, "tokenizer", _TOKENIZER)
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            path, local_files_only=True, trust_remote_code=False
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"the tokenizer in {path} cannot be loaded: {error}") from error
+    return tokenizer
+
+
+def save_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
+    """Write `model` and `tokenizer` to the new folder `path`, complete from the moment it is there.
+
+    Raises FileExistsError if `path` is there already and is not an empty folder.
+    """
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise FileExistsError(f"{path} is there already: choose another folder or remove it")
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        model.save_pretrained(unfinished)
+        tokenizer.save_pretrained(unfinished)
+        unfinished.replace(path)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _need(path: Path, what: str, names: tuple[str, ...]) -> None:
+    """Raise FileNotFoundError unless folder `path` has one of the files `names`."""
+    if not path.is_dir():
+        raise FileNotFoundError(f"there is no model folder at {path}: name a folder saved by `save_pretrained`")
+    if not any((path / name).is_file() for name in names):
+        wanted = " or ".join(names)
+        hint = "; pickled weights (.bin) are not read" if any(path.glob("*.bin")) else ""
+        raise FileNotFoundError(
+            f"the model folder {path} has no {what} ({wanted}): copy it there or save the model again{hint}"
+        )
