@@ -29,30 +29,46 @@ class Chunk:
 
 
 def split_rows(lengths: np.ndarray, query_size: int, most: int = 4) -> list[Chunk]:
-    """At most `most` chunks of rows with `lengths` (int64[rows]), where a split saves more than its call costs.
+    """At most `most` chunks of rows with `lengths` (int64[rows]), split where it saves most and more than it costs.
 
     `query_size` is heads × head size: the multiply-adds of one row over one token.
     """
-    chunks: list[Chunk] = []
-    pending = [(0, len(lengths))]
-    while pending:
-        start, stop = pending.pop()
-        part = lengths[start:stop]
-        longest = int(part.max())
-        rows = stop - start
-        # A split cannot save more than all the padding: most steps end here.
-        padding = rows * longest - int(part.sum())
-        if padding * query_size > _CALL_COST and len(chunks) + len(pending) + 1 < most:
-            before = np.maximum.accumulate(part)[:-1]
-            after = np.maximum.accumulate(part[::-1])[-2::-1]
-            counts = np.arange(1, rows)
-            cost = counts * before + (rows - counts) * after
-            best = int(cost.argmin())
-            if (rows * longest - int(cost[best])) * query_size > _CALL_COST:
-                pending += [(start + best + 1, stop), (start, start + best + 1)]
-                continue
-        chunks.append(Chunk(start, stop, longest, padding == 0))
-    return chunks
+    least = _CALL_COST // query_size
+    parts = [_part(lengths, 0, len(lengths), least)]
+    while len(parts) < most:
+        widest = max(parts, key=lambda part: part.saving)
+        if widest.saving <= least:
+            break
+        parts.remove(widest)
+        parts += [
+            _part(lengths, widest.chunk.start, widest.split, least),
+            _part(lengths, widest.split, widest.chunk.stop, least),
+        ]
+    return sorted((part.chunk for part in parts), key=lambda chunk: chunk.start)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A chunk, where to split it best, and the row-tokens that this saves."""
+
+    chunk: Chunk
+    split: int
+    saving: int
+
+
+def _part(lengths: np.ndarray, start: int, stop: int, least: int) -> _Part:
+    part = lengths[start:stop]
+    rows, longest = stop - start, int(part.max())
+    padding = rows * longest - int(part.sum())
+    chunk = Chunk(start, stop, longest, padding == 0)
+    if padding <= least:  # a split cannot save more than all the padding: most steps end here
+        return _Part(chunk, start, 0)
+    before = np.maximum.accumulate(part)[:-1]
+    after = np.maximum.accumulate(part[::-1])[-2::-1]
+    counts = np.arange(1, rows)
+    cost = counts * before + (rows - counts) * after
+    best = int(cost.argmin())
+    return _Part(chunk, start + best + 1, rows * longest - int(cost[best]))
 
 
 class RowOrder:

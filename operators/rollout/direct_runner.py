@@ -85,6 +85,8 @@ class DirectRunner:
             qkv = functional.linear(h, layer.qkv, layer.qkv_bias)
             # Rotary, in place: q and k lie side by side, so their heads turn together.
             qk = qkv[:, :rotated_size].view(-1, rotated_heads, self._size)
+            if layer.head_norms is not None:
+                self._norm_heads(qk, *layer.head_norms)
             swapped = torch.roll(qk, self._size // 2, -1)
             qk.mul_(cos).addcmul_(swapped, sin)
             kv = qkv[:, query_size:].view(-1, 2, self._kv_heads, self._size)
@@ -111,6 +113,11 @@ class DirectRunner:
         # x / sqrt(mean(x²) + eps) in four kernels; torch's own is eight on a CPU. hypot adds eps under the root.
         norm = torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self._root_eps)
         return torch.addcdiv(self._zero, x, norm, value=self._root_hidden).mul_(weight)
+
+    def _norm_heads(self, qk: torch.Tensor, query_weight: torch.Tensor, key_weight: torch.Tensor) -> None:
+        """Norm each head of `qk` [tokens, heads + KV heads, size] in place, as Qwen3 does before turning them."""
+        for heads, weight in ((qk[:, : self._heads], query_weight), (qk[:, self._heads :], key_weight)):
+            heads.copy_(functional.rms_norm(heads, (self._size,), weight, self._eps))
 
     def _attend(self, layer: int, qkv: torch.Tensor, chunk: Chunk, mask: torch.Tensor | None) -> torch.Tensor:
         """Attention of `chunk`'s rows over their slots, [rows, heads × size]; a KV head's queries go together."""

@@ -16,7 +16,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 _LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
-_ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
+_PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj"}
+_HEAD_NORMS = {"q_norm", "k_norm"}
 _MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 _STATIC_ROTARY = {"default", "linear", "llama3", "yarn"}
 
@@ -28,6 +29,8 @@ class LlamaLayer:
     input_norm: nn.Parameter
     qkv: torch.Tensor
     qkv_bias: torch.Tensor | None
+    head_norms: tuple[nn.Parameter, nn.Parameter] | None
+    """Of queries and keys, [head_size] each, where each head is normed by itself (Qwen3)."""
     output: torch.Tensor
     mlp_norm: nn.Parameter
     gate_up: torch.Tensor
@@ -48,12 +51,15 @@ def why_not_llama(model: PreTrainedModel) -> str | None:
         return "its norm is not a root mean square"
     for i, layer in enumerate(body.layers):
         parts = {name: set(dict(module.named_children())) for name, module in layer.named_children()}
-        if parts.keys() != _LAYER or parts["self_attn"] != _ATTENTION or not parts["mlp"] <= _MLP:
+        if parts.keys() != _LAYER or not parts["mlp"] <= _MLP:
             return f"layer {i} has other modules than a llama layer"
-        linear = [*layer.self_attn.children(), *(m for m in layer.mlp.children() if isinstance(m, nn.Linear))]
-        if any(type(module) is not nn.Linear for module in linear) or len(linear) != len(_ATTENTION) + 3:
+        if parts["self_attn"] not in (_PROJECTIONS, _PROJECTIONS | _HEAD_NORMS):
+            return f"the attention of layer {i} has other modules than llama's or Qwen3's"
+        attention = [getattr(layer.self_attn, name) for name in sorted(_PROJECTIONS)]
+        mlp = [getattr(layer.mlp, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
+        if any(type(module) is not nn.Linear for module in attention + mlp):
             return f"layer {i} has projections that are not plain linear ones"
-        if any(module.bias is not None for module in (layer.self_attn.o_proj, *linear[len(_ATTENTION) :])):
+        if any(module.bias is not None for module in (layer.self_attn.o_proj, *mlp)):
             return f"layer {i} has biases outside q, k and v"
         if len({getattr(layer.self_attn, name).bias is None for name in ("q_proj", "k_proj", "v_proj")}) != 1:
             return f"layer {i} has biases on some of q, k and v"
@@ -70,6 +76,7 @@ def lay_side_by_side(layer: Any) -> LlamaLayer:
         input_norm=layer.input_layernorm.weight,
         qkv=_join([module.weight for module in projections]),
         qkv_bias=None if attention.q_proj.bias is None else _join([module.bias for module in projections]),
+        head_norms=(attention.q_norm.weight, attention.k_norm.weight) if hasattr(attention, "q_norm") else None,
         output=attention.o_proj.weight.detach().t(),
         mlp_norm=layer.post_attention_layernorm.weight,
         gate_up=_join([mlp.gate_proj.weight, mlp.up_proj.weight]),

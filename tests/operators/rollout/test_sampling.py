@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from operators.rollout.sampling import NO_TOKEN, SamplingColumns, sample, stream_key, uniforms
+
+
+def columns(rows: int, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> SamplingColumns:
+    return SamplingColumns.of(np.full(rows, temperature), np.full(rows, top_k), np.full(rows, top_p))
+
+
+def logits_of(*probabilities: float) -> torch.Tensor:
+    return torch.tensor([probabilities]).log()
+
+
+# --- the uniforms
+
+
+def test_a_uniform_is_a_function_of_seed_trajectory_and_position() -> None:
+    keys = np.array([stream_key(1, "p0.0"), stream_key(1, "p0.1"), stream_key(2, "p0.0")], np.uint64)
+    at_three = uniforms(keys, np.array([3, 3, 3]))
+    assert len(set(at_three)) == 3
+    shuffled = uniforms(keys[[2, 0, 1]], np.array([3, 3, 3]))
+    assert (shuffled == at_three[[2, 0, 1]]).all()
+    assert uniforms(keys[:1], np.array([4]))[0] != at_three[0]
+
+
+def test_the_stream_is_the_one_that_running_trajectories_rely_on() -> None:
+    """A change of these numbers changes what a trajectory moved between releases draws."""
+    # SplitMix64 seeded with 1234567: the first outputs that its reference implementation prints.
+    expected = [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    got = uniforms(np.full(3, 1234567, np.uint64), np.arange(3))
+    assert got.tolist() == [(value >> 11) * 2.0**-53 for value in expected]
+
+
+def test_uniforms_are_uniform_and_independent_of_their_neighbours() -> None:
+    keys = np.array([stream_key(0, f"p{i}.0") for i in range(2000)], np.uint64)
+    drawn = np.stack([uniforms(keys, np.full(2000, position)) for position in range(4)])
+    assert ((drawn >= 0) & (drawn < 1)).all()
+    for row in drawn:
+        counts = np.histogram(row, bins=20, range=(0, 1))[0]
+        assert ((counts - 100) ** 2 / 100).sum() < 50.8  # chi-square, 19 degrees of freedom, p = 1e-4
+    correlations = np.corrcoef(np.concatenate([drawn, drawn[:, ::-1][:2]]))
+    assert np.abs(correlations - np.diag(np.diag(correlations))).max() < 4 / math.sqrt(2000)
+
+
+# --- the distribution drawn from
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p", "expected"),
+    [
+        (1.0, 0, 1.0, (0.4, 0.3, 0.2, 0.1)),
+        (0.5, 0, 1.0, (16 / 30, 9 / 30, 4 / 30, 1 / 30)),
+        (1.0, 2, 1.0, (4 / 7, 3 / 7, 0, 0)),
+        (1.0, 9, 1.0, (0.4, 0.3, 0.2, 0.1)),
+        (1.0, 0, 0.65, (4 / 7, 3 / 7, 0, 0)),
+        (1.0, 0, 0.75, (4 / 9, 3 / 9, 2 / 9, 0)),
+        (1.0, 0, 1e-6, (1, 0, 0, 0)),
+        # top-p counts over what top-k left: 4/9 + 3/9 < 0.8, so three stay of four, and of three all.
+        (1.0, 3, 0.8, (4 / 9, 3 / 9, 2 / 9, 0)),
+        (1.0, 2, 0.5, (1, 0, 0, 0)),
+        (0.5, 3, 1.0, (16 / 29, 9 / 29, 4 / 29, 0)),
+        (0.0, 0, 1.0, (1, 0, 0, 0)),
+        (0.0, 2, 0.5, (1, 0, 0, 0)),
+    ],
+)
+def test_draws_follow_the_distribution(
+    temperature: float, top_k: int, top_p: float, expected: tuple[float, ...]
+) -> None:
+    rows = 4000
+    keys = np.full(rows, stream_key(5, "p1.2"), np.uint64)
+    draws = uniforms(keys, np.arange(rows))
+    # The tokens lie in an order that is not that of their probabilities.
+    order = [2, 0, 3, 1]
+    logits = logits_of(0.4, 0.3, 0.2, 0.1)[:, order].repeat(rows, 1)
+    tokens, logprobs = sample(logits, columns(rows, temperature, top_k, top_p), draws)
+    wanted = np.array(expected)[order]
+    counts = np.bincount(tokens, minlength=4)
+    assert (counts[wanted == 0] == 0).all()
+    likely = wanted > 0
+    chi_square = ((counts - rows * wanted)[likely] ** 2 / (rows * wanted[likely])).sum()
+    assert chi_square < 21.1  # 3 degrees of freedom, p = 1e-4
+    if temperature > 0:
+        assert np.abs(np.exp(logprobs) - wanted[tokens]).max() < 1e-6
+    else:  # a greedy token reports its log-softmax under the raw logits
+        assert np.abs(np.exp(logprobs) - 0.4).max() < 1e-6
+
+
+def test_rows_of_one_batch_each_keep_their_own_parameters() -> None:
+    logits = torch.randn((6, 50), generator=torch.Generator().manual_seed(0)) * 2
+    temperature = np.array([1.0, 0.7, 0.0, 1.3, 1.0, 0.0])
+    top_k, top_p = np.array([0, 5, 0, 0, 3, 7]), np.array([1.0, 1.0, 1.0, 0.8, 0.9, 0.3])
+    draws = np.linspace(0.05, 0.95, 6)
+    together = sample(logits, SamplingColumns.of(temperature, top_k, top_p), draws)
+    for row in range(6):
+        alone = SamplingColumns.of(temperature[[row]], top_k[[row]], top_p[[row]])
+        token, logprob = sample(logits[[row]], alone, draws[[row]])
+        assert token[0] == together[0][row]
+        assert abs(logprob[0] - together[1][row]) < 1e-6
+    order = np.array([5, 2, 0, 4, 1, 3])
+    shuffled = SamplingColumns.of(temperature[order], top_k[order], top_p[order])
+    assert (sample(logits[order], shuffled, draws[order])[0] == together[0][order]).all()
+
+
+def test_tokens_that_tie_with_the_last_one_kept_are_kept() -> None:
+    draws = np.linspace(0, 1, 50, endpoint=False)
+    tokens, logprobs = sample(torch.zeros(50, 4), columns(50, top_k=2), draws)
+    assert set(tokens) == {0, 1, 2, 3}
+    assert np.abs(np.exp(logprobs) - 0.25).max() < 1e-6
+
+
+# --- the edges
+
+
+@pytest.mark.parametrize(("draw", "token"), [(0.0, 1), (0.5 - 1e-9, 1), (0.5 + 1e-9, 2), (1 - 2**-53, 2)])
+def test_a_token_without_probability_is_never_drawn(draw: float, token: int) -> None:
+    logits = torch.tensor([[-torch.inf, 0.0, 0.0, -torch.inf]])
+    assert sample(logits, columns(1), np.array([draw]))[0][0] == token
+
+
+def test_the_largest_draw_stays_inside_a_large_vocabulary() -> None:
+    logits = torch.randn((4, 50_000), generator=torch.Generator().manual_seed(0))
+    logits[:, -1] = -torch.inf
+    tokens, logprobs = sample(logits, columns(4), np.full(4, 1 - 2**-53))
+    assert (tokens == 49_999 - 1).all()
+    assert np.isfinite(logprobs).all()
+
+
+def test_noise_in_the_logits_changes_a_token_only_next_to_a_step() -> None:
+    rows = 3000
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn((rows, 100), generator=generator)
+    noisy = logits + 1e-6 * torch.randn(logits.shape, generator=generator)
+    draws = uniforms(np.full(rows, 7, np.uint64), np.arange(rows))
+    steps = logits.double().softmax(-1).cumsum(-1).numpy()
+    moved = sample(logits, columns(rows), draws)[0] != sample(noisy, columns(rows), draws)[0]
+    assert np.abs(steps - draws[:, None]).min(1)[moved].max(initial=0) < 1e-5
+    assert moved.sum() <= 5
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_that_is_not_finite_gets_no_token_and_spoils_no_other(broken: float, temperature: float) -> None:
+    logits = torch.zeros(3, 5)
+    logits[1, 2] = broken
+    tokens, logprobs = sample(logits, columns(3, temperature), np.full(3, 0.5))
+    expected = sample(torch.zeros(1, 5), columns(1, temperature), np.array([0.5]))[0][0]
+    assert tokens.tolist() == [expected, NO_TOKEN, expected]
+    assert np.isnan(logprobs).tolist() == [False, True, False]
+
+
+def test_greedy_takes_the_first_of_equals() -> None:
+    assert sample(torch.tensor([[0.0, 2.0, 2.0]]), columns(1, 0.0), np.array([0.9]))[0][0] == 1

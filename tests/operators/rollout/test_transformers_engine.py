@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_engines import (
+    CONTEXT,
+    FAMILIES,
+    assert_same,
+    engine,
+    mixed,
+    plain_logprobs,
+    request,
+    run,
+    tiny_model,
+)
+
+from operators.rollout.engine import Completion, Partial
+
+# --- what is generated
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logprobs_agree_with_a_plain_forward_in_any_batch(family: str) -> None:
+    reference = tiny_model(family)
+    it = engine(family, slots=5)
+    assert it.direct is FAMILIES[family][1]
+    requests = [replace(one, sampling=replace(one.sampling, temperature=1.0, top_p=1.0, top_k=0)) for one in mixed(14)]
+    done = run(it, requests)
+    assert len(done) == 14
+    for one in requests:
+        generated = done[one.trajectory_id].generated
+        assert len(generated.token_ids) == one.sampling.max_new_tokens
+        assert np.abs(plain_logprobs(reference, one, generated) - generated.logprobs).max() < 1e-4
+
+
+@pytest.mark.parametrize("family", ["qwen2", "gpt_neox", "gpt2"])
+def test_a_trajectory_has_the_same_tokens_alone_in_a_batch_and_resumed(family: str) -> None:
+    requests = mixed(14)
+    together = run(engine(family, slots=5), requests)
+    everyone = run(engine(family, slots=14), requests)
+    one_slot = engine(family, slots=1)
+    cut = engine(family, slots=9)
+    resumed = []
+    for i, one in enumerate(requests):
+        assert_same(together[one.trajectory_id], everyone[one.trajectory_id])
+        assert_same(together[one.trajectory_id], run(one_slot, [one])[one.trajectory_id])
+        generated = together[one.trajectory_id].generated
+        length = (i * 5) % len(generated.token_ids)
+        partial = Partial(generated.token_ids[:length], generated.logprobs[:length])
+        resumed.append(replace(one, partial=partial))
+    for name, completion in run(cut, resumed).items():
+        assert_same(together[name], completion)
+
+
+def test_the_direct_pass_and_the_models_own_forward_draw_the_same() -> None:
+    direct, forward = engine(slots=5), engine(slots=5, direct=False)
+    assert (direct.direct, forward.direct) == (True, False)
+    ours, theirs = run(direct, mixed(14)), run(forward, mixed(14))
+    for name, completion in ours.items():
+        assert_same(completion, theirs[name])
+
+
+def test_rows_brought_into_order_keep_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("operators.rollout.attention_chunks._CALL_COST", 1)
+    monkeypatch.setattr("operators.rollout.attention_chunks._COPY_COST", 0)
+    it = engine(slots=6)
+    permuted = []
+    permute = it._kv.permute
+    monkeypatch.setattr(it._kv, "permute", lambda order, width: permuted.append(len(order)) or permute(order, width))
+    in_order = run(it, mixed(14))
+    assert len(permuted) > 3
+    monkeypatch.undo()
+    for name, completion in run(engine(slots=6), mixed(14)).items():
+        assert_same(completion, in_order[name])
+
+
+def test_long_prefill_is_split_into_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("operators.rollout.transformers_engine._MOST_PREFILL_TOKENS", 8)
+    it = engine(slots=14)
+    passes = []
+    prefill = it._runner.prefill
+    monkeypatch.setattr(it._runner, "prefill", lambda blocks: passes.append(blocks) or prefill(blocks))
+    split = run(it, mixed(14))
+    assert len(passes) == 2
+    for name, completion in run(engine(slots=14), mixed(14)).items():
+        assert_same(completion, split[name])
+
+
+def test_greedy_takes_the_likeliest_token_and_reports_its_plain_logprob() -> None:
+    reference = tiny_model()
+    one = request(0, temperature=0.0)
+    generated = run(engine(), [one])[one.trajectory_id].generated
+    ids = torch.from_numpy(np.concatenate([one.prompt, generated.token_ids]).astype(np.int64))[None]
+    with torch.inference_mode():
+        likeliest = reference(input_ids=ids).logits[0, len(one.prompt) - 1 : -1].argmax(-1)
+    assert generated.token_ids.tolist() == likeliest.tolist()
+    assert np.abs(plain_logprobs(reference, one, generated) - generated.logprobs).max() < 1e-4
+
+
+def test_a_stop_token_ends_a_trajectory_and_is_its_last() -> None:
+    free = run(engine(), [request(i, new=30) for i in range(9)])
+    stops = (4, 11, 23)
+    ended = run(engine(), [request(i, new=30, stops=stops) for i in range(9)])
+    reasons = set()
+    for name, completion in free.items():
+        tokens = completion.generated.token_ids.tolist()
+        first = next((i for i, token in enumerate(tokens) if token in stops), None)
+        assert ended[name].generated.token_ids.tolist() == (tokens if first is None else tokens[: first + 1])
+        assert ended[name].finish_reason == ("length" if first is None else "stop")
+        reasons.add(ended[name].finish_reason)
+    assert reasons == {"stop", "length"}
+
+
+def test_the_context_ends_a_trajectory_too() -> None:
+    done = run(engine(context=20), [request(0, new=100, prompt=6)])["p0.0"]
+    assert (len(done.generated.token_ids), done.finish_reason) == (14, "length")
+
+
+def test_logits_that_are_not_finite_fail_the_trajectory_and_spoil_no_other() -> None:
+    it = engine(slots=2)
+    expected = run(engine(slots=2), [request(1)])["p0.1"]
+    embedding = it._model.get_input_embeddings().weight
+    one = request(5, prompt=3)
+    healthy = embedding.detach().clone()
+    embedding.data[int(one.prompt[0])] = torch.nan
+    failed = run(it, [one])[one.trajectory_id]
+    assert failed.finish_reason == "failed"
+    assert "not finite" in str(failed.error)
+    assert len(failed.generated.token_ids) == 0
+    embedding.data.copy_(healthy)
+    assert_same(run(it, [request(1)])["p0.1"], expected)
+
+
+# --- how it runs
+
+
+def test_a_free_slot_is_refilled_in_the_next_step() -> None:
+    it = engine(slots=3)
+    for i, new in enumerate((2, 9, 9, 4, 4)):
+        it.submit(request(i, new=new))
+    running = []
+    while it.status().running or it.status().waiting:
+        it.step()
+        running.append((it.status().running, it.status().waiting))
+    # request 3 runs in steps 3-6, in the slot of request 0; request 4 in steps 7-10, in that of request 3
+    assert running == [(3, 2), (2, 2), (3, 1), (3, 1), (3, 1), (2, 1), (3, 0), (3, 0), (1, 0), (0, 0)]
+
+
+def test_a_prompt_that_a_running_row_has_is_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    it = engine(slots=3)
+    blocks: list[int] = []
+    decode = it._runner.decode
+
+    def counted(step: Any, prefill: Sequence[Any] = ()) -> torch.Tensor:
+        blocks.append(sum(block.token_ids.size for block in prefill))
+        return decode(step, prefill)
+
+    monkeypatch.setattr(it._runner, "decode", counted)
+    it.submit(request(0))
+    it.step()
+    it.submit(request(1))
+    it.submit(request(3))
+    it.step()
+    assert blocks == [5, 5]  # p0.1 takes p0.0's; p1.0 has another prompt
+
+
+def test_kv_is_counted_in_tokens_and_never_exceeded() -> None:
+    requests = mixed(14)
+    roomy = run(engine(slots=14), requests)
+    it = engine(slots=14, kv_capacity=CONTEXT + 6)
+    for one in requests:
+        it.submit(one)
+    tight: dict[str, Completion] = {}
+    while it.status().running or it.status().waiting:
+        before = it.status()
+        assert before.kv_used <= before.kv_capacity + before.running  # the newest tokens are not stored yet
+        tight |= {completion.trajectory_id: completion for completion in it.step()}
+        held = sum(int(length) - 1 for length in it._scheduler.rows.length[: it.status().running])
+        assert held <= it.status().kv_capacity
+    for name, completion in roomy.items():
+        assert_same(completion, tight[name])
+
+
+def test_status_counts() -> None:
+    it = engine(slots=2, context=32)
+    for i in range(3):
+        it.submit(request(i, new=4, prompt=5))
+    it.step()
+    status = it.status()
+    assert (status.running, status.waiting, status.capacity) == (2, 1, 2)
+    assert (status.kv_used, status.kv_capacity, status.tokens_generated) == (2 * 6, 64, 2)
+    run(it, [])
+    assert it.status().tokens_generated == 12
+
+
+def test_an_empty_engine_steps_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    it = engine()
+    monkeypatch.setattr(it, "_runner", None)  # whatever touched the model would raise
+    assert list(it.step()) == []
+
+
+def test_release_returns_exactly_what_was_generated() -> None:
+    whole = run(engine(), [request(i) for i in range(4)])
+    it = engine(slots=3)
+    for i in range(4):
+        it.submit(request(i))
+    for _ in range(5):
+        it.step()
+    released = it.release(["p0.0", "p1.0", "nobody"])
+    assert set(released) == {"p0.0", "p1.0"}
+    assert released["p0.0"].token_ids.tolist() == whole["p0.0"].generated.token_ids[:5].tolist()
+    assert released["p0.0"].token_ids.dtype == np.int32
+    assert np.abs(released["p0.0"].logprobs - whole["p0.0"].generated.logprobs[:5]).max() < 1e-4
+    assert len(released["p1.0"].token_ids) == 0
+    rest = run(it, [])
+    assert set(rest) == {"p0.1", "p0.2"}
+    for name, completion in rest.items():
+        assert_same(completion, whole[name])
+    moved = run(engine(), [replace(request(0), partial=released["p0.0"])])
+    assert_same(moved["p0.0"], whole["p0.0"])

@@ -1,0 +1,114 @@
+"""Tiny random models of several families, engines over them and requests to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import (
+    GemmaConfig,
+    GemmaForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from operators.rollout.engine import Completion, Partial, Request
+from operators.rollout.transformers_engine import TransformersEngine
+from schemas.records import Sampling
+
+VOCABULARY = 40
+CONTEXT = 64
+GQA: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": CONTEXT,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+    "initializer_range": 0.3,
+}
+NEOX = {key: value for key, value in GQA.items() if key != "num_key_value_heads"}
+GPT2 = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT}
+TOKENS = {"bos_token_id": None, "eos_token_id": None, "initializer_range": 0.3}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+
+# How to make one, and whether its modules can be run directly.
+FAMILIES: dict[str, tuple[Callable[[], PreTrainedModel], bool]] = {
+    "qwen2": (lambda: Qwen2ForCausalLM(Qwen2Config(**GQA, tie_word_embeddings=True)), True),
+    "llama": (lambda: LlamaForCausalLM(LlamaConfig(**GQA, rope_parameters=LLAMA3_ROPE)), True),
+    "mistral": (lambda: MistralForCausalLM(MistralConfig(**GQA, sliding_window=None)), True),
+    "qwen3": (lambda: Qwen3ForCausalLM(Qwen3Config(**GQA, head_dim=12)), True),
+    "gemma": (lambda: GemmaForCausalLM(GemmaConfig(**GQA, head_dim=8)), False),  # llama's modules, other arithmetic
+    "gpt_neox": (lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**NEOX)), False),
+    "gpt2": (lambda: GPT2LMHeadModel(GPT2Config(**GPT2, **TOKENS)), False),
+}
+
+
+def tiny_model(family: str = "qwen2", seed: int = 0) -> PreTrainedModel:
+    torch.manual_seed(seed)
+    return FAMILIES[family][0]().eval()
+
+
+def engine(family: str = "qwen2", slots: int = 8, **options: Any) -> TransformersEngine:
+    return TransformersEngine(tiny_model(family), slots=slots, **options)
+
+
+def request(i: int, new: int = 12, prompt: int = 6, stops: tuple[int, ...] = (), **sampling: Any) -> Request:
+    tokens = np.random.default_rng(i // 3).integers(0, VOCABULARY, prompt).astype(np.int32)
+    drawn = {"temperature": 1.0, "top_p": 1.0, "top_k": 0} | sampling
+    return Request(f"p{i // 3}.{i % 3}", tokens, Sampling(**drawn, max_new_tokens=new, stop_token_ids=stops, seed=3))
+
+
+def mixed(count: int) -> list[Request]:
+    """Groups of three that share a prompt; prompts, lengths and sampling of all kinds."""
+    kinds: list[dict[str, Any]] = [{}, {"temperature": 0.6}, {"top_k": 5}, {"top_p": 0.8}, {"temperature": 0.0}]
+    return [request(i, new=3 + 7 * i % 40, prompt=1 + 5 * (i // 3) % 17, **kinds[i % 5]) for i in range(count)]
+
+
+def run(it: TransformersEngine, requests: Sequence[Request]) -> dict[str, Completion]:
+    for one in requests:
+        it.submit(one)
+    done: dict[str, Completion] = {}
+    while it.status().running or it.status().waiting:
+        for completion in it.step():
+            assert completion.trajectory_id not in done
+            done[completion.trajectory_id] = completion
+    return done
+
+
+def plain_logprobs(of: PreTrainedModel, one: Request, generated: Partial) -> np.ndarray:
+    """Logprobs of `generated` by one forward over prompt and completion, at temperature 1."""
+    ids = torch.from_numpy(np.concatenate([one.prompt, generated.token_ids]).astype(np.int64))[None]
+    with torch.inference_mode():
+        logprobs = of(input_ids=ids).logits[0].log_softmax(-1)
+    return logprobs[len(one.prompt) - 1 : -1].gather(1, ids[0, len(one.prompt) :, None])[:, 0].numpy()
+
+
+def assert_same(one: Completion, other: Completion) -> None:
+    assert one.generated.token_ids.tolist() == other.generated.token_ids.tolist()
+    assert np.abs(one.generated.logprobs - other.generated.logprobs).max() < 1e-4
+    assert one.finish_reason == other.finish_reason
