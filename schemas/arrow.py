@@ -1,33 +1,34 @@
 """Arrow encoding: records of one kind as a record batch, nested records flattened to dotted columns.
 
-The batch travels without its schema, which the record's header names: a short trajectory is a third of the bytes so, and the
-reader validates every batch against its own schema anyway. Scalars of all columns cross into Arrow in one call, for a
-conversion costs microseconds whatever it converts.
+The batch travels without its schema, which the record's header names: a short trajectory is a third of the bytes so,
+and the reader validates every batch against its own schema anyway. All columns cross into Arrow in one call, and
+records are built a column at a time: a call into Arrow costs microseconds, whatever it carries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
 from functools import cache
+from itertools import compress
 from typing import Any
 
 import pyarrow as pa
 
+from schemas.scalars import finite, fitted
 from schemas.shape import Field, fields_of
 
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """The columns of a record kind: `scalars` convert together, `arrays` (by dotted name) are built from their values."""
+    """The columns of a record kind. `row_bytes` is what a row takes at the least, with empty lists and strings."""
 
     schema: pa.Schema
+    rows: pa.DataType
     names: tuple[str, ...]
-    required: tuple[str, ...]
-    scalars: pa.DataType
-    scalar_names: tuple[str, ...]
-    array_names: tuple[str, ...]
-    array_types: Mapping[str, pa.DataType]
+    arrays: frozenset[str]
+    row_bytes: int
 
 
 def encode_arrow(rows: Sequence[Any]) -> bytes:
@@ -35,16 +36,18 @@ def encode_arrow(rows: Sequence[Any]) -> bytes:
 
     Raises TypeError or ValueError if a value does not fit its field.
     """
-    kind = type(rows[0])
-    layout = _layout(kind)
-    scalars: list[dict[str, Any]] = [{} for _ in rows]
-    arrays: dict[str, list[Any]] = {name: [] for name in layout.array_names}
-    for row, into in zip(rows, scalars, strict=True):
-        _flatten(kind, row, "", into, arrays)
-    columns = dict(zip(layout.scalar_names, pa.array(scalars, layout.scalars).flatten(), strict=True))
-    for name, values in arrays.items():
-        columns[name] = _list_column(layout.array_types[name], values)
-    batch = pa.RecordBatch.from_arrays([columns[name] for name in layout.names], schema=layout.schema)
+    kind: Any = type(rows[0])
+    flat = []
+    for row in rows:
+        if type(row) is not kind:
+            raise TypeError(f"rows of {kind.__name__} and of {type(row).__name__} do not travel together")
+        values: dict[str, Any] = {}
+        _flatten(kind, row, "", values)
+        flat.append(values)
+    try:
+        batch = pa.RecordBatch.from_struct_array(pa.array(flat, _layout(kind).rows))
+    except OverflowError as error:
+        raise ValueError(f"{kind.__name__}: an integer is beyond 64 bits ({error})") from error
     return batch.serialize().to_pybytes()  # type: ignore[no-any-return]
 
 
@@ -52,20 +55,10 @@ def decode_arrow(kind: type, data: bytes) -> list[Any]:
     """The records of class `kind` in `data`. Raises ValueError if the bytes are not a valid batch of them."""
     layout = _layout(kind)
     try:
-        batch = pa.ipc.read_record_batch(pa.py_buffer(data), layout.schema)
-        batch.validate(full=True)
-        columns = dict(zip(layout.names, batch.columns, strict=True))
-        values = {name: columns[name].to_pylist() for name in layout.scalar_names}
-        values |= {name: _arrays(columns[name]) for name in layout.array_names}
-    except (pa.ArrowException, OSError, OverflowError, UnicodeDecodeError) as error:
+        values = _read(layout, data)
+    except (pa.ArrowException, OSError, EOFError, OverflowError, UnicodeDecodeError, struct.error) as error:
         raise ValueError(f"{kind.__name__}: not a valid Arrow record batch ({error})") from error
-    if not batch.num_rows:
-        raise ValueError(f"{kind.__name__}: a batch without rows")
-    for name in layout.required:
-        if None in values[name]:
-            raise ValueError(f"{kind.__name__}: {name} is null")
-    build = _builder(kind, "")
-    return [build(values, i) for i in range(batch.num_rows)]
+    return _build(kind, "", values)
 
 
 def arrow_schema(kind: type) -> pa.Schema:
@@ -74,18 +67,21 @@ def arrow_schema(kind: type) -> pa.Schema:
 
 
 @cache
-def _layout(kind: type) -> _Layout:
-    columns = list(_columns(kind, "", nullable=False))
-    scalars = [pa.field(name, field.arrow) for name, field, _ in columns if field.kind != "array"]
+def _layout(kind: Any) -> _Layout:
+    columns = _columns(kind, "", nullable=False)
+    schema = pa.schema([pa.field(name, field.arrow, nullable=nullable) for name, field, nullable in columns])
     return _Layout(
-        schema=pa.schema([pa.field(name, field.arrow, nullable=nullable) for name, field, nullable in columns]),
+        schema=schema,
+        rows=pa.struct(list(schema)),
         names=tuple(name for name, _, _ in columns),
-        required=tuple(name for name, field, nullable in columns if not nullable and field.kind != "array"),
-        scalars=pa.struct(scalars),
-        scalar_names=tuple(field.name for field in scalars),
-        array_names=tuple(name for name, field, _ in columns if field.kind == "array"),
-        array_types={name: field.arrow for name, field, _ in columns if field.kind == "array"},
+        arrays=frozenset(name for name, field, _ in columns if field.kind == "array"),
+        row_bytes=sum(8 if field.of in (int, float) and field.kind == "scalar" else 4 for _, field, _ in columns),
     )
+
+
+@cache
+def _named(kind: Any, prefix: str) -> tuple[tuple[str, Field], ...]:
+    return tuple((prefix + field.name, field) for field in fields_of(kind))
 
 
 def _columns(kind: type, prefix: str, *, nullable: bool) -> list[tuple[str, Field, bool]]:
@@ -98,102 +94,134 @@ def _columns(kind: type, prefix: str, *, nullable: bool) -> list[tuple[str, Fiel
     return columns
 
 
-def _flatten(kind: type, row: Any, prefix: str, scalars: dict[str, Any], arrays: Mapping[str, list[Any]]) -> None:
-    for field in fields_of(kind):
+def _flatten(kind: type, row: Any, prefix: str, into: dict[str, Any]) -> None:
+    """Put the fields of `row` (None for an absent optional record) into `into`, by dotted name."""
+    for name, field in _named(kind, prefix):
         value = None if row is None else getattr(row, field.name)
-        name = prefix + field.name
-        if value is None and row is not None and not field.optional:
+        if type(value) is field.of and field.plain:
+            into[name] = value  # Arrow itself checks what is left to check of these
+        elif value is None and row is not None and not field.optional:
             raise ValueError(f"{name} must not be null")
-        if field.kind == "record":
-            _flatten(field.of, value, f"{name}.", scalars, arrays)
+        elif field.kind == "record":
+            _flatten(field.of, value, f"{name}.", into)
+        elif value is None:
+            into[name] = None
+        elif field.kind == "scalar":
+            into[name] = fitted(name, field.of, field.chosen(name, value))
         elif field.kind == "array":
-            if value is not None and (value.type != field.of or value.null_count):
+            if value.type != field.of or value.null_count:
                 raise TypeError(f"{name} must be {field.of} without nulls, not {value.type}")
-            arrays[name].append(value)
-        elif field.choices is not None and value is not None and value not in field.choices:
-            raise ValueError(f"{name} must be one of {sorted(field.choices)}, not {value!r}")
+            into[name] = value.to_numpy(zero_copy_only=False)  # which Arrow copies whole, where it would walk a list
         else:
-            scalars[name] = _items(value) if field.kind == "tuple" and value is not None else value
+            into[name] = _plain(name, field, value)
 
 
-def _items(values: tuple[Any, ...]) -> list[Any]:
-    if values and hasattr(values[0], "__dataclass_fields__"):
-        return [{f.name: _plain(getattr(value, f.name)) for f in fields_of(type(value))} for value in values]
-    return list(values)
+def _plain(where: str, field: Field, value: Any) -> Any:
+    if field.kind == "tuple":
+        item = field._replace(kind="record" if is_dataclass(field.of) else "scalar")
+        return [_plain(where, item, each) for each in value]
+    if field.kind == "mapping":
+        return {fitted(where, str, key): fitted(where, field.of, each) for key, each in value.items()}
+    if field.kind == "record":
+        return {
+            part.name: _plain(f"{where}.{part.name}", part, getattr(value, part.name)) for part in fields_of(field.of)
+        }
+    return fitted(where, field.of, value)
 
 
-def _plain(value: Any) -> Any:
-    if hasattr(value, "__dataclass_fields__"):
-        return {f.name: _plain(getattr(value, f.name)) for f in fields_of(type(value))}
-    return value
+def _read(layout: _Layout, data: bytes) -> dict[str, list[Any]]:
+    """The columns in `data` as Python values; array fields as Arrow arrays."""
+    message = pa.ipc.read_message(pa.py_buffer(data))
+    _refuse_compression(message.metadata)
+    batch = pa.ipc.read_record_batch(message, layout.schema)
+    rows = batch.num_rows
+    # Columns that share their bytes would make many values of few.
+    if not 0 < rows * layout.row_bytes <= len(data):
+        raise OverflowError(f"{rows} rows in {len(data)} bytes")
+    batch.validate(full=True)
+    return {
+        name: _arrays(column) if name in layout.arrays else column.to_pylist()
+        for name, column in zip(layout.names, batch.columns, strict=True)
+    }
 
 
-def _list_column(kind: pa.DataType, values: Sequence[pa.Array | None]) -> pa.Array:
-    present = [value for value in values if value is not None]
-    if len(present) < len(values):
-        return pa.array([None if value is None else value.to_pylist() for value in values], kind)
-    offsets = [0]
-    for value in present:
-        offsets.append(offsets[-1] + len(value))
-    flat = present[0] if len(present) == 1 else pa.concat_arrays(present)
-    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), flat, type=kind)
+def _refuse_compression(metadata: pa.Buffer) -> None:
+    """Raise OverflowError if the batch is compressed: ours never are, and Arrow allocates what their bytes claim.
+
+    Walks the flatbuffer of Arrow's Message: a field's offset stands in its table's vtable, 0 where it is absent.
+    """
+    (root,) = struct.unpack_from("<I", metadata, 0)
+    header = root + _slot(metadata, root, 2)
+    (batch,) = struct.unpack_from("<I", metadata, header)
+    if _slot(metadata, header + batch, 3):
+        raise OverflowError("compressed buffers are not accepted")
 
 
-def _arrays(column: pa.Array) -> list[pa.Array | None]:
+def _slot(buffer: pa.Buffer, table: int, field: int) -> int:
+    (back,) = struct.unpack_from("<i", buffer, table)
+    (size,) = struct.unpack_from("<H", buffer, table - back)
+    return struct.unpack_from("<H", buffer, table - back + 4 + 2 * field)[0] if 4 + 2 * field < size else 0
+
+
+def _arrays(column: pa.ListArray) -> list[pa.Array | None]:
     arrays = [scalar.values for scalar in column]
     if any(array is not None and array.null_count for array in arrays):
         raise OverflowError("nulls inside a list")
     return arrays
 
 
-Values = Mapping[str, list[Any]]
+Columns = Mapping[str, list[Any]]
+
+
+def _build(kind: type, prefix: str, columns: Columns) -> list[Any]:
+    """The records whose columns, by dotted name, are `columns`."""
+    values = []
+    for name, field in _named(kind, prefix):
+        if field.kind == "record":
+            build = _build_present if field.optional else _build
+            values.append(build(field.of, f"{name}.", columns))
+        elif not field.plain:
+            values.append(_field_values(name, field, columns[name]))
+        elif None in columns[name] and not field.optional:
+            raise ValueError(f"{name} is null")
+        else:
+            values.append(columns[name])
+    return list(map(kind, *values))
+
+
+def _field_values(name: str, field: Field, column: list[Any]) -> list[Any]:
+    if not field.optional and any([value is None for value in column]):  # noqa: C419 - a list is faster, and short
+        raise ValueError(f"{name} is null")
+    if field.kind == "array":
+        return column
+    if field.kind == "tuple":
+        return [None if items is None else tuple([_revive(name, field.of, item) for item in items]) for items in column]
+    if field.kind == "mapping":
+        return [None if items is None else dict(items) for items in column]
+    return [None if value is None else fitted(name, field.of, field.chosen(name, value)) for value in column]
+
+
+def _build_present(kind: type, prefix: str, columns: Columns) -> list[Any]:
+    """As `_build`, with None where every column is null."""
+    parts = [columns[name] for name in _leaves(kind, prefix)]
+    present = [row.count(None) < len(row) for row in zip(*parts, strict=True)]
+    if all(present):
+        return _build(kind, prefix, columns)
+    left = {name: list(compress(columns[name], present)) for name in _leaves(kind, prefix)}
+    records = iter(_build(kind, prefix, left) if any(present) else ())
+    return [next(records) if there else None for there in present]
 
 
 @cache
-def _builder(kind: type, prefix: str) -> Callable[[Values, int], Any]:
-    """A function from (values by column, row index) to the record."""
-    parts = [_part(field, prefix) for field in fields_of(kind)]
-    return lambda values, index: kind(*[part(values, index) for part in parts])
+def _leaves(kind: Any, prefix: str) -> tuple[str, ...]:
+    return tuple(name for name, _, _ in _columns(kind, prefix, nullable=True))
 
 
-def _part(field: Field, prefix: str) -> Callable[[Values, int], Any]:
-    name = prefix + field.name
-    if field.kind == "record":
-        build = _builder(field.of, f"{name}.")
-        if not field.optional:
-            return build
-        names = [column for column, _, _ in _columns(field.of, f"{name}.", nullable=False)]
-        return lambda values, index: None if all(values[n][index] is None for n in names) else build(values, index)
-    if field.kind == "array" and not field.optional:
-        return lambda values, index: _present(name, values[name][index])
-    if field.kind == "tuple":
-        return lambda values, index: _tuple(field.of, values[name][index])
-    if field.kind == "mapping":
-        return lambda values, index: None if values[name][index] is None else dict(values[name][index])
-    if field.choices is not None:
-        return lambda values, index: _chosen(name, field.choices or frozenset(), values[name][index])
-    return lambda values, index: values[name][index]
-
-
-def _present(name: str, array: pa.Array | None) -> pa.Array:
-    if array is None:
-        raise ValueError(f"{name} is null")
-    return array
-
-
-def _tuple(of: Any, items: list[Any] | None) -> tuple[Any, ...] | None:
-    if items is None:
-        return None
-    return tuple([_revive(of, item) for item in items]) if hasattr(of, "__dataclass_fields__") else tuple(items)
-
-
-def _chosen(name: str, choices: frozenset[str], value: str | None) -> str | None:
-    if value is not None and value not in choices:
-        raise ValueError(f"{name} is {value[:80]!r}, not one of {sorted(choices)}")
-    return value
-
-
-def _revive(of: Any, item: Any) -> Any:
+def _revive(where: str, of: Any, item: Any) -> Any:
+    if item is None:
+        raise ValueError(f"{where} holds a null")
     if isinstance(item, dict):
-        return of(**{f.name: _revive(f.of, item[f.name]) for f in fields_of(of)})
-    return item
+        return of(*[_revive(f"{where}.{field.name}", field.of, item[field.name]) for field in fields_of(of)])
+    if isinstance(item, list):
+        return tuple([_revive(where, of, part) for part in item])
+    return finite(where, item) if of is float else item

@@ -1,12 +1,13 @@
 """One way in and one way out for every record on a topic: value bytes plus the headers that say what they are.
 
-A reader needs no decoding to know what it looks at: `content-type`, `laminar-schema` ("Trajectory/1") and, where there is one,
-`policy-version` are headers. Whatever cannot be decoded raises `UndecodableRecord`, which callers turn into a dead letter.
+A reader needs no decoding to know what it looks at: `content-type`, `laminar-schema` ("Trajectory/1") and, where there
+is one, `policy-version` are headers. Whatever cannot be decoded raises `UndecodableRecord`, which callers turn into a
+dead letter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,6 +17,9 @@ from schemas.plain import decode_json, encode_json
 
 MAX_VALUE_BYTES = 8 * 1024 * 1024
 """The largest value that is written or read. The broker's own bound lies above it."""
+
+MAX_ROWS = 256
+"""The most rows in one value."""
 
 Headers = tuple[tuple[str, bytes], ...]
 Encoding = Literal["arrow", "json"]
@@ -34,6 +38,10 @@ _DECODE: Mapping[Encoding, Callable[[type, bytes], list[Any]]] = {
 }
 
 
+class ValueTooLarge(ValueError):
+    """A value beyond `MAX_VALUE_BYTES`."""
+
+
 class UndecodableRecord(ValueError):
     """Bytes on a topic that are no record of ours: garbage, an unknown schema or version, or beyond the size bound."""
 
@@ -45,6 +53,8 @@ class RecordType:
     kind: type
     version: int
     encoding: Encoding
+    rows: bool
+    """Whether several of them may travel as rows of one record."""
 
     @property
     def schema(self) -> str:
@@ -59,8 +69,9 @@ _ARROW = {
     records.MicroBatch,
     records.DeadLetter,
 }
+_APART = {records.MicroBatch, records.DeadLetter}
 RECORD_TYPES: tuple[RecordType, ...] = tuple(
-    RecordType(kind, 1, "arrow" if kind in _ARROW else "json") for kind in records.RECORDS
+    RecordType(kind, 1, "arrow" if kind in _ARROW else "json", rows=kind in _ARROW - _APART) for kind in records.RECORDS
 )
 _BY_KIND = {entry.kind: entry for entry in RECORD_TYPES}
 _BY_SCHEMA = {entry.schema.encode(): entry for entry in RECORD_TYPES}
@@ -79,12 +90,25 @@ def encode(*rows: Any) -> tuple[bytes, Headers]:
     entry = _BY_KIND[type(rows[0])]
     value = _ENCODE[entry.encoding](rows)
     if len(value) > MAX_VALUE_BYTES:
-        raise ValueError(f"{entry.schema} of {len(value)} bytes is larger than {MAX_VALUE_BYTES}")
+        raise ValueTooLarge(f"{entry.schema} of {len(value)} bytes is larger than {MAX_VALUE_BYTES}")
     headers: Headers = (("content-type", _CONTENT_TYPES[entry.encoding]), ("laminar-schema", entry.schema.encode()))
     version = getattr(rows[0], "policy_version", None)
     if version is not None:
         headers += (("policy-version", str(version).encode()),)
     return value, headers
+
+
+def encode_all(rows: Sequence[Any]) -> Iterator[tuple[bytes, Headers]]:
+    """`rows` of one class in as few values as the bounds allow. Raises ValueError for a row that alone is too large."""
+    for first in range(0, len(rows), MAX_ROWS):
+        part = rows[first : first + MAX_ROWS]
+        try:
+            yield encode(*part)
+        except ValueTooLarge:
+            if len(part) == 1:
+                raise
+            yield from encode_all(part[: len(part) // 2])
+            yield from encode_all(part[len(part) // 2 :])
 
 
 def decode(value: bytes | None, headers: Iterable[tuple[str, bytes]]) -> list[Any]:

@@ -1,7 +1,8 @@
 """Identities of prompts and trajectories: readable strings that carry a dense number.
 
 Numbers rise from 0 without gaps within a purpose, so the set of finished ones is a low mark plus a few exceptions.
-`p12` is training prompt 12 and also the group of its samples; `p12.3` is its fourth trajectory; `e7` is an evaluation prompt.
+`p12` is training prompt 12 and also the group of its samples; `p12.3` is its fourth trajectory; `e7` is an evaluation
+prompt.
 """
 
 from __future__ import annotations

@@ -8,21 +8,32 @@ from typing import Any
 
 import pyarrow as pa
 
+from schemas.scalars import fitted
 from schemas.shape import Field, fields_of
 
 
 def to_plain(record: Any) -> dict[str, Any]:
-    """`record` as JSON-ready dictionaries, lists and scalars; policy versions as "epoch.number"; bytes in base64."""
-    return {field.name: _to_plain(getattr(record, field.name)) for field in fields_of(type(record))}
+    """`record` as JSON-ready dictionaries, lists and scalars; policy versions as "epoch.number"; bytes in base64.
+
+    Raises TypeError or ValueError naming the field whose value does not fit it.
+    """
+    kind: Any = type(record)
+    return {
+        field.name: _to_plain(f"{kind.__name__}.{field.name}", field, getattr(record, field.name))
+        for field in fields_of(kind)
+    }
 
 
 def encode_json(record: Any) -> bytes:
-    """`record` as compact UTF-8 JSON. Raises ValueError for NaN and infinities."""
+    """`record` as compact UTF-8 JSON. Raises TypeError or ValueError if a value does not fit its field."""
     return json.dumps(to_plain(record), separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def decode_json(kind: type, data: bytes) -> Any:
-    """The `kind` in `data`. Raises ValueError naming the field that is missing, unknown or of the wrong type."""
+    """The `kind` in `data`.
+
+    Raises TypeError or ValueError naming the field that is missing, unknown or of the wrong type.
+    """
     try:
         value = json.loads(data, parse_constant=_no_constant)
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
@@ -31,7 +42,7 @@ def decode_json(kind: type, data: bytes) -> Any:
 
 
 def from_plain(kind: type, value: Any) -> Any:
-    """The `kind` that `to_plain` made `value` of. Raises ValueError."""
+    """The `kind` that `to_plain` made `value` of. Raises TypeError or ValueError."""
     if hasattr(kind, "parse") and isinstance(value, str):
         return kind.parse(value)
     if not isinstance(value, dict):
@@ -43,35 +54,45 @@ def from_plain(kind: type, value: Any) -> Any:
     missing = [field.name for field in fields if field.name not in value and not field.optional]
     if missing:
         raise ValueError(f"{kind.__name__}: missing fields {missing}")
-    return kind(*(_from_plain(kind, field, value.get(field.name)) for field in fields))
+    return kind(*(_from_plain(f"{kind.__name__}.{field.name}", field, value.get(field.name)) for field in fields))
 
 
 def _no_constant(text: str) -> None:
     raise ValueError(f"{text} is not allowed")
 
 
-def _to_plain(value: Any) -> Any:
-    if value is None or isinstance(value, str | int | float):
-        return value
-    if hasattr(value, "parse"):
-        return str(value)
-    if hasattr(value, "__dataclass_fields__"):
-        return to_plain(value)
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    if isinstance(value, dict):
-        return {name: _to_plain(item) for name, item in value.items()}
-    if isinstance(value, pa.Array):
-        return value.to_pylist()
-    return [_to_plain(item) for item in value]
-
-
-def _from_plain(kind: type, field: Field, value: Any) -> Any:
-    where = f"{kind.__name__}.{field.name}"
+def _to_plain(where: str, field: Field, value: Any) -> Any:
     if value is None:
-        if field.optional:
-            return None
-        raise ValueError(f"{where} is null")
+        return _absent(where, field)
+    if field.kind == "record":
+        return _to_plain_item(where, field.of, value)
+    if field.kind == "array":
+        return value.to_pylist()
+    if field.kind == "tuple":
+        return [_to_plain_item(where, field.of, item) for item in value]
+    if field.kind == "mapping":
+        return {fitted(where, str, name): _to_plain_item(where, field.of, item) for name, item in value.items()}
+    return _to_plain_item(where, field.of, field.chosen(where, value))
+
+
+def _to_plain_item(where: str, of: Any, value: Any) -> Any:
+    if hasattr(of, "__dataclass_fields__"):
+        if not isinstance(value, of):
+            raise TypeError(f"{where}: expected {of.__name__}, got {type(value).__name__}")
+        return _parseable(of, value) if hasattr(of, "parse") else to_plain(value)
+    value = fitted(where, of, value)
+    return base64.b64encode(value).decode() if of is bytes else value
+
+
+def _parseable(of: Any, value: Any) -> str:
+    text = str(value)
+    of.parse(text)
+    return text
+
+
+def _from_plain(where: str, field: Field, value: Any) -> Any:
+    if value is None:
+        return _absent(where, field)
     if field.kind == "record":
         return from_plain(field.of, value)
     if field.kind == "array":
@@ -82,23 +103,22 @@ def _from_plain(kind: type, field: Field, value: Any) -> Any:
     if field.kind == "tuple":
         if not isinstance(value, list):
             raise ValueError(f"{where}: expected a list, got {type(value).__name__}")
-        return tuple(_item(where, field.of, item) for item in value)
+        return tuple([_from_plain_item(where, field.of, item) for item in value])
     if field.kind == "mapping":
         if not isinstance(value, dict):
             raise ValueError(f"{where}: expected an object, got {type(value).__name__}")
-        return {name: _item(where, field.of, item) for name, item in value.items()}
-    if field.choices is not None and value not in field.choices:
-        raise ValueError(f"{where}: {value!r} is not one of {sorted(field.choices)}")
-    return _item(where, field.of, value)
+        return {fitted(where, str, name): _from_plain_item(where, field.of, item) for name, item in value.items()}
+    return _from_plain_item(where, field.of, field.chosen(where, value))
 
 
-def _item(where: str, of: Any, value: Any) -> Any:
+def _from_plain_item(where: str, of: Any, value: Any) -> Any:
     if hasattr(of, "__dataclass_fields__"):
         return from_plain(of, value)
     if of is bytes and isinstance(value, str):
         return base64.b64decode(value, validate=True)
-    if of is float and type(value) is int:
-        return float(value)
-    if of is int and type(value) is bool or not isinstance(value, of):
-        raise ValueError(f"{where}: expected {of.__name__}, got {type(value).__name__}")
-    return value
+    return fitted(where, of, value)
+
+
+def _absent(where: str, field: Field) -> None:
+    if not field.optional:
+        raise ValueError(f"{where} is null")

@@ -20,7 +20,10 @@ _SCALARS: Mapping[type, pa.DataType] = {
 
 
 class Field(NamedTuple):
-    """One field: `kind` is scalar, array (an Arrow array), tuple, mapping or record; `of` the element's Python type or Arrow type."""
+    """One field: `kind` is scalar, array (an Arrow array), tuple, mapping or record.
+
+    `of` is its element's Python type, an array's Arrow type.
+    """
 
     name: str
     kind: Literal["scalar", "array", "tuple", "mapping", "record"]
@@ -28,16 +31,23 @@ class Field(NamedTuple):
     optional: bool
     choices: frozenset[str] | None
     arrow: pa.DataType
+    plain: bool = False
+
+    def chosen(self, where: str, value: Any) -> Any:
+        """`value`, if the field has no choices or it is one of them. Raises ValueError naming them."""
+        if self.choices is not None and value not in self.choices:
+            raise ValueError(f"{where}: {str(value)[:80]!r} is not one of {sorted(self.choices)}")
+        return value
 
 
 @cache
-def fields_of(record: type) -> tuple[Field, ...]:
+def fields_of(record: Any) -> tuple[Field, ...]:
     """The fields of dataclass `record`, in order. Raises TypeError for an annotation that has no encoding."""
     hints = get_type_hints(record, include_extras=True)
     return tuple(_field(field.name, hints[field.name]) for field in dataclasses.fields(record))
 
 
-def _struct(record: type) -> pa.DataType:
+def _struct(record: Any) -> pa.DataType:
     return pa.struct([pa.field(f.name, f.arrow, nullable=f.optional) for f in fields_of(record)])
 
 
@@ -59,7 +69,7 @@ def _field(name: str, hint: Any) -> Field:
     if origin is dict and args[0] is str and args[1] in _SCALARS:
         return Field(name, "mapping", args[1], optional, None, pa.map_(pa.utf8(), _SCALARS[args[1]]))
     if dataclasses.is_dataclass(hint):
-        return Field(name, "record", hint, optional, None, _struct(hint))  # type: ignore[arg-type]
+        return Field(name, "record", hint, optional, None, _struct(hint))
     if hint in _SCALARS:
-        return Field(name, "scalar", hint, optional, None, _SCALARS[hint])
+        return Field(name, "scalar", hint, optional, None, _SCALARS[hint], plain=hint is not float)
     raise TypeError(f"field {name}: no encoding for {hint}")

@@ -17,7 +17,10 @@ _RUN = re.compile(r"[A-Za-z0-9_-]{1,100}")
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """What one topic carries. `partitions` names the count that a run's configuration gives: one, shards, ranks or replicas."""
+    """What one topic carries.
+
+    `partitions` names the count that a run's configuration gives: one, shards, ranks or replicas.
+    """
 
     noun: str
     records: tuple[type, ...]

@@ -1,0 +1,72 @@
+"""Every record survives its encoding, alone and with others in one value."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from record_samples import PROMPT, SAMPLES
+from record_strategies import records_of
+
+from schemas.arrow import decode_arrow, encode_arrow
+from schemas.codec import MAX_ROWS, MAX_VALUE_BYTES, RECORD_TYPES, RecordType, ValueTooLarge, decode, encode, encode_all
+from schemas.plain import decode_json, encode_json, from_plain, to_plain
+from schemas.records import RECORDS
+
+KINDS = pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.__name__)
+quick = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@KINDS
+@quick
+@given(data=st.data())
+def test_decoding_undoes_encoding(kind: type, data: st.DataObject) -> None:
+    record = data.draw(records_of(kind))
+    assert decode(*encode(record)) == [record]
+
+
+@KINDS
+@quick
+@given(data=st.data())
+def test_both_encodings_carry_every_record(kind: type, data: st.DataObject) -> None:
+    record = data.draw(records_of(kind))
+    assert decode_arrow(kind, encode_arrow([record])) == [record]
+    assert decode_json(kind, encode_json(record)) == record
+    assert from_plain(kind, to_plain(record)) == record
+
+
+@pytest.mark.parametrize("entry", [e for e in RECORD_TYPES if e.encoding == "arrow"], ids=lambda entry: entry.schema)
+@quick
+@given(data=st.data())
+def test_rows_of_one_value_keep_their_order(entry: RecordType, data: st.DataObject) -> None:
+    rows = data.draw(st.lists(records_of(entry.kind), min_size=1, max_size=5))
+    assert decode_arrow(entry.kind, encode_arrow(rows)) == rows
+
+
+@KINDS
+def test_there_is_a_sample_and_it_says_what_it_is(kind: type) -> None:
+    _, headers = encode(SAMPLES[kind])
+    assert ("laminar-schema", f"{kind.__name__}/1".encode()) in headers
+
+
+def test_rows_of_two_classes_do_not_travel_together() -> None:
+    first, second = list(SAMPLES.values())[:2]
+    with pytest.raises(TypeError, match="travel together"):
+        encode(first, second)
+
+
+@pytest.mark.parametrize("text_bytes", [0, 1 << 16, 1 << 20])
+def test_many_rows_take_few_values_and_keep_their_order(text_bytes: int) -> None:
+    rows = [replace(PROMPT, number=number, text="x" * text_bytes) for number in range(MAX_ROWS + 3)]
+    values = list(encode_all(rows)) if text_bytes < 1 << 20 else list(encode_all(rows[:20]))
+    decoded = [row for value, headers in values for row in decode(value, headers)]
+    assert decoded == rows[: len(decoded)]
+    assert len(decoded) == (len(rows) if text_bytes < 1 << 20 else 20)
+    assert len(values) <= 2 + 2 * len(decoded) * text_bytes // MAX_VALUE_BYTES
+
+
+def test_a_row_too_large_alone_is_an_error() -> None:
+    with pytest.raises(ValueTooLarge):
+        list(encode_all([PROMPT, replace(PROMPT, text="x" * MAX_VALUE_BYTES)]))

@@ -1,0 +1,232 @@
+"""Whatever stands on a topic, decoding it gives records or raises UndecodableRecord, soon and in bounded memory."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from record_samples import PROMPT, SAMPLES, TRAJECTORY, VERSION
+
+from schemas import records as r
+from schemas.arrow import arrow_schema
+from schemas.codec import MAX_VALUE_BYTES, UndecodableRecord, decode, encode
+from schemas.columns import token_ids
+
+KINDS = list(SAMPLES)
+ENCODED = {kind: encode(record) for kind, record in SAMPLES.items()}
+NAMES = st.sampled_from(KINDS)
+quick = settings(max_examples=150, deadline=None)
+
+
+def survives(value: bytes, headers: object) -> bool:
+    """Whether `value` decodes; nothing but UndecodableRecord may come out where it does not."""
+    try:
+        rows = decode(value, headers)
+    except UndecodableRecord:
+        return False
+    return len(rows) > 0
+
+
+@quick
+@given(kind=NAMES, value=st.binary(max_size=3000))
+@example(kind=r.Trajectory, value=b"")
+@example(kind=r.Settled, value=b"[" * 2000)
+@example(kind=r.Settled, value=b"\xff\xfe\x00")
+def test_garbage_is_undecodable(kind: type, value: bytes) -> None:
+    assert not survives(value, ENCODED[kind][1])
+
+
+@quick
+@given(kind=NAMES, data=st.data())
+def test_a_truncated_value_is_undecodable(kind: type, data: st.DataObject) -> None:
+    value, headers = ENCODED[kind]
+    assert not survives(value[: data.draw(st.integers(0, len(value) - 1))], headers)
+
+
+@settings(max_examples=600, deadline=None)
+@given(kind=NAMES, data=st.data())
+def test_flipped_bits_never_crash(kind: type, data: st.DataObject) -> None:
+    value, headers = ENCODED[kind]
+    damaged = bytearray(value)
+    for bit in data.draw(st.lists(st.integers(0, 8 * len(value) - 1), min_size=1, max_size=6)):
+        damaged[bit // 8] ^= 1 << bit % 8
+    survives(bytes(damaged), headers)
+
+
+@quick
+@given(kind=NAMES, number=st.integers(0, 2**64 - 1), data=st.data())
+def test_an_absurd_number_never_crashes(kind: type, number: int, data: st.DataObject) -> None:
+    value, headers = ENCODED[kind]
+    at = data.draw(st.integers(0, max(0, len(value) // 4 - 2))) * 4
+    survives(value[:at] + number.to_bytes(8, "little") + value[at + 8 :], headers)
+
+
+def test_every_word_of_a_batch_may_be_large() -> None:
+    value, headers = ENCODED[r.Trajectory]
+    pool = pa.default_memory_pool()
+    before = pool.max_memory()
+    tracemalloc.start()
+    try:
+        for at in range(0, len(value) - 8, 4):
+            survives(value[:at] + (2**40).to_bytes(8, "little") + value[at + 8 :], headers)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 32 << 20
+    assert pool.max_memory() < before + (32 << 20)
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+def test_a_compressed_batch_is_refused(codec: str) -> None:
+    value, headers = ENCODED[r.Trajectory]
+    schema = arrow_schema(r.Trajectory)
+    batch = pa.ipc.read_record_batch(pa.py_buffer(value), schema)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as writer:
+        writer.write_batch(batch)
+    _, message = (each.serialize().to_pybytes() for each in pa.ipc.MessageReader.open_stream(sink.getvalue()))
+    assert pa.ipc.read_record_batch(pa.py_buffer(message), schema).equals(batch)
+    with pytest.raises(UndecodableRecord, match="compressed"):
+        decode(message, headers)
+
+
+def test_bounds_of_size() -> None:
+    _, headers = ENCODED[r.Trajectory]
+    with pytest.raises(UndecodableRecord, match="more than the bound"):
+        decode(bytes(MAX_VALUE_BYTES + 1), headers)
+    with pytest.raises(ValueError, match="larger than"):
+        encode(replace(PROMPT, text="x" * MAX_VALUE_BYTES))
+
+
+def test_a_batch_without_rows_is_undecodable() -> None:
+    batch = pa.RecordBatch.from_pylist([], schema=arrow_schema(r.Trajectory))
+    with pytest.raises(UndecodableRecord):
+        decode(batch.serialize().to_pybytes(), ENCODED[r.Trajectory][1])
+
+
+@pytest.mark.parametrize(
+    ("headers", "reason"),
+    [
+        ([], "no laminar-schema"),
+        ([("laminar-schema", b"Nonsense/1")], "unknown schema"),
+        ([("laminar-schema", b"Settled/2")], "unknown schema"),
+        ([("laminar-schema", b"Settled")], "unknown schema"),
+        ([("laminar-schema", b"\xff" * 5000)], "unknown schema"),
+    ],
+)
+def test_unknown_schemas(headers: list[tuple[str, bytes]], reason: str) -> None:
+    with pytest.raises(UndecodableRecord, match=reason):
+        decode(ENCODED[r.Settled][0], headers)
+
+
+def test_a_tombstone_is_undecodable() -> None:
+    with pytest.raises(UndecodableRecord, match="tombstone"):
+        decode(None, ENCODED[r.Settled][1])
+
+
+SETTLED = json.loads(ENCODED[r.Settled][0])
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"colour": 1}, "unknown fields"),
+        ({"tokens": "3"}, "tokens: expected int, got str"),
+        ({"tokens": 3.0}, "tokens: expected int, got float"),
+        ({"tokens": True}, "tokens: expected int, got bool"),
+        ({"tokens": 2**63}, "beyond 64 bits"),
+        ({"tokens": None}, "tokens is null"),
+        ({"fate": "eaten"}, "is not one of"),
+        ({"fate": ["batched"]}, "unhashable|is not one of"),
+        ({"reason": "\ud800"}, "surrogates"),
+    ],
+)
+def test_json_fields_out_of_their_type(change: dict[str, object], reason: str) -> None:
+    with pytest.raises(UndecodableRecord, match=reason):
+        decode(json.dumps(SETTLED | change).encode(), ENCODED[r.Settled][1])
+
+
+def test_a_missing_json_field_is_named() -> None:
+    with pytest.raises(UndecodableRecord, match=r"missing fields \['fate'\]"):
+        decode(json.dumps({k: v for k, v in SETTLED.items() if k != "fate"}).encode(), ENCODED[r.Settled][1])
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "1" + "0" * 400])
+def test_json_numbers_are_finite(number: str) -> None:
+    value = ENCODED[r.Metric][0].replace(b"0.75", number.encode())
+    assert value != ENCODED[r.Metric][0]
+    with pytest.raises(UndecodableRecord):
+        decode(value, ENCODED[r.Metric][1])
+
+
+@pytest.mark.parametrize("text", ["1.12\n", "١.2", "1", "-1.2", "1.2.3", "9" * 4301 + ".1", "+1.1", " 1.1"])
+def test_policy_versions_are_two_plain_numbers(text: str) -> None:
+    with pytest.raises(ValueError, match="not a policy version"):
+        r.PolicyVersion.parse(text)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        replace(SAMPLES[r.Settled], fate="eaten"),
+        replace(SAMPLES[r.Settled], tokens=1.5),
+        replace(SAMPLES[r.Settled], tokens=None),
+        replace(SAMPLES[r.Settled], trajectory_id=5),
+        replace(SAMPLES[r.Metric], values={"loss": float("nan")}),
+        replace(SAMPLES[r.ReplicaStatus], policy_version=r.PolicyVersion(-1, 2)),
+        replace(SAMPLES[r.Experience], reward=float("nan")),
+        replace(SAMPLES[r.Experience], reward=None),
+        replace(SAMPLES[r.Experience], components=(r.RewardComponent("a", float("inf"), 1.0),)),
+        replace(TRAJECTORY, member=1.5),
+        replace(TRAJECTORY, member=2**63),
+        replace(TRAJECTORY, finish_reason="tired"),
+        replace(TRAJECTORY, text="\ud800"),
+        replace(TRAJECTORY, prompt=None),
+        replace(PROMPT, token_ids=pa.array([1, 2], pa.int64())),
+        replace(PROMPT, token_ids=token_ids([1, None])),
+        replace(PROMPT, sampling=replace(PROMPT.sampling, temperature=float("inf"))),
+    ],
+    ids=repr,
+)
+def test_what_does_not_fit_is_not_written(record: object) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        encode(record)
+
+
+def batch_with(kind: type, **columns: pa.Array) -> bytes:
+    """The sample of `kind` with some columns replaced, as a writer without our checks would send it."""
+    schema = arrow_schema(kind)
+    batch = pa.ipc.read_record_batch(pa.py_buffer(ENCODED[kind][0]), schema)
+    arrays = [columns.get(name.replace(".", "_"), batch.column(name)) for name in schema.names]
+    return pa.RecordBatch.from_arrays(arrays, names=schema.names).serialize().to_pybytes()
+
+
+@pytest.mark.parametrize(
+    ("kind", "columns"),
+    [
+        (r.Experience, {"reward": pa.array([None], pa.float64())}),
+        (r.Experience, {"reward": pa.array([float("nan")], pa.float64())}),
+        (r.Trajectory, {"text": pa.array([None], pa.utf8())}),
+        (r.Trajectory, {"finish_reason": pa.array(["tired"], pa.utf8())}),
+        (r.Trajectory, {"newest_version_epoch": pa.array([None], pa.int64())}),
+        (r.Trajectory, {"prompt_token_ids": pa.array([None], pa.list_(pa.int32()))}),
+        (r.Trajectory, {"prompt_token_ids": pa.array([[1, None]], pa.list_(pa.int32()))}),
+        (r.Trajectory, {"prompt_sampling_stop_token_ids": pa.array([[1, None]], pa.list_(pa.int64()))}),
+        (r.Trajectory, {"text": pa.array([b"\xff\xfe"], pa.binary())}),
+        (r.Assignment, {"partial_logprobs": pa.array([None], pa.list_(pa.float32()))}),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else value.__name__,
+)
+def test_arrow_columns_out_of_their_type(kind: type, columns: dict[str, pa.Array]) -> None:
+    with pytest.raises(UndecodableRecord):
+        decode(batch_with(kind, **columns), ENCODED[kind][1])
+
+
+def test_an_untouched_batch_made_the_same_way_decodes() -> None:
+    assert decode(batch_with(r.Trajectory), ENCODED[r.Trajectory][1]) == [TRAJECTORY]
+    assert TRAJECTORY.policy_version == VERSION
