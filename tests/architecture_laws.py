@@ -1,0 +1,153 @@
+"""The laws of the house, read from the sources: who may import whom, which vendor is used where, and what nobody does.
+
+`violations(root)` gives a line for each breach, `path:line: what, and what to do`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+LAYERS = ("schemas", "infra", "operators", "pipelines")
+EVERYWHERE = (*LAYERS, "tests", "benchmarks")
+MAX_LINES = 400
+
+Breach = tuple[int, str]
+Law = Callable[[str, ast.Module], Iterator[Breach]]
+
+_TENSORS = ("infra/models/", "operators/rollout/", "operators/relay/", "operators/trainer/")
+VENDORS: dict[str, tuple[str, ...]] = {
+    "kafka": ("infra/kafka/",),
+    "vllm": ("operators/rollout/vllm_engine.py",),
+    "torch": _TENSORS,
+    "transformers": _TENSORS,
+    "tokenizers": _TENSORS,
+    "safetensors": _TENSORS,
+    "apache_beam": ("operators/", "pipelines/", "infra/runners/"),
+}
+PICKLES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
+_TOPIC_NAME = re.compile(r"laminar\.")
+
+
+def violations(root: Path) -> list[str]:
+    """Every breach of a law in the Python files under `root`, sorted."""
+    found = []
+    for folder in EVERYWHERE:
+        for path in sorted((root / folder).rglob("*.py")):
+            name = path.relative_to(root).as_posix()
+            source = path.read_text(encoding="utf-8")
+            tree = ast.parse(source, name)
+            lines = source.count("\n")
+            if lines > MAX_LINES:
+                found.append(f"{name}:{MAX_LINES}: {lines} lines; a file holds one idea, in at most {MAX_LINES}")
+            laws = (*_OF_LAYERS, *_OF_ALL) if folder in LAYERS else _OF_ALL
+            found += [f"{name}:{line}: {what}" for law in laws for line, what in law(name, tree)]
+    return found
+
+
+def imports(path: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and dotted name of everything that a module imports, at whatever depth; relative names made absolute."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = path.split("/")[: -node.level] if node.level else []
+            module = ".".join([*base, *filter(None, [node.module])])
+            yield from ((node.lineno, f"{module}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Call) and _called(node) in ("import_module", "importlib.import_module", "__import__"):
+            first = node.args[0] if node.args else None
+            if isinstance(first, ast.Constant) and isinstance(first.value, str):
+                yield node.lineno, first.value
+
+
+def _import_law(path: str, tree: ast.Module) -> Iterator[Breach]:
+    home = path.split("/")
+    for line, name in imports(path, tree):
+        target = name.split(".")
+        if target[0] not in LAYERS:
+            continue
+        if LAYERS.index(target[0]) > LAYERS.index(home[0]):
+            yield line, f"{home[0]} imports {name}; imports go {' <- '.join(LAYERS)} only"
+        elif target[0] == home[0] == "operators" and len(target) > 1 and target[1] not in (home[1], "io"):
+            yield line, f"operators/{home[1]} imports {name}; operators meet in topics alone (operators/io is for all)"
+
+
+def _vendor_law(path: str, tree: ast.Module) -> Iterator[Breach]:
+    for line, name in imports(path, tree):
+        vendor = name.split(".")[0]
+        if vendor in VENDORS and not path.startswith(VENDORS[vendor]):
+            yield line, f"imports {vendor}, which only {', '.join(VENDORS[vendor])} may"
+
+
+def _schemas_law(path: str, tree: ast.Module) -> Iterator[Breach]:
+    for line, name in imports(path, tree):
+        top = name.split(".")[0]
+        if path.startswith("schemas/") and top not in sys.stdlib_module_names | {"pyarrow", *LAYERS}:
+            yield line, f"imports {top}; schemas are the standard library and pyarrow only"
+
+
+def _transform_law(path: str, tree: ast.Module) -> Iterator[Breach]:
+    """Beam in an operator is for files that derive from its classes; pipelines only wire what operators define."""
+    bases = [_dotted(base) for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for base in node.bases]
+    beam = [(line, name) for line, name in imports(path, tree) if name.split(".")[0] == "apache_beam"]
+    bound = {name.split(".")[-1] for _, name in beam} | _aliases_of_beam(tree)
+    if path.startswith("operators/") and beam and not any(base.split(".")[0] in bound for base in bases):
+        yield beam[0][0], "imports apache_beam without defining a transform; keep logic in files that know no runner"
+    for base in bases:
+        if path.startswith("pipelines/") and base.split(".")[-1] in ("DoFn", "PTransform"):
+            yield 1, f"defines a {base}; pipelines are wiring, transforms belong to an operator"
+
+
+def _aliases_of_beam(tree: ast.Module) -> set[str]:
+    aliases = [alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    return {alias.asname or "apache_beam" for alias in aliases if alias.name.split(".")[0] == "apache_beam"}
+
+
+def _topic_law(path: str, tree: ast.Module) -> Iterator[Breach]:
+    documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Constant) or not isinstance(node.value, str) or id(node) in documentation:
+            continue
+        if path != "schemas/topics.py" and _TOPIC_NAME.match(node.value):
+            yield node.lineno, f"spells the name {node.value[:40]!r}; topics and groups are named by schemas/topics.py"
+
+
+def _pickle_law(path: str, tree: ast.Module) -> Iterator[Breach]:
+    beam_does = path.startswith("tests/")  # it ships transforms so, and tests look at what a transform carries
+    for line, name in imports(path, tree):
+        if (name.split(".")[0] in PICKLES and not beam_does) or name in ("torch.load", "torch.save"):
+            yield line, f"imports {name}; data is never code: use schemas, JSON, Arrow or safetensors"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            called = _called(node)
+            if called in ("eval", "exec", "torch.load", "torch.save", "builtins.eval", "builtins.exec"):
+                yield node.lineno, f"calls {called}(); data is never code"
+            for keyword in node.keywords:
+                allowed = isinstance(keyword.value, ast.Constant) and not keyword.value.value
+                if keyword.arg in ("allow_pickle", "trust_remote_code") and not allowed:
+                    yield node.lineno, f"passes {keyword.arg}; data is never code"
+
+
+def _except_law(path: str, tree: ast.Module) -> Iterator[Breach]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ExceptHandler) and node.type is None:
+            yield node.lineno, "a bare except; name what can go wrong"
+
+
+def _called(node: ast.Call) -> str:
+    return _dotted(node.func)
+
+
+def _dotted(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return f"{_dotted(node.value)}.{node.attr}"
+    if isinstance(node, ast.Subscript):
+        return _dotted(node.value)
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+_OF_LAYERS: tuple[Law, ...] = (_import_law, _vendor_law, _schemas_law, _transform_law, _topic_law)
+_OF_ALL: tuple[Law, ...] = (_pickle_law, _except_law)

@@ -1,0 +1,91 @@
+"""The sources keep the laws of the house, and the check of it sees each kind of breach."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from architecture_laws import LAYERS, MAX_LINES, violations
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_sources_keep_the_laws() -> None:
+    assert all(any((ROOT / layer).rglob("*.py")) for layer in LAYERS)
+    found = violations(ROOT)
+    assert not found, "\n" + "\n".join(found)
+
+
+def plant(root: Path, path: str, source: str) -> list[str]:
+    file = root / path
+    file.parent.mkdir(parents=True)
+    file.write_text(source)
+    return violations(root)
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "reason"),
+    [
+        ("schemas/a.py", "from infra.kafka import admin", "imports go schemas <- infra"),
+        ("infra/kafka/a.py", "import operators.io.sinks", "imports go"),
+        ("operators/score/a.py", "def f():\n    from pipelines import config", "imports go"),
+        ("infra/a.py", "import importlib\nimportlib.import_module('pipelines.run')", "imports go"),
+        ("operators/score/a.py", "from operators.rollout.engine import Engine", "meet in topics"),
+        ("operators/score/a.py", "from operators import rollout", "meet in topics"),
+        ("operators/score/a.py", "from ..rollout import engine", "meet in topics"),
+        ("operators/score/a.py", "import kafka", "imports kafka, which only infra/kafka/"),
+        ("pipelines/cli/a.py", "from kafka.errors import KafkaError", "imports kafka"),
+        ("operators/rollout/engine.py", "import vllm", "imports vllm"),
+        ("operators/score/a.py", "if True:\n    import torch.nn as nn", "imports torch"),
+        ("infra/runners/a.py", "from transformers import AutoModel", "imports transformers"),
+        ("pipelines/a.py", "from tokenizers import Tokenizer", "imports tokenizers"),
+        ("operators/placement/a.py", "from safetensors.torch import load", "imports safetensors"),
+        ("infra/kafka/a.py", "import apache_beam as beam", "imports apache_beam"),
+        ("schemas/a.py", "import numpy as np", "standard library and pyarrow only"),
+        ("operators/score/a.py", "import apache_beam as beam\n\ndef f(x): return x", "without defining a transform"),
+        ("pipelines/a.py", "import apache_beam as beam\nclass A(beam.DoFn): ...", "transforms belong to an operator"),
+        ("pipelines/a.py", "TOPIC = 'laminar.run.prompts'", "schemas/topics.py"),
+        ("infra/a.py", "def f(run): return f'laminar.{run}.prompts'", "schemas/topics.py"),
+        ("infra/a.py", "import pickle", "never code"),
+        ("benchmarks/a.py", "from cloudpickle import dumps", "never code"),
+        ("benchmarks/a.py", "import torch\ntorch.load('x')", "calls torch.load"),
+        ("operators/trainer/a.py", "from torch import save", "imports torch.save"),
+        ("infra/a.py", "eval('1')", r"calls eval\(\)"),
+        ("tests/a.py", "exec('1')", r"calls exec\(\)"),
+        ("infra/a.py", "numpy.load('x', allow_pickle=True)", "passes allow_pickle"),
+        ("infra/models/a.py", "load('x', trust_remote_code=flag)", "passes trust_remote_code"),
+        ("tests/a.py", "try:\n    f()\nexcept:\n    pass", "bare except"),
+        ("pipelines/a.py", "x = 1\n" * (MAX_LINES + 1), f"{MAX_LINES + 1} lines"),
+    ],
+)
+def test_a_breach_is_seen(tmp_path: Path, path: str, source: str, reason: str) -> None:
+    found = plant(tmp_path, path, source)
+    assert len(found) == 1, found
+    assert re.search(reason, found[0])
+    assert re.match(rf"{re.escape(path)}:\d+: ", found[0])
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("operators/score/a.py", "from operators.io import sinks\nfrom operators.score import rewards"),
+        ("operators/score/a.py", "from schemas import records\nfrom infra.kafka import admin"),
+        ("operators/score/a.py", "import apache_beam as beam\nclass ScoreFn(beam.DoFn): ..."),
+        ("operators/score/a.py", "from apache_beam import PTransform\nclass Score(PTransform[int, int]): ..."),
+        (
+            "operators/score/a.py",
+            "from apache_beam.coders import Coder\nclass C(Coder): ...",
+        ),
+        ("operators/trainer/a.py", "import torch\nmodel = torch.nn.Linear(1, 1)\nmodel.eval()"),
+        ("operators/rollout/vllm_engine.py", "import vllm"),
+        ("infra/kafka/a.py", "import kafka"),
+        ("infra/a.py", "'''laminar.run.prompts is a topic.'''\nLOGGER = 'laminar'\nMETRIC = 'laminar_staleness'"),
+        ("schemas/topics.py", "NAME = 'laminar.run.prompts'"),
+        ("infra/a.py", "numpy.load('x', allow_pickle=False)\ntry:\n    f()\nexcept ValueError:\n    pass"),
+        ("tests/a.py", "import kafka\nimport pickle\nimport torch\nfrom operators.rollout import engine"),
+        ("infra/a.py", "x = 1\n" * MAX_LINES),
+    ],
+)
+def test_what_is_allowed_is_no_breach(tmp_path: Path, path: str, source: str) -> None:
+    assert plant(tmp_path, path, source) == []
