@@ -276,7 +276,8 @@ def port_is_free(port: int) -> bool:
 
 
 def _format(jars: list[Path], properties: Path) -> None:
-    cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    # Kafka's ids are 16 bytes in URL-safe base64; one that begins with "-" would read as an option.
+    cluster_id = "L" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")[1:]
     command = java_command(64, jars, "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(properties))
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:

@@ -1,0 +1,58 @@
+"""How a pipeline's shard reaches its topics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from infra.kafka.properties import ClientProperties
+from infra.kafka.session import Input, Partition, SessionConfig
+from operators.io.elements import Place
+from schemas.topics import Topic, group_name
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A topic to read. `keys` limits it to records whose key starts so: others are passed over undecoded."""
+
+    topic: Topic
+    partitions: tuple[int, ...] = (0,)
+    start: Literal["committed", "earliest", "latest"] = "committed"
+    keys: str = ""
+
+
+@dataclass(frozen=True)
+class ShardConfig:
+    """One shard of one pipeline: its inputs, its ledger topics, and how long its source waits and works at a time.
+
+    `slice_s` is how long the source runs before it gives the runner a chance to checkpoint; `poll_s` how long an idle poll
+    waits; `commit_s` how long offsets that moved without outputs may go uncommitted (all seconds). `resume` gives, at every
+    start, positions that override the committed ones (a trainer resumes from its checkpoint).
+    """
+
+    client: ClientProperties
+    run: str
+    pipeline: str
+    shard: int = 0
+    readings: tuple[Reading, ...] = ()
+    ledger: tuple[tuple[Topic, tuple[int, ...]], ...] = ()
+    anchor: tuple[Topic, int] | None = None
+    slice_s: float = 5.0
+    poll_s: float = 0.1
+    commit_s: float = 1.0
+    resume: Callable[[], Mapping[Place, int]] | None = field(default=None, compare=False)
+
+    @property
+    def group(self) -> str:
+        return group_name(self.run, self.pipeline, self.shard)
+
+    def session(self) -> SessionConfig:
+        """The Kafka side of this shard."""
+        return SessionConfig(
+            client=self.client,
+            group=self.group,
+            inputs=tuple(Input(r.topic.name(self.run), r.partitions, r.start) for r in self.readings),
+            ledger=tuple(Partition(topic.name(self.run), p) for topic, partitions in self.ledger for p in partitions),
+            anchor=None if self.anchor is None else Partition(self.anchor[0].name(self.run), self.anchor[1]),
+        )

@@ -1,0 +1,94 @@
+"""What flows between a pipeline's source, its step and its sink.
+
+Guarantee, kept by source, step and sink together: each start of a shard opens with one `Restored`, then `Polled` in order;
+every element carries its start's number, and what belongs to another start is dropped. Made by ReadTopics, eaten by
+FoldRecords, whose emissions WriteTransactionally eats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from schemas.topics import Topic
+
+
+class Received(NamedTuple):
+    """A decoded record and where it stood. `topic` is the noun."""
+
+    topic: str
+    partition: int
+    offset: int
+    record: Any
+
+
+class Place(NamedTuple):
+    """A partition of a topic of this run, by the topic's noun."""
+
+    topic: str
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """The first element of a start: what the shard had committed and written before.
+
+    `ledger` is its own output read back from where the last commit's note said; `marks` is the operator's part of the note;
+    `offsets` are where reading resumes. Emissions are numbered from 1 in a start; the ledger counts as emission 0.
+    """
+
+    group: str
+    start: int
+    ledger: tuple[Received, ...]
+    marks: Mapping[str, Any]
+    offsets: Mapping[Place, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Polled:
+    """Records of one poll, none on an idle tick. `positions` are the next offsets to read.
+
+    `caught_up` is False until everything that had been written when the shard started has been seen.
+    `rejected` are records that could not be decoded.
+    """
+
+    group: str
+    start: int
+    records: tuple[Received, ...]
+    rejected: tuple[Any, ...]
+    positions: Mapping[Place, int]
+    caught_up: bool
+
+
+class Output(NamedTuple):
+    """A record to write. `partition` None leaves the choice to the key."""
+
+    topic: Topic
+    key: str
+    record: Any
+    partition: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What a restart needs to know of a step, committed with the outputs that it covers.
+
+    `low_water` are the offsets below which nothing is pending; `ledger_from` is the number of the oldest emission that a
+    restart must read back (None: none); `marks` go into the commit's note.
+    """
+
+    low_water: Mapping[Place, int] = field(default_factory=dict)
+    ledger_from: int | None = None
+    marks: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """What a step made of one poll, written in one transaction; numbered within its start, from 1."""
+
+    group: str
+    start: int
+    number: int
+    outputs: tuple[Output, ...]
+    checkpoint: Checkpoint

@@ -1,0 +1,73 @@
+"""The ledger of finished trajectories (invariant 2): exact over a whole run, small at any length.
+
+Prompt numbers are dense within a partition, so the groups that are closed are a low mark plus a few exceptions. The mark
+travels in the note of every commit; the exceptions are read back from the shard's own output after a restart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from schemas.identity import Purpose, TrajectoryKey
+from schemas.topics import partition_of
+
+
+class TrajectoryLedger:
+    """Which members of which groups have been answered. `partitions` is the partition count of the topics keyed by group."""
+
+    def __init__(self, partitions: int, marks: Mapping[str, Any] | None = None) -> None:
+        self._partitions = partitions
+        self._marks: dict[tuple[Purpose, int], int] = {}
+        self._members: dict[tuple[Purpose, int], set[int] | None] = {}  # None: closed
+        self._emission: dict[tuple[Purpose, int], int] = {}
+        for name, mark in (marks or {}).items():
+            letter, residue = name[0], int(name[1:])
+            self._marks["train" if letter == "p" else "evaluation", residue] = mark
+
+    def __contains__(self, key: TrajectoryKey) -> bool:
+        if self._below_mark(key.purpose, key.number):
+            return True
+        members = self._members.get((key.purpose, key.number), frozenset())
+        return members is None or key.member in members
+
+    def add(self, key: TrajectoryKey, size: int, emission: int) -> bool:
+        """Enter a trajectory of a group of `size`, answered in emission number `emission`; False if it was there."""
+        if key in self:
+            return False
+        group = (key.purpose, key.number)
+        members = self._members.setdefault(group, set())
+        assert members is not None
+        members.add(key.member)
+        self._emission.setdefault(group, emission)
+        if len(members) >= size:
+            self.close(key.purpose, key.number, emission)
+        return True
+
+    def close(self, purpose: Purpose, number: int, emission: int) -> None:
+        """Close a whole group: every member counts as answered."""
+        if self._below_mark(purpose, number):
+            return
+        self._members[purpose, number] = None
+        self._emission.setdefault((purpose, number), emission)
+        residue = partition_of(number, self._partitions)
+        mark = self._marks.get((purpose, residue), 0)
+        while self._members.get(group := (purpose, mark * self._partitions + residue), ()) is None:
+            del self._members[group]
+            del self._emission[group]
+            mark += 1
+        self._marks[purpose, residue] = mark
+
+    def oldest_emission(self) -> int | None:
+        """The number of the oldest emission that a restart must read back; None if the marks say it all."""
+        return min(self._emission.values(), default=None)
+
+    def marks(self) -> dict[str, int]:
+        """The marks for a commit's note."""
+        return {
+            f"{'p' if purpose == 'train' else 'e'}{residue}": mark for (purpose, residue), mark in self._marks.items()
+        }
+
+    def _below_mark(self, purpose: Purpose, number: int) -> bool:
+        mark = self._marks.get((purpose, partition_of(number, self._partitions)), 0)
+        return number // self._partitions < mark

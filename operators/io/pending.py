@@ -1,0 +1,33 @@
+"""The low-water mark of a shard's inputs: the offset below which nothing is pending."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from operators.io.elements import Place
+
+
+class PendingOffsets:
+    """Input offsets that a step still needs after a restart, by partition.
+
+    Offsets arrive rising within a partition, so the oldest pending one is the first in insertion order.
+    """
+
+    def __init__(self) -> None:
+        self._pending: dict[Place, dict[int, int]] = {}
+
+    def add(self, place: Place, offset: int, count: int = 1) -> None:
+        """Hold `offset` back, `count` times over (one for each row of the record)."""
+        offsets = self._pending.setdefault(place, {})
+        offsets[offset] = offsets.get(offset, 0) + count
+
+    def remove(self, place: Place, offset: int) -> None:
+        """Let go of one hold. Raises KeyError if there is none."""
+        offsets = self._pending[place]
+        offsets[offset] -= 1
+        if not offsets[offset]:
+            del offsets[offset]
+
+    def low_water(self, positions: Mapping[Place, int]) -> dict[Place, int]:
+        """By partition: the oldest pending offset, or the position where nothing is pending."""
+        return {place: next(iter(self._pending.get(place, ())), position) for place, position in positions.items()}

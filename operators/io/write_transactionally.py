@@ -1,0 +1,34 @@
+"""WriteTransactionally: outputs and low-water mark of a step in one Kafka transaction."""
+
+from __future__ import annotations
+
+import apache_beam as beam
+
+from operators.io.config import ShardConfig
+from operators.io.elements import Emission
+from operators.io.sink import sink_of
+
+
+class _CommitFn(beam.DoFn):
+    def __init__(self, shards: tuple[ShardConfig, ...]) -> None:
+        self._shards = {shard.group: shard for shard in shards}
+        self._used: set[str] = set()
+
+    def process(self, element: Emission) -> None:
+        self._used.add(element.group)
+        sink_of(self._shards[element.group]).write(element)
+
+    def finish_bundle(self) -> None:
+        for group in self._used:
+            sink_of(self._shards[group]).flush()
+
+
+class WriteTransactionally(beam.PTransform):
+    """Commits the emissions of `shards`; ends the pipeline if a shard's sink breaks."""
+
+    def __init__(self, *shards: ShardConfig) -> None:
+        super().__init__()
+        self._shards = shards
+
+    def expand(self, emissions: beam.PCollection) -> beam.PCollection:
+        return emissions | beam.ParDo(_CommitFn(self._shards))
