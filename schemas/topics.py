@@ -189,3 +189,15 @@ def partition_of(number: int, partitions: int) -> int:
     Not a hash: numbers stay dense within a partition, so what has finished in it is a low mark plus a few exceptions.
     """
     return number % partitions
+
+
+def run_prefix(run: str) -> str:
+    """What the names of all topics and groups of `run` begin with. Raises ValueError if `run` cannot be in one."""
+    return PROMPTS.name(run).removesuffix(PROMPTS.noun)
+
+
+def run_of(topic: str) -> str | None:
+    """The run whose topic the full name `topic` is; None for a topic of something else."""
+    prefix, _, rest = topic.partition(".")
+    run, _, noun = rest.partition(".")
+    return run if prefix == PREFIX and noun in CATALOGUE and _RUN.fullmatch(run) else None

@@ -1,0 +1,136 @@
+"""Topics are read as they stand: committed records only, from where it was asked, decoded where they can be."""
+
+from __future__ import annotations
+
+import pytest
+from kafka import KafkaProducer, TopicPartition
+from kafka.structs import OffsetAndMetadata
+
+from infra.kafka.admin import TopicSpec, admin_client, create_topics
+from infra.kafka.broker import Broker
+from infra.kafka.lag import group_lags, list_groups, record_counts
+from infra.kafka.properties import ClientProperties
+from infra.kafka.reading import UnknownTopic, last_records, partition_ranges, read_topic
+from infra.kafka.start_offset import parse_start
+from schemas.codec import encode
+from schemas.records import Metric
+from schemas.topics import METRICS, group_name, run_of, run_prefix
+
+RUN = "reading-topics"
+
+
+@pytest.fixture(scope="module")
+def client(broker: Broker) -> ClientProperties:
+    return ClientProperties.at(broker.bootstrap_servers)
+
+
+@pytest.fixture(scope="module")
+def topic(broker: Broker, client: ClientProperties) -> str:
+    """Three partitions: in 0 the steps 0-5 in three transactions, one more aborted, and rubbish; nothing in 1 and 2."""
+    name = METRICS.name(RUN)
+    with admin_client(client) as admin:
+        create_topics(admin, [TopicSpec(name, 3)])
+    producer = KafkaProducer(bootstrap_servers=broker.bootstrap_servers, transactional_id=group_name(RUN, "trainer"))
+    producer.init_transactions()
+    for first in (0, 2, 4):
+        producer.begin_transaction()
+        for step in (first, first + 1):
+            value, headers = encode(Metric("train", step, {"loss": 0.5}, 1))
+            producer.send(name, value, key=b"train", headers=list(headers), partition=0)
+        producer.send_offsets_to_transaction(
+            {TopicPartition(name, 0): OffsetAndMetadata(first + 2, "", -1)}, group_name(RUN, "trainer")
+        )
+        producer.commit_transaction()
+    producer.begin_transaction()
+    producer.send(name, b"aborted", partition=0)
+    producer.flush()
+    producer.abort_transaction()
+    producer.begin_transaction()
+    producer.send(name, b"rubbish", headers=list(headers), partition=0)
+    producer.commit_transaction()
+    producer.close()
+    return name
+
+
+def steps(records: list) -> list[int | None]:
+    return [record.rows[0].step if record.rows else None for record in records]
+
+
+def test_reads_committed_records_to_the_end(client: ClientProperties, topic: str) -> None:
+    records = list(read_topic(client, topic))
+    assert steps(records) == [0, 1, 2, 3, 4, 5, None]
+    assert records[0].schema == "Metric/1"
+    assert records[0].key == b"train"
+    assert records[-1].error is not None
+    assert "not JSON" in records[-1].error
+    assert records[-1].size == len(b"rubbish")
+
+
+@pytest.mark.parametrize(
+    ("start", "expected"),
+    [("beginning", 7), ("end", 0), ("0", 7), ("3", 5), ("4", 4), ("999", 0), ("-1", 0), ("-2", 1), ("-999", 7)],
+)
+def test_starts_where_it_is_told(client: ClientProperties, topic: str, start: str, expected: int) -> None:
+    assert len(list(read_topic(client, topic, start=parse_start(start)))) == expected
+
+
+@pytest.mark.parametrize(("count", "expected"), [(1, [None]), (3, [4, 5, None]), (100, [0, 1, 2, 3, 4, 5, None])])
+def test_the_last_records_are_counted_without_markers(
+    client: ClientProperties, topic: str, count: int, expected: list[int | None]
+) -> None:
+    assert steps(last_records(client, topic, count)) == expected
+
+
+def test_reads_only_the_partitions_asked_for(client: ClientProperties, topic: str) -> None:
+    assert list(read_topic(client, topic, partitions=[1])) == []
+    with pytest.raises(UnknownTopic, match="not \\[7\\]"):
+        list(read_topic(client, topic, partitions=[0, 7]))
+    with pytest.raises(UnknownTopic, match="there is no topic"):
+        list(read_topic(client, f"{topic}-not"))
+
+
+def test_follows_what_comes_later(client: ClientProperties, broker: Broker, topic: str) -> None:
+    def write(step: int) -> None:
+        value, headers = encode(Metric("train", step, {}, 1))
+        producer.send(topic, value, headers=list(headers), partition=2).get(timeout=10)
+
+    producer = KafkaProducer(bootstrap_servers=broker.bootstrap_servers)
+    write(77)
+    following = read_topic(client, topic, start=parse_start("-1"), partitions=[2], follow=True)
+    assert next(following).rows[0].step == 77
+    write(78)
+    assert next(following).rows[0].step == 78
+    following.close()
+    producer.close()
+
+
+def test_reading_leaves_no_group_behind(client: ClientProperties, topic: str) -> None:
+    with admin_client(client) as admin:
+        before = list_groups(admin, "")
+        list(read_topic(client, topic))
+        assert list_groups(admin, "") == before
+        assert group_name(RUN, "trainer") in before
+
+
+def test_lag_is_what_is_not_committed_as_done(client: ClientProperties, topic: str) -> None:
+    with admin_client(client) as admin:
+        (lag,) = group_lags(admin, list_groups(admin, run_prefix(RUN)))
+        ranges = partition_ranges(client, topic)
+        assert (lag.group, lag.topic, lag.partition) == (group_name(RUN, "trainer"), topic, 0)
+        assert lag.committed == 6
+        assert lag.end == ranges[0].end
+        assert lag.lag == ranges[0].end - 6 > 0
+        assert record_counts(admin, [topic])[topic] == sum(held.end - held.beginning for held in ranges.values())
+
+
+@pytest.mark.parametrize("text", ["", "--1", "1.5", "x", "+3", "9" * 30, "s@5"])
+def test_other_starts_are_errors(text: str) -> None:
+    with pytest.raises(ValueError, match="is no offset"):
+        parse_start(text)
+
+
+def test_the_run_of_a_topic() -> None:
+    assert run_of(METRICS.name("a-1")) == "a-1"
+    assert run_of("laminar.a.nonsense") is None
+    assert run_of("other.a.metrics") is None
+    assert METRICS.name("a") == run_prefix("a") + "metrics"
