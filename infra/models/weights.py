@@ -1,13 +1,14 @@
 """A model's weights as one safetensors file: what the trainer publishes, relays carry and rollouts load.
 
-The layout is the model's own: every parameter and persistent buffer once, under the first name it has in module order. A
-tensor that is tied to another has no entry of its own, so a file never holds it twice.
+The layout is the model's own: every parameter and persistent buffer once, under the first name it has in module
+order. A tensor that is tied to another has no entry of its own, so a file never holds it twice.
 """
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -44,8 +45,8 @@ def save_weights(model: PreTrainedModel, path: Path) -> None:
 def load_weights(model: PreTrainedModel, path: Path) -> None:
     """Copy the weights in the safetensors file `path` into `model`, in place, tensor by tensor from the mapped file.
 
-    Raises FileNotFoundError if there is no such file, ValueError if it is no safetensors file or its names, shapes or dtypes
-    do not fit; all is checked first, so that `model` is then unchanged.
+    Raises FileNotFoundError if there is no such file, ValueError if it is no safetensors file or its names, shapes or
+    dtypes do not fit; all is checked first, so that `model` is then unchanged.
     """
     if not path.is_file():
         raise FileNotFoundError(f"no weights at {path}")
@@ -59,7 +60,7 @@ def load_weights(model: PreTrainedModel, path: Path) -> None:
         raise ValueError(f"{path} is not a safetensors file: {error}") from error
 
 
-def _match(model: PreTrainedModel, file: safe_open, path: Path) -> dict[str, torch.Tensor]:
+def _match(model: PreTrainedModel, file: Any, path: Path) -> dict[str, torch.Tensor]:
     """Which tensor of `model` each entry of `file` goes to; a tied tensor may be there under any of its names."""
     present = set(file.keys())
     places: dict[str, torch.Tensor] = {}

@@ -81,9 +81,9 @@ def sample(logits: torch.Tensor, columns: SamplingColumns, draws: np.ndarray) ->
         scores = _cut(scores, *columns.cut)
     logprobs = scores.log_softmax(-1)
     cumulative = logprobs.exp().cumsum_(-1)
-    total = cumulative[:, -1:]
-    # Strictly below the total, so that a draw next to 1 cannot fall behind the last token with any probability.
-    target = torch.minimum(_column(draws, logits) * total, total * (1.0 - 2.0 * _TO_UNIT))
+    # A draw is at most 1 - 2^-53, so its product with the sum is below the sum: the first step above it is a token that
+    # has probability, also at the end. The clamp is for rows that are not finite.
+    target = _column(draws, logits) * cumulative[:, -1:]
     chosen = torch.searchsorted(cumulative, target, right=True).clamp_(max=logits.shape[-1] - 1)
     if columns.greedy is not None:
         chosen = torch.where(_column(columns.greedy, logits), scores.argmax(-1, keepdim=True), chosen)

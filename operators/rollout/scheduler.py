@@ -77,7 +77,7 @@ class Scheduler:
     def preempt(self) -> Moves:
         """Send the requests started last back to the queue until the running ones fit in the KV."""
         moves: Moves = []
-        while self.rows.tokens > self.config.kv_capacity and self.rows.count > 1:
+        while self.rows.tokens > self.config.kv_capacity:  # one alone always fits
             youngest = next(reversed(self._running))
             row = next(i for i, request in enumerate(self.rows.requests) if request.trajectory_id == youngest)
             resumed = replace(self._running[youngest], partial=self.rows.partial(row))

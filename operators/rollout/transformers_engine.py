@@ -184,7 +184,7 @@ class TransformersEngine:
             contexts.append(rows.known_tokens(row)[:-1])
             targets.append(row)
         blocks = plan_prefill(contexts, targets, _MOST_PREFILL_TOKENS)
-        while sum(block.token_ids.size for block in blocks) > _MOST_PREFILL_TOKENS and len(blocks) > 1:
+        while sum(block.token_ids.size for block in blocks) > _MOST_PREFILL_TOKENS:
             self._runner.prefill([blocks.pop(0)])
         return blocks
 

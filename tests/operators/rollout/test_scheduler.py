@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -56,6 +58,7 @@ def test_admission_leaves_running_rows_room_to_grow() -> None:
     it.add(request("b", prompt=8))
     it.admit()
     assert names(it) == ["a"]  # 8 + 8 tokens fit in 20, but not with 4 more each
+    assert len(it.admit()) == 0  # nor when the first runs already
     short = scheduler(context=20, kv=20, headroom=4)
     for name in "ab":
         short.add(request(name, prompt=8, new=2))
@@ -117,6 +120,17 @@ def test_what_ends_a_row() -> None:
         ("broken", "failed", [1]),
         ("goes on", "length", [1, 8]),
     ]
+
+
+def test_a_row_forgets_the_stop_tokens_it_had() -> None:
+    it = scheduler(slots=1)
+    it.add(request("stops"))
+    plain = request("goes on")
+    it.add(replace(plain, sampling=replace(plain.sampling, stop_token_ids=())))
+    it.admit()
+    assert give(it, STOP) == [("stops", "stop", [STOP])]
+    it.admit()
+    assert give(it, STOP) == []
 
 
 def test_last_rows_move_into_the_holes_with_all_they_are() -> None:

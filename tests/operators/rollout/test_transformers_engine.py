@@ -72,10 +72,10 @@ def test_rows_brought_into_order_keep_their_tokens(monkeypatch: pytest.MonkeyPat
     permuted = []
     permute = it._kv.permute
     monkeypatch.setattr(it._kv, "permute", lambda order, width: permuted.append(len(order)) or permute(order, width))
-    in_order = run(it, mixed(14))
-    assert len(permuted) > 3
+    in_order = run(it, mixed(60))
+    assert len(permuted) > 20
     monkeypatch.undo()
-    for name, completion in run(engine(slots=6), mixed(14)).items():
+    for name, completion in run(engine(slots=6), mixed(60)).items():
         assert_same(completion, in_order[name])
 
 
@@ -116,6 +116,18 @@ def test_a_stop_token_ends_a_trajectory_and_is_its_last() -> None:
     assert reasons == {"stop", "length"}
 
 
+def test_a_request_that_joins_is_drawn_in_its_own_way() -> None:
+    it = engine()
+    requests = [request(0), request(1, temperature=0.0), request(3, top_k=2)]
+    joining: dict[str, Completion] = {}
+    for one in requests:
+        it.submit(one)
+        joining |= {completion.trajectory_id: completion for completion in it.step()}
+    joining |= run(it, [])
+    for name, completion in run(engine(), requests).items():
+        assert_same(completion, joining[name])
+
+
 def test_the_context_ends_a_trajectory_too() -> None:
     done = run(engine(context=20), [request(0, new=100, prompt=6)])["p0.0"]
     assert (len(done.generated.token_ids), done.finish_reason) == (14, "length")
@@ -123,9 +135,10 @@ def test_the_context_ends_a_trajectory_too() -> None:
 
 def test_logits_that_are_not_finite_fail_the_trajectory_and_spoil_no_other() -> None:
     it = engine(slots=2)
-    expected = run(engine(slots=2), [request(1)])["p0.1"]
+    others = [request(1), request(9, prompt=20)]  # the first takes the failed row and is shown its width by the second
+    expected = run(engine(slots=2), others)
     embedding = it._model.get_input_embeddings().weight
-    one = request(5, prompt=3)
+    one = request(5, prompt=20)
     healthy = embedding.detach().clone()
     embedding.data[int(one.prompt[0])] = torch.nan
     failed = run(it, [one])[one.trajectory_id]
@@ -133,7 +146,8 @@ def test_logits_that_are_not_finite_fail_the_trajectory_and_spoil_no_other() -> 
     assert "not finite" in str(failed.error)
     assert len(failed.generated.token_ids) == 0
     embedding.data.copy_(healthy)
-    assert_same(run(it, [request(1)])["p0.1"], expected)
+    for name, completion in run(it, others).items():
+        assert_same(completion, expected[name])
 
 
 # --- how it runs
