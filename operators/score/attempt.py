@@ -1,0 +1,77 @@
+"""What verifiers see of a trajectory, and the answer in its text."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+AnswerKind = Literal["marker", "regex", "boxed", "whole"]
+_BOXES = ("\\boxed", "\\fbox")
+_BRACES = re.compile("[{}]")
+
+
+class Extraction(NamedTuple):
+    """Where the answer stands in a text.
+
+    `marker`: after the last `pattern`. `regex`: the first group (or all) of the last match of `pattern`. `boxed`: in
+    the last \\boxed{}. `whole`: all of it. White space around an answer is dropped.
+    """
+
+    kind: AnswerKind
+    pattern: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One response to judge: its text, its length in tokens (end of sequence included), and what it responds to.
+
+    `answer` is None where the text holds none. `reference` is the prompt's, read from JSON; verifiers must not change
+    it.
+    """
+
+    text: str
+    answer: str | None
+    tokens: int
+    prompt: str
+    task: str
+    reference: Mapping[str, Any]
+
+    @property
+    def accepted(self) -> list[str]:
+        """Answers that count as right: the reference's `answer`, or each of a list. Raises ValueError if none is."""
+        answer = self.reference.get("answer")
+        if answer is None or answer == []:
+            raise ValueError("the reference has no answer")
+        return [str(item) for item in answer] if isinstance(answer, list) else [str(answer)]
+
+
+def extract_answer(text: str, extraction: Extraction) -> str | None:
+    """The answer in `text`, None where there is none."""
+    kind, pattern = extraction
+    if kind == "whole":
+        return text.strip()
+    if kind == "marker":
+        _, marker, answer = text.rpartition(pattern)
+        return answer.strip() if marker else None
+    if kind == "boxed":
+        return _last_boxed(text)
+    matches = deque(re.finditer(pattern, text, re.DOTALL), maxlen=1)
+    found = matches[0][1 if matches[0].re.groups else 0] if matches else None
+    return None if found is None else found.strip()
+
+
+def _last_boxed(text: str) -> str | None:
+    """The content of the last box whose braces balance. Linear in the text, whatever a model writes."""
+    open_braces: list[int] = []
+    start, content = -1, None
+    for brace in _BRACES.finditer(text):
+        if brace[0] == "{":
+            open_braces.append(brace.start())
+        elif open_braces:
+            opening = open_braces.pop()
+            if opening > start and text.endswith(_BOXES, 0, opening):
+                start, content = opening, text[opening + 1 : brace.start()].strip()
+    return content

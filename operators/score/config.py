@@ -1,0 +1,119 @@
+"""How responses are rewarded: weighted verifiers, where the answer stands, and what a verifier may use up."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, get_args
+
+from operators.score.attempt import AnswerKind, Extraction
+from operators.score.rewards import REWARDS, is_custom
+
+
+@dataclass(frozen=True)
+class RewardSpec:
+    """One weighted reward. Raises ValueError naming the field or option that does not fit.
+
+    `name` is one of `rewards.REWARDS` or a function of the user's, `module:function` or `file.py:function`, which must
+    be code you trust: it runs as you, within limits that catch mistakes, not malice.
+    """
+
+    name: str
+    weight: float = 1.0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    label: str = ""
+    """Name of its component; empty: the function's or the reward's name."""
+
+    def __post_init__(self) -> None:
+        if not -1e6 <= self.weight <= 1e6:
+            raise ValueError(f"rewards: weight of {self.name!r} must be between -1e6 and 1e6, not {self.weight}")
+        if is_custom(self.name):
+            if not all(self.name.rpartition(":")[::2]):
+                raise ValueError(f"rewards: name {self.name!r} must be 'module:function' or 'file.py:function'")
+            return
+        if self.name not in REWARDS:
+            raise ValueError(f"rewards: there is no reward {self.name!r}{_nearest(self.name, REWARDS)}")
+        self._check_options()
+
+    @property
+    def component(self) -> str:
+        """The name of its component in an Experience."""
+        return self.label or self.name.rpartition(":")[2]
+
+    def _check_options(self) -> None:
+        known = REWARDS[self.name].options
+        for name in self.options:
+            if name not in known:
+                raise ValueError(f"rewards: {self.name} has no option {name!r}{_nearest(name, known)}")
+        for name, default in known.items():
+            if default is None and name not in self.options:
+                raise ValueError(f"rewards: {self.name} needs option {name!r}")
+        given = self.options
+        if self.name == "regex":
+            _check_pattern("rewards: regex's pattern", given["pattern"])
+        if self.name == "length" and not 0 <= given["target"] < given["limit"]:
+            raise ValueError("rewards: length needs 0 <= target < limit")
+        if self.name == "overlong" and not 0 < given["buffer"] <= given["limit"]:
+            raise ValueError("rewards: overlong needs 0 < buffer <= limit")
+
+
+@dataclass(frozen=True)
+class ScoreConfig:
+    """What the score operator does. Raises ValueError naming the field that does not fit."""
+
+    rewards: Sequence[RewardSpec] = (RewardSpec("reasoning_gym"),)
+    answer: AnswerKind = "marker"
+    """Where a response's answer stands (see attempt.Extraction)."""
+    answer_marker: str = "#"
+    answer_regex: str = ""
+
+    time_limit_s: float = 5.0
+    """Wall-clock time of one verifier call; then its process is killed and replaced."""
+    memory_limit_mb: int = 2048
+    """Address space of a verifier process, in MiB."""
+    workers: int = 2
+    """Verifier processes; none is started where only quick, harmless verifiers are used."""
+    allow_processes: bool = False
+    """Whether verifiers may start processes of their own, to run generated code for instance."""
+    on_error: float = 0.0
+    """Reward of a trajectory that failed, or that a verifier failed on."""
+
+    def __post_init__(self) -> None:
+        if not self.rewards:
+            raise ValueError("rewards must name at least one reward, e.g. 'exact'")
+        names = [spec.component for spec in self.rewards]
+        for name in names:
+            if names.count(name) > 1 or name == "accuracy":
+                raise ValueError(f"rewards: two components would be called {name!r}; set label")
+        if self.answer not in get_args(AnswerKind):
+            raise ValueError(f"answer {self.answer!r} is unknown{_nearest(self.answer, get_args(AnswerKind))}")
+        if self.answer == "marker" and not self.answer_marker:
+            raise ValueError("answer_marker must not be empty")
+        if self.answer == "regex":
+            _check_pattern("answer_regex", self.answer_regex)
+        for name in ("time_limit_s", "memory_limit_mb", "workers"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
+        if not -1e6 <= self.on_error <= 1e6:
+            raise ValueError(f"on_error must be between -1e6 and 1e6, not {self.on_error}")
+
+    @property
+    def extraction(self) -> Extraction:
+        """Where answers stand."""
+        return Extraction(self.answer, {"marker": self.answer_marker, "regex": self.answer_regex}.get(self.answer, ""))
+
+
+def _check_pattern(name: str, pattern: str) -> None:
+    if not pattern:
+        raise ValueError(f"{name} must not be empty")
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"{name} {pattern!r} is no regular expression: {error}") from error
+
+
+def _nearest(name: str, valid: Sequence[str] | Mapping[str, Any]) -> str:
+    close = difflib.get_close_matches(name, valid, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; it must be one of {sorted(valid)}"

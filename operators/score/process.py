@@ -1,0 +1,161 @@
+"""One verifier process, seen from the pool: start it, send it a call, read its reply without waiting, end it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from operators.score.frames import PREFIX_BYTES, frame, frame_length
+from operators.score.worker import MAX_REPLY_BYTES
+
+_KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "LD_LIBRARY_PATH")
+# As multiprocessing's spawn does: the child finds its modules where this process finds them.
+_BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from operators.score.worker import main; main(int(sys.argv[2]))"
+)
+
+_OUT_OF_TURN = "the verifier wrote into the reply channel"
+
+
+class ProcessEnded(Exception):
+    """The process is gone or talks nonsense; the message says which."""
+
+
+class VerifierProcess:
+    """A process with at most one call under way. Not thread-safe.
+
+    The caller's own: `index`, by which it knows the call under way (None: idle), `deadline`, until when the call or the
+    start must be done, by its clock, and `watched`, the descriptor on which it waits for room. The process leads a
+    process group of its own, which ends with it.
+    """
+
+    def __init__(self, setup: Mapping[str, Any], deadline: float) -> None:
+        flags = ["-E", "-s", "-W", "ignore", *(["-B"] if sys.dont_write_bytecode else [])]
+        self._process = subprocess.Popen(
+            [sys.executable, *flags, "-c", _BOOT, json.dumps(sys.path), str(os.getpid())],
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=clean_environment(os.environ),
+            start_new_session=True,
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._requests, self.replies = self._process.stdin.fileno(), self._process.stdout.fileno()
+        for descriptor in (self._requests, self.replies):
+            os.set_blocking(descriptor, False)
+        self._outgoing = memoryview(frame(setup))
+        self._incoming = bytearray()
+        self._call = 0
+        self.ready = False
+        self.index: int | None = None
+        self.deadline: float | None = deadline
+        self.watched: int | None = None
+
+    @property
+    def pid(self) -> int:
+        """Its process id, which is its process group's too."""
+        return self._process.pid
+
+    @property
+    def idle(self) -> bool:
+        """Whether it waits for a call."""
+        return self.ready and self.index is None
+
+    @property
+    def requests(self) -> int | None:
+        """The descriptor to wait on for room, while there is something left to send."""
+        return self._requests if self._outgoing else None
+
+    def has_ended(self) -> bool:
+        """Whether it has exited."""
+        return self._process.poll() is not None
+
+    def begin(self, index: int, call: int, request: Mapping[str, Any], deadline: float) -> None:
+        """Give it `request`, which is call number `call`; `send` sends it."""
+        self.index, self._call, self.deadline = index, call, deadline
+        self._outgoing = memoryview(frame({**request, "call": call}))
+
+    def send(self) -> None:
+        """Send what there is room for now. Raises ProcessEnded."""
+        try:
+            while self._outgoing:
+                self._outgoing = self._outgoing[os.write(self._requests, self._outgoing) :]
+        except BlockingIOError:
+            return
+        except BrokenPipeError as error:
+            raise ProcessEnded from error
+
+    def receive(self) -> dict[str, Any] | None:
+        """Take what has come. The reply once that is complete; then nothing is due any more. Raises ProcessEnded."""
+        self._read()
+        reply = self._complete_reply()
+        if reply is None:
+            return None
+        if self.ready and (self.index is None or reply.get("call") != self._call):
+            raise ProcessEnded(_OUT_OF_TURN)
+        self.ready, self.deadline = self.ready or "ready" in reply, None
+        return reply
+
+    def kill(self) -> None:
+        """End it and its process group, and wait until it is gone."""
+        # Even where the leader has ended, its group's id is not given away before wait().
+        if self._process.returncode is None:
+            try:
+                os.killpg(self.pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):  # not yet leader of its group, or already gone
+                self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+    def ending(self) -> str:
+        """How it ended, for people, once `kill` has been called."""
+        code = self._process.returncode
+        if code is None or code == 0:
+            return "the verifier ended its process"
+        try:
+            return f"the verifier's process died of {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+        except ValueError:
+            return f"the verifier's process died of signal {-code}"
+
+    def _read(self) -> None:
+        while len(self._incoming) <= PREFIX_BYTES + MAX_REPLY_BYTES:
+            try:
+                part = os.read(self.replies, PREFIX_BYTES + MAX_REPLY_BYTES)
+            except BlockingIOError:
+                return
+            if not part:
+                raise ProcessEnded
+            self._incoming += part
+
+    def _complete_reply(self) -> dict[str, Any] | None:
+        if len(self._incoming) < PREFIX_BYTES:
+            return None
+        end = PREFIX_BYTES + frame_length(self._incoming)
+        if end > PREFIX_BYTES + MAX_REPLY_BYTES:
+            raise ProcessEnded(_OUT_OF_TURN)
+        if len(self._incoming) < end:
+            return None
+        try:
+            reply = json.loads(self._incoming[PREFIX_BYTES:end])
+        except ValueError as error:
+            raise ProcessEnded(_OUT_OF_TURN) from error
+        del self._incoming[:end]
+        if not isinstance(reply, dict):
+            raise ProcessEnded(_OUT_OF_TURN)
+        return reply
+
+
+def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The few variables that a verifier needs: no credentials, and one thread for libraries that ask how many."""
+    kept = {name: environment[name] for name in _KEPT_VARIABLES if name in environment}
+    return {**kept, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "MPLBACKEND": "agg"}

@@ -1,0 +1,57 @@
+"""A user's own reward function, named `package.module:function` or `path/to/file.py:function`.
+
+It is called with those of these arguments that it names: text, answer (None where there is none), reference, prompt,
+task, tokens; and with its options. It returns a number.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+ARGUMENTS = ("text", "answer", "reference", "prompt", "task", "tokens")
+
+
+def load(target: str, options: Mapping[str, Any]) -> tuple[Callable[..., Any], tuple[str, ...]]:
+    """The function `target` and which of `ARGUMENTS` it takes. Imports its module, so only ever in a verifier process.
+
+    Raises ValueError if it cannot be called with them and `options`; importing raises what the module raises.
+    """
+    module_name, _, function_name = target.rpartition(":")
+    function = getattr(_module(module_name), function_name, None)
+    if not callable(function):
+        raise ValueError(f"{module_name} has no function {function_name!r}")
+    parameters = inspect.signature(function).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return function, tuple(name for name in ARGUMENTS if name not in options)
+    names = [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_POSITIONAL]
+    unknown = [name for name in options if name not in names]
+    if unknown:
+        raise ValueError(f"{target} takes no {unknown[0]!r}: its parameters are {', '.join(names)}")
+    taken = tuple(name for name in names if name in ARGUMENTS and name not in options)
+    for parameter in parameters:
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            raise ValueError(f"{target}: parameter {parameter.name!r} must be callable by name")
+        if (
+            parameter.default is parameter.empty
+            and parameter.name in names
+            and parameter.name not in (*taken, *options)
+        ):
+            raise ValueError(f"{target} needs {parameter.name!r}, which is neither an option nor one of {ARGUMENTS}")
+    return function, taken
+
+
+def _module(name: str) -> Any:
+    if not name.endswith(".py"):
+        return importlib.import_module(name)
+    path = Path(name).expanduser().resolve()
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ValueError(f"no file {path}")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,225 @@
+"""Scoring: weights, components, and rewards for whatever went wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from operators.score.config import RewardSpec, ScoreConfig
+from operators.score.pool import Outcome
+from operators.score.scorer import Scorer
+from operators.score.scoring import score_trajectories
+from schemas.columns import flags, floats, token_ids
+from schemas.records import Prompt, Response, RewardComponent, Sampling, Trajectory
+
+MY_REWARD = str(Path(__file__).parents[3] / "examples" / "my_rewards.py:shows_work")
+
+
+def trajectory(text: str, reference: Any = None, task: str = "sums", tokens: int = 5, **changes: Any) -> Trajectory:
+    known = json.dumps({"answer": "4"} if reference is None else reference)
+    sampling = Sampling(1.0, 1.0, 0, 48, (2,), 0)
+    prompt = Prompt(0, "train", task, "What is 2 + 2?", token_ids([1, 2]), known, 8, sampling)
+    response = Response(token_ids([3] * tokens), floats([0.0] * tokens), flags([True] * tokens))
+    made = Trajectory(
+        prompt=prompt,
+        member=0,
+        lease=1,
+        attempt=0,
+        replica=0,
+        incarnation=1,
+        response=response,
+        text=text,
+        version_spans=(),
+        newest_version=None,
+        finish_reason="stop",
+        error=None,
+        started_at=1,
+        finished_at=2,
+    )
+    return replace(made, **changes)
+
+
+class Says:
+    """A judge that gives the same outcomes to every trajectory."""
+
+    def __init__(self, config: ScoreConfig, *outcomes: Outcome) -> None:
+        self.config, self.outcomes = config, list(outcomes)
+        self.asked = 0
+
+    def judge(self, trajectories: Sequence[Trajectory]) -> list[list[Outcome]]:
+        self.asked += len(trajectories)
+        return [self.outcomes for _ in trajectories]
+
+
+CONFIG = ScoreConfig(
+    rewards=(RewardSpec("format", 0.25), RewardSpec("exact", 2.0), RewardSpec("mine:extra", -1.0)), on_error=-0.5
+)
+
+
+def test_the_reward_is_the_weighted_sum() -> None:
+    judge = Says(CONFIG, Outcome(1.0, None), Outcome(0.75, None), Outcome(0.5, None))
+    (experience,) = score_trajectories([trajectory("#4")], judge, now=77)
+    assert experience.reward == 0.25 + 1.5 - 0.5
+    assert experience.components == (
+        RewardComponent("format", 1.0, 0.25),
+        RewardComponent("exact", 0.75, 2.0),
+        RewardComponent("extra", 0.5, -1.0),
+        RewardComponent("accuracy", 0.0, 0.0),
+    )
+    assert (experience.error, experience.scored_at) == (None, 77)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "words"),
+    [
+        (Outcome(None, "took too long"), "exact: took too long"),
+        (Outcome(float("nan"), None), "exact: gave nan"),
+        (Outcome(float("inf"), None), "exact: gave inf"),
+    ],
+)
+def test_an_error_stands_in_place_of_the_reward_and_other_components_stay(outcome: Outcome, words: str) -> None:
+    judge = Says(CONFIG, Outcome(1.0, None), outcome, Outcome(0.5, None))
+    (experience,) = score_trajectories([trajectory("#4")], judge, now=0)
+    assert (experience.reward, experience.error) == (-0.5, words)
+    assert [component.name for component in experience.components] == ["format", "extra"]
+
+
+def test_a_sum_beyond_all_numbers_is_an_error() -> None:
+    huge = Outcome(1.7e308, None)
+    (experience,) = score_trajectories([trajectory("#4")], Says(CONFIG, huge, huge, huge), now=0)
+    assert (experience.reward, experience.error) == (-0.5, "the weighted sum is inf")
+
+
+def test_failed_trajectories_are_not_judged_and_keep_their_place() -> None:
+    judge = Says(CONFIG, Outcome(1.0, None), Outcome(1.0, None), Outcome(0.0, None))
+    failed = trajectory("", finish_reason="failed", error="engine died")
+    rows = [trajectory("#1"), failed, trajectory("#2")]
+    experiences = score_trajectories(rows, judge, now=0)
+    assert [experience.trajectory for experience in experiences] == rows
+    assert [experience.reward for experience in experiences] == [2.25, -0.5, 2.25]
+    assert experiences[1].error == "generation failed: engine died"
+    assert experiences[1].components == ()
+    assert judge.asked == 2
+
+
+def test_accuracy_stands_apart_from_partial_credit() -> None:
+    entry = {"answer": "7", "question": "?", "metadata": {}}
+    rows = [trajectory(text, entry, task="gcd") for text in ("#7", "#17", "7")]
+    with Scorer(ScoreConfig()) as scorer:
+        experiences = score_trajectories(rows, scorer, now=0)
+    assert [experience.reward for experience in experiences] == [1.0, 0.5, 0.0]
+    assert [experience.components[-1] for experience in experiences] == [
+        RewardComponent("accuracy", value, 0.0) for value in (1.0, 0.0, 0.0)
+    ]
+
+
+def test_bad_references_cost_their_own_trajectory_alone() -> None:
+    bad = trajectory("#4")
+    bad = replace(bad, prompt=replace(bad.prompt, reference="{"))
+    rows = [trajectory("#4"), bad, trajectory("#4", {}), trajectory("#4", [1]), trajectory("x"), trajectory("#4")]
+    with Scorer(ScoreConfig(rewards=(RewardSpec("exact"),), on_error=-1.0)) as scorer:
+        experiences = score_trajectories(rows, scorer, now=0)
+    assert [experience.reward for experience in experiences] == [1.0, -1.0, -1.0, -1.0, 0.0, 1.0]
+    errors = [experience.error or "" for experience in experiences]
+    for error, words in zip(errors, ("", "JSONDecodeError", "no answer", "no JSON object", "", ""), strict=True):
+        assert words in error
+        assert bool(words) == bool(error)
+
+
+def test_rewards_here_and_in_the_pool_together() -> None:
+    specs = (
+        RewardSpec("numeric", 1.0),
+        RewardSpec(MY_REWARD, 0.5, {"steps": 2}),
+        RewardSpec("regex", 0.25, {"pattern": "^4"}),
+        RewardSpec("overlong", 1.0, {"limit": 10, "buffer": 5}),
+    )
+    with Scorer(ScoreConfig(rewards=specs, workers=1)) as scorer:
+        rows = [trajectory("4-1=3;3+1=4;#4"), trajectory("#4.0", tokens=10), trajectory("4")]
+        experiences = score_trajectories(rows, scorer, now=0)
+    assert [experience.error for experience in experiences] == [None] * 3
+    assert [experience.reward for experience in experiences] == [1.75, 0.0, 0.25]
+    names = [component.name for component in experiences[0].components]
+    assert names == ["numeric", "shows_work", "regex", "overlong", "accuracy"]
+
+
+def test_an_answer_pattern_that_never_ends_costs_time_and_one_trajectory() -> None:
+    config = ScoreConfig(
+        rewards=(RewardSpec("exact"),),
+        answer="regex",
+        answer_regex=r"(\d+)+$",
+        workers=1,
+        time_limit_s=0.5,
+        on_error=-1.0,
+    )
+    with Scorer(config) as scorer:
+        rows = [trajectory("so 4"), trajectory("1" * 60 + "x"), trajectory("so 4")]
+        experiences = score_trajectories(rows, scorer, now=0)
+    assert [experience.reward for experience in experiences] == [1.0, -1.0, 1.0]
+    assert "took longer than 0.5 s" in (experiences[1].error or "")
+
+
+def test_a_task_that_evaluates_answers_is_judged_in_the_pool() -> None:
+    """spiral_matrix calls eval() on the answer: here that must not hold up this process."""
+    entry = {"answer": "1 2 4 3", "question": "?", "metadata": {}}
+    texts = ("#1 2 4 3", "#[1, 2, 4, 3]", "#[1 for _ in iter(int, 1)]")
+    with Scorer(ScoreConfig(workers=1, time_limit_s=0.5, on_error=-1.0)) as scorer:
+        rows = [trajectory(text, entry, task="spiral_matrix") for text in texts]
+        experiences = score_trajectories(rows, scorer, now=0)
+    assert [experience.reward for experience in experiences] == [1.0, 0.1, -1.0]
+
+
+def test_math_verify_works_outside_the_main_thread() -> None:
+    results: list[float] = []
+
+    def work() -> None:
+        with Scorer(ScoreConfig(rewards=(RewardSpec("math_verify"),), answer="boxed", workers=1)) as scorer:
+            rows = [trajectory(text, {"answer": "1/2"}) for text in (r"\boxed{\frac{2}{4}}", r"\boxed{2}", "no")]
+            results.extend(experience.reward for experience in score_trajectories(rows, scorer, now=0))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert results == [1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: RewardSpec("exakt"), "did you mean 'exact'"),
+        (lambda: RewardSpec("exact", options={"ignore_cas": True}), "did you mean 'ignore_case'"),
+        (lambda: RewardSpec("regex"), "regex needs option 'pattern'"),
+        (lambda: RewardSpec("regex", options={"pattern": "("}), "no regular expression"),
+        (lambda: RewardSpec("overlong", options={"limit": 4, "buffer": 5}), "buffer <= limit"),
+        (lambda: RewardSpec("length", options={"limit": 4, "target": 4}), "target < limit"),
+        (lambda: RewardSpec("exact", weight=float("nan")), "weight"),
+        (lambda: RewardSpec("module:"), "module:function"),
+        (lambda: ScoreConfig(rewards=()), "rewards must name"),
+        (
+            lambda: ScoreConfig(rewards=(RewardSpec("exact"), RewardSpec("exact"))),
+            "two components .* 'exact'; set label",
+        ),
+        (lambda: ScoreConfig(answer="box"), "did you mean 'boxed'"),
+        (lambda: ScoreConfig(answer="regex"), "answer_regex must not be empty"),
+        (lambda: ScoreConfig(answer_marker=""), "answer_marker"),
+        (lambda: ScoreConfig(workers=0), "workers must be positive"),
+        (lambda: ScoreConfig(time_limit_s=float("nan")), "time_limit_s"),
+        (lambda: ScoreConfig(on_error=float("inf")), "on_error"),
+    ],
+)
+def test_config_errors_name_the_field(make: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+def test_configs_import_nothing_heavy() -> None:
+    program = "import sys, operators.score.config, operators.prompts.config; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()
+    assert not {"reasoning_gym", "math_verify", "numpy", "pyarrow", "apache_beam", "torch"} & set(loaded)
