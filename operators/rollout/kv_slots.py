@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from operators.rollout.step_plan import PrefixCopy
+from operators.rollout.rows import RowCopy
 
 
 class KVSlots:
@@ -37,15 +37,10 @@ class KVSlots:
         """Store `keys_values` [tokens, 2, heads, head_size] at (`rows`, `positions`), int64[tokens] each."""
         self.layers[layer][:, rows, :, positions] = keys_values
 
-    def move(self, moves: Sequence[tuple[int, int]], lengths: Sequence[int]) -> None:
-        """Copy row `from` to row `to` for each move, in order; `lengths` are the tokens to copy."""
-        for (source, target), length in zip(moves, lengths, strict=True):
+    def copy(self, copies: Sequence[RowCopy]) -> None:
+        """Copy between rows, in order: all of a row that moves, or a prompt that another row shares."""
+        for source, target, length in copies:
             self.tensor[:, :, target, :, :length] = self.tensor[:, :, source, :, :length]
-
-    def share(self, copies: Sequence[PrefixCopy]) -> None:
-        """Give new rows the prompt of a running one."""
-        for copy in copies:
-            self.move([(copy.source, copy.target)], [copy.length])
 
     def permute(self, order: np.ndarray, width: int) -> None:
         """Row i becomes what row `order[i]` (int64[rows], a permutation) was, for the first `width` positions."""

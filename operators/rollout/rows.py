@@ -7,10 +7,20 @@ way.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from operators.rollout.engine import Partial, Request
 from operators.rollout.sampling import SamplingColumns, stream_key
+
+
+class RowCopy(NamedTuple):
+    """What row `source` keeps of its first `length` tokens goes to row `target`."""
+
+    source: int
+    target: int
+    length: int
 
 
 class Rows:
@@ -101,14 +111,14 @@ class Rows:
         end = self.generated[row] - drop
         return Partial(self._token_ids[row, :end].copy(), self._logprobs[row, :end].copy())
 
-    def remove(self, rows: np.ndarray) -> list[tuple[int, int]]:
-        """Take `rows` (distinct, any order) out; returns the moves (from, to) that keep the rest contiguous."""
+    def remove(self, rows: np.ndarray) -> list[RowCopy]:
+        """Take `rows` (distinct, any order) out; returns the moves that kept the rest contiguous, in order."""
         left = self.count - len(rows)
         gone = set(rows.tolist())
         holes = sorted(row for row in gone if row < left)
         movers = [row for row in range(left, self.count) if row not in gone]
-        moves = list(zip(movers, holes, strict=True))
-        for source, target in moves:
+        moves = [RowCopy(*move, int(self.length[move[0]])) for move in zip(movers, holes, strict=True)]
+        for source, target, _ in moves:
             self.requests[target] = self.requests[source]
             for column in self._columns():
                 column[target] = column[source]

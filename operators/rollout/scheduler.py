@@ -16,11 +16,8 @@ import numpy as np
 
 from operators.rollout.engine import Completion, EngineStatus, Partial, Request
 from operators.rollout.requests import check_request
-from operators.rollout.rows import Rows, generation_limit
+from operators.rollout.rows import RowCopy, Rows, generation_limit
 from operators.rollout.sampling import NO_TOKEN
-
-Moves = list[tuple[int, int]]
-"""Rows that changed place, (from, to) in order: whoever keeps anything by row moves it too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +39,10 @@ class SchedulerConfig:
 
 
 class Scheduler:
-    """The waiting queue and the running rows of one engine."""
+    """The waiting queue and the running rows of one engine.
+
+    Rows move when others leave; whoever keeps anything by row (the KV) makes the moves that are returned, in order.
+    """
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
@@ -74,9 +74,9 @@ class Scheduler:
         ended, self._ended = self._ended, []
         return ended
 
-    def preempt(self) -> Moves:
-        """Send the requests started last back to the queue until the running ones fit in the KV."""
-        moves: Moves = []
+    def preempt(self) -> list[RowCopy]:
+        """Send the requests started last back to the queue until the rest fits in the KV; returns the rows that moved."""
+        moves: list[RowCopy] = []
         while self.rows.tokens > self.config.kv_capacity:  # one alone always fits
             youngest = next(reversed(self._running))
             row = next(i for i, request in enumerate(self.rows.requests) if request.trajectory_id == youngest)
@@ -106,7 +106,7 @@ class Scheduler:
             rows.start(request)
         return range(first, rows.count)
 
-    def record(self, token_ids: np.ndarray, logprobs: np.ndarray) -> tuple[list[Completion], Moves]:
+    def record(self, token_ids: np.ndarray, logprobs: np.ndarray) -> tuple[list[Completion], list[RowCopy]]:
         """Give every running row its next token; returns who ended by it, already taken out, and the rows that moved.
 
         `token_ids` is int64[rows], `logprobs` float32[rows]. A row given NO_TOKEN fails with what it had before.
@@ -126,7 +126,7 @@ class Scheduler:
                 completions.append(Completion(trajectory_id, rows.partial(row), "stop" if stopped[row] else "length"))
         return completions, self._remove(ended) if completions else []
 
-    def release(self, trajectory_ids: Collection[str]) -> tuple[dict[str, Partial], Moves]:
+    def release(self, trajectory_ids: Collection[str]) -> tuple[dict[str, Partial], list[RowCopy]]:
         """Stop these requests, wherever they are; returns what each had generated, and the rows that moved."""
         released: dict[str, Partial] = {}
         wanted = set(trajectory_ids)
@@ -152,7 +152,7 @@ class Scheduler:
             tokens_generated=tokens_generated,
         )
 
-    def _remove(self, rows: np.ndarray) -> Moves:
+    def _remove(self, rows: np.ndarray) -> list[RowCopy]:
         for row in rows:
             del self._running[self.rows.requests[row].trajectory_id]
         return self.rows.remove(rows)

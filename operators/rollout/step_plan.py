@@ -35,15 +35,6 @@ class Prefill:
     position: np.ndarray
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixCopy:
-    """KV of the first `length` tokens that a new row takes over from a running row with the same prompt."""
-
-    source: int
-    target: int
-    length: int
-
-
 def plan_prefill(contexts: Sequence[np.ndarray], rows: Sequence[int], max_tokens: int) -> list[Prefill]:
     """Blocks that compute `contexts[i]` (int64[n], n ≥ 1) for KV row `rows[i]`.
 

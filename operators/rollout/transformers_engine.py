@@ -21,11 +21,12 @@ from operators.rollout.engine import Completion, EngineStatus, Partial, Request
 from operators.rollout.forward_runner import ForwardRunner, kv_geometry
 from operators.rollout.kv_slots import KVSlots
 from operators.rollout.llama_layout import why_not_llama
+from operators.rollout.rows import RowCopy
 from operators.rollout.runner import Runner
 from operators.rollout.runner_check import disagreement, tolerance
 from operators.rollout.sampling import NO_TOKEN, sample, uniforms
-from operators.rollout.scheduler import Moves, Scheduler, SchedulerConfig
-from operators.rollout.step_plan import Decode, Prefill, PrefixCopy, plan_prefill
+from operators.rollout.scheduler import Scheduler, SchedulerConfig
+from operators.rollout.step_plan import Decode, Prefill, plan_prefill
 from schemas.records import PolicyVersion
 
 _LOG = logging.getLogger(__name__)
@@ -110,7 +111,7 @@ class TransformersEngine:
         """Run one round and return what finished in it; an empty engine returns at once."""
         completions = self._scheduler.take_ended()
         with torch.inference_mode():
-            self._move(self._scheduler.preempt())
+            self._kv.copy(self._scheduler.preempt())
             blocks = self._start(self._scheduler.admit())
             rows = self._scheduler.rows
             count = rows.count
@@ -124,7 +125,7 @@ class TransformersEngine:
                 self._kv.clear(broken.tolist())
             self._tokens_generated += count - broken.size
             ended, moves = self._scheduler.record(token_ids, logprobs)
-            self._move(moves)
+            self._kv.copy(moves)
             self._reorder(count)
         return completions + ended
 
@@ -132,7 +133,7 @@ class TransformersEngine:
         """Stop these requests and return what each had generated; unknown ids are left out."""
         released, moves = self._scheduler.release(trajectory_ids)
         with torch.inference_mode():
-            self._move(moves)
+            self._kv.copy(moves)
         return released
 
     def status(self) -> EngineStatus:
@@ -179,7 +180,7 @@ class TransformersEngine:
             if rows.length[row] == 1:
                 continue
             if source is not None and rows.generated[row] == 0:
-                self._kv.share([PrefixCopy(source, row, len(request.prompt) - 1)])
+                self._kv.copy([RowCopy(source, row, len(request.prompt) - 1)])
                 continue
             contexts.append(rows.known_tokens(row)[:-1])
             targets.append(row)
@@ -187,9 +188,6 @@ class TransformersEngine:
         while sum(block.token_ids.size for block in blocks) > _MOST_PREFILL_TOKENS:
             self._runner.prefill([blocks.pop(0)])
         return blocks
-
-    def _move(self, moves: Moves) -> None:
-        self._kv.move(moves, [int(self._scheduler.rows.length[target]) for _, target in moves])
 
     def _reorder(self, decoded: int) -> None:
         """Bring the rows into the order the runner asked for, unless rows have come or gone since."""

@@ -142,7 +142,7 @@ def test_last_rows_move_into_the_holes_with_all_they_are() -> None:
     keys = dict(zip(names(it), it.rows.keys.tolist(), strict=True))
     released, moves = it.release(["a", "c", "unknown"])
     assert set(released) == {"a", "c"}
-    assert moves == [(3, 0), (4, 2)]
+    assert moves == [(3, 0, 8), (4, 2, 9)]
     assert names(it) == ["d", "b", "e"]
     assert [lengths[name] for name in names(it)] == it.rows.length[:3].tolist()
     assert [keys[name] for name in names(it)] == it.rows.keys.tolist()

@@ -20,6 +20,7 @@ from tiny_engines import (
 )
 
 from operators.rollout.engine import Completion, Partial
+from operators.rollout.transformers_engine import TransformersEngine
 
 # --- what is generated
 
@@ -55,6 +56,24 @@ def test_a_trajectory_has_the_same_tokens_alone_in_a_batch_and_resumed(family: s
         resumed.append(replace(one, partial=partial))
     for name, completion in run(cut, resumed).items():
         assert_same(together[name], completion)
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_half_precision_runs_as_precisely_as_its_plain_forward(direct: bool) -> None:
+    reference, owned = (tiny_model().to(torch.bfloat16) for _ in range(2))
+    exact = tiny_model().to(torch.bfloat16).float()
+    it = TransformersEngine(owned, slots=5, direct=direct)
+    assert it.direct is direct
+    requests = [request(i, new=20, prompt=2 + i) for i in range(9)]
+    done = run(it, requests)
+    ours, plain = [], []
+    for one in requests:
+        generated = done[one.trajectory_id].generated
+        wanted = plain_logprobs(exact, one, generated)
+        ours.append(generated.logprobs - wanted)
+        plain.append(plain_logprobs(reference, one, generated) - wanted)
+    # bfloat16 itself strays from float32; the engine may not stray further.
+    assert np.abs(np.concatenate(ours)).mean() < 1.5 * np.abs(np.concatenate(plain)).mean()
 
 
 def test_the_direct_pass_and_the_models_own_forward_draw_the_same() -> None:

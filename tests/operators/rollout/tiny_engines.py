@@ -104,7 +104,7 @@ def plain_logprobs(of: PreTrainedModel, one: Request, generated: Partial) -> np.
     """Logprobs of `generated` by one forward over prompt and completion, at temperature 1."""
     ids = torch.from_numpy(np.concatenate([one.prompt, generated.token_ids]).astype(np.int64))[None]
     with torch.inference_mode():
-        logprobs = of(input_ids=ids).logits[0].log_softmax(-1)
+        logprobs = of(input_ids=ids).logits[0].float().log_softmax(-1)
     return logprobs[len(one.prompt) - 1 : -1].gather(1, ids[0, len(one.prompt) :, None])[:, 0].numpy()
 
 
