@@ -1,0 +1,63 @@
+"""The command `laminar`: where its commands live, and how it ends.
+
+Exit codes: 0 done, 1 an error or an answer that is a no (an audit that does not balance), 2 a wrong use of the command.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from pipelines.cli.lazy import CommandModule, lazy_group
+from pipelines.cli.output import show
+
+# A module is imported when its command is called, so what is heavy stays out of what is not.
+COMMANDS: dict[str, CommandModule] = {
+    "runs": CommandModule("pipelines.cli.runs", "Look after runs: audit."),
+    "topics": CommandModule("pipelines.cli.topics", "Look into a run's topics: list, describe, tail, lag."),
+    "weights": CommandModule("pipelines.cli.weights", "Look at the weight versions a run has published: list, show."),
+    "doctor": CommandModule("pipelines.cli.doctor", "Say what can run on this machine, and what mends the rest."),
+}
+
+app = typer.Typer(
+    cls=lazy_group(COMMANDS),
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    result_callback=lambda result, **options: show(result),
+)
+
+
+@app.callback()
+def laminar(
+    debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error. Stands anywhere."),
+) -> None:
+    """Reinforcement-learning post-training of language models as a dataflow on Apache Beam and Apache Kafka."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit. Errors are one line on stderr; `--debug` shows where they come from."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    ours = given[: given.index("--")] if "--" in given else given
+    debug = "--debug" in ours
+    try:
+        app([*(word for word in ours if word != "--debug"), *given[len(ours) :]], prog_name="laminar")
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:  # `laminar topics tail | head`: the reader has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except Exception as error:  # the end of the line: whatever it is becomes one on stderr
+        if debug:
+            raise
+        sys.stderr.write(f"laminar: {_one_line(error)}\n")
+        sys.exit(1)
+
+
+def _one_line(error: Exception) -> str:
+    text = "; ".join(str(error).split("\n"))
+    expected = isinstance(error, RuntimeError | ValueError | OSError) and text
+    return text if expected else f"{type(error).__name__}: {text} (--debug shows where)"

@@ -1,0 +1,92 @@
+"""Options that commands share: which run, which Kafka, and how the answer is printed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from infra.kafka.properties import ClientProperties
+
+RUNS = Path("runs")
+WAIT_S = 5.0
+
+RunOption = Annotated[
+    str | None, typer.Option("--run", metavar="NAME", help="The run; by default the latest one under ./runs.")
+]
+BrokersOption = Annotated[
+    str | None,
+    typer.Option("--bootstrap-server", "-b", metavar="HOST:PORT", help="Kafka; by default where the run has it."),
+]
+PropertiesOption = Annotated[
+    Path | None,
+    typer.Option("--command-config", "-F", metavar="FILE", help="Kafka client properties, as Java's tools take them."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@dataclass(frozen=True)
+class Connection:
+    """A run, and how to reach the Kafka that holds it."""
+
+    run: str
+    client: ClientProperties
+
+
+def connect(run: str | None, brokers: str | None, command_config: Path | None, runs: Path | None = None) -> Connection:
+    """The run and Kafka that these options name, a broker having answered.
+
+    Without `run` it is the latest under `runs` (./runs), or the only one on the brokers. Raises typer.BadParameter when
+    the options do not say which, BrokerUnreachable when Kafka does not answer, ValueError on a bad property.
+    """
+    from infra.kafka.readiness import BrokerUnreachable, why_unreachable
+
+    stated = {} if brokers or command_config else read_state(run, runs or RUNS)
+    brokers = brokers or stated.get("bootstrap_servers")
+    client = _properties(brokers, command_config)
+    if (reason := why_unreachable(client.admin(), WAIT_S)) is not None:
+        raise BrokerUnreachable(f"Kafka does not answer: {reason}. Is it running, and is the address right?")
+    return Connection(run or stated.get("run") or _only_run(client), client)
+
+
+def read_state(run: str | None, runs: Path) -> dict[str, str]:
+    """What `runs/<run>/state.json` says, `latest` by default. Raises typer.BadParameter where there is none."""
+    path = runs / (run or "latest") / "state.json"
+    try:
+        state = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        what = f"no run {run!r}" if run else "no run yet"
+        raise typer.BadParameter(
+            f"there is {what} under {runs}/ ({path} is missing): name a Kafka with --bootstrap-server, or start a run"
+        ) from None
+    except ValueError as error:
+        raise typer.BadParameter(f"{path} is not JSON: {error}") from error
+    missing = [key for key in ("run", "bootstrap_servers") if not isinstance(state.get(key), str)]
+    if missing:
+        raise typer.BadParameter(f"{path} does not say {' and '.join(missing)}; name a Kafka with --bootstrap-server")
+    return dict(state)
+
+
+def _properties(brokers: str | None, command_config: Path | None) -> ClientProperties:
+    from infra.kafka.properties import ClientProperties
+
+    if command_config is None:
+        return ClientProperties.at(brokers or "")
+    more = {"bootstrap_servers": brokers} if brokers else {}
+    return ClientProperties.from_file(command_config, **more)
+
+
+def _only_run(client: ClientProperties) -> str:
+    from infra.kafka.admin import admin_client, list_topics
+    from schemas.topics import PREFIX, run_of
+
+    with admin_client(client) as admin:
+        runs = sorted({run for name in list_topics(admin, f"{PREFIX}.") if (run := run_of(name)) is not None})
+    if len(runs) == 1:
+        return runs[0]
+    found = f"it holds {', '.join(runs)}" if runs else "it holds no run"
+    raise typer.BadParameter(f"{found}: say which with --run", param_hint="--run")

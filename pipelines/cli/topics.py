@@ -1,0 +1,210 @@
+"""`laminar topics`: what stands in a run's topics, and how far its pipelines are behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Annotated, Any
+
+import typer
+
+from infra.kafka.admin import TopicDescription, admin_client, describe, list_topics
+from infra.kafka.lag import group_lags, list_groups, record_counts
+from infra.kafka.reading import StoredRecord, last_records, partition_ranges, read_topic
+from infra.kafka.start_offset import StartOffset, parse_start
+from pipelines.cli.options import BrokersOption, JsonOption, PropertiesOption, RunOption, connect
+from pipelines.cli.output import Report, Row, Stream, table
+from pipelines.cli.record_text import as_json, as_line
+from schemas.topics import CATALOGUE, run_of, run_prefix
+
+app = typer.Typer(no_args_is_help=True)
+
+TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="A noun (trajectories) or a topic's full name.")]
+LAG_COLUMNS = ("group", "topic", "partition", "current_offset", "log_end_offset", "lag")
+
+
+@app.callback()
+def topics() -> None:
+    """Look into a run's topics."""
+
+
+@app.command("list")
+def list_(
+    run: RunOption = None,
+    brokers: BrokersOption = None,
+    command_config: PropertiesOption = None,
+    json: JsonOption = False,
+) -> Report:
+    """List the topics of a run: partitions, offsets held, cleanup, records.
+
+    \b
+    Examples:
+      laminar topics list
+      laminar topics list --run first -b localhost:9092 --json
+    """
+    to = connect(run, brokers, command_config)
+    with admin_client(to.client) as admin:
+        names = list_topics(admin, run_prefix(to.run))
+        found, counts = describe(admin, names), record_counts(admin, names) if names else {}
+    rows = [_listed(found[name], counts[name]) for name in names if name in found]
+    columns = ("topic", "partitions", "offsets", "cleanup", "records")
+    return Report(rows, lambda: table(rows, columns) if rows else f"run {to.run} has no topics", as_json=json)
+
+
+@app.command("describe")
+def describe_(
+    topic: TopicArgument,
+    run: RunOption = None,
+    brokers: BrokersOption = None,
+    command_config: PropertiesOption = None,
+    json: JsonOption = False,
+) -> Report:
+    """Describe a topic: who writes and reads it, its settings, and what each partition holds.
+
+    \b
+    Examples:
+      laminar topics describe trajectories
+      laminar topics describe laminar.first.relay --json
+    """
+    to = connect(run, brokers, command_config)
+    name = full_name(topic, to.run)
+    ranges = partition_ranges(to.client, name)
+    with admin_client(to.client) as admin:
+        described = describe(admin, [name])[name]
+    known = CATALOGUE.get(name.removeprefix(run_prefix(to.run)))
+    data = {
+        "topic": name,
+        "about": known.about if known else None,
+        "key": known.key if known else None,
+        "records": [kind.__name__ for kind in known.records] if known else [],
+        "producers": list(known.producers) if known else [],
+        "consumers": list(known.consumers) if known else [],
+        "replication_factor": described.replication_factor,
+        "config": dict(described.config),
+        "partitions": [
+            {"partition": number, "beginning": held.beginning, "end": held.end} for number, held in ranges.items()
+        ],
+    }
+    return Report(data, lambda: _description(data), as_json=json)
+
+
+@app.command()
+def tail(
+    topic: TopicArgument,
+    count: Annotated[
+        int | None,
+        typer.Option("-n", "--count", min=0, help="So many records; without -o the last ones, 10 by default."),
+    ] = None,
+    offset: Annotated[
+        str | None,
+        typer.Option("-o", "--offset", metavar="OFFSET", help="Start: beginning, end, N, or -N of each partition."),
+    ] = None,
+    partitions: Annotated[
+        str | None, typer.Option("-p", "--partitions", metavar="0,1", help="Only these partitions.")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes.")] = False,
+    run: RunOption = None,
+    brokers: BrokersOption = None,
+    command_config: PropertiesOption = None,
+    json: JsonOption = False,
+) -> Stream:
+    """Print records of a topic, decoded; those that cannot be are shown as such. Joins no group, commits nothing.
+
+    With --follow and without -o, it begins with the last ones of each partition.
+
+    \b
+    Examples:
+      laminar topics tail trajectories
+      laminar topics tail settled -n 100 --json | jq .rows[].fate
+      laminar topics tail inbox -p 0 -o beginning -n 5
+      laminar topics tail metrics --follow
+    """
+    start, last = _parsed_start(offset), 10 if count is None else count
+    wanted = _parsed_partitions(partitions)
+    to = connect(run, brokers, command_config)
+    name = full_name(topic, to.run)
+
+    def records() -> Iterator[StoredRecord]:
+        if start is not None:
+            yield from islice(read_topic(to.client, name, start=start, partitions=wanted, follow=follow), count)
+        elif follow:
+            yield from read_topic(
+                to.client, name, start=StartOffset(last, from_end=True), partitions=wanted, follow=True
+            )
+        else:
+            yield from last_records(to.client, name, last, wanted)
+
+    return Stream((as_json(record) for record in records()), as_line, as_json=json)
+
+
+@app.command()
+def lag(
+    run: RunOption = None,
+    brokers: BrokersOption = None,
+    command_config: PropertiesOption = None,
+    json: JsonOption = False,
+) -> Report:
+    """Say how far each pipeline of a run is behind. The committed offset is the mark below which nothing is pending.
+
+    \b
+    Examples:
+      laminar topics lag
+      laminar topics lag --json | jq 'map(.lag) | add'
+    """
+    to = connect(run, brokers, command_config)
+    with admin_client(to.client) as admin:
+        lags = group_lags(admin, list_groups(admin, run_prefix(to.run)))
+    rows = [
+        dict(
+            zip(LAG_COLUMNS, (each.group, each.topic, each.partition, each.committed, each.end, each.lag), strict=True)
+        )
+        for each in lags
+    ]
+    return Report(rows, lambda: table(rows, LAG_COLUMNS) if rows else f"run {to.run} has no groups", as_json=json)
+
+
+def full_name(topic: str, run: str) -> str:
+    """The name of the topic that a user calls `topic`: a noun of the catalogue, or a full name. Raises BadParameter."""
+    if topic in CATALOGUE:
+        return CATALOGUE[topic].name(run)
+    if run_of(topic) is not None:
+        return topic
+    raise typer.BadParameter(f"{topic!r} is no topic; there are {', '.join(CATALOGUE)}")
+
+
+def _listed(topic: TopicDescription, offsets: int) -> Row:
+    known = CATALOGUE.get(topic.name.rpartition(".")[2])
+    return {
+        "topic": topic.name,
+        "partitions": topic.partitions,
+        "offsets": offsets,
+        "cleanup": topic.config.get("cleanup.policy", "delete"),
+        "records": ", ".join(kind.__name__ for kind in known.records) if known else None,
+    }
+
+
+def _description(data: dict[str, Any]) -> str:
+    settings = ", ".join(f"{name}={value}" for name, value in sorted(data["config"].items())) or "the broker's defaults"
+    lines = [
+        f"{data['topic']}: {data['about'] or 'not in the catalogue'}",
+        f"  records    {', '.join(data['records'])}, key {data['key'] or 'none'}",
+        f"  written by {', '.join(data['producers'])}",
+        f"  read by    {', '.join(data['consumers']) or 'people'}",
+        f"  settings   {settings}; {data['replication_factor']} replicas",
+    ]
+    lines += [f"  partition {each['partition']}: {each['beginning']} to {each['end']}" for each in data["partitions"]]
+    return "\n".join(lines)
+
+
+def _parsed_start(offset: str | None) -> Any:
+    try:
+        return None if offset is None else parse_start(offset)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="-o") from error
+
+
+def _parsed_partitions(text: str | None) -> list[int] | None:
+    try:
+        return None if text is None else [int(part) for part in text.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no list of partitions, like 0,1", param_hint="-p") from None
