@@ -1,0 +1,25 @@
+"""The relay topic's writer: a manifest is safe once every in-sync replica of the log has it."""
+
+from __future__ import annotations
+
+from infra.kafka.producer import BoundedProducer
+from schemas.codec import encode
+from schemas.records import WeightVersion
+from schemas.topics import RELAY
+
+
+class ManifestLog:
+    """Appends the manifests of `run` through `producer`, which serves nothing else; its errors are the caller's.
+
+    Calling it returns when the manifest is in the log. Raises DeliveryFailed, TimeoutError after `deadline_s` seconds.
+    """
+
+    def __init__(self, producer: BoundedProducer, run: str, deadline_s: float = 120.0) -> None:
+        self._producer = producer
+        self._topic = RELAY.name(run)
+        self._deadline_s = deadline_s
+
+    def __call__(self, manifest: WeightVersion) -> None:
+        value, headers = encode(manifest)
+        self._producer.send(self._topic, str(manifest.version).encode(), value, headers)
+        self._producer.flush(self._deadline_s)

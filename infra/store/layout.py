@@ -1,0 +1,71 @@
+"""Where each tensor lies in a weight file: safetensors' layout, computed once, for it is the same in every version.
+
+A file is 8 bytes of header length (little endian), the JSON header padded with spaces to a multiple of 8, then the
+tensors without gaps (github.com/huggingface/safetensors, "Format"). The order is the library's own, widest dtype first,
+then name: equal weights give the bytes that the library itself would write, and every tensor is aligned to its dtype.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+
+from schemas.records import TensorSpec
+
+# In the library's order, with bytes an element.
+_DTYPES = {
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
+    **dict.fromkeys(("F32", "U32", "I32"), 4),
+    **dict.fromkeys(("BF16", "F16", "U16", "I16"), 2),
+    **dict.fromkeys(("F8_E5M2FNUZ", "F8_E4M3FNUZ", "F8_E4M3", "F8_E5M2", "I8", "U8", "BOOL"), 1),
+}
+_RANKS = {dtype: rank for rank, dtype in enumerate(_DTYPES)}
+
+
+class Layout:
+    """The layout of a file with these tensors.
+
+    `specs` are in file order, `size` is the whole file's bytes. Raises ValueError for an unknown dtype, a negative
+    dimension, or a name that is there twice.
+    """
+
+    def __init__(self, specs: Sequence[TensorSpec]) -> None:
+        for spec in specs:
+            if spec.dtype not in _DTYPES:
+                raise ValueError(f"tensor {spec.name!r} has dtype {spec.dtype!r}; known are {', '.join(_DTYPES)}")
+            if min(spec.shape, default=0) < 0:
+                raise ValueError(f"tensor {spec.name!r} has shape {spec.shape}")
+        self.specs = tuple(sorted(specs, key=lambda spec: (_RANKS[spec.dtype], spec.name)))
+        self._ranges: dict[str, tuple[int, int]] = {}
+        end = 0
+        for spec in self.specs:
+            if spec.name in self._ranges:
+                raise ValueError(f"tensor {spec.name!r} is there twice")
+            start, end = end, end + prod(spec.shape) * _DTYPES[spec.dtype]
+            self._ranges[spec.name] = (start, end)
+        self.header = self._header()
+        self.size = len(self.header) + end
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The tensors' names."""
+        return frozenset(self._ranges)
+
+    def places(self, file: memoryview) -> dict[str, np.ndarray]:
+        """By name, where in `file` the tensor lies: uint8[bytes]. Raises ValueError for a file of another size."""
+        if len(file) != self.size:
+            raise ValueError(f"{len(file)} bytes given for a layout of {self.size}")
+        data = np.frombuffer(file, np.uint8)[len(self.header) :]
+        return {name: data[start:end] for name, (start, end) in self._ranges.items()}
+
+    def _header(self) -> bytes:
+        entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+        for spec in self.specs:
+            start, end = self._ranges[spec.name]
+            entries[spec.name] = {"dtype": spec.dtype, "shape": spec.shape, "data_offsets": (start, end)}
+        text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        return len(text).to_bytes(8, "little") + text

@@ -1,0 +1,68 @@
+"""The files that a weight store consists of, and nothing else: what these names do not say is not the store's."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from schemas.records import PolicyVersion
+from schemas.topics import run_prefix
+
+SHARED_MEMORY = Path("/dev/shm")
+_PREFIX = "laminar-"
+STORES = f"{_PREFIX}*"
+"""What the names of stores in shared memory match."""
+
+OWNER = "owner.json"
+"""Who made the store: for people, and to find what a run left behind."""
+USERS = "users.lock"
+"""Every process that has the store open shares the lock on it."""
+WRITER = "writer.lock"
+"""The one process that writes to the store has the lock on it."""
+SPARE = "spare.partial"
+"""Memory got ready for the next version."""
+
+WEIGHTS = ".safetensors"
+SIDECAR = ".json"
+PARTIAL = ".partial"
+
+_VERSION = r"[0-9]{1,18}\.[0-9]{1,18}"
+_WEIGHTS = re.compile(rf"({_VERSION})\.safetensors")
+_FILES = re.compile(rf"{_VERSION}\.(safetensors|json|partial)|{OWNER}|{USERS}|{WRITER}|{SPARE}")
+
+
+def default_root(run: str, base: Path = SHARED_MEMORY) -> Path:
+    """The folder for the weights of `run`, in shared memory. Raises ValueError for a bad run name."""
+    run_prefix(run)
+    return base / f"{_PREFIX}{run}"
+
+
+def weight_file(version: PolicyVersion) -> str:
+    """The name of a version's file; also `WeightVersion.file`."""
+    return f"{version}{WEIGHTS}"
+
+
+def version_of(name: str) -> PolicyVersion | None:
+    """The version whose weights the file `name` holds; None for another file."""
+    match = _WEIGHTS.fullmatch(name)
+    return PolicyVersion.parse(match[1]) if match else None
+
+
+def is_ours(name: str) -> bool:
+    """Whether a file of this name belongs to a store."""
+    return _FILES.fullmatch(name) is not None
+
+
+def orphans(root: Path) -> list[Path]:
+    """What a killed writer left: versions that were arriving, and seals without a version."""
+    names = {path.name for path in root.iterdir()}
+    left = [name for name in names if is_ours(name) and name.endswith(PARTIAL)]
+    left += [
+        name
+        for name in names
+        if is_ours(name)
+        and name != OWNER
+        and name.endswith(SIDECAR)
+        and f"{name.removesuffix(SIDECAR)}{WEIGHTS}" not in names
+    ]
+    return [root / name for name in sorted(left)]

@@ -1,0 +1,195 @@
+"""Publisher: the trainer's side of the relay tier. Its stall is one copy; the rest happens behind its back.
+
+`publish` copies the tensors into the store's memory and returns. A thread then hashes, seals, appends the manifest to
+the relay topic, evicts, and gets the next version's memory ready. At most one version is on its way; a publish that
+comes too early is skipped where that is allowed, and what it would have told goes into the next manifest.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from infra.store.arriving import Arriving
+from infra.store.errors import NoRoom, StoreError
+from infra.store.layout import Layout
+from infra.store.names import weight_file
+from infra.store.store import WeightStore
+from schemas.records import PolicyVersion, TensorSpec, WeightVersion
+
+Copy = Callable[[np.ndarray, Any], None]
+Announce = Callable[[WeightVersion], None]
+
+
+class PublishFailed(RuntimeError):
+    """A version did not get out, `__cause__` says why; rollouts go on with the one before."""
+
+
+def copy_array(place: np.ndarray, array: np.ndarray) -> None:
+    """Copy `array` to `place`, uint8[bytes] of a file. Raises ValueError if it has another number of bytes."""
+    if array.nbytes != place.nbytes:
+        raise ValueError(f"an array of {array.nbytes} bytes does not fit the {place.nbytes} of its place")
+    np.copyto(place.view(array.dtype).reshape(array.shape), array)
+
+
+class Publisher:
+    """Publishes versions whose tensors are always those of `specs`.
+
+    `announce` makes a manifest known and returns once it is safe (see `announce.ManifestLog`). `parent` is the version
+    that training began from. `copy(place, tensor)` copies a tensor of whatever kind to `place`, uint8[bytes]; the
+    default takes numpy arrays. One thread uses a publisher. Raises ValueError for specs that make no file.
+    """
+
+    def __init__(
+        self,
+        store: WeightStore,
+        announce: Announce,
+        specs: Sequence[TensorSpec],
+        parent: PolicyVersion | None = None,
+        copy: Copy = copy_array,
+        wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self._store = store
+        self._announce = announce
+        self._layout = Layout(specs)
+        self._parent = parent
+        self._copy = copy
+        self._wall_ms = wall_ms
+        self._thread = ThreadPoolExecutor(1, "publish weights")
+        self._under_way: Future[WeightVersion] | None = None
+        self._tried = parent
+        self._sealed: WeightVersion | None = None
+        """The manifest of the newest version that reached the store: written by the thread while one is on its way,
+        read by the caller while none is."""
+        self._untold: dict[int, None] = {}
+        """Batches trained that no manifest has told of, in order."""
+
+    @property
+    def published(self) -> PolicyVersion | None:
+        """The newest version whose manifest is known to be out; `parent` before the first."""
+        return self._parent
+
+    def prepare(self) -> None:
+        """Get the first version's memory ready, as every publish does for the next. Raises StoreError."""
+        self._store.reserve(self._layout.size)
+
+    def publish(
+        self,
+        tensors: Mapping[str, Any],
+        version: PolicyVersion,
+        *,
+        step: int,
+        batches: Sequence[int],
+        batch_offsets: Sequence[int],
+        trajectories_trained: int,
+        final: bool = False,
+        must: bool = False,
+    ) -> bool:
+        """Copy `tensors` and let them go out as `version`; they may be changed as soon as this returns.
+
+        `batches` are those trained since the last call, whatever became of that; the others are WeightVersion's fields.
+        False: skipped, for the version before is on its way; `must` and `final` wait for that one instead. Raises
+        PublishFailed if that one did not get out: this one was not tried, call again (with a version that failed, to
+        try that anew). Raises NoRoom or another StoreError before anything is copied, and ValueError if version numbers
+        do not rise or the tensors do not fit.
+        """
+        self._untold |= dict.fromkeys(batches)
+        if self._under_way is not None and not self._under_way.done() and not (must or final):
+            return False
+        self._settle(None)
+        if self._sealed is not None and version <= self._sealed.version:
+            if version < self._sealed.version or version == self._parent:
+                raise ValueError(f"version {version} does not follow {self._sealed.version}: versions rise")
+            self._under_way = self._thread.submit(self._tell, self._sealed)  # its bytes are in place: only say so
+            return True
+        self._check(tensors)
+        arriving = self._begin(version)
+        try:
+            self._fill(arriving, tensors)
+        except BaseException:
+            arriving.abort()
+            raise
+        self._tried = version
+        told = WeightVersion(
+            version=version,
+            parent=self._parent,
+            step=step,
+            file=weight_file(version),
+            bytes=arriving.size,
+            blake3="",
+            tensors=self._layout.specs,
+            batches=tuple(self._untold),
+            batch_offsets=tuple(batch_offsets),
+            trajectories_trained=trajectories_trained,
+            final=final,
+            created_at=self._wall_ms(),
+        )
+        self._under_way = self._thread.submit(self._finish, arriving, told)
+        return True
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Return once nothing is on its way. Raises PublishFailed, or TimeoutError after `timeout_s` seconds."""
+        self._settle(timeout_s)
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Flush, and end the thread; the store stays open. Raises as `flush`; a second call does nothing."""
+        try:
+            self._settle(timeout_s)
+        finally:
+            self._thread.shutdown(wait=False)
+
+    def _settle(self, timeout_s: float | None) -> None:
+        """Wait for the version on its way and enter what became of it."""
+        if self._under_way is None:
+            return
+        if not wait([self._under_way], timeout_s).done:
+            raise TimeoutError(f"version {self._tried} was not out after {timeout_s} s")
+        under_way, self._under_way = self._under_way, None
+        if (error := under_way.exception()) is not None:
+            raise PublishFailed(f"version {self._tried} did not get out: {error}") from error
+        manifest = under_way.result()
+        self._parent = manifest.version
+        for batch in manifest.batches:
+            self._untold.pop(batch, None)
+
+    def _check(self, tensors: Mapping[str, Any]) -> None:
+        if tensors.keys() != self._layout.names:
+            missing = sorted(self._layout.names - tensors.keys())[:3]
+            strange = sorted(tensors.keys() - self._layout.names)[:3]
+            raise ValueError(f"the tensors are not those of the first version: missing {missing}, new {strange}")
+
+    def _begin(self, version: PolicyVersion) -> Arriving:
+        try:
+            return self._store.begin(version, self._layout.size)
+        except NoRoom:
+            if not self._store.evict():  # readers may have let go since
+                raise
+            return self._store.begin(version, self._layout.size)
+
+    def _fill(self, arriving: Arriving, tensors: Mapping[str, Any]) -> None:
+        arriving.view[: len(self._layout.header)] = self._layout.header
+        for name, place in self._layout.places(arriving.view).items():
+            try:
+                self._copy(place, tensors[name])
+            except (ValueError, TypeError, RuntimeError) as error:
+                raise ValueError(f"tensor {name!r} does not fit its place of {place.nbytes} bytes: {error}") from error
+
+    def _finish(self, arriving: Arriving, told: WeightVersion) -> WeightVersion:
+        """Everything after the copy; runs in the publisher's thread."""
+        self._sealed = replace(told, blake3=arriving.seal().blake3)
+        return self._tell(self._sealed)
+
+    def _tell(self, manifest: WeightVersion) -> WeightVersion:
+        try:
+            self._announce(manifest)
+        finally:
+            self._store.evict()
+        with suppress(StoreError):  # the next publish needs the room itself, and says so
+            self._store.reserve(self._layout.size)
+        return manifest
