@@ -1,0 +1,163 @@
+"""The relay of one machine: checks what its store holds against the manifests, evicts, and says what it has.
+
+A version counts as held when it is complete in the store and its seal is what its manifest claims. A manifest whose
+bytes are not here (evicted, or not arrived yet) claims nothing false and waits; one that the seal contradicts is a dead
+letter.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.store.arriving import Seal
+from infra.store.errors import VersionGone
+from infra.store.names import weight_file
+from infra.store.store import WeightStore
+from operators.io.config import Reading
+from operators.io.elements import Checkpoint, Output, Place, Polled, Received, Restored
+from operators.relay.config import RelayConfig
+from schemas.codec import encode
+from schemas.records import DeadLetter, PolicyVersion, RelayStatus, WeightVersion
+from schemas.topics import DEAD_LETTERS, RELAY, REPLICAS
+
+READINGS = (Reading(RELAY),)
+"""What a relay's shard reads."""
+
+_REFUSED = "refused"
+_MAX_REFUSED = 64
+"""Offsets of refused manifests that a commit's note has room for."""
+
+
+def contradiction(manifest: WeightVersion, seal: Seal) -> str | None:
+    """Why `manifest` does not describe the sealed bytes; None if it does."""
+    claims = {
+        "file": (manifest.file, weight_file(seal.version)),
+        "bytes": (manifest.bytes, seal.bytes),
+        "blake3": (manifest.blake3, seal.blake3),
+    }
+    wrong = [f"{name} {said!r} where the store has {held!r}" for name, (said, held) in claims.items() if said != held]
+    return f"the manifest of version {manifest.version} claims {', '.join(wrong)}" if wrong else None
+
+
+def relay_key(relay: int) -> str:
+    """The key of a relay's heartbeats in the replicas topic."""
+    return f"relay-{relay}"
+
+
+def to_forget(waiting: Collection[PolicyVersion], keep: int) -> list[PolicyVersion]:
+    """Of the versions whose bytes are not here, those too old to come: all but the newest `keep`."""
+    return sorted(waiting, reverse=True)[keep:]
+
+
+def resume_from(position: int, needed: Collection[int]) -> int:
+    """The offset from which a restart must read: that of the oldest manifest it needs, else `position`."""
+    return min(needed, default=position)
+
+
+@dataclass(frozen=True)
+class RelayStep:
+    """Relay number `relay`: folds the relay topic over the store in folder `store`.
+
+    `clock`, in seconds, says when a heartbeat is due.
+    """
+
+    config: RelayConfig
+    store: Path
+    relay: int = 0
+    clock: Callable[[], float] = time.monotonic
+    wall_s: Callable[[], float] = time.time
+
+    def restore(self, restored: Restored) -> RelayFolder:
+        """A relay that knows no manifest yet: reading resumes at the oldest that it needs."""
+        return RelayFolder(self, WeightStore(self.store, self.config.keep_versions), restored.marks)
+
+
+class RelayFolder:
+    """What a relay knows during one start: the manifests of versions that are here, and of newer ones that are not."""
+
+    def __init__(self, step: RelayStep, store: WeightStore, marks: Mapping[str, object]) -> None:
+        self._step = step
+        self._store = store
+        self._waiting: dict[PolicyVersion, Received] = {}
+        self._held: dict[PolicyVersion, Received] = {}
+        refused = marks.get(_REFUSED, [])
+        self._refused = set(refused) if isinstance(refused, list) else set()
+        self._told: tuple[tuple[str, ...], int] | None = None
+        self._due = step.clock()
+
+    def fold(self, polled: Polled) -> Sequence[Output]:
+        """Dead letters for manifests that lie, and a heartbeat when what is held changed or one is due."""
+        outputs: list[Output] = []
+        for received in polled.records:
+            if not isinstance(received.record, WeightVersion):
+                outputs += self._refuse(received, f"a relay cannot read a {type(received.record).__name__}")
+                continue
+            known = self._held.get(received.record.version)
+            if known is not None and known.record != received.record:
+                outputs += self._judge(received)
+            elif known is None:
+                self._waiting[received.record.version] = received
+        self._store.evict()
+        complete = set(self._store.versions())
+        for version in self._held.keys() - complete:
+            del self._held[version]
+        for version in self._waiting.keys() & complete:
+            outputs += self._judge(self._waiting.pop(version))
+        for version in to_forget(self._waiting, self._step.config.keep_versions):
+            del self._waiting[version]
+        return outputs + self._heartbeat()
+
+    def checkpoint(self, positions: Mapping[Place, int]) -> Checkpoint:
+        """Resume at the oldest manifest that is needed; remember which manifests were refused."""
+        place = Place(RELAY.noun, 0)
+        needed = [received.offset for received in (*self._waiting.values(), *self._held.values())]
+        low_water = resume_from(positions[place], needed)
+        self._refused = set(sorted(self._refused)[-_MAX_REFUSED:])
+        return Checkpoint({**positions, place: low_water}, marks={_REFUSED: sorted(self._refused)})
+
+    def busy(self) -> bool:
+        """Never: a relay acts on manifests and ticks."""
+        return False
+
+    def close(self) -> None:
+        """Let go of the store; the versions in it stay."""
+        self._store.close()
+
+    def _judge(self, received: Received) -> list[Output]:
+        """Enter a manifest whose version is complete in the store."""
+        try:
+            reason = contradiction(received.record, self._store.seal(received.record.version))
+        except VersionGone:  # evicted by another process just now
+            return []
+        if reason is not None:
+            return self._refuse(received, reason)
+        self._held[received.record.version] = received
+        return []
+
+    def _refuse(self, received: Received, reason: str) -> list[Output]:
+        if received.offset in self._refused:  # read again after a restart
+            return []
+        self._refused.add(received.offset)
+        payload, _ = encode(received.record)
+        letter = DeadLetter(
+            "relay", reason, received.topic, received.partition, received.offset, payload, self._wall_ms()
+        )
+        return [Output(DEAD_LETTERS, letter.topic, letter)]
+
+    def _heartbeat(self) -> list[Output]:
+        versions = sorted(self._held, reverse=True)
+        held = tuple(str(version) for version in versions), sum(self._held[v].record.bytes for v in versions)
+        now = self._step.clock()
+        if held == self._told and now < self._due:
+            return []
+        self._told, self._due = held, now + self._step.config.heartbeat_s
+        relay = self._step.relay
+        status = RelayStatus(relay, *held, os.uname().nodename, os.getpid(), self._wall_ms())
+        return [Output(REPLICAS, relay_key(relay), status)]
+
+    def _wall_ms(self) -> int:
+        return int(self._step.wall_s() * 1000)
