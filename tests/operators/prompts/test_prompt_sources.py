@@ -120,6 +120,19 @@ def test_heldout_texts_are_kept_out_of_a_file_with_all_their_repetitions(tmp_pat
     source.close()
 
 
+def test_heldout_questions_stay_so_when_a_file_is_reordered_or_grows(tmp_path: Path) -> None:
+    lines = [json.dumps({"question": f"Question {i}?", "answer": "1"}) for i in range(400)]
+
+    def heldout(kept: list[str], seed: int) -> set[str]:
+        (tmp_path / "q.jsonl").write_text("\n".join(kept))
+        config = PromptsConfig(source="jsonl", path=str(tmp_path / "q.jsonl"), heldout=20, seed=seed)
+        return {question.text for question in heldout_questions(config)}
+
+    small, grown = heldout(lines[:200], seed=1), heldout(lines, seed=2)
+    assert small == heldout(lines[199::-1], seed=3)
+    assert grown & {json.loads(line)["question"] for line in lines[:200]} == grown & small != set()
+
+
 def test_heldout_questions_from_a_file_of_their_own(tmp_path: Path) -> None:
     train, test = write_jsonl(tmp_path / "train.jsonl", 20), write_jsonl(tmp_path / "test.jsonl", 5)
     config = PromptsConfig(source="jsonl", path=str(train), heldout_path=str(test), epochs=1)

@@ -188,6 +188,8 @@ def test_a_process_is_replaced_where_it_should_be(open_pool: Callable[..., Verif
         assert pool.score_all([call(2)])[0].value == 5.0
         (second,) = pool.pids
         assert second != first
+        assert pool.score_all([call(0)])[0].value == 4.0
+        assert pool.pids == [second]
         os.kill(second, signal.SIGKILL)  # while idle: no call is to blame
         assert wait_until(lambda: not running(second))
         assert pool.score_all([call(0)])[0].value == 4.0
