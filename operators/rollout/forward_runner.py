@@ -17,7 +17,7 @@ from operators.rollout.kv_slots import KVSlots
 from operators.rollout.step_plan import Decode, Prefill
 
 
-class SlotsCache(Cache):  # type: ignore[misc]  # transformers comes without types
+class SlotsCache(Cache):
     """A transformers Cache over `KVSlots`: stores the step's tokens at `rows`, `positions` and shows what to attend to.
 
     In decoding that is a view [rows, heads, width, head_size] of the slots; in prefill it is what the step itself

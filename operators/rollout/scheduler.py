@@ -75,7 +75,7 @@ class Scheduler:
         return ended
 
     def preempt(self) -> list[RowCopy]:
-        """Send the requests started last back to the queue until the rest fits in the KV; returns the rows that moved."""
+        """Send the requests started last back to the queue until the rest fits in the KV; returns the moves."""
         moves: list[RowCopy] = []
         while self.rows.tokens > self.config.kv_capacity:  # one alone always fits
             youngest = next(reversed(self._running))

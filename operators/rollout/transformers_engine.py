@@ -141,8 +141,8 @@ class TransformersEngine:
         return self._scheduler.status(self._tokens_generated)
 
     def close(self) -> None:
-        """Free what the engine holds; it cannot be used after."""
-        del self._runner, self._kv, self._model, self._scheduler
+        """Free what the engine holds; it cannot be used after, only closed again."""
+        self.__dict__.clear()
 
     def _choose_runner(self, direct: bool) -> Runner:
         reason = why_not_llama(self._model) if direct else "asked for"

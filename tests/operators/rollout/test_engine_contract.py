@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -100,6 +101,14 @@ def test_garbage_is_refused_by_name(bad: Request, message: str) -> None:
     with pytest.raises(ValueError, match=rf"'p0\.0'.*{message}"):
         it.submit(bad)
     assert it.status().waiting == 0
+
+
+def test_close_frees_the_kv_and_can_be_repeated() -> None:
+    it = engine()
+    kv = weakref.ref(it._kv)
+    it.close()
+    assert kv() is None
+    it.close()
 
 
 def test_a_known_id_is_refused() -> None:
