@@ -55,8 +55,9 @@ class BoundedProducer:
     def send(
         self,
         topic: str,
-        key: bytes | None,
         value: bytes,
+        *,
+        key: bytes | None = None,
         headers: Iterable[tuple[str, bytes]] = (),
         partition: int | None = None,
     ) -> None:

@@ -21,5 +21,5 @@ class ManifestLog:
 
     def __call__(self, manifest: WeightVersion) -> None:
         value, headers = encode(manifest)
-        self._producer.send(self._topic, str(manifest.version).encode(), value, headers)
+        self._producer.send(self._topic, value, key=str(manifest.version).encode(), headers=headers)
         self._producer.flush(self._deadline_s)

@@ -91,17 +91,17 @@ def stale_stores(base: Path = names.SHARED_MEMORY) -> list[StaleStore]:
     return found
 
 
-def destroy_store(root: Path, *, unused_only: bool = False) -> None:
+def remove_store(root: Path, *, in_use: bool = False) -> None:
     """Remove the store in `root` and all it holds; nothing if there is none.
 
-    Who has it open then finds its versions gone; with `unused_only` it is StoreBusy instead. Raises StoreError, having
-    removed what is the store's, if the folder holds anything else.
+    Raises StoreBusy while a process has it open, unless `in_use` (who has it open then finds its versions gone), and
+    StoreError, having removed what is the store's, if the folder holds anything else.
     """
     try:
         lock = locks.take(root / names.USERS)
     except FileNotFoundError:
         return
-    if lock is None and unused_only:
+    if lock is None and not in_use:
         raise StoreBusy(f"{root} is in use by another process")
     try:
         ours = [entry.name for entry in os.scandir(root) if names.is_ours(entry.name)]

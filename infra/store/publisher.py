@@ -20,7 +20,7 @@ from infra.store.arriving import Arriving
 from infra.store.errors import NoRoom, StoreError
 from infra.store.layout import Layout
 from infra.store.names import weight_file
-from infra.store.store import WeightStore
+from infra.store.weight_store import WeightStore
 from schemas.records import PolicyVersion, TensorSpec, WeightVersion
 
 Copy = Callable[[np.ndarray, Any], None]

@@ -5,12 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
+AUTO = "auto"
+
+
 @dataclass(frozen=True)
 class RelayConfig:
-    """What a machine keeps of a run's weights, and where. Raises ValueError naming the field that does not fit."""
+    """A machine's relay: what it keeps of a run's weights, and where. Raises ValueError naming the field that is wrong."""
 
-    store: str = ""
-    """Folder of the machine's weight store; empty: in shared memory, by the run's name."""
+    store: str = AUTO
+    """Folder of the machine's weight store; "auto": where `infra.store.ownership.place_store` says."""
+    relay: int = 0
+    """Number of the relay in its run."""
     keep_versions: int = 4
     """Complete versions that are kept, beside pinned ones. With fewer than max_staleness + 2, a trajectory that moves
     may have to start afresh."""
@@ -18,6 +23,10 @@ class RelayConfig:
     """Seconds between heartbeats while nothing changes."""
 
     def __post_init__(self) -> None:
+        if not self.store:
+            raise ValueError('store must be a folder, or "auto"')
+        if self.relay < 0:
+            raise ValueError(f"relay must not be negative, not {self.relay}")
         if self.keep_versions < 1:
             raise ValueError(f"keep_versions must be at least 1, not {self.keep_versions}")
         if not self.heartbeat_s > 0:

@@ -16,10 +16,10 @@ from pathlib import Path
 from infra.store.arriving import Seal
 from infra.store.errors import VersionGone
 from infra.store.names import weight_file
-from infra.store.store import WeightStore
+from infra.store.weight_store import WeightStore
 from operators.io.config import Reading
 from operators.io.elements import Checkpoint, Output, Place, Polled, Received, Restored
-from operators.relay.config import RelayConfig
+from operators.relay.config import AUTO, RelayConfig
 from schemas.codec import encode
 from schemas.records import DeadLetter, PolicyVersion, RelayStatus, WeightVersion
 from schemas.topics import DEAD_LETTERS, RELAY, REPLICAS
@@ -60,20 +60,22 @@ def resume_from(position: int, needed: Collection[int]) -> int:
 
 @dataclass(frozen=True)
 class RelayStep:
-    """Relay number `relay`: folds the relay topic over the store in folder `store`.
+    """Folds the relay topic over the store in folder `config.store`, which must be settled by now.
 
-    `clock`, in seconds, says when a heartbeat is due.
+    `clock`, in seconds, says when a heartbeat is due. Raises ValueError while the folder is still to be found.
     """
 
     config: RelayConfig
-    store: Path
-    relay: int = 0
     clock: Callable[[], float] = time.monotonic
     wall_s: Callable[[], float] = time.time
 
+    def __post_init__(self) -> None:
+        if self.config.store == AUTO:
+            raise ValueError("the store's folder is not settled: ask place_store once a machine")
+
     def restore(self, restored: Restored) -> RelayFolder:
         """A relay that knows no manifest yet: reading resumes at the oldest that it needs."""
-        return RelayFolder(self, WeightStore(self.store, self.config.keep_versions), restored.marks)
+        return RelayFolder(self, WeightStore(Path(self.config.store), self.config.keep_versions), restored.marks)
 
 
 class RelayFolder:
@@ -155,7 +157,7 @@ class RelayFolder:
         if held == self._told and now < self._due:
             return []
         self._told, self._due = held, now + self._step.config.heartbeat_s
-        relay = self._step.relay
+        relay = self._step.config.relay
         status = RelayStatus(relay, *held, os.uname().nodename, os.getpid(), self._wall_ms())
         return [Output(REPLICAS, relay_key(relay), status)]
 

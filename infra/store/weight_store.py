@@ -16,7 +16,7 @@ from types import TracebackType
 from infra.store import locks, names
 from infra.store.arriving import Arriving, Memory, Seal, read_seal
 from infra.store.errors import StoreBusy, StoreError, VersionExists, VersionGone
-from infra.store.ownership import destroy_store, open_folder
+from infra.store.ownership import open_folder, remove_store
 from schemas.records import PolicyVersion
 
 DEFAULT_KEEP = 4
@@ -137,9 +137,9 @@ class WeightStore:
         self._share.release()
 
     def destroy(self) -> None:
-        """Close, and remove the store with all its versions, whoever else has it open. See `destroy_store`."""
+        """Close, and remove the store with all its versions, whoever else has it open. See `remove_store`."""
         self.close()
-        destroy_store(self.root)
+        remove_store(self.root, in_use=True)
 
     def __enter__(self) -> WeightStore:
         return self
