@@ -36,9 +36,7 @@ def load_model(path: Path, dtype: torch.dtype = torch.float32) -> PreTrainedMode
         raise ValueError(f"the model in {path} cannot be loaded as a causal language model: {error}") from error
     if missing := sorted(found["missing_keys"]):
         # transformers would go on with random values in their place.
-        raise ValueError(
-            f"the weights in {path} lack {len(missing)} tensors that its config needs, such as {missing[0]}"
-        )
+        raise ValueError(f"the weights in {path} lack {len(missing)} tensors of its config, such as {missing[0]}")
     loaded: PreTrainedModel = model.eval()
     return loaded
 
