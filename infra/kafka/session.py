@@ -1,30 +1,26 @@
 """One start of one shard of one pipeline: what it reads, what it has committed, and the transactions it writes.
 
-The shard's consumer and its transactional producer belong together and live once a process, here, for Beam keeps several
-instances of a DoFn and two producers of one transactional.id would fence each other. Opening a session is the whole restart
-protocol (invariant 5): fence the predecessor, read its committed offsets and note, mint the next start number, read the
-ledger of outputs back. What was open before is aborted; nothing of a predecessor can commit afterwards.
+The shard's consumer and its transactional producer belong together and live once a process, here, for Beam keeps
+several instances of a DoFn and two producers of one transactional.id would fence each other. Opening a session is the
+whole restart protocol (invariant 5): fence the predecessor, read its committed offsets and note, read the ledger of
+outputs back, mint the next start number. What was open before is aborted; a predecessor can commit nothing any more.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-import logging
+import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from kafka import KafkaConsumer, KafkaProducer, OffsetAndMetadata, TopicPartition
 from kafka.consumer.fetcher import ConsumerRecord
-from kafka.errors import (
-    InvalidProducerEpochError,
-    KafkaError,
-    ProducerFencedError,
-)
+from kafka.errors import InvalidProducerEpochError, KafkaError, KafkaTimeoutError, ProducerFencedError
 
-from infra.kafka.properties import ClientProperties
-
-log = logging.getLogger(__name__)
+from infra.kafka.session_config import Input, Offsets, Partition, SessionConfig
 
 MAX_NOTE_BYTES = 2048
 """Brokers cap commit metadata at 4 KB."""
@@ -33,43 +29,12 @@ RETRY_BACKOFF_MS = 3
 """A transaction that begins before the markers of the last are written is told to try again: soon, not in 100 ms."""
 TRANSACTION_TIMEOUT_MS = 10_000
 """An open transaction of a dead process holds back every read_committed reader for so long."""
-
-Offsets = Mapping["Partition", int]
-
-
-class Partition(NamedTuple):
-    """A partition of a topic by its full name; equal to kafka-python's TopicPartition."""
-
-    topic: str
-    partition: int
-
-
-@dataclass(frozen=True)
-class Input:
-    """A topic to read: from the committed offset (the earliest before there is one), the earliest, or the end as of the start."""
-
-    topic: str
-    partitions: tuple[int, ...]
-    start: Literal["committed", "earliest", "latest"] = "committed"
-
-
-@dataclass(frozen=True)
-class SessionConfig:
-    """Who reads what. `group` is the consumer group and the transactional.id. `outputs` are the topics of the ledger.
-
-    The commit's note travels with `anchor`, the first input's first partition unless given (a pipeline without committed
-    inputs anchors on a partition that it writes).
-    """
-
-    client: ClientProperties
-    group: str
-    inputs: tuple[Input, ...]
-    ledger: tuple[Partition, ...] = ()
-    anchor: Partition | None = None
-
-    @property
-    def anchored(self) -> Partition:
-        return self.anchor or Partition(self.inputs[0].topic, self.inputs[0].partitions[0])
+LEDGER_POLL_MS = 20
+"""Short: what ends a topic is a transaction's marker, which no poll returns."""
+REOPEN_S = 60.0
+"""How long a commit under way may take to end before a new session replaces its own: a broker may have to come back."""
+CATCH_UP_S = 60.0
+"""How long reading the ledger back may stand still: longer than any transaction of another producer may stay open."""
 
 
 class Outgoing(NamedTuple):
@@ -84,7 +49,7 @@ class Outgoing(NamedTuple):
 
 @dataclass(frozen=True)
 class Note:
-    """What a commit says beside offsets: the start number, where the ledger begins in each output, and the operator's own marks."""
+    """What a commit says beside offsets: the start, where the ledger begins in each output, the operator's marks."""
 
     start: int = 0
     ledger: Mapping[str, int] = field(default_factory=dict)
@@ -112,14 +77,44 @@ class Fenced(SessionLost):
 
 
 class Session:
-    """An open session. One thread uses it. `start` rises by one with every open, whichever process opens."""
+    """An open session: one thread polls, one may commit. Raises SessionLost where Kafka gives none.
+
+    `start` rises by one with every session of a group, whichever process opens it.
+    """
+
+    start: int
+    """The number of this start."""
+    note: Note
+    """What the last commit before this start said."""
+    ledger: list[ConsumerRecord]
+    """What this shard had written of its ledger topics, from the noted offsets on."""
+    ledger_ends: dict[str, int]
+    """The end of each ledger partition, "topic:partition", as of this start."""
+    ends: dict[Partition, int]
+    """The end of each input as of this start, whatever was still in open transactions then included."""
 
     def __init__(self, config: SessionConfig) -> None:
         self.config = config
         self.lost: SessionLost | None = None
+        self.commits = 0
+        self._committing = threading.Lock()
+        self._anchored = 0
+        self._producer: Any = None
+        self._consumer: Any = None
+        self._assigned = [TopicPartition(i.topic, p) for i in config.inputs for p in i.partitions]
+        try:
+            self._open()
+        except KafkaError as error:
+            self.close()
+            raise self._give_up(error) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self) -> None:
         self._producer = KafkaProducer(
-            **config.client.producer(
-                transactional_id=config.group,
+            **self.config.client.producer(
+                transactional_id=self.config.group,
                 transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
                 acks="all",
                 linger_ms=0,
@@ -129,27 +124,24 @@ class Session:
                 max_request_size=16 * 1024 * 1024,
             )
         )
+        self._producer.init_transactions()
         self._consumer = KafkaConsumer(
-            **config.client.consumer(
-                group_id=config.group,
+            **self.config.client.consumer(
+                group_id=self.config.group,
                 enable_auto_commit=False,
                 isolation_level="read_committed",
                 auto_offset_reset="earliest",
                 max_poll_records=MAX_POLL_RECORDS,
                 fetch_max_wait_ms=500,
+                metrics_enabled=False,
             )
         )
-        try:
-            self._producer.init_transactions()
-            self._assigned = [TopicPartition(i.topic, p) for i in config.inputs for p in i.partitions]
-            self._restore()
-        except BaseException:
-            self.close()
-            raise
+        self._restore()
 
     def poll(self, timeout_s: float) -> list[ConsumerRecord]:
         """The next records, in order within each partition; empty after `timeout_s` seconds. Raises SessionLost."""
         if not self._assigned:
+            time.sleep(timeout_s)
             return []
         try:
             polled = self._consumer.poll(timeout_ms=int(timeout_s * 1000))
@@ -158,8 +150,11 @@ class Session:
         return [record for records in polled.values() for record in records]
 
     def positions(self) -> dict[Partition, int]:
-        """The next offset to read of every input partition."""
-        return {Partition(*tp): self._consumer.position(tp) for tp in self._assigned}
+        """The next offset to read of every input partition. Raises SessionLost."""
+        try:
+            return {Partition(*tp): self._consumer.position(tp) for tp in self._assigned}
+        except KafkaError as error:
+            raise self._give_up(error) from error
 
     def seek(self, offsets: Offsets) -> None:
         """Read on from `offsets` instead of where the last start stood."""
@@ -169,54 +164,66 @@ class Session:
     def commit(
         self, outputs: Iterable[Outgoing], offsets: Offsets, ledger: Mapping[str, int], marks: Mapping[str, Any]
     ) -> dict[str, int]:
-        """Write `outputs`, `offsets` and the note in one transaction; the first offset written of each output partition.
+        """Write `outputs`, `offsets` and the note in one transaction; the first offset written of each partition.
 
-        Raises SessionLost when the outcome is unknown, Fenced when a successor is at work.
+        Raises SessionLost when the outcome is unknown, Fenced when a successor is at work, ValueError for a note that
+        is too long.
         """
         note = Note(self.start, ledger, marks).encode()
-        anchor = self.config.anchored
-        committed = {
-            TopicPartition(*p): OffsetAndMetadata(o, note if p == anchor else "", -1)
-            for p, o in {anchor: 0, **offsets}.items()
-        }
-        try:
-            self._producer.begin_transaction()
-            sent = [
-                self._producer.send(o.topic, key=o.key, value=o.value, headers=list(o.headers), partition=o.partition)
-                for o in outputs
-            ]
-            self._producer.send_offsets_to_transaction(committed, self.config.group)
-            self._producer.commit_transaction()
-            first: dict[str, int] = {}
-            for future in sent:
-                written = future.get(timeout=0)
-                first.setdefault(f"{written.topic}:{written.partition}", written.offset)
-        except KafkaError as error:
-            raise self._give_up(error) from error
-        return first
+        with self._committing:
+            if self.lost is not None:
+                raise self.lost
+            self._anchored = offsets.get(self.config.anchored, self._anchored)
+            committed = {
+                TopicPartition(*p): OffsetAndMetadata(offset, note if p == self.config.anchored else "", -1)
+                for p, offset in {**offsets, self.config.anchored: self._anchored}.items()
+            }
+            sent: list[Any] = []
+            try:
+                self._producer.begin_transaction()
+                for o in outputs:
+                    sent.append(self._producer.send(o.topic, o.value, o.key, list(o.headers), o.partition))
+                self._producer.send_offsets_to_transaction(committed, self.config.group)
+                self._producer.commit_transaction()
+                first: dict[str, int] = {}
+                for future in sent:
+                    written = future.get(timeout=0)
+                    first.setdefault(f"{written.topic}:{written.partition}", written.offset)
+            except KafkaError as error:
+                raise self._give_up(error, *(f.exception for f in sent if f.is_done)) from error
+            self.commits += 1
+            return first
 
-    def close(self) -> None:
-        """Let go of both connections; an open transaction is left to the successor's fence."""
-        if hasattr(self, "_consumer"):
+    def close(self, patience_s: float = 1.0) -> None:
+        """Let go of both connections, after a commit under way; a longer one is left to the successor's fence."""
+        self.lost = self.lost or SessionLost(f"{self.config.group}: closed")
+        if self._committing.acquire(timeout=patience_s):
+            self._committing.release()
+        if self._consumer is not None:
             self._consumer.close(autocommit=False, timeout_ms=1000)
-        self._producer.close(timeout=1)
+        if self._producer is not None:
+            with contextlib.suppress(KafkaError):  # that some records were not sent
+                self._producer.close(timeout=1)
 
-    def _give_up(self, error: KafkaError) -> SessionLost:
-        fenced = isinstance(error, ProducerFencedError | InvalidProducerEpochError)
+    def _give_up(self, error: KafkaError, *others: BaseException | None) -> SessionLost:
+        fenced = any(isinstance(e, ProducerFencedError | InvalidProducerEpochError) for e in (error, *others))
         self.lost = (Fenced if fenced else SessionLost)(f"{self.config.group}: {error!r}")
         return self.lost
 
     def _restore(self) -> None:
-        config, consumer = self.config, self._consumer
+        config, consumer, assigned = self.config, self._consumer, self._assigned
         anchor = TopicPartition(*config.anchored)
         committed = {
             tp: consumer.committed(tp, metadata=True)
             for tp in dict.fromkeys([anchor, *(t for t, i in self._inputs() if i.start == "committed")])
         }
-        before = Note.decode(committed[anchor].metadata if committed[anchor] else None)
-        self.note = before
-        self.ledger = self._read_ledger(before)
-        consumer.assign(self._assigned)
+        self.note = Note.decode(committed[anchor].metadata if committed[anchor] else None)
+        self.start = self.note.start + 1
+        ledger = [TopicPartition(*p) for p in config.ledger]
+        ends = self._ends([*ledger, *assigned])
+        self.ledger_ends = {f"{tp.topic}:{tp.partition}": ends[tp] for tp in ledger}
+        self.ledger = self._read_ledger({tp: ends[tp] for tp in ledger})
+        consumer.assign(assigned)
         for tp, source in self._inputs():
             if source.start == "latest":
                 consumer.seek_to_end(tp)
@@ -225,34 +232,44 @@ class Session:
             else:
                 consumer.seek_to_beginning(tp)
         positions = self.positions()
-        self.start = before.start + 1
-        # `latest` inputs start at their end by definition; the others are caught up once they pass today's end.
-        ends = consumer.end_offsets(self._assigned) if self._assigned else {}
-        self.ends = {Partition(*tp): max(offset, 0) for tp, offset in ends.items()}
+        self.ends = {Partition(*tp): ends[tp] for tp in assigned}
+        self._anchored = committed[anchor].offset if committed[anchor] else positions.get(config.anchored, 0)
         # Minting is a commit like any other, so two starts can never bear one number.
-        offsets = {p: positions[p] for p in positions if p in committed}
-        anchored = committed[anchor].offset if committed[anchor] else positions.get(Partition(*anchor), 0)
-        self.commit([], {Partition(*anchor): anchored, **offsets}, before.ledger, before.marks)
+        offsets = {p: offset for p, offset in positions.items() if p in committed}
+        self.commit([], offsets, self.note.ledger, self.note.marks)
 
     def _inputs(self) -> list[tuple[TopicPartition, Input]]:
         return [(TopicPartition(i.topic, p), i) for i in self.config.inputs for p in i.partitions]
 
-    def _read_ledger(self, note: Note) -> list[ConsumerRecord]:
-        """What this shard has written of its ledger topics from the noted offsets to their ends, read_committed."""
-        partitions = [TopicPartition(*p) for p in self.config.ledger]
-        self.ledger_ends: dict[str, int] = {}
+    def _ends(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        """Ends that count open transactions.
+
+        A read_committed consumer's own answer stops before the first open transaction of *any* producer, which may lie
+        before records that this shard has committed.
+        """
         if not partitions:
-            return []
+            return {}
+        consumer = KafkaConsumer(**self.config.client.consumer(group_id=None, metrics_enabled=False))
+        try:
+            return dict(consumer.end_offsets(list(dict.fromkeys(partitions))))
+        finally:
+            consumer.close(autocommit=False)
+
+    def _read_ledger(self, ends: Mapping[TopicPartition, int]) -> list[ConsumerRecord]:
+        """What is committed of the ledger topics from the noted offsets to `ends`."""
         consumer = self._consumer
-        consumer.assign(partitions)
-        ends = consumer.end_offsets(partitions)
-        self.ledger_ends = {f"{tp.topic}:{tp.partition}": end for tp, end in ends.items()}
-        for tp in partitions:
-            consumer.seek(tp, note.ledger.get(f"{tp.topic}:{tp.partition}", 0))
+        consumer.assign(list(ends))
+        for tp in ends:
+            consumer.seek(tp, self.note.ledger.get(f"{tp.topic}:{tp.partition}", 0))
         records: list[ConsumerRecord] = []
-        while any(consumer.position(tp) < ends[tp] for tp in partitions):
-            for polled in consumer.poll(timeout_ms=1000).values():
+        before, moved_at = -1, time.monotonic()
+        while any(consumer.position(tp) < end for tp, end in ends.items()):
+            for polled in consumer.poll(timeout_ms=LEDGER_POLL_MS).values():
                 records.extend(polled)
+            if (now := sum(map(consumer.position, ends))) != before:
+                before, moved_at = now, time.monotonic()
+            elif time.monotonic() - moved_at > CATCH_UP_S:
+                raise KafkaTimeoutError(f"{self.config.group}: its own output cannot be read on to {ends}")
         return records
 
 
@@ -263,8 +280,8 @@ class _Sessions:
         self._open: dict[str, Session] = {}
 
     def open(self, config: SessionConfig) -> Session:
-        """A new session for `config.group`, closing the one before."""
-        self.close(config.group)
+        """A new session for `config.group`, closing the one before. Raises SessionLost where Kafka gives none."""
+        self.close(config.group, patience_s=REOPEN_S)
         session = self._open[config.group] = Session(config)
         return session
 
@@ -272,11 +289,11 @@ class _Sessions:
         """The session of `group` in this process, None before the first."""
         return self._open.get(group)
 
-    def close(self, group: str) -> None:
+    def close(self, group: str, patience_s: float = 1.0) -> None:
         """Close the session of `group`, if there is one."""
         session = self._open.pop(group, None)
         if session is not None:
-            session.close()
+            session.close(patience_s)
 
 
 SESSIONS = _Sessions()

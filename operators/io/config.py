@@ -26,9 +26,9 @@ class Reading:
 class ShardConfig:
     """One shard of one pipeline: its inputs, its ledger topics, and how long its source waits and works at a time.
 
-    `slice_s` is how long the source runs before it gives the runner a chance to checkpoint; `poll_s` how long an idle poll
-    waits; `commit_s` how long offsets that moved without outputs may go uncommitted (all seconds). `resume` gives, at every
-    start, positions that override the committed ones (a trainer resumes from its checkpoint).
+    `slice_s` is how long the source runs before it gives the runner a chance to checkpoint; `poll_s` how long an idle
+    poll waits; `commit_s` how long offsets that moved without outputs may go uncommitted (all seconds). `resume` gives,
+    at every start, positions that override the committed ones (a trainer resumes from its checkpoint).
     """
 
     client: ClientProperties

@@ -1,8 +1,8 @@
 """What flows between a pipeline's source, its step and its sink.
 
-Guarantee, kept by source, step and sink together: each start of a shard opens with one `Restored`, then `Polled` in order;
-every element carries its start's number, and what belongs to another start is dropped. Made by ReadTopics, eaten by
-FoldRecords, whose emissions WriteTransactionally eats.
+Guarantee, kept by source, step and sink together: each start of a shard opens with one `Restored`, then `Polled` in
+order; every element carries its start's number, and what belongs to another start is dropped. Made by ReadTopics, eaten
+by FoldRecords, whose emissions WriteTransactionally eats.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Place(NamedTuple):
 class Restored:
     """The first element of a start: what the shard had committed and written before.
 
-    `ledger` is its own output read back from where the last commit's note said; `marks` is the operator's part of the note;
-    `offsets` are where reading resumes. Emissions are numbered from 1 in a start; the ledger counts as emission 0.
+    `ledger` is its own output read back from where the last commit's note said; `marks` is the operator's part of the
+    note; `offsets` are where reading resumes. Emissions are numbered from 1 in a start; the ledger is emission 0.
     """
 
     group: str
@@ -74,8 +74,8 @@ class Output(NamedTuple):
 class Checkpoint:
     """What a restart needs to know of a step, committed with the outputs that it covers.
 
-    `low_water` are the offsets below which nothing is pending; `ledger_from` is the number of the oldest emission that a
-    restart must read back (None: none); `marks` go into the commit's note.
+    `low_water` are the offsets below which nothing is pending; `ledger_from` is the number of the oldest emission that
+    a restart must read back (None: none); `marks` go into the commit's note.
     """
 
     low_water: Mapping[Place, int] = field(default_factory=dict)

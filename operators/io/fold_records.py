@@ -1,7 +1,7 @@
 """FoldRecords: a step with a memory, rebuilt from Kafka at every start.
 
-The memory is a plain object of this process, made anew by each `Restored`, so no runner state can be older than what the
-sink has committed: a start that a runner replays from an old checkpoint begins with a new session and a new memory.
+The memory is a plain object of this process, made anew by each `Restored`, so no runner state can be older than what
+the sink has committed: a start that a runner replays from an old checkpoint begins with a new session and a new memory.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ class _FoldFn(beam.DoFn):
         live = _LIVE.get(element.group)
         if isinstance(element, Restored):
             if live is not None:
+                del _LIVE[element.group]
                 live.folder.close()
             _LIVE[element.group] = _Live(element.start, self._step.restore(element))
         elif live is not None and live.start == element.start:

@@ -1,7 +1,7 @@
 """The ledger of finished trajectories (invariant 2): exact over a whole run, small at any length.
 
-Prompt numbers are dense within a partition, so the groups that are closed are a low mark plus a few exceptions. The mark
-travels in the note of every commit; the exceptions are read back from the shard's own output after a restart.
+Prompt numbers are dense within a partition, so the groups that are closed are a low mark plus a few exceptions. The
+mark travels in the note of every commit; the exceptions are read back from the shard's own output after a restart.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from schemas.topics import partition_of
 
 
 class TrajectoryLedger:
-    """Which members of which groups have been answered. `partitions` is the partition count of the topics keyed by group."""
+    """Which members of which groups have been answered.
+
+    `partitions` is the partition count of the topics keyed by group.
+    """
 
     def __init__(self, partitions: int, marks: Mapping[str, Any] | None = None) -> None:
         self._partitions = partitions
@@ -28,7 +31,7 @@ class TrajectoryLedger:
     def __contains__(self, key: TrajectoryKey) -> bool:
         if self._below_mark(key.purpose, key.number):
             return True
-        members = self._members.get((key.purpose, key.number), frozenset())
+        members = self._members.get((key.purpose, key.number), set())
         return members is None or key.member in members
 
     def add(self, key: TrajectoryKey, size: int, emission: int) -> bool:

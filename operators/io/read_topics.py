@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import apache_beam as beam
 from apache_beam.io.restriction_trackers import OffsetRange, OffsetRestrictionTracker
+from apache_beam.runners.sdf_utils import RestrictionTrackerView
 from apache_beam.transforms.core import RestrictionProvider
 
 from infra.runners.stopping import STOPPING
@@ -19,6 +20,16 @@ _FOREVER = 2**62
 _SOURCES: dict[str, ShardSource] = {}
 
 
+class _PollTracker(OffsetRestrictionTracker):
+    """Polls to come. It stops where it stands, but never splits: a shard has one consumer.
+
+    Prism asks slow bundles to give a part of their work away; two readers of one shard would fence each other for ever.
+    """
+
+    def try_split(self, fraction_of_remainder: float) -> tuple[OffsetRange, OffsetRange] | None:
+        return super().try_split(0) if fraction_of_remainder == 0 else None
+
+
 class _Polls(RestrictionProvider):
     """The restriction counts polls: where reading stands is Kafka's business, so nothing here can grow old."""
 
@@ -26,7 +37,7 @@ class _Polls(RestrictionProvider):
         return OffsetRange(0, _FOREVER)
 
     def create_tracker(self, restriction: OffsetRange) -> OffsetRestrictionTracker:
-        return OffsetRestrictionTracker(restriction)
+        return _PollTracker(restriction)
 
     def restriction_size(self, element: ShardConfig, restriction: OffsetRange) -> int:
         return 1
@@ -40,10 +51,11 @@ class _PollTopicsFn(beam.DoFn):
     def process(
         self,
         element: ShardConfig,
-        tracker=beam.DoFn.RestrictionParam(_Polls()),  # type: ignore[no-untyped-def]  # noqa: B008
+        tracker: RestrictionTrackerView = beam.DoFn.RestrictionParam(_Polls()),  # noqa: B008
     ) -> Iterator[Restored | Polled]:
-        source = _SOURCES.setdefault(element.group, ShardSource(element))
         poll = tracker.current_restriction().start
+        source = _source_of(element)
+        source.begin(poll)
         until = time.monotonic() + element.slice_s
         while time.monotonic() < until:
             if STOPPING.is_set():
@@ -68,3 +80,18 @@ class ReadTopics(beam.PTransform):
 
     def expand(self, pbegin: beam.pvalue.PBegin) -> beam.PCollection:
         return pbegin | "shards" >> beam.Create(self._shards, reshuffle=False) | "poll" >> beam.ParDo(_PollTopicsFn())
+
+
+def close_sources() -> None:
+    """Close every source of this process, and its session."""
+    while _SOURCES:
+        _SOURCES.popitem()[1].close()
+
+
+def _source_of(config: ShardConfig) -> ShardSource:
+    source = _SOURCES.get(config.group)
+    if source is None or source.config != config:
+        if source is not None:
+            source.close()
+        source = _SOURCES[config.group] = ShardSource(config)
+    return source

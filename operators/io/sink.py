@@ -9,124 +9,145 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
-from infra.kafka.session import SESSIONS, Outgoing, Partition, SessionLost
+from infra.kafka.session import SESSIONS, Partition, Session, SessionLost
+from operators.io.coalesce import coalesce
 from operators.io.config import ShardConfig
-from operators.io.elements import Emission, Output
-from schemas.codec import encode_all, record_type
+from operators.io.elements import Checkpoint, Emission
+from operators.io.ledger_floors import LedgerFloors
+from schemas.topics import Topic
 
 log = logging.getLogger(__name__)
 
-MAX_WAITING = 64
+MAX_EMISSIONS = 64
 """Emissions that may wait for a transaction before the step is held back."""
+MAX_OUTPUTS = 1024
+"""Outputs that may wait so."""
+STUCK_S = 180.0
+"""A transaction that has not ended by then never will: longer than any of the client's own time-outs."""
+
+
+class SinkBroken(RuntimeError):
+    """What was emitted cannot be written, and trying again would not help."""
 
 
 class ShardSink:
     """Commits emissions of one shard in a thread of its own. Lives once a process and shard."""
 
     def __init__(self, config: ShardConfig) -> None:
-        self._config = config
+        self.config = config
+        self.broken: SinkBroken | None = None
         self._waiting: list[Emission] = []
+        self._outputs = 0
         self._changed = threading.Condition()
         self._idle = True
-        self._start = 0
-        self._known: dict[str, int] = {}
-        self._floors: dict[int, dict[str, int]] = {}
-        self._committed_at = time.monotonic()
-        self._failure: BaseException | None = None
-        self._ledger_names = {topic.name(config.run) for topic, _ in config.ledger}
+        self._closed = False
+        self._session: Session | None = None
+        self._floors = LedgerFloors({}, {})
+        self._committed: tuple[object, ...] = ()
+        self._committed_at = 0.0
+        self._names: dict[str, str] = {}
         threading.Thread(target=self._run, name=f"sink {config.group}", daemon=True).start()
 
     def write(self, emission: Emission) -> None:
-        """Take `emission`; it is durable after `flush`. Waits while too many are before it. Raises what broke the sink."""
+        """Take `emission`; it is durable after `flush`. Waits while too much is before it. Raises SinkBroken."""
         with self._changed:
-            self._changed.wait_for(lambda: len(self._waiting) < MAX_WAITING or self._failure)
-            self._raise()
+            if not self._changed.wait_for(self._has_room, STUCK_S):
+                self._break("a transaction does not end")
+            if self.broken is not None:
+                raise self.broken
             self._waiting.append(emission)
+            self._outputs += len(emission.outputs)
             self._changed.notify_all()
 
-    def flush(self) -> None:
-        """Return once everything taken is committed, or dropped because its session is over. Raises what broke the sink."""
+    def flush(self, timeout_s: float = STUCK_S) -> None:
+        """Return once everything taken is committed, or dropped because its session is over. Raises SinkBroken."""
         with self._changed:
-            self._changed.wait_for(lambda: (self._idle and not self._waiting) or self._failure)
-            self._raise()
+            if not self._changed.wait_for(self._is_done, timeout_s):
+                self._break(f"a transaction has not ended in {timeout_s:g} s")
+            if self.broken is not None:
+                raise self.broken
 
-    def _raise(self) -> None:
-        if self._failure is not None:
-            raise RuntimeError(f"{self._config.group}: the sink failed: {self._failure!r}") from self._failure
+    def close(self) -> None:
+        """End the thread, after the transaction that it is at."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _has_room(self) -> bool:
+        fits = len(self._waiting) < MAX_EMISSIONS and self._outputs < MAX_OUTPUTS
+        return fits or self.broken is not None
+
+    def _is_done(self) -> bool:
+        return (self._idle and not self._waiting) or self.broken is not None
+
+    def _break(self, why: object) -> None:
+        """Refuse all further work; what follows in this session would leave a hole, so the session ends too."""
+        self.broken = SinkBroken(f"{self.config.group}: {why}")
+        session = SESSIONS.get(self.config.group)
+        if session is not None and session.lost is None:
+            session.lost = SessionLost(str(self.broken))
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting)
-                emissions, self._waiting = self._waiting, []
+                self._changed.wait_for(lambda: self._waiting or self._closed)
+                if not self._waiting or self.broken is not None:
+                    return
+                emissions, self._waiting, self._outputs = self._waiting, [], 0
                 self._idle = False
                 self._changed.notify_all()
             try:
                 self._commit(emissions)
             except SessionLost as lost:
                 log.warning("%s", lost)  # the source sees it and opens a new session
-            except BaseException as error:  # noqa: BLE001 - the step's thread raises it
+            except BaseException as error:
+                log.exception("%s: the sink is broken", self.config.group)
                 with self._changed:
-                    self._failure = error
-                    self._changed.notify_all()
-                return
+                    self._break(repr(error))
             with self._changed:
                 self._idle = True
                 self._changed.notify_all()
 
     def _commit(self, emissions: Sequence[Emission]) -> None:
-        session = SESSIONS.get(self._config.group)
+        session = SESSIONS.get(self.config.group)
         if session is None or session.lost is not None:
             return
         emissions = [emission for emission in emissions if emission.start == session.start]
         if not emissions:
             return
-        if self._start != session.start:
-            self._start, self._known = session.start, dict(session.ledger_ends)
-            self._floors = {0: dict(session.note.ledger)}
+        if session is not self._session:
+            self._session, self._committed = session, ()
+            self._floors = LedgerFloors(session.note.ledger, session.ledger_ends)
         outputs = [output for emission in emissions for output in emission.outputs]
-        if not outputs and time.monotonic() - self._committed_at < self._config.commit_s:
+        checkpoint = emissions[-1].checkpoint
+        if not outputs and not self._is_due(checkpoint):
             return
         for emission in emissions:
             if emission.outputs:
-                self._floors[emission.number] = dict(self._known)
-        checkpoint = emissions[-1].checkpoint
-        low_water = {
-            Partition(self._topic(place.topic), place.partition): offset
-            for place, offset in checkpoint.low_water.items()
-        }
-        first = session.commit(
-            self._outgoing(outputs), low_water, self._ledger_offsets(checkpoint.ledger_from), checkpoint.marks
-        )
-        self._known |= {
-            place: offset for place, offset in first.items() if place.rpartition(":")[0] in self._ledger_names
-        }
+                self._floors.emit(emission.number)
+        low_water = {Partition(self._noun_name(p.topic), p.partition): o for p, o in checkpoint.low_water.items()}
+        ledger = self._floors.offsets(checkpoint.ledger_from)
+        self._floors.written(session.commit(coalesce(outputs, self._name), low_water, ledger, checkpoint.marks))
+        self._committed = (checkpoint.low_water, checkpoint.ledger_from, checkpoint.marks)
         self._committed_at = time.monotonic()
 
-    def _ledger_offsets(self, oldest: int | None) -> Mapping[str, int]:
-        if oldest is None:
-            self._floors.clear()
-            return self._known
-        for number in [n for n in self._floors if n < oldest]:
-            del self._floors[number]
-        return self._floors[oldest]
+    def _is_due(self, checkpoint: Checkpoint) -> bool:
+        """Whether a checkpoint without outputs is news, and the last commit long enough ago."""
+        news = (checkpoint.low_water, checkpoint.ledger_from, checkpoint.marks) != self._committed
+        return news and time.monotonic() - self._committed_at >= self.config.commit_s
 
-    def _outgoing(self, outputs: Iterable[Output]) -> list[Outgoing]:
-        """Outputs of one topic, partition, key and class travel as rows of one record where their encoding allows."""
-        rows: dict[tuple[str, int | None, str, object], list[object]] = {}
-        for index, (topic, key, record, partition) in enumerate(outputs):
-            apart = None if record_type(type(record)).rows else index
-            rows.setdefault((topic.name(self._config.run), partition, key, (type(record), apart)), []).append(record)
-        return [
-            Outgoing(topic, partition, key.encode() or None, value, headers)
-            for (topic, partition, key, _), records in rows.items()
-            for value, headers in encode_all(records)
-        ]
+    def _name(self, topic: Topic) -> str:
+        name = self._names.get(topic.noun)
+        if name is None:
+            name = self._names[topic.noun] = topic.name(self.config.run)
+        return name
 
-    def _topic(self, noun: str) -> str:
-        return next(r.topic.name(self._config.run) for r in self._config.readings if r.topic.noun == noun)
+    def _noun_name(self, noun: str) -> str:
+        if noun not in self._names:
+            self._names |= {r.topic.noun: r.topic.name(self.config.run) for r in self.config.readings}
+        return self._names[noun]
 
 
 _SINKS: dict[str, ShardSink] = {}
@@ -134,6 +155,27 @@ _SINKS: dict[str, ShardSink] = {}
 
 def sink_of(config: ShardConfig) -> ShardSink:
     """The sink of `config`'s shard in this process."""
-    if config.group not in _SINKS:
-        _SINKS[config.group] = ShardSink(config)
-    return _SINKS[config.group]
+    sink = _SINKS.get(config.group)
+    if sink is None or sink.config != config:
+        if sink is not None:
+            sink.close()
+        sink = _SINKS[config.group] = ShardSink(config)
+    return sink
+
+
+def drop_sink(group: str) -> None:
+    """Forget the sink of `group`: the next use makes another."""
+    sink = _SINKS.pop(group, None)
+    if sink is not None:
+        sink.close()
+
+
+def close_sinks(timeout_s: float = 3.0) -> None:
+    """Commit what every sink of this process has taken, as far as `timeout_s` seconds allow, and end it."""
+    deadline = time.monotonic() + timeout_s
+    for sink in list(_SINKS.values()):
+        try:
+            sink.flush(max(0.0, deadline - time.monotonic()))
+        except SinkBroken as broken:
+            log.warning("not committed, left to the next start: %s", broken)
+        drop_sink(sink.config.group)

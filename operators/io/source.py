@@ -5,90 +5,130 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
+from typing import Any
 
-from infra.kafka.session import SESSIONS, Fenced, Partition, Session
+from infra.kafka.session import SESSIONS, Fenced, Partition, Session, SessionLost
+from infra.runners.stopping import STOPPING
 from operators.io.config import ShardConfig
 from operators.io.elements import Place, Polled, Received, Restored
-from schemas.codec import UndecodableRecord, decode
+from schemas.codec import MAX_VALUE_BYTES, UndecodableRecord, decode
 from schemas.records import DeadLetter
 
 log = logging.getLogger(__name__)
 
+PATIENCE_S = 120.0
+"""How long a running shard waits for Kafka to be back before it gives up."""
+MAX_FUTILE = 8
+"""Sessions in a row that may be lost without one commit of their own: more, and the cause will not pass by itself."""
+MAX_PAUSE_S = 5.0
+MAX_PAYLOAD_BYTES = MAX_VALUE_BYTES - 64 * 1024
+"""Of a dead letter: what is around the payload must fit too."""
+
 
 class ShardSource:
-    """Yields `Restored` whenever a session had to be opened, else one `Polled` a call. Lives once a process and shard."""
+    """Yields `Restored` whenever it had to open a session, else one `Polled` a call. Lives once a process and shard."""
 
     def __init__(self, config: ShardConfig, wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000) -> None:
-        self._config = config
+        self.config = config
         self._wall_ms = wall_ms
         self._nouns = {r.topic.name(config.run): r.topic.noun for r in config.readings}
         self._nouns |= {topic.name(config.run): topic.noun for topic, _ in config.ledger}
         self._keys = {r.topic.name(config.run): r.keys.encode() for r in config.readings if r.keys}
+        self._places = {
+            Partition(r.topic.name(config.run), p): Place(r.topic.noun, p)
+            for r in config.readings
+            for p in r.partitions
+        }
         self._session: Session | None = None
         self._caught_up = False
+        self._futile = 0
+        self._polls = 0
+
+    def begin(self, poll: int) -> None:
+        """Say that the runner goes on at its poll number `poll`.
+
+        Where that is not the next one the runner has gone back, having failed somewhere: what was polled since may not
+        have arrived, so the next element begins a new start.
+        """
+        if self._session is not None and poll != self._polls and not isinstance(self._session.lost, Fenced):
+            log.warning("%s: the runner went from poll %d to %d", self.config.group, self._polls, poll)
+            self.close()
+        self._polls = poll
 
     def next(self, wait: bool) -> Restored | Polled:
         """The next element; an idle poll waits up to `poll_s` where `wait` is set.
 
-        Raises Fenced when a successor works on this shard, KafkaError when no session can be opened.
+        Raises Fenced when a successor works on this shard, SessionLost when no session can be had.
         """
+        self._polls += 1
         session = self._session
-        if session is None or session.lost is not None or SESSIONS.get(self._config.group) is not session:
+        if session is None or session.lost is not None or SESSIONS.get(self.config.group) is not session:
             return self._open(session)
-        records = session.poll(self._config.poll_s if wait else 0.0)
-        if session.lost is not None:
+        try:
+            records = session.poll(self.config.poll_s if wait else 0.0)
+            positions = {self._places[p]: offset for p, offset in session.positions().items()}
+        except SessionLost:
             return self._open(session)
-        positions = {self._place(p): offset for p, offset in session.positions().items()}
         if not self._caught_up:
-            self._caught_up = all(positions[self._place(p)] >= end for p, end in session.ends.items())
+            self._caught_up = all(positions[self._places[p]] >= end for p, end in session.ends.items())
         received, rejected = self.decode(records)
-        return Polled(self._config.group, session.start, received, rejected, positions, self._caught_up)
+        return Polled(self.config.group, session.start, received, rejected, positions, self._caught_up)
 
-    def decode(self, records: Iterable[object]) -> tuple[tuple[Received, ...], tuple[DeadLetter, ...]]:
+    def decode(self, records: Iterable[Any]) -> tuple[tuple[Received, ...], tuple[DeadLetter, ...]]:
         """Kafka records as `Received` rows, and a dead letter for each that is no record of ours."""
         received: list[Received] = []
         rejected: list[DeadLetter] = []
         for raw in records:
-            topic, partition, offset, key, value = raw.topic, raw.partition, raw.offset, raw.key, raw.value  # type: ignore[attr-defined]
-            wanted = self._keys.get(topic)
-            if wanted and not (key or b"").startswith(wanted):
+            wanted = self._keys.get(raw.topic)
+            if wanted is not None and not (raw.key or b"").startswith(wanted):
                 continue
+            noun = self._nouns[raw.topic]
             try:
-                rows = decode(value, raw.headers)  # type: ignore[attr-defined]
+                rows = decode(raw.value, raw.headers)
             except UndecodableRecord as error:
-                letter = DeadLetter(
-                    f"read {self._nouns[topic]}", str(error), topic, partition, offset, value or b"", self._wall_ms()
-                )
-                rejected.append(letter)
+                rejected.append(self._dead_letter(raw, f"read {noun}", str(error)))
                 continue
-            received.extend(Received(self._nouns[topic], partition, offset, row) for row in rows)
+            received.extend([Received(noun, raw.partition, raw.offset, row) for row in rows])
         return tuple(received), tuple(rejected)
 
     def close(self) -> None:
         """Close the session; the next call opens another."""
         if self._session is not None:
             self._session = None
-            SESSIONS.close(self._config.group)
+            SESSIONS.close(self.config.group)
 
     def _open(self, before: Session | None) -> Restored:
-        config = self._config
-        if before is not None:
-            if isinstance(before.lost, Fenced):
-                raise before.lost
-            log.warning("opening a new session: %s", before.lost or "closed")
-        session = self._session = SESSIONS.open(config.session())
+        config = self.config
+        session = self._session = SESSIONS.open(config.session()) if before is None else self._reopen(before)
         if config.resume is not None:
-            session.seek({Partition(p.topic, p.partition): offset for p, offset in self._resumed().items()})
+            names = {place: partition for partition, place in self._places.items()}
+            session.seek({names[place]: offset for place, offset in config.resume().items()})
         self._caught_up = False
         ledger, _ = self.decode(session.ledger)
-        offsets = {self._place(p): offset for p, offset in session.positions().items()}
+        offsets = {self._places[p]: offset for p, offset in session.positions().items()}
         log.info("start %d of %s at %s, ledger of %d", session.start, config.group, offsets, len(ledger))
         return Restored(config.group, session.start, ledger, session.note.marks, offsets)
 
-    def _resumed(self) -> dict[Place, int]:
-        assert self._config.resume is not None
-        names = {noun: name for name, noun in self._nouns.items()}
-        return {Place(names[place.topic], place.partition): o for place, o in self._config.resume().items()}
+    def _reopen(self, before: Session) -> Session:
+        lost = before.lost or SessionLost(f"{self.config.group}: closed")
+        self._futile = 0 if before.commits > 1 else self._futile + 1  # a session's first commit is its own start
+        deadline = time.monotonic() + PATIENCE_S
+        pause = 0.05 * 2**self._futile
+        while not isinstance(lost, Fenced) and self._futile <= MAX_FUTILE:
+            log.warning("opening a new session in %.1f s: %s", pause, lost)
+            if STOPPING.wait(pause):
+                break
+            try:
+                return SESSIONS.open(self.config.session())
+            except SessionLost as error:
+                if time.monotonic() > deadline:
+                    raise
+                lost, pause = error, min(2 * pause, MAX_PAUSE_S)
+        raise lost
 
-    def _place(self, partition: Partition) -> Place:
-        return Place(self._nouns[partition.topic], partition.partition)
+    def _dead_letter(self, raw: Any, step: str, reason: str) -> DeadLetter:
+        payload = raw.value or b""
+        if len(payload) > MAX_PAYLOAD_BYTES:
+            reason = f"{reason} (of its {len(payload)} bytes the first {MAX_PAYLOAD_BYTES} are kept)"
+            payload = payload[:MAX_PAYLOAD_BYTES]
+        return DeadLetter(step, reason, raw.topic, raw.partition, raw.offset, payload, self._wall_ms())

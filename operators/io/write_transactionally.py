@@ -6,7 +6,7 @@ import apache_beam as beam
 
 from operators.io.config import ShardConfig
 from operators.io.elements import Emission
-from operators.io.sink import sink_of
+from operators.io.sink import SinkBroken, drop_sink, sink_of
 
 
 class _CommitFn(beam.DoFn):
@@ -16,11 +16,20 @@ class _CommitFn(beam.DoFn):
 
     def process(self, element: Emission) -> None:
         self._used.add(element.group)
-        sink_of(self._shards[element.group]).write(element)
+        try:
+            sink_of(self._shards[element.group]).write(element)
+        except SinkBroken:
+            drop_sink(element.group)  # a runner that tries again in this process begins with another
+            raise
 
     def finish_bundle(self) -> None:
-        for group in self._used:
-            sink_of(self._shards[group]).flush()
+        while self._used:
+            group = self._used.pop()
+            try:
+                sink_of(self._shards[group]).flush()
+            except SinkBroken:
+                drop_sink(group)
+                raise
 
 
 class WriteTransactionally(beam.PTransform):

@@ -1,0 +1,69 @@
+"""Run one pipeline until it ends or is asked to stop."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import apache_beam as beam
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.runners.runner import PipelineResult, PipelineState
+
+from infra.runners.options import Runner, option_names, pipeline_options
+from infra.runners.prism import running_prism
+from infra.runners.stopping import STOPPING, stopping_on_signals
+
+DRAIN_S = 4.0
+"""How long a job whose steps run elsewhere may take to end by itself before it is cancelled."""
+
+
+def run_pipeline(
+    build: Callable[[beam.Pipeline], None],
+    runner: Runner = "embedded",
+    beam_options: Sequence[str] = (),
+    close: Callable[[], None] = lambda: None,
+) -> None:
+    """Build a pipeline and run it to its end: SIGTERM, SIGINT and `STOPPING` make its sources finish and drain.
+
+    `beam_options` win over our defaults for `runner`. `close` is called once the pipeline has stopped, however it did;
+    it lets go of what the steps opened in this process. Raises what made the pipeline fail, and ValueError for an
+    unknown runner.
+    """
+    with stopping_on_signals():
+        try:
+            with _options(runner, beam_options) as options:
+                pipeline = beam.Pipeline(options=PipelineOptions(options))
+                build(pipeline)
+                _wait(pipeline.run())
+        finally:
+            close()
+
+
+@contextmanager
+def _options(runner: Runner, beam_options: Sequence[str]) -> Iterator[list[str]]:
+    options = pipeline_options(runner, beam_options)
+    if runner == "prism" and not {"job_endpoint", "prism_location"} & option_names(options):
+        with running_prism() as endpoint:
+            yield [*options, f"--job_endpoint={endpoint}"]
+    else:
+        yield options
+
+
+def _wait(result: PipelineResult) -> None:
+    # Where the steps run in this process their sources see STOPPING and the job ends by itself, before the time is up.
+    ended = threading.Event()
+    threading.Thread(target=_cancel_when_stopping, args=(result, ended), name="canceller", daemon=True).start()
+    try:
+        result.wait_until_finish()
+    except RuntimeError:
+        if not STOPPING.is_set() or result.state != PipelineState.CANCELLED:
+            raise
+    finally:
+        ended.set()
+
+
+def _cancel_when_stopping(result: PipelineResult, ended: threading.Event) -> None:
+    STOPPING.wait()
+    if not ended.wait(DRAIN_S):
+        result.cancel()

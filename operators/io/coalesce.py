@@ -1,0 +1,34 @@
+"""Outputs of a transaction as Kafka records: what shares a key and a class travels as rows of one record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from infra.kafka.session import Outgoing
+from operators.io.elements import Output
+from schemas.codec import encode_all, record_type
+from schemas.topics import Topic
+
+
+def coalesce(outputs: Iterable[Output], name_of: Callable[[Topic], str]) -> list[Outgoing]:
+    """`outputs` encoded, in order within each topic, partition and key; `name_of` gives a topic its full name.
+
+    Neighbours of one class become rows of one record where their encoding allows. Raises ValueError for an output that
+    is too large or does not fit its schema, KeyError for a class that does not travel.
+    """
+    runs: list[tuple[Topic, int | None, str, list[Any]]] = []
+    last: dict[tuple[str, int | None, str], list[Any]] = {}
+    for topic, key, record, partition in outputs:
+        stream = (topic.noun, partition, key)
+        run = last.get(stream)
+        if run is not None and type(run[0]) is type(record) and record_type(type(record)).rows:
+            run.append(record)
+        else:
+            last[stream] = run = [record]
+            runs.append((topic, partition, key, run))
+    return [
+        Outgoing(name_of(topic), partition, key.encode() or None, value, headers)
+        for topic, partition, key, run in runs
+        for value, headers in encode_all(run)
+    ]
