@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,13 +65,18 @@ def read_topic(
     start: StartOffset = BEGINNING,
     partitions: Sequence[int] | None = None,
     follow: bool = False,
+    until: Mapping[int, int] | None = None,
 ) -> Iterator[StoredRecord]:
-    """The committed records of `topic` from `start` to its end as of the call, or for ever when it is to `follow`.
+    """The committed records of `topic` from `start` to its end as of now, or for ever when it is to `follow`.
 
-    In order within each partition. Raises UnknownTopic.
+    `until` gives the end of each partition where it is not to be that of now. In order within each partition. Raises
+    UnknownTopic.
     """
     with _consumer(client) as consumer:
         ranges = _ranges(consumer, topic, partitions)
+        for number, end in (until or {}).items():
+            if number in ranges:
+                ranges[number] = PartitionRange(ranges[number].beginning, end)
         assigned = {number: TopicPartition(topic, number) for number in ranges}
         consumer.assign(list(assigned.values()))
         for number, held in ranges.items():

@@ -1,0 +1,111 @@
+"""Read a run's raw topics, committed records only, and balance them. It shares no code with the operators' ledgers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from infra.kafka.admin import admin_client, beginning_offsets, list_topics
+from infra.kafka.decided_ends import decided_ends
+from infra.kafka.lag import group_lags, list_groups
+from infra.kafka.properties import ClientProperties
+from infra.kafka.reading import StoredRecord, read_topic
+from pipelines.audit.balance import Audit
+from pipelines.audit.fold import Fold
+from schemas.records import Assignment, Experience, MicroBatch, Settled, Trajectory, WeightVersion
+from schemas.topics import (
+    BATCHES,
+    CATALOGUE,
+    EXPERIENCES,
+    INBOX,
+    RELAY,
+    SETTLED,
+    TRAJECTORIES,
+    Topic,
+    group_name,
+    run_prefix,
+)
+
+READ_ORDER: tuple[Topic, ...] = (RELAY, SETTLED, BATCHES, EXPERIENCES, TRAJECTORIES, INBOX)
+
+Marks = Mapping[tuple[str, int], int]
+"""Restore offsets of one pipeline by topic and partition: nothing below is pending."""
+
+
+def audit(
+    client: ClientProperties,
+    run: str,
+    *,
+    ended: bool = False,
+) -> Audit:
+    """Balance run `run`. `ended` says that nothing runs any more, and names what is still in flight.
+
+    Raises RuntimeError if the run has no inbox, or a transaction stays open.
+    """
+    snapshot = _snapshot(client, run)
+    fold = Fold(snapshot.trimmed)
+    for topic in READ_ORDER:
+        name = topic.name(run)
+        # One partition after the other: which Trajectory of an id is its first is a matter of partition and offset.
+        for partition, end in sorted(snapshot.ends.get(name, {}).items()):
+            for record in read_topic(client, name, partitions=[partition], until={partition: end}):
+                _enter(fold, record, snapshot)
+    return fold.audit(name_waiting=ended)
+
+
+@dataclass(frozen=True)
+class _Snapshot:
+    """What to read, and what each stage was done with: marks by consumer of experiences, and score's."""
+
+    ends: Mapping[str, Mapping[int, int]]
+    trimmed: frozenset[str]
+    marks: Mapping[str, Marks]
+
+
+def _snapshot(client: ClientProperties, run: str) -> _Snapshot:
+    """The ends of a run's topics, taken so that a run at work does not look as if it had lost something.
+
+    Marks come first, then what is downstream before what is upstream: whatever has been answered is then seen to have
+    been asked. What a mark or a Settled vouches for was written in its transaction, see `decided_ends`.
+    """
+    with admin_client(client) as admin:
+        there = set(list_topics(admin, run_prefix(run)))
+        if INBOX.name(run) not in there:
+            raise RuntimeError(f"run {run} has no topic {INBOX.name(run)}: there is nothing to audit")
+        marks = {
+            pipeline: {
+                (lag.topic, lag.partition): lag.committed
+                for lag in group_lags(admin, list_groups(admin, group_name(run, pipeline).removesuffix("0")))
+            }
+            for pipeline in ("score", "experience", "evaluation")
+        }
+        ends: dict[str, dict[int, int]] = {}
+        for topic in READ_ORDER:
+            if (name := topic.name(run)) in there:
+                ends[name] = {partition: end for partition, end in decided_ends(admin, name).items() if end > 0}
+        trimmed = {
+            CATALOGUE[where.topic.removeprefix(run_prefix(run))].noun
+            for where, first in beginning_offsets(admin, sorted(ends)).items()
+            if first > 0
+        }
+    return _Snapshot(ends, frozenset(trimmed), marks)
+
+
+def _enter(fold: Fold, record: StoredRecord, snapshot: _Snapshot) -> None:
+    if record.error is not None:
+        fold.undecodable += 1
+    where = (record.topic, record.partition)
+    for row in record.rows:
+        if isinstance(row, WeightVersion):
+            fold.manifest(row)
+        elif isinstance(row, Settled):
+            fold.settled(row)
+        elif isinstance(row, MicroBatch):
+            fold.batch(row)
+        elif isinstance(row, Experience):
+            eater = "evaluation" if row.trajectory.prompt.purpose == "evaluation" else "experience"
+            fold.experience(row, done=record.offset < snapshot.marks[eater].get(where, 0))
+        elif isinstance(row, Trajectory):
+            fold.trajectory(row, done=record.offset < snapshot.marks["score"].get(where, 0))
+        elif isinstance(row, Assignment):
+            fold.assignment(row)

@@ -1,0 +1,101 @@
+"""What an audit found: the two sides of the balance, and the names of what does not belong on either."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+Stage = Literal["generation", "score", "experience", "evaluation", "training"]
+STAGES: tuple[Stage, ...] = ("generation", "score", "experience", "evaluation", "training")
+
+
+class Placed(NamedTuple):
+    """A trajectory and the stage that has it, or lost it."""
+
+    trajectory_id: str
+    stage: Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """Where every trajectory of a run is. Each id that any topic names is counted once:
+
+    dispatched + undispatched = trained + dropped + failed + evaluated + imported + in flight + expired + lost.
+
+    dispatched: an Assignment names it. undispatched: something else does, but no Assignment (a prompt refused before
+    its dispatch, imported experience). trained: it is in a batch on the ancestor line of the newest manifest.
+    dropped, failed, evaluated, imported: settled so, and not trained. in_flight: on its way, by the stage that has it.
+    expired: retention has taken what would tell. lost: a stage has let go of it and nothing says what became of it.
+
+    trained_twice: in two batches of the line, twice in one, or in one that the line trained twice. without_reason:
+    dropped, and nobody says why. contradictions: trained, though settled as something else. duplicate_finishes: later
+    Trajectory records of an id, which never count. settled_again: later Settled records of an id. undecodable: records
+    that could not be read. `waiting` names what is in flight, where that was asked for.
+    """
+
+    dispatched: int = 0
+    undispatched: int = 0
+    trained: int = 0
+    dropped: int = 0
+    failed: int = 0
+    evaluated: int = 0
+    imported: int = 0
+    expired: int = 0
+    in_flight: Mapping[Stage, int] = field(default_factory=dict)
+    lost: tuple[Placed, ...] = ()
+    trained_twice: tuple[str, ...] = ()
+    without_reason: tuple[str, ...] = ()
+    contradictions: tuple[str, ...] = ()
+    duplicate_finishes: int = 0
+    settled_again: int = 0
+    undecodable: int = 0
+    waiting: tuple[Placed, ...] = ()
+
+    @property
+    def accounted(self) -> int:
+        """The right side of the balance."""
+        settled = self.dropped + self.failed + self.evaluated + self.imported
+        return self.trained + settled + sum(self.in_flight.values()) + self.expired + len(self.lost)
+
+    @property
+    def balanced(self) -> bool:
+        """Whether both sides are equal, nothing is lost or trained twice, and every drop has its reason."""
+        named = self.lost or self.trained_twice or self.without_reason or self.contradictions
+        return self.dispatched + self.undispatched == self.accounted and not named
+
+    def numbers(self) -> dict[str, int]:
+        """The counts alone, as a run's summary holds them."""
+        return {
+            "dispatched": self.dispatched,
+            "undispatched": self.undispatched,
+            "trained": self.trained,
+            "dropped": self.dropped,
+            "failed": self.failed,
+            "evaluated": self.evaluated,
+            "imported": self.imported,
+            "in_flight": sum(self.in_flight.values()),
+            "expired": self.expired,
+            "lost": len(self.lost),
+            "trained_twice": len(self.trained_twice),
+            "without_reason": len(self.without_reason),
+            "contradictions": len(self.contradictions),
+            "duplicate_finishes": self.duplicate_finishes,
+            "settled_again": self.settled_again,
+            "undecodable": self.undecodable,
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, JSON-ready: the numbers, where what is in flight is, and all names."""
+        return {
+            "balanced": self.balanced,
+            **self.numbers(),
+            "in_flight_by_stage": dict(self.in_flight),
+            "named": {
+                "lost": [each._asdict() for each in self.lost],
+                "trained_twice": list(self.trained_twice),
+                "without_reason": list(self.without_reason),
+                "contradictions": list(self.contradictions),
+                "waiting": [each._asdict() for each in self.waiting],
+            },
+        }

@@ -1,0 +1,196 @@
+"""The fold of a run's topics into what became of each trajectory. Pure; it knows no operator and no Kafka.
+
+Feed it whole topics in this order: relay, settled, batches, experiences, trajectories, inbox (each needs what those
+before it say). An id and all that is known of it are two integers in one dictionary.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+
+from pipelines.audit.balance import Audit, Placed, Stage
+from schemas.identity import parse_trajectory_id, trajectory_id
+from schemas.records import Assignment, Experience, MicroBatch, PolicyVersion, Settled, Trajectory, WeightVersion
+
+# What is known of a trajectory, as bits of one integer; above them stands the batch that Settled names, plus one.
+_DISPATCHED = 1 << 0
+_FINISHED = 1 << 1
+_FINISHED_DONE = 1 << 2  # score's restore offset is beyond its Trajectory
+_SCORED = 1 << 3
+_SCORED_DONE = 1 << 4  # the restore offset of who eats its Experience is beyond it
+_SETTLED = 1 << 5
+_IN_BATCH = 1 << 6
+_IN_ITS_BATCH = 1 << 7  # in the batch that its Settled names
+_TRAINED = 1 << 8
+_TRAINED_AGAIN = 1 << 9
+_NO_REASON = 1 << 10
+_FATE_AT = 11
+_BATCH_AT = 14
+
+_FATES = ("batched", "dropped", "failed", "evaluated", "imported")
+_MEMBER_BITS = 20
+
+
+class Fold:
+    """What a run's topics say of its trajectories. `trimmed` names the topics (nouns) that retention has cut."""
+
+    def __init__(self, trimmed: Collection[str] = ()) -> None:
+        self._trimmed = frozenset(trimmed)
+        self._known: dict[int, int] = {}
+        self._manifests: dict[PolicyVersion, tuple[PolicyVersion | None, tuple[int, ...]]] = {}
+        self._times_trained: Counter[int] | None = None
+        self._line_is_cut = False
+        self.duplicate_finishes = 0
+        self.settled_again = 0
+        self.undecodable = 0
+
+    def manifest(self, record: WeightVersion) -> None:
+        """A version in the relay topic; a later record of the same version replaces the earlier."""
+        self._manifests[record.version] = (record.parent, record.batches)
+
+    def settled(self, record: Settled) -> None:
+        """The end of a story. The first counts."""
+        key = _key(record.trajectory_id)
+        known = self._known.get(key, 0)
+        if known & _SETTLED:
+            self.settled_again += 1
+            return
+        known |= _SETTLED | _FATES.index(record.fate) << _FATE_AT
+        if record.batch is not None:
+            known |= record.batch + 1 << _BATCH_AT
+        if not record.reason.strip():
+            known |= _NO_REASON
+        self._known[key] = known
+
+    def batch(self, record: MicroBatch) -> None:
+        """A part of a global batch, trained as often as the line names its batch."""
+        times = self._line()[record.batch]
+        for name in record.trajectory_ids:
+            key = _key(name)
+            known = self._known.get(key, 0)
+            if times > 1 or (times and known & _TRAINED):
+                known |= _TRAINED_AGAIN
+            known |= _IN_BATCH | (_TRAINED if times else 0)
+            if known >> _BATCH_AT == record.batch + 1:
+                known |= _IN_ITS_BATCH
+            self._known[key] = known
+
+    def experience(self, record: Experience, *, done: bool) -> None:
+        """A scored trajectory; `done` when the restore offset of who eats it is beyond it."""
+        self._add(record.trajectory.trajectory_id, _SCORED | (_SCORED_DONE if done else 0))
+
+    def trajectory(self, record: Trajectory, *, done: bool) -> None:
+        """A finished trajectory; `done` when score's restore offset is beyond it. The first counts."""
+        key = _key(record.trajectory_id)
+        known = self._known.get(key, 0)
+        if known & _FINISHED:
+            self.duplicate_finishes += 1
+            return
+        self._known[key] = known | _FINISHED | (_FINISHED_DONE if done else 0)
+
+    def assignment(self, record: Assignment) -> None:
+        """A dispatch; every later one of the same trajectory is the same dispatch."""
+        self._add(record.trajectory_id, _DISPATCHED)
+
+    def audit(self, *, name_waiting: bool = False) -> Audit:
+        """The balance. `name_waiting` names what is in flight, too."""
+        counts: Counter[str] = Counter()
+        in_flight: Counter[Stage] = Counter()
+        lost, waiting = [], []
+        for key, known in sorted(self._known.items()) if name_waiting else self._known.items():
+            what, stage = self._class_of(key, known)
+            counts["dispatched" if known & _DISPATCHED else "undispatched"] += 1
+            if what == "lost":
+                lost.append((key, stage))
+            elif what == "in_flight":
+                in_flight[stage] += 1
+                if name_waiting:
+                    waiting.append(Placed(_name(key), stage))
+            else:
+                counts[what] += 1
+        return Audit(
+            **counts,
+            in_flight=dict(in_flight),
+            lost=tuple(Placed(_name(key), stage) for key, stage in sorted(lost)),
+            trained_twice=self._names(key for key, known in self._known.items() if known & _TRAINED_AGAIN),
+            without_reason=self._names(key for key, known in self._known.items() if _dropped_without_reason(known)),
+            contradictions=self._names(key for key, known in self._known.items() if _contradicts(known)),
+            duplicate_finishes=self.duplicate_finishes,
+            settled_again=self.settled_again,
+            undecodable=self.undecodable,
+            waiting=tuple(waiting),
+        )
+
+    def _class_of(self, key: int, known: int) -> tuple[str, Stage]:
+        """What became of a trajectory, and at which stage it is where that is not the end of its story."""
+        eater: Stage = "evaluation" if key & 1 else "experience"
+        if known & _TRAINED:
+            return "trained", "training"
+        if known & _SETTLED and _fate(known) != "batched":
+            return _fate(known), eater
+        if known & _IN_BATCH:
+            return self._batched(known)
+        if known & _SETTLED:  # as batched, but not in the batch that it names, nor in any
+            return self._gone("batches"), "experience"
+        if known & _SCORED:
+            return (self._gone("settled") if known & _SCORED_DONE else "in_flight"), eater
+        if known & _FINISHED:
+            return (self._gone("experiences") if known & _FINISHED_DONE else "in_flight"), "score"
+        return "in_flight", "generation"
+
+    def _batched(self, known: int) -> tuple[str, Stage]:
+        """In a batch that the line does not name: not yet trained, unless the line has passed it over."""
+        if known & _SETTLED and not known & _IN_ITS_BATCH:
+            return self._gone("batches"), "experience"
+        batch, line = (known >> _BATCH_AT) - 1, self._line()
+        if not known & _IN_ITS_BATCH or not line or batch > max(line):
+            return "in_flight", "training"
+        return ("expired" if self._line_is_cut and batch < min(line) else "lost"), "training"
+
+    def _gone(self, topic: str) -> str:
+        """What it means that `topic` says nothing of a trajectory that it should name."""
+        return "expired" if topic in self._trimmed else "lost"
+
+    def _line(self) -> Counter[int]:
+        """How often each batch is trained on the ancestor line of the newest manifest. Taken at the first call."""
+        if self._times_trained is None:
+            self._times_trained = Counter()
+            version = max(self._manifests, default=None)
+            seen: set[PolicyVersion] = set()
+            while version in self._manifests and version not in seen:
+                seen.add(version)
+                version, batches = self._manifests[version]
+                self._times_trained.update(batches)
+            self._line_is_cut = version is not None
+        return self._times_trained
+
+    def _add(self, name: str, bits: int) -> None:
+        key = _key(name)
+        self._known[key] = self._known.get(key, 0) | bits
+
+    def _names(self, keys: Iterable[int]) -> tuple[str, ...]:
+        return tuple(map(_name, sorted(keys)))
+
+
+def _fate(known: int) -> str:
+    return _FATES[known >> _FATE_AT & 7]
+
+
+def _dropped_without_reason(known: int) -> bool:
+    return bool(known & _SETTLED and known & _NO_REASON and not known & _TRAINED) and _fate(known) == "dropped"
+
+
+def _contradicts(known: int) -> bool:
+    return bool(known & _TRAINED and known & _SETTLED) and _fate(known) != "batched"
+
+
+def _key(name: str) -> int:
+    """A trajectory id as an integer that sorts by number, then member, then purpose. Raises ValueError."""
+    purpose, number, member = parse_trajectory_id(name)
+    return (number << _MEMBER_BITS | member) << 1 | (purpose == "evaluation")
+
+
+def _name(key: int) -> str:
+    number, member = divmod(key >> 1, 1 << _MEMBER_BITS)
+    return trajectory_id("evaluation" if key & 1 else "train", number, member)

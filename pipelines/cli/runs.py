@@ -1,0 +1,83 @@
+"""`laminar runs`: look after runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Annotated
+
+import typer
+
+from pipelines.audit.balance import STAGES, Audit
+from pipelines.cli.options import BrokersOption, JsonOption, PropertiesOption, RunOption, connect
+from pipelines.cli.output import Report
+
+app = typer.Typer(no_args_is_help=True)
+MAX_NAMES = 20
+
+
+@app.callback()
+def runs() -> None:
+    """Look after runs."""
+
+
+@app.command()
+def audit(
+    ended: Annotated[bool, typer.Option("--ended", help="The run has ended: name what is still in flight.")] = False,
+    run: RunOption = None,
+    brokers: BrokersOption = None,
+    command_config: PropertiesOption = None,
+    json: JsonOption = False,
+) -> Report:
+    """Prove from the raw topics that no trajectory was lost and none trained twice; exit with 1 if the balance fails.
+
+    \b
+    Examples:
+      laminar runs audit
+      laminar runs audit --run first --ended --json | jq .named.lost
+    """
+    from pipelines.audit.audit_run import audit as audit_run
+
+    to = connect(run, brokers, command_config)
+    found = audit_run(to.client, to.run, ended=ended)
+    return Report(
+        found.to_json(),
+        lambda: "\n".join(_lines(to.run, found)),
+        as_json=json,
+        exit_code=0 if found.balanced else 1,
+    )
+
+
+def _lines(run: str, audit: Audit) -> Iterator[str]:
+    numbers = audit.numbers()
+    yield f"run {run} {'is balanced' if audit.balanced else 'is NOT BALANCED'}"
+    yield f"  {numbers['dispatched']:>10}  dispatched"
+    if audit.undispatched:
+        yield f"  {audit.undispatched:>10}  answered without dispatch"
+    for name in ("trained", "dropped", "failed", "evaluated", "imported", "in_flight", "expired", "lost"):
+        if numbers[name] or name not in ("imported", "expired"):
+            yield f"  {numbers[name]:>10}  = {name.replace('_', ' ')}{_stages(audit) if name == 'in_flight' else ''}"
+    for name in ("duplicate_finishes", "settled_again", "undecodable"):
+        if numbers[name]:
+            yield f"  {numbers[name]:>10}  {name.replace('_', ' ')}, not counted"
+    for stage in STAGES:
+        yield from _named(f"lost at {stage}", (each.trajectory_id for each in audit.lost if each.stage == stage))
+    yield from _named("trained twice", audit.trained_twice)
+    yield from _named("dropped without a reason", audit.without_reason)
+    yield from _named("trained, though settled as something else", audit.contradictions)
+    for stage in STAGES:
+        waiting = (each.trajectory_id for each in audit.waiting if each.stage == stage)
+        yield from _named(f"still in flight at {stage}", waiting)
+
+
+def _stages(audit: Audit) -> str:
+    stages = [f"{audit.in_flight[stage]} at {stage}" for stage in STAGES if audit.in_flight.get(stage)]
+    return f" ({', '.join(stages)})" if stages else ""
+
+
+def _named(what: str, names: Iterable[str]) -> Iterator[str]:
+    rest = iter(names)
+    shown = list(islice(rest, MAX_NAMES))
+    more = sum(1 for _ in rest)
+    if shown:
+        yield f"{what}: {', '.join(shown)}{f' and {more} more (--json names all)' if more else ''}"
