@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-
 AUTO = "auto"
 
 
 @dataclass(frozen=True)
 class RelayConfig:
-    """A machine's relay: what it keeps of a run's weights, and where. Raises ValueError naming the field that is wrong."""
+    """What a machine keeps of a run's weights, and where. Raises ValueError naming the field that does not fit."""
 
     store: str = AUTO
     """Folder of the machine's weight store; "auto": where `infra.store.ownership.place_store` says."""
