@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from kafka import KafkaConsumer, KafkaProducer, OffsetAndMetadata, TopicPartition
@@ -11,6 +11,7 @@ from run_stories import assignment, experience, manifest, micro_batch, settled, 
 
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
 from infra.kafka.broker import Broker
+from infra.kafka.decided_ends import decided_ends
 from infra.kafka.properties import ClientProperties
 from pipelines.audit.audit_run import audit
 from pipelines.audit.balance import Placed
@@ -62,36 +63,20 @@ class Run:
         self.write(RELAY, manifest("1.0", None), manifest("1.1", "1.0", 0), manifest("1.2", "1.1", 1))
 
 
-@pytest.fixture
-def run(broker: Broker, run_id: str) -> Iterator[Run]:
-    made = Run(broker, run_id)
-    made.live()
-    yield made
-    made.producer.close()
-
-
-def test_a_run_at_work_balances(run: Run) -> None:
-    found = audit(run.client, run.run)
-    assert found.balanced
-    numbers = {name: number for name, number in found.numbers().items() if number}
-    assert numbers == {"dispatched": 8, "trained": 6, "dropped": 1, "in_flight": 1}
-    assert found.in_flight == {"score": 1}
-
-
 def lose_at_score(run: Run) -> None:
     run.done("score", TRAJECTORIES, 8)
 
 
 def lose_in_the_buffer(run: Run) -> None:
-    run.write(INBOX, assignment("p9.0"))
-    run.write(TRAJECTORIES, trajectory("p9.0"), partition=1)
-    run.write(EXPERIENCES, experience("p9.0"), partition=1)
+    run.write(INBOX, assignment("p8.0"))
+    run.write(TRAJECTORIES, trajectory("p8.0"), partition=1)
+    run.write(EXPERIENCES, experience("p8.0"), partition=1)
     run.done("experience", EXPERIENCES, 1, partition=1)
 
 
 def lose_in_evaluation(run: Run) -> None:
     run.write(EXPERIENCES, experience("e9.0"), partition=1)
-    run.done("evaluation", EXPERIENCES, 1, partition=1)
+    run.done("evaluation", EXPERIENCES, 2, partition=1)
 
 
 def lose_on_the_way_to_a_batch(run: Run) -> None:
@@ -99,69 +84,96 @@ def lose_on_the_way_to_a_batch(run: Run) -> None:
 
 
 def lose_at_the_trainer(run: Run) -> None:
-    run.write(SETTLED, settled("p9.0", batch=2))
-    run.write(BATCHES, micro_batch(2, "p9.0"))
+    run.write(SETTLED, settled("p10.0", batch=2))
+    run.write(BATCHES, micro_batch(2, "p10.0"))
     run.write(RELAY, manifest("1.3", "1.2", 3))
 
 
-@pytest.mark.parametrize(
-    ("plant", "lost"),
-    [
-        (lose_at_score, Placed("p3.1", "score")),
-        (lose_in_the_buffer, Placed("p9.0", "experience")),
-        (lose_in_evaluation, Placed("e9.0", "evaluation")),
-        (lose_on_the_way_to_a_batch, Placed("p9.0", "experience")),
-        (lose_at_the_trainer, Placed("p9.0", "training")),
-    ],
-)
-def test_a_lost_trajectory_is_named_with_the_stage_that_lost_it(
-    run: Run, plant: Callable[[Run], None], lost: Placed
-) -> None:
-    plant(run)
-    found = audit(run.client, run.run)
-    assert found.lost == (lost,)
-    assert not found.balanced
+@pytest.fixture(scope="module")
+def sound(broker: Broker) -> Iterator[Run]:
+    """A run as it is at work. Shared: only look."""
+    made = Run(broker, "audit-sound")
+    made.live()
+    made.write(TRAJECTORIES, trajectory(NAMES[0]))
+    made.producer.send(BATCHES.name(made.run), b"rubbish", partition=1).get(timeout=10)
+    yield made
+    made.producer.close()
 
 
-def test_a_duplicate_finish_is_counted_and_nothing_is_wrong(run: Run) -> None:
-    run.write(TRAJECTORIES, trajectory(NAMES[0]))
-    found = audit(run.client, run.run)
+@pytest.fixture(scope="module")
+def damaged(broker: Broker) -> Iterator[Run]:
+    """A run in which every stage has lost a trajectory, and more. Shared: only look."""
+    made = Run(broker, "audit-damaged")
+    made.live()
+    lose_at_score(made)
+    lose_in_the_buffer(made)
+    lose_in_evaluation(made)
+    lose_on_the_way_to_a_batch(made)
+    lose_at_the_trainer(made)
+    made.write(SETTLED, settled("p7.0", "dropped", ""))
+    made.write(BATCHES, micro_batch(1, NAMES[0]))
+    yield made
+    made.producer.close()
+
+
+def test_a_run_at_work_balances(sound: Run) -> None:
+    found = audit(sound.client, sound.run)
     assert found.balanced
-    assert found.duplicate_finishes == 1
+    numbers = {name: number for name, number in found.numbers().items() if number}
+    repeats = {"duplicate_finishes": 1, "undecodable": 1}
+    assert numbers == {"dispatched": 8, "trained": 6, "dropped": 1, "in_flight": 1, **repeats}
+    assert found.in_flight == {"score": 1}
 
 
-def test_what_is_aborted_does_not_count_and_what_is_open_is_waited_for(run: Run) -> None:
-    producer = KafkaProducer(bootstrap_servers=run.servers, transactional_id=group_name(run.run, "score"))
+def test_what_is_wrong_is_named_and_nothing_else(damaged: Run) -> None:
+    found = audit(damaged.client, damaged.run)
+    assert found.lost == (
+        Placed("p3.1", "score"),
+        Placed("p8.0", "experience"),
+        Placed("p9.0", "experience"),
+        Placed("e9.0", "evaluation"),
+        Placed("p10.0", "training"),
+    )
+    assert found.trained_twice == ("p0.0",)
+    assert found.without_reason == ("p7.0",)
+    assert not found.balanced
+    assert found.accounted == found.dispatched + found.undispatched
+
+
+def test_what_is_aborted_does_not_count_and_what_is_open_hides_the_rest(broker: Broker, run_id: str) -> None:
+    run = Run(broker, run_id)
+    run.write(INBOX, assignment("p0.0"))
+    run.write(TRAJECTORIES, trajectory("p0.0"))
+    producer = KafkaProducer(bootstrap_servers=run.servers, transactional_id=group_name(run_id, "score"))
     producer.init_transactions()
-    value, headers = encode(experience(NAMES[7]))
-    producer.begin_transaction()
-    producer.send(EXPERIENCES.name(run.run), value, headers=list(headers), partition=0).get(timeout=10)
-    producer.abort_transaction()
-    assert audit(run.client, run.run).in_flight == {"score": 1}
-    producer.begin_transaction()
-    producer.send(EXPERIENCES.name(run.run), value, headers=list(headers), partition=0)
-    producer.commit_transaction()
+    value, headers = encode(experience("p0.0"))
+    for end in (producer.abort_transaction, producer.commit_transaction):
+        producer.begin_transaction()
+        producer.send(EXPERIENCES.name(run_id), value, headers=list(headers), partition=0).get(timeout=10)
+        with admin_client(run.client) as admin, pytest.raises(RuntimeError, match="has been open for"):
+            decided_ends(admin, EXPERIENCES.name(run_id), timeout_s=0.2)
+        end()
+        expected = "score" if end == producer.abort_transaction else "experience"
+        assert audit(run.client, run_id).in_flight == {expected: 1}
     producer.close()
-    assert audit(run.client, run.run).in_flight == {"experience": 1}
+    run.producer.close()
 
 
-def test_what_cannot_be_decoded_is_counted(run: Run) -> None:
-    run.producer.send(BATCHES.name(run.run), b"rubbish", partition=1).get(timeout=10)
-    assert audit(run.client, run.run).undecodable == 1
-
-
-def test_what_retention_took_is_expired_not_lost(run: Run) -> None:
+def test_what_retention_took_is_expired_not_lost(broker: Broker, run_id: str) -> None:
+    run = Run(broker, run_id)
+    run.live()
+    run.producer.close()
     with admin_client(run.client) as admin:
-        admin.delete_records({TopicPartition(BATCHES.name(run.run), 0): 1})
-    found = audit(run.client, run.run)
+        admin.delete_records({TopicPartition(BATCHES.name(run_id), 0): 1})
+    found = audit(run.client, run_id)
     assert found.numbers()["expired"] == 3
     assert found.trained == 3
     assert found.balanced
 
 
-def test_a_run_that_is_not_there_is_an_error(run: Run) -> None:
+def test_a_run_that_is_not_there_is_an_error(sound: Run) -> None:
     with pytest.raises(RuntimeError, match="nothing to audit"):
-        audit(run.client, "never-was")
+        audit(sound.client, "never-was")
 
 
 def laminar(run: Run, *words: str) -> int:
@@ -170,23 +182,27 @@ def laminar(run: Run, *words: str) -> int:
     return int(ended.value.code or 0)
 
 
-def test_the_command_prints_the_balance(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    assert laminar(run) == 0
+def test_the_command_prints_the_balance(sound: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert laminar(sound) == 0
     printed = capsys.readouterr().out
-    assert "balanced" in printed
+    assert "is balanced" in printed
     assert NAMES[7] not in printed
-    assert laminar(run, "--ended", "--json") == 0
+    assert laminar(sound, "--ended", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["balanced"] is True
     assert found["named"]["waiting"] == [{"trajectory_id": NAMES[7], "stage": "score"}]
 
 
-def test_the_command_names_everything_that_is_wrong(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    lose_at_score(run)
-    run.write(SETTLED, settled("p7.0", "dropped", ""))
-    run.write(BATCHES, micro_batch(1, NAMES[0]))
-    assert laminar(run) == 1
-    printed = capsys.readouterr().out
-    assert "NOT BALANCED" in printed
-    for line in ("lost at score: p3.1", "trained twice: p0.0", "dropped without a reason: p7.0"):
+def test_the_command_names_everything_that_is_wrong(damaged: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert laminar(damaged) == 1
+    printed = capsys.readouterr().out.splitlines()
+    assert "NOT BALANCED" in printed[0]
+    for line in (
+        "lost at score: p3.1",
+        "lost at experience: p8.0, p9.0",
+        "lost at evaluation: e9.0",
+        "lost at training: p10.0",
+        "trained twice: p0.0",
+        "dropped without a reason: p7.0",
+    ):
         assert line in printed
