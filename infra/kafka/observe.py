@@ -1,0 +1,162 @@
+"""Watching a run from outside: its metrics and heartbeats as they come, and how far its groups are behind.
+
+An observer joins no group, commits nothing and writes nothing, so that a run does not notice it. A broker that does not
+answer is no error here: what is shown stands still until it does.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Any
+
+from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
+from kafka.admin import OffsetSpec
+from kafka.errors import KafkaError
+
+from infra.kafka.lag import list_groups
+from infra.kafka.properties import ClientProperties
+from schemas.codec import UndecodableRecord, decode
+from schemas.topics import CATALOGUE, METRICS, REPLICAS, run_prefix
+
+log = logging.getLogger(__name__)
+
+LAG_EVERY_S = 2.0
+GROUPS_EVERY_S = 10.0
+"""New groups appear when a role first starts, seldom after."""
+PATIENCE_S = 10.0
+"""How long Kafka is left alone after a question about lag that it did not answer."""
+ANSWER_MS = 3_000
+MAX_RECORDS = 2_000
+
+Committed = Mapping[str, Mapping[TopicPartition, int]]
+"""Offset by partition by group."""
+
+
+def topic_lags(run: str, committed: Committed, ends: Mapping[TopicPartition, int]) -> dict[str, int]:
+    """Records that the slowest consumer of each topic has not done yet, by the topic's noun, in the catalogue's order.
+
+    A pipeline's lag in a topic is the sum over its shards' partitions; of several pipelines the largest counts. Commits
+    outside of what the catalogue says a pipeline consumes are anchors of notes, no reading. Transaction markers count.
+    """
+    prefix = run_prefix(run)
+    behind: dict[str, dict[str, int]] = {}
+    for group, offsets in committed.items():
+        pipeline = group.removeprefix(prefix).rpartition(".")[0]
+        for where, offset in offsets.items():
+            noun = where.topic.removeprefix(prefix)
+            if noun in CATALOGUE and pipeline in CATALOGUE[noun].consumers and where in ends:
+                of_topic = behind.setdefault(noun, {})
+                of_topic[pipeline] = of_topic.get(pipeline, 0) + max(0, ends[where] - offset)
+    return {noun: max(behind[noun].values()) for noun in CATALOGUE if noun in behind}
+
+
+class Observer:
+    """Metrics and heartbeats of one run: metrics from the first one on, heartbeats from now on. One thread uses it.
+
+    The run's topics must exist. Raises KafkaError when no broker answers at first.
+    """
+
+    def __init__(self, client: ClientProperties, run: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._client, self._run, self._clock = client, run, clock
+        self._admin: KafkaAdminClient | None = None
+        self._groups: list[str] = []
+        self._groups_at = self._asked_at = -float("inf")
+        self._lag: dict[str, int] = {}
+        self.undecodable = 0
+        self._consumer = KafkaConsumer(
+            **client.consumer(
+                group_id=None,
+                enable_auto_commit=False,
+                isolation_level="read_committed",
+                auto_offset_reset="earliest",
+                max_poll_records=MAX_RECORDS,
+                metrics_enabled=False,
+            )
+        )
+        metrics, replicas = (TopicPartition(topic.name(run), 0) for topic in (METRICS, REPLICAS))
+        try:
+            self._consumer.assign([metrics, replicas])
+            self._consumer.seek_to_beginning(metrics)
+            self._consumer.seek_to_end(replicas)
+            self._consumer.position(replicas)  # asks now: "from now on" is not "from the first poll on"
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Observer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def poll(self, timeout_s: float = 0.0) -> list[Any]:
+        """The Metric, ReplicaStatus and RelayStatus records that have come since the last call; waits only if told to.
+
+        What cannot be decoded is counted in `undecodable`, and the first of it logged.
+        """
+        try:
+            polled = self._consumer.poll(timeout_ms=int(timeout_s * 1000))
+        except KafkaError as error:
+            log.debug("no news: %r", error)
+            return []
+        return [row for records in polled.values() for record in records for row in self._rows(record)]
+
+    def lag(self) -> dict[str, int]:
+        """Records behind by topic noun, see `topic_lags`: asked of Kafka at most every `LAG_EVERY_S`."""
+        now = self._clock()
+        if now - self._asked_at < LAG_EVERY_S:
+            return self._lag
+        self._asked_at = now
+        try:
+            self._lag = self._ask(now)
+        except KafkaError as error:
+            log.debug("no answer about lag: %r", error)
+            self._asked_at = now + PATIENCE_S - LAG_EVERY_S
+            self._close_admin()
+        return self._lag
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._close_admin()
+        self._consumer.close(autocommit=False, timeout_ms=1000)
+
+    def _rows(self, record: Any) -> Iterable[Any]:
+        try:
+            return decode(record.value, record.headers)
+        except UndecodableRecord as error:
+            if not self.undecodable:
+                log.warning("%s offset %d cannot be decoded: %s", record.topic, record.offset, error)
+            self.undecodable += 1
+            return ()
+
+    def _ask(self, now: float) -> dict[str, int]:
+        if self._admin is None:
+            waits = {"request_timeout_ms": ANSWER_MS, "bootstrap_timeout_ms": ANSWER_MS}
+            self._admin = KafkaAdminClient(**self._client.admin(**waits))
+        if now - self._groups_at >= GROUPS_EVERY_S or not self._groups:
+            self._groups, self._groups_at = list_groups(self._admin, run_prefix(self._run)), now
+        if not self._groups:
+            return {}
+        offsets = self._admin.list_group_offsets(self._groups)
+        committed = {
+            group: {where: found.offset for where, found in of_group.items() if found.offset >= 0}
+            for group, of_group in offsets.items()
+        }
+        prefix = run_prefix(self._run)
+        wanted = {where for of_group in committed.values() for where in of_group if where.topic.startswith(prefix)}
+        if not wanted:
+            return {}
+        ends = self._admin.list_partition_offsets(
+            dict.fromkeys(wanted, OffsetSpec.LATEST), isolation_level="read_committed"
+        )
+        return topic_lags(self._run, committed, {where: found.offset for where, found in ends.items()})
+
+    def _close_admin(self) -> None:
+        if self._admin is not None:
+            self._admin.close()
+            self._admin = None

@@ -1,0 +1,169 @@
+"""Observing a run: on the real broker, and the arithmetic of lag as a table."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.structs import OffsetAndMetadata
+
+from infra.kafka.admin import TopicSpec, admin_client, create_topics
+from infra.kafka.broker import Broker, BrokerConfig, start_broker
+from infra.kafka.observe import PATIENCE_S, Observer, topic_lags
+from infra.kafka.properties import ClientProperties
+from schemas.codec import encode
+from schemas.records import Metric, RelayStatus
+from schemas.topics import INBOX, METRICS, PROMPTS, REPLICAS, TRAJECTORIES, Topic, group_name
+
+
+@pytest.fixture(scope="module")
+def client(broker: Broker) -> Iterator[KafkaAdminClient]:
+    with admin_client(ClientProperties.at(broker.bootstrap_servers)) as connected:
+        yield connected
+
+
+def make_topics(client: KafkaAdminClient, run: str) -> None:
+    create_topics(client, [TopicSpec(topic.name(run), 1, 1) for topic in (METRICS, REPLICAS, PROMPTS, INBOX)])
+
+
+def producer(broker: Broker, **arguments: Any) -> KafkaProducer:
+    return KafkaProducer(bootstrap_servers=broker.bootstrap_servers, **arguments)
+
+
+def send(to: KafkaProducer, run: str, topic: Topic, record: Any) -> None:
+    value, headers = encode(record)
+    to.send(topic.name(run), value=value, headers=list(headers))
+
+
+def commit(broker: Broker, group: str, where: TopicPartition, offset: int) -> None:
+    consumer = KafkaConsumer(
+        bootstrap_servers=broker.bootstrap_servers, group_id=group, enable_auto_commit=False, metrics_enabled=False
+    )
+    consumer.assign([where])
+    consumer.commit({where: OffsetAndMetadata(offset, "", -1)})
+    consumer.close()
+
+
+def poll_until(observer: Observer, enough: Callable[[list[Any]], bool], seconds: float = 5.0) -> list[Any]:
+    found: list[Any] = []
+    deadline = time.monotonic() + seconds
+    while not enough(found) and time.monotonic() < deadline:
+        found += observer.poll(0.05)
+    return found
+
+
+def metric(step: int) -> Metric:
+    return Metric("trainer", step, {"reward/mean": step / 2}, 1_000 + step)
+
+
+def beat(at: int) -> RelayStatus:
+    return RelayStatus(0, ("1.1",), 5, "host", 7, at)
+
+
+def test_all_metrics_and_new_heartbeats_come_in_order(broker: Broker, client: KafkaAdminClient, run_id: str) -> None:
+    make_topics(client, run_id)
+    with producer(broker) as plain:
+        send(plain, run_id, METRICS, metric(1))
+        send(plain, run_id, REPLICAS, beat(1))
+        plain.flush()
+        with Observer(ClientProperties.at(broker.bootstrap_servers), run_id) as observer:
+            send(plain, run_id, METRICS, metric(2))
+            send(plain, run_id, REPLICAS, beat(2))
+            plain.flush()
+            found = poll_until(observer, lambda records: len(records) >= 3)
+            assert [each for each in found if isinstance(each, Metric)] == [metric(1), metric(2)]
+            assert [each for each in found if isinstance(each, RelayStatus)] == [beat(2)]
+            started = time.monotonic()
+            assert observer.poll() == []
+            assert time.monotonic() - started < 0.2
+
+
+def test_what_is_not_committed_or_not_ours_is_not_seen(broker: Broker, client: KafkaAdminClient, run_id: str) -> None:
+    make_topics(client, run_id)
+    with producer(broker, transactional_id=run_id) as writer:
+        writer.init_transactions()
+        writer.begin_transaction()
+        send(writer, run_id, METRICS, metric(1))
+        writer.flush()
+        writer.abort_transaction()
+        writer.begin_transaction()
+        writer.send(METRICS.name(run_id), value=b"garbage")
+        send(writer, run_id, METRICS, metric(2))
+        writer.commit_transaction()
+    with Observer(ClientProperties.at(broker.bootstrap_servers), run_id) as observer:
+        assert poll_until(observer, lambda records: len(records) >= 1) == [metric(2)]
+        assert observer.undecodable == 1
+
+
+def test_lag_is_asked_for_at_most_every_two_seconds(broker: Broker, client: KafkaAdminClient, run_id: str) -> None:
+    make_topics(client, run_id)
+    prompts = TopicPartition(PROMPTS.name(run_id), 0)
+    with producer(broker) as plain:
+        for _ in range(5):
+            plain.send(prompts.topic, value=b"x")
+        plain.flush()
+    now = 100.0
+    with Observer(ClientProperties.at(broker.bootstrap_servers), run_id, clock=lambda: now) as observer:
+        assert observer.lag() == {}
+        commit(broker, group_name(run_id, "placement"), prompts, 2)
+        assert observer.lag() == {}
+        now += 2.0
+        assert observer.lag() == {"prompts": 3}
+
+
+def test_a_broker_that_goes_away_stops_the_news_and_nothing_else(tmp_path: Path) -> None:
+    now = 100.0
+    with start_broker(BrokerConfig(tmp_path)) as broker:
+        properties = ClientProperties.at(broker.bootstrap_servers)
+        with admin_client(properties) as client:
+            make_topics(client, "gone")
+            prompts = TopicPartition(PROMPTS.name("gone"), 0)
+            commit(broker, group_name("gone", "placement"), prompts, 0)
+        with producer(broker) as plain:
+            plain.send(prompts.topic, value=b"x").get(5)
+        observer = Observer(properties, "gone", clock=lambda: now)
+        assert observer.lag() == {"prompts": 1}
+    with contextlib.closing(observer):
+        started = time.monotonic()
+        now += 5
+        assert observer.poll() == []
+        assert observer.lag() == {"prompts": 1}
+        assert time.monotonic() - started < 5.0
+        now += PATIENCE_S - 1  # it leaves Kafka alone for a while
+        started = time.monotonic()
+        assert observer.lag() == {"prompts": 1}
+        assert time.monotonic() - started < 0.1
+
+
+def at(topic: Topic, partition: int = 0) -> TopicPartition:
+    return TopicPartition(topic.name("r"), partition)
+
+
+@pytest.mark.parametrize(
+    ("committed", "expected"),
+    [
+        ({}, {}),
+        ({"placement.0": {at(PROMPTS): 4}}, {"prompts": 6}),
+        # over shards it adds up, over pipelines the slowest counts
+        ({"score.0": {at(TRAJECTORIES): 7}, "score.1": {at(TRAJECTORIES, 1): 8}}, {"trajectories": 5}),
+        ({"score.0": {at(TRAJECTORIES): 7}, "placement.0": {at(TRAJECTORIES): 9}}, {"trajectories": 3}),
+        # beyond the end, of a topic that is gone, and an anchor on one's own output
+        ({"placement.0": {at(PROMPTS): 11}}, {"prompts": 0}),
+        ({"placement.0": {at(PROMPTS, 5): 1}}, {}),
+        ({"prompts.0": {at(PROMPTS): 0}}, {}),
+        ({"score.0": {TopicPartition("elsewhere", 0): 0}}, {}),
+        # in the catalogue's order
+        ({"placement.0": {at(TRAJECTORIES): 9, at(PROMPTS): 9}}, {"prompts": 1, "trajectories": 1}),
+    ],
+)
+def test_lag_by_topic(committed: dict[str, dict[TopicPartition, int]], expected: dict[str, int]) -> None:
+    ends = {at(PROMPTS): 10, at(TRAJECTORIES): 10, at(TRAJECTORIES, 1): 10, TopicPartition("elsewhere", 0): 10}
+    groups = {group_name("r", name.partition(".")[0], int(name[-1])): of for name, of in committed.items()}
+    found = topic_lags("r", groups, ends)
+    assert found == expected
+    assert list(found) == list(expected)
