@@ -208,6 +208,7 @@ class Settled:
     """
 
     trajectory_id: str
+    group_size: int
     fate: Fate
     reason: str
     batch: int | None
@@ -280,12 +281,13 @@ class WeightVersion:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """A replica's heartbeat.
+    """A replica's heartbeat; `process` is the shard of the rollout pipeline that hosts it.
 
     Made by rollout, eaten by placement. KV in tokens, `step_seconds` of the last engine step.
     """
 
     replica: int
+    process: int
     incarnation: int
     state: ReplicaState
     policy_version: PolicyVersion | None

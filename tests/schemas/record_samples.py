@@ -43,7 +43,7 @@ SAMPLES: dict[type, object] = {
         r.Cancel(("p12.3", "p12.4"), 0, 4),
         r.Refused("p12.3", 5, 0, 4, "no room", True),
         r.Experience(TRAJECTORY, 0.75, (r.RewardComponent("exact", 1.0, 0.75),), None, 1_700_000_000_300),
-        r.Settled("p12.3", "batched", "", 9, 1, 3, 1_700_000_000_400),
+        r.Settled("p12.3", 8, "batched", "", 9, 1, 3, 1_700_000_000_400),
         r.MicroBatch(
             batch=9,
             index=0,
@@ -76,7 +76,7 @@ SAMPLES: dict[type, object] = {
             final=False,
             created_at=1_700_000_000_500,
         ),
-        r.ReplicaStatus(0, 4, "running", VERSION, 8, 2, 16, 512, 4096, 9000, 0.02, "host", 77, 1_700_000_000_600),
+        r.ReplicaStatus(0, 0, 4, "running", VERSION, 8, 2, 16, 512, 4096, 9000, 0.02, "host", 77, 1_700_000_000_600),
         r.RelayStatus(0, ("2.17", "2.16"), 2048, "host", 78, 1_700_000_000_700),
         r.Metric("train", 17, {"loss": 0.25, "reward": 0.75}, 1_700_000_000_800),
         r.DeadLetter("ScoreTrajectory", "not JSON", "laminar.a.trajectories", 1, 5, b"\x00\xff", 1_700_000_000_900),

@@ -1,0 +1,27 @@
+"""How far a consumer group is behind on a topic: the only back-pressure that a topic gives."""
+
+from __future__ import annotations
+
+from kafka import KafkaConsumer, TopicPartition
+
+from infra.kafka.properties import ClientProperties
+
+
+class Backlog:
+    """Records of `topic` that `group` has not committed yet. Joins no group and commits nothing."""
+
+    def __init__(self, client: ClientProperties, group: str, topic: str) -> None:
+        self._consumer = KafkaConsumer(
+            **client.consumer(group_id=group, enable_auto_commit=False, isolation_level="read_committed")
+        )
+        self._partitions = [TopicPartition(topic, p) for p in sorted(self._consumer.partitions_for_topic(topic) or {0})]
+        self._consumer.assign(self._partitions)
+
+    def records(self) -> int:
+        """The lag in offsets; transaction markers count, so it never says too little."""
+        ends = self._consumer.end_offsets(self._partitions)
+        return sum(ends[tp] - (self._consumer.committed(tp) or 0) for tp in self._partitions)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._consumer.close(autocommit=False, timeout_ms=1000)

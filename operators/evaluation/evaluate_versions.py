@@ -1,0 +1,144 @@
+"""EvaluateVersions: held-out questions to chosen weight versions, through the rollouts that train."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from operators.evaluation.config import EvaluationConfig
+from operators.evaluation.rounds import Mode, Round, modes_due, parse_round, round_name
+from operators.io.elements import Checkpoint, Output, Place, Polled, Received, Restored
+from operators.io.pending import PendingOffsets
+from schemas.records import Experience, Metric, Prompt, Settled, WeightVersion
+from schemas.topics import EVAL_PROMPTS, METRICS, SETTLED
+
+
+@dataclass(frozen=True)
+class EvaluateVersions:
+    """`questions` makes the held-out prompts of this run, in order, as they are sampled in training."""
+
+    config: EvaluationConfig
+    questions: Callable[[], Sequence[Prompt]]
+
+    def restore(self, restored: Restored) -> _Evaluating:
+        return _Evaluating(self.config, self.questions(), restored)
+
+
+class _Evaluating:
+    """Answers are held, unsettled, until their round is complete: a restart reads them again."""
+
+    def __init__(
+        self,
+        config: EvaluationConfig,
+        questions: Sequence[Prompt],
+        restored: Restored,
+        now: Callable[[], int] = lambda: time.time_ns() // 10**6,
+    ) -> None:
+        self._config, self._questions, self._now = config, questions, now
+        self._number, self._last, self._finished = restored.marks.get("evaluated", (0, None, 0))
+        self._rounds: dict[str, Round] = {}
+        self._pending = PendingOffsets()
+        self._places: dict[int, tuple[Place, int]] = {}
+        self._newest: WeightVersion | None = None
+        self._emissions = 0
+        settled = {r.record.trajectory_id for r in restored.ledger if r.topic == SETTLED.noun}
+        for received in restored.ledger:
+            if received.topic == EVAL_PROMPTS.noun and f"{received.record.prompt_id}.0" not in settled:
+                self._open(received.record.round, 0).expected.add(received.record.number)
+
+    def fold(self, polled: Polled) -> list[Output]:
+        self._emissions += 1
+        outputs: list[Output] = []
+        for received in polled.records:
+            if isinstance(received.record, WeightVersion):
+                if self._newest is None or received.record.version > self._newest.version:
+                    self._newest = received.record
+                if received.record.version.number == 0 or received.record.final:
+                    outputs += self._ask(received.record)
+            else:
+                outputs += self._answer(received)
+        if self._newest is not None and polled.caught_up:
+            outputs += self._ask(self._newest)
+        return outputs
+
+    def checkpoint(self, positions: Mapping[Place, int]) -> Checkpoint:
+        return Checkpoint(
+            low_water=self._pending.low_water(positions),
+            ledger_from=min((r.emission for r in self._rounds.values()), default=None),
+            marks={"evaluated": [self._number, self._last, self._finished]},
+        )
+
+    def busy(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass
+
+    def _open(self, name: str, emission: int) -> Round:
+        if name not in self._rounds:
+            version, mode, final = parse_round(name)
+            self._rounds[name] = Round(version, mode, final, emission)
+        return self._rounds[name]
+
+    def _ask(self, manifest: WeightVersion) -> list[Output]:
+        if not self._questions or (self._finished and manifest.final):
+            return []
+        if self._last is not None and not manifest.final and manifest.version.number <= self._last:
+            return []
+        modes = modes_due(manifest, self._last, self._config, len(self._rounds))
+        whole = self._last is None or manifest.final
+        outputs = [output for mode in modes for output in self._prompts(manifest, mode, whole)]
+        if modes:
+            self._last = max(manifest.version.number, self._last or 0)
+            self._finished = int(bool(self._finished) or manifest.final)
+        return outputs
+
+    def _prompts(self, manifest: WeightVersion, mode: Mode, whole: bool) -> list[Output]:
+        name = round_name(manifest.version, mode, manifest.final)
+        current = self._open(name, self._emissions)
+        asked = self._questions if whole else self._questions[: self._config.periodic_questions]
+        outputs = []
+        for question in asked:
+            sampling = question.sampling if mode == "sampled" else replace(question.sampling, temperature=0.0)
+            prompt = replace(
+                question,
+                number=self._number,
+                purpose="evaluation",
+                samples=1,
+                sampling=sampling,
+                policy_version=manifest.version,
+                round=name,
+            )
+            current.expected.add(self._number)
+            self._number += 1
+            outputs.append(Output(EVAL_PROMPTS, prompt.prompt_id, prompt))
+        return outputs
+
+    def _answer(self, received: Received) -> list[Output]:
+        experience: Experience = received.record
+        prompt = experience.trajectory.prompt
+        current = self._rounds.get(prompt.round)
+        if current is None or prompt.number not in current.expected or prompt.number in current.answers:
+            return []
+        current.answers[prompt.number] = experience
+        self._pending.add(Place(received.topic, received.partition), received.offset)
+        self._places[prompt.number] = (Place(received.topic, received.partition), received.offset)
+        return self._close(current) if current.complete() else []
+
+    def _close(self, current: Round) -> list[Output]:
+        del self._rounds[current.name]
+        outputs = []
+        for number, experience in current.answers.items():
+            self._pending.remove(*self._places.pop(number))
+            trajectory = experience.trajectory
+            tokens = len(trajectory.response.token_ids)
+            reason = f"round {current.name}"
+            record = Settled(trajectory.trajectory_id, 1, "evaluated", reason, None, None, tokens, self._now())
+            outputs.append(Output(SETTLED, trajectory.trajectory_id, record))
+        values = {"questions": float(current.counted()), "final": float(current.final)}
+        accuracy = current.accuracy()
+        if accuracy is not None:
+            values[f"accuracy/{current.mode}"] = accuracy
+        metric = Metric("evaluation", current.version.number, values, self._now())
+        return [*outputs, Output(METRICS, "evaluation", metric)]

@@ -1,0 +1,72 @@
+"""What placement knows of replicas: their last heartbeats, by its own clock, and what it has sent them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from schemas.records import PolicyVersion, ReplicaStatus
+
+
+@dataclass(slots=True)
+class Replica:
+    """One replica. `heard_at` is monotonic seconds at receipt; `sent` counts training assignments under `sent_under`.
+
+    `target` is the version that evaluation work makes it load, while it has such work.
+    """
+
+    status: ReplicaStatus
+    heard_at: float
+    sent: int = 0
+    sent_under: PolicyVersion | None = None
+    target: PolicyVersion | None = None
+    gone: bool = False
+
+    def quota(self, load: int, replica_batch: int | None) -> int:
+        """Training assignments it may still get under its version; a drained replica begins a new batch."""
+        if load == 0 or self.sent_under != self.status.policy_version:
+            self.sent, self.sent_under = 0, self.status.policy_version
+        return (replica_batch or self.status.capacity) - self.sent
+
+
+class ReplicaTable:
+    """Replicas by index; each has one live incarnation at most, the highest one heard of."""
+
+    def __init__(self) -> None:
+        self._replicas: dict[int, Replica] = {}
+
+    def hear(self, status: ReplicaStatus, now: float) -> None:
+        """Take in a heartbeat; those of older incarnations are ignored."""
+        known = self._replicas.get(status.replica)
+        if known is not None and status.incarnation < known.status.incarnation:
+            return
+        if known is None or status.incarnation > known.status.incarnation:
+            self._replicas[status.replica] = known = Replica(status, now)
+        elif known.gone:
+            return  # fenced: whatever it still says, its work is with others
+        known.status, known.heard_at = status, now
+        known.gone = status.state == "stopped"
+
+    def alive(self) -> list[Replica]:
+        """Replicas that are up, in order of index."""
+        return [replica for _, replica in sorted(self._replicas.items()) if not replica.gone]
+
+    def incarnation(self, replica: int) -> int | None:
+        """The live incarnation of `replica`; None if there is none."""
+        known = self._replicas.get(replica)
+        return None if known is None or known.gone else known.status.incarnation
+
+    def known(self, replica: int) -> bool:
+        """Whether `replica` was ever heard of in this start."""
+        return replica in self._replicas
+
+    def silent(self, now: float, timeout: float) -> list[Replica]:
+        """Replicas not heard of for longer than `timeout` seconds, now gone."""
+        found = [replica for replica in self.alive() if now - replica.heard_at > timeout]
+        for replica in found:
+            replica.gone = True
+        return found
+
+    def forgive(self, now: float) -> None:
+        """Start every time-out anew: it was placement itself that paused."""
+        for replica in self._replicas.values():
+            replica.heard_at = now

@@ -1,0 +1,96 @@
+"""DrawPrompts: questions become prompts, a bounded lead ahead of placement."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.kafka.backlog import Backlog
+from infra.models.checkpoint_folder import load_tokenizer
+from operators.io.config import ShardConfig
+from operators.io.elements import Checkpoint, Output, Place, Polled, Restored
+from operators.prompts.config import PromptsConfig
+from operators.prompts.question import UnusableRow
+from operators.prompts.rendering import Tokenizer, render
+from operators.prompts.sources import Source, open_source
+from schemas.records import DeadLetter
+from schemas.topics import DEAD_LETTERS, PROMPTS, group_name
+
+LOOK_EVERY_S = 0.1
+"""How often placement's progress is looked up."""
+
+
+@dataclass(frozen=True)
+class DrawPrompts:
+    """Writes prompts in the order of the source, at most `lead` prompts ahead of what placement has dispatched.
+
+    `model` is the folder of the tokenizer; `context` the room of its model in tokens.
+    """
+
+    config: PromptsConfig
+    shard: ShardConfig
+    model: Path
+    context: int
+    lead: int
+
+    def restore(self, restored: Restored) -> _Drawing:
+        backlog = Backlog(self.shard.client, group_name(self.shard.run, "placement"), PROMPTS.name(self.shard.run))
+        cursor, number = restored.marks.get("drawn", (0, 0))
+        return _Drawing(self, open_source(self.config), load_tokenizer(self.model), backlog, cursor, number)
+
+
+class _Drawing:
+    """`cursor` counts questions taken from the source, `number` prompts made of them: the unusable ones leave no gap."""
+
+    def __init__(
+        self, step: DrawPrompts, source: Source, tokenizer: Tokenizer, backlog: Backlog, cursor: int, number: int
+    ) -> None:
+        self._step, self._source, self._tokenizer, self._backlog = step, source, tokenizer, backlog
+        self._cursor, self._number = cursor, number
+        self._exhausted = False
+        self._look_at = 0.0
+
+    def fold(self, polled: Polled) -> list[Output]:
+        now = time.monotonic()
+        if self._exhausted or now < self._look_at:
+            time.sleep(LOOK_EVERY_S if self._exhausted else self._look_at - now)  # nothing else paces this source
+            return []
+        self._look_at = now + LOOK_EVERY_S
+        outputs = [] if self._cursor else [self._letter(row.reason, row.line, b"") for row in self._source.bad_rows]
+        for _ in range(self._step.lead - self._backlog.records()):
+            outputs += self._draw()
+        return outputs
+
+    def checkpoint(self, positions: Mapping[Place, int]) -> Checkpoint:
+        return Checkpoint(marks={"drawn": [self._cursor, self._number]})
+
+    def busy(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self._source.close()
+        self._backlog.close()
+
+    def _draw(self) -> list[Output]:
+        step, cursor = self._step, self._cursor
+        if self._source.total is not None and cursor >= self._source.total:
+            self._exhausted = True
+            return []
+        self._cursor += 1
+        try:
+            question = self._source[cursor]
+        except UnusableRow as error:
+            return [self._letter(str(error), cursor, b"")]
+        try:
+            prompt = render(question, self._number, step.config, self._tokenizer, step.context)
+        except ValueError as error:
+            return [self._letter(str(error), cursor, question.text.encode())]
+        self._number += 1
+        return [Output(PROMPTS, prompt.prompt_id, prompt)]
+
+    def _letter(self, reason: str, number: int, payload: bytes) -> Output:
+        origin = self._step.config.path or self._step.config.task
+        letter = DeadLetter("draw prompts", reason, origin, 0, number, payload, time.time_ns() // 10**6)
+        return Output(DEAD_LETTERS, "", letter)

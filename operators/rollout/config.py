@@ -1,0 +1,47 @@
+"""How rollouts run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class RolloutConfig:
+    """Raises ValueError naming the field that does not fit."""
+
+    engine: Literal["transformers"] = "transformers"
+    processes: int = 1
+    """Rollout processes; each hosts `replicas` replicas and steps their engines in turn."""
+    replicas: int = 1
+    slots: int = 128
+    """Trajectories a replica generates at once."""
+    context: int | None = None
+    """Tokens of prompt and response together; None: what the model's positions allow."""
+    kv_capacity: int | None = None
+    """Tokens of KV a replica may use; None: slots × context."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    threads: int = 1
+    """CPU threads of the model code in one process."""
+    step_s: float = 0.03
+    """Engine time between two looks at the inbox, in seconds."""
+    linger_s: float = 0.05
+    """How long a finished trajectory may wait for others to share its transaction, in seconds."""
+    heartbeat_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("processes", "replicas", "slots", "threads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("step_s", "linger_s", "heartbeat_s"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
+
+    @property
+    def total_replicas(self) -> int:
+        """Replicas of the whole run."""
+        return self.processes * self.replicas
+
+    def hosted(self, process: int) -> range:
+        """The indices of the replicas that process `process` hosts."""
+        return range(process * self.replicas, (process + 1) * self.replicas)

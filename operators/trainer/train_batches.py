@@ -1,0 +1,202 @@
+"""TrainBatches: global batches in, weight versions out. The trainer is a function of the log (invariant 6)."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from infra.kafka.producer import BoundedProducer
+from infra.models.checkpoint_folder import load_tokenizer, save_folder
+from infra.store.announce import ManifestLog
+from infra.store.errors import StoreError
+from infra.store.publisher import Publisher, PublishFailed
+from infra.store.weight_store import WeightStore
+from operators.io.config import ShardConfig
+from operators.io.elements import Checkpoint, Output, Place, Polled, Restored
+from operators.trainer.assembly import BatchAssembly, WholeBatch
+from operators.trainer.checkpoint import (
+    CheckpointError,
+    TrainerPosition,
+    list_checkpoints,
+    read_checkpoint,
+    read_position,
+    write_checkpoint,
+)
+from operators.trainer.learner import Learner
+from operators.trainer.tensor_bytes import copy_tensor, tensor_specs
+from operators.trainer.training_config import TrainingConfig
+from schemas.records import DeadLetter, Metric, MicroBatch, PolicyVersion, WeightVersion
+from schemas.topics import BATCHES, DEAD_LETTERS, METRICS
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class CheckpointPositions:
+    """Where reading resumes after a restart: where the newest checkpoint stood, whatever the group has committed."""
+
+    checkpoints: Path
+
+    def __call__(self) -> dict[Place, int]:
+        found = list_checkpoints(self.checkpoints)
+        offsets = read_position(found[-1]).batch_offsets if found else (0,)
+        return {Place(BATCHES.noun, partition): offset for partition, offset in enumerate(offsets)}
+
+
+@dataclass(frozen=True)
+class TrainBatches:
+    """Trains `model` and publishes every version to the store in folder `store`; the epoch is this start's number.
+
+    The last version's model is also left as a Hugging Face folder in `result`.
+    """
+
+    config: TrainingConfig
+    shard: ShardConfig
+    model: Path
+    store: Path
+    checkpoints: Path
+    result: Path
+    keep_versions: int
+
+    def resumed(self) -> ShardConfig:
+        """The shard, reading on from the newest checkpoint."""
+        return replace(self.shard, resume=CheckpointPositions(self.checkpoints))
+
+    def restore(self, restored: Restored) -> _Training:
+        torch.set_num_threads(self.config.threads)
+        return _Training(self, restored.start)
+
+
+class _Training:
+    """One update a fold, so that a batch's metrics leave before the next batch is begun."""
+
+    def __init__(
+        self, step: TrainBatches, epoch: int, now: Callable[[], int] = lambda: time.time_ns() // 10**6
+    ) -> None:
+        self._step, self._epoch, self._now = step, epoch, now
+        self._learner = Learner(step.config.learner, step.model, step.config.device)
+        self._position = TrainerPosition(PolicyVersion(epoch, 0), (0,), 0)
+        self._assembly = BatchAssembly()
+        self._whole: deque[WholeBatch] = deque()
+        self._published_before = -1
+        self._unpublished: list[int] = []
+        self._started = False
+        self._idle_since = time.perf_counter()
+        parent = None
+        if found := list_checkpoints(step.checkpoints):
+            state, self._position = read_checkpoint(found[-1])
+            self._learner.restore(state)
+            parent = self._position.version
+            log.info("resumed from checkpoint %s as epoch %d", parent, epoch)
+        self._store = WeightStore(step.store, step.keep_versions)
+        self._producer = BoundedProducer(step.shard.client)
+        self._publisher = Publisher(
+            self._store,
+            ManifestLog(self._producer, step.shard.run),
+            tensor_specs(self._learner.state().weights),
+            parent,
+            copy_tensor,
+        )
+
+    def fold(self, polled: Polled) -> list[Output]:
+        outputs: list[Output] = []
+        for received in polled.records:
+            if isinstance(received.record, WeightVersion):
+                if received.record.version.epoch != self._epoch:
+                    self._published_before = max([self._published_before, *received.record.batches])
+            elif isinstance(received.record, MicroBatch):
+                self._whole.extend(self._assembly.add(received.record, received.partition, received.offset))
+        if not polled.caught_up:
+            return outputs
+        if not self._started:
+            self._started = True
+            if self._trained() == 0 and self._published_before < 0:
+                self._publish(must=True)
+        if self._whole and not self._done():
+            outputs += self._train(self._whole.popleft())
+        return outputs
+
+    def checkpoint(self, positions: Mapping[Place, int]) -> Checkpoint:
+        return Checkpoint({Place(BATCHES.noun, p): offset for p, offset in enumerate(self._position.batch_offsets)})
+
+    def busy(self) -> bool:
+        return bool(self._whole) and not self._done()
+
+    def close(self) -> None:
+        self._publisher.close(timeout_s=10)
+        self._producer.close(timeout_s=2)
+        self._store.close()
+
+    def _done(self) -> bool:
+        return self._trained() >= self._step.config.optimizer_steps
+
+    def _trained(self) -> int:
+        return self._position.version.number
+
+    def _train(self, batch: WholeBatch) -> list[Output]:
+        waited = time.perf_counter() - self._idle_since
+        try:
+            values = self._learner.update(batch.parts)
+        except ValueError as error:
+            # Nothing of this batch can be trained; the learner is as it was, and the batch is kept whole.
+            letter = DeadLetter(
+                "train", str(error), BATCHES.name(self._step.shard.run), 0, batch.next_offset - 1, b"", self._now()
+            )
+            self._position = replace(self._position, batch_offsets=(batch.next_offset,))
+            return [Output(DEAD_LETTERS, str(batch.number), letter)]
+        rows = sum(len(part.trajectory_ids) for part in batch.parts)
+        self._position = TrainerPosition(
+            PolicyVersion(self._epoch, self._trained() + 1),
+            (batch.next_offset,),
+            self._position.trajectories_trained + rows,
+        )
+        self._unpublished.append(batch.number)
+        started = time.perf_counter()
+        # What an earlier epoch has published already is not published again, but for the last of it.
+        if batch.number >= self._published_before or self._done():
+            due = self._done() or self._trained() % self._step.config.checkpoint_every == 0
+            if self._publish(must=due) and due:
+                self._save()
+        self._idle_since = time.perf_counter()
+        values |= {
+            "trajectories": float(self._position.trajectories_trained),
+            "time/wait": waited,
+            "time/publish": self._idle_since - started,
+        }
+        return [Output(METRICS, "trainer", Metric("trainer", self._trained(), values, self._now()))]
+
+    def _publish(self, *, must: bool = False) -> bool:
+        """Let the weights go out as this position's version; False if they wait for a later one to go out with."""
+        position, batches = self._position, self._unpublished
+        self._unpublished = []  # the publisher keeps what no manifest has told yet
+        try:
+            return self._publisher.publish(
+                self._learner.state().weights,
+                position.version,
+                step=position.version.number,
+                batches=batches,
+                batch_offsets=position.batch_offsets,
+                trajectories_trained=position.trajectories_trained,
+                final=self._done(),
+                must=must,
+            )
+        except (PublishFailed, StoreError) as error:
+            log.error("version %s did not go out, rollouts go on with the one before: %s", position.version, error)
+            return False
+
+    def _save(self) -> None:
+        """A checkpoint of a version that is out: its manifest is where the next epoch's line of ancestors goes on."""
+        step, position = self._step, self._position
+        try:
+            self._publisher.flush()
+            write_checkpoint(step.checkpoints, self._learner.state(), position, keep=step.config.checkpoints_kept)
+        except (PublishFailed, CheckpointError) as error:
+            log.error("no checkpoint of version %s: %s", position.version, error)
+        if self._done():
+            save_folder(self._learner.model, load_tokenizer(step.model), step.result)

@@ -1,0 +1,27 @@
+"""How long training goes on, and what it keeps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from operators.trainer.config import LearnerConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """Raises ValueError naming the field that does not fit."""
+
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    optimizer_steps: int = 80
+    """Global batches to train; the last one's version is the run's final version."""
+    checkpoint_every: int = 20
+    """Optimizer steps between two checkpoints."""
+    checkpoints_kept: int = 2
+    threads: int = 1
+    """CPU threads of the model code. Weights are bit-identical only between runs with the same number."""
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        for name in ("optimizer_steps", "checkpoint_every", "checkpoints_kept", "threads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")

@@ -1,0 +1,186 @@
+"""The configuration of a run: one section an operator, read from TOML; a mistake is named with the nearest valid key."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import tomli_w
+from pydantic import TypeAdapter, ValidationError
+
+from infra.kafka.properties import ClientProperties
+from operators.evaluation.config import EvaluationConfig
+from operators.experience.config import ExperienceConfig
+from operators.placement.config import PlacementConfig
+from operators.prompts.config import PromptsConfig
+from operators.relay.config import RelayConfig
+from operators.rollout.config import RolloutConfig
+from operators.score.config import ScoreConfig
+from operators.trainer import config as _tc; WarmStartConfig = getattr(_tc, "WarmStartConfig", dict)
+from operators.trainer.training_config import TrainingConfig
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used; the message names file, key and what would do."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """The run itself. `name` stands in its topics; empty: made of the time. `folder` holds all runs."""
+
+    name: str = ""
+    folder: Path = Path("runs")
+    seed: int = 0
+    """Seed of prompts, sampling and warm start, where their own sections do not set one."""
+
+
+@dataclass(frozen=True)
+class KafkaConfig:
+    """Where the log is. Without `bootstrap_servers` `laminar run` starts a broker of its own in the run's folder."""
+
+    bootstrap_servers: str = ""
+    client_properties: str = ""
+    """A client.properties file with Java's names: security, time-outs."""
+    partitions: int = 2
+    """Partitions of the data topics; fixed for a run."""
+    replication_factor: int = -1
+    """Copies of each partition; -1: as the brokers have it."""
+
+    def client(self) -> ClientProperties:
+        """How to reach the brokers. Raises ConfigError without an address."""
+        entries = {"bootstrap.servers": self.bootstrap_servers} if self.bootstrap_servers else {}
+        if self.client_properties:
+            return ClientProperties.from_file(Path(self.client_properties)).updated(entries)
+        if not entries:
+            raise ConfigError("kafka.bootstrap_servers is not set: name a broker, or let `laminar run` start one")
+        return ClientProperties.at(self.bootstrap_servers)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The model to train: a local Hugging Face folder. Empty: the warm start makes a small one."""
+
+    path: str = ""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that a run needs to know."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+    kafka: KafkaConfig = field(default_factory=KafkaConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    warm_start: WarmStartConfig | None = None
+    prompts: PromptsConfig = field(default_factory=lambda: PromptsConfig(task="chain_sum"))
+    placement: PlacementConfig = field(default_factory=PlacementConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    relay: RelayConfig = field(default_factory=RelayConfig)
+    score: ScoreConfig = field(default_factory=ScoreConfig)
+    experience: ExperienceConfig = field(default_factory=ExperienceConfig)
+    trainer: TrainingConfig = field(default_factory=TrainingConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+
+    @property
+    def run_folder(self) -> Path:
+        """Where this run leaves everything."""
+        return self.run.folder / self.run.name
+
+    def model_folder(self) -> Path:
+        """The model's folder. Raises ConfigError if there is none."""
+        folder = Path(self.model.path)
+        if not self.model.path:
+            raise ConfigError("model.path is not set: name a Hugging Face folder, or give a [warm_start] section")
+        if not folder.is_dir():
+            raise ConfigError(f"model.path: there is no folder {folder}")
+        return folder
+
+
+def load_config(file: Path, changes: Sequence[str] = ()) -> Config:
+    """The configuration in TOML file `file`, with `changes` ("a.b=value", TOML values or bare words) on top.
+
+    Raises ConfigError.
+    """
+    try:
+        table = tomllib.loads(file.read_text())
+    except FileNotFoundError as error:
+        raise ConfigError(f"there is no config file {file}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} is not TOML: {error}") from error
+    for change in changes:
+        _apply(table, change)
+    return parse_config(table, str(file))
+
+
+def parse_config(table: dict[str, Any], origin: str) -> Config:
+    """The configuration in `table`, which `origin` names in errors. Raises ConfigError."""
+    _check_keys(Config, table, origin, ())
+    run = table.get("run", {})
+    if isinstance(run, dict) and "seed" in run:
+        for section in ("prompts", "warm_start"):
+            if isinstance(table.get(section), dict):
+                table[section].setdefault("seed", run["seed"])
+    try:
+        return TypeAdapter(Config).validate_python(table)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_describe(origin, problem) for problem in error.errors())) from error
+
+
+def save_config(config: Config, file: Path) -> None:
+    """Write `config` as TOML that `load_config` reads back to an equal one."""
+    file.write_bytes(tomli_w.dumps(_without_none(TypeAdapter(Config).dump_python(config, mode="json"))).encode())
+
+
+def _apply(table: dict[str, Any], change: str) -> None:
+    name, equals, text = change.partition("=")
+    if not equals or not name:
+        raise ConfigError(f"--set {change!r}: expected section.key=value")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *path, last = name.strip().split(".")
+    for part in path:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"--set {change!r}: {part} is no section")
+    table[last] = value
+
+
+def _check_keys(kind: type, table: Mapping[str, Any], origin: str, path: tuple[str, ...]) -> None:
+    hints = get_type_hints(kind)
+    valid = [f.name for f in dataclasses.fields(kind)]
+    for name, value in table.items():
+        dotted = ".".join((*path, name))
+        if name not in valid:
+            raise ConfigError(f"{origin}: unknown key {dotted}{_nearest(name, valid)}")
+        inner = next((t for t in (hints[name], *get_args(hints[name])) if dataclasses.is_dataclass(t)), None)
+        if inner is None:
+            continue
+        rows: Iterable[Any] = value if isinstance(value, list) else [value]
+        for row in rows:
+            if isinstance(row, dict):
+                _check_keys(inner, row, origin, (*path, name))  # type: ignore[arg-type]
+
+
+def _nearest(name: str, valid: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, valid, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; valid here: {', '.join(sorted(valid))}"
+
+
+def _describe(origin: str, problem: Mapping[str, Any]) -> str:
+    where = ".".join(str(part) for part in problem["loc"])
+    message = problem["msg"].removeprefix("Value error, ")
+    given = problem.get("input")
+    shown = "" if isinstance(given, dict | list) else f" (it is {given!r})"
+    return f"{origin}: {where}: {message}{shown}"
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_none(item) for name, item in value.items() if item is not None}
+    return [_without_none(item) for item in value] if isinstance(value, list) else value

@@ -1,0 +1,32 @@
+"""evaluation: held-out questions to chosen weight versions, through the rollouts that train."""
+
+from __future__ import annotations
+
+import apache_beam as beam
+
+from operators.evaluation.evaluate_versions import EvaluateVersions
+from operators.io.fold_records import FoldRecords
+from operators.io.read_topics import ReadTopics
+from operators.io.write_transactionally import WriteTransactionally
+from pipelines.config import Config
+from pipelines.heldout import HeldoutPrompts
+from pipelines.shards import reading, shard
+from schemas.topics import EVAL_PROMPTS, EXPERIENCES, RELAY, SETTLED
+
+
+def build(pipeline: beam.Pipeline, config: Config) -> None:
+    """Relay, evaluation's experiences → eval-prompts, settled, metrics."""
+    source = shard(
+        config,
+        "evaluation",
+        reading(config, EXPERIENCES, keys="e"),
+        reading(config, RELAY, start="earliest"),
+        ledger=(EVAL_PROMPTS, SETTLED),
+    )
+    evaluate = EvaluateVersions(config.evaluation, HeldoutPrompts(config))
+    (
+        pipeline
+        | "read versions and answers" >> ReadTopics(source)
+        | "evaluate versions" >> FoldRecords(evaluate)
+        | "write questions and metrics" >> WriteTransactionally(source)
+    )

@@ -1,0 +1,33 @@
+"""placement: the rollout manager. Prompts in, assignments out, each to the inbox of the replica that is to run it."""
+
+from __future__ import annotations
+
+import apache_beam as beam
+
+from operators.io.fold_records import FoldRecords
+from operators.io.read_topics import ReadTopics
+from operators.io.write_transactionally import WriteTransactionally
+from operators.placement.place_trajectories import PlaceTrajectories
+from pipelines.config import Config
+from pipelines.shards import reading, shard
+from schemas.topics import EVAL_PROMPTS, INBOX, PROGRESS, PROMPTS, RELAY, REPLICAS, SETTLED, TRAJECTORIES
+
+
+def build(pipeline: beam.Pipeline, config: Config) -> None:
+    """Prompts, heartbeats, progress, trajectories, settled, relay → inbox."""
+    source = shard(
+        config,
+        "placement",
+        *(reading(config, topic) for topic in (PROMPTS, EVAL_PROMPTS, PROGRESS, TRAJECTORIES, SETTLED)),
+        reading(config, RELAY, start="earliest"),
+        reading(config, REPLICAS, start="latest", keys="rollout-"),
+        ledger=(INBOX,),
+    )
+    admitted = (config.experience.max_staleness + 1) * config.experience.global_batch
+    place = PlaceTrajectories(config.placement, source, config.kafka.partitions, admitted)
+    (
+        pipeline
+        | "read work and replicas" >> ReadTopics(source)
+        | "place trajectories" >> FoldRecords(place)
+        | "write inboxes" >> WriteTransactionally(source)
+    )

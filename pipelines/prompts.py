@@ -1,0 +1,28 @@
+"""prompts: a dataset becomes prompts, a bounded lead ahead of placement."""
+
+from __future__ import annotations
+
+import apache_beam as beam
+
+from infra.models.context import context_length
+from operators.io.fold_records import FoldRecords
+from operators.io.read_topics import ReadTopics
+from operators.io.write_transactionally import WriteTransactionally
+from operators.prompts.draw_prompts import DrawPrompts
+from pipelines.config import Config
+from pipelines.shards import shard
+from schemas.topics import PROMPTS
+
+
+def build(pipeline: beam.Pipeline, config: Config) -> None:
+    """Dataset → prompts."""
+    source = shard(config, "prompts", anchor=PROMPTS)
+    model = config.model_folder()
+    context = config.rollout.context or context_length(model)
+    draw = DrawPrompts(config.prompts, source, model, context, config.placement.prompt_lead)
+    (
+        pipeline
+        | "tick" >> ReadTopics(source)
+        | "draw prompts" >> FoldRecords(draw)
+        | "write prompts" >> WriteTransactionally(source)
+    )

@@ -1,0 +1,58 @@
+"""The roles of a run: each an own pipeline in an own process."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from pipelines.config import Config
+
+PIPELINES = ("prompts", "placement", "rollout", "score", "experience", "trainer", "evaluation", "relay")
+"""Every pipeline, in the order in which they drain."""
+
+SHARDED = {"rollout", "relay"}
+"""Pipelines of which several may run, told apart by an index."""
+
+
+@dataclass(frozen=True)
+class Role:
+    """One process of a run."""
+
+    pipeline: str
+    index: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.pipeline}-{self.index}" if self.pipeline in SHARDED else self.pipeline
+
+
+def roles_of(config: Config) -> list[Role]:
+    """The processes of a run on one machine, in the order in which they drain."""
+    roles = []
+    for pipeline in PIPELINES:
+        count = config.rollout.processes if pipeline == "rollout" else 1
+        roles += [Role(pipeline, index) for index in range(count)]
+    return roles
+
+
+def run_role(config: Config, role: Role, runner: str = "embedded", beam_options: Sequence[str] = ()) -> None:
+    """Run `role` until it is stopped or fails. Raises ConfigError, and what made the pipeline fail."""
+    from infra.runners.run import run_pipeline
+    from operators.io.shards import close_shards
+
+    build: Callable[..., None] = importlib.import_module(f"pipelines.{role.pipeline}").build
+    where = {"process": role.index} if role.pipeline == "rollout" else {}
+    where |= {"index": role.index} if role.pipeline == "relay" else {}
+    logging.getLogger(__name__).info("%s starts", role.name)
+    run_pipeline(partial(build, config=config, **where), runner, beam_options, close_shards)  # type: ignore[arg-type]
+
+
+def configure_logging() -> None:
+    """Logs of a role: one line an event, to standard error."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname).1s %(name)s: %(message)s", force=True)
+    # kafka-python reports every reconnect of every client as an error; what matters reaches our own logs.
+    logging.getLogger("kafka").setLevel(logging.CRITICAL)
+    logging.getLogger("apache_beam").setLevel(logging.ERROR)

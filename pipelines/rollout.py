@@ -1,0 +1,34 @@
+"""rollout: assignments in, trajectories out, by the replicas that this process hosts."""
+
+from __future__ import annotations
+
+import apache_beam as beam
+
+from operators.io.config import Reading
+from operators.io.fold_records import FoldRecords
+from operators.io.read_topics import ReadTopics
+from operators.io.write_transactionally import WriteTransactionally
+from operators.rollout.generate_trajectories import GenerateTrajectories
+from pipelines.config import Config
+from pipelines.shards import reading, shard, store_folder
+from schemas.topics import INBOX, RELAY
+
+
+def build(pipeline: beam.Pipeline, config: Config, process: int = 0) -> None:
+    """Inbox, relay → trajectories, progress; heartbeats beside it."""
+    source = shard(
+        config,
+        "rollout",
+        Reading(INBOX, tuple(config.rollout.hosted(process)), start="latest"),
+        reading(config, RELAY, start="earliest"),
+        index=process,
+    )
+    generate = GenerateTrajectories(
+        config.rollout, source, config.model_folder(), store_folder(config), process, config.kafka.partitions
+    )
+    (
+        pipeline
+        | "read inboxes" >> ReadTopics(source)
+        | "generate trajectories" >> FoldRecords(generate)
+        | "write trajectories" >> WriteTransactionally(source)
+    )

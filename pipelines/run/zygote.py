@@ -1,0 +1,166 @@
+"""The zygote: one process that has imported everything, from which a run's roles are forked, and their guardian.
+
+Importing Beam and torch takes seconds of CPU; forked roles share it, and a role that is restarted is back at once. The
+zygote speaks JSON lines: `{"start": name, ...}` and `{"signal": name, "number": n}` in, `{"started": name, "pid": n}` and
+`{"ended": name, "code": n}` out. When its input ends (`laminar run` is gone, however it went) it stops every role and
+removes what they shared.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import os
+import select
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+GRACE_S = 4.0
+"""How long roles may take to drain before they are killed."""
+_TICK_S = 0.05
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Serve until standard input ends."""
+    commands, events = os.dup(0), os.dup(1)
+    os.dup2(2, 1)  # nothing but events goes to the supervisor
+    devnull = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(devnull, 0)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # Ctrl-C goes to the supervisor, which drains in order
+    _import_everything()
+    _Zygote(commands, events).serve()
+
+
+def _import_everything() -> None:
+    import apache_beam  # noqa: F401
+    import torch
+    import transformers  # noqa: F401
+
+    import pipelines.evaluation
+    import pipelines.experience
+    import pipelines.placement
+    import pipelines.prompts
+    import pipelines.relay
+    import pipelines.rollout
+    import pipelines.score
+    import pipelines.trainer  # noqa: F401
+
+    torch.set_num_threads(1)
+    # A fork copies one thread: a lock that another holds would stay locked in every role.
+    if threading.active_count() > 1:
+        raise RuntimeError(f"imports started threads: {threading.enumerate()}")
+
+
+class _Zygote:
+    def __init__(self, commands: int, events: int) -> None:
+        self._commands, self._events = commands, events
+        self._buffer = b""
+        self._running: dict[int, str] = {}
+        self._stores: set[str] = set()
+
+    def serve(self) -> None:
+        self._say({"ready": os.getpid()})
+        while True:
+            readable, _, _ = select.select([self._commands], [], [], _TICK_S)
+            if readable:
+                data = os.read(self._commands, 65536)
+                if not data:
+                    break
+                *lines, self._buffer = (self._buffer + data).split(b"\n")
+                for line in lines:
+                    self._obey(json.loads(line))
+            self._reap()
+        self._end()
+
+    def _obey(self, command: Mapping[str, Any]) -> None:
+        if "start" in command:
+            self._start(command)
+        else:
+            for pid, name in self._running.items():
+                if name == command["signal"]:
+                    os.kill(pid, command["number"])
+
+    def _start(self, command: Mapping[str, Any]) -> None:
+        if command.get("store"):
+            self._stores.add(command["store"])
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid == 0:
+            os.close(self._commands)
+            os.close(self._events)
+            os._exit(_live(command))
+        self._running[pid] = command["start"]
+        self._say({"started": command["start"], "pid": pid})
+
+    def _reap(self) -> None:
+        while self._running:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            name = self._running.pop(pid, None)
+            if name is not None:
+                self._say({"ended": name, "pid": pid, "code": os.waitstatus_to_exitcode(status)})
+
+    def _say(self, event: Mapping[str, Any]) -> None:
+        try:
+            os.write(self._events, json.dumps(event).encode() + b"\n")
+        except BrokenPipeError:
+            pass  # the supervisor is gone; the end of our input says so too
+
+    def _end(self) -> None:
+        for pid in self._running:
+            os.kill(pid, signal.SIGTERM)
+        deadline = time.monotonic() + GRACE_S
+        while self._running and time.monotonic() < deadline:
+            self._reap()
+            time.sleep(_TICK_S)
+        for pid in self._running:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        from infra.store.ownership import remove_store
+
+        for store in self._stores:
+            remove_store(Path(store), in_use=True)
+
+
+def _live(command: Mapping[str, Any]) -> int:
+    """What a forked role does; its exit code."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    os.setpgrp()  # Ctrl-C in the terminal is the supervisor's to handle
+    log = os.open(command["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    from pipelines.config import load_config
+    from pipelines.roles import Role, configure_logging, run_role
+
+    configure_logging()
+    try:
+        config = load_config(Path(command["config"]))
+        if command["start"] == "warm-start":
+            from pipelines.run.warm import make_warm_start
+
+            make_warm_start(config)
+        else:
+            run_role(config, Role(command["pipeline"], command["index"]))
+    except BaseException as error:  # noqa: BLE001 - the last frame of a process: whatever it is goes to its log
+        traceback.print_exc()
+        logging.shutdown()
+        return 2 if isinstance(error, ValueError) else 1
+    logging.shutdown()
+    return 0
+
+
+if __name__ == "__main__":
+    main()

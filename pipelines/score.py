@@ -1,0 +1,24 @@
+"""score: trajectories in, experiences out."""
+
+from __future__ import annotations
+
+import apache_beam as beam
+
+from operators.io.fold_records import FoldRecords
+from operators.io.read_topics import ReadTopics
+from operators.io.write_transactionally import WriteTransactionally
+from operators.score.score_trajectories import ScoreTrajectories
+from pipelines.config import Config
+from pipelines.shards import reading, shard
+from schemas.topics import EXPERIENCES, TRAJECTORIES
+
+
+def build(pipeline: beam.Pipeline, config: Config) -> None:
+    """Trajectories → experiences."""
+    source = shard(config, "score", reading(config, TRAJECTORIES), ledger=(EXPERIENCES,))
+    (
+        pipeline
+        | "read trajectories" >> ReadTopics(source)
+        | "score" >> FoldRecords(ScoreTrajectories(config.score, config.kafka.partitions))
+        | "write experiences" >> WriteTransactionally(source)
+    )

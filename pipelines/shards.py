@@ -1,0 +1,53 @@
+"""The Kafka side of each pipeline: what it reads, where its ledger lies. One place that knows partition counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from infra.store.ownership import place_store
+from operators.io.config import Reading, ShardConfig
+from pipelines.config import Config
+from schemas.topics import Topic
+
+
+def shard(
+    config: Config,
+    pipeline: str,
+    *readings: Reading,
+    ledger: tuple[Topic, ...] = (),
+    index: int = 0,
+    anchor: Topic | None = None,
+) -> ShardConfig:
+    """Shard `index` of `pipeline`: `ledger` topics are read back whole, with all their partitions."""
+    return ShardConfig(
+        client=config.kafka.client(),
+        run=config.run.name,
+        pipeline=pipeline,
+        shard=index,
+        readings=readings,
+        ledger=tuple((topic, partitions_of(config, topic)) for topic in ledger),
+        anchor=None if anchor is None else (anchor, 0),
+    )
+
+
+def reading(config: Config, topic: Topic, **how: str) -> Reading:
+    """All partitions of `topic`."""
+    return Reading(topic, partitions_of(config, topic), **how)  # type: ignore[arg-type]
+
+
+def partitions_of(config: Config, topic: Topic) -> tuple[int, ...]:
+    """The partitions that `topic` has in this run."""
+    counts = {
+        "one": 1,
+        "shards": config.kafka.partitions,
+        "ranks": 1,
+        "replicas": max(config.rollout.total_replicas, config.placement.max_replicas),
+    }
+    return tuple(range(counts[topic.partitions]))
+
+
+def store_folder(config: Config) -> Path:
+    """The weight store of this machine."""
+    if config.relay.store != "auto":
+        return Path(config.relay.store)
+    return place_store(config.run.name, config.run_folder)
