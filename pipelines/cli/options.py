@@ -46,8 +46,9 @@ def connect(run: str | None, brokers: str | None, command_config: Path | None, r
     from infra.kafka.readiness import BrokerUnreachable, why_unreachable
 
     stated = {} if brokers or command_config else read_state(run, runs or RUNS)
-    brokers = brokers or stated.get("bootstrap_servers")
-    client = _properties(brokers, command_config)
+    if stated.get("client_properties"):
+        command_config = Path(stated["client_properties"])
+    client = properties_of(brokers or stated.get("bootstrap_servers"), command_config)
     if (reason := why_unreachable(client.admin(), WAIT_S)) is not None:
         raise BrokerUnreachable(f"Kafka does not answer: {reason}. Is it running, and is the address right?")
     return Connection(run or stated.get("run") or _only_run(client), client)
@@ -65,13 +66,14 @@ def read_state(run: str | None, runs: Path) -> dict[str, str]:
         ) from None
     except ValueError as error:
         raise typer.BadParameter(f"{path} is not JSON: {error}") from error
-    missing = [key for key in ("run", "bootstrap_servers") if not isinstance(state.get(key), str)]
-    if missing:
-        raise typer.BadParameter(f"{path} does not say {' and '.join(missing)}; name a Kafka with --bootstrap-server")
-    return dict(state)
+    said = {key: state.get(key) or "" for key in ("run", "bootstrap_servers", "client_properties")}
+    if not said["run"] or not (said["bootstrap_servers"] or said["client_properties"]):
+        raise typer.BadParameter(f"{path} does not say where the run's Kafka is; name one with --bootstrap-server")
+    return said
 
 
-def _properties(brokers: str | None, command_config: Path | None) -> ClientProperties:
+def properties_of(brokers: str | None, command_config: Path | None) -> ClientProperties:
+    """The client properties that these two options give. Raises ValueError on a bad one, OSError for a missing file."""
     from infra.kafka.properties import ClientProperties
 
     if command_config is None:

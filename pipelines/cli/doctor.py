@@ -1,0 +1,58 @@
+"""`laminar doctor`: what can run here, what is missing, and the command that mends it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from pipelines.cli.options import BrokersOption, JsonOption, PropertiesOption, properties_of
+from pipelines.cli.output import Report
+from pipelines.doctor.checks import Finding, can_run, judge
+from pipelines.doctor.machine import as_json, observe, remove_stale_stores
+
+app = typer.Typer()
+_SIGNS = {"ok": "ok", "limited": "--", "missing": "NO"}
+
+
+@app.command()
+def doctor(
+    brokers: BrokersOption = None,
+    command_config: PropertiesOption = None,
+    clean: Annotated[
+        bool, typer.Option("--clean", help="Remove the weights that runs which are gone left in shared memory.")
+    ] = False,
+    json: JsonOption = False,
+) -> Report:
+    """Say what can run here, what is missing, and what mends it; exit with 1 if `laminar run` could not work.
+
+    \b
+    Examples:
+      laminar doctor
+      laminar doctor --clean
+      laminar doctor -b kafka.example:9092 --json
+    """
+    removed = [str(root) for root in remove_stale_stores()] if clean else []
+    machine = observe(properties_of(brokers, command_config) if brokers or command_config else None)
+    findings = judge(machine)
+    data = {
+        "can_run": can_run(findings),
+        "findings": [asdict(finding) for finding in findings],
+        "removed": removed,
+        "machine": as_json(machine),
+    }
+    return Report(data, lambda: _text(findings, removed), as_json=json, exit_code=0 if can_run(findings) else 1)
+
+
+def _text(findings: Sequence[Finding], removed: Sequence[str]) -> str:
+    width = max(len(finding.name) for finding in findings)
+    lines = [f"removed {path}" for path in removed]
+    for finding in findings:
+        lines.append(f"{_SIGNS[finding.verdict]}  {finding.name:{width}}  {finding.says}")
+        if finding.mend is not None:
+            lines.append(f"    {'':{width}}  -> {finding.mend}")
+    wrong = [finding.name for finding in findings if finding.verdict == "missing"]
+    lines.append(f"laminar run cannot work here: {', '.join(wrong)}" if wrong else "laminar run can work here")
+    return "\n".join(lines)

