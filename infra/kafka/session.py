@@ -20,6 +20,7 @@ from kafka import KafkaConsumer, KafkaProducer, OffsetAndMetadata, TopicPartitio
 from kafka.consumer.fetcher import ConsumerRecord
 from kafka.errors import InvalidProducerEpochError, KafkaError, KafkaTimeoutError, ProducerFencedError
 
+from infra.kafka.readiness import why_unreachable
 from infra.kafka.session_config import Input, Offsets, Partition, SessionConfig
 
 MAX_NOTE_BYTES = 2048
@@ -112,6 +113,9 @@ class Session:
             raise
 
     def _open(self) -> None:
+        # Asked first: a client that finds no broker takes 30 s to say so, and leaves its sockets open.
+        if (reason := why_unreachable(self.config.client.admin(), timeout_s=2.0)) is not None:
+            raise SessionLost(f"{self.config.group}: {reason}")
         self._producer = KafkaProducer(
             **self.config.client.producer(
                 transactional_id=self.config.group,

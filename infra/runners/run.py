@@ -11,7 +11,6 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.runner import PipelineResult, PipelineState
 
 from infra.runners.options import Runner, option_names, pipeline_options
-from infra.runners.prism import running_prism
 from infra.runners.stopping import STOPPING, stopping_on_signals
 
 DRAIN_S = 4.0
@@ -44,6 +43,8 @@ def run_pipeline(
 def _options(runner: Runner, beam_options: Sequence[str]) -> Iterator[list[str]]:
     options = pipeline_options(runner, beam_options)
     if runner == "prism" and not {"job_endpoint", "prism_location"} & option_names(options):
+        from infra.runners.prism import running_prism  # here: what starts processes takes its time to import
+
         with running_prism() as endpoint:
             yield [*options, f"--job_endpoint={endpoint}"]
     else:

@@ -1,0 +1,280 @@
+"""The restart protocol on a real broker: who may commit, what a start finds, and what nobody ever sees."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.errors import KafkaTimeoutError
+
+from infra.kafka.admin import TopicSpec, admin_client, create_topics
+from infra.kafka.broker import Broker
+from infra.kafka.properties import ClientProperties
+from infra.kafka.session import SESSIONS, Fenced, Note, Outgoing, Partition, Session, SessionLost
+from infra.kafka.session_config import Input, SessionConfig
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def config(broker: Broker, run_id: str) -> SessionConfig:
+    """One input, one output that is the ledger, both of one partition."""
+    client = ClientProperties.at(broker.bootstrap_servers)
+    with admin_client(client) as admin:
+        create_topics(admin, [TopicSpec(f"{run_id}-in", 1), TopicSpec(f"{run_id}-out", 1)])
+    return SessionConfig(client, run_id, (Input(f"{run_id}-in", (0,)),), ledger=(Partition(f"{run_id}-out", 0),))
+
+
+@pytest.fixture
+def opened() -> Iterator[Callable[[SessionConfig], Session]]:
+    """Opens sessions without closing the one before, as two processes would; closes them all when the test ends."""
+    sessions: list[Session] = []
+
+    def open_session(config: SessionConfig) -> Session:
+        sessions.append(Session(config))
+        return sessions[-1]
+
+    yield open_session
+    for session in sessions:
+        session.close()
+
+
+Open = Callable[[SessionConfig], Session]
+
+
+def source(config: SessionConfig) -> Partition:
+    return Partition(config.inputs[0].topic, 0)
+
+
+def record(config: SessionConfig, value: bytes) -> Outgoing:
+    return Outgoing(config.ledger[0].topic, 0, None, value, [])
+
+
+def feed(config: SessionConfig, *values: bytes) -> None:
+    producer = KafkaProducer(**config.client.producer())
+    for value in values:
+        producer.send(source(config).topic, value)
+    producer.flush()
+    producer.close()
+
+
+def visible(config: SessionConfig, topic: str) -> list[bytes]:
+    """The values in a topic, to its end as it is now, that are committed."""
+    consumer = KafkaConsumer(**config.client.consumer(group_id=None, isolation_level="read_committed"))
+    partition = TopicPartition(topic, 0)
+    consumer.assign([partition])
+    consumer.seek_to_beginning(partition)
+    end, values = consumer.end_offsets([partition])[partition], []
+    while consumer.position(partition) < end:
+        values += [r.value for records in consumer.poll(timeout_ms=50).values() for r in records]
+    consumer.close()
+    return values
+
+
+def polled(session: Session, count: int) -> list[bytes]:
+    """The next values, at least `count` of them."""
+    values: list[bytes] = []
+    deadline = time.monotonic() + 10
+    while len(values) < count and time.monotonic() < deadline:
+        values += [r.value for r in session.poll(0.1)]
+    return values
+
+
+def test_starts_rise_and_offsets_and_note_survive(config: SessionConfig, opened: Open) -> None:
+    feed(config, b"a", b"b", b"c")
+    first = opened(config)
+    assert (first.start, first.note, first.ledger) == (1, Note(), [])
+    assert polled(first, 3) == [b"a", b"b", b"c"]
+    place = f"{config.ledger[0].topic}:0"
+    assert first.commit([record(config, b"A")], {source(config): 1}, {place: 0}, {"mark": 7}) == {place: 0}
+    second = opened(config)
+    assert (second.start, second.note) == (2, Note(1, {place: 0}, {"mark": 7}))
+    assert [r.value for r in second.ledger] == [b"A"]
+    assert polled(second, 2) == [b"b", b"c"]
+    third = opened(config)
+    assert (third.start, third.note) == (3, Note(2, {place: 0}, {"mark": 7}))
+    assert third.positions() == {source(config): 1}
+
+
+def test_the_ledger_is_read_from_the_noted_offsets(config: SessionConfig, opened: Open) -> None:
+    session = opened(config)
+    place = f"{config.ledger[0].topic}:0"
+    session.commit([record(config, b"A")], {}, {}, {})
+    first = session.commit([record(config, b"B"), record(config, b"C")], {}, {}, {})
+    session.commit([], {}, first, {})
+    assert first == {place: 2}  # after A and its commit marker
+    assert [r.value for r in opened(config).ledger] == [b"B", b"C"]
+
+
+def test_a_successor_fences(config: SessionConfig, opened: Open) -> None:
+    predecessor = opened(config)
+    successor = opened(config)
+    with pytest.raises(Fenced):
+        predecessor.commit([record(config, b"late")], {source(config): 9}, {}, {})
+    assert isinstance(predecessor.lost, Fenced)
+    with pytest.raises(Fenced):  # and again, without asking Kafka
+        predecessor.commit([], {}, {}, {})
+    successor.commit([record(config, b"mine")], {}, {}, {})
+    assert visible(config, config.ledger[0].topic) == [b"mine"]
+
+
+STOPS_BEFORE_ITS_COMMIT = """
+import json, os, signal, sys
+from infra.kafka.properties import ClientProperties
+from infra.kafka.session import *
+from infra.kafka.session_config import *
+address, group, source, output = sys.argv[1:]
+config = SessionConfig(ClientProperties.at(address), group, (Input(source, (0,)),), (Partition(output, 0),))
+session = Session(config)
+commit = session._producer.commit_transaction
+def stop_then_commit():
+    session._producer.flush()
+    os.kill(os.getpid(), signal.SIGSTOP)
+    commit()
+session._producer.commit_transaction = stop_then_commit
+try:
+    session.commit([Outgoing(output, 0, None, b"zombie", [])], {Partition(source, 0): 1}, {}, {})
+except Fenced:
+    os._exit(33)
+"""
+
+
+def test_a_stopped_predecessor_cannot_commit_when_it_goes_on(config: SessionConfig, opened: Open) -> None:
+    feed(config, b"a", b"b")
+    arguments = [config.client.bootstrap_servers, config.group, source(config).topic, config.ledger[0].topic]
+    command = [sys.executable, "-c", STOPS_BEFORE_ITS_COMMIT, *arguments]
+    with subprocess.Popen(command, cwd=REPOSITORY) as predecessor:
+        try:
+            process = psutil.Process(predecessor.pid)
+            deadline = time.monotonic() + 30
+            while process.status() != psutil.STATUS_STOPPED and time.monotonic() < deadline:
+                time.sleep(0.02)
+            assert process.status() == psutil.STATUS_STOPPED
+            successor = opened(config)
+            assert (successor.start, successor.ledger) == (2, [])
+            assert polled(successor, 2) == [b"a", b"b"]
+            successor.commit([record(config, b"mine")], {source(config): 2}, {}, {})
+            os.kill(predecessor.pid, signal.SIGCONT)
+            assert predecessor.wait(timeout=30) == 33
+        finally:
+            predecessor.kill()
+    assert visible(config, config.ledger[0].topic) == [b"mine"]
+    assert opened(config).positions() == {source(config): 2}
+
+
+def test_what_was_aborted_nobody_sees(config: SessionConfig, opened: Open) -> None:
+    session = opened(config)
+    session._producer.begin_transaction()
+    session._producer.send(config.ledger[0].topic, b"never")
+    session._producer.flush()
+    session.close()
+    successor = opened(config)  # its fence ends the transaction
+    assert successor.ledger == []
+    assert visible(config, config.ledger[0].topic) == []
+
+
+def test_the_ledger_is_whole_while_another_producer_has_a_transaction_open(config: SessionConfig, opened: Open) -> None:
+    """Read_committed ends stop before anybody's open transaction; the shard's own records may lie behind it."""
+    session = opened(config)
+    other = KafkaProducer(**config.client.producer(transactional_id=f"{config.group}-other"))
+    other.init_transactions()
+    other.begin_transaction()
+    other.send(config.ledger[0].topic, b"other")
+    other.flush()
+    session.commit([record(config, b"mine")], {}, {}, {})
+    with ThreadPoolExecutor(1) as executor:
+        successor = executor.submit(opened, config)
+        time.sleep(1.0)
+        waits = not successor.done()
+        other.commit_transaction()
+        other.close()
+        assert [r.value for r in successor.result(timeout=20).ledger] == [b"other", b"mine"]
+    assert waits
+
+
+def test_the_anchor_keeps_its_offset_when_a_commit_names_none(config: SessionConfig, opened: Open) -> None:
+    feed(config, b"a", b"b")
+    session = opened(config)
+    session.commit([], {source(config): 2}, {}, {})
+    session.commit([record(config, b"A")], {}, {}, {"mark": 1})
+    successor = opened(config)
+    assert (successor.positions(), successor.note.marks) == ({source(config): 2}, {"mark": 1})
+
+
+def test_inputs_start_where_they_are_told_to(config: SessionConfig, opened: Open) -> None:
+    feed(config, b"a", b"b")
+    opened(config).commit([], {source(config): 1}, {}, {})
+    for start, offset in (("committed", 1), ("earliest", 0), ("latest", 2)):
+        told = SessionConfig(config.client, config.group, (Input(source(config).topic, (0,), start),))  # type: ignore[arg-type]
+        session = opened(told)
+        assert (start, session.positions()) == (start, {source(config): offset})
+        assert session.ends == {source(config): 2}
+    session.seek({source(config): 1})
+    assert polled(session, 1) == [b"b"]
+
+
+def test_without_inputs_the_note_is_anchored_on_an_output(config: SessionConfig, opened: Open) -> None:
+    anchored = SessionConfig(config.client, config.group, (), config.ledger, anchor=config.ledger[0])
+    session = opened(anchored)
+    began = time.monotonic()
+    assert (session.poll(0.1), session.positions()) == ([], {})
+    assert time.monotonic() - began >= 0.1
+    session.commit([record(config, b"A")], {}, {}, {"next": 5})
+    successor = opened(anchored)
+    assert (successor.start, successor.note.marks, len(successor.ledger)) == (2, {"next": 5}, 1)
+
+
+def test_a_commit_that_was_made_but_whose_answer_was_lost_is_found_by_the_next_start(
+    config: SessionConfig, opened: Open
+) -> None:
+    session = opened(config)
+    commit = session._producer.commit_transaction
+
+    def commit_then_lose_the_answer() -> None:
+        commit()
+        raise KafkaTimeoutError("no answer")
+
+    session._producer.commit_transaction = commit_then_lose_the_answer
+    with pytest.raises(SessionLost, match="no answer"):
+        session.commit([record(config, b"A")], {source(config): 0}, {}, {"mark": 1})
+    assert not isinstance(session.lost, Fenced)
+    with pytest.raises(SessionLost):  # never again in this session
+        session.commit([record(config, b"A")], {}, {}, {})
+    successor = opened(config)
+    assert ([r.value for r in successor.ledger], successor.note.marks) == ([b"A"], {"mark": 1})
+
+
+def test_a_process_has_one_session_a_group(config: SessionConfig) -> None:
+    try:
+        first = SESSIONS.open(config)
+        second = SESSIONS.open(config)
+        assert SESSIONS.get(config.group) is second
+        assert (first.lost is not None, second.lost) == (True, None)
+        with pytest.raises(SessionLost, match="closed"):
+            first.commit([], {}, {}, {})
+    finally:
+        SESSIONS.close(config.group)
+    assert SESSIONS.get(config.group) is None
+
+
+def test_no_session_where_there_is_no_broker() -> None:
+    nowhere = ClientProperties.at("127.0.0.1:9")
+    with pytest.raises(SessionLost, match=r"nobody: 127\.0\.0\.1:9: Connection refused"):
+        Session(SessionConfig(nowhere, "nobody", (Input("in", (0,)),)))
+
+
+def test_a_note_must_fit_its_commit(config: SessionConfig, opened: Open) -> None:
+    session = opened(config)
+    with pytest.raises(ValueError, match="over 2048"):
+        session.commit([record(config, b"A")], {}, {}, {"mark": "x" * 3000})
+    session.commit([record(config, b"B")], {}, {}, {})
+    assert visible(config, config.ledger[0].topic) == [b"B"]
