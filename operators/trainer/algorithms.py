@@ -1,0 +1,112 @@
+"""Algorithms by name. One is an advantage estimator, a token loss, an aggregation, and how it treats stale tokens.
+
+The batch's loss is Σ_i c_i Σ_t w'_it · l_it over sequences i and their trained tokens t. The coefficients c are a
+function of all of the batch's lengths, so the sum can be taken in any parts: micro-batches, or without rows whose
+loss has no gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor
+
+from operators.trainer import advantages, losses
+from operators.trainer.config import AggregationName, AlgorithmConfig, Proximal
+from operators.trainer.losses import Clip, Correction
+
+_Record = TypeVar("_Record", Clip, Correction)
+Coefficients: TypeAlias = Callable[[Tensor, int | None], Tensor]
+
+
+def token_mean(lengths: Tensor, max_length: int | None) -> Tensor:
+    """c_i = 1/Σ|y|: every token of the batch counts alike. DAPO (arXiv 2503.14476, §3.3)."""
+    return torch.full_like(lengths, 1, dtype=torch.float64) / lengths.sum().clamp(min=1)
+
+
+def sequence_mean(lengths: Tensor, max_length: int | None) -> Tensor:
+    """c_i = 1/(B·|y_i|): every sequence counts alike. GRPO (arXiv 2402.03300, eq. 3)."""
+    return 1.0 / (len(lengths) * lengths.double().clamp(min=1))
+
+
+def constant_length(lengths: Tensor, max_length: int | None) -> Tensor:
+    """c_i = 1/(B·L_max): no length of the batch's own enters. Dr.GRPO (arXiv 2503.20783, §3.2)."""
+    if max_length is None:
+        raise ValueError("max_response_tokens must be set: the constant_length aggregation divides by it")
+    return torch.full_like(lengths, 1, dtype=torch.float64) / (len(lengths) * max_length)
+
+
+AGGREGATIONS: dict[AggregationName, Coefficients] = {
+    "token_mean": token_mean,
+    "sequence_mean": sequence_mean,
+    "constant_length": constant_length,
+}
+
+
+CLIP_HIGHER = Clip(0.2, 0.28)
+SYMMETRIC = Clip(0.2, 0.2)
+UNCORRECTED = Correction("none")
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """What to do with a batch. `proximal` "behaviour" takes π_o = μ, so that ρ itself carries the staleness and w = 1;
+    "update_start" takes the policy as the update found it, and w = π_o/μ carries it (decoupled)."""
+
+    advantage: advantages.Estimator
+    loss: losses.TokenLoss = losses.clipped_surrogate
+    aggregation: AggregationName = "token_mean"
+    clip: Clip = CLIP_HIGHER
+    proximal: Proximal = "behaviour"
+    correction: Correction = UNCORRECTED
+
+
+ALGORITHMS: dict[str, Algorithm] = {
+    "grpo": Algorithm(advantages.group_normalised, aggregation="sequence_mean"),
+    "dr_grpo": Algorithm(advantages.group_centred, aggregation="constant_length", clip=SYMMETRIC),
+    "dapo": Algorithm(advantages.group_normalised),
+    "rloo": Algorithm(advantages.leave_one_out, aggregation="sequence_mean", clip=SYMMETRIC),
+    "reinforce_plus_plus": Algorithm(advantages.whitened_returns, clip=SYMMETRIC),
+    "reinforce_plus_plus_baseline": Algorithm(advantages.group_centred_whitened, clip=SYMMETRIC),
+    "gspo": Algorithm(
+        advantages.group_normalised,
+        losses.sequence_clipped_surrogate,
+        aggregation="sequence_mean",
+        clip=Clip(3e-4, 4e-4),
+    ),
+    "cispo": Algorithm(advantages.group_normalised, losses.clipped_weight_reinforce),
+    "decoupled_ppo": Algorithm(
+        advantages.group_normalised, proximal="update_start", correction=Correction("truncate", cap=5.0)
+    ),
+    "tis": Algorithm(advantages.group_normalised, proximal="update_start", correction=Correction("truncate", cap=2.0)),
+    "icepop": Algorithm(
+        advantages.group_normalised, proximal="update_start", correction=Correction("mask", low=0.5, cap=5.0)
+    ),
+}
+
+
+def resolve(config: AlgorithmConfig) -> Algorithm:
+    """The algorithm `config` names, with what it changes. Raises ValueError for a missing `max_response_tokens`."""
+    known = ALGORITHMS[config.name]
+    algorithm = replace(
+        known,
+        aggregation=config.aggregation or known.aggregation,
+        proximal=config.proximal or known.proximal,
+        clip=_changed(known.clip, low=config.clip_low, high=config.clip_high, dual=config.dual_clip),
+        correction=_changed(
+            known.correction,
+            kind=config.correction,
+            level=config.correction_level,
+            low=config.correction_low,
+            cap=config.correction_cap,
+        ),
+    )
+    AGGREGATIONS[algorithm.aggregation](torch.ones(1, dtype=torch.int64), config.max_response_tokens)
+    return algorithm
+
+
+def _changed(record: _Record, **changes: Any) -> _Record:
+    return replace(record, **{name: value for name, value in changes.items() if value is not None})

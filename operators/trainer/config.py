@@ -1,0 +1,124 @@
+"""What the trainer can be told. Free of torch, so that a command line can read it at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+AlgorithmName = Literal[
+    "grpo",
+    "dr_grpo",
+    "dapo",
+    "rloo",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "gspo",
+    "cispo",
+    "decoupled_ppo",
+    "tis",
+    "icepop",
+]
+AggregationName = Literal["token_mean", "sequence_mean", "constant_length"]
+Proximal = Literal["behaviour", "update_start"]
+CorrectionKind = Literal["none", "truncate", "mask"]
+CorrectionLevel = Literal["token", "sequence"]
+Schedule = Literal["constant", "cosine"]
+WarmStartTask = Literal["chain_sum", "gcd"]
+
+
+def _choose(name: str, value: object, choices: Iterable[object]) -> None:
+    if value not in (known := list(choices)):
+        raise ValueError(f"{name} must be one of {', '.join(map(str, known))}, not {value!r}")
+
+
+def _within(name: str, value: float | None, low: float, high: float = math.inf, *, open_low: bool = False) -> None:
+    """Raise ValueError unless `value` is None or finite and in [low, high], or (low, high] with `open_low`."""
+    if value is None:
+        return
+    if not math.isfinite(value) or not low <= value <= high or (open_low and value == low):
+        raise ValueError(f"{name} must be a number in {'(' if open_low else '['}{low}, {high}], not {value}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlgorithmConfig:
+    """An algorithm by name, and what to change of it; None leaves what `operators/trainer/algorithms.py` says.
+
+    Raises ValueError naming the field that does not fit.
+    """
+
+    name: AlgorithmName = "grpo"
+    aggregation: AggregationName | None = None  # how token losses become one number
+    clip_low: float | None = None  # ε_l: the importance ratio is clipped below at 1 − ε_l
+    clip_high: float | None = None  # ε_h: and above at 1 + ε_h
+    dual_clip: float | None = None  # c > 1: bounds the loss of a token of negative advantage by c·|A|
+    proximal: Proximal | None = None  # the policy that ratios are taken against
+    correction: CorrectionKind | None = None  # what becomes of the weight π_o/μ beyond its bounds
+    correction_level: CorrectionLevel | None = None  # a weight a token, or their product a sequence
+    correction_low: float | None = None  # lower bound of that weight
+    correction_cap: float | None = None  # upper bound of that weight
+    std_epsilon: float = 1e-6  # added to a group's standard deviation
+    discount: float = 1.0  # γ per token, of reinforce_plus_plus
+    max_response_tokens: int | None = None  # L_max of the constant_length aggregation
+    kl_coefficient: float = 0.0  # β of the k3 penalty towards the initial model; 0 keeps no second model
+
+    def __post_init__(self) -> None:
+        _choose("name", self.name, get_args(AlgorithmName))
+        for name, choices in (
+            ("aggregation", AggregationName),
+            ("proximal", Proximal),
+            ("correction", CorrectionKind),
+            ("correction_level", CorrectionLevel),
+        ):
+            if getattr(self, name) is not None:
+                _choose(name, getattr(self, name), get_args(choices))
+        _within("clip_low", self.clip_low, 0, 1)
+        _within("clip_high", self.clip_high, 0)
+        _within("dual_clip", self.dual_clip, 1, open_low=True)
+        _within("correction_low", self.correction_low, 0)
+        _within("correction_cap", self.correction_cap, 0, open_low=True)
+        _within("std_epsilon", self.std_epsilon, 0)
+        _within("discount", self.discount, 0, 1, open_low=True)
+        _within("max_response_tokens", self.max_response_tokens, 1)
+        _within("kl_coefficient", self.kl_coefficient, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerConfig:
+    """One optimizer update a global batch: AdamW on the gradient of the whole batch, accumulated over micro-batches.
+
+    Raises ValueError naming the field that does not fit.
+    """
+
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    learning_rate: float = 2e-4
+    warmup_steps: int = 5  # updates over which the learning rate rises linearly from 0
+    schedule: Schedule = "constant"  # after the warm-up
+    total_steps: int | None = None  # updates at which the cosine schedule ends
+    final_learning_rate: float = 0.0  # where the cosine schedule ends
+    betas: tuple[float, float] = (0.9, 0.95)  # decay of AdamW's first and second moment
+    epsilon: float = 1e-8  # of AdamW
+    weight_decay: float = 0.0  # decoupled, of matrices only
+    max_gradient_norm: float = 1.0  # the whole gradient is scaled down to this 2-norm
+    micro_batch_tokens: int = (
+        1024  # tokens (prompts included) of one forward and backward pass; a longer sequence goes alone
+    )
+    logits_chunk_tokens: int = (
+        4096  # response tokens whose logits exist at once; beyond it they are made again in the backward pass
+    )
+
+    def __post_init__(self) -> None:
+        _within("learning_rate", self.learning_rate, 0)
+        _within("final_learning_rate", self.final_learning_rate, 0, self.learning_rate)
+        _within("warmup_steps", self.warmup_steps, 0)
+        _choose("schedule", self.schedule, get_args(Schedule))
+        if self.schedule == "cosine" and (self.total_steps is None or self.total_steps <= self.warmup_steps):
+            raise ValueError(f"total_steps must exceed warmup_steps with a cosine schedule, not be {self.total_steps}")
+        for beta in self.betas:
+            _within("betas", beta, 0, 1 - 1e-9)
+        _within("epsilon", self.epsilon, 0, open_low=True)
+        _within("weight_decay", self.weight_decay, 0)
+        _within("max_gradient_norm", self.max_gradient_norm, 0, open_low=True)
+        _within("micro_batch_tokens", self.micro_batch_tokens, 1)
+        _within("logits_chunk_tokens", self.logits_chunk_tokens, 1)

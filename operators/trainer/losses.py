@@ -1,0 +1,118 @@
+"""Policy losses of single tokens, and the weights that make tokens of another policy count rightly.
+
+μ is the behaviour policy (the rollout's), π_o the proximal one, π the current one. All tensors are [m] over the trained
+tokens of whole sequences, logprobs in nats; `segments` says which sequence a token is of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from operators.trainer.config import CorrectionKind, CorrectionLevel
+
+_LOG_RATIO_LIMIT = 20.0  # e^20 is beyond every clip and cap, and far from overflow
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PolicyLogprobs:
+    """Logprobs of the same tokens under π (with gradient), π_o and μ, float[m]; segments int64[m] in 0..sequences−1."""
+
+    current: Tensor
+    proximal: Tensor
+    behaviour: Tensor
+    segments: Tensor
+    sequences: int
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """The trust region of an importance ratio: [1 − low, 1 + high], and the dual clip's c."""
+
+    low: float
+    high: float
+    dual: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """What becomes of w = π_o/μ: as it is not used (none), limited to [low, cap] (truncate), 0 outside it (mask)."""
+
+    kind: CorrectionKind = "none"
+    cap: float = 2.0
+    low: float = 0.0
+    level: CorrectionLevel = "token"
+
+
+TokenLoss: TypeAlias = Callable[[PolicyLogprobs, Tensor, Clip], Tensor]
+
+
+def importance_ratios(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """exp(numerator − denominator), the difference limited to ±20."""
+    return (numerator - denominator).clamp(-_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT).exp()
+
+
+def segment_sums(values: Tensor, segments: Tensor, count: int) -> Tensor:
+    """The sum of `values` of each segment, [count]."""
+    return values.new_zeros(count).index_add(0, segments, values)
+
+
+def segment_means(values: Tensor, segments: Tensor, count: int) -> Tensor:
+    """The mean of `values` of each segment, [count]; 0 where it has none."""
+    return segment_sums(values, segments, count) / torch.bincount(segments, minlength=count).clamp(min=1)
+
+
+def clipped_surrogate(policy: PolicyLogprobs, advantages: Tensor, clip: Clip) -> Tensor:
+    """l = −min(ρA, clip(ρ, 1−ε_l, 1+ε_h)·A), ρ = π/π_o. PPO (arXiv 1707.06347, eq. 7), ε_h of DAPO (arXiv 2503.14476).
+
+    With a dual clip c, where A < 0: l = min(l, −cA) (arXiv 1912.09729, eq. 5).
+    """
+    return _clip_loss(importance_ratios(policy.current, policy.proximal), advantages, clip)
+
+
+def sequence_clipped_surrogate(policy: PolicyLogprobs, advantages: Tensor, clip: Clip) -> Tensor:
+    """The clipped surrogate of s = sg(s_i)·π/sg(π), s_i = exp(mean_t log ρ_t). GSPO (arXiv 2507.18071)."""
+    log_ratios = policy.current.detach() - policy.proximal
+    sequence = segment_means(log_ratios, policy.segments, policy.sequences)[policy.segments]
+    straight_through = policy.current - policy.current.detach()
+    return _clip_loss((sequence + straight_through).clamp(max=_LOG_RATIO_LIMIT).exp(), advantages, clip)
+
+
+def clipped_weight_reinforce(policy: PolicyLogprobs, advantages: Tensor, clip: Clip) -> Tensor:
+    """l = −sg(clip(ρ, 1−ε_l, 1+ε_h))·A·log π: every token keeps its gradient. CISPO (arXiv 2506.13585, eq. 4)."""
+    ratios = importance_ratios(policy.current.detach(), policy.proximal).clamp(1 - clip.low, 1 + clip.high)
+    return -ratios * advantages * policy.current
+
+
+def correction_weights(policy: PolicyLogprobs, correction: Correction) -> Tensor:
+    """w' of each token, without gradient, from w = π_o/μ or, by sequence, from the product of its tokens' w.
+
+    Decoupled PPO (arXiv 2505.24298, eq. 5) and truncated importance sampling: min(w, C); masked (IcePop): w·1[lo ≤ w
+    ≤ C].
+    """
+    log_weights = (policy.proximal - policy.behaviour).detach()
+    if correction.kind == "none":
+        return torch.ones_like(log_weights)
+    if correction.level == "sequence":
+        log_weights = segment_sums(log_weights, policy.segments, policy.sequences)[policy.segments]
+    weights = log_weights.clamp(-_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT).exp()
+    if correction.kind == "truncate":
+        return weights.clamp(correction.low, correction.cap)
+    return weights * ((weights >= correction.low) & (weights <= correction.cap))
+
+
+def kl_penalty(current: Tensor, reference: Tensor) -> Tensor:
+    """k3 = e^d − d − 1 with d = log π_ref − log π, d limited to ±20 and k3 to ±10 as verl does; unbiased and ≥ 0."""
+    difference = (reference - current).clamp(-_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT)
+    return (difference.exp() - difference - 1).clamp(-10, 10)
+
+
+def _clip_loss(ratios: Tensor, advantages: Tensor, clip: Clip) -> Tensor:
+    losses = -torch.minimum(ratios * advantages, ratios.clamp(1 - clip.low, 1 + clip.high) * advantages)
+    if clip.dual is None:
+        return losses
+    return torch.where(advantages < 0, torch.minimum(losses, -clip.dual * advantages), losses)

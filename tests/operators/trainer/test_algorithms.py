@@ -1,0 +1,61 @@
+"""Algorithms by name, what a configuration changes of them, and the coefficients of their aggregations."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+import torch
+
+from operators.trainer import advantages, losses
+from operators.trainer.algorithms import AGGREGATIONS, ALGORITHMS, resolve
+from operators.trainer.config import AggregationName, AlgorithmConfig, AlgorithmName
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        # 3 sequences of 2, 0 and 4 tokens: Σ|y| = 6, B = 3, L_max = 8
+        ("token_mean", [1 / 6, 1 / 6, 1 / 6]),
+        ("sequence_mean", [1 / 6, 1 / 3, 1 / 12]),
+        ("constant_length", [1 / 24, 1 / 24, 1 / 24]),
+    ],
+)
+def test_coefficients(name: AggregationName, expected: list[float]) -> None:
+    found = AGGREGATIONS[name](torch.tensor([2, 0, 4]), 8)
+    assert found.tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", sorted(AGGREGATIONS))
+def test_a_batch_without_trained_tokens_divides_by_nothing(name: AggregationName) -> None:
+    assert torch.isfinite(AGGREGATIONS[name](torch.tensor([0, 0]), 8)).all()
+
+
+def test_every_name_has_an_entry() -> None:
+    assert set(ALGORITHMS) == set(get_args(AlgorithmName))
+    assert set(AGGREGATIONS) == set(get_args(AggregationName))
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_without_changes_the_entry_itself_is_used(name: AlgorithmName) -> None:
+    assert resolve(AlgorithmConfig(name=name, max_response_tokens=8)) == ALGORITHMS[name]
+
+
+def test_a_configuration_changes_only_what_it_names() -> None:
+    config = AlgorithmConfig(
+        aggregation="token_mean", clip_high=0.5, dual_clip=3.0, proximal="update_start", correction="mask"
+    )
+    found, known = resolve(config), ALGORITHMS["grpo"]
+    assert (found.aggregation, found.proximal) == ("token_mean", "update_start")
+    assert (found.clip.low, found.clip.high, found.clip.dual) == (known.clip.low, 0.5, 3.0)
+    assert (found.correction.kind, found.correction.cap) == ("mask", known.correction.cap)
+    assert (found.advantage, found.loss) == (advantages.group_normalised, losses.clipped_surrogate)
+
+
+def test_zero_is_a_value_and_not_an_absence() -> None:
+    assert resolve(AlgorithmConfig(clip_low=0.0)).clip.low == 0.0
+
+
+def test_dividing_by_a_length_needs_that_length() -> None:
+    with pytest.raises(ValueError, match="max_response_tokens"):
+        resolve(AlgorithmConfig(name="dr_grpo"))

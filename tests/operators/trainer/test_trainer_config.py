@@ -1,0 +1,57 @@
+"""The trainer's configuration: values that do not fit are named, and reading it loads no torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from operators.trainer.config import AlgorithmConfig, LearnerConfig
+
+WRONG: list[tuple[type, str, Any]] = [
+    (AlgorithmConfig, "name", "ppo2"),
+    (AlgorithmConfig, "aggregation", "mean"),
+    (AlgorithmConfig, "proximal", "old"),
+    (AlgorithmConfig, "correction", "drop"),
+    (AlgorithmConfig, "correction_level", "batch"),
+    (AlgorithmConfig, "clip_low", 1.5),
+    (AlgorithmConfig, "clip_high", -0.1),
+    (AlgorithmConfig, "dual_clip", 1.0),
+    (AlgorithmConfig, "correction_cap", 0.0),
+    (AlgorithmConfig, "correction_low", float("nan")),
+    (AlgorithmConfig, "discount", 0.0),
+    (AlgorithmConfig, "max_response_tokens", 0),
+    (AlgorithmConfig, "kl_coefficient", -1.0),
+    (AlgorithmConfig, "std_epsilon", float("inf")),
+    (LearnerConfig, "learning_rate", -1e-4),
+    (LearnerConfig, "final_learning_rate", 1.0),
+    (LearnerConfig, "warmup_steps", -1),
+    (LearnerConfig, "schedule", "linear"),
+    (LearnerConfig, "betas", (0.9, 1.0)),
+    (LearnerConfig, "epsilon", 0.0),
+    (LearnerConfig, "weight_decay", -0.1),
+    (LearnerConfig, "max_gradient_norm", 0.0),
+    (LearnerConfig, "micro_batch_tokens", 0),
+    (LearnerConfig, "logits_chunk_tokens", 0),
+]
+
+
+@pytest.mark.parametrize(("kind", "field", "value"), WRONG, ids=lambda value: getattr(value, "__name__", str(value)))
+def test_a_value_that_does_not_fit_is_named(kind: type, field: str, value: object) -> None:
+    with pytest.raises(ValueError, match=rf"^{field} must"):
+        kind(**{field: value})
+
+
+def test_a_cosine_needs_its_end() -> None:
+    with pytest.raises(ValueError, match="total_steps"):
+        LearnerConfig(schedule="cosine")
+    with pytest.raises(ValueError, match="total_steps"):
+        LearnerConfig(schedule="cosine", warmup_steps=5, total_steps=5)
+    assert LearnerConfig(schedule="cosine", warmup_steps=5, total_steps=6).total_steps == 6
+
+
+def test_reading_the_configuration_loads_no_torch() -> None:
+    code = "import sys, operators.trainer.config; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
