@@ -1,0 +1,99 @@
+"""A global batch as the update sees it: the parts of all micro-batch records joined, checked, and still packed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from schemas.identity import parse_trajectory_id
+from schemas.records import MicroBatch, PolicyVersion
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainingBatch:
+    """n sequences of t tokens in all, one after the other.
+
+    token_ids int64[t]; loss_mask bool[t], True where a token is trained; behaviour float32[t], logprobs under the
+    rollout's policy in nats; starts, lengths, prompt_lengths, trained (the number of True in loss_mask), groups
+    (dense numbers) and staleness int64[n]; rewards float64[n].
+    """
+
+    token_ids: np.ndarray
+    loss_mask: np.ndarray
+    behaviour: np.ndarray
+    starts: np.ndarray
+    lengths: np.ndarray
+    prompt_lengths: np.ndarray
+    trained: np.ndarray
+    groups: np.ndarray
+    staleness: np.ndarray
+    rewards: np.ndarray
+    trajectory_ids: tuple[str, ...]
+    versions: tuple[PolicyVersion, ...]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+
+def join(rows: Sequence[MicroBatch]) -> TrainingBatch:
+    """The batch whose parts are `rows`, in the order of their index.
+
+    Raises ValueError for no rows, rows of more than one batch or with the same index, and, naming the trajectory: a
+    reward or a logprob of a trained token that is not finite, a sequence without a prompt, and one that repeats
+    another's id.
+    """
+    rows = sorted(rows, key=lambda row: row.index)
+    if not rows:
+        raise ValueError("a batch needs at least one micro-batch")
+    if len({row.batch for row in rows}) > 1 or len({row.index for row in rows}) < len(rows):
+        raise ValueError(f"not the parts of one batch: {[(row.batch, row.index) for row in rows]}")
+    ids = tuple(name for row in rows for name in row.trajectory_ids)
+    lengths = _column(rows, "lengths", np.int64)
+    prompt_lengths = _column(rows, "prompt_lengths", np.int64)
+    loss_mask = _column(rows, "loss_mask", np.bool_)
+    behaviour = _column(rows, "logprobs", np.float32)
+    rewards = _column(rows, "rewards", np.float64)
+    sequences = np.repeat(np.arange(len(lengths)), lengths)
+    if len(loss_mask) != len(sequences):
+        raise ValueError(f"batch {rows[0].batch} has {len(loss_mask)} tokens, but its lengths sum to {len(sequences)}")
+    starts = np.cumsum(lengths) - lengths
+    _refuse(ids, (prompt_lengths < 1) | (prompt_lengths > lengths), "has no prompt, or one longer than itself")
+    _refuse(ids, ~np.isfinite(rewards), "has a reward that is not finite")
+    broken = loss_mask & ~np.isfinite(behaviour)
+    _refuse(ids, np.bincount(sequences, broken, len(ids)) > 0, "has a behaviour logprob that is not finite")
+    in_prompt = np.arange(len(sequences)) - starts[sequences] < prompt_lengths[sequences]
+    _refuse(ids, np.bincount(sequences, loss_mask & in_prompt, len(ids)) > 0, "has a prompt token in its loss mask")
+    repeated = np.array([name in ids[:index] for index, name in enumerate(ids)]) if len(set(ids)) < len(ids) else ()
+    _refuse(ids, repeated, "is in the batch twice")
+    keys = [parse_trajectory_id(name) for name in ids]
+    numbers = {key: number for number, key in enumerate(dict.fromkeys((key.purpose, key.number) for key in keys))}
+    return TrainingBatch(
+        token_ids=_column(rows, "token_ids", np.int64),
+        loss_mask=loss_mask,
+        behaviour=behaviour,
+        starts=starts,
+        lengths=lengths,
+        prompt_lengths=prompt_lengths,
+        trained=np.bincount(sequences, loss_mask, len(ids)).astype(np.int64),
+        groups=np.array([numbers[key.purpose, key.number] for key in keys], np.int64),
+        staleness=_column(rows, "staleness", np.int64),
+        rewards=rewards,
+        trajectory_ids=ids,
+        versions=tuple(
+            PolicyVersion(int(epoch), int(number))
+            for row in rows
+            for epoch, number in zip(row.version_epochs.to_pylist(), row.version_numbers.to_pylist(), strict=True)
+        ),
+    )
+
+
+def _column(rows: Sequence[MicroBatch], name: str, dtype: type) -> np.ndarray:
+    return np.concatenate([getattr(row, name).to_numpy(zero_copy_only=False).astype(dtype) for row in rows])
+
+
+def _refuse(ids: Sequence[str], wrong: np.ndarray | tuple[()], why: str) -> None:
+    if len(found := np.flatnonzero(wrong)):
+        others = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        raise ValueError(f"trajectory {ids[found[0]]}{others} {why}")

@@ -1,0 +1,88 @@
+"""What an update reports, under the names that users of RL trainers look for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from operators.trainer.batch import TrainingBatch
+from operators.trainer.losses import Clip, PolicyLogprobs, importance_ratios
+
+
+def batch_metrics(batch: TrainingBatch, advantages: Tensor, stop_token_ids: Sequence[int]) -> dict[str, float]:
+    """What is known of a batch before a forward pass.
+
+    `frac_reward_zero_std` is the share of groups whose rewards are all alike; `response_length/clip_ratio` that of
+    responses that do not end in a stop token (NaN without one).
+    """
+    lengths = batch.lengths - batch.prompt_lengths
+    groups = [batch.rewards[batch.groups == group] for group in range(int(batch.groups.max()) + 1)]
+    stopped = np.isin(batch.token_ids[batch.starts + batch.lengths - 1], stop_token_ids)
+    return {
+        "reward/mean": float(batch.rewards.mean()),
+        "reward/std": float(batch.rewards.std()),
+        "frac_reward_zero_std": float(np.mean([np.ptp(rewards) == 0 for rewards in groups])),
+        "advantage/abs_mean": float(advantages.abs().mean()) if len(advantages) else 0.0,
+        "response_length/mean": float(lengths.mean()),
+        "response_length/max": float(lengths.max()),
+        "response_length/clip_ratio": float(np.mean(~stopped)) if stop_token_ids else math.nan,
+        "staleness/mean": float(batch.staleness.mean()),
+        "staleness/max": float(batch.staleness.max()),
+        "batch/trajectories": float(len(batch)),
+        "batch/tokens": float(batch.lengths.sum()),
+        "batch/trained_tokens": float(batch.trained.sum()),
+    }
+
+
+@dataclass(slots=True)
+class TokenMetrics:
+    """Sums over the tokens that were computed; rows that the update skips are not among them."""
+
+    tokens: int = 0
+    largest_ratio: float = 0.0
+    sums: dict[str, float] = field(default_factory=dict)
+
+    def add(
+        self,
+        policy: PolicyLogprobs,
+        advantages: Tensor,
+        weights: Tensor,
+        entropies: Tensor,
+        clip: Clip,
+        kl: Tensor | None,
+    ) -> None:
+        """Take in one micro-batch: everything float[m]."""
+        with torch.no_grad():
+            ratio = importance_ratios(policy.current, policy.behaviour)
+            proximal_ratio = importance_ratios(policy.current, policy.proximal)
+            difference = policy.current - policy.behaviour
+            values = {
+                "importance_ratio/mean": ratio,
+                "_ratio_squares": ratio**2,
+                "kl/mismatch": difference.exp() - difference - 1,
+                "clip_ratio/low": (proximal_ratio < 1 - clip.low) & (advantages < 0),
+                "clip_ratio/high": (proximal_ratio > 1 + clip.high) & (advantages > 0),
+                "correction/weight_mean": weights,
+                "entropy": entropies,
+            }
+            if kl is not None:
+                values["kl/ref"] = kl
+            for name, value in values.items():
+                self.sums[name] = self.sums.get(name, 0.0) + float(value.double().sum())
+            self.tokens += len(ratio)
+            self.largest_ratio = max(self.largest_ratio, float(ratio.max()))
+
+    def means(self) -> dict[str, float]:
+        """Means over tokens; `ess` is (Σw)²/(n·Σw²) of w = π/μ, 1 where data are on policy. Empty without tokens."""
+        if not self.tokens:
+            return {}
+        means = {name: value / self.tokens for name, value in self.sums.items()}
+        squares = means.pop("_ratio_squares")
+        means["ess"] = means["importance_ratio/mean"] ** 2 / squares if squares else 0.0
+        means["importance_ratio/max"] = self.largest_ratio
+        return means

@@ -1,0 +1,62 @@
+"""The model as the trainer uses it: packed sequences in, logprobs of the trained tokens out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from infra.models.checkpoint_folder import load_model
+from operators.trainer.packed_attention import PACKED
+from operators.trainer.packing import PackedTokens
+
+
+def load_policy(folder: Path, device: torch.device) -> PreTrainedModel:
+    """The causal language model in `folder`, float32, in evaluation mode (no dropout: π must be the rollout's
+    distribution).
+
+    Raises ValueError for a model with sliding-window layers, which packed attention does not know.
+    """
+    model = load_model(folder)
+    other = set(getattr(model.config, "layer_types", None) or ()) - {"full_attention"}
+    if other:
+        raise ValueError(f"the model in {folder} has {', '.join(sorted(other))} layers: only full attention is trained")
+    model.set_attn_implementation(PACKED)
+    return model.to(device)
+
+
+def token_logprobs(
+    model: PreTrainedModel, packed: PackedTokens, chunk: int, *, with_entropy: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Logprobs in nats of `packed.targets`, float32[m] with gradient, and where asked the entropies there, without
+    gradient.
+
+    Logits are made for the m predicting places alone, at most `chunk` of them at once; where there are more, each
+    chunk's are made again in the backward pass, so that memory does not grow with m times the vocabulary.
+    """
+    hidden = model.base_model(
+        input_ids=packed.token_ids, position_ids=packed.layout.positions, use_cache=False, packed=packed.layout
+    ).last_hidden_state[0]
+    hidden = hidden.index_select(0, packed.predictors)
+    head = model.get_output_embeddings()
+    if len(hidden) <= chunk:
+        logprobs, entropies = _score(hidden, packed.targets, head, with_entropy)
+        return logprobs, entropies if with_entropy else None
+    parts = [
+        checkpoint(_score, states, targets, head, with_entropy, use_reentrant=False, preserve_rng_state=False)
+        for states, targets in zip(torch.split(hidden, chunk), torch.split(packed.targets, chunk), strict=True)
+    ]
+    logprobs = torch.cat([logprobs for logprobs, _ in parts])
+    return logprobs, torch.cat([entropies for _, entropies in parts]) if with_entropy else None
+
+
+def _score(hidden: Tensor, targets: Tensor, head: nn.Module, with_entropy: bool) -> tuple[Tensor, Tensor]:
+    logprobs = head(hidden).float().log_softmax(-1)
+    entropies = hidden.new_empty(0)
+    if with_entropy:
+        with torch.no_grad():
+            entropies = -(logprobs.exp() * logprobs).sum(-1)
+    return logprobs.gather(1, targets[:, None])[:, 0], entropies

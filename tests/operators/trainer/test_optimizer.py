@@ -1,0 +1,40 @@
+"""The learning rate of each update, and which parameters decay."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from operators.trainer.config import LearnerConfig
+from operators.trainer.optimizer import build_optimizer, learning_rate
+
+CONSTANT = LearnerConfig(learning_rate=1.0, warmup_steps=4)
+COSINE = LearnerConfig(learning_rate=1.0, warmup_steps=2, schedule="cosine", total_steps=10, final_learning_rate=0.2)
+
+
+@pytest.mark.parametrize(
+    ("config", "update", "expected"),
+    [
+        (CONSTANT, 0, 0.25),
+        (CONSTANT, 3, 1.0),
+        (CONSTANT, 1000, 1.0),
+        (LearnerConfig(learning_rate=1.0, warmup_steps=0), 0, 1.0),
+        (COSINE, 0, 0.5),
+        (COSINE, 2, 1.0),
+        (COSINE, 6, 0.6),
+        (COSINE, 10, 0.2),
+        (COSINE, 99, 0.2),
+    ],
+)
+def test_learning_rate(config: LearnerConfig, update: int, expected: float) -> None:
+    assert learning_rate(update, config) == pytest.approx(expected)
+
+
+def test_only_matrices_decay() -> None:
+    parameters = {name: torch.nn.Parameter(torch.ones(shape)) for name, shape in (("matrix", (2, 2)), ("bias", (2,)))}
+    optimizer = build_optimizer(parameters, LearnerConfig(learning_rate=0.1, weight_decay=0.5))
+    for parameter in parameters.values():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    assert parameters["matrix"].tolist() == [[pytest.approx(0.95)] * 2] * 2
+    assert parameters["bias"].tolist() == [1.0, 1.0]

@@ -1,0 +1,100 @@
+"""Micro-batches: their plan, packed attention against the model's own, a gradient that no split changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from trainer_batches import make_batch, save_tiny_model
+
+from infra.models.checkpoint_folder import load_model
+from operators.trainer.batch import join
+from operators.trainer.packing import micro_batches, pack, pack_tokens, plan_micro_batches
+from operators.trainer.policy import load_policy, token_logprobs
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("lengths", "rows", "budget", "plan"),
+    [
+        ([3, 9, 4, 1], [0, 1, 2, 3], 9, [[1], [2, 0, 3]]),
+        ([3, 9, 4, 1], [0, 1, 2, 3], 8, [[1], [2, 0, 3]]),
+        ([3, 9, 4, 1], [0, 1, 2, 3], 7, [[1], [2, 0], [3]]),
+        ([3, 9, 4, 1], [0, 2, 3], 7, [[2, 0], [3]]),
+        ([5, 5, 5], [0, 1, 2], 100, [[0, 1, 2]]),
+        ([5, 5, 5], [0, 1, 2], 1, [[0], [1], [2]]),
+        ([5], [], 10, []),
+    ],
+)
+def test_plan(lengths: list[int], rows: list[int], budget: int, plan: list[list[int]]) -> None:
+    found = plan_micro_batches(np.array(lengths), np.array(rows, np.int64), budget)
+    assert [part.tolist() for part in found] == plan
+
+
+def test_logprobs_of_packed_sequences_are_those_of_each_alone(tmp_path: Path) -> None:
+    batch = join(make_batch(parts=2))
+    folder = save_tiny_model(tmp_path)
+    plain, policy = load_model(folder), load_policy(folder, CPU)
+    rows = np.array([7, 0, 3, 12])
+    part = pack(batch, rows, torch.zeros(int(batch.trained.sum())), torch.ones(len(batch)), CPU)
+    found, entropies = token_logprobs(policy, part.packed, 1000, with_entropy=True)
+    expected, expected_entropies, behaviour, segments = [], [], [], []
+    for segment, row in enumerate(rows):
+        tokens = slice(batch.starts[row], batch.starts[row] + batch.lengths[row])
+        ids, mask = torch.from_numpy(batch.token_ids[tokens]), torch.from_numpy(batch.loss_mask[tokens])
+        logprobs = plain(input_ids=ids[None]).logits[0].log_softmax(-1)
+        expected.append(logprobs[:-1].gather(1, ids[1:, None])[:, 0][mask[1:]])
+        expected_entropies.append(torch.distributions.Categorical(logits=logprobs[:-1][mask[1:]]).entropy())
+        behaviour += batch.behaviour[tokens][batch.loss_mask[tokens]].tolist()
+        segments += [segment] * int(mask.sum())
+    assert entropies is not None
+    torch.testing.assert_close(found, torch.cat(expected), atol=2e-5, rtol=0)
+    torch.testing.assert_close(entropies, torch.cat(expected_entropies), atol=2e-5, rtol=0)
+    assert part.behaviour.tolist() == behaviour
+    assert part.segments.tolist() == segments
+
+
+def test_a_token_of_another_sequence_changes_nothing(tmp_path: Path) -> None:
+    policy = load_policy(save_tiny_model(tmp_path), CPU)
+    ids, mask, lengths = np.arange(2, 20), np.tile(np.arange(6) > 1, 3), np.array([6, 6, 6])
+    changed = np.r_[ids[:6] + 40, ids[6:12], ids[12:] + 60]
+    one, _ = token_logprobs(policy, pack_tokens(ids, mask, lengths, CPU), 1000)
+    other, _ = token_logprobs(policy, pack_tokens(changed, mask, lengths, CPU), 1000)
+    assert torch.equal(one[4:8], other[4:8])
+    assert not torch.isclose(one[:4], other[:4]).any()
+
+
+@pytest.mark.parametrize("budget", [1, 40, 130])
+def test_the_gradient_does_not_depend_on_the_split(tmp_path: Path, budget: int) -> None:
+    policy = load_policy(save_tiny_model(tmp_path), CPU).double()
+    whole, split = (gradient_of(policy, tokens) for tokens in (10**6, budget))
+    assert (whole - split).norm() <= 1e-12 * whole.norm()
+    assert whole.norm() > 1e-3
+
+
+def test_the_split_costs_no_accuracy_in_single_precision(tmp_path: Path) -> None:
+    policy = load_policy(save_tiny_model(tmp_path), CPU)
+    whole, split = (gradient_of(policy, tokens) for tokens in (10**6, 60))
+    assert (whole - split).norm() <= 1e-5 * whole.norm()
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 60])
+def test_logits_in_chunks_give_the_same_gradient(tmp_path: Path, chunk: int) -> None:
+    policy = load_policy(save_tiny_model(tmp_path), CPU).double()
+    whole, chunked = (gradient_of(policy, 10**6, chunk=tokens) for tokens in (10**6, chunk))
+    assert (whole - chunked).norm() <= 1e-12 * whole.norm()
+
+
+def gradient_of(policy: torch.nn.Module, budget: int, chunk: int = 10**6) -> torch.Tensor:
+    """The gradient of Σ coefficient · advantage · logprob over a batch, in micro-batches of `budget` tokens."""
+    batch = join(make_batch())
+    advantages = torch.linspace(-1, 2, int(batch.trained.sum()))
+    coefficients = torch.linspace(0.1, 1, len(batch))
+    policy.zero_grad()
+    for part in micro_batches(batch, np.arange(len(batch)), advantages, coefficients, budget, CPU):
+        logprobs, _ = token_logprobs(policy, part.packed, chunk)  # type: ignore[arg-type]
+        torch.autograd.backward((part.coefficients * part.advantages * logprobs).sum())
+    return torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])

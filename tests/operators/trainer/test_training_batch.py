@@ -1,0 +1,80 @@
+"""Joining the parts of a batch, and refusing what cannot be trained on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from trainer_batches import make_batch, with_floats
+
+from operators.trainer.batch import join
+from schemas import columns
+from schemas.records import PolicyVersion
+
+
+def test_parts_are_joined_in_the_order_of_their_index() -> None:
+    parts = make_batch(parts=3)
+    batch = join(parts[::-1])
+    assert batch.trajectory_ids == tuple(name for part in parts for name in part.trajectory_ids)
+    assert len(batch) == 16
+    for index, start in enumerate(batch.starts):
+        end = start + batch.lengths[index]
+        assert batch.trained[index] == batch.loss_mask[start:end].sum()
+        assert not batch.loss_mask[start : start + batch.prompt_lengths[index]].any()
+    assert batch.token_ids.tolist() == [token for part in parts for token in part.token_ids.to_pylist()]
+    assert set(batch.versions) == {PolicyVersion(0, 3)}
+
+
+def test_groups_are_those_of_the_prompts_across_parts() -> None:
+    batch = join(make_batch(parts=3, number=2))
+    prompts = [name.split(".")[0] for name in batch.trajectory_ids]
+    for one, group in zip(prompts, batch.groups, strict=True):
+        for other, other_group in zip(prompts, batch.groups, strict=True):
+            assert (one == other) == (group == other_group)
+    assert set(batch.groups) == set(range(4))
+
+
+def test_a_number_that_is_not_finite_is_found_at_its_trajectory() -> None:
+    (row,) = make_batch()
+    batch = join([row])
+    trained = int(np.flatnonzero(batch.loss_mask)[40])
+    owner = int(np.searchsorted(np.cumsum(batch.lengths), trained, side="right"))
+    for value in (float("nan"), float("inf"), float("-inf")):
+        with pytest.raises(ValueError, match=rf"{batch.trajectory_ids[owner]} has a behaviour logprob"):
+            join([with_floats(row, "logprobs", {trained: value})])
+        with pytest.raises(ValueError, match=rf"{batch.trajectory_ids[5]} \(and 1 more\) has a reward"):
+            join([with_floats(row, "rewards", {5: value, 7: value})])
+
+
+def test_what_is_not_trained_may_hold_anything() -> None:
+    (row,) = make_batch()
+    untrained = int(np.flatnonzero(~join([row]).loss_mask)[3])
+    join([with_floats(row, "logprobs", {untrained: float("nan")})])
+
+
+def test_parts_that_are_not_one_batch_are_refused() -> None:
+    first, second = make_batch(parts=2)
+    for rows in ([first, first], [first, replace(second, batch=9)]):
+        with pytest.raises(ValueError, match="not the parts of one batch"):
+            join(rows)
+    with pytest.raises(ValueError, match="at least one"):
+        join([])
+
+
+def test_malformed_sequences_are_refused_by_name() -> None:
+    (row,) = make_batch()
+    name = row.trajectory_ids[2]
+    for length in (0, 1000):
+        prompts = row.prompt_lengths.to_pylist()
+        prompts[2] = length
+        with pytest.raises(ValueError, match=rf"{name} has no prompt, or one longer"):
+            join([replace(row, prompt_lengths=columns.integers(prompts))])
+    mask = row.loss_mask.to_pylist()
+    mask[sum(row.lengths.to_pylist()[:2])] = True
+    with pytest.raises(ValueError, match=rf"{name} has a prompt token in its loss mask"):
+        join([replace(row, loss_mask=columns.flags(mask))])
+    with pytest.raises(ValueError, match=rf"{name} is in the batch twice"):
+        join([replace(row, trajectory_ids=(*row.trajectory_ids[:3], name, *row.trajectory_ids[4:]))])
+    with pytest.raises(ValueError, match="its lengths sum to"):
+        join([replace(row, lengths=columns.integers([*row.lengths.to_pylist()[:-1], 1]))])

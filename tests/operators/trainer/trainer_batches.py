@@ -1,0 +1,81 @@
+"""Batches and models for the trainer's tests: small, random by seed, and with every row different."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from infra.models.demo import build_demo_model
+from infra.models.demo_config import DemoModelConfig
+from schemas import columns
+from schemas.records import MicroBatch
+
+TINY = DemoModelConfig(hidden_size=32, layers=2, heads=2, kv_heads=1, mlp_size=48, max_positions=64)
+
+
+def save_tiny_model(folder: Path, seed: int = 0) -> Path:
+    """A model folder whose weights are large enough for its predictions to differ from token to token."""
+    model, tokenizer = build_demo_model(replace(TINY, seed=seed))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3.0)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def make_batch(
+    seed: int = 0, groups: int = 4, samples: int = 4, number: int = 0, parts: int = 1, longest: int = 20
+) -> list[MicroBatch]:
+    """A batch of `groups` × `samples` sequences of many lengths; some response tokens are not trained."""
+    source = np.random.default_rng(seed)
+    rows = []
+    for group in range(groups):
+        prompt = source.integers(2, 200, source.integers(1, 6))
+        for sample in range(samples):
+            response = source.integers(2, 200, source.integers(2, longest))
+            rows.append((f"p{group + 100 * number}.{sample}", prompt, response, float(source.random() < 0.5)))
+    source.shuffle(rows)
+    return [pack_rows(rows[part::parts], source, batch=number, index=part, count=parts) for part in range(parts)]
+
+
+def pack_rows(
+    rows: list[tuple[str, np.ndarray, np.ndarray, float]],
+    source: np.random.Generator,
+    batch: int = 0,
+    index: int = 0,
+    count: int = 1,
+) -> MicroBatch:
+    """The record of `rows` of trajectory id, prompt, response and reward."""
+    masks = [np.r_[np.zeros(len(p), bool), source.random(len(r)) < 0.9] for _, p, r, _ in rows]
+    logprobs = [np.where(mask, -5 - source.random(len(mask)), 0) for mask in masks]
+    count_of_rows = len(rows)
+    return MicroBatch(
+        batch=batch,
+        index=index,
+        count=count,
+        rank=0,
+        token_ids=columns.token_ids(np.concatenate([np.r_[p, r] for _, p, r, _ in rows]).astype(np.int32)),
+        logprobs=columns.floats(np.concatenate(logprobs)),
+        loss_mask=columns.flags(np.concatenate(masks)),
+        lengths=columns.integers([len(p) + len(r) for _, p, r, _ in rows]),
+        prompt_lengths=columns.integers([len(p) for _, p, _, _ in rows]),
+        rewards=columns.floats([reward for *_, reward in rows]),
+        trajectory_ids=tuple(name for name, *_ in rows),
+        version_epochs=columns.integers([0] * count_of_rows),
+        version_numbers=columns.integers([3] * count_of_rows),
+        staleness=columns.integers([i % 3 for i in range(count_of_rows)]),
+        lineage_partitions=columns.integers([0] * count_of_rows),
+        lineage_offsets=columns.integers(range(count_of_rows)),
+    )
+
+
+def with_floats(row: MicroBatch, column: str, changes: dict[int, float]) -> MicroBatch:
+    """`row` with some values of its float column `column` changed."""
+    values = getattr(row, column).to_numpy(zero_copy_only=False).copy()
+    for place, value in changes.items():
+        values[place] = value
+    return replace(row, **{column: columns.floats(values)})
