@@ -1,0 +1,177 @@
+"""Checkpoints: resuming is bit-exact, a write is whole or not at all, and damage is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from trainer_batches import make_batch, save_tiny_model
+
+from infra.models.checkpoint_folder import load_model
+from infra.models.weights import load_weights, weight_tensors
+from operators.trainer.checkpoint import (
+    CheckpointError,
+    TrainerPosition,
+    list_checkpoints,
+    read_checkpoint,
+    read_position,
+    write_checkpoint,
+)
+from operators.trainer.config import LearnerConfig
+from operators.trainer.learner import Learner, LearnerState
+from schemas.records import PolicyVersion
+
+CONFIG = LearnerConfig(
+    learning_rate=1e-2, warmup_steps=2, schedule="cosine", total_steps=9, weight_decay=0.01, micro_batch_tokens=64
+)
+
+
+def position(number: int, epoch: int = 1) -> TrainerPosition:
+    return TrainerPosition(PolicyVersion(epoch, number), (number * 3, 7), number * 16)
+
+
+def same(one: LearnerState, other: LearnerState) -> bool:
+    tensors = all(
+        set(a) == set(b) and all(torch.equal(a[name], b[name]) for name in a)
+        for a, b in ((one.weights, other.weights), (one.moments, other.moments))
+    )
+    scalars = (one.updates, one.skipped_updates) == (other.updates, other.skipped_updates)
+    return tensors and scalars and torch.equal(one.random_state, other.random_state)
+
+
+@pytest.fixture
+def learner(tmp_path: Path) -> Learner:
+    made = Learner(CONFIG, save_tiny_model(tmp_path / "model"))
+    made.update(make_batch())
+    return made
+
+
+@pytest.mark.parametrize("before", [0, 1, 4])
+def test_resuming_gives_the_same_bits_as_never_stopping(tmp_path: Path, before: int) -> None:
+    model, other_model = save_tiny_model(tmp_path / "model"), save_tiny_model(tmp_path / "other", seed=5)
+    through = Learner(CONFIG, model)
+    for number in range(before):
+        through.update(make_batch(seed=number))
+    torch.manual_seed(17)
+    folder = write_checkpoint(tmp_path / "checkpoints", through.state(), position(before))
+    drawn = torch.rand(3)
+    resumed = Learner(CONFIG, other_model)  # with weights of its own, so that all must come from the checkpoint
+    state, found = read_checkpoint(folder)
+    resumed.restore(state)
+    assert found == read_position(folder) == position(before)
+    assert torch.equal(torch.rand(3), drawn)
+    for number in range(before, before + 3):
+        through.update(make_batch(seed=number))
+        resumed.update(make_batch(seed=number))
+    state = resumed.state()
+    assert same(through.state(), replace(state, random_state=through.state().random_state))
+
+
+def test_restoring_takes_a_copy(tmp_path: Path, learner: Learner) -> None:
+    state, _ = read_checkpoint(write_checkpoint(tmp_path / "checkpoints", learner.state(), position(1)))
+    kept, _ = read_checkpoint(tmp_path / "checkpoints" / "1.1")
+    learner.restore(state)
+    learner.update(make_batch(seed=1))
+    assert same(state, kept)
+
+
+def test_the_weights_are_a_file_that_rollouts_load(tmp_path: Path, learner: Learner) -> None:
+    folder = write_checkpoint(tmp_path / "checkpoints", learner.state(), position(1))
+    model = load_model(tmp_path / "model")
+    load_weights(model, folder / "weights.safetensors")
+    trained = weight_tensors(learner.model)
+    assert all(torch.equal(tensor, trained[name]) for name, tensor in weight_tensors(model).items())
+
+
+def test_the_newest_are_kept_in_the_order_of_versions(tmp_path: Path, learner: Learner) -> None:
+    for epoch, number in ((1, 9), (1, 10), (2, 3)):
+        write_checkpoint(tmp_path / "checkpoints", learner.state(), position(number, epoch), keep=2)
+    assert [folder.name for folder in list_checkpoints(tmp_path / "checkpoints")] == ["1.10", "2.3"]
+    assert list_checkpoints(tmp_path / "nowhere") == []
+    with pytest.raises(ValueError, match="keep"):
+        write_checkpoint(tmp_path / "checkpoints", learner.state(), position(11), keep=0)
+
+
+def test_a_full_disk_leaves_the_old_checkpoint_and_nothing_else(tmp_path: Path, learner: Learner) -> None:
+    root = tmp_path / "checkpoints"
+    write_checkpoint(root, learner.state(), position(1), keep=1)
+    before, _ = read_checkpoint(root / "1.1")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (10_000, limits[1])
+    )  # the kernel refuses to write on, as a full disk does
+    try:
+        with pytest.raises(CheckpointError, match=r"cannot write checkpoint 1\.2 .*the newest is still 1\.1"):
+            write_checkpoint(root, learner.state(), position(2), keep=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert os.listdir(root) == ["1.1"]
+    assert same(read_checkpoint(root / "1.1")[0], before)
+
+
+def test_what_a_killed_writer_left_is_no_checkpoint_and_goes(tmp_path: Path, learner: Learner) -> None:
+    root = tmp_path / "checkpoints"
+    write_checkpoint(root, learner.state(), position(1))
+    (root / "1.1").rename(root / ".unfinished-1.1")
+    assert list_checkpoints(root) == []
+    write_checkpoint(root, learner.state(), position(2))
+    assert os.listdir(root) == ["1.2"]
+
+
+def test_a_version_has_one_checkpoint(tmp_path: Path, learner: Learner) -> None:
+    write_checkpoint(tmp_path, learner.state(), position(1))
+    with pytest.raises(CheckpointError, match="already"):
+        write_checkpoint(tmp_path, learner.state(), position(1))
+    assert [folder.name for folder in list_checkpoints(tmp_path)] == ["1.1"]
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "trainer.safetensors", "checkpoint.json"])
+def test_damage_is_found(tmp_path: Path, learner: Learner, name: str) -> None:
+    folder = write_checkpoint(tmp_path / "checkpoints", learner.state(), position(1))
+    content = bytearray((folder / name).read_bytes())
+    content[len(content) // 2 :] = b"\0" * (len(content) - len(content) // 2)
+    (folder / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"1\.1"):
+        read_checkpoint(folder)
+    (folder / name).unlink()
+    with pytest.raises(CheckpointError, match=r"1\.1"):
+        read_checkpoint(folder)
+
+
+def test_another_format_is_refused(tmp_path: Path, learner: Learner) -> None:
+    folder = write_checkpoint(tmp_path / "checkpoints", learner.state(), position(1))
+    scalars = json.loads((folder / "checkpoint.json").read_text())
+    (folder / "checkpoint.json").write_text(json.dumps({**scalars, "format": 2}))
+    for read in (read_checkpoint, read_position):
+        with pytest.raises(CheckpointError, match="format 2"):
+            read(folder)
+
+
+def test_a_state_of_another_model_is_refused_before_anything_changes(tmp_path: Path, learner: Learner) -> None:
+    state = learner.state()
+    name = next(iter(state.weights))
+    broken = [
+        replace(state, weights={k: v for k, v in state.weights.items() if k != name}),
+        replace(state, weights={**state.weights, name: torch.zeros(3)}),
+        replace(state, moments={k: v for k, v in state.moments.items() if k != f"exp_avg.{name}"}),
+        replace(state, moments={**state.moments, f"exp_avg_sq.{name}": torch.zeros(3)}),
+    ]
+    other = Learner(CONFIG, save_tiny_model(tmp_path / "other", seed=3))
+    other.update(make_batch(seed=8))
+    before = {k: v.clone() for k, v in other.state().weights.items()}
+    moments = {k: v.clone() for k, v in other.state().moments.items()}
+    for wrong in broken:
+        with pytest.raises(ValueError, match=name.replace(".", r"\.")):
+            other.restore(wrong)
+        now = other.state()
+        assert all(torch.equal(now.weights[k], before[k]) for k in before)
+        assert set(now.moments) == set(moments)
+        assert all(torch.equal(now.moments[k], moments[k]) for k in moments)
