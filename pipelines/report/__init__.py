@@ -1,0 +1,1 @@
+"""What is left of a run to read: metrics, summary, the page, and the closing lines."""

@@ -1,0 +1,49 @@
+"""What the watcher of a run hears beside the records of its topics: phases, the health of its processes, lag."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from schemas.records import Metric, RelayStatus, ReplicaStatus
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseStarted:
+    """The run went over to `phase`, at Unix milliseconds `at`."""
+
+    phase: str
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """One process of the run, as its supervisor knows it: `pid` of the newest start, None before the first."""
+
+    pid: int | None
+    restarts: int
+    alive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RolesSeen:
+    """All processes of the run, by name."""
+
+    roles: Mapping[str, Role]
+
+
+@dataclass(frozen=True, slots=True)
+class LagSeen:
+    """Records behind, by the noun of the topic."""
+
+    behind: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """It is `at`, in Unix milliseconds. Nothing else has happened."""
+
+    at: int
+
+
+Event = Metric | ReplicaStatus | RelayStatus | PhaseStarted | RolesSeen | LagSeen | Tick

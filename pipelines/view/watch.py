@@ -1,0 +1,94 @@
+"""Watching one run: what an observer hears is folded, written to metrics.jsonl and shown."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Protocol
+
+from pipelines.report.metrics_file import MetricsFile, lag_metric, phase_metric, replica_metric
+from pipelines.view.events import Event, LagSeen, PhaseStarted, Role, RolesSeen, Tick
+from pipelines.view.live import LiveView
+from pipelines.view.state import RunState, fold_all
+from schemas.records import Metric, RelayStatus, ReplicaStatus
+
+REPLICA_EVERY_MS = 2_000
+LAG_EVERY_MS = 2_000
+
+
+class Source(Protocol):
+    """Where news of a run come from: `infra.kafka.observe.Observer`."""
+
+    def poll(self) -> Iterable[Metric | ReplicaStatus | RelayStatus]: ...
+
+    def lag(self) -> Mapping[str, int]: ...
+
+
+class Watch:
+    """Holds the newest snapshot, `state`. `tick` costs little and never waits; call it a few times a second.
+
+    Before Kafka is up there is no `source`; it may be set later. `file` and `view` may be left out.
+    """
+
+    def __init__(
+        self,
+        state: RunState,
+        *,
+        source: Source | None = None,
+        file: MetricsFile | None = None,
+        view: LiveView | None = None,
+        now: Callable[[], int] = lambda: time.time_ns() // 10**6,
+    ) -> None:
+        self.state, self.source = state, source
+        self._file, self._view, self._now = file, view, now
+        self._written: dict[int, int] = {}
+        self._lag_at = 0
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def phase(self, phase: str) -> RunState:
+        """The run goes over to `phase`."""
+        known = len(self.state.phases)
+        return self._take([PhaseStarted(phase, self._now())], [phase_metric(phase, known, self._now())])
+
+    def tick(self, roles: Mapping[str, Role] | None = None) -> RunState:
+        """Take in what is new, `roles` too, and show it."""
+        now = self._now()
+        events: list[Event] = [Tick(now)] if roles is None else [Tick(now), RolesSeen(roles)]
+        kept: list[Metric] = []
+        if self.source is not None:
+            for record in self.source.poll():
+                events.append(record)
+                if isinstance(record, Metric):
+                    kept.append(record)
+                elif isinstance(record, ReplicaStatus) and self._is_due(record):
+                    kept.append(replica_metric(record))
+            if now - self._lag_at >= LAG_EVERY_MS:
+                self._lag_at = now
+                lag = LagSeen(self.source.lag())
+                events.append(lag)
+                if lag.behind:
+                    kept.append(lag_metric(lag.behind, now))
+        return self._take(events, kept)
+
+    def _take(self, events: Iterable[Event], kept: Iterable[Metric]) -> RunState:
+        self.state = fold_all(self.state, events)
+        if self._file is not None:
+            self._file.append(kept)
+        if self._view is not None:
+            self._view.update(self.state)
+        return self.state
+
+    def _is_due(self, status: ReplicaStatus) -> bool:
+        if status.sent_at - self._written.get(status.replica, 0) < REPLICA_EVERY_MS and status.state != "stopped":
+            return False
+        self._written[status.replica] = status.sent_at
+        return True
