@@ -21,7 +21,9 @@ from operators.prompts.config import PromptsConfig
 from operators.relay.config import RelayConfig
 from operators.rollout.config import RolloutConfig
 from operators.score.config import ScoreConfig
-from operators.trainer import config as _tc; WarmStartConfig = getattr(_tc, "WarmStartConfig", dict)
+from operators.trainer import config as _tc
+
+WarmStartConfig = getattr(_tc, "WarmStartConfig", dict)
 from operators.trainer.training_config import TrainingConfig
 
 

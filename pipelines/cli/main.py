@@ -16,6 +16,9 @@ from pipelines.cli.output import show
 
 # A module is imported when its command is called, so what is heavy stays out of what is not.
 COMMANDS: dict[str, CommandModule] = {
+    "run": CommandModule("pipelines.cli.run", "Train a model with all pipelines on this machine."),
+    "submit": CommandModule("pipelines.cli.submit", "Run one pipeline alone, on any Beam runner."),
+    "broker": CommandModule("pipelines.cli.broker", "Start, stop and look at a local Kafka that stays."),
     "runs": CommandModule("pipelines.cli.runs", "Look after runs: audit."),
     "topics": CommandModule("pipelines.cli.topics", "Look into a run's topics: list, describe, tail, lag."),
     "weights": CommandModule("pipelines.cli.weights", "Look at the weight versions a run has published: list, show."),

@@ -3,33 +3,19 @@
 from __future__ import annotations
 
 from pipelines.config import Config
-from schemas.records import Metric
+from pipelines.view.state import RunState
 
 
-class Goal:
-    """Follows a run's metrics. `phase` is what it is busy with."""
+def is_trained(state: RunState, config: Config) -> bool:
+    """Whether the last optimizer step is done."""
+    return state.step >= config.trainer.optimizer_steps
 
-    def __init__(self, config: Config) -> None:
-        self._steps = config.trainer.optimizer_steps
-        held_out = bool(config.prompts.heldout or config.prompts.heldout_path)
-        self._awaited = {"greedy", "sampled"} if config.evaluation.sampled else {"greedy"}
-        if not held_out:
-            self._awaited = set()
-        self._trained = 0
 
-    @property
-    def reached(self) -> bool:
-        return self._trained >= self._steps and not self._awaited
-
-    @property
-    def phase(self) -> str:
-        if self._trained >= self._steps:
-            return "final evaluation"
-        return "training" if self._trained else "starting"
-
-    def see(self, metric: Metric) -> None:
-        """Take in a metric."""
-        if metric.name == "trainer":
-            self._trained = max(self._trained, metric.step)
-        elif metric.name == "evaluation" and metric.values.get("final"):
-            self._awaited -= {name.removeprefix("accuracy/") for name in metric.values if name.startswith("accuracy/")}
+def is_reached(state: RunState, config: Config) -> bool:
+    """Whether nothing is left to do but to drain."""
+    if not is_trained(state, config) or not (config.prompts.heldout or config.prompts.heldout_path):
+        return is_trained(state, config)
+    last = state.evaluation
+    if last is None or not last.final:
+        return False
+    return last.greedy is not None and (last.sampled is not None or not config.evaluation.sampled)

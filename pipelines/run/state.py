@@ -42,6 +42,12 @@ class RunStateFile:
         self.phase, self._phase_since = phase, now
         self.write()
 
+    def see(self, roles: Mapping[str, Mapping[str, Any]]) -> None:
+        """The processes are these now."""
+        if roles != self.roles:
+            self.roles = roles
+            self.write()
+
     def end(self, error: str | None = None) -> None:
         """The run is over."""
         self.ended_at, self.error = time.time(), error
@@ -64,3 +70,11 @@ class RunStateFile:
             "goal": {"optimizer_steps": self.goal},
         }
         write_atomically(self.folder / STATE_FILE, json.dumps(state, indent=1))
+
+
+def point_latest(folder: Path) -> None:
+    """Let `latest` beside run folder `folder` point to it."""
+    partial = folder.parent / f".latest.{os.getpid()}"
+    partial.unlink(missing_ok=True)
+    partial.symlink_to(folder.name)
+    partial.replace(folder.parent / "latest")

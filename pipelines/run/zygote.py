@@ -1,14 +1,15 @@
 """The zygote: one process that has imported everything, from which a run's roles are forked, and their guardian.
 
 Importing Beam and torch takes seconds of CPU; forked roles share it, and a role that is restarted is back at once. The
-zygote speaks JSON lines: `{"start": name, ...}` and `{"signal": name, "number": n}` in, `{"started": name, "pid": n}` and
-`{"ended": name, "code": n}` out. When its input ends (`laminar run` is gone, however it went) it stops every role and
+zygote speaks JSON lines: `{"start": name, ...}` and `{"signal": name, "number": n}` in, `{"started": name, "pid": n}`
+and `{"ended": name, "code": n}` out. When its input ends (`laminar run` is gone, however it went) it stops every role and
 removes what they shared.
 """
 
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
 import logging
 import os
@@ -19,8 +20,11 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from pipelines.roles import PIPELINES
 
 GRACE_S = 4.0
 """How long roles may take to drain before they are killed."""
@@ -41,20 +45,16 @@ def main() -> None:
 
 
 def _import_everything() -> None:
-    import apache_beam  # noqa: F401
-    import torch
-    import transformers  # noqa: F401
-
-    import pipelines.evaluation
-    import pipelines.experience
-    import pipelines.placement
-    import pipelines.prompts
-    import pipelines.relay
-    import pipelines.rollout
-    import pipelines.score
-    import pipelines.trainer  # noqa: F401
-
-    torch.set_num_threads(1)
+    """What roles import sooner or later, each module once for all of them."""
+    for module in (
+        "infra.models.checkpoint_folder",
+        "operators.rollout.build_engine",
+        "operators.trainer.warm_start",
+        "pipelines.run.warm",
+        "reasoning_gym",
+        *(f"pipelines.{pipeline}" for pipeline in PIPELINES),
+    ):
+        importlib.import_module(module)
     # A fork copies one thread: a lock that another holds would stay locked in every role.
     if threading.active_count() > 1:
         raise RuntimeError(f"imports started threads: {threading.enumerate()}")
@@ -112,10 +112,8 @@ class _Zygote:
                 self._say({"ended": name, "pid": pid, "code": os.waitstatus_to_exitcode(status)})
 
     def _say(self, event: Mapping[str, Any]) -> None:
-        try:
+        with suppress(BrokenPipeError):  # the supervisor is gone; the end of our input says so too
             os.write(self._events, json.dumps(event).encode() + b"\n")
-        except BrokenPipeError:
-            pass  # the supervisor is gone; the end of our input says so too
 
     def _end(self) -> None:
         for pid in self._running:

@@ -59,6 +59,10 @@ class Watch:
         known = len(self.state.phases)
         return self._take([PhaseStarted(phase, self._now())], [phase_metric(phase, known, self._now())])
 
+    def hear(self, metric: Metric) -> RunState:
+        """Take in a metric that comes on no topic."""
+        return self._take([metric], [metric])
+
     def tick(self, roles: Mapping[str, Role] | None = None) -> RunState:
         """Take in what is new, `roles` too, and show it."""
         now = self._now()

@@ -1,0 +1,79 @@
+"""`laminar broker`: the local Kafka, kept running between runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pipelines.cli.options import JsonOption
+from pipelines.cli.output import Report
+
+app = typer.Typer(no_args_is_help=True, help="Start, stop and look at a local Kafka that stays.")
+
+FolderOption = Annotated[
+    Path, typer.Option("--folder", metavar="DIR", help="Where its data, log and state lie.", envvar="LAMINAR_BROKER")
+]
+DEFAULT_FOLDER = Path.home() / ".local" / "share" / "laminar" / "broker"
+
+
+@app.command()
+def start(
+    folder: FolderOption = DEFAULT_FOLDER,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: a free one, the same at every start.")] = 0,
+    json: JsonOption = False,
+) -> Report:
+    """Start a single-node Apache Kafka on this machine's loopback address.
+
+    \b
+    Examples:
+      laminar broker start
+      laminar broker start --port 9092
+    """
+    from infra.kafka.broker import BrokerConfig
+    from infra.kafka.detached_broker import start_detached
+
+    status = start_detached(folder, BrokerConfig(folder / "data", port=port), lambda line: typer.echo(line, err=True))
+    return _report(status, json)
+
+
+@app.command()
+def stop(folder: FolderOption = DEFAULT_FOLDER, json: JsonOption = False) -> Report:
+    """Stop it; its data stays.
+
+    \b
+    Examples:
+      laminar broker stop
+    """
+    from infra.kafka.detached_broker import stop_detached
+
+    stopped = stop_detached(folder)
+    return Report({"stopped": stopped}, lambda: "stopped" if stopped else "no broker was running", as_json=json)
+
+
+@app.command()
+def status(folder: FolderOption = DEFAULT_FOLDER, json: JsonOption = False) -> Report:
+    """Say whether it runs, and where; exit code 1 if it does not.
+
+    \b
+    Examples:
+      laminar broker status --json
+    """
+    from infra.kafka.detached_broker import detached_status
+
+    return _report(detached_status(folder), json)
+
+
+def _report(status: Any, as_json: bool) -> Report:
+    if status is None:
+        return Report({"running": False}, lambda: "no broker is running", as_json=as_json, exit_code=1)
+    data = {
+        "running": True,
+        "bootstrap_servers": status.bootstrap_servers,
+        "pid": status.pid,
+        "data": str(status.data_dir),
+        "log": str(status.log_file),
+    }
+    text = f"Apache Kafka at {status.bootstrap_servers} (pid {status.pid}, data in {status.data_dir})"
+    return Report(data, lambda: text, as_json=as_json)

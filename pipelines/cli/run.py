@@ -1,0 +1,41 @@
+"""`laminar run`: a whole run on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipelines.cli.output import Report
+
+app = typer.Typer()
+
+ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="The run's configuration.")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one setting; may be given many times."),
+]
+
+
+@app.command()
+def run(
+    config: ConfigArgument,
+    changes: SetOption = None,
+    name: Annotated[str, typer.Option("--name", help="The run's name; by default made of task and time.")] = "",
+    json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON at the end.")] = False,
+) -> Report:
+    """Train a model with all pipelines on this machine: broker, warm start, roles, evaluation, audit and report.
+
+    Everything is left in runs/NAME. Exit code 0: the goal was reached and the books balance.
+
+    \b
+    Examples:
+      laminar run examples/chain_sum.toml
+      laminar run examples/chain_sum.toml --set trainer.optimizer_steps=40 --set run.seed=1
+      laminar run examples/my_model.toml --set kafka.bootstrap_servers='"kafka:9092"'
+    """
+    from pipelines.config import load_config
+    from pipelines.run.local import run_locally
+
+    return run_locally(load_config(config, [*(changes or []), *([f'run.name="{name}"'] if name else [])]), as_json=json)

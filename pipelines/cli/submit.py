@@ -1,0 +1,46 @@
+"""`laminar submit`: one pipeline alone, on any runner."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from pipelines.cli.run import ConfigArgument, SetOption
+from pipelines.roles import PIPELINES
+
+app = typer.Typer()
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def submit(
+    context: typer.Context,
+    pipeline: Annotated[str, typer.Argument(metavar="PIPELINE", help=f"One of {', '.join(PIPELINES)}.")],
+    config: ConfigArgument,
+    changes: SetOption = None,
+    index: Annotated[int, typer.Option("--index", min=0, help="Which rollout process or relay worker this is.")] = 0,
+    runner: Annotated[
+        Literal["embedded", "prism", "flink", "portable"], typer.Option("--runner", help="The Beam runner.")
+    ] = "embedded",
+) -> None:
+    """Run one pipeline in the foreground until it is stopped; SIGTERM and Ctrl-C drain it.
+
+    CONFIG must name the run, the brokers and the model: runs/NAME/config.toml of a started run does. Beam's own options
+    follow after `--`.
+
+    \b
+    Examples:
+      laminar submit score runs/latest/config.toml
+      laminar submit rollout runs/latest/config.toml --index 1
+      laminar submit placement run.toml --runner flink -- --flink_master=localhost:8081
+    """
+    if pipeline not in PIPELINES:
+        raise typer.BadParameter(f"there is no pipeline {pipeline!r}; there are {', '.join(PIPELINES)}")
+    from pipelines.config import load_config
+    from pipelines.roles import Role, configure_logging, run_role
+
+    loaded = load_config(config, changes or [])
+    if not loaded.run.name:
+        raise typer.BadParameter(f"{config} does not say run.name: which run's topics to read and write")
+    configure_logging()
+    run_role(loaded, Role(pipeline, index), runner, context.args)

@@ -1,0 +1,66 @@
+"""The last lines of `laminar run`: what was reached, and what to try next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipelines.report.verdict import accounted, compared_with_warm_start, learned
+from pipelines.view.text import UNKNOWN, clock, count, figure
+
+
+def closing_lines(summary: Mapping[str, Any], folder: str) -> list[str]:
+    """Plain lines; `folder` is the run's, as the user would write it."""
+    run = summary["run"]
+    steps, goal = summary.get("optimizer_steps"), summary.get("optimizer_steps_goal")
+    reached = "reached its goal" if summary.get("reached") else "ended before its goal"
+    what = [
+        f"{steps or 0}{f' of {goal}' if goal else ''} optimizer steps",
+        f"{count(summary.get('trajectories_trained') or 0)} trajectories",
+        f"{count(summary.get('tokens_generated'))} tokens generated",
+        clock(summary.get("wall_seconds")),
+    ]
+    lines = ["", f"Run {run} {reached}: {', '.join(what)}."]
+    if summary.get("error"):
+        lines.append(f"  Error: {summary['error']}")
+    lines += ["", *(f"  {label:<22}{before:>7} → {after}" for label, before, after in _rises(summary))]
+    best = summary.get("heldout_warm_start_best")
+    if best is not None:
+        lines.append(
+            f"  {'best supervised':<22}{figure(best):>7}   held-out, greedy: the best checkpoint of the warm start"
+        )
+    mean, most = summary.get("staleness_mean"), summary.get("staleness_max")
+    lines.append(f"  {'staleness':<22}{figure(mean):>7}   mean, at most {figure(most, 0)} versions")
+    restarts = {name: number for name, number in (summary.get("restarts") or {}).items() if number}
+    if restarts:
+        lines.append(f"  {'restarts':<22}{sum(restarts.values()):>7}   {', '.join(map(_times, restarts.items()))}")
+    told = compared_with_warm_start(summary)
+    lines += ["", learned(summary), *([told] if told else []), accounted(summary)]
+    return [*lines, "", "Next:", *(f"  {command:<52} {about}" for command, about in next_commands(run, folder)), ""]
+
+
+def next_commands(run: str, folder: str) -> list[tuple[str, str]]:
+    """Commands that work as they stand, each with what it is for."""
+    return [
+        (f"open {folder}/report.html", "the run in plots"),
+        (f"laminar runs audit --run {run}", "prove again that nothing was lost or trained twice"),
+        (f"laminar topics tail trajectories --run {run}", "read what the model wrote"),
+        (f"laminar weights list --run {run}", "the weight versions that were published"),
+        ("laminar run examples/chain_sum.toml --set run.seed=1", "the same with another seed"),
+    ]
+
+
+def _rises(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    rows = (
+        ("reward", "reward_first", "reward_last"),
+        ("held-out, greedy", "heldout_before", "heldout_after"),
+        ("held-out, sampled", "heldout_sampled_before", "heldout_sampled_after"),
+        ("response length", "response_length_first", "response_length_last"),
+    )
+    shown = [(label, figure(summary.get(first)), figure(summary.get(last))) for label, first, last in rows]
+    return [row for row in shown if row[1:] != (UNKNOWN, UNKNOWN)]
+
+
+def _times(item: tuple[str, int]) -> str:
+    name, number = item
+    return f"{name} {number}×"

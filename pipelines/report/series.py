@@ -1,0 +1,91 @@
+"""What the plots and the summary have in common: the series of a metrics file, the newest account of each step."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pipelines.view.state import Evaluation, merge_evaluation
+from schemas.records import Metric
+
+
+def newest_by_step(metrics: Iterable[Metric], name: str) -> list[Metric]:
+    """The records of series `name` by rising step, one a step: a restarted role measures the same steps again."""
+    by_step: dict[int, Metric] = {}
+    for metric in metrics:
+        if metric.name == name:
+            known = by_step.get(metric.step)
+            if known is None or metric.measured_at >= known.measured_at:
+                by_step[metric.step] = metric
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def evaluations(metrics: Iterable[Metric]) -> list[Evaluation]:
+    """Held-out accuracy by rising version."""
+    by_version: dict[int, Evaluation] = {}
+    for metric in sorted((each for each in metrics if each.name == "evaluation"), key=lambda each: each.measured_at):
+        by_version[metric.step] = merge_evaluation(by_version.get(metric.step), metric)
+    return [by_version[version] for version in sorted(by_version)]
+
+
+def staleness_histogram(metrics: Iterable[Metric]) -> dict[int, int]:
+    """Trained trajectories by staleness at consumption, in versions."""
+    counts: dict[int, int] = defaultdict(int)
+    for metric in newest_by_step(metrics, "experience"):
+        for key, value in metric.values.items():
+            age = key.removeprefix("staleness/")
+            if age != key and age.isdigit():
+                counts[int(age)] += round(value)
+    return dict(sorted(counts.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one optimizer step trained: how many trajectories, and how many were trained after it in all."""
+
+    step: int
+    at: int
+    trajectories: float
+    cumulative: float
+    values: Mapping[str, float]
+
+
+def batches(metrics: Iterable[Metric]) -> list[Batch]:
+    """The optimizer steps, in order; those that do not say how many trajectories were trained by then are left out."""
+    found: list[Batch] = []
+    for metric in newest_by_step(metrics, "trainer"):
+        if "trajectories" in metric.values:
+            cumulative = metric.values["trajectories"]
+            before = found[-1].cumulative if found else 0.0
+            found.append(
+                Batch(metric.step, metric.measured_at, max(0.0, cumulative - before), cumulative, metric.values)
+            )
+    return found
+
+
+def weighted_mean(of: Sequence[Batch], key: str) -> float | None:
+    """The mean over trajectories of a value that each batch gives as its own mean; None where no batch has it."""
+    having = [batch for batch in of if key in batch.values and batch.trajectories]
+    total = sum(batch.trajectories for batch in having)
+    return sum(batch.values[key] * batch.trajectories for batch in having) / total if total else None
+
+
+def mean_between(of: Sequence[Batch], key: str, first: float, last: float) -> float | None:
+    """The mean of `key` over the trained trajectories number `first` to `last`; of a batch that straddles, that part."""
+    total = weight = 0.0
+    for batch in of:
+        share = min(last, batch.cumulative) - max(first, batch.cumulative - batch.trajectories)
+        if share > 0 and key in batch.values:
+            total, weight = total + share * batch.values[key], weight + share
+    return total / weight if weight else None
+
+
+def tokens_generated(metrics: Iterable[Metric]) -> int | None:
+    """Response tokens by the replicas' last word of each of their starts; None where no heartbeat was kept."""
+    last: dict[tuple[int, float], float] = {}
+    for metric in metrics:
+        if metric.name == "replica" and "tokens_generated" in metric.values:
+            start = (metric.step, metric.values.get("incarnation", 0.0))
+            last[start] = max(last.get(start, 0.0), metric.values["tokens_generated"])
+    return int(sum(last.values())) if last else None

@@ -1,0 +1,105 @@
+"""summary.json: a run in figures. Pure; what is not known is null."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipelines.report.series import (
+    batches,
+    evaluations,
+    mean_between,
+    newest_by_step,
+    staleness_histogram,
+    tokens_generated,
+    weighted_mean,
+)
+from schemas.records import Metric
+
+TENTH = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What is known of a run beside its metrics.
+
+    `phases`: seconds by name, in order. `audit`: what `Audit.to_json()` says. `restarts`: by role. `warm_start`: values
+    as in the series of that name, where they are not in the metrics. `reached`: whether the run made its goal.
+    """
+
+    run: str
+    reached: bool | None = None
+    error: str | None = None
+    seed: int | None = None
+    started_at: float | None = None
+    wall_seconds: float | None = None
+    phases: Mapping[str, float] = field(default_factory=dict)
+    audit: Mapping[str, Any] | None = None
+    restarts: Mapping[str, int] = field(default_factory=dict)
+    weight_versions: int | None = None
+    tokens_generated: int | None = None
+    warm_start: Mapping[str, Any] = field(default_factory=dict)
+    goal: int | None = None
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    packages: Mapping[str, str] = field(default_factory=dict)
+
+
+def summarize(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
+    """The summary, JSON-ready.
+
+    reward_first and reward_last are means over the first and the last tenth of the trained trajectories. heldout_before
+    is of the first version evaluated, heldout_after of the evaluation marked final (greedy; `_sampled_` at temperature
+    1); heldout_warm_start_best is the greedy accuracy of the best supervised checkpoint of the warm start.
+    """
+    trained = batches(metrics)
+    total = trained[-1].cumulative if trained else 0.0
+    held_out = evaluations(metrics)
+    before = held_out[0] if held_out else None
+    after = next((each for each in reversed(held_out) if each.final), None)
+    steps = newest_by_step(metrics, "trainer")
+    stalest = [metric.values["staleness/max"] for metric in steps if "staleness/max" in metric.values]
+    audit = facts.audit or {}
+    return {
+        "run": facts.run,
+        "reached": facts.reached,
+        "error": facts.error,
+        "reward_first": mean_between(trained, "reward/mean", 0, TENTH * total),
+        "reward_last": mean_between(trained, "reward/mean", (1 - TENTH) * total, total),
+        "heldout_before": before and before.greedy,
+        "heldout_after": after and after.greedy,
+        "heldout_sampled_before": before and before.sampled,
+        "heldout_sampled_after": after and after.sampled,
+        "heldout_warm_start_best": best_warm_start(metrics, facts.warm_start),
+        "heldout_questions": (after or before) and (after or before).questions,  # type: ignore[union-attr]
+        "trajectories_trained": int(total) if trained else None,
+        "optimizer_steps": steps[-1].step if steps else None,
+        "optimizer_steps_goal": facts.goal,
+        "weight_versions": facts.weight_versions,
+        "staleness_mean": weighted_mean(trained, "staleness/mean"),
+        "staleness_max": max(stalest) if stalest else None,
+        "staleness_histogram": {str(age): count for age, count in staleness_histogram(metrics).items()},
+        "response_length_first": mean_between(trained, "response_length/mean", 0, TENTH * total),
+        "response_length_last": mean_between(trained, "response_length/mean", (1 - TENTH) * total, total),
+        "tokens_generated": facts.tokens_generated if facts.tokens_generated is not None else tokens_generated(metrics),
+        "started_at": facts.started_at,
+        "wall_seconds": facts.wall_seconds,
+        "phases": dict(facts.phases),
+        "lost": audit.get("lost"),
+        "trained_twice": audit.get("trained_twice"),
+        "balanced": audit.get("balanced"),
+        "seed": facts.seed,
+        "restarts": dict(facts.restarts),
+        "machine": dict(facts.machine),
+        "packages": dict(facts.packages),
+    }
+
+
+def best_warm_start(metrics: Sequence[Metric], told: Mapping[str, Any]) -> float | None:
+    """The best greedy accuracy of a supervised checkpoint: where the warm start names it, else the largest measured."""
+    values = [*(metric.values for metric in metrics if metric.name == "warm_start"), told]
+    for key in ("best", "accuracy/greedy"):
+        known = [each[key] for each in values if isinstance(each.get(key), int | float)]
+        if known:
+            return float(max(known))
+    return None

@@ -1,0 +1,80 @@
+"""`laminar run` from name to closing lines: what goes on around the supervisor."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, replace
+
+from rich.console import Console
+
+from infra.files import write_atomically
+from pipelines.cli.output import Report
+from pipelines.config import Config, ConfigError
+from pipelines.report.closing import closing_lines
+from pipelines.report.html import render_report
+from pipelines.report.summary import summarise
+from pipelines.run.state import RunStateFile, point_latest
+from pipelines.run.supervisor import Interrupted, Supervisor
+from pipelines.view.live import LiveView
+
+
+def run_locally(config: Config, *, as_json: bool = False) -> Report:
+    """Run `config` on this machine; the report's exit code is 0 if the goal was reached and the books balance.
+
+    Raises ConfigError before anything is started, and what keeps the run from going on.
+    """
+    config = named(config)
+    check(config)
+    folder = config.run_folder
+    (folder / "logs").mkdir(parents=True)
+    point_latest(folder)
+    state = RunStateFile(folder, config.run.name, config.trainer.optimizer_steps)
+    state.write()
+    console = Console(stderr=as_json)
+    try:
+        with LiveView(console, config.run.name, config.trainer.optimizer_steps) as view:
+            supervisor = Supervisor(config, view, state)
+            balance = supervisor.run()
+    except Interrupted:
+        state.end("stopped before its goal")
+        return Report({"run": config.run.name, "error": state.error}, lambda: f"stopped; see {folder}", as_json, 130)
+    except BaseException as error:
+        state.end(f"{type(error).__name__}: {error}")
+        raise
+    state.end()
+    audited = {**balance.numbers(), "balanced": balance.balanced}
+    write_atomically(folder / "audit.json", json.dumps(asdict(balance), indent=1))
+    summary = summarise(folder, audited, state.phases)
+    write_atomically(folder / "summary.json", json.dumps(summary, indent=1))
+    write_atomically(folder / "report.html", render_report(folder))
+    code = 0 if balance.balanced else 1
+    return Report(summary, lambda: closing_lines(folder, summary), as_json=as_json, exit_code=code)
+
+
+def named(config: Config) -> Config:
+    """`config` with a run name: the task and the time, unless it has one."""
+    if config.run.name:
+        return config
+    task = config.prompts.task or config.prompts.source
+    stem = "".join(letter if letter.isalnum() else "-" for letter in task)[:40]
+    return replace(config, run=replace(config.run, name=f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"))
+
+
+def check(config: Config) -> None:
+    """Raise ConfigError for what can be known to fail before anything is started."""
+    if (config.run_folder / "state.json").exists():
+        raise ConfigError(f"there is a run {config.run.name!r} in {config.run.folder} already: choose another run.name")
+    if config.model.path:
+        config.model_folder()
+    elif config.warm_start is None:
+        raise ConfigError("model.path is not set: name a Hugging Face folder, or give a [warm_start] section")
+    if config.rollout.total_replicas > config.placement.max_replicas:
+        raise ConfigError(
+            f"rollout.processes × rollout.replicas = {config.rollout.total_replicas} replicas, "
+            f"but placement.max_replicas is {config.placement.max_replicas}"
+        )
+    unit = config.prompts.samples_per_prompt
+    admitted = (config.experience.max_staleness + 1) * config.experience.global_batch
+    if unit > admitted:
+        raise ConfigError(f"prompts.samples_per_prompt = {unit} is more than may be outstanding ({admitted})")
