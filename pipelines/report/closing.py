@@ -42,7 +42,7 @@ def closing_lines(summary: Mapping[str, Any], folder: str) -> list[str]:
 def next_commands(run: str, folder: str) -> list[tuple[str, str]]:
     """Commands that work as they stand, each with what it is for."""
     return [
-        (f"open {folder}/report.html", "the run in plots"),
+        (f"{folder}/report.html", "the run in plots: open it in a browser"),
         (f"laminar runs audit --run {run}", "prove again that nothing was lost or trained twice"),
         (f"laminar topics tail trajectories --run {run}", "read what the model wrote"),
         (f"laminar weights list --run {run}", "the weight versions that were published"),

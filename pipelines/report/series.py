@@ -56,11 +56,9 @@ def batches(metrics: Iterable[Metric]) -> list[Batch]:
     found: list[Batch] = []
     for metric in newest_by_step(metrics, "trainer"):
         if "trajectories" in metric.values:
-            cumulative = metric.values["trajectories"]
-            before = found[-1].cumulative if found else 0.0
-            found.append(
-                Batch(metric.step, metric.measured_at, max(0.0, cumulative - before), cumulative, metric.values)
-            )
+            total = metric.values["trajectories"]
+            new = max(0.0, total - (found[-1].cumulative if found else 0.0))
+            found.append(Batch(metric.step, metric.measured_at, new, total, metric.values))
     return found
 
 
@@ -72,7 +70,7 @@ def weighted_mean(of: Sequence[Batch], key: str) -> float | None:
 
 
 def mean_between(of: Sequence[Batch], key: str, first: float, last: float) -> float | None:
-    """The mean of `key` over the trained trajectories number `first` to `last`; of a batch that straddles, that part."""
+    """The mean of `key` over the trained trajectories number `first` to `last`; of a straddling batch, that part."""
     total = weight = 0.0
     for batch in of:
         share = min(last, batch.cumulative) - max(first, batch.cumulative - batch.trajectories)

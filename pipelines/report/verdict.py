@@ -20,7 +20,7 @@ def learned(summary: Summary) -> str:
     first, last = summary.get("reward_first"), summary.get("reward_last")
     if first is not None and last is not None:
         sentences.append(
-            f"Training reward went from {first:.2f} (first tenth of the trained trajectories) to {last:.2f} (last tenth)."
+            f"Training reward went from {first:.2f} to {last:.2f} (the first and the last tenth of the trajectories)."
         )
     before, after = summary.get("heldout_before"), summary.get("heldout_after")
     if before is not None and after is not None:
@@ -45,24 +45,24 @@ def compared_with_warm_start(summary: Summary) -> str | None:
     lines = []
     if drop > (_margin(summary, best, before) or 0.0):
         lines.append(
-            f"What the rise is: the warm start first taught worked answers ({best:.2f} greedy at its best checkpoint), "
+            f"What the rise is: the warm start first taught worked answers ({best:.2f} at its best checkpoint), "
             f"then, on purpose, a bad habit, mostly bare answers, which left {before:.2f}. Reinforcement learning found "
-            "that showing the work pays, and undid the habit."
+            "that showing its work pays, and undid the habit."
         )
     if after > best + margin:
         lines.append(
-            f"It ended at {after:.2f}, above the best supervised checkpoint ({best:.2f}) by more than the noise: beyond "
-            "undoing the habit, something was learned that the supervised phase had not taught."
+            f"It ended at {after:.2f}, above the best supervised checkpoint ({best:.2f}) by more than the noise: "
+            "beyond undoing the habit it learned something that the supervised phase had not taught."
         )
-    elif after > best:
+    elif after >= best - margin:
         lines.append(
-            f"It ended at {after:.2f}; the best supervised checkpoint had {best:.2f}. That is no difference that this many "
-            "questions could show: it did not clearly learn anything that the supervised phase had not taught."
+            f"It ended at {after:.2f}, level with the best supervised checkpoint ({best:.2f}) within the noise: "
+            "nothing shows that it learned what the supervised phase had not taught."
         )
     else:
         lines.append(
-            f"It ended at {after:.2f}, {'level with' if after == best else 'below'} the best supervised checkpoint "
-            f"({best:.2f}): it did not learn anything that the supervised phase had not taught."
+            f"It ended at {after:.2f}, below the best supervised checkpoint ({best:.2f}): it did not learn "
+            "anything that the supervised phase had not taught."
         )
     return " ".join(lines)
 

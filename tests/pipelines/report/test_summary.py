@@ -1,0 +1,218 @@
+"""The summary from a synthetic run, what it says in words, and the closing lines."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from synthetic_run import GROUP_BATCH, START, STEPS, evaluation_metric, history, trainer_metric
+
+from pipelines.report.closing import closing_lines
+from pipelines.report.machine import cpu_model, describe_machine, package_versions
+from pipelines.report.metrics_file import MetricsFile, read_metrics
+from pipelines.report.series import batches, evaluations, mean_between, newest_by_step, staleness_histogram
+from pipelines.report.summary import RunFacts, summarize
+from pipelines.report.verdict import accounted, compared_with_warm_start, learned
+from schemas.records import Metric
+
+FACTS = RunFacts(
+    "sums",
+    reached=True,
+    seed=3,
+    wall_seconds=133.2,
+    goal=STEPS,
+    phases={"warm start": 12.0, "training": 100.0},
+    audit={"balanced": True, "lost": 0, "trained_twice": 0, "in_flight_by_stage": {}},
+    restarts={"rollout-0": 1, "score": 0},
+    weight_versions=81,
+)
+
+
+def test_the_summary_of_a_metrics_file(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with MetricsFile(path) as file:
+        file.append(history())
+    summary = summarize(read_metrics(path), FACTS)
+    assert json.loads(json.dumps(summary, allow_nan=False)) == summary
+    tenth = STEPS // 10
+    rewards = [trainer_metric(step).values["reward/mean"] for step in range(1, STEPS + 1)]
+    assert summary["reward_first"] == pytest.approx(sum(rewards[:tenth]) / tenth)
+    assert summary["reward_last"] == pytest.approx(sum(rewards[-tenth:]) / tenth)
+    expected = {
+        "run": "sums",
+        "heldout_before": 0.24,
+        "heldout_after": pytest.approx(0.86),
+        "heldout_sampled_before": 0.2,
+        "heldout_sampled_after": pytest.approx(0.81),
+        "heldout_warm_start_best": 0.94,
+        "heldout_questions": 256,
+        "trajectories_trained": STEPS * GROUP_BATCH,
+        "optimizer_steps": STEPS,
+        "weight_versions": 81,
+        "staleness_mean": pytest.approx(0.8),
+        "staleness_max": 3,
+        "staleness_histogram": {"0": 40 * STEPS, "1": 72 * STEPS, "2": 16 * STEPS},
+        "tokens_generated": 2 * 900 * STEPS,
+        "wall_seconds": 133.2,
+        "phases": {"warm start": 12.0, "training": 100.0},
+        "lost": 0,
+        "trained_twice": 0,
+        "balanced": True,
+        "seed": 3,
+        "restarts": {"rollout-0": 1, "score": 0},
+    }
+    assert {key: summary[key] for key in expected} == expected
+
+
+def test_of_a_run_of_which_nothing_is_known_everything_is_null() -> None:
+    summary = summarize([], RunFacts("empty"))
+    empty: tuple[Any, ...] = (None, {})
+    assert {key for key, value in summary.items() if value not in empty} == {"run"}
+    assert "heldout_before" in summary
+    assert "Nothing was trained." in "\n".join(closing_lines(summary, "runs/empty"))
+
+
+def test_a_step_that_was_trained_again_counts_once() -> None:
+    metrics = [trainer_metric(1, 0.0), trainer_metric(2, 0.0)]
+    again = [replace(trainer_metric(2, 1.0), measured_at=START + 90_000), trainer_metric(3, 1.0)]
+    summary = summarize([*again, *metrics], RunFacts("r"))  # in whatever order they come
+    assert [batch.values["reward/mean"] for batch in batches([*again, *metrics])] == [0.0, 1.0, 1.0]
+    assert (summary["optimizer_steps"], summary["trajectories_trained"]) == (3, 3 * GROUP_BATCH)
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "expected"),
+    [(0, 128, 0.1), (0, 256, 0.15), (64, 192, 0.15), (192, 384, 0.8 / 3), (0, 64, 0.1), (384, 500, None), (7, 7, None)],
+)
+def test_a_mean_over_trajectories_takes_part_of_a_batch(first: float, last: float, expected: float | None) -> None:
+    trained = batches([trainer_metric(step, 0.1 * step) for step in (1, 2, 3)])
+    assert mean_between(trained, "reward/mean", first, last) == (expected and pytest.approx(expected))
+
+
+def test_batches_of_different_sizes_weigh_by_trajectories() -> None:
+    sizes = [(1, 100.0, 1.0), (2, 1000.0, 0.0)]
+    metrics = [
+        Metric("trainer", step, {"trajectories": t, "reward/mean": r, "staleness/mean": r}, step)
+        for step, t, r in sizes
+    ]
+    summary = summarize(metrics, RunFacts("r"))
+    assert summary["reward_first"] == pytest.approx(1.0)
+    assert summary["reward_last"] == pytest.approx(0.0)
+    assert summary["staleness_mean"] == pytest.approx(0.1)
+
+
+def test_before_is_the_first_version_and_after_only_what_is_final() -> None:
+    late = [
+        evaluation_metric(20, "greedy", 0.5),
+        evaluation_metric(0, "sampled", 0.1),
+        evaluation_metric(0, "greedy", 0.2),
+    ]
+    summary = summarize(late, RunFacts("r"))
+    assert (summary["heldout_before"], summary["heldout_sampled_before"]) == (0.2, 0.1)
+    assert (summary["heldout_after"], summary["heldout_sampled_after"]) == (None, None)
+    final = summarize([*late, evaluation_metric(30, "greedy", 0.7, final=True)], RunFacts("r"))
+    assert (final["heldout_after"], final["heldout_sampled_after"]) == (0.7, None)
+    assert [each.version for each in evaluations(late)] == [0, 20]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "told", "expected"),
+    [
+        ([{"accuracy/greedy": 0.9}, {"accuracy/greedy": 0.2}], {}, 0.9),
+        ([{"accuracy/greedy": 0.9, "best": 0.91}], {}, 0.91),
+        ([], {"best": 0.8, "folder": "x", "accuracy/greedy": 0.3}, 0.8),
+        ([{"progress": 0.5}], {"best": None}, None),
+    ],
+)
+def test_the_best_supervised_checkpoint(
+    metrics: list[dict[str, float]], told: dict[str, Any], expected: float | None
+) -> None:
+    series = [Metric("warm_start", index, values, index) for index, values in enumerate(metrics)]
+    assert summarize(series, RunFacts("r", warm_start=told))["heldout_warm_start_best"] == expected
+
+
+def test_series_keep_the_newest_account_of_a_step() -> None:
+    metrics = [
+        Metric("a", 2, {"x": 1.0}, 5),
+        Metric("a", 1, {"x": 2.0}, 9),
+        Metric("a", 2, {"x": 3.0}, 4),
+        Metric("b", 1, {}, 1),
+    ]
+    assert [(each.step, each.values["x"]) for each in newest_by_step(metrics, "a")] == [(1, 2.0), (2, 1.0)]
+    odd = [Metric("experience", 0, {"staleness/1": 3.0, "staleness/mean": 0.5, "buffer/groups": 1.0}, 1)]
+    assert staleness_histogram([*odd, *odd]) == {1: 3}
+
+
+def summary(best: float, before: float, after: float, questions: int | None = 256) -> dict[str, Any]:
+    return {
+        "heldout_warm_start_best": best, "heldout_before": before, "heldout_after": after,
+        "heldout_questions": questions, "reward_first": 0.4, "reward_last": 0.9, "balanced": True,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("best", "before", "after", "says", "says_not"),
+    [
+        (0.94, 0.24, 0.86, "0.86, below the best supervised checkpoint (0.94)", "level"),
+        (0.94, 0.24, 0.93, "0.93, level with the best supervised checkpoint (0.94) within the noise", "above"),
+        (0.94, 0.24, 0.95, "level with", "above"),
+        (0.60, 0.24, 0.86, "0.86, above the best supervised checkpoint (0.60) by more than the noise", "below"),
+        (0.94, 0.24, 0.86, "bad habit, mostly bare answers, which left 0.24", "above"),
+        (0.60, 0.60, 0.62, "level with", "bad habit"),  # nothing was lost that could be undone
+    ],
+)
+def test_what_the_rise_is_follows_from_the_numbers(
+    best: float, before: float, after: float, says: str, says_not: str
+) -> None:
+    text = compared_with_warm_start(summary(best, before, after))
+    assert text is not None
+    assert says in text
+    assert says_not not in text
+
+
+def test_nothing_is_said_of_what_is_not_known() -> None:
+    assert compared_with_warm_start({"heldout_before": 0.2, "heldout_after": 0.8}) is None
+    assert learned({}) == "Nothing was trained."
+    assert "no final evaluation" in learned({"heldout_before": 0.2})
+    assert "within the noise" in learned(summary(0.9, 0.80, 0.82))
+    assert "within the noise" not in learned(summary(0.9, 0.20, 0.82))
+    assert "standard error" not in learned(summary(0.9, 0.2, 0.8, questions=None))
+
+
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        ({}, "not audited"),
+        ({"balanced": True}, "none was lost"),
+        ({"balanced": False, "lost": 3, "trained_twice": 0}, "does NOT balance: 3 lost"),
+    ],
+)
+def test_what_the_audit_says(found: dict[str, Any], says: str) -> None:
+    assert says in accounted(found)
+
+
+def test_the_closing_lines_say_what_was_reached_and_what_to_do_next() -> None:
+    lines = closing_lines(summarize(list(history()), FACTS), "runs/sums")
+    text = "\n".join(lines)
+    for expected in (
+        "Run sums reached its goal: 80 of 80 optimizer steps, 10.2k trajectories, 144.0k tokens generated, 2:13.",
+        "0.42 → 0.89",
+        "0.24 → 0.86",
+        "rollout-0 1×",
+        "runs/sums/report.html",
+        "laminar runs audit --run sums",
+    ):
+        assert expected in text, expected
+    stopped = closing_lines(summarize([], RunFacts("sums", reached=False, error="the broker went away")), "runs/sums")
+    assert "ended before its goal" in "\n".join(stopped)
+    assert "Error: the broker went away" in "\n".join(stopped)
+
+
+def test_the_machine_is_described() -> None:
+    assert describe_machine()["cores"] >= 1
+    assert package_versions()["apache-beam"].startswith("2.")
+    assert cpu_model("processor\t: 0\nmodel name\t: Some CPU @ 3: fast\nmodel name\t: Other\n") == "Some CPU @ 3: fast"
+    assert cpu_model("processor : 0\nFeatures : fp\n") is None
