@@ -1,0 +1,195 @@
+"""The bounded producer on a real broker: one that answers, one that is paused, one that is gone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+from kafka import KafkaConsumer, TopicPartition
+
+from infra.kafka.admin import TopicSpec, admin_client, create_topics
+from infra.kafka.broker import Broker, BrokerConfig, free_port, start_broker
+from infra.kafka.producer import BoundedProducer, DeliveryFailed
+from infra.kafka.properties import ClientProperties
+
+KILOBYTE = bytes(1000)
+
+
+@pytest.fixture(scope="module")
+def own_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """A broker of this file's own, for it is paused."""
+    with start_broker(BrokerConfig(tmp_path_factory.mktemp("kafka"))) as running:
+        yield running
+
+
+@pytest.fixture
+def paused(own_broker: Broker) -> Iterator[psutil.Process]:
+    """The broker's process; it goes on after the test in any case."""
+    process = psutil.Process(own_broker.pid)
+    yield process
+    process.resume()
+
+
+def topic_on(broker: Broker, name: str) -> ClientProperties:
+    client = ClientProperties.at(broker.bootstrap_servers)
+    with admin_client(client) as admin:
+        create_topics(admin, [TopicSpec(name, 1)])
+    return client
+
+
+def values_in(client: ClientProperties, topic: str) -> list[bytes]:
+    partition = TopicPartition(topic, 0)
+    consumer = KafkaConsumer(**client.consumer(enable_auto_commit=False))
+    consumer.assign([partition])
+    consumer.seek_to_beginning(partition)
+    end, found = consumer.end_offsets([partition])[partition], []
+    while consumer.position(partition) < end:
+        found += [record for polled in consumer.poll(1000).values() for record in polled]
+    consumer.close()
+    return found
+
+
+def test_records_arrive_whole_and_in_order(broker: Broker, run_id: str) -> None:
+    client = topic_on(broker, run_id)
+    with BoundedProducer(client, max_bytes_in_flight=5000) as producer:
+        for number in range(200):
+            producer.send(run_id, KILOBYTE, key=str(number).encode(), headers=[("n", b"%d" % number)])
+            assert producer.bytes_in_flight <= 5000
+        producer.flush(10)
+        assert producer.bytes_in_flight == 0
+        producer.send(run_id, b"last", partition=0)
+    records = values_in(client, run_id)
+    assert [(r.key, r.value, r.headers) for r in records] == [
+        *((str(n).encode(), KILOBYTE, [("n", b"%d" % n)]) for n in range(200)),
+        (None, b"last", []),
+    ]
+
+
+def test_who_sends_too_much_waits(own_broker: Broker, paused: psutil.Process, run_id: str) -> None:
+    client = topic_on(own_broker, run_id)
+    sent: list[int] = []
+    with BoundedProducer(client, max_bytes_in_flight=5000) as producer:
+        producer.send(run_id, b"first")
+        producer.flush(10)
+        paused.suspend()
+
+        def send_all() -> None:
+            for number in range(8):
+                producer.send(run_id, KILOBYTE)
+                sent.append(number)
+
+        sender = threading.Thread(target=send_all)
+        sender.start()
+        sender.join(0.7)
+        assert sender.is_alive()
+        assert len(sent) == 5
+        assert producer.bytes_in_flight == 5000
+        with pytest.raises(TimeoutError, match=r"5000 bytes were not acknowledged within 0\.1 s"):
+            producer.flush(0.1)
+        paused.resume()
+        sender.join(10)
+        producer.flush(10)
+    assert len(values_in(client, run_id)) == 9
+
+
+def test_what_cannot_be_delivered_is_raised_by_the_next_call(
+    own_broker: Broker, paused: psutil.Process, run_id: str
+) -> None:
+    client = topic_on(own_broker, run_id)
+    producer = BoundedProducer(client.updated({"request.timeout.ms": "300", "delivery.timeout.ms": "600"}))
+    producer.send(run_id, b"first")
+    producer.flush(10)
+    paused.suspend()
+    producer.send(run_id, b"lost")
+    deadline = time.monotonic() + 10
+    while producer.bytes_in_flight and time.monotonic() < deadline:
+        time.sleep(0.01)
+    with pytest.raises(DeliveryFailed, match=r"1 record\(s\) were not delivered: ") as failed:
+        producer.send(run_id, b"never taken")
+    assert failed.value.__cause__ is not None
+    producer.flush(0)  # said once
+    paused.resume()
+    producer.send(run_id, b"last")
+    producer.close()
+    values = [record.value for record in values_in(client, run_id)]
+    assert values in ([b"first", b"last"], [b"first", b"lost", b"last"])  # lost means not known to be there
+
+
+def test_nobody_waits_for_ever(own_broker: Broker, paused: psutil.Process, run_id: str) -> None:
+    client = topic_on(own_broker, run_id)
+    with BoundedProducer(client, max_bytes_in_flight=10, max_block_s=0.2) as producer:
+        producer.send(run_id, b"first")
+        producer.flush(10)
+        paused.suspend()
+        producer.send(run_id, b"0123456789")
+        with pytest.raises(TimeoutError, match=r"10 bytes were not acknowledged within 0\.2 s"):
+            producer.send(run_id, b"9")
+        paused.resume()
+    assert [record.value for record in values_in(client, run_id)] == [b"first", b"0123456789"]
+
+
+def test_closing_keeps_its_deadline_and_leaves_no_thread(
+    own_broker: Broker, paused: psutil.Process, run_id: str
+) -> None:
+    before = set(threading.enumerate())
+    producer = BoundedProducer(topic_on(own_broker, run_id))
+    producer.send(run_id, b"first")
+    producer.flush(10)
+    paused.suspend()
+    producer.send(run_id, b"stuck")
+    started = time.monotonic()
+    with pytest.raises(TimeoutError, match="5 bytes were not acknowledged"):
+        producer.close(timeout_s=0.3)
+    assert time.monotonic() - started < 3
+    assert set(threading.enumerate()) <= before
+    producer.close()
+    with pytest.raises(ValueError, match="closed"):
+        producer.send(run_id, b"late")
+
+
+def test_closing_wakes_who_waits(own_broker: Broker, paused: psutil.Process, run_id: str) -> None:
+    producer = BoundedProducer(topic_on(own_broker, run_id), max_bytes_in_flight=10)
+    producer.send(run_id, b"first")
+    producer.flush(10)
+    paused.suspend()
+    producer.send(run_id, b"0123456789")
+    raised: list[Exception] = []
+
+    def wait() -> None:
+        try:
+            producer.send(run_id, b"0123456789")
+        except (ValueError, DeliveryFailed) as error:
+            raised.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    waiting.join(0.2)
+    assert waiting.is_alive()
+    with pytest.raises(TimeoutError):
+        producer.close(timeout_s=0.1)
+    waiting.join(5)
+    assert [str(error) for error in raised] == ["the producer is closed"]
+
+
+def test_a_record_over_the_bound_is_refused(broker: Broker, run_id: str) -> None:
+    with (
+        BoundedProducer(topic_on(broker, run_id), max_bytes_in_flight=100) as producer,
+        pytest.raises(ValueError, match="a record of 101 bytes is over the bound of 100"),
+    ):
+        producer.send(run_id, bytes(90), key=b"12345", headers=[("name", b"ab")])
+
+
+def test_a_topic_that_does_not_exist_is_an_error(broker: Broker, run_id: str) -> None:
+    client = ClientProperties.at(broker.bootstrap_servers).updated({"max.block.ms": "300"})
+    with BoundedProducer(client) as producer, pytest.raises(DeliveryFailed, match=f"{run_id} cannot be sent"):
+        producer.send(run_id, b"value")
+    assert producer.bytes_in_flight == 0
+
+
+def test_no_broker_is_said_by_its_address() -> None:
+    port = free_port()
+    with pytest.raises(DeliveryFailed, match=rf"no broker takes records: .*127\.0\.0\.1:{port}"):
+        BoundedProducer(ClientProperties.at(f"127.0.0.1:{port}"), max_block_s=0.3)
