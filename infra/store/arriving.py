@@ -69,8 +69,7 @@ class Memory:
         self.path = self.path.rename(path)
 
     def finish(self) -> None:
-        """Unmap, and make the file durable and read-only. Raises BufferError while a view of the memory is alive."""
-        self.map.close()
+        """Make the file, which is mapped no more, durable and read-only."""
         os.fsync(self._file.fileno())  # costs nothing in memory
         os.fchmod(self._file.fileno(), 0o400)
         self._file.close()
@@ -107,7 +106,7 @@ class Arriving:
             digest = blake3(self.view, max_threads=blake3.AUTO if self.size >= _THREADED else 1).hexdigest()
             if expected is not None and digest != expected:
                 raise CorruptVersion(f"version {self.version} arrived with blake3 {digest}, expected {expected}")
-            self._release()
+            self._unmap()
             seal = Seal(self.version, self.size, digest)
             self._memory.finish()
             root = self._memory.path.parent
@@ -137,9 +136,10 @@ class Arriving:
     ) -> None:
         self.abort()
 
-    def _release(self) -> None:
+    def _unmap(self) -> None:
         try:
             self.view.release()
+            self._memory.map.close()
         except BufferError as error:
             raise BufferError(
                 f"a view of version {self.version}'s bytes is still held; drop it before the seal"

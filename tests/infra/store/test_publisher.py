@@ -1,0 +1,266 @@
+"""Publishing: what goes out, what is skipped, what is told of it, and what a failure costs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from blake3 import blake3
+from safetensors.numpy import load_file, save
+
+from infra.store import arriving
+from infra.store.errors import NoRoom, StoreError
+from infra.store.publisher import Publisher, PublishFailed
+from infra.store.weight_store import WeightStore
+from schemas.records import PolicyVersion, TensorSpec, WeightVersion
+
+SPECS = [TensorSpec("small", "F16", (3,)), TensorSpec("large", "F32", (64, 64))]
+DEADLINE = 10.0
+
+
+class Log:
+    """Keeps manifests; while `gate` is closed it makes who appends wait, and `failures` are raised first."""
+
+    def __init__(self) -> None:
+        self.manifests: list[WeightVersion] = []
+        self.failures: list[Exception] = []
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def __call__(self, manifest: WeightVersion) -> None:
+        assert self.gate.wait(DEADLINE)
+        if self.failures:
+            raise self.failures.pop()
+        self.manifests.append(manifest)
+
+
+def tensors(value: float = 0.0) -> dict[str, np.ndarray]:
+    return {"small": np.full(3, value, np.float16), "large": np.full((64, 64), value, np.float32)}
+
+
+@pytest.fixture
+def store(root: Path) -> Iterator[WeightStore]:
+    with WeightStore(root, keep=2) as opened:
+        yield opened
+
+
+@pytest.fixture
+def log() -> Log:
+    return Log()
+
+
+@pytest.fixture
+def publish(store: WeightStore, log: Log) -> Iterator[Callable[..., bool]]:
+    """`publish(number, value)`; `publish.publisher` is the publisher."""
+    publisher = Publisher(store, log, SPECS, PolicyVersion(1, 0), wall_ms=lambda: 1234)
+
+    def call(number: int, value: float = 0.0, **how: Any) -> bool:
+        how = {"batches": (number,), **how}
+        return publisher.publish(
+            tensors(value),
+            PolicyVersion(1, number),
+            step=number,
+            batch_offsets=(10 * number,),
+            trajectories_trained=8 * number,
+            **how,
+        )
+
+    call.publisher = publisher  # type: ignore[attr-defined]
+    yield call
+    log.gate.set()
+    log.failures.clear()
+    publisher.close(DEADLINE)
+
+
+def flush(publish: Any, timeout_s: float = DEADLINE) -> None:
+    publish.publisher.flush(timeout_s)
+
+
+def test_a_version_is_what_the_library_would_save(publish: Any, store: WeightStore, log: Log) -> None:
+    assert publish(1, 1.5)
+    flush(publish)
+    file = save(tensors(1.5), metadata={"format": "pt"})
+    assert store.path(PolicyVersion(1, 1)).read_bytes() == file
+    assert log.manifests == [
+        WeightVersion(
+            version=PolicyVersion(1, 1),
+            parent=PolicyVersion(1, 0),
+            step=1,
+            file="1.1.safetensors",
+            bytes=len(file),
+            blake3=blake3(file).hexdigest(),
+            tensors=(SPECS[1], SPECS[0]),
+            batches=(1,),
+            batch_offsets=(10,),
+            trajectories_trained=8,
+            final=False,
+            created_at=1234,
+        )
+    ]
+
+
+def test_tensors_may_change_as_soon_as_publish_returns(store: WeightStore, log: Log) -> None:
+    publisher = Publisher(store, log, SPECS)
+    log.gate.clear()
+    mine = tensors(1.0)
+    publisher.publish(mine, PolicyVersion(1, 1), step=1, batches=(), batch_offsets=(), trajectories_trained=0)
+    mine["large"][:] = 2.0
+    log.gate.set()
+    publisher.close(DEADLINE)
+    assert (load_file(store.path(PolicyVersion(1, 1)))["large"] == 1.0).all()
+
+
+def test_a_version_is_in_the_store_before_its_manifest_is_out(store: WeightStore) -> None:
+    seen = []
+    publisher = Publisher(store, lambda manifest: seen.append(store.seal(manifest.version).blake3), SPECS)
+    publisher.publish(tensors(), PolicyVersion(1, 1), step=1, batches=(), batch_offsets=(), trajectories_trained=0)
+    publisher.close(DEADLINE)
+    assert seen == [store.seal(PolicyVersion(1, 1)).blake3]
+
+
+def test_who_comes_too_early_is_skipped_and_told_of_later(publish: Any, log: Log, store: WeightStore) -> None:
+    log.gate.clear()
+    assert publish(1)
+    assert not publish(2)
+    assert not publish(3, batches=(3, 4))
+    log.gate.set()
+    assert publish(5, must=True)
+    flush(publish)
+    assert [(m.version.number, m.parent, m.batches) for m in log.manifests] == [
+        (1, PolicyVersion(1, 0), (1,)),
+        (5, PolicyVersion(1, 1), (2, 3, 4, 5)),
+    ]
+
+
+@pytest.mark.parametrize("how", [{"must": True}, {"final": True}])
+def test_what_must_go_out_waits(publish: Any, log: Log, how: dict[str, bool]) -> None:
+    log.gate.clear()
+    publish(1)
+    opener = threading.Timer(0.2, log.gate.set)
+    opener.start()
+    assert publish(2, **how)
+    assert len(log.manifests) == 1  # it waited
+    opener.join()
+    flush(publish)
+    assert [(m.version.number, m.final) for m in log.manifests] == [(1, False), (2, how.get("final", False))]
+
+
+def test_the_store_keeps_its_bound(publish: Any, store: WeightStore) -> None:
+    for number in range(1, 8):
+        assert publish(number, must=True)
+        flush(publish)
+        assert len(store.versions()) <= 2
+    assert store.newest() == PolicyVersion(1, 7)
+
+
+def test_no_room_is_said_before_anything_is_copied(
+    store: WeightStore, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied: list[str] = []
+    publisher = Publisher(store, log, SPECS, copy=lambda place, tensor: copied.append("copied"))
+    how: dict[str, Any] = {"step": 1, "batch_offsets": (), "trajectories_trained": 0}
+    with monkeypatch.context() as full:
+        full.setattr(arriving, "room", lambda folder: 100)
+        with pytest.raises(NoRoom, match="has room for 100 bytes"):
+            publisher.publish(tensors(), PolicyVersion(1, 1), batches=(1,), **how)
+    assert (copied, store.versions()) == ([], [])
+    assert publisher.publish(tensors(), PolicyVersion(1, 2), batches=(2,), **how)
+    publisher.close(DEADLINE)
+    assert [(m.version.number, m.parent, m.batches) for m in log.manifests] == [(2, None, (1, 2))]
+
+
+def test_room_that_readers_gave_back_is_used(publish: Any, store: WeightStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    with store.pin(_published(publish, 1)), store.pin(_published(publish, 2)):
+        _published(publish, 3)
+        _published(publish, 4)
+        assert len(store.versions()) == 4
+    store.reserve(1)  # so that the memory for the next version is not there yet
+    monkeypatch.setattr(arriving, "room", lambda folder: 0 if len(store.versions()) > 2 else 1 << 30)
+    assert publish(5)
+
+
+def test_a_manifest_that_did_not_get_out_is_raised_once(publish: Any, log: Log) -> None:
+    log.failures.append(OSError("the broker burnt down"))
+    assert publish(1)
+    with pytest.raises(PublishFailed, match=r"version 1\.1 did not get out: the broker burnt down") as failed:
+        publish(2, must=True)
+    assert isinstance(failed.value.__cause__, OSError)
+    assert publish.publisher.published == PolicyVersion(1, 0)
+    assert publish(3)
+    flush(publish)
+    assert publish.publisher.published == PolicyVersion(1, 3)
+    assert [(m.version.number, m.parent, m.batches) for m in log.manifests] == [(3, PolicyVersion(1, 0), (1, 2, 3))]
+
+
+def test_a_version_whose_manifest_failed_can_be_told_again(publish: Any, log: Log) -> None:
+    log.failures.append(TimeoutError("no answer"))
+    assert publish(1, final=True)
+    with pytest.raises(PublishFailed, match="no answer"):
+        flush(publish)
+    flush(publish)
+    assert publish(1, final=True)
+    flush(publish)
+    assert [(m.version.number, m.final, m.batches) for m in log.manifests] == [(1, True, (1,))]
+
+
+def test_flush_does_not_wait_for_ever(publish: Any, log: Log) -> None:
+    log.gate.clear()
+    publish(1)
+    with pytest.raises(TimeoutError, match=r"version 1\.1 was not out after 0\.05 s"):
+        flush(publish, 0.05)
+    log.gate.set()
+    flush(publish)
+    assert len(log.manifests) == 1
+
+
+@pytest.mark.parametrize("number", [3, 2])
+def test_versions_rise(publish: Any, number: int) -> None:
+    _published(publish, 3)
+    with pytest.raises(ValueError, match=rf"version 1\.{number} does not follow 1\.3"):
+        publish(number)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"large": np.zeros(5, np.float32)}, "'large' does not fit its place of 16384 bytes: an array of 20 bytes"),
+        ({"extra": np.zeros(1)}, r"missing \[\], new \['extra'\]"),
+    ],
+)
+def test_tensors_that_do_not_fit_leave_nothing(
+    store: WeightStore, log: Log, change: dict[str, Any], message: str
+) -> None:
+    publisher = Publisher(store, log, SPECS)
+    how: dict[str, Any] = {"step": 1, "batches": (), "batch_offsets": (), "trajectories_trained": 0}
+    with pytest.raises(ValueError, match=message):
+        publisher.publish(tensors() | change, PolicyVersion(1, 1), **how)
+    assert list(store.root.glob("*.partial")) == []
+    assert publisher.publish(tensors(), PolicyVersion(1, 1), **how)
+    publisher.close(DEADLINE)
+
+
+def test_memory_is_ready_before_it_is_needed(publish: Any, store: WeightStore) -> None:
+    spare = store.root / "spare.partial"
+    publish.publisher.prepare()
+    first = spare.stat().st_ino
+    _published(publish, 1)
+    second = spare.stat().st_ino
+    _published(publish, 2)
+    inodes = [store.path(PolicyVersion(1, number)).stat().st_ino for number in (1, 2)]
+    assert inodes == [first, second]
+
+
+def test_a_removed_store_is_an_error_of_the_store(publish: Any, store: WeightStore) -> None:
+    store.destroy()
+    with pytest.raises(StoreError, match="was removed"):
+        publish(1)
+
+
+def _published(publish: Any, number: int) -> PolicyVersion:
+    publish(number)
+    flush(publish)
+    return PolicyVersion(1, number)

@@ -1,0 +1,117 @@
+"""Whose store it is: found when nobody uses it, removed with nothing left, never taken from others."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import psutil
+import pytest
+from store_processes import add, start
+
+from infra.store.errors import StoreBusy, StoreError
+from infra.store.names import SHARED_MEMORY, default_root
+from infra.store.ownership import place_store, remove_store, stale_stores
+from infra.store.weight_store import WeightStore
+from schemas.records import PolicyVersion
+
+
+def test_a_store_is_stale_once_all_who_used_it_are_gone(tmp_path: Path) -> None:
+    root = default_root("run", tmp_path)
+    user = start("open", root)
+    assert user.stdout is not None
+    assert user.stdout.readline() == "open\n"
+    with WeightStore(root) as store:
+        add(store, PolicyVersion(1, 1))
+        assert stale_stores(tmp_path) == []
+    assert stale_stores(tmp_path) == []  # the other still has it
+    with pytest.raises(StoreBusy, match="in use by another process"):
+        remove_store(root)
+    started = psutil.Process(user.pid).create_time()
+    user.kill()
+    user.communicate(timeout=20)
+    (stale,) = stale_stores(tmp_path)
+    assert stale.root == root
+    assert stale.bytes >= 1 << 20
+    assert stale.owner is not None
+    assert (stale.owner.pid, stale.owner.started) == (user.pid, started)
+    remove_store(root)
+    assert stale_stores(tmp_path) == []
+    assert os.listdir(tmp_path) == []
+
+
+def test_who_takes_over_a_stale_store_owns_it_and_its_versions(tmp_path: Path) -> None:
+    root = default_root("run", tmp_path)
+    writer = start("write", root, 1)
+    assert writer.stdout is not None
+    writer.stdout.readline()
+    writer.kill()
+    writer.communicate(timeout=20)
+    with WeightStore(root) as store:
+        assert store.newest() is not None
+    (stale,) = stale_stores(tmp_path)
+    assert stale.owner is not None
+    assert stale.owner.pid == os.getpid()
+
+
+def test_what_is_no_store_is_not_found(tmp_path: Path) -> None:
+    (tmp_path / "laminar-file").write_text("")
+    (tmp_path / "laminar-folder").mkdir()
+    WeightStore(tmp_path / "other").close()
+    assert stale_stores(tmp_path) == []
+    assert stale_stores(tmp_path / "missing") == []
+
+
+def test_destroying_leaves_nothing(root: Path) -> None:
+    with WeightStore(root) as store:
+        add(store, PolicyVersion(1, 1))
+        store.begin(PolicyVersion(1, 2), 100)
+        with store.pin(PolicyVersion(1, 1)):
+            store.destroy()
+            assert not root.exists()
+    remove_store(root)  # a second time is as good
+
+
+def test_destroying_spares_what_is_not_the_stores(root: Path) -> None:
+    store = WeightStore(root)
+    add(store, PolicyVersion(1, 1))
+    (root / "thesis.tex").write_text("years of work")
+    with pytest.raises(StoreError, match=r"also holds thesis\.tex, which is no store's"):
+        store.destroy()
+    assert os.listdir(root) == ["thesis.tex"]
+
+
+def test_a_store_opens_anew_while_the_old_one_goes(root: Path) -> None:
+    for _ in range(20):
+        old = WeightStore(root)
+        old.destroy()
+        with WeightStore(root) as new:
+            add(new, PolicyVersion(1, 1))
+
+
+def test_the_folder_of_another_user_is_not_touched(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root.mkdir()
+    monkeypatch.setattr(os, "geteuid", lambda: root.stat().st_uid + 1)
+    with pytest.raises(StoreError, match="belongs to user id"):
+        WeightStore(root)
+    assert os.listdir(root) == []
+
+
+def test_weights_lie_in_shared_memory_or_where_it_says(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert place_store("run", tmp_path / "run", base=tmp_path) == tmp_path / "laminar-run"
+    assert caplog.messages == []
+    for base, needed, why in [(tmp_path / "missing", 0, "cannot be used"), (tmp_path, 1 << 62, "has only")]:
+        with caplog.at_level(logging.WARNING):
+            assert place_store("run", tmp_path / "run", needed, base) == tmp_path / "run" / "weights"
+        (message,) = caplog.messages
+        assert why in message
+        assert str(tmp_path / "run" / "weights") in message
+        caplog.clear()
+
+
+@pytest.mark.parametrize("run", ["", "../etc", "a/b", "a.b"])
+def test_a_run_name_cannot_lead_elsewhere(run: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="must be 1-100 letters"):
+        place_store(run, tmp_path)
+    assert default_root("ok") == SHARED_MEMORY / "laminar-ok"
