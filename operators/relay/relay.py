@@ -28,6 +28,8 @@ READINGS = (Reading(RELAY),)
 """What a relay's shard reads."""
 
 _REFUSED = "refused"
+_MAX_CLAIMS = 8
+"""Manifests of one version that wait for its bytes."""
 _MAX_REFUSED = 64
 """Offsets of refused manifests that a commit's note has room for."""
 
@@ -48,9 +50,10 @@ def relay_key(relay: int) -> str:
     return f"relay-{relay}"
 
 
-def to_forget(waiting: Collection[PolicyVersion], keep: int) -> list[PolicyVersion]:
-    """Of the versions whose bytes are not here, those too old to come: all but the newest `keep`."""
-    return sorted(waiting, reverse=True)[keep:]
+def to_forget(waiting: Collection[PolicyVersion], held: Collection[PolicyVersion], keep: int) -> list[PolicyVersion]:
+    """Of the versions whose bytes are not here, those that would be evicted if they came."""
+    kept = sorted({*waiting, *held}, reverse=True)[:keep]
+    return [version for version in waiting if version not in kept]
 
 
 def resume_from(position: int, needed: Collection[int]) -> int:
@@ -84,7 +87,8 @@ class RelayFolder:
     def __init__(self, step: RelayStep, store: WeightStore, marks: Mapping[str, object]) -> None:
         self._step = step
         self._store = store
-        self._waiting: dict[PolicyVersion, Received] = {}
+        self._waiting: dict[PolicyVersion, list[Received]] = {}
+        """What is claimed of versions that are not here; claims may differ, and one lies then."""
         self._held: dict[PolicyVersion, Received] = {}
         refused = marks.get(_REFUSED, [])
         self._refused = set(refused) if isinstance(refused, list) else set()
@@ -95,28 +99,27 @@ class RelayFolder:
         """Dead letters for manifests that lie, and a heartbeat when what is held changed or one is due."""
         outputs: list[Output] = []
         for received in polled.records:
-            if not isinstance(received.record, WeightVersion):
+            if isinstance(received.record, WeightVersion):
+                self._waiting.setdefault(received.record.version, []).append(received)
+            else:
                 outputs += self._refuse(received, f"a relay cannot read a {type(received.record).__name__}")
-                continue
-            known = self._held.get(received.record.version)
-            if known is not None and known.record != received.record:
-                outputs += self._judge(received)
-            elif known is None:
-                self._waiting[received.record.version] = received
         self._store.evict()
         complete = set(self._store.versions())
         for version in self._held.keys() - complete:
             del self._held[version]
         for version in self._waiting.keys() & complete:
-            outputs += self._judge(self._waiting.pop(version))
-        for version in to_forget(self._waiting, self._step.config.keep_versions):
+            for received in self._waiting.pop(version):
+                outputs += self._judge(received)
+        for version in to_forget(self._waiting, self._held, self._step.config.keep_versions):
             del self._waiting[version]
+        for claims in self._waiting.values():
+            del claims[:-_MAX_CLAIMS]
         return outputs + self._heartbeat()
 
     def checkpoint(self, positions: Mapping[Place, int]) -> Checkpoint:
         """Resume at the oldest manifest that is needed; remember which manifests were refused."""
         place = Place(RELAY.noun, 0)
-        needed = [received.offset for received in (*self._waiting.values(), *self._held.values())]
+        needed = [claim.offset for claims in (*self._waiting.values(), self._held.values()) for claim in claims]
         low_water = resume_from(positions[place], needed)
         self._refused = set(sorted(self._refused)[-_MAX_REFUSED:])
         return Checkpoint({**positions, place: low_water}, marks={_REFUSED: sorted(self._refused)})
@@ -137,7 +140,7 @@ class RelayFolder:
             return []
         if reason is not None:
             return self._refuse(received, reason)
-        self._held[received.record.version] = received
+        self._held.setdefault(received.record.version, received)
         return []
 
     def _refuse(self, received: Received, reason: str) -> list[Output]:

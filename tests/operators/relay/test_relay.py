@@ -1,0 +1,264 @@
+"""The relay of one machine, list in, list out: manifests and ticks in, heartbeats and dead letters out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from blake3 import blake3
+
+from infra.store.arriving import Seal
+from infra.store.weight_store import WeightStore
+from operators.io.elements import Output, Place, Polled, Received, Restored
+from operators.relay.config import RelayConfig
+from operators.relay.relay import RelayFolder, RelayStep, contradiction, resume_from, to_forget
+from schemas.codec import decode, encode
+from schemas.records import DeadLetter, Metric, PolicyVersion, RelayStatus, WeightVersion
+from schemas.topics import DEAD_LETTERS, REPLICAS
+
+DATA = b"weights"
+PLACE = Place("relay", 0)
+
+
+class Relay:
+    """A relay with hands on its clock; `at` is the next offset of the relay topic."""
+
+    def __init__(self, root: Path, marks: dict[str, Any] | None = None, at: int = 0, **config: Any) -> None:
+        self.now = 100.0
+        self.at = at
+        step = RelayStep(RelayConfig(str(root), relay=3, **config), lambda: self.now, lambda: 1.5)
+        self.folder: RelayFolder = step.restore(Restored("group", 1, (), marks or {}, {PLACE: at}))
+
+    def sees(self, *records: Any) -> Sequence[Output]:
+        received = tuple(Received("relay", 0, self.at + n, record) for n, record in enumerate(records))
+        self.at += len(records)
+        return self.folder.fold(Polled("group", 1, received, (), {PLACE: self.at}, True))
+
+    def checkpoint(self) -> tuple[int, Any]:
+        checkpoint = self.folder.checkpoint({PLACE: self.at})
+        assert checkpoint.ledger_from is None
+        return checkpoint.low_water[PLACE], checkpoint.marks
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[WeightStore]:
+    """The machine's store, to which the tests write as a trainer does."""
+    with WeightStore(tmp_path / "store") as opened:
+        yield opened
+
+
+@pytest.fixture
+def relay(store: WeightStore) -> Iterator[Relay]:
+    opened = Relay(store.root, keep_versions=2)
+    yield opened
+    opened.folder.close()
+
+
+def manifest(version: str, data: bytes = DATA, **changes: Any) -> WeightVersion:
+    plain = WeightVersion(
+        version=PolicyVersion.parse(version),
+        parent=None,
+        step=1,
+        file=f"{version}.safetensors",
+        bytes=len(data),
+        blake3=blake3(data).hexdigest(),
+        tensors=(),
+        batches=(1,),
+        batch_offsets=(1,),
+        trajectories_trained=1,
+        final=False,
+        created_at=1,
+    )
+    return replace(plain, **changes)
+
+
+def add(store: WeightStore, version: str, data: bytes = DATA) -> WeightVersion:
+    """Put a version into the store; the manifest that is true of it."""
+    coming = store.begin(PolicyVersion.parse(version), len(data))
+    coming.view[:] = data
+    coming.seal()
+    return manifest(version, data)
+
+
+def held(outputs: Sequence[Output]) -> list[tuple[str, ...]]:
+    """The versions of each heartbeat in `outputs`."""
+    return [output.record.versions for output in outputs if isinstance(output.record, RelayStatus)]
+
+
+def letters(outputs: Sequence[Output]) -> list[DeadLetter]:
+    return [output.record for output in outputs if isinstance(output.record, DeadLetter)]
+
+
+def test_a_version_is_held_once_its_manifest_is_true(relay: Relay, store: WeightStore) -> None:
+    told = add(store, "1.1")
+    assert held(relay.sees()) == [()]  # complete, but nobody has announced it
+    (output,) = relay.sees(told)
+    assert output == Output(
+        REPLICAS, "relay-3", RelayStatus(3, ("1.1",), len(DATA), os.uname().nodename, os.getpid(), 1500)
+    )
+    encode(output.record)
+
+
+def test_a_heartbeat_comes_on_change_and_when_due(relay: Relay, store: WeightStore) -> None:
+    assert held(relay.sees()) == [()]
+    relay.now += 0.9
+    assert relay.sees() == []
+    relay.now += 0.1
+    assert held(relay.sees()) == [()]
+    assert held(relay.sees(add(store, "1.1"), add(store, "1.2"))) == [("1.2", "1.1")]
+    relay.now += 0.99
+    assert relay.sees() == []
+    store.evict(1)
+    assert held(relay.sees()) == [("1.2",)]
+
+
+def test_a_manifest_may_come_before_its_bytes(relay: Relay, store: WeightStore) -> None:
+    assert held(relay.sees(manifest("1.1"))) == [()]
+    add(store, "1.1")
+    assert held(relay.sees()) == [("1.1",)]
+
+
+@pytest.mark.parametrize(
+    ("lie", "reason"),
+    [
+        ({"bytes": 8}, "the manifest of version 1.1 claims bytes 8 where the store has 7"),
+        ({"blake3": "00"}, f"claims blake3 '00' where the store has '{blake3(DATA).hexdigest()}'"),
+        ({"file": "../../etc/passwd"}, "claims file '../../etc/passwd' where the store has '1.1.safetensors'"),
+        ({"bytes": 0, "blake3": "ff"}, "claims bytes 0 where the store has 7, blake3 'ff' where"),
+    ],
+)
+@pytest.mark.parametrize("bytes_first", [True, False])
+def test_a_manifest_that_lies_is_a_dead_letter(
+    relay: Relay, store: WeightStore, lie: dict[str, Any], reason: str, bytes_first: bool
+) -> None:
+    relay.at = 17
+    if bytes_first:
+        add(store, "1.1")
+        outputs = relay.sees(manifest("1.1", **lie))
+    else:
+        assert letters(relay.sees(manifest("1.1", **lie))) == []
+        add(store, "1.1")
+        outputs = relay.sees()
+    (letter,) = letters(outputs)
+    assert reason in letter.reason
+    assert (letter.step, letter.topic, letter.partition, letter.offset, letter.failed_at) == (
+        "relay",
+        "relay",
+        0,
+        17,
+        1500,
+    )
+    assert decode(letter.payload, encode(manifest("1.1"))[1]) == [manifest("1.1", **lie)]
+    assert [output.topic for output in outputs if output.record is letter] == [DEAD_LETTERS]
+    assert held(relay.sees(manifest("1.1"))) == [("1.1",)]  # the truth may still come
+
+
+def test_a_later_lie_does_not_undo_the_truth(relay: Relay, store: WeightStore) -> None:
+    told = add(store, "1.1")
+    assert held(relay.sees(told)) == [("1.1",)]
+    relay.now += 5
+    outputs = relay.sees(told, manifest("1.1", blake3="00"))
+    assert (len(letters(outputs)), held(outputs)) == (1, [("1.1",)])
+
+
+def test_of_two_claims_for_absent_bytes_the_true_one_counts(relay: Relay, store: WeightStore) -> None:
+    relay.sees(manifest("1.1"), manifest("1.1", blake3="00"))
+    add(store, "1.1")
+    outputs = relay.sees()
+    assert ([letter.offset for letter in letters(outputs)], held(outputs)) == ([1], [("1.1",)])
+
+
+def test_a_record_of_another_kind_is_a_dead_letter(relay: Relay) -> None:
+    (letter,) = letters(relay.sees(Metric("m", 1, {}, 1)))
+    assert letter.reason == "a relay cannot read a Metric"
+
+
+def test_old_versions_are_evicted_and_pinned_ones_stay(relay: Relay, store: WeightStore) -> None:
+    told = [add(store, f"1.{number}") for number in range(1, 6)]
+    with store.pin(PolicyVersion(1, 2)):
+        assert held(relay.sees(*told)) == [("1.5", "1.4", "1.2")]
+    assert held(relay.sees()) == [("1.5", "1.4")]
+    assert store.versions() == [PolicyVersion(1, 5), PolicyVersion(1, 4)]
+
+
+def test_numbers_may_go_back_with_a_new_epoch(relay: Relay, store: WeightStore) -> None:
+    relay.sees(add(store, "1.8"), add(store, "1.9"))
+    assert held(relay.sees(add(store, "2.3"))) == [("2.3", "1.9")]
+
+
+def test_a_restart_reads_again_what_it_needs_and_repeats_no_dead_letter(relay: Relay, store: WeightStore) -> None:
+    records = [manifest("1.0"), add(store, "1.1"), add(store, "1.2"), manifest("1.2", blake3="00"), manifest("1.3")]
+    outputs = relay.sees(*records)
+    assert (held(outputs), len(letters(outputs))) == ([("1.2", "1.1")], 1)
+    low_water, marks = relay.checkpoint()
+    assert (low_water, marks) == (1, {"refused": [3]})  # 1.0 would be evicted if it came
+    add(store, "1.3")
+    relay.sees(manifest("1.4"), manifest("1.5"))
+    low_water, marks = relay.checkpoint()
+    assert (low_water, marks) == (2, {"refused": [3]})
+    for start in (low_water, 0):
+        again = Relay(store.root, marks, at=start, keep_versions=2)
+        outputs = again.sees(*[*records, manifest("1.4"), manifest("1.5")][start:])
+        assert (held(outputs), letters(outputs)) == ([("1.3", "1.2")], [])
+        again.folder.close()
+
+
+def test_what_is_remembered_is_bounded(relay: Relay, store: WeightStore) -> None:
+    add(store, "1.1")
+    for number in range(200):
+        relay.sees(manifest("1.1", blake3=f"{number:064x}"), manifest(f"2.{number}"))
+    low_water, marks = relay.checkpoint()
+    assert len(marks["refused"]) == 64
+    assert marks["refused"][-1] == 398
+    assert low_water == 397  # the manifests of 2.198 and 2.199, which may come
+    assert relay.folder.busy() is False
+
+
+@pytest.mark.parametrize(
+    ("waiting", "held", "keep", "forgotten"),
+    [
+        ("1.1 1.2 2.0", "", 2, "1.1"),
+        ("1.1", "", 1, ""),
+        ("1.1", "1.2", 1, "1.1"),
+        ("1.3", "1.2 1.1", 1, ""),
+        ("1.0 1.2", "1.1 1.3", 3, "1.0"),
+        ("", "1.1", 4, ""),
+    ],
+)
+def test_to_forget(waiting: str, held: str, keep: int, forgotten: str) -> None:
+    absent, present = ([PolicyVersion.parse(v) for v in versions.split()] for versions in (waiting, held))
+    assert " ".join(map(str, to_forget(absent, present, keep))) == forgotten
+
+
+@pytest.mark.parametrize(("position", "needed", "offset"), [(9, [], 9), (9, [4, 7], 4), (0, [], 0)])
+def test_resume_from(position: int, needed: list[int], offset: int) -> None:
+    assert resume_from(position, needed) == offset
+
+
+def test_a_true_manifest_contradicts_nothing() -> None:
+    told = manifest("1.1")
+    assert contradiction(told, Seal(told.version, told.bytes, told.blake3)) is None
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"store": ""}, "store must be a folder"),
+        ({"keep_versions": 0}, "keep_versions must be at least 1, not 0"),
+        ({"heartbeat_s": 0.0}, "heartbeat_s must be positive, not 0.0"),
+        ({"heartbeat_s": float("nan")}, "heartbeat_s must be positive"),
+        ({"relay": -1}, "relay must not be negative, not -1"),
+    ],
+)
+def test_a_bad_setting_is_named(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RelayConfig(**config)
+
+
+def test_a_folder_that_is_not_settled_is_refused() -> None:
+    with pytest.raises(ValueError, match="the store's folder is not settled"):
+        RelayStep(RelayConfig())
