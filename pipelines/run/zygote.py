@@ -49,7 +49,6 @@ def _import_everything() -> None:
     for module in (
         "infra.models.checkpoint_folder",
         "operators.rollout.build_engine",
-        "operators.trainer.warm_start",
         "pipelines.run.warm",
         "reasoning_gym",
         *(f"pipelines.{pipeline}" for pipeline in PIPELINES),
