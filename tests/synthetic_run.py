@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from schemas.records import Metric, PolicyVersion, ReplicaStatus
+from pipelines.report.metrics_file import version_metric
+from schemas.records import Metric, PolicyVersion, ReplicaStatus, WeightVersion
 
 START = 1_700_000_000_000
 STEPS = 80
@@ -48,6 +49,12 @@ def heartbeat(replica: int, at: int, tokens: int, incarnation: int = 1, pid: int
     )
 
 
+def manifest(epoch: int, number: int) -> WeightVersion:
+    """A published weight version."""
+    at = START + 20_000 + number * STEP_MS
+    return WeightVersion(PolicyVersion(epoch, number), None, number, "w", 8, "00" * 32, (), (), (0,), 0, False, at)
+
+
 def history(steps: int = STEPS) -> Iterator[Metric]:
     """All of metrics.jsonl of a run of so many steps, phases, replicas and lag with it."""
     for index, (phase, seconds) in enumerate([("warm_start", 0), ("starting", 12), ("training", 18)]):
@@ -55,12 +62,14 @@ def history(steps: int = STEPS) -> Iterator[Metric]:
     for step, accuracy in ((500, 0.62), (1000, 0.94), (1060, 0.24)):
         values = {"accuracy/greedy": accuracy, "accuracy/sampled": accuracy - 0.05, "progress": step / 1060}
         yield Metric("warm_start", step, values, START + step * 10)
+    yield version_metric(manifest(1, 0))
     yield evaluation_metric(0, "greedy", 0.24)
     yield evaluation_metric(0, "sampled", 0.2)
     for step in range(1, steps + 1):
         yield experience_metric(step - 1)
         metric = trainer_metric(step)
         yield metric
+        yield version_metric(manifest(1, step))
         at = metric.measured_at
         for replica in (0, 1):
             values = {

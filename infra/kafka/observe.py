@@ -1,4 +1,4 @@
-"""Watching a run from outside: its metrics and heartbeats as they come, and how far its groups are behind.
+"""Watching a run from outside: metrics, weight versions and heartbeats as they come, and how far groups are behind.
 
 An observer joins no group, commits nothing and writes nothing, so that a run does not notice it. A broker that does not
 answer is no error here: what is shown stands still until it does.
@@ -19,7 +19,7 @@ from kafka.errors import KafkaError
 from infra.kafka.lag import list_groups
 from infra.kafka.properties import ClientProperties
 from schemas.codec import UndecodableRecord, decode
-from schemas.topics import CATALOGUE, METRICS, REPLICAS, run_prefix
+from schemas.topics import CATALOGUE, METRICS, RELAY, REPLICAS, run_prefix
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ def topic_lags(run: str, committed: Committed, ends: Mapping[TopicPartition, int
 
 
 class Observer:
-    """Metrics and heartbeats of one run: metrics from the first one on, heartbeats from now on. One thread uses it.
+    """Metrics and weight manifests of one run from the first one on, heartbeats from now on. One thread uses it.
 
     The run's topics must exist. Raises KafkaError when no broker answers at first.
     """
@@ -76,10 +76,10 @@ class Observer:
                 metrics_enabled=False,
             )
         )
-        metrics, replicas = (TopicPartition(topic.name(run), 0) for topic in (METRICS, REPLICAS))
+        metrics, relay, replicas = (TopicPartition(topic.name(run), 0) for topic in (METRICS, RELAY, REPLICAS))
         try:
-            self._consumer.assign([metrics, replicas])
-            self._consumer.seek_to_beginning(metrics)
+            self._consumer.assign([metrics, relay, replicas])
+            self._consumer.seek_to_beginning(metrics, relay)
             self._consumer.seek_to_end(replicas)
             self._consumer.position(replicas)  # asks now: "from now on" is not "from the first poll on"
         except BaseException:
@@ -95,7 +95,7 @@ class Observer:
         self.close()
 
     def poll(self, timeout_s: float = 0.0) -> list[Any]:
-        """The Metric, ReplicaStatus and RelayStatus records that have come since the last call; waits only if told to.
+        """The Metric, WeightVersion, ReplicaStatus and RelayStatus records since the last call; waits only if told to.
 
         What cannot be decoded is counted in `undecodable`, and the first of it logged.
         """

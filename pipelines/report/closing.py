@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from pipelines.report.verdict import accounted, compared_with_warm_start, learned
 from pipelines.view.text import UNKNOWN, clock, count, figure
 
 
-def closing_lines(summary: Mapping[str, Any], folder: str) -> list[str]:
-    """Plain lines; `folder` is the run's, as the user would write it."""
+def closing_lines(folder: Path, summary: Mapping[str, Any]) -> str:
+    """Plain text of some lines; `folder` is the run's, as the user would write it."""
     run = summary["run"]
     steps, goal = summary.get("optimizer_steps"), summary.get("optimizer_steps_goal")
     reached = "reached its goal" if summary.get("reached") else "ended before its goal"
@@ -36,10 +37,12 @@ def closing_lines(summary: Mapping[str, Any], folder: str) -> list[str]:
         lines.append(f"  {'restarts':<22}{sum(restarts.values()):>7}   {', '.join(map(_times, restarts.items()))}")
     told = compared_with_warm_start(summary)
     lines += ["", learned(summary), *([told] if told else []), accounted(summary)]
-    return [*lines, "", "Next:", *(f"  {command:<52} {about}" for command, about in next_commands(run, folder)), ""]
+    return "\n".join(
+        [*lines, "", "Next:", *(f"  {command:<52} {about}" for command, about in next_commands(run, folder)), ""]
+    )
 
 
-def next_commands(run: str, folder: str) -> list[tuple[str, str]]:
+def next_commands(run: str, folder: Path) -> list[tuple[str, str]]:
     """Commands that work as they stand, each with what it is for."""
     return [
         (f"{folder}/report.html", "the run in plots: open it in a browser"),

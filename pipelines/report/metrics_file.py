@@ -1,7 +1,8 @@
 """`metrics.jsonl`: everything that was measured in a run, a record a line, in the order in which it was heard.
 
 Beside the series of the metrics topic it holds what only an observer knows: `replica` (heartbeats, thinned out; step =
-replica), `lag` (by topic) and `phase` (values: its name; step = which phase it is, measured_at = when it began).
+replica), `version` (weight manifests; step = version), `lag` (by topic) and `phase` (values: its name; step = which
+phase it is, measured_at = when it began).
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from pathlib import Path
 from types import TracebackType
 
 from schemas.plain import decode_json, encode_json
-from schemas.records import Metric, ReplicaStatus
+from schemas.records import Metric, ReplicaStatus, WeightVersion
 
-REPLICA, LAG, PHASE = "replica", "lag", "phase"
+REPLICA, VERSION, LAG, PHASE = "replica", "version", "lag", "phase"
 
 
 class MetricsFile:
@@ -75,6 +76,17 @@ def replica_metric(status: ReplicaStatus) -> Metric:
     if status.policy_version is not None:
         values["version"] = status.policy_version.number
     return Metric(REPLICA, status.replica, values, status.sent_at)
+
+
+def version_metric(manifest: WeightVersion) -> Metric:
+    """A weight manifest as a metric: its trainer epoch, size in bytes, and whether it is the run's last."""
+    values: dict[str, float] = {
+        "epoch": manifest.version.epoch,
+        "bytes": manifest.bytes,
+        "trajectories": manifest.trajectories_trained,
+        "final": float(manifest.final),
+    }
+    return Metric(VERSION, manifest.version.number, values, manifest.created_at)
 
 
 def lag_metric(behind: Mapping[str, int], at: int) -> Metric:

@@ -87,3 +87,8 @@ def tokens_generated(metrics: Iterable[Metric]) -> int | None:
             start = (metric.step, metric.values.get("incarnation", 0.0))
             last[start] = max(last.get(start, 0.0), metric.values["tokens_generated"])
     return int(sum(last.values())) if last else None
+
+
+def weight_versions(metrics: Iterable[Metric]) -> int | None:
+    """How many weight versions were published; None where no manifest was seen."""
+    return len({(metric.values.get("epoch"), metric.step) for metric in metrics if metric.name == "version"}) or None

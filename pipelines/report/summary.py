@@ -1,11 +1,16 @@
-"""summary.json: a run in figures. Pure; what is not known is null."""
+"""summary.json: a run in figures. `figures_of` is pure, `summarise` reads a run's folder; what is not known is null."""
 
 from __future__ import annotations
 
+import json
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from pipelines.report.machine import describe_machine, package_versions
+from pipelines.report.metrics_file import read_metrics
 from pipelines.report.series import (
     batches,
     evaluations,
@@ -13,6 +18,7 @@ from pipelines.report.series import (
     newest_by_step,
     staleness_histogram,
     tokens_generated,
+    weight_versions,
     weighted_mean,
 )
 from schemas.records import Metric
@@ -37,15 +43,44 @@ class RunFacts:
     phases: Mapping[str, float] = field(default_factory=dict)
     audit: Mapping[str, Any] | None = None
     restarts: Mapping[str, int] = field(default_factory=dict)
-    weight_versions: int | None = None
-    tokens_generated: int | None = None
     warm_start: Mapping[str, Any] = field(default_factory=dict)
     goal: int | None = None
     machine: Mapping[str, Any] = field(default_factory=dict)
     packages: Mapping[str, str] = field(default_factory=dict)
 
 
-def summarize(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
+def summarise(folder: Path, audit: Mapping[str, Any] | None, phases: Mapping[str, float]) -> dict[str, Any]:
+    """The summary of the run in `folder`, from its files, what its audit found, and seconds by phase.
+
+    Raises OSError, ValueError where metrics.jsonl, state.json or config.toml cannot be read.
+    """
+    metrics = read_metrics(folder / "metrics.jsonl") if (folder / "metrics.jsonl").exists() else []
+    return figures_of(metrics, facts_of(folder, audit, phases))
+
+
+def facts_of(folder: Path, audit: Mapping[str, Any] | None, phases: Mapping[str, float]) -> RunFacts:
+    """What the files of a run's folder say beside its metrics."""
+    state = _json(folder / "state.json")
+    config = tomllib.loads((folder / "config.toml").read_text("utf-8")) if (folder / "config.toml").exists() else {}
+    started, ended = state.get("started_at"), state.get("ended_at")
+    return RunFacts(
+        run=state.get("run") or folder.name,
+        reached=None if ended is None else state.get("error") is None,
+        error=state.get("error"),
+        seed=config.get("run", {}).get("seed"),
+        started_at=started,
+        wall_seconds=ended - started if started is not None and ended is not None else None,
+        phases=phases,
+        audit=audit,
+        restarts={name: role["restarts"] for name, role in state.get("roles", {}).items()},
+        warm_start=_json(folder / "warm_start.json"),
+        goal=state.get("goal", {}).get("optimizer_steps"),
+        machine=describe_machine(),
+        packages=package_versions(),
+    )
+
+
+def figures_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
     """The summary, JSON-ready.
 
     reward_first and reward_last are means over the first and the last tenth of the trained trajectories. heldout_before
@@ -75,13 +110,13 @@ def summarize(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
         "trajectories_trained": int(total) if trained else None,
         "optimizer_steps": steps[-1].step if steps else None,
         "optimizer_steps_goal": facts.goal,
-        "weight_versions": facts.weight_versions,
+        "weight_versions": weight_versions(metrics),
         "staleness_mean": weighted_mean(trained, "staleness/mean"),
         "staleness_max": int(max(stalest)) if stalest else None,
         "staleness_histogram": {str(age): count for age, count in staleness_histogram(metrics).items()},
         "response_length_first": mean_between(trained, "response_length/mean", 0, TENTH * total),
         "response_length_last": mean_between(trained, "response_length/mean", (1 - TENTH) * total, total),
-        "tokens_generated": facts.tokens_generated if facts.tokens_generated is not None else tokens_generated(metrics),
+        "tokens_generated": tokens_generated(metrics),
         "started_at": facts.started_at,
         "wall_seconds": facts.wall_seconds,
         "phases": dict(facts.phases),
@@ -93,6 +128,13 @@ def summarize(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
         "machine": dict(facts.machine),
         "packages": dict(facts.packages),
     }
+
+
+def _json(path: Path) -> dict[str, Any]:
+    found = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    if not isinstance(found, dict):
+        raise ValueError(f"{path}: expected a JSON object")
+    return found
 
 
 def best_warm_start(metrics: Sequence[Metric], told: Mapping[str, Any]) -> float | None:

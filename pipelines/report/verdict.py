@@ -46,8 +46,8 @@ def compared_with_warm_start(summary: Summary) -> str | None:
     if drop > (_margin(summary, best, before) or 0.0):
         lines.append(
             f"What the rise is: the warm start first taught worked answers ({best:.2f} at its best checkpoint), "
-            f"then, on purpose, a bad habit, mostly bare answers, which left {before:.2f}. Reinforcement learning found "
-            "that showing its work pays, and undid the habit."
+            f"then, on purpose, a bad habit, mostly bare answers, which left {before:.2f}. Reinforcement learning "
+            "found that showing its work pays, and undid the habit."
         )
     if after > best + margin:
         lines.append(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from schemas.records import Metric, RelayStatus, ReplicaStatus
+from schemas.records import Metric, RelayStatus, ReplicaStatus, WeightVersion
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,4 +46,4 @@ class Tick:
     at: int
 
 
-Event = Metric | ReplicaStatus | RelayStatus | PhaseStarted | RolesSeen | LagSeen | Tick
+Event = Metric | WeightVersion | ReplicaStatus | RelayStatus | PhaseStarted | RolesSeen | LagSeen | Tick

@@ -13,7 +13,7 @@ from typing import Any
 
 from pipelines.view.curve import NO_POINTS, Curve
 from pipelines.view.events import Event, LagSeen, PhaseStarted, Role, RolesSeen, Tick
-from schemas.records import Metric, RelayStatus, ReplicaStatus
+from schemas.records import Metric, PolicyVersion, RelayStatus, ReplicaStatus, WeightVersion
 
 PACE_POINTS = 16
 """Rates are taken over so many of the newest optimizer steps."""
@@ -54,6 +54,9 @@ class RunState:
     step: int = 0
     trainer: Values = field(default_factory=dict)
     pace: tuple[Pace, ...] = ()
+    version: PolicyVersion | None = None
+    versions: int = 0
+    """The newest weight version, and how many have been published."""
     reward: Curve = NO_POINTS
     greedy: Curve = NO_POINTS
     sampled: Curve = NO_POINTS
@@ -106,6 +109,8 @@ def fold(state: RunState, event: Event) -> RunState:
                 return state
             heard = {**state.heard, event.name: max(event.measured_at, state.heard.get(event.name, 0))}
             return replace(known(state, event), heard=heard, now=max(state.now, event.measured_at))
+        case WeightVersion():
+            return _version(state, event)
         case ReplicaStatus():
             return _replica(state, event)
         case RelayStatus():
@@ -164,6 +169,13 @@ def merge_evaluation(known: Evaluation | None, metric: Metric) -> Evaluation:
         int(values["questions"]) if "questions" in values else known.questions,
         bool(values.get("final")) or known.final,
     )
+
+
+def _version(state: RunState, manifest: WeightVersion) -> RunState:
+    now = max(state.now, manifest.created_at)
+    if state.version is not None and manifest.version <= state.version:
+        return replace(state, now=now)  # told again
+    return replace(state, version=manifest.version, versions=state.versions + 1, now=now)
 
 
 def _replica(state: RunState, status: ReplicaStatus) -> RunState:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Protocol
 
-from pipelines.report.metrics_file import MetricsFile, lag_metric, phase_metric, replica_metric
+from pipelines.report.metrics_file import MetricsFile, lag_metric, phase_metric, replica_metric, version_metric
 from pipelines.view.events import Event, LagSeen, PhaseStarted, Role, RolesSeen, Tick
 from pipelines.view.live import LiveView
 from pipelines.view.state import RunState, fold_all
-from schemas.records import Metric, RelayStatus, ReplicaStatus
+from schemas.records import Metric, RelayStatus, ReplicaStatus, WeightVersion
 
 REPLICA_EVERY_MS = 2_000
 LAG_EVERY_MS = 2_000
@@ -20,7 +20,7 @@ LAG_EVERY_MS = 2_000
 class Source(Protocol):
     """Where news of a run come from: `infra.kafka.observe.Observer`."""
 
-    def poll(self) -> Iterable[Metric | ReplicaStatus | RelayStatus]: ...
+    def poll(self) -> Iterable[Metric | WeightVersion | ReplicaStatus | RelayStatus]: ...
 
     def lag(self) -> Mapping[str, int]: ...
 
@@ -56,8 +56,8 @@ class Watch:
 
     def phase(self, phase: str) -> RunState:
         """The run goes over to `phase`."""
-        known = len(self.state.phases)
-        return self._take([PhaseStarted(phase, self._now())], [phase_metric(phase, known, self._now())])
+        now = self._now()
+        return self._take([PhaseStarted(phase, now)], [phase_metric(phase, len(self.state.phases), now)])
 
     def hear(self, metric: Metric) -> RunState:
         """Take in a metric that comes on no topic."""
@@ -73,6 +73,8 @@ class Watch:
                 events.append(record)
                 if isinstance(record, Metric):
                     kept.append(record)
+                elif isinstance(record, WeightVersion):
+                    kept.append(version_metric(record))
                 elif isinstance(record, ReplicaStatus) and self._is_due(record):
                     kept.append(replica_metric(record))
             if now - self._lag_at >= LAG_EVERY_MS:

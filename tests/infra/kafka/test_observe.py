@@ -17,8 +17,8 @@ from infra.kafka.broker import Broker, BrokerConfig, start_broker
 from infra.kafka.observe import PATIENCE_S, Observer, topic_lags
 from infra.kafka.properties import ClientProperties
 from schemas.codec import encode
-from schemas.records import Metric, RelayStatus
-from schemas.topics import INBOX, METRICS, PROMPTS, REPLICAS, TRAJECTORIES, Topic, group_name
+from schemas.records import Metric, PolicyVersion, RelayStatus, WeightVersion
+from schemas.topics import INBOX, METRICS, PROMPTS, RELAY, REPLICAS, TRAJECTORIES, Topic, group_name
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def client(broker: Broker) -> Iterator[KafkaAdminClient]:
 
 
 def make_topics(client: KafkaAdminClient, run: str) -> None:
-    create_topics(client, [TopicSpec(topic.name(run), 1, 1) for topic in (METRICS, REPLICAS, PROMPTS, INBOX)])
+    create_topics(client, [TopicSpec(topic.name(run), 1, 1) for topic in (METRICS, RELAY, REPLICAS, PROMPTS, INBOX)])
 
 
 def producer(broker: Broker, **arguments: Any) -> KafkaProducer:
@@ -61,6 +61,9 @@ def metric(step: int) -> Metric:
     return Metric("trainer", step, {"reward/mean": step / 2}, 1_000 + step)
 
 
+VERSION = WeightVersion(PolicyVersion(1, 0), None, 0, "f", 8, "00" * 32, (), (), (0,), 0, False, 5)
+
+
 def beat(at: int) -> RelayStatus:
     return RelayStatus(0, ("1.1",), 5, "host", 7, at)
 
@@ -69,15 +72,17 @@ def test_all_metrics_and_new_heartbeats_come_in_order(broker: Broker, client: Ka
     make_topics(client, run_id)
     with producer(broker) as plain:
         send(plain, run_id, METRICS, metric(1))
+        send(plain, run_id, RELAY, VERSION)
         send(plain, run_id, REPLICAS, beat(1))
         plain.flush()
         with Observer(ClientProperties.at(broker.bootstrap_servers), run_id) as observer:
             send(plain, run_id, METRICS, metric(2))
             send(plain, run_id, REPLICAS, beat(2))
             plain.flush()
-            found = poll_until(observer, lambda records: len(records) >= 3)
+            found = poll_until(observer, lambda records: len(records) >= 4)
             assert [each for each in found if isinstance(each, Metric)] == [metric(1), metric(2)]
             assert [each for each in found if isinstance(each, RelayStatus)] == [beat(2)]
+            assert [each for each in found if isinstance(each, WeightVersion)] == [VERSION]
             started = time.monotonic()
             assert observer.poll() == []
             assert time.monotonic() - started < 0.2

@@ -14,7 +14,7 @@ from pipelines.report.closing import closing_lines
 from pipelines.report.machine import cpu_model, describe_machine, package_versions
 from pipelines.report.metrics_file import MetricsFile, read_metrics
 from pipelines.report.series import batches, evaluations, mean_between, newest_by_step, staleness_histogram
-from pipelines.report.summary import RunFacts, summarize
+from pipelines.report.summary import RunFacts, figures_of, summarise
 from pipelines.report.verdict import accounted, compared_with_warm_start, learned
 from schemas.records import Metric
 
@@ -27,7 +27,6 @@ FACTS = RunFacts(
     phases={"warm start": 12.0, "training": 100.0},
     audit={"balanced": True, "lost": 0, "trained_twice": 0, "in_flight_by_stage": {}},
     restarts={"rollout-0": 1, "score": 0},
-    weight_versions=81,
 )
 
 
@@ -35,7 +34,7 @@ def test_the_summary_of_a_metrics_file(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     with MetricsFile(path) as file:
         file.append(history())
-    summary = summarize(read_metrics(path), FACTS)
+    summary = figures_of(read_metrics(path), FACTS)
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
     tenth = STEPS // 10
     rewards = [trainer_metric(step).values["reward/mean"] for step in range(1, STEPS + 1)]
@@ -68,17 +67,17 @@ def test_the_summary_of_a_metrics_file(tmp_path: Path) -> None:
 
 
 def test_of_a_run_of_which_nothing_is_known_everything_is_null() -> None:
-    summary = summarize([], RunFacts("empty"))
+    summary = figures_of([], RunFacts("empty"))
     empty: tuple[Any, ...] = (None, {})
     assert {key for key, value in summary.items() if value not in empty} == {"run"}
     assert "heldout_before" in summary
-    assert "Nothing was trained." in "\n".join(closing_lines(summary, "runs/empty"))
+    assert "Nothing was trained." in closing_lines(Path("runs/empty"), summary)
 
 
 def test_a_step_that_was_trained_again_counts_once() -> None:
     metrics = [trainer_metric(1, 0.0), trainer_metric(2, 0.0)]
     again = [replace(trainer_metric(2, 1.0), measured_at=START + 90_000), trainer_metric(3, 1.0)]
-    summary = summarize([*again, *metrics], RunFacts("r"))  # in whatever order they come
+    summary = figures_of([*again, *metrics], RunFacts("r"))  # in whatever order they come
     assert [batch.values["reward/mean"] for batch in batches([*again, *metrics])] == [0.0, 1.0, 1.0]
     assert (summary["optimizer_steps"], summary["trajectories_trained"]) == (3, 3 * GROUP_BATCH)
 
@@ -98,7 +97,7 @@ def test_batches_of_different_sizes_weigh_by_trajectories() -> None:
         Metric("trainer", step, {"trajectories": t, "reward/mean": r, "staleness/mean": r}, step)
         for step, t, r in sizes
     ]
-    summary = summarize(metrics, RunFacts("r"))
+    summary = figures_of(metrics, RunFacts("r"))
     assert summary["reward_first"] == pytest.approx(1.0)
     assert summary["reward_last"] == pytest.approx(0.0)
     assert summary["staleness_mean"] == pytest.approx(0.1)
@@ -110,10 +109,10 @@ def test_before_is_the_first_version_and_after_only_what_is_final() -> None:
         evaluation_metric(0, "sampled", 0.1),
         evaluation_metric(0, "greedy", 0.2),
     ]
-    summary = summarize(late, RunFacts("r"))
+    summary = figures_of(late, RunFacts("r"))
     assert (summary["heldout_before"], summary["heldout_sampled_before"]) == (0.2, 0.1)
     assert (summary["heldout_after"], summary["heldout_sampled_after"]) == (None, None)
-    final = summarize([*late, evaluation_metric(30, "greedy", 0.7, final=True)], RunFacts("r"))
+    final = figures_of([*late, evaluation_metric(30, "greedy", 0.7, final=True)], RunFacts("r"))
     assert (final["heldout_after"], final["heldout_sampled_after"]) == (0.7, None)
     assert [each.version for each in evaluations(late)] == [0, 20]
 
@@ -131,7 +130,7 @@ def test_the_best_supervised_checkpoint(
     metrics: list[dict[str, float]], told: dict[str, Any], expected: float | None
 ) -> None:
     series = [Metric("warm_start", index, values, index) for index, values in enumerate(metrics)]
-    assert summarize(series, RunFacts("r", warm_start=told))["heldout_warm_start_best"] == expected
+    assert figures_of(series, RunFacts("r", warm_start=told))["heldout_warm_start_best"] == expected
 
 
 def test_series_keep_the_newest_account_of_a_step() -> None:
@@ -195,8 +194,7 @@ def test_what_the_audit_says(found: dict[str, Any], says: str) -> None:
 
 
 def test_the_closing_lines_say_what_was_reached_and_what_to_do_next() -> None:
-    lines = closing_lines(summarize(list(history()), FACTS), "runs/sums")
-    text = "\n".join(lines)
+    text = closing_lines(Path("runs/sums"), figures_of(list(history()), FACTS))
     for expected in (
         "Run sums reached its goal: 80 of 80 optimizer steps, 10.2k trajectories, 144.0k tokens generated, 2:13.",
         "0.42 → 0.89",
@@ -206,9 +204,33 @@ def test_the_closing_lines_say_what_was_reached_and_what_to_do_next() -> None:
         "laminar runs audit --run sums",
     ):
         assert expected in text, expected
-    stopped = closing_lines(summarize([], RunFacts("sums", reached=False, error="the broker went away")), "runs/sums")
-    assert "ended before its goal" in "\n".join(stopped)
-    assert "Error: the broker went away" in "\n".join(stopped)
+    stopped = figures_of([], RunFacts("sums", reached=False, error="the broker went away"))
+    text = closing_lines(Path("runs/sums"), stopped)
+    assert "ended before its goal" in text
+    assert "Error: the broker went away" in text
+
+
+def test_the_summary_of_a_folder(tmp_path: Path) -> None:
+    with MetricsFile(tmp_path / "metrics.jsonl") as file:
+        file.append(history())
+    roles = {"rollout-0": {"pid": 3, "restarts": 2, "alive": False}}
+    state = {"run": "sums", "started_at": 100.0, "ended_at": 160.5, "error": None, "roles": roles}
+    (tmp_path / "state.json").write_text(json.dumps({**state, "goal": {"optimizer_steps": 90}}))
+    (tmp_path / "config.toml").write_text("[run]\nname = 'sums'\nseed = 7\n")
+    (tmp_path / "warm_start.json").write_text('{"best": 0.97, "folder": "x"}')
+    found = summarise(tmp_path, {"lost": 0, "trained_twice": 0, "balanced": True}, {"training": 50.0})
+    expected = {
+        "run": "sums", "reached": True, "seed": 7, "wall_seconds": 60.5, "restarts": {"rollout-0": 2}, "lost": 0,
+        "heldout_warm_start_best": 0.97, "optimizer_steps": STEPS, "optimizer_steps_goal": 90, "weight_versions": 81,
+        "phases": {"training": 50.0},
+    }  # fmt: skip
+    assert {key: found[key] for key in expected} == expected
+    json.dumps(found, allow_nan=False)
+
+
+def test_the_summary_of_a_folder_with_nothing_in_it(tmp_path: Path) -> None:
+    found = summarise(tmp_path, None, {})
+    assert (found["run"], found["reached"], found["lost"], found["wall_seconds"]) == (tmp_path.name, None, None, None)
 
 
 def test_the_machine_is_described() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from synthetic_run import START, evaluation_metric, heartbeat, history, trainer_metric
+from synthetic_run import START, evaluation_metric, heartbeat, history, manifest, trainer_metric
 
 from pipelines.report.metrics_file import MetricsFile, read_metrics
 from pipelines.view.braille import plot
@@ -187,7 +187,7 @@ class News:
     def __init__(self) -> None:
         self.polls = [
             [trainer_metric(1), heartbeat(0, START, 5), heartbeat(1, START, 6)],
-            [heartbeat(0, START + 100, 7), Metric("score", 0, {"errors": 1.0}, START + 2)],
+            [manifest(1, 0), heartbeat(0, START + 100, 7), Metric("score", 0, {"errors": 1.0}, START + 2)],
             [],
         ]
         self.lags = 0
@@ -212,13 +212,14 @@ def test_a_watch_folds_writes_and_shows(tmp_path: Path) -> None:
         watch.phase("training")
         for _ in range(3):
             now.now += 1
-            state = watch.tick(ROLES)
-    assert state.step == 1
+            watch.tick(ROLES)
+        state = watch.hear(Metric("warm_start", 0, {"progress": 0.5}, START))
+    assert (state.step, state.versions, state.warm_start) == (1, 1, {"progress": 0.5})
     assert state.roles == ROLES
     assert state.lag == {"inbox": 2}
     written = read_metrics(path)
     names = [each.name for each in written]
-    assert names == ["phase", "phase", "trainer", "replica", "replica", "lag", "score", "lag"]
+    assert names == ["phase", "phase", "trainer", "replica", "replica", "lag", "version", "score", "lag", "warm_start"]
     assert [each.step for each in written if each.name == "replica"] == [0, 1]  # thinned out: not every heartbeat
     assert written[2] == trainer_metric(1)
     assert [list(each.values) for each in written[:2]] == [["starting"], ["training"]]

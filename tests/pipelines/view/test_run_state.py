@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from synthetic_run import GROUP_BATCH, START, STEP_MS, evaluation_metric, heartbeat, history, trainer_metric
+from synthetic_run import GROUP_BATCH, START, STEP_MS, evaluation_metric, heartbeat, history, manifest, trainer_metric
 
 from pipelines.view.curve import MAX_POINTS, NO_POINTS, Curve, Point
 from pipelines.view.events import LagSeen, PhaseStarted, Role, RolesSeen, Tick
 from pipelines.view.rates import progress, rates, seconds_left
 from pipelines.view.state import PACE_POINTS, RunState, fold, fold_all, new_run
-from schemas.records import Metric, RelayStatus
+from schemas.records import Metric, PolicyVersion, RelayStatus
 
 NEW = new_run("r", 80, START)
 
@@ -43,6 +43,9 @@ def after(*events: Any) -> RunState:
         ([heartbeat(0, 1, 50), heartbeat(0, 2, 70), heartbeat(1, 2, 5)], "tokens_generated", 75),
         ([heartbeat(0, 1, 70), heartbeat(0, 2, 10, incarnation=2), heartbeat(0, 3, 71)], "tokens_generated", 80),
         ([], "tokens_generated", None),
+        # a version told again is no new one
+        ([manifest(1, 0), manifest(1, 4), manifest(1, 4), manifest(2, 3)], "versions", 3),
+        ([manifest(1, 0), manifest(2, 3)], "version", PolicyVersion(2, 3)),
     ],
 )  # fmt: skip
 def test_what_is_known_after(events: list[Any], field: str, expected: object) -> None:
