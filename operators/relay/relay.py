@@ -140,7 +140,7 @@ class RelayFolder:
             return []
         if reason is not None:
             return self._refuse(received, reason)
-        self._held.setdefault(received.record.version, received)
+        self._held[received.record.version] = received
         return []
 
     def _refuse(self, received: Received, reason: str) -> list[Output]:

@@ -216,6 +216,9 @@ def test_what_is_remembered_is_bounded(relay: Relay, store: WeightStore) -> None
     assert marks["refused"][-1] == 398
     assert low_water == 397  # the manifests of 2.198 and 2.199, which may come
     assert relay.folder.busy() is False
+    relay.sees(*(manifest("3.0", blake3=f"{number:064x}") for number in range(20)))
+    add(store, "3.0")
+    assert [letter.offset for letter in letters(relay.sees())] == list(range(412, 420))
 
 
 @pytest.mark.parametrize(
