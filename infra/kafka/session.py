@@ -9,27 +9,27 @@ outputs back, mint the next start number. What was open before is aborted; a pre
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from kafka import KafkaConsumer, KafkaProducer, OffsetAndMetadata, TopicPartition
+from kafka import KafkaConsumer, OffsetAndMetadata, TopicPartition
 from kafka.consumer.fetcher import ConsumerRecord
 from kafka.errors import InvalidProducerEpochError, KafkaError, KafkaTimeoutError, ProducerFencedError
 
+from infra.kafka.note import Note
 from infra.kafka.readiness import why_unreachable
 from infra.kafka.session_config import Input, Offsets, Partition, SessionConfig
+from infra.kafka.transactions import TransactionalProducer
 
-MAX_NOTE_BYTES = 2048
-"""Brokers cap commit metadata at 4 KB."""
 MAX_POLL_RECORDS = 2000
 RETRY_BACKOFF_MS = 3
 """A transaction that begins before the markers of the last are written is told to try again: soon, not in 100 ms."""
 TRANSACTION_TIMEOUT_MS = 10_000
 """An open transaction of a dead process holds back every read_committed reader for so long."""
+RECONNECT = {"reconnect_backoff_max_ms": 500}
+"""A broker that is back is found within half a second, unless the client's properties say otherwise (30 s)."""
 LEDGER_POLL_MS = 20
 """Short: what ends a topic is a transaction's marker, which no poll returns."""
 REOPEN_S = 60.0
@@ -46,27 +46,6 @@ class Outgoing(NamedTuple):
     key: bytes | None
     value: bytes
     headers: Sequence[tuple[str, bytes]]
-
-
-@dataclass(frozen=True)
-class Note:
-    """What a commit says beside offsets: the start, where the ledger begins in each output, the operator's marks."""
-
-    start: int = 0
-    ledger: Mapping[str, int] = field(default_factory=dict)
-    marks: Mapping[str, Any] = field(default_factory=dict)
-
-    def encode(self) -> str:
-        text = json.dumps([self.start, self.ledger, self.marks], separators=(",", ":"))
-        if len(text) > MAX_NOTE_BYTES:
-            raise ValueError(
-                f"a commit's note of {len(text)} bytes is over {MAX_NOTE_BYTES}: too many partitions a shard"
-            )
-        return text
-
-    @classmethod
-    def decode(cls, text: str | None) -> Note:
-        return cls(*json.loads(text)) if text else cls()
 
 
 class SessionLost(RuntimeError):
@@ -116,8 +95,9 @@ class Session:
         # Asked first: a client that finds no broker takes 30 s to say so, and leaves its sockets open.
         if (reason := why_unreachable(self.config.client.admin(), timeout_s=2.0)) is not None:
             raise SessionLost(f"{self.config.group}: {reason}")
-        self._producer = KafkaProducer(
-            **self.config.client.producer(
+        self._producer = TransactionalProducer(
+            **RECONNECT
+            | self.config.client.producer(
                 transactional_id=self.config.group,
                 transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
                 acks="all",
@@ -130,7 +110,8 @@ class Session:
         )
         self._producer.init_transactions()
         self._consumer = KafkaConsumer(
-            **self.config.client.consumer(
+            **RECONNECT
+            | self.config.client.consumer(
                 group_id=self.config.group,
                 enable_auto_commit=False,
                 isolation_level="read_committed",

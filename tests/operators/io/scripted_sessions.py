@@ -1,0 +1,114 @@
+"""Sessions that answer from a script, for tests of what stands around them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from infra.kafka.properties import ClientProperties
+from infra.kafka.session import Note, Outgoing, Partition, SessionLost
+from operators.io.config import Reading, ShardConfig
+from schemas.codec import encode
+from schemas.records import Metric
+from schemas.topics import METRICS, REPLICAS
+
+CONFIG = ShardConfig(
+    ClientProperties.at("localhost:9092"),
+    "run",
+    "probe",
+    readings=(Reading(METRICS),),
+    ledger=((REPLICAS, (0,)),),
+    commit_s=0.0,
+)
+INPUT = Partition(METRICS.name("run"), 0)
+OUTPUT = f"{REPLICAS.name('run')}:0"
+
+
+def metric(step: int) -> Metric:
+    return Metric("a", step, {"x": 0.5}, 1_700_000_000_000)
+
+
+def raw(offset: int, record: object | None = None, **changes: Any) -> SimpleNamespace:
+    """A record as the consumer gives it."""
+    value, headers = encode(record if record is not None else metric(offset))
+    fields = {"topic": INPUT.topic, "partition": 0, "offset": offset, "key": b"a", "value": value, "headers": headers}
+    return SimpleNamespace(**(fields | changes))
+
+
+@dataclass
+class ScriptedSession:
+    """`polls` are what its polls return, an exception among them is raised; then they are empty."""
+
+    start: int
+    polls: list[list[Any] | SessionLost] = field(default_factory=list)
+    note: Note = field(default_factory=Note)
+    ledger: list[Any] = field(default_factory=list)
+    end: int = 0
+    failure: BaseException | None = None
+    lost: SessionLost | None = None
+    commits: int = 1
+    position: int = 0
+    committed: list[tuple[list[Outgoing], dict[Partition, int], Mapping[str, int], Mapping[str, Any]]] = field(
+        default_factory=list
+    )
+
+    @property
+    def ends(self) -> dict[Partition, int]:
+        return {INPUT: self.end}
+
+    @property
+    def ledger_ends(self) -> dict[str, int]:
+        return {OUTPUT: 10}
+
+    def poll(self, timeout_s: float) -> list[Any]:
+        polled = self.polls.pop(0) if self.polls else []
+        if isinstance(polled, SessionLost):
+            self.lost = polled
+            raise polled
+        if polled:
+            self.position = polled[-1].offset + 1
+        return polled
+
+    def positions(self) -> dict[Partition, int]:
+        return {INPUT: self.position}
+
+    def seek(self, offsets: Mapping[Partition, int]) -> None:
+        self.position = offsets[INPUT]
+
+    def commit(
+        self,
+        outputs: Iterable[Outgoing],
+        offsets: dict[Partition, int],
+        ledger: Mapping[str, int],
+        marks: Mapping[str, Any],
+    ) -> dict[str, int]:
+        if self.failure is not None:
+            raise self.failure
+        outputs = list(outputs)
+        self.commits += 1
+        self.committed.append((outputs, offsets, ledger, marks))
+        return {OUTPUT: 10 * self.commits} if outputs else {}
+
+
+class ScriptedSessions:
+    """Stands for the process's sessions: each `open` gives the next of `script`, or raises it."""
+
+    def __init__(self, *script: ScriptedSession | SessionLost) -> None:
+        self.script = list(script)
+        self.now: ScriptedSession | None = None
+
+    def open(self, config: object) -> ScriptedSession:
+        self.now = None
+        opened = self.script.pop(0)
+        if isinstance(opened, SessionLost):
+            raise opened
+        self.now = opened
+        return opened
+
+    def get(self, group: str) -> ScriptedSession | None:
+        return self.now
+
+    def close(self, group: str) -> None:
+        self.now = None

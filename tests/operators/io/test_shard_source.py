@@ -1,0 +1,141 @@
+"""A source: what it makes of Kafka's records, and when it begins a new start."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from scripted_sessions import CONFIG, INPUT, ScriptedSession, ScriptedSessions, metric, raw
+
+import operators.io.source
+from infra.kafka.session import Fenced, Note, SessionLost
+from infra.runners.stopping import STOPPING
+from operators.io.config import Reading
+from operators.io.elements import Place, Polled, Received, Restored
+from operators.io.source import MAX_FUTILE, MAX_PAYLOAD_BYTES, ShardSource
+from schemas.codec import MAX_VALUE_BYTES, encode
+from schemas.records import DeadLetter
+from schemas.topics import METRICS, REPLICAS
+
+HERE = Place("metrics", 0)
+
+
+def source_with(monkeypatch: pytest.MonkeyPatch, *script: ScriptedSession | SessionLost) -> ShardSource:
+    monkeypatch.setattr(operators.io.source, "SESSIONS", ScriptedSessions(*script))
+    monkeypatch.setattr(STOPPING, "wait", lambda timeout: False)  # no pause between attempts
+    return ShardSource(CONFIG, wall_ms=lambda: 1234)
+
+
+def test_records_are_received_in_order_row_by_row() -> None:
+    received, rejected = ShardSource(CONFIG).decode([raw(4), raw(5)])
+    assert (received, rejected) == ((Received("metrics", 0, 4, metric(4)), Received("metrics", 0, 5, metric(5))), ())
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"value": b"\x00garbage"}, ""),
+        ({"value": None}, "tombstone"),
+        ({"headers": []}, "no laminar-schema header"),
+        ({"headers": [("laminar-schema", b"Metric/99")]}, "unknown schema"),
+    ],
+)
+def test_what_cannot_be_decoded_is_a_dead_letter_between_good_neighbours(changes: dict, reason: str) -> None:
+    received, (letter,) = ShardSource(CONFIG, wall_ms=lambda: 99).decode([raw(1), raw(2, **changes), raw(3)])
+    assert [r.offset for r in received] == [1, 3]
+    payload = changes.get("value", raw(2).value) or b""
+    assert letter == DeadLetter("read metrics", letter.reason, INPUT.topic, 0, 2, payload, 99)
+    assert reason in letter.reason
+
+
+def test_a_dead_letter_can_always_be_written() -> None:
+    _, (letter,) = ShardSource(CONFIG).decode([raw(1, value=b"x" * (MAX_VALUE_BYTES + 1))])
+    assert len(letter.payload) == MAX_PAYLOAD_BYTES
+    assert "the first" in letter.reason
+    encode(letter)
+
+
+def test_records_with_other_keys_are_passed_over_undecoded() -> None:
+    source = ShardSource(replace(CONFIG, readings=(Reading(METRICS, keys="e"),)))
+    received, rejected = source.decode([raw(1, key=b"e4"), raw(2, key=b"p4", value=b"junk"), raw(3, key=None)])
+    assert ([r.offset for r in received], rejected) == ([1], ())
+
+
+def test_a_start_opens_with_what_was_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = raw(8, topic=REPLICAS.name("run"))
+    session = ScriptedSession(3, [[raw(0)], [], [raw(1)]], Note(2, {}, {"mark": 1}), [own], end=2)
+    source = source_with(monkeypatch, session)
+    elements = [source.next(wait=False) for _ in range(4)]
+    assert elements[0] == Restored(CONFIG.group, 3, (Received("replicas", 0, 8, metric(8)),), {"mark": 1}, {HERE: 0})
+    assert [(len(e.records), e.positions, e.caught_up) for e in elements[1:] if isinstance(e, Polled)] == [
+        (1, {HERE: 1}, False),
+        (0, {HERE: 1}, False),
+        (1, {HERE: 2}, True),
+    ]
+
+
+def test_a_start_resumes_where_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operators.io.source, "SESSIONS", ScriptedSessions(ScriptedSession(1)))
+    restored = ShardSource(replace(CONFIG, resume=lambda: {HERE: 42})).next(wait=False)
+    assert isinstance(restored, Restored)
+    assert restored.offsets == {HERE: 42}
+
+
+def test_a_session_lost_by_the_sink_or_by_a_poll_makes_a_new_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = ScriptedSession(1, [[raw(0)]])
+    second = ScriptedSession(2, [SessionLost("poll")])
+    source = source_with(monkeypatch, first, second, ScriptedSession(3))
+    assert [type(source.next(wait=False)) for _ in range(2)] == [Restored, Polled]
+    first.lost = SessionLost("unknown outcome")
+    assert [source.next(wait=False).start for _ in range(3)] == [2, 3, 3]
+
+
+def test_a_fenced_source_never_opens_another_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = ScriptedSession(1)
+    source = source_with(monkeypatch, first, ScriptedSession(2))
+    source.next(wait=False)
+    first.lost = Fenced("a successor")
+    for poll in (1, 0):  # a runner that tries again does not help
+        source.begin(poll)
+        with pytest.raises(Fenced):
+            source.next(wait=False)
+
+
+def test_a_broker_that_is_away_is_waited_for_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    away = SessionLost("connection refused")
+    first = ScriptedSession(1, [away])
+    source = source_with(monkeypatch, first, away, away, ScriptedSession(2, [away]), away)
+    assert [source.next(wait=False).start for _ in range(2)] == [1, 2]
+    monkeypatch.setattr(operators.io.source, "PATIENCE_S", -1.0)
+    with pytest.raises(SessionLost, match="refused"):
+        source.next(wait=False)
+
+
+def test_the_first_session_must_open_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = source_with(monkeypatch, SessionLost("connection refused"), ScriptedSession(1))
+    with pytest.raises(SessionLost, match="refused"):
+        source.next(wait=False)
+
+
+def test_sessions_that_never_commit_end_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    sessions = [ScriptedSession(n, [SessionLost("not allowed")]) for n in range(1, 2 * MAX_FUTILE)]
+    source = source_with(monkeypatch, *sessions)
+    for _ in range(MAX_FUTILE + 1):
+        assert isinstance(source.next(wait=False), Restored)
+    with pytest.raises(SessionLost, match="not allowed"):
+        source.next(wait=False)
+    assert source._session is sessions[MAX_FUTILE]
+    sessions[MAX_FUTILE].commits = 2  # one of its own
+    assert isinstance(source.next(wait=False), Restored)
+
+
+@pytest.mark.parametrize(("goes_on_at", "kind"), [(3, Polled), (0, Restored), (2, Restored), (9, Restored)])
+def test_a_runner_that_goes_back_begins_a_new_start(
+    monkeypatch: pytest.MonkeyPatch, goes_on_at: int, kind: type
+) -> None:
+    source = source_with(monkeypatch, ScriptedSession(1, [[raw(0)], [raw(1)]]), ScriptedSession(2))
+    source.begin(0)
+    for _ in range(3):
+        source.next(wait=False)
+    source.begin(goes_on_at)
+    assert isinstance(source.next(wait=False), kind)
