@@ -19,7 +19,7 @@ COMMANDS: dict[str, CommandModule] = {
     "run": CommandModule("pipelines.cli.run", "Train a model with all pipelines on this machine."),
     "submit": CommandModule("pipelines.cli.submit", "Run one pipeline alone, on any Beam runner."),
     "broker": CommandModule("pipelines.cli.broker", "Start, stop and look at a local Kafka that stays."),
-    "runs": CommandModule("pipelines.cli.runs", "Look after runs: audit."),
+    "runs": CommandModule("pipelines.cli.runs", "Look after runs: list, status, stop, audit."),
     "topics": CommandModule("pipelines.cli.topics", "Look into a run's topics: list, describe, tail, lag."),
     "weights": CommandModule("pipelines.cli.weights", "Look at the weight versions a run has published: list, show."),
     "doctor": CommandModule("pipelines.cli.doctor", "Say what can run on this machine, and what mends the rest."),

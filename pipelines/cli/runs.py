@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from pipelines.audit.balance import STAGES, Audit
+from pipelines.cli import local_runs
 from pipelines.cli.options import BrokersOption, JsonOption, PropertiesOption, RunOption, connect
 from pipelines.cli.output import Report
 
@@ -19,6 +20,11 @@ MAX_NAMES = 20
 @app.callback()
 def runs() -> None:
     """Look after runs."""
+
+
+app.command("list")(local_runs.list_command)
+app.command("status")(local_runs.status_command)
+app.command("stop")(local_runs.stop_command)
 
 
 @app.command()

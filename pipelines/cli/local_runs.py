@@ -1,0 +1,179 @@
+"""`laminar runs list`, `status` and `stop`: runs of this machine, by their folders. No Kafka is asked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pipelines.cli.options import RUNS, JsonOption, RunOption
+from pipelines.cli.output import Report, table
+
+if TYPE_CHECKING:
+    from pipelines.view.run_folders import RunFolder
+    from pipelines.view.state import RunState
+
+FolderOption = Annotated[Path, typer.Option("--folder", metavar="DIR", help="Where the runs are.")]
+
+
+def list_command(folder: FolderOption = RUNS, json: JsonOption = False) -> Report:
+    """List the runs of this machine, the newest first. `died` is a run whose supervisor was killed.
+
+    \b
+    Examples:
+      laminar runs list
+      laminar runs list --json | jq '.[] | select(.status == "running")'
+    """
+    from pipelines.view.run_folders import list_runs
+
+    runs = list_runs(folder)
+    rows = [_row(each) for each in runs]
+    return Report([_facts(each) for each in runs], lambda: _listed(rows, folder), as_json=json)
+
+
+def status_command(run: RunOption = None, folder: FolderOption = RUNS, json: JsonOption = False) -> Report:
+    """Say how a run stands: phase, progress, accuracy, and each of its processes. Exits with 1 if it failed or died.
+
+    \b
+    Examples:
+      laminar runs status
+      laminar runs status --run first --json | jq .optimizer_steps
+    """
+    from pipelines.view.run_folders import find_run
+
+    found = find_run(folder, run)
+    state = _observed(found)
+    return Report(
+        {**_facts(found), **_measured(state)},
+        lambda: "\n".join(_status_lines(found, state)),
+        as_json=json,
+        exit_code=1 if found.status in ("failed", "died") else 0,
+    )
+
+
+def stop_command(
+    run: RunOption = None,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", help="How long to wait for its end.")
+    ] = 60.0,
+    folder: FolderOption = RUNS,
+    json: JsonOption = False,
+) -> Report:
+    """Stop a run: its roles drain and commit, and its broker ends. Exits with 1 if it is still there after the time.
+
+    \b
+    Examples:
+      laminar runs stop
+      laminar runs stop --run first --timeout 120
+    """
+    from pipelines.view.run_folders import find_run, read_run, stop_run
+
+    found = find_run(folder, run)
+    was = found.status
+    gone = stop_run(found, timeout)
+    now = read_run(found.folder)
+    if was != "running":
+        text = f"run {found.run} is not running: it has {was}"
+    elif gone:
+        text = f"run {found.run} stopped"
+    else:
+        pid = found.state["pid"]
+        text = f"run {found.run} (process {pid}) is still ending after {timeout:g} s: see {found.folder}/logs"
+    return Report({**_facts(now), "stopped": gone}, lambda: text, as_json=json, exit_code=0 if gone else 1)
+
+
+def _facts(run: RunFolder) -> dict[str, Any]:
+    return {
+        "run": run.run,
+        "status": run.status,
+        "phase": run.state.get("phase"),
+        "folder": str(run.folder),
+        "pid": run.state.get("pid"),
+        "bootstrap_servers": run.state.get("bootstrap_servers"),
+        "started_at": run.state.get("started_at"),
+        "ended_at": run.state.get("ended_at"),
+        "error": run.state.get("error"),
+        "goal": run.goal,
+        "roles": run.state.get("roles") or {},
+    }
+
+
+def _row(run: RunFolder) -> dict[str, Any]:
+    from pipelines.view.text import clock
+
+    ended = run.state.get("ended_at") or (time.time() if run.status == "running" else None)
+    started = run.state.get("started_at")
+    return {
+        "run": run.run,
+        "status": run.status,
+        "phase": run.state.get("phase"),
+        "started": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(started)) if started else None,
+        "took": clock(ended - started) if started and ended else None,
+        "restarts": sum(role.get("restarts", 0) for role in (run.state.get("roles") or {}).values()),
+        "folder": str(run.folder),
+    }
+
+
+def _listed(rows: list[dict[str, Any]], folder: Path) -> Any:
+    return (
+        table(rows, ["run", "status", "phase", "started", "took", "restarts", "folder"])
+        if rows
+        else (f"there is no run yet under {folder}/")
+    )
+
+
+def _observed(run: RunFolder) -> RunState:
+    """What the run's metrics file says, as the live view would show it."""
+    from pipelines.report.metrics_file import read_metrics
+    from pipelines.view.events import Role, RolesSeen, Tick
+    from pipelines.view.state import fold_all, new_run
+
+    path = run.folder / "metrics.jsonl"
+    alive = run.status == "running"
+    roles = {
+        name: Role(role.get("pid"), role.get("restarts", 0), alive and bool(role.get("alive")))
+        for name, role in (run.state.get("roles") or {}).items()
+    }
+    at = int((run.state.get("ended_at") or (time.time() if alive else 0)) * 1000)
+    state = new_run(run.run, run.goal, int(run.started_at * 1000))
+    metrics = read_metrics(path) if path.exists() else []
+    return fold_all(state, [*metrics, RolesSeen(roles), Tick(at)])
+
+
+def _measured(state: RunState) -> dict[str, Any]:
+    from pipelines.view.rates import progress, seconds_left
+
+    last, before = state.evaluation, state.before
+    return {
+        "optimizer_steps": state.step,
+        "progress": progress(state),
+        "seconds_left": seconds_left(state),
+        "trajectories_trained": state.trajectories_trained,
+        "reward": state.trainer.get("reward/mean"),
+        "staleness_mean": state.trainer.get("staleness/mean"),
+        "staleness_max": state.trainer.get("staleness/max"),
+        "heldout_before": before and before.greedy,
+        "heldout": last and last.greedy,
+        "heldout_sampled": last and last.sampled,
+        "lag": dict(state.lag),
+    }
+
+
+def _status_lines(run: RunFolder, state: RunState) -> Iterator[str]:
+    from pipelines.view.panels import fact_lines
+    from pipelines.view.text import clock, phase_name, steps_text
+
+    seconds = (state.now - state.started_at) / 1000
+    phase = phase_name(run.state.get("phase") or "starting")
+    doing = {"running": f"running, {phase}", "died": f"died while {phase}"}.get(run.status, run.status)
+    yield f"run {run.run}: {doing}, {steps_text(state)}, {clock(seconds)}"
+    if run.state.get("error"):
+        yield f"  error       {run.state['error']}"
+    yield from (f"  {label:<12}{value}" for label, value in fact_lines(state))
+    for name, role in state.roles.items() if run.status == "running" else ():
+        restarts = f", {role.restarts} restarts" if role.restarts else ""
+        yield f"  {name:<12}{'up' if role.alive else 'down'}{f', pid {role.pid}' if role.pid else ''}{restarts}"
+    yield f"  {'folder':<12}{run.folder}"

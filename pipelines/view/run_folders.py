@@ -1,0 +1,131 @@
+"""Runs as their folders tell of them: which there are, which are alive, and how to stop one."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+
+from infra.kafka.processes import is_running
+
+STATE_FILE = "state.json"
+SAME_START_S = 1.0
+"""A process that began at another time than state.json says has only been given the number of one that is gone."""
+
+Status = Literal["running", "ended", "failed", "died"]
+
+
+class NoSuchRun(RuntimeError):
+    """There is no such run under the folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """A run by its folder. `state` is what state.json says; `status` whether its supervisor still lives.
+
+    died: the supervisor is gone and did not say that the run is over.
+    """
+
+    folder: Path
+    state: Mapping[str, Any]
+    status: Status
+
+    @property
+    def run(self) -> str:
+        return str(self.state.get("run") or self.folder.name)
+
+    @property
+    def started_at(self) -> float:
+        return float(self.state.get("started_at") or 0.0)
+
+    @property
+    def goal(self) -> int | None:
+        goal = self.state.get("goal") or {}
+        return goal.get("optimizer_steps")
+
+
+def read_run(folder: Path) -> RunFolder:
+    """The run in `folder`. Raises NoSuchRun where there is none, ValueError where its state.json does not read."""
+    path = folder / STATE_FILE
+    try:
+        state = json.loads(path.read_text("utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise NoSuchRun(f"there is no run {folder.name!r} under {folder.parent}/ ({path} is missing)") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    if not isinstance(state, dict):
+        raise ValueError(f"{path}: expected a JSON object")
+    return RunFolder(folder, state, _status(state))
+
+
+def list_runs(runs: Path) -> list[RunFolder]:
+    """The runs under `runs`, the newest first. Raises ValueError where a state.json does not read."""
+    folders = sorted(path.parent for path in runs.glob(f"*/{STATE_FILE}") if not path.parent.is_symlink())
+    return sorted(map(read_run, folders), key=lambda run: run.started_at, reverse=True)
+
+
+def find_run(runs: Path, name: str | None) -> RunFolder:
+    """The run called `name` under `runs`, the latest where it is None. Raises NoSuchRun, ValueError."""
+    if name is not None:
+        return read_run(runs / name)
+    if (runs / "latest").exists():
+        return read_run(runs / (runs / "latest").resolve().name)
+    known = list_runs(runs)
+    if not known:
+        raise NoSuchRun(f"there is no run yet under {runs}/")
+    return known[0]
+
+
+def supervisor_of(state: Mapping[str, Any]) -> psutil.Process | None:
+    """The process that supervises a run, if it is still that one and alive."""
+    pid, created = state.get("pid"), state.get("pid_created")
+    if not isinstance(pid, int) or pid <= 0:
+        return None
+    try:
+        process = psutil.Process(pid)
+        same = created is None or abs(process.create_time() - created) <= SAME_START_S
+    except psutil.Error:
+        return None
+    return process if same and is_running(process) else None
+
+
+def stop_run(
+    run: RunFolder,
+    timeout_s: float,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> bool:
+    """Ask a run's supervisor to end (SIGTERM: it drains its roles) and wait for it; whether it is gone after that.
+
+    A run that is not running is left as it is. Raises PermissionError for another user's process.
+    """
+    process = supervisor_of(run.state)
+    if process is None:
+        return True
+    try:
+        process.send_signal(signal.SIGTERM)
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.AccessDenied as error:
+        raise PermissionError(
+            f"run {run.run} belongs to another user: process {process.pid} cannot be stopped"
+        ) from error
+    deadline = clock() + timeout_s
+    while is_running(process):
+        if clock() >= deadline:
+            return False
+        sleep(0.1)
+    return True
+
+
+def _status(state: Mapping[str, Any]) -> Status:
+    if state.get("ended_at") is not None:
+        return "failed" if state.get("error") else "ended"
+    return "died" if supervisor_of(state) is None else "running"
