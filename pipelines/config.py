@@ -1,4 +1,4 @@
-"""The configuration of a run: one section an operator, read from TOML; a mistake is named with the nearest valid key."""
+"""The configuration of a run: one section an operator, read from TOML; mistakes are named with the nearest key."""
 
 from __future__ import annotations
 
@@ -21,10 +21,8 @@ from operators.prompts.config import PromptsConfig
 from operators.relay.config import RelayConfig
 from operators.rollout.config import RolloutConfig
 from operators.score.config import ScoreConfig
-from operators.trainer import config as _tc
-
-WarmStartConfig = getattr(_tc, "WarmStartConfig", dict)
 from operators.trainer.training_config import TrainingConfig
+from operators.trainer.warm_start_config import WarmStartConfig
 
 
 class ConfigError(ValueError):

@@ -25,7 +25,6 @@ Proximal = Literal["behaviour", "update_start"]
 CorrectionKind = Literal["none", "truncate", "mask"]
 CorrectionLevel = Literal["token", "sequence"]
 Schedule = Literal["constant", "cosine"]
-WarmStartTask = Literal["chain_sum", "gcd"]
 
 
 def _choose(name: str, value: object, choices: Iterable[object]) -> None:

@@ -1,0 +1,77 @@
+"""Worked answers to reasoning-gym questions, as a teacher would write them: the steps, then `#` and the answer.
+
+Pure functions of an entry of the dataset (its `metadata` holds the numbers) and of a random source for the teacher's
+slips.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+ANSWER_MARK = "#"
+
+Entry: TypeAlias = Mapping[str, Any]
+Trace: TypeAlias = Callable[[Entry, random.Random, float], str]
+
+
+def chain_sum_trace(entry: Entry, source: random.Random, slip_rate: float = 0.0) -> str:
+    """Running sums, `4-1=3;3-7=-4;#-4` for 4 - 1 - 7.
+
+    At each sum that changes the tens or the sign the teacher slips with probability `slip_rate`: it keeps the tens,
+    or the sign, as they were, and goes on from there.
+    """
+    first, *rest = entry["metadata"]["expression"].split()
+    value = int(first)
+    steps = []
+    for operator, term in zip(rest[::2], rest[1::2], strict=True):
+        result = value + int(term) if operator == "+" else value - int(term)
+        slip = without_carry(value, result)
+        if slip != result and source.random() < slip_rate:
+            result = slip
+        steps.append(f"{value}{operator}{term}={result};")
+        value = result
+    return f"{''.join(steps)}{ANSWER_MARK}{value}"
+
+
+def without_carry(before: int, after: int) -> int:
+    """`after` as one writes it who forgets the carry, the borrow or the sign: 8→13 gives 3, 12→7 gives 17, 3→−4 gives
+    4.
+    """
+    if (before < 0) != (after < 0):
+        return -after
+    magnitude = abs(before) // 10 * 10 + abs(after) % 10
+    return -magnitude if after < 0 else magnitude
+
+
+def gcd_trace(entry: Entry, source: random.Random, slip_rate: float = 0.0) -> str:
+    """Euclid by subtraction, `49 29;29 20;20 9;11 9;9 2;…;1 1;#1`: the larger first, after each subtraction.
+
+    At each difference that changes the tens the teacher slips with probability `slip_rate`: it keeps the larger's
+    tens, where that still leaves less than the larger (so that every trace ends).
+    """
+    larger, smaller = sorted(entry["metadata"]["numbers"], reverse=True)
+    steps = [f"{larger} {smaller};"]
+    while larger != smaller:
+        difference = larger - smaller
+        slip = without_carry(larger, difference)
+        if difference != slip < larger and slip and source.random() < slip_rate:
+            difference = slip
+        larger, smaller = max(smaller, difference), min(smaller, difference)
+        steps.append(f"{larger} {smaller};")
+    return f"{''.join(steps)}{ANSWER_MARK}{larger}"
+
+
+TRACES: dict[str, Trace] = {"chain_sum": chain_sum_trace, "gcd": gcd_trace}
+
+
+def bare_answer(entry: Entry) -> str:
+    """The answer without any work, `#-4`."""
+    return f"{ANSWER_MARK}{entry['answer']}"
+
+
+def answer_of(text: str) -> str | None:
+    """What stands after the last answer mark; None without one. How rewards read a response too."""
+    _, mark, answer = text.rpartition(ANSWER_MARK)
+    return answer.strip() if mark else None

@@ -1,0 +1,221 @@
+"""The warm start: a model made in code and taught by imitation, so that reinforcement learning has where to start.
+
+The result is a model folder beside a record of what supervision alone had reached on the way; both are kept under the
+hash of everything that went into them, whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from infra.models.checkpoint_folder import save_folder
+from infra.models.demo import build_demo_model
+from infra.models.generate import generate
+from operators.trainer.imitation import Example, Rates, imitate
+from operators.trainer.traces import TRACES, answer_of, bare_answer
+from operators.trainer.warm_start_config import WarmStartConfig
+
+Entry = Mapping[str, Any]
+Report = Callable[[float, str], None]
+
+RECORD_FILE = "warm_start.json"
+_VERSION = 2
+"""Raised when the procedure changes: older results are then made anew."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Accuracies on held-out questions, 0 to 1, greedy and sampled at temperature 1, after `step` updates in all."""
+
+    step: int
+    greedy: float
+    sampled: float
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """A warm-started model in `folder`, and how good it and all that came before it were.
+
+    `curve` has the measured checkpoints, oldest first; the last is the model in `folder`. `teacher` is the share of the
+    worked answers of phase 1 that were right.
+    """
+
+    folder: Path
+    teacher: float
+    curve: tuple[Measured, ...]
+    seconds: float
+
+    @property
+    def greedy(self) -> float:
+        """Greedy accuracy of the model in `folder`."""
+        return self.curve[-1].greedy
+
+    @property
+    def sampled(self) -> float:
+        """Sampled accuracy of the model in `folder`."""
+        return self.curve[-1].sampled
+
+    @property
+    def best(self) -> float:
+        """The highest greedy accuracy of any supervised checkpoint: what stopping there would have given."""
+        return max(measured.greedy for measured in self.curve)
+
+    @property
+    def best_sampled(self) -> float:
+        """The highest sampled accuracy of any supervised checkpoint."""
+        return max(measured.sampled for measured in self.curve)
+
+
+def warm_start(
+    config: WarmStartConfig,
+    entries: Sequence[Entry],
+    heldout: Sequence[Entry],
+    cache: Path,
+    report: Report = lambda progress, stage: None,
+) -> WarmStart:
+    """The warm start of `config` from reasoning-gym `entries`, measured on `heldout`; found in `cache` or made there.
+
+    `report` hears progress from 0 to 1. Raises ValueError for a task that has no worked answers, or held-out questions
+    among the entries.
+    """
+    if config.model.task not in TRACES:
+        raise ValueError(f"there are no worked answers for {config.model.task!r}, only for {', '.join(sorted(TRACES))}")
+    if {entry["question"] for entry in entries} & {entry["question"] for entry in heldout}:
+        raise ValueError("held-out questions are among those to learn from")
+    if not entries or not heldout:
+        raise ValueError(
+            f"there are {len(entries)} questions to learn from and {len(heldout)} held out: neither may be 0"
+        )
+    folder = cache / f"{config.model.task}-{_key(config, entries, heldout)}"
+    if not (folder / RECORD_FILE).exists():
+        partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+        try:
+            _make(config, entries, heldout, partial, report)
+            partial.rename(folder)
+        except OSError:
+            if not (folder / RECORD_FILE).exists():  # else another process made the same one meanwhile
+                raise
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    report(1.0, "done")
+    return read_warm_start(folder)
+
+
+def read_warm_start(folder: Path) -> WarmStart:
+    """The warm start in `folder`. Raises OSError where there is none, ValueError where its record is another's."""
+    record = json.loads((folder / RECORD_FILE).read_text())
+    try:
+        curve = tuple(Measured(**measured) for measured in record["curve"])
+        return WarmStart(folder, record["teacher"], curve, record["seconds"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{folder / RECORD_FILE} is not the record of a warm start: {error!r}") from error
+
+
+def _key(config: WarmStartConfig, entries: Sequence[Entry], heldout: Sequence[Entry]) -> str:
+    what = blake3(json.dumps([_VERSION, asdict(config)], sort_keys=True).encode())
+    for entry in (*entries, *heldout):
+        what.update(f"{entry['question']}\0{entry['answer']}\0".encode())
+    return what.hexdigest()[:16]
+
+
+def _make(
+    config: WarmStartConfig, entries: Sequence[Entry], heldout: Sequence[Entry], folder: Path, report: Report
+) -> None:
+    started = time.monotonic()
+    model, tokenizer = build_demo_model(config.model)
+    measured = heldout[: config.measured]
+    curve: list[Measured] = []
+    total = config.steps + config.habit_steps
+
+    def measure(step: int) -> None:
+        greedy, sampled = (_accuracy(model, tokenizer, measured, config, temperature) for temperature in (0.0, 1.0))
+        curve.append(Measured(step, greedy, sampled))
+
+    def after_work(step: int, loss: float) -> None:
+        report(step / total, f"learning from worked answers, loss {loss:.2f}")
+        if step % config.measure_every == 0 or step == config.steps:
+            measure(step)
+
+    def after_habit(step: int, loss: float) -> None:
+        report((config.steps + step) / total, f"learning the bad habit, loss {loss:.2f}")
+        if step == config.habit_steps:
+            measure(total)
+
+    source = random.Random(config.seed)
+    worked = [TRACES[config.model.task](entry, source, config.slip_rate) for entry in entries]
+    imitate(
+        model,
+        _examples(tokenizer, entries, worked),
+        steps=config.steps,
+        batch=config.batch,
+        rates=Rates(config.learning_rate, config.matrix_learning_rate),
+        warmup=config.warmup,
+        seed=config.seed,
+        after=after_work,
+    )
+    mixed = [
+        bare_answer(entry) if source.random() < config.habit_share else work
+        for entry, work in zip(entries, worked, strict=True)
+    ]
+    imitate(
+        model,
+        _examples(tokenizer, entries, mixed),
+        steps=config.habit_steps,
+        batch=config.batch,
+        rates=Rates(config.habit_learning_rate, config.habit_learning_rate),
+        warmup=config.warmup,
+        seed=config.seed + 1,
+        after=after_habit,
+    )
+    model.set_attn_implementation("sdpa")
+    save_folder(model, tokenizer, folder)
+    record = {
+        "teacher": _share_right(worked, entries),
+        "curve": [asdict(each) for each in curve],
+        "seconds": time.monotonic() - started,
+        "config": asdict(config),
+    }
+    (folder / RECORD_FILE).write_text(json.dumps(record, indent=1) + "\n")
+
+
+def _examples(tokenizer: PreTrainedTokenizerBase, entries: Sequence[Entry], answers: Sequence[str]) -> list[Example]:
+    prompts = tokenizer([entry["question"] for entry in entries])["input_ids"]
+    responses = tokenizer(list(answers))["input_ids"]
+    end = tokenizer.eos_token_id
+    return [Example(prompt, [*response, end]) for prompt, response in zip(prompts, responses, strict=True)]
+
+
+def _accuracy(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    entries: Sequence[Entry],
+    config: WarmStartConfig,
+    temperature: float,
+) -> float:
+    """The share of `entries` that the model answers right."""
+    model.set_attn_implementation("sdpa")
+    responses = generate(
+        model,
+        [tokenizer.encode(entry["question"]) for entry in entries],
+        max_new_tokens=config.max_new_tokens,
+        stop_token_id=tokenizer.eos_token_id,
+        temperature=temperature,
+        seed=config.seed,
+    )
+    return _share_right(tokenizer.batch_decode(responses), entries)
+
+
+def _share_right(answers: Sequence[str], entries: Sequence[Entry]) -> float:
+    right = sum(answer_of(text) == str(entry["answer"]) for text, entry in zip(answers, entries, strict=True))
+    return right / len(entries)
