@@ -234,7 +234,7 @@ class Session:
         """
         if not partitions:
             return {}
-        consumer = KafkaConsumer(**self.config.client.consumer(group_id=None, metrics_enabled=False))
+        consumer = KafkaConsumer(**self.config.client.consumer(group_id=None, enable_auto_commit=False))
         try:
             return dict(consumer.end_offsets(list(dict.fromkeys(partitions))))
         finally:

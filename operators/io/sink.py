@@ -44,6 +44,7 @@ class ShardSink:
         self._idle = True
         self._closed = False
         self._session: Session | None = None
+        self._taken = 0
         self._floors = LedgerFloors({}, {})
         self._committed: tuple[object, ...] = ()
         self._committed_at = 0.0
@@ -114,12 +115,12 @@ class ShardSink:
         session = SESSIONS.get(self.config.group)
         if session is None or session.lost is not None:
             return
-        emissions = [emission for emission in emissions if emission.start == session.start]
+        if session is not self._session:
+            self._session, self._taken, self._committed = session, 0, ()
+            self._floors = LedgerFloors(session.note.ledger, session.ledger_ends)
+        emissions = self._fresh(session, emissions)
         if not emissions:
             return
-        if session is not self._session:
-            self._session, self._committed = session, ()
-            self._floors = LedgerFloors(session.note.ledger, session.ledger_ends)
         outputs = [output for emission in emissions for output in emission.outputs]
         checkpoint = emissions[-1].checkpoint
         if not outputs and not self._is_due(checkpoint):
@@ -132,6 +133,21 @@ class ShardSink:
         self._floors.written(session.commit(coalesce(outputs, self._name), low_water, ledger, checkpoint.marks))
         self._committed = (checkpoint.low_water, checkpoint.ledger_from, checkpoint.marks)
         self._committed_at = time.monotonic()
+
+    def _fresh(self, session: Session, emissions: Sequence[Emission]) -> list[Emission]:
+        """Those of this start that have not been taken yet: a runner may repeat emissions, but leave none out."""
+        fresh = []
+        for emission in emissions:
+            if emission.start != session.start or emission.number <= self._taken:
+                continue
+            if emission.number != self._taken + 1:
+                session.lost = SessionLost(
+                    f"{self.config.group}: emission {emission.number} came after {self._taken}, some are lost"
+                )
+                raise session.lost
+            self._taken = emission.number
+            fresh.append(emission)
+        return fresh
 
     def _is_due(self, checkpoint: Checkpoint) -> bool:
         """Whether a checkpoint without outputs is news, and the last commit long enough ago."""

@@ -82,6 +82,22 @@ def test_emissions_of_another_start_are_dropped(sessions: ScriptedSessions, sink
     assert written(session) == [[2]]
 
 
+def test_a_repeated_emission_is_dropped_and_a_missing_one_ends_the_session(
+    sessions: ScriptedSessions, sink: ShardSink
+) -> None:
+    session = sessions.now = ScriptedSession(1)
+    for number in (1, 2, 1, 2, 3):
+        sink.write(emission(number, number))
+        sink.flush()
+    assert written(session) == [[1], [2], [3]]
+    sink.write(emission(5, 5))
+    sink.flush()
+    sink.write(emission(4, 4))
+    sink.flush()
+    assert written(session) == [[1], [2], [3]]
+    assert "emission 5 came after 3" in str(session.lost)
+
+
 def test_offsets_alone_are_committed_when_they_are_news_and_due(sessions: ScriptedSessions) -> None:
     session = sessions.now = ScriptedSession(1)
     sink = ShardSink(CONFIG)
@@ -91,9 +107,9 @@ def test_offsets_alone_are_committed_when_they_are_news_and_due(sessions: Script
     sink.close()
     assert [low for _, low, *_ in session.committed] == [{INPUT: 1}, {INPUT: 2}]
     rare = ShardSink(replace(CONFIG, commit_s=100.0))
-    rare.write(emission(5, 5, low=5))
+    rare.write(emission(1, 5, low=5))
     rare.flush()
-    rare.write(emission(6, low=6))
+    rare.write(emission(2, low=6))
     rare.flush()
     rare.close()
     assert [low for _, low, *_ in session.committed[2:]] == [{INPUT: 5}]

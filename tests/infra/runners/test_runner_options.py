@@ -1,0 +1,52 @@
+"""Beam's options: our defaults for each runner, and users' own above them."""
+
+from __future__ import annotations
+
+import pytest
+from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions, StandardOptions
+
+from infra.runners.options import RUNNERS, option_names, pipeline_options
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_beam_reads_them(runner: str) -> None:
+    options = PipelineOptions(pipeline_options(runner))  # type: ignore[arg-type]
+    named = {"embedded": "FnApiRunner", "prism": "PrismRunner", "flink": "FlinkRunner", "portable": "PortableRunner"}
+    assert options.view_as(StandardOptions).runner == named[runner]
+    portable = options.view_as(PortableOptions)
+    if runner == "embedded":
+        assert not options.view_as(StandardOptions).streaming
+    else:
+        assert options.view_as(StandardOptions).streaming
+        assert portable.environment_type == "LOOPBACK"
+        assert portable.job_server_timeout > 365 * 24 * 3600  # a run never ends by it
+
+
+def test_flink_has_checkpoints_and_small_bundles() -> None:
+    options = pipeline_options("flink")
+    assert {"--checkpointing_interval=1000", "--max_bundle_time_mills=20", "--max_bundle_size=100"} <= set(options)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        ["--checkpointing_interval=9", "--runner=Mine"],
+        ["--checkpointing_interval", "9", "--runner", "Mine"],
+        ["--checkpointing-interval=9", "--runner=Mine"],
+    ],
+)
+def test_what_a_user_names_replaces_ours(extra: list[str]) -> None:
+    options = pipeline_options("flink", extra)
+    assert options[-len(extra) :] == extra
+    ours = options[: -len(extra)]
+    assert not option_names(ours) & {"checkpointing_interval", "runner"}
+    assert "max_bundle_size" in option_names(ours)
+
+
+def test_a_flag_can_be_taken_back() -> None:
+    assert "--streaming" not in pipeline_options("prism", ["--no_streaming"])
+
+
+def test_an_unknown_runner_is_named() -> None:
+    with pytest.raises(ValueError, match="'spark' is none of embedded, prism, flink, portable"):
+        pipeline_options("spark")  # type: ignore[arg-type]

@@ -1,0 +1,249 @@
+"""Source, step and sink together on a real broker, driven as a runner would, and as a runner that goes wrong."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from apache_beam.io.restriction_trackers import OffsetRange
+from apache_beam.runners.sdf_utils import RestrictionTrackerView, ThreadsafeRestrictionTracker
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from shuffling_pipeline import OUTPUT, SOURCE, Shuffle, Shuffler, build, shard
+
+from infra.kafka.admin import TopicSpec, admin_client, committed_offsets, create_topics
+from infra.kafka.broker import Broker
+from infra.kafka.session import SESSIONS
+from infra.runners.options import Runner
+from infra.runners.run import run_pipeline
+from infra.runners.stopping import STOPPING
+from operators.io.config import ShardConfig
+from operators.io.elements import Emission, Polled, Restored
+from operators.io.fold_records import _FoldFn, is_busy
+from operators.io.read_topics import _FOREVER, _PollTopicsFn, _PollTracker
+from operators.io.shards import close_shards
+from operators.io.write_transactionally import _CommitFn
+from schemas.codec import decode, encode
+from schemas.records import DeadLetter, Metric
+from schemas.topics import DEAD_LETTERS
+
+
+@pytest.fixture
+def config(broker: Broker, run_id: str) -> Iterator[ShardConfig]:
+    config = shard(broker.bootstrap_servers, run_id, commit_s=0.0)
+    with admin_client(config.client) as admin:
+        create_topics(admin, [TopicSpec(topic.name(run_id), 1) for topic in (SOURCE, OUTPUT, DEAD_LETTERS)])
+    yield config
+    close_shards()
+
+
+def feed(config: ShardConfig, steps: Sequence[int], *garbage: bytes) -> None:
+    producer = KafkaProducer(**config.client.producer())
+    for value in garbage:
+        producer.send(SOURCE.name(config.run), value)
+    for step in steps:
+        value, headers = encode(Metric("a", step, {}, 0))
+        producer.send(SOURCE.name(config.run), value, headers=list(headers))
+    producer.flush()
+    producer.close()
+
+
+def written(config: ShardConfig, topic: str) -> list[Any]:
+    """Every committed record of a topic, in order."""
+    consumer = KafkaConsumer(**config.client.consumer(group_id=None, isolation_level="read_committed"))
+    partition = TopicPartition(topic, 0)
+    consumer.assign([partition])
+    consumer.seek_to_beginning(partition)
+    end, rows = consumer.end_offsets([partition])[partition], []
+    while consumer.position(partition) < end:
+        for records in consumer.poll(timeout_ms=50).values():
+            rows += [row for record in records for row in decode(record.value, record.headers)]
+    consumer.close()
+    return rows
+
+
+def steps(config: ShardConfig) -> list[int]:
+    return sorted(row.step for row in written(config, OUTPUT.name(config.run)))
+
+
+class HandRunner:
+    """Runs slices of the graph: a restriction in, the restriction of what is left out."""
+
+    def __init__(self, config: ShardConfig, fold: _FoldFn | None = None) -> None:
+        self.config = config
+        self._poll, self._fold, self._commit = _PollTopicsFn(), fold or _FoldFn(Shuffle()), _CommitFn((config,))
+        self.starts: list[int] = []
+        self.emissions: list[Emission] = []
+
+    def slice(self, start: int = 0, elements: int = 20) -> int:
+        """Run a bundle of at most so many elements from poll number `start`; the number to go on at."""
+        tracker = ThreadsafeRestrictionTracker(_PollTracker(OffsetRange(start, _FOREVER)))
+        seen = 0
+        for element in self._poll.process(self.config, RestrictionTrackerView(tracker)):
+            if isinstance(element, Restored):
+                self.starts.append(element.start)
+            for emission in self._fold.process(element):
+                self.emissions.append(emission)
+                self._commit.process(emission)
+            seen += 1
+            if seen == elements:
+                tracker.try_split(0)
+        self._commit.finish_bundle()
+        residual = tracker.deferred_status()
+        return residual[0].start if residual else start + seen
+
+    def until(self, holds: Callable[[], bool], start: int, limit: int = 50) -> int:
+        while not holds() and limit:
+            start, limit = self.slice(start), limit - 1
+        assert holds()
+        return start
+
+
+def test_a_runner_that_goes_back_to_an_old_checkpoint_begins_with_a_new_session_and_memory(
+    config: ShardConfig,
+) -> None:
+    """A fake restore: the runner's state is older than what the sink has committed, and its outputs come again."""
+    feed(config, range(40))
+    runner = HandRunner(config)
+    old = runner.slice(0, elements=3)
+    feed(config, range(40, 60))
+    runner.until(lambda: len(steps(config)) == 60, old)
+    session = SESSIONS.get(config.group)
+    replayed = list(runner.emissions)
+
+    restored = HandRunner(config)
+    for emission in replayed[1:]:  # what a runner had in flight when it made its checkpoint
+        restored._commit.process(emission)
+    at = restored.slice(old)
+    for emission in replayed[2:]:
+        restored._commit.process(emission)
+    assert (runner.starts, restored.starts) == ([1], [2])
+    assert SESSIONS.get(config.group) is not session
+    feed(config, range(60, 70))
+    restored.until(lambda: len(steps(config)) >= 70, at)
+    assert steps(config) == list(range(70))
+
+
+class _FailsOnce(_FoldFn):
+    failures = 1
+
+    def process(self, element: Restored | Polled) -> Iterator[Emission]:
+        if isinstance(element, Polled) and element.records and self.failures:
+            self.failures -= 1
+            raise ValueError("a bundle that fails")
+        yield from super().process(element)
+
+
+def test_what_a_failed_bundle_had_polled_is_polled_again(config: ShardConfig) -> None:
+    feed(config, range(20))
+    runner = HandRunner(config, _FailsOnce(Shuffle()))
+    at = runner.slice(0, elements=1)
+    with pytest.raises(ValueError, match="fails"):
+        runner.slice(at, elements=50)
+    runner.until(lambda: len(steps(config)) == 20, at)
+    assert runner.starts == [1, 2]
+    assert steps(config) == list(range(20))
+
+
+def test_garbage_goes_out_as_dead_letters_in_the_transaction_that_passes_it(config: ShardConfig) -> None:
+    feed(config, [], b"\x00garbage", b"{}")
+    runner = HandRunner(config)
+    runner.slice(0, elements=1)
+    commits: list[tuple[set[str], int]] = []
+    session = SESSIONS.get(config.group)
+    assert session is not None
+    commit = session.commit
+
+    def noted(outputs: Any, offsets: Any, *rest: Any) -> dict[str, int]:
+        outputs = list(outputs)
+        if outputs or offsets:
+            commits.append(({o.topic for o in outputs}, *offsets.values()))
+        return commit(outputs, offsets, *rest)
+
+    session.commit = noted  # type: ignore[method-assign]
+    dead = DEAD_LETTERS.name(config.run)
+    runner.until(lambda: len(written(config, dead)) == 2, 1)
+    assert ({dead}, 2) in commits
+    assert all(offset == 0 for topics, offset in commits[: commits.index(({dead}, 2))])
+    letters = written(config, dead)
+    assert [(letter.offset, letter.payload) for letter in letters] == [(0, b"\x00garbage"), (1, b"{}")]
+    assert {type(letter) for letter in letters} == {DeadLetter}
+
+
+def test_a_closed_shard_has_committed_and_begins_anew(config: ShardConfig) -> None:
+    class Closing(Shuffler):
+        closed = 0
+
+        def close(self) -> None:
+            Closing.closed += 1
+            assert SESSIONS.get(config.group) is not None  # folders before sessions
+
+    @dataclass(frozen=True)
+    class Steps:
+        def restore(self, restored: Restored) -> Shuffler:
+            return Closing(restored)
+
+    feed(config, range(5))
+    runner = HandRunner(config, _FoldFn(Steps()))
+    at = runner.slice(0, elements=30)
+    close_shards()
+    assert (Closing.closed, SESSIONS.get(config.group)) == (1, None)
+    close_shards()  # again is no error
+    assert Closing.closed == 1
+    runner.slice(at)
+    assert runner.starts == [1, 2]
+
+
+def test_a_busy_step_does_not_wait_for_input(config: ShardConfig) -> None:
+    class Busy(Shuffler):
+        def busy(self) -> bool:
+            return True
+
+    @dataclass(frozen=True)
+    class Steps:
+        def restore(self, restored: Restored) -> Shuffler:
+            return Busy(restored)
+
+    idle = HandRunner(replace(config, slice_s=0.3, poll_s=0.1))
+    at = idle.slice(0, elements=10_000)
+    assert at <= 5
+    close_shards()
+    busy = HandRunner(replace(config, slice_s=0.3, poll_s=0.1), _FoldFn(Steps()))
+    busy.slice(0, elements=1)
+    assert is_busy(config.group)
+    assert busy.slice(1, elements=10_000) > 20
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.5, 0.9])
+def test_a_restriction_is_checkpointed_but_never_shared(fraction: float) -> None:
+    tracker = _PollTracker(OffsetRange(0, _FOREVER))
+    assert tracker.try_claim(3)
+    split = tracker.try_split(fraction)
+    assert split == (None if fraction else (OffsetRange(0, 4), OffsetRange(4, _FOREVER)))
+    assert tracker.try_claim(4) == (split is None)
+
+
+def test_a_pipeline_stops_when_asked_and_runs_again_in_the_same_process(
+    config: ShardConfig, run_id: str, runner: Runner
+) -> None:
+    for start in (1, 2):
+        feed(config, range(20 * start - 20, 20 * start))
+        running = threading.Thread(
+            target=run_pipeline, args=(lambda p: build(p, config), runner, (), close_shards), daemon=True
+        )
+        running.start()
+        try:
+            for _ in range(100):
+                if len(steps(config)) >= 20 * start:
+                    break
+        finally:
+            STOPPING.set()
+            running.join(5)
+        assert not running.is_alive()
+        assert not STOPPING.is_set()
+        assert steps(config) == list(range(20 * start))
+        with admin_client(config.client) as admin:
+            (committed,) = committed_offsets(admin, config.group).values()
+        assert committed.metadata.startswith(f"[{start},")
