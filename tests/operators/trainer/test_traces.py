@@ -1,0 +1,96 @@
+"""A teacher's worked answers: right when it does not slip, and wrong in the way it says when it does."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from operators.trainer.traces import TRACES, answer_of, bare_answer, chain_sum_trace, gcd_trace, without_carry
+
+
+def chain(expression: str) -> dict[str, object]:
+    return {"metadata": {"expression": expression}}
+
+
+def pair(*numbers: int) -> dict[str, object]:
+    return {"metadata": {"numbers": list(numbers)}}
+
+
+@pytest.mark.parametrize(
+    ("entry", "trace"),
+    [
+        (chain("4 - 1 - 7"), "4-1=3;3-7=-4;#-4"),
+        (chain("9 + 9"), "9+9=18;#18"),
+        (chain("0 - 3 + 3"), "0-3=-3;-3+3=0;#0"),
+        (chain("7"), "#7"),
+    ],
+)
+def test_chain_sum(entry: dict[str, object], trace: str) -> None:
+    assert chain_sum_trace(entry, random.Random(0)) == trace
+
+
+@pytest.mark.parametrize(
+    ("entry", "trace"),
+    [
+        (pair(20, 49), "49 20;29 20;20 9;11 9;9 2;7 2;5 2;3 2;2 1;1 1;#1"),
+        (pair(6, 6), "6 6;#6"),
+        (pair(12, 4), "12 4;8 4;4 4;#4"),
+    ],
+)
+def test_gcd(entry: dict[str, object], trace: str) -> None:
+    assert gcd_trace(entry, random.Random(0)) == trace
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "slip"),
+    [(8, 13, 3), (12, 7, 17), (3, -4, 4), (-3, 4, -4), (-8, -13, -3), (-12, -7, -17), (11, 14, 14), (28, 31, 21)],
+)
+def test_a_forgotten_carry_borrow_or_sign(before: int, after: int, slip: int) -> None:
+    assert without_carry(before, after) == slip
+
+
+def test_a_teacher_that_always_slips_goes_on_from_its_slip() -> None:
+    assert chain_sum_trace(chain("8 + 5 - 9"), random.Random(0), 1.0) == "8+5=3;3-9=6;#6"
+    assert gcd_trace(pair(32, 19), random.Random(0), 1.0) == gcd_always(32, 19)
+
+
+def gcd_always(larger: int, smaller: int) -> str:
+    """Euclid with every possible slip, from its definition."""
+    steps = [f"{larger} {smaller};"]
+    while larger != smaller:
+        difference = larger - smaller
+        slip = larger // 10 * 10 + difference % 10
+        if 0 < slip < larger:
+            difference = slip
+        smaller, larger = sorted((smaller, difference))
+        steps.append(f"{larger} {smaller};")
+    return "".join(steps) + f"#{larger}"
+
+
+def test_slips_come_at_their_rate_and_only_where_there_is_a_carry() -> None:
+    source = random.Random(1)
+    slips = [chain_sum_trace(chain("8 + 5"), source, 0.3) == "8+5=3;#3" for _ in range(4000)]
+    assert sum(slips) / len(slips) == pytest.approx(0.3, abs=0.03)
+    assert all(chain_sum_trace(chain("3 + 5"), source, 1.0) == "3+5=8;#8" for _ in range(20))
+
+
+@pytest.mark.parametrize("numbers", [(50, 1), (49, 48), (37, 11), (10, 9)])
+def test_every_gcd_trace_ends(numbers: tuple[int, int]) -> None:
+    for seed in range(50):
+        trace = gcd_trace(pair(*numbers), random.Random(seed), 0.9)
+        assert len(trace) < 1000
+        assert answer_of(trace)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [("1+1=2;#2", "2"), ("#-4", "-4"), ("# 7 ", "7"), ("#1;#2", "2"), ("", None), ("4", None), ("#", "")],
+)
+def test_answer_of(text: str, answer: str | None) -> None:
+    assert answer_of(text) == answer
+
+
+def test_a_bare_answer_is_read_back() -> None:
+    assert answer_of(bare_answer({"answer": "-12"})) == "-12"
+    assert set(TRACES) == {"chain_sum", "gcd"}
