@@ -11,7 +11,7 @@ from operators.io.write_transactionally import WriteTransactionally
 from pipelines.config import Config
 from pipelines.heldout import HeldoutPrompts
 from pipelines.shards import reading, shard
-from schemas.topics import EVAL_PROMPTS, EXPERIENCES, RELAY, SETTLED
+from schemas.topics import EXPERIENCES, RELAY
 
 
 def build(pipeline: beam.Pipeline, config: Config) -> None:
@@ -21,7 +21,6 @@ def build(pipeline: beam.Pipeline, config: Config) -> None:
         "evaluation",
         reading(config, EXPERIENCES, keys="e"),
         reading(config, RELAY, start="earliest"),
-        ledger=(EVAL_PROMPTS, SETTLED),
     )
     evaluate = EvaluateVersions(config.evaluation, HeldoutPrompts(config))
     (

@@ -24,7 +24,7 @@ def build(pipeline: beam.Pipeline, config: Config) -> None:
         ledger=(INBOX,),
     )
     admitted = (config.experience.max_staleness + 1) * config.experience.global_batch
-    place = PlaceTrajectories(config.placement, source, config.kafka.partitions, admitted)
+    place = PlaceTrajectories(config.placement, source, config.kafka.partitions, admitted, config.rollout.replicas)
     (
         pipeline
         | "read work and replicas" >> ReadTopics(source)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from operators.evaluation.config import EvaluationConfig
-from operators.evaluation.rounds import Mode, Round, modes_due, parse_round, round_name
+from operators.evaluation.rounds import Mode, Round, modes_due, open_round, round_name
 from operators.io.elements import Checkpoint, Output, Place, Polled, Received, Restored
 from operators.io.pending import PendingOffsets
 from schemas.records import Experience, Metric, Prompt, Settled, WeightVersion
@@ -26,7 +26,10 @@ class EvaluateVersions:
 
 
 class _Evaluating:
-    """Answers are held, unsettled, until their round is complete: a restart reads them again."""
+    """Answers are held, unsettled, until their round is complete: a restart reads them again.
+
+    Which rounds are open, and with which prompt numbers, is in the note of every commit: a few short entries.
+    """
 
     def __init__(
         self,
@@ -41,14 +44,10 @@ class _Evaluating:
         self._pending = PendingOffsets()
         self._places: dict[int, tuple[Place, int]] = {}
         self._newest: WeightVersion | None = None
-        self._emissions = 0
-        settled = {r.record.trajectory_id for r in restored.ledger if r.topic == SETTLED.noun}
-        for received in restored.ledger:
-            if received.topic == EVAL_PROMPTS.noun and f"{received.record.prompt_id}.0" not in settled:
-                self._open(received.record.round, 0).expected.add(received.record.number)
+        for name, (first, count) in restored.marks.get("rounds", {}).items():
+            self._rounds[name] = open_round(name, range(first, first + count))
 
     def fold(self, polled: Polled) -> list[Output]:
-        self._emissions += 1
         outputs: list[Output] = []
         for received in polled.records:
             if isinstance(received.record, WeightVersion):
@@ -63,23 +62,15 @@ class _Evaluating:
         return outputs
 
     def checkpoint(self, positions: Mapping[Place, int]) -> Checkpoint:
-        return Checkpoint(
-            low_water=self._pending.low_water(positions),
-            ledger_from=min((r.emission for r in self._rounds.values()), default=None),
-            marks={"evaluated": [self._number, self._last, self._finished]},
-        )
+        rounds = {name: [r.expected.start, len(r.expected)] for name, r in self._rounds.items()}
+        marks = {"evaluated": [self._number, self._last, self._finished], "rounds": rounds}
+        return Checkpoint(self._pending.low_water(positions), marks=marks)
 
     def busy(self) -> bool:
         return False
 
     def close(self) -> None:
         pass
-
-    def _open(self, name: str, emission: int) -> Round:
-        if name not in self._rounds:
-            version, mode, final = parse_round(name)
-            self._rounds[name] = Round(version, mode, final, emission)
-        return self._rounds[name]
 
     def _ask(self, manifest: WeightVersion) -> list[Output]:
         if not self._questions or (self._finished and manifest.final):
@@ -96,8 +87,8 @@ class _Evaluating:
 
     def _prompts(self, manifest: WeightVersion, mode: Mode, whole: bool) -> list[Output]:
         name = round_name(manifest.version, mode, manifest.final)
-        current = self._open(name, self._emissions)
         asked = self._questions if whole else self._questions[: self._config.periodic_questions]
+        self._rounds[name] = open_round(name, range(self._number, self._number + len(asked)))
         outputs = []
         for question in asked:
             sampling = question.sampling if mode == "sampled" else replace(question.sampling, temperature=0.0)
@@ -110,7 +101,6 @@ class _Evaluating:
                 policy_version=manifest.version,
                 round=name,
             )
-            current.expected.add(self._number)
             self._number += 1
             outputs.append(Output(EVAL_PROMPTS, prompt.prompt_id, prompt))
         return outputs

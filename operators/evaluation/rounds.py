@@ -13,13 +13,12 @@ Mode = Literal["greedy", "sampled"]
 
 @dataclass(slots=True)
 class Round:
-    """One version asked `expected` questions in one mode; `answers` are counted once, by prompt number."""
+    """One version asked the prompts numbered `expected` in one mode; `answers` are counted once, by prompt number."""
 
     version: PolicyVersion
     mode: Mode
     final: bool
-    emission: int
-    expected: set[int] = field(default_factory=set)
+    expected: range
     answers: dict[int, Experience] = field(default_factory=dict)
 
     @property
@@ -28,7 +27,7 @@ class Round:
 
     def complete(self) -> bool:
         """Whether every question was answered, one way or another."""
-        return self.expected <= self.answers.keys()
+        return len(self.answers) == len(self.expected)
 
     def accuracy(self) -> float | None:
         """Mean accuracy of what this very version answered; None if it answered nothing."""
@@ -56,15 +55,13 @@ def round_name(version: PolicyVersion, mode: Mode, final: bool) -> str:
     return f"{version}/{mode}" + ("/final" if final else "")
 
 
-def parse_round(name: str) -> tuple[PolicyVersion, Mode, bool]:
-    """The parts of a round's name. Raises ValueError."""
+def open_round(name: str, expected: range) -> Round:
+    """The round called `name`, without answers. Raises ValueError for what is no such name."""
     version, _, rest = name.partition("/")
     mode, _, final = rest.partition("/")
-    if mode == "greedy":
-        return PolicyVersion.parse(version), "greedy", final == "final"
-    if mode == "sampled":
-        return PolicyVersion.parse(version), "sampled", final == "final"
-    raise ValueError(f"not an evaluation round: {name[:80]!r}")
+    if mode not in ("greedy", "sampled"):
+        raise ValueError(f"not an evaluation round: {name[:80]!r}")
+    return Round(PolicyVersion.parse(version), "greedy" if mode == "greedy" else "sampled", final == "final", expected)
 
 
 def modes_due(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from schemas.records import Experience
+from schemas.records import Experience, Prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +29,13 @@ class GroupBuffer:
 
     def add(self, held: Held) -> None:
         """Put an experience to its group."""
-        prompt = held.experience.trajectory.prompt
-        group = self._open.setdefault(prompt.prompt_id, [])
-        group.append(held)
+        self._open.setdefault(held.experience.trajectory.prompt.prompt_id, []).append(held)
         self._size += 1
-        if len(group) >= prompt.samples:
+
+    def complete(self, prompt: Prompt, answered: int) -> None:
+        """Close the group of `prompt` if what it holds and `answered` members that are settled already are all."""
+        group = self._open.get(prompt.prompt_id, [])
+        if group and len(group) + answered >= prompt.samples:
             self._complete.append(self._open.pop(prompt.prompt_id))
             self._ready += len(group)
 
@@ -46,9 +49,13 @@ class GroupBuffer:
         """Groups held, complete and open."""
         return len(self._open) + len(self._complete)
 
+    def has(self, least: int) -> bool:
+        """Whether complete groups hold `least` experiences or more."""
+        return self._ready >= least
+
     def take(self, least: int) -> list[list[Held]] | None:
         """The oldest complete groups with `least` experiences or more together; None while there are too few."""
-        if self._ready < least:
+        if not self.has(least):
             return None
         taken: list[list[Held]] = []
         count = 0
@@ -59,3 +66,14 @@ class GroupBuffer:
         self._ready -= count
         self._size -= count
         return taken
+
+    def evict(self, unwanted: Callable[[Held], bool]) -> list[Held]:
+        """Take what is `unwanted` out of the complete groups."""
+        evicted = [held for group in self._complete for held in group if unwanted(held)]
+        if evicted:
+            gone = set(map(id, evicted))
+            kept = ([held for held in group if id(held) not in gone] for group in self._complete)
+            self._complete = deque(group for group in kept if group)
+            self._ready -= len(evicted)
+            self._size -= len(evicted)
+        return evicted

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from operators.experience.config import ExperienceConfig
 from operators.experience.groups import GroupBuffer, Held
 from operators.experience.packing import pack
-from operators.io.elements import Checkpoint, Output, Place, Polled, Restored
+from operators.experience.trainable import untrainable
+from operators.io.elements import Checkpoint, Output, Place, Polled, Received, Restored
 from operators.io.ledger import TrajectoryLedger
 from operators.io.pending import PendingOffsets
 from schemas.identity import TrajectoryKey, parse_trajectory_id
-from schemas.records import Fate, Metric, PolicyVersion, Settled, Trajectory, WeightVersion
+from schemas.records import Fate, Metric, PolicyVersion, Settled, WeightVersion
 from schemas.topics import BATCHES, EXPERIENCES, METRICS, SETTLED
 
 
@@ -22,7 +23,9 @@ from schemas.topics import BATCHES, EXPERIENCES, METRICS, SETTLED
 class MakeBatches:
     """One global batch is one transaction: its micro-batches, a Settled for each member, and the low-water mark.
 
-    Staleness is measured here, at consumption: newest announced version minus the version that generated.
+    A batch has `global_batch` trajectories at least, all of which can be trained; what cannot is settled as it comes,
+    and its group completes without it. Staleness is measured here, at consumption: newest announced version minus the
+    version that generated.
     """
 
     config: ExperienceConfig
@@ -31,7 +34,9 @@ class MakeBatches:
     def restore(self, restored: Restored) -> _Buffering:
         settled = TrajectoryLedger(self.partitions, restored.marks.get("settled"))
         for received in restored.ledger:
-            settled.add(parse_trajectory_id(received.record.trajectory_id), received.record.group_size, 0)
+            key = parse_trajectory_id(received.record.trajectory_id)
+            if key.purpose == "train":  # evaluation settles its own, in the same topic
+                settled.add(key, received.record.group_size, 0)
         return _Buffering(self, settled, restored.marks.get("batch", 0))
 
 
@@ -54,19 +59,18 @@ class _Buffering:
 
     def fold(self, polled: Polled) -> list[Output]:
         self._emissions += 1
+        outputs: list[Output] = []
         for received in polled.records:
             if isinstance(received.record, WeightVersion):
                 self._newest = max(filter(None, (self._newest, received.record.version)))
-                continue
-            key = parse_trajectory_id(received.record.trajectory.trajectory_id)
-            if key in self._settled or key in self._held:
-                continue  # settled before a restart, or a second finish
-            self._held.add(key)
-            self._pending.add(Place(received.topic, received.partition), received.offset)
-            self._buffer.add(Held(received.partition, received.offset, received.record))
-        outputs: list[Output] = []
-        while polled.caught_up and (groups := self._buffer.take(self._config.global_batch)) is not None:
-            outputs += self._make_batch([held for group in groups for held in group])
+            else:
+                outputs += self._take(received)
+        while polled.caught_up and self._buffer.has(self._config.global_batch):
+            if self._config.drop_over_age:
+                outputs += self._drop_over_age()
+            groups = self._buffer.take(self._config.global_batch)
+            if groups is not None:
+                outputs += self._make_batch([held for group in groups for held in group])
         return outputs
 
     def checkpoint(self, positions: Mapping[Place, int]) -> Checkpoint:
@@ -82,37 +86,45 @@ class _Buffering:
     def close(self) -> None:
         pass
 
-    def _make_batch(self, members: Sequence[Held]) -> list[Output]:
-        """Outputs that settle `members`: a batch of those that can be trained, and why the others cannot."""
-        trained: list[Held] = []
-        ages: list[int] = []
+    def _take(self, received: Received) -> list[Output]:
+        trajectory = received.record.trajectory
+        key = parse_trajectory_id(trajectory.trajectory_id)
+        if key in self._settled or key in self._held:
+            return []  # settled before a restart, or a second finish
+        self._held.add(key)
+        self._pending.add(Place(received.topic, received.partition), received.offset)
+        held = Held(received.partition, received.offset, received.record)
+        reason = untrainable(received.record)
         outputs: list[Output] = []
-        for held in members:
-            age = self._staleness(held.experience.trajectory)
-            if age is None:
-                outputs.append(self._settle(held, "failed", held.experience.error or "nothing was generated", None))
-            elif self._config.drop_over_age and age > self._config.max_staleness:
-                self._dropped += 1
-                outputs.append(self._settle(held, "dropped", f"staleness {age} > {self._config.max_staleness}", age))
-            else:
-                trained.append(held)
-                ages.append(age)
-        if not trained:
-            return outputs
-        parts = pack(self._batch, trained, ages, self._config.micro_batch_tokens)
-        outputs += [Output(BATCHES, str(self._batch), part, part.rank) for part in parts]
-        outputs += [self._settle(held, "batched", "", age) for held, age in zip(trained, ages, strict=True)]
+        if reason is None:
+            self._buffer.add(held)
+        else:
+            outputs = [self._settle(held, "failed", reason, None)]
+        self._buffer.complete(trajectory.prompt, self._settled.answered(key.purpose, key.number))
+        return outputs
+
+    def _drop_over_age(self) -> list[Output]:
+        most = self._config.max_staleness
+        dropped = [
+            (held, self._staleness(held)) for held in self._buffer.evict(lambda held: self._staleness(held) > most)
+        ]
+        self._dropped += len(dropped)
+        return [self._settle(held, "dropped", f"staleness {age} > {most}", age) for held, age in dropped]
+
+    def _make_batch(self, members: Sequence[Held]) -> list[Output]:
+        ages = [self._staleness(held) for held in members]
+        parts = pack(self._batch, members, ages, self._config.micro_batch_tokens)
+        outputs = [Output(BATCHES, str(self._batch), part, part.rank) for part in parts]
+        outputs += [self._settle(held, "batched", "", age) for held, age in zip(members, ages, strict=True)]
         outputs.append(
             Output(METRICS, "experience", Metric("experience", self._batch, self._values(ages), self._now()))
         )
         self._batch += 1
         return outputs
 
-    def _staleness(self, trajectory: Trajectory) -> int | None:
-        """Versions between the newest announced and the one that generated; None where nothing was generated."""
-        version = trajectory.policy_version
-        if version is None or trajectory.finish_reason == "failed" or not len(trajectory.response.token_ids):
-            return None
+    def _staleness(self, held: Held) -> int:
+        """Versions between the newest announced and the one that generated."""
+        version = held.experience.trajectory.version_spans[0].version
         return max(0, self._newest.number - version.number) if self._newest else 0
 
     def _settle(self, held: Held, fate: Fate, reason: str, staleness: int | None) -> Output:

@@ -6,6 +6,7 @@ mark travels in the note of every commit; the exceptions are read back from the 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,14 +17,15 @@ from schemas.topics import partition_of
 class TrajectoryLedger:
     """Which members of which groups have been answered.
 
-    `partitions` is the partition count of the topics keyed by group.
+    `partitions` is the partition count of the topics keyed by group. Emission numbers never fall from call to call.
     """
 
     def __init__(self, partitions: int, marks: Mapping[str, Any] | None = None) -> None:
         self._partitions = partitions
         self._marks: dict[tuple[Purpose, int], int] = {}
         self._members: dict[tuple[Purpose, int], set[int] | None] = {}  # None: closed
-        self._emission: dict[tuple[Purpose, int], int] = {}
+        # In the order of their numbers; a plain dict would step over all that has left to find the first.
+        self._emission: OrderedDict[tuple[Purpose, int], int] = OrderedDict()
         for name, mark in (marks or {}).items():
             letter, residue = name[0], int(name[1:])
             self._marks["train" if letter == "p" else "evaluation", residue] = mark
@@ -33,6 +35,10 @@ class TrajectoryLedger:
             return True
         members = self._members.get((key.purpose, key.number), set())
         return members is None or key.member in members
+
+    def answered(self, purpose: Purpose, number: int) -> int:
+        """How many members of a group that is not closed have been answered."""
+        return len(self._members.get((purpose, number)) or ())
 
     def add(self, key: TrajectoryKey, size: int, emission: int) -> bool:
         """Enter a trajectory of a group of `size`, answered in emission number `emission`; False if it was there."""
@@ -63,7 +69,7 @@ class TrajectoryLedger:
 
     def oldest_emission(self) -> int | None:
         """The number of the oldest emission that a restart must read back; None if the marks say it all."""
-        return min(self._emission.values(), default=None)
+        return next(iter(self._emission.values()), None)
 
     def marks(self) -> dict[str, int]:
         """The marks for a commit's note."""

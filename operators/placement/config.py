@@ -23,7 +23,13 @@ class PlacementConfig:
     """Starts of a trajectory before it is finished as failed, so that a prompt that crashes engines ends."""
 
     def __post_init__(self) -> None:
-        for name, least in (("prefetch", 0), ("max_replicas", 1), ("prompt_lead", 1), ("max_attempts", 1), ("replica_batch", 1)):
+        for name, least in (
+            ("prefetch", 0),
+            ("max_replicas", 1),
+            ("prompt_lead", 1),
+            ("max_attempts", 1),
+            ("replica_batch", 1),
+        ):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"{name} must be at least {least}, not {value}")

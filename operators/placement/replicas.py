@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from operators.placement.work import Owner
 from schemas.records import PolicyVersion, ReplicaStatus
 
 
@@ -22,9 +24,12 @@ class Replica:
     gone: bool = False
 
     def quota(self, load: int, replica_batch: int | None) -> int:
-        """Training assignments it may still get under its version; a drained replica begins a new batch."""
+        """Training assignments it may still get under its version; a drained replica begins a new batch.
+
+        What it has when its version is first seen counts: it was sent before a restart, or while it loaded.
+        """
         if load == 0 or self.sent_under != self.status.policy_version:
-            self.sent, self.sent_under = 0, self.status.policy_version
+            self.sent, self.sent_under = load, self.status.policy_version
         return (replica_batch or self.status.capacity) - self.sent
 
 
@@ -33,9 +38,12 @@ class ReplicaTable:
 
     def __init__(self) -> None:
         self._replicas: dict[int, Replica] = {}
+        self._presumed_gone: dict[int, int] = {}
 
     def hear(self, status: ReplicaStatus, now: float) -> None:
         """Take in a heartbeat; those of older incarnations are ignored."""
+        if status.incarnation <= self._presumed_gone.get(status.replica, -1):
+            return  # fenced unheard
         known = self._replicas.get(status.replica)
         if known is not None and status.incarnation < known.status.incarnation:
             return
@@ -56,8 +64,13 @@ class ReplicaTable:
         return None if known is None or known.gone else known.status.incarnation
 
     def known(self, replica: int) -> bool:
-        """Whether `replica` was ever heard of in this start."""
-        return replica in self._replicas
+        """Whether `replica` was ever heard of in this start, or is presumed to be gone."""
+        return replica in self._replicas or replica in self._presumed_gone
+
+    def presume_gone(self, owners: Iterable[Owner]) -> None:
+        """These lives of replicas, never heard of, are over."""
+        for replica, incarnation in owners:
+            self._presumed_gone[replica] = max(incarnation, self._presumed_gone.get(replica, -1))
 
     def silent(self, now: float, timeout: float) -> list[Replica]:
         """Replicas not heard of for longer than `timeout` seconds, now gone."""

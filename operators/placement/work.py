@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from schemas.identity import Purpose, trajectory_id
 from schemas.records import Assignment, Prompt
@@ -23,6 +25,13 @@ class Work:
         return trajectory_id(self.prompt.purpose, self.prompt.number, self.member)
 
 
+class Owner(NamedTuple):
+    """One life of one replica."""
+
+    replica: int
+    incarnation: int
+
+
 @dataclass(frozen=True, slots=True)
 class Owned:
     """Work and its owner. `emission` is the one that wrote the assignment, 0 if an earlier start did."""
@@ -32,39 +41,57 @@ class Owned:
     incarnation: int
     emission: int
 
+    @property
+    def owner(self) -> Owner:
+        return Owner(self.replica, self.incarnation)
+
 
 class WorkTable:
-    """Every trajectory that was dispatched and is not released: owned, lost by its owner, or finished and to be settled."""
+    """Every trajectory dispatched and not released: owned, lost by its owner, or finished and to be settled.
+
+    Emission numbers never fall from one `assign` to the next.
+    """
 
     def __init__(self) -> None:
         self._owned: dict[str, Owned] = {}
-        self._lost: dict[str, Owned] = {}
+        self._lost: dict[Purpose, dict[str, Owned]] = {"train": {}, "evaluation": {}}
         self._finished: dict[str, Owned] = {}
-        self._by_replica: dict[int, dict[Purpose, set[str]]] = {}
+        self._by_owner: dict[Owner, dict[Purpose, dict[str, None]]] = {}
+        self._emissions: OrderedDict[int, int] = OrderedDict()  # how many entries need each emission
         self._training = 0
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._owned or name in self._finished or any(name in lost for lost in self._lost.values())
 
     def assign(self, owned: Owned) -> None:
         """Give a trajectory its owner; a former one loses it."""
         name, purpose = owned.work.trajectory_id, owned.work.prompt.purpose
-        if self._take(name) is None:
+        before = self._take(name)
+        if before is None:
             self._training += purpose == "train"
+        else:
+            self._forget(before.emission)
         self._owned[name] = owned
-        loads = self._by_replica.setdefault(owned.replica, {"train": set(), "evaluation": set()})
-        loads[purpose].add(name)
+        self._by_owner.setdefault(owned.owner, {"train": {}, "evaluation": {}})[purpose][name] = None
+        self._emissions[owned.emission] = self._emissions.get(owned.emission, 0) + 1
 
     def owner(self, name: str) -> Owned | None:
         """Who generates trajectory `name`, if anyone does."""
         return self._owned.get(name)
 
+    def unfinished(self, name: str) -> Owned | None:
+        """Trajectory `name` if somebody generates it, or has lost it."""
+        return self._owned.get(name) or next((lost[name] for lost in self._lost.values() if name in lost), None)
+
     def lose(self, name: str) -> None:
         """The owner is gone: the trajectory waits for its next one."""
         owned = self._take(name)
         if owned is not None:
-            self._lost[name] = owned
+            self._lost[owned.work.prompt.purpose][name] = owned
 
     def lost(self, purpose: Purpose) -> list[Owned]:
         """What waits for its next owner."""
-        return [owned for owned in self._lost.values() if owned.work.prompt.purpose == purpose]
+        return list(self._lost[purpose].values())
 
     def finish(self, name: str) -> Owned | None:
         """The trajectory has finished: it stays outstanding until it is released. Returns who owned it."""
@@ -79,42 +106,51 @@ class WorkTable:
         entry = self._take(name)
         if entry is not None:
             self._training -= entry.work.prompt.purpose == "train"
+            self._forget(entry.emission)
 
     def names(self) -> list[str]:
         """Ids of all trajectories in the table."""
-        return [*self._owned, *self._lost, *self._finished]
+        return [*self._owned, *self._lost["train"], *self._lost["evaluation"], *self._finished]
 
-    def load(self, replica: int, purpose: Purpose | None = None) -> int:
-        """Trajectories under way at `replica`."""
-        loads = self._by_replica.get(replica, {})
+    def load(self, owner: Owner, purpose: Purpose | None = None) -> int:
+        """Trajectories under way at `owner`."""
+        loads = self._by_owner.get(owner, {})
         return sum(len(names) for kind, names in loads.items() if purpose in (None, kind))
 
     def training(self) -> int:
         """Training trajectories that are dispatched and not released."""
         return self._training
 
-    def orphans(self, replica: int, alive: int | None) -> list[Owned]:
-        """What other incarnations of `replica` than `alive` own, in order of dispatch."""
-        names = [name for names in self._by_replica.get(replica, {}).values() for name in names]
-        found = [self._owned[name] for name in names if self._owned[name].incarnation != alive]
-        return sorted(found, key=lambda owned: owned.work.lease)
+    def owners(self) -> list[Owner]:
+        """Whoever owns work."""
+        return list(self._by_owner)
 
-    def replicas(self) -> Iterator[int]:
-        """Replicas that own work."""
-        return (replica for replica in self._by_replica if self.load(replica))
+    def orphans(self, is_gone: Callable[[Owner], bool]) -> list[Owned]:
+        """What owners have that are gone, in order of dispatch."""
+        gone = [loads for owner, loads in self._by_owner.items() if is_gone(owner)]
+        names = [name for loads in gone for names in loads.values() for name in names]
+        return sorted((self._owned[name] for name in names), key=lambda owned: owned.work.lease)
 
     def oldest_emission(self) -> int | None:
         """The oldest emission with an assignment that is still needed after a restart."""
-        entries = (*self._owned.values(), *self._lost.values(), *self._finished.values())
-        return min((entry.emission for entry in entries), default=None)
+        return next(iter(self._emissions), None)
 
     def _take(self, name: str) -> Owned | None:
         """Remove trajectory `name` from wherever it is."""
         owned = self._owned.pop(name, None)
-        if owned is not None:
-            self._by_replica[owned.replica][owned.work.prompt.purpose].discard(name)
-            return owned
-        return self._lost.pop(name, None) or self._finished.pop(name, None)
+        if owned is None:
+            found = (names.pop(name, None) for names in (*self._lost.values(), self._finished))
+            return next((entry for entry in found if entry is not None), None)
+        loads = self._by_owner[owned.owner]
+        del loads[owned.work.prompt.purpose][name]
+        if not any(loads.values()):
+            del self._by_owner[owned.owner]
+        return owned
+
+    def _forget(self, emission: int) -> None:
+        self._emissions[emission] -= 1
+        if not self._emissions[emission]:
+            del self._emissions[emission]
 
 
 def assignment(work: Work, replica: int, incarnation: int, now: int) -> Assignment:

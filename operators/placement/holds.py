@@ -1,0 +1,30 @@
+"""Records that a restart must read again while what they say of a trajectory is not said elsewhere."""
+
+from __future__ import annotations
+
+from operators.io.elements import Place, Received
+from operators.io.pending import PendingOffsets
+
+
+class Holds:
+    """One record a trajectory, by trajectory id; `pending` keeps its offset above the low-water mark."""
+
+    def __init__(self, pending: PendingOffsets) -> None:
+        self._pending = pending
+        self._held: dict[str, tuple[Place, int]] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._held
+
+    def hold(self, name: str, received: Received) -> None:
+        """Keep what was `received` of trajectory `name`, instead of what was kept before."""
+        place = Place(received.topic, received.partition)
+        self._pending.add(place, received.offset)
+        self.let_go(name)
+        self._held[name] = (place, received.offset)
+
+    def let_go(self, name: str) -> None:
+        """Nothing more is needed of trajectory `name`."""
+        held = self._held.pop(name, None)
+        if held is not None:
+            self._pending.remove(*held)

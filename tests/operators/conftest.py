@@ -1,0 +1,1 @@
+"""Makes `log_model` and `records_here` importable from the tests of every operator."""

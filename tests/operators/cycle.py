@@ -1,0 +1,350 @@
+"""The whole cycle on one log in memory: real placement, rollouts, score, experience and evaluation, a toy trainer.
+
+Every role can die at any point, before or after its commit, be paused for long, or see its topics in any order. What
+must hold at every commit is asserted as it happens; what must hold in the end, by `check`.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+
+from log_model import FencedHere, Log, Shard
+from records_here import PARTITIONS, manifest, prompt, reading, shard
+from scripted_engine import ScriptedEngine, ScriptedWeights, SilentHeartbeats
+
+from operators.evaluation.config import EvaluationConfig
+from operators.evaluation.evaluate_versions import _Evaluating
+from operators.experience.config import ExperienceConfig
+from operators.experience.make_batches import MakeBatches
+from operators.io.config import Reading
+from operators.io.elements import Output, Restored
+from operators.io.fold_records import Folder
+from operators.io.ledger import TrajectoryLedger
+from operators.placement.config import PlacementConfig
+from operators.placement.place_trajectories import PlaceTrajectories, _Placing
+from operators.rollout.config import RolloutConfig
+from operators.rollout.generate_trajectories import _Generating
+from operators.rollout.heartbeats import describe
+from operators.rollout.replica import Replica
+from operators.score.config import RewardSpec, ScoreConfig
+from operators.score.pool import Outcome
+from operators.score.score_trajectories import _Scoring
+from schemas.columns import token_ids
+from schemas.identity import parse_trajectory_id
+from schemas.records import Assignment, MicroBatch, PolicyVersion, Prompt, Trajectory
+from schemas.topics import (
+    BATCHES,
+    EVAL_PROMPTS,
+    EXPERIENCES,
+    INBOX,
+    PROGRESS,
+    PROMPTS,
+    RELAY,
+    REPLICAS,
+    SETTLED,
+    TRAJECTORIES,
+)
+
+TIMEOUT_S = 3.0
+KEEP_VERSIONS = 4
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How large a cycle is, and how its numbers fit each other."""
+
+    prompts: int = 40
+    samples: int = 3
+    global_batch: int = 7
+    staleness: int = 1
+    processes: int = 2
+    replicas: int = 1
+    slots: int = 4
+    questions: int = 3
+    failing: int = 11
+    """One trajectory of so many comes to nothing."""
+    too_long: int = 13
+    """One prompt of so many is longer than any replica's context."""
+
+    @property
+    def admitted(self) -> int:
+        return (self.staleness + 1) * self.global_batch
+
+
+class ToyTrainer:
+    """Trains a batch by counting it. Restarts from its last checkpoint under the next epoch, as the real one does."""
+
+    def __init__(self, log: Log, weights: ScriptedWeights, every: int = 3) -> None:
+        self._log, self._weights, self._every = log, weights, every
+        self._checkpoint: tuple[PolicyVersion | None, int, int] = (None, 0, 0)
+        self._epoch = 0
+        self.start()
+
+    def start(self) -> None:
+        self._epoch += 1
+        self._parent, self._number, self._next = self._checkpoint
+        self._untold: list[int] = []
+        told = [version for version in self._log.rows(RELAY) if version.version.epoch != self._epoch]
+        self._published = max([-1, *(batch for version in told for batch in version.batches)])
+        if self._number == 0 and self._published < 0:
+            self._publish()
+
+    def train(self) -> None:
+        """One batch, if there is one."""
+        parts = [part for part in self._log.rows(BATCHES) if part.batch == self._next]
+        if not parts:
+            return
+        assert len(parts) == parts[0].count
+        self._untold.append(self._next)
+        self._next += 1
+        self._number += 1
+        if self._untold[-1] >= self._published:
+            self._publish()
+            if self._number % self._every == 0:
+                self._checkpoint = (self._parent, self._number, self._next)
+
+    def _publish(self) -> None:
+        version = PolicyVersion(self._epoch, self._number)
+        self._weights.add(version)
+        self._log.append(RELAY, manifest(version, tuple(self._untold), self._parent), str(version))
+        self._parent, self._untold = version, []
+
+
+class Cycle:
+    """One run. `step` does one random thing; `calm` lets everything finish; `check` looks at what was written."""
+
+    def __init__(self, seed: int, shape: Shape = Shape()) -> None:
+        self.rng = random.Random(seed)
+        self.shape = shape
+        self.log = Log()
+        self.weights = ScriptedWeights(KEEP_VERSIONS)
+        self.now = 0.0
+        self._fed = 0
+        self._paused: dict[int, float] = {}
+        self._owners: dict[str, Assignment] = {}
+        self._last_lease = 0
+        self.trainer = ToyTrainer(self.log, self.weights)
+        self.placement = Shard(self.log, _placement_shard(), self._restore_placement)
+        self.rollouts = [
+            Shard(self.log, self._rollout_shard(p), lambda restored, p=p: self._restore_rollout(p, restored))
+            for p in range(shape.processes)
+        ]
+        score = shard("score", reading(TRAJECTORIES), ledger=("experiences",))
+        self.score = Shard(self.log, score, _restore_score)
+        buffer = MakeBatches(ExperienceConfig(shape.global_batch, shape.staleness), PARTITIONS)
+        relay = reading(RELAY, start="earliest")
+        experience = shard("experience", reading(EXPERIENCES, keys="p"), relay, ledger=("settled",))
+        self.experience = Shard(self.log, experience, buffer.restore)
+        evaluation = shard("evaluation", reading(EXPERIENCES, keys="e"), relay)
+        self.evaluation = Shard(self.log, evaluation, self._restore_evaluation)
+        self.shards = [self.placement, *self.rollouts, self.score, self.experience, self.evaluation]
+        for each in self.shards:
+            each.start()
+
+    # -- what happens -------------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """One random thing that may happen to a run."""
+        rng = self.rng
+        self._pass_time(rng.choice([0.01, 0.05, 0.2]))
+        what = rng.random()
+        if what < 0.03:
+            self._restart(rng.choice(self.shards))
+        elif what < 0.035:
+            self.trainer.start()
+        elif what < 0.045:
+            self._paused[rng.randrange(self.shape.processes)] = self.now + rng.uniform(0, 3 * TIMEOUT_S)
+        elif what < 0.15:
+            self.trainer.train()
+        else:
+            each = rng.choice(self.shards)
+            if self._is_paused(each):
+                return
+            self._turn(each, rng.choice([1, 2, 10**6]), rng.sample(each.places, rng.randint(1, len(each.places))))
+            if rng.random() < 0.8:
+                self._commit(each)
+
+    def calm(self, turns: int = 400) -> None:
+        """Everything works, for as long as it takes to finish."""
+        self._paused.clear()
+        self.shape = replace(self.shape, prompts=self._fed)
+        for _ in range(turns):
+            self._pass_time(0.2)
+            self.trainer.train()
+            for each in self.shards:
+                self._turn(each)
+                self._commit(each)
+
+    def _pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        while self._fed < self.shape.prompts and self._lag() < 4:
+            length = 64 if self._fed % self.shape.too_long == self.shape.too_long - 1 else 3
+            asked = prompt(self._fed, self.shape.samples, token_ids=token_ids([1] * length))
+            self.log.append(PROMPTS, asked, asked.prompt_id)
+            self._fed += 1
+        for process, each in enumerate(self.rollouts):
+            if each.folder is None or self._is_paused(each):
+                continue
+            for replica in each.folder._replicas.values():  # type: ignore[attr-defined]
+                self.log.append(REPLICAS, describe(replica, process, 0.0, lambda: 0), f"rollout-{replica.index}")
+
+    def _lag(self) -> int:
+        place = next(place for place in self.placement.places if place.topic == PROMPTS.noun)
+        return self.log.end(place) - self.log.committed(self.placement.config.group).offsets.get(place, 0)
+
+    def _is_paused(self, each: Shard) -> bool:
+        return each in self.rollouts and self._paused.get(self.rollouts.index(each), 0.0) > self.now
+
+    def _turn(self, each: Shard, most: int = 10**6, only: list | None = None) -> None:
+        outputs = each.turn(most, only)
+        if each is self.placement:
+            self._check_dispatch(outputs)
+
+    def _commit(self, each: Shard) -> None:
+        outputs = each.waiting()
+        if each is self.placement:
+            for output in outputs:
+                if isinstance(output.record, Assignment):
+                    self._check_owner(output.record)
+        try:
+            each.commit()
+        except FencedHere:
+            each.start()
+            return
+        if each is self.placement and any(isinstance(output.record, Assignment) for output in outputs):
+            self._check_bound()
+
+    def _restart(self, each: Shard) -> None:
+        """Die with what waits, then start anew."""
+        each.crash()
+        each.start()
+
+    # -- what must hold at every commit -------------------------------------------------------------------------------
+
+    def _check_dispatch(self, outputs: tuple[Output, ...]) -> None:
+        folder = self.placement.folder
+        outputs = tuple(output for output in outputs if isinstance(output.record, Assignment))
+        seen = self.placement.seen(SETTLED) if outputs else []
+        for output in outputs:
+            assert output.record.trajectory_id not in {r.trajectory_id for r in seen}, "dispatched though settled"
+            if output.record.prompt.purpose == "train":
+                under = folder._replicas._replicas[output.record.replica].status.policy_version  # type: ignore[union-attr]
+                assert under >= folder._newest, "fresh work under old weights"  # type: ignore[union-attr]
+
+    def _check_owner(self, record: Assignment) -> None:
+        name = record.trajectory_id
+        assert record.lease > self._last_lease, f"lease {record.lease} of {name} does not rise"
+        self._last_lease = record.lease
+        before = self._owners.get(name)
+        if before is not None:
+            process = before.replica // self.shape.replicas
+            holder = self.log.committed(self.rollouts[process].config.group)
+            alive = holder.start == before.incarnation and holder.holder is not None
+            assert not alive, f"{name} goes to {record.replica}, but {before.replica} still has it"
+        self._owners[name] = record
+
+    def _check_bound(self) -> None:
+        covered = max([-1, *(batch for version in self.log.rows(RELAY) for batch in version.batches)])
+        done = {
+            r.trajectory_id
+            for r in self.log.rows(SETTLED)
+            if r.fate != "batched" or (r.batch is not None and r.batch <= covered)
+        }
+        out = {
+            r.trajectory_id for r in self.log.rows(INBOX) if isinstance(r, Assignment) and r.prompt.purpose == "train"
+        }
+        assert len(out - done) <= self.shape.admitted + self.shape.samples - 1
+
+    # -- what must hold in the end ------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """What was written tells of each trajectory once, and nothing is left but what makes up no batch."""
+        shape, log = self.shape, self.log
+        settled = log.rows(SETTLED)
+        assert max(Counter(r.trajectory_id for r in settled).values()) == 1
+        scored = [r.trajectory.trajectory_id for r in log.rows(EXPERIENCES)]
+        assert len(scored) == len(set(scored))
+        parts: list[MicroBatch] = log.rows(BATCHES)
+        members = Counter(name for part in parts for name in part.trajectory_ids)
+        assert max(members.values()) == 1
+        assert sorted({part.batch for part in parts}) == list(range(max(part.batch for part in parts) + 1))
+        sizes = Counter(part.batch for part in parts for _ in part.trajectory_ids)
+        assert min(sizes.values()) >= shape.global_batch
+        assert {r.trajectory_id for r in settled if r.fate == "batched"} == set(members)
+        groups: dict[int, set[int]] = {}
+        for part in parts:
+            for name in part.trajectory_ids:
+                groups.setdefault(parse_trajectory_id(name).number, set()).add(part.batch)
+        assert all(len(batches) == 1 for batches in groups.values()), "a group is in two batches"
+        for record in log.rows(TRAJECTORIES):
+            self._check_version(record)
+        assert any(r.fate == "failed" for r in settled), "nothing has failed: the run proves less than it should"
+        asked = {f"{p.prompt_id}.{m}" for p in self._asked() for m in range(p.samples)}
+        left = asked - {r.trajectory_id for r in settled}
+        assert len(left) < shape.global_batch, f"never settled: {sorted(left)}"
+        assert not [name for name in left if name.startswith("e")]
+        assert left <= set(scored), "what is left is in the buffer"
+
+    def _asked(self) -> Iterator[Prompt]:
+        yield from self.log.rows(PROMPTS)
+        yield from self.log.rows(EVAL_PROMPTS)
+
+    def _check_version(self, record: Trajectory) -> None:
+        assert len(record.version_spans) <= 1
+        if record.version_spans and record.prompt.policy_version is not None:
+            assert record.policy_version == record.prompt.policy_version
+
+    # -- how memories are made ----------------------------------------------------------------------------------------
+
+    def _restore_placement(self, restored: Restored) -> Folder:
+        config = PlacementConfig(heartbeat_timeout_s=TIMEOUT_S, max_attempts=10**6)
+        step = PlaceTrajectories(config, _placement_shard(), PARTITIONS, self.shape.admitted, self.shape.replicas)
+        return _Placing(step, restored, self._fence, lambda: self.now, lambda: 0)
+
+    def _fence(self, process: int) -> None:
+        self.log.fence(self.rollouts[process].config.group)
+
+    def _rollout_shard(self, process: int) -> object:
+        hosted = range(process * self.shape.replicas, (process + 1) * self.shape.replicas)
+        inbox = Reading(INBOX, tuple(hosted), start="latest")
+        return shard("rollout", inbox, reading(RELAY, start="earliest"), index=process)
+
+    def _restore_rollout(self, process: int, restored: Restored) -> Folder:
+        config = RolloutConfig(processes=self.shape.processes, replicas=self.shape.replicas, step_s=0, linger_s=0)
+        replicas = [
+            Replica(index, restored.start, self._engine(), self.weights, str, lambda: 0)
+            for index in config.hosted(process)
+        ]
+        return _Generating(config, PARTITIONS, replicas, SilentHeartbeats(), lambda: self.now)  # type: ignore[arg-type]
+
+    def _engine(self) -> ScriptedEngine:
+        return ScriptedEngine(
+            self.shape.slots,
+            lambda name: 1 + zlib.crc32(name.encode()) % 5,
+            lambda name: zlib.crc32(b"failing" + name.encode()) % self.shape.failing == 0,
+        )
+
+    def _restore_evaluation(self, restored: Restored) -> Folder:
+        questions = [prompt(n, 1, purpose="evaluation") for n in range(self.shape.questions)]
+        return _Evaluating(EvaluationConfig(every=2, periodic_questions=2), questions, restored, lambda: 0)
+
+
+def _placement_shard() -> object:
+    committed = (reading(topic) for topic in (PROMPTS, EVAL_PROMPTS, PROGRESS, TRAJECTORIES, SETTLED))
+    heartbeats = reading(REPLICAS, start="latest", keys="rollout-")
+    return shard("placement", *committed, reading(RELAY, start="earliest"), heartbeats, ledger=("inbox",))
+
+
+def _restore_score(restored: Restored) -> Folder:
+    config = ScoreConfig(rewards=[RewardSpec("exact")])
+    ledger = TrajectoryLedger(PARTITIONS, restored.marks.get("scored"))
+    for received in restored.ledger:
+        scored = received.record.trajectory
+        ledger.add(parse_trajectory_id(scored.trajectory_id), scored.prompt.samples, 0)
+    judge = SimpleNamespace(config=config, judge=lambda rows: [[Outcome(1.0, None)] for _ in rows], close=lambda: None)
+    return _Scoring(judge, ledger, lambda: 0)  # type: ignore[arg-type]

@@ -1,0 +1,212 @@
+"""A log in memory that loses, repeats and reorders as Kafka may, and shards of any Step that live on it.
+
+A `Shard` follows the protocol of operators/io to the letter: `Restored` from what its group has committed and its own
+output read back from the noted floors, then `Polled`, emissions numbered from 1, outputs and checkpoint committed
+together or not at all. Tests say when it polls, what it sees first, when it commits, and when it dies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from operators.io.config import ShardConfig
+from operators.io.elements import Checkpoint, Emission, Output, Place, Polled, Received, Restored
+from operators.io.fold_records import Folder
+from operators.io.ledger_floors import LedgerFloors
+from schemas.codec import record_type
+from schemas.topics import Topic
+
+
+class FencedHere(RuntimeError):
+    """A successor, or placement, has taken this shard's transactional.id away."""
+
+
+@dataclass(slots=True)
+class _Slot:
+    """What stands at one offset: rows that share a key, or nothing (a transaction's marker)."""
+
+    key: str = ""
+    rows: list[Any] = field(default_factory=list)
+
+
+@dataclass
+class _Group:
+    """What one consumer group has committed, and which session of it may commit."""
+
+    start: int = 0
+    offsets: dict[Place, int] = field(default_factory=dict)
+    ledger: Mapping[str, int] = field(default_factory=dict)
+    marks: Mapping[str, Any] = field(default_factory=dict)
+    holder: object = None
+
+
+class Log:
+    """Topics and groups of one run. `append` is a plain producer, `transact` a transaction with its markers."""
+
+    def __init__(self) -> None:
+        self._slots: dict[Place, list[_Slot]] = {}
+        self._groups: dict[str, _Group] = {}
+
+    def append(self, topic: Topic, record: Any, key: str = "", partition: int = 0) -> None:
+        self._place(topic.noun, partition).append(_Slot(key, [record]))
+
+    def transact(self, outputs: Iterable[Output]) -> dict[str, int]:
+        """Write `outputs`, neighbours of one class and key as rows at one offset; the first offsets written."""
+        first: dict[str, int] = {}
+        last: dict[tuple[str, int, str], _Slot] = {}
+        for topic, key, record, partition in outputs:
+            if partition is None:
+                assert topic.partitions == "one", f"{topic.noun} has several partitions: {record} must name one"
+                partition = 0
+            slots = self._place(topic.noun, partition)
+            slot = last.get((topic.noun, partition, key))
+            if slot is None or type(slot.rows[0]) is not type(record) or not record_type(type(record)).rows:
+                slot = last[topic.noun, partition, key] = _Slot(key)
+                first.setdefault(f"{topic.noun}:{partition}", len(slots))
+                slots.append(slot)
+            slot.rows.append(record)
+        for place in first:
+            noun, _, partition_text = place.rpartition(":")
+            self._place(noun, int(partition_text)).append(_Slot())
+        return first
+
+    def end(self, place: Place) -> int:
+        return len(self._place(*place))
+
+    def rows(self, topic: Topic) -> list[Any]:
+        """All records of `topic`, partition by partition."""
+        return [
+            row
+            for place in sorted(self._slots)
+            if place.topic == topic.noun
+            for s in self._slots[place]
+            for row in s.rows
+        ]
+
+    def received(self, place: Place, start: int, stop: int, keys: str = "") -> list[Received]:
+        """The records of `place` from offset `start` to before `stop`."""
+        slots = self._place(*place)
+        return [
+            Received(*place, offset, row)
+            for offset in range(start, min(stop, len(slots)))
+            if slots[offset].key.startswith(keys)
+            for row in slots[offset].rows
+        ]
+
+    def committed(self, group: str) -> _Group:
+        return self._groups.setdefault(group, _Group())
+
+    def fence(self, group: str) -> None:
+        """Take the group's transactional.id away from whoever has it."""
+        self.committed(group).holder = None
+
+    def _place(self, noun: str, partition: int) -> list[_Slot]:
+        return self._slots.setdefault(Place(noun, partition), [])
+
+
+class Shard:
+    """One shard on `log`. `restore` makes its memory. It is down until `start`, and after `crash`.
+
+    `resume` overrides committed offsets as ShardConfig's does.
+    """
+
+    def __init__(self, log: Log, config: ShardConfig, restore: Callable[[Restored], Folder]) -> None:
+        self.log, self.config, self._restore = log, config, restore
+        self.folder: Folder | None = None
+        self.restored: Restored | None = None
+        self._waiting: list[Emission] = []
+
+    @property
+    def places(self) -> list[Place]:
+        return [Place(r.topic.noun, p) for r in self.config.readings for p in r.partitions]
+
+    def start(self) -> Restored:
+        """Open a session and build the memory with which it begins."""
+        self.crash()
+        log, config = self.log, self.config
+        group = log.committed(config.group)
+        group.start += 1
+        group.holder = self._session = object()
+        self._positions = {}
+        for reading in config.readings:
+            for p in reading.partitions:
+                place = Place(reading.topic.noun, p)
+                earliest = {"committed": group.offsets.get(place, 0), "earliest": 0, "latest": log.end(place)}
+                self._positions[place] = earliest[reading.start]
+        if config.resume is not None:
+            self._positions |= config.resume()
+        self._ends = {place: log.end(place) for place in self.places}
+        ledger_places = [Place(topic.noun, p) for topic, partitions in config.ledger for p in partitions]
+        ends = {f"{place.topic}:{place.partition}": log.end(place) for place in ledger_places}
+        self._floors = LedgerFloors(group.ledger, ends)
+        ledger = [
+            received
+            for place in ledger_places
+            for received in log.received(place, group.ledger.get(f"{place.topic}:{place.partition}", 0), log.end(place))
+        ]
+        self.restored = Restored(config.group, group.start, tuple(ledger), dict(group.marks), dict(self._positions))
+        self.folder = self._restore(self.restored)
+        self._emissions = 0
+        return self.restored
+
+    def turn(self, most: int = 10**6, only: Sequence[Place] | None = None) -> tuple[Output, ...]:
+        """Poll at most `most` offsets of each partition in `only` (default: all), and fold. What comes of it waits."""
+        assert self.folder is not None
+        received: list[Received] = []
+        for place in self.places if only is None else only:
+            keys = next(r.keys for r in self.config.readings if r.topic.noun == place.topic)
+            until = min(self._positions[place] + most, self.log.end(place))
+            received += self.log.received(place, self._positions[place], until, keys)
+            self._positions[place] = until
+        caught_up = all(self._positions[place] >= end for place, end in self._ends.items())
+        assert self.restored is not None
+        positions = dict(self._positions)
+        polled = Polled(self.config.group, self.restored.start, tuple(received), (), positions, caught_up)
+        self._emissions += 1
+        outputs = tuple(self.folder.fold(polled))
+        checkpoint = self.folder.checkpoint(positions)
+        self._waiting.append(Emission(self.config.group, self.restored.start, self._emissions, outputs, checkpoint))
+        return outputs
+
+    def seen(self, topic: Topic) -> list[Any]:
+        """The records of `topic` that stand before where this shard reads."""
+        places = [place for place in self.places if place.topic == topic.noun]
+        return [r.record for place in places for r in self.log.received(place, 0, self._positions[place])]
+
+    def waiting(self) -> list[Output]:
+        """What the next commit would write."""
+        return [output for emission in self._waiting for output in emission.outputs]
+
+    def commit(self) -> None:
+        """Commit all that waits in one transaction. Raises FencedHere, and nothing of it is ever seen."""
+        if not self._waiting:
+            return
+        group = self.log.committed(self.config.group)
+        if group.holder is not self._session:
+            raise FencedHere(self.config.group)
+        emissions, self._waiting = self._waiting, []
+        for emission in emissions:
+            if emission.outputs:
+                self._floors.emit(emission.number)
+        checkpoint: Checkpoint = emissions[-1].checkpoint
+        group.ledger = dict(self._floors.offsets(checkpoint.ledger_from))
+        group.marks = dict(checkpoint.marks)
+        group.offsets |= checkpoint.low_water
+        self._floors.written(self.log.transact([output for emission in emissions for output in emission.outputs]))
+
+    def run(self, turns: int = 1) -> list[Output]:
+        """Poll everything, fold and commit, `turns` times."""
+        outputs: list[Output] = []
+        for _ in range(turns):
+            outputs += self.turn()
+            self.commit()
+        return outputs
+
+    def crash(self) -> None:
+        """Die: what waits is lost."""
+        if self.folder is not None:
+            self.folder.close()
+        self.folder = None
+        self._waiting = []
