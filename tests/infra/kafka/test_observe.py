@@ -85,7 +85,7 @@ def test_all_metrics_and_new_heartbeats_come_in_order(broker: Broker, client: Ka
             assert [each for each in found if isinstance(each, WeightVersion)] == [VERSION]
             started = time.monotonic()
             assert observer.poll() == []
-            assert time.monotonic() - started < 0.2
+            assert time.monotonic() - started < 1.0
 
 
 def test_what_is_not_committed_or_not_ours_is_not_seen(broker: Broker, client: KafkaAdminClient, run_id: str) -> None:
@@ -138,11 +138,11 @@ def test_a_broker_that_goes_away_stops_the_news_and_nothing_else(tmp_path: Path)
         now += 5
         assert observer.poll() == []
         assert observer.lag() == {"prompts": 1}
-        assert time.monotonic() - started < 5.0
+        assert time.monotonic() - started < 10.0  # some ANSWER_MS, not the 30 s and more of the client's defaults
         now += PATIENCE_S - 1  # it leaves Kafka alone for a while
         started = time.monotonic()
         assert observer.lag() == {"prompts": 1}
-        assert time.monotonic() - started < 0.1
+        assert time.monotonic() - started < 1.0
 
 
 def at(topic: Topic, partition: int = 0) -> TopicPartition:
