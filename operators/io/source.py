@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from infra.kafka.session import SESSIONS, Fenced, Partition, Session, SessionLost
@@ -16,6 +16,8 @@ from schemas.records import DeadLetter
 
 log = logging.getLogger(__name__)
 
+BUSY_POLL_S = 0.005
+"""How long a busy step is left alone after a poll that found nothing, for each costs it 0.1 ms; records wait so long."""
 PATIENCE_S = 120.0
 """How long a running shard waits for Kafka to be back before it gives up."""
 MAX_FUTILE = 8
@@ -28,8 +30,14 @@ MAX_PAYLOAD_BYTES = MAX_VALUE_BYTES - 64 * 1024
 class ShardSource:
     """Yields `Restored` whenever it had to open a session, else one `Polled` a call. Lives once a process and shard."""
 
-    def __init__(self, config: ShardConfig, wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000) -> None:
+    def __init__(
+        self,
+        config: ShardConfig,
+        wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.config = config
+        self._clock = clock
         self._wall_ms = wall_ms
         self._nouns = {r.topic.name(config.run): r.topic.noun for r in config.readings}
         self._nouns |= {topic.name(config.run): topic.noun for topic, _ in config.ledger}
@@ -40,6 +48,8 @@ class ShardSource:
             for p in r.partitions
         }
         self._session: Session | None = None
+        self._positions: Mapping[Place, int] = {}
+        self._rest_until = 0.0
         self._caught_up = False
         self._futile = 0
         self._polls = 0
@@ -64,6 +74,8 @@ class ShardSource:
         session = self._session
         if session is None or session.lost is not None or SESSIONS.get(self.config.group) is not session:
             return self._open(session)
+        if not wait and self._clock() < self._rest_until:
+            return Polled(self.config.group, session.start, (), (), self._positions, self._caught_up)
         try:
             records = session.poll(self.config.poll_s if wait else 0.0)
             positions = {self._places[p]: offset for p, offset in session.positions().items()}
@@ -71,6 +83,8 @@ class ShardSource:
             return self._open(session)
         if not self._caught_up:
             self._caught_up = all(positions[self._places[p]] >= end for p, end in session.ends.items())
+        self._positions = positions
+        self._rest_until = 0.0 if records else self._clock() + BUSY_POLL_S
         received, rejected = self.decode(records)
         return Polled(self.config.group, session.start, received, rejected, positions, self._caught_up)
 
@@ -103,9 +117,9 @@ class ShardSource:
         if config.resume is not None:
             names = {place: partition for partition, place in self._places.items()}
             session.seek({names[place]: offset for place, offset in config.resume().items()})
-        self._caught_up = False
+        self._caught_up, self._rest_until = False, 0.0
         ledger, _ = self.decode(session.ledger)
-        offsets = {self._places[p]: offset for p, offset in session.positions().items()}
+        offsets = self._positions = {self._places[p]: offset for p, offset in session.positions().items()}
         log.info("start %d of %s at %s, ledger of %d", session.start, config.group, offsets, len(ledger))
         return Restored(config.group, session.start, ledger, session.note.marks, offsets)
 

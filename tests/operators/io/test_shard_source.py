@@ -20,10 +20,20 @@ from schemas.topics import METRICS, REPLICAS
 HERE = Place("metrics", 0)
 
 
+class Clock:
+    """A clock that ticks once a look."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
 def source_with(monkeypatch: pytest.MonkeyPatch, *script: ScriptedSession | SessionLost) -> ShardSource:
     monkeypatch.setattr(operators.io.source, "SESSIONS", ScriptedSessions(*script))
     monkeypatch.setattr(STOPPING, "wait", lambda timeout: False)  # no pause between attempts
-    return ShardSource(CONFIG, wall_ms=lambda: 1234)
+    return ShardSource(CONFIG, wall_ms=lambda: 1234, clock=Clock())
 
 
 def test_records_are_received_in_order_row_by_row() -> None:
@@ -72,6 +82,29 @@ def test_a_start_opens_with_what_was_restored(monkeypatch: pytest.MonkeyPatch) -
         (0, {HERE: 1}, False),
         (1, {HERE: 2}, True),
     ]
+
+
+def test_a_busy_step_is_left_alone_for_a_moment_after_an_empty_poll(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = ScriptedSession(1, [[raw(0)], [], [raw(1)], [raw(2)]], end=1)
+    monkeypatch.setattr(operators.io.source, "SESSIONS", ScriptedSessions(session))
+    now = 100.0
+    source = ShardSource(CONFIG, clock=lambda: now)
+    source.next(wait=False)
+
+    def seen(wait: bool) -> tuple[int, int, bool]:
+        polled = source.next(wait)
+        assert isinstance(polled, Polled)
+        return len(polled.records), polled.positions[HERE], polled.caught_up
+
+    assert [seen(False) for _ in range(4)] == [(1, 1, True), (0, 1, True), (0, 1, True), (0, 1, True)]
+    assert len(session.polls) == 2
+    now += 0.006
+    assert seen(False) == (1, 2, True)
+    assert seen(False) == (1, 3, True)  # at once: there may be more
+    assert seen(False) == (0, 3, True)
+    session.polls = [[raw(3)]]
+    assert seen(False) == (0, 3, True)
+    assert seen(True) == (1, 4, True)  # who waits is not kept from what is there
 
 
 def test_a_start_resumes_where_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
