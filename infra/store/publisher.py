@@ -43,7 +43,8 @@ class Publisher:
 
     `announce` makes a manifest known and returns once it is safe (see `announce.ManifestLog`). `parent` is the version
     that training began from. `copy(place, tensor)` copies a tensor of whatever kind to `place`, uint8[bytes]; the
-    default takes numpy arrays. One thread uses a publisher. Raises ValueError for specs that make no file.
+    default takes numpy arrays. One thread uses a publisher, and nobody else writes to the store; close it before the
+    store. Raises ValueError for specs that make no file.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Publisher:
         self._copy = copy
         self._wall_ms = wall_ms
         self._thread = ThreadPoolExecutor(1, "publish weights")
+        self._preparing = self._thread.submit(self._reserve)
         self._under_way: Future[WeightVersion] | None = None
         self._tried = parent
         self._sealed: WeightVersion | None = None
@@ -74,10 +76,6 @@ class Publisher:
     def published(self) -> PolicyVersion | None:
         """The newest version whose manifest is known to be out; `parent` before the first."""
         return self._parent
-
-    def prepare(self) -> None:
-        """Get the first version's memory ready, as every publish does for the next. Raises StoreError."""
-        self._store.reserve(self._layout.size)
 
     def publish(
         self,
@@ -146,6 +144,8 @@ class Publisher:
 
     def _settle(self, timeout_s: float | None) -> None:
         """Wait for the version on its way and enter what became of it."""
+        if not wait([self._preparing], timeout_s).done:
+            raise TimeoutError(f"the memory for the first version was not ready after {timeout_s} s")
         if self._under_way is None:
             return
         if not wait([self._under_way], timeout_s).done:
@@ -190,6 +190,10 @@ class Publisher:
             self._announce(manifest)
         finally:
             self._store.evict()
+        self._reserve()
+        return manifest
+
+    def _reserve(self) -> None:
+        """Get memory ready for the next version: making pages takes many times as long as copying into them."""
         with suppress(StoreError):  # the next publish needs the room itself, and says so
             self._store.reserve(self._layout.size)
-        return manifest

@@ -78,12 +78,12 @@ def _write_and_die(root: Path, point: str) -> None:
     coming.seal()
 
 
-def _read_for_ever(root: Path, stop_file: str) -> None:
-    """Pin whatever is there and compare its bytes with its seal, slowly; print what was seen."""
+def _read(root: Path, often: str) -> None:
+    """Pin whatever is there and compare its bytes with its seal, slowly, so often; print what was seen."""
     seen = {"whole": 0, "gone": 0, "wrong": 0}
     choose = random.Random(os.getpid())
     with WeightStore(root) as store:
-        while not Path(stop_file).exists():
+        while seen["whole"] + seen["wrong"] < int(often):
             versions = store.versions()
             if not versions:
                 continue
@@ -134,7 +134,7 @@ if __name__ == "__main__":
     roles: dict[str, Callable[..., None]] = {
         "write": _write_for_ever,
         "write-and-die": _write_and_die,
-        "read": _read_for_ever,
+        "read": _read,
         "pin": _pin_for_ever,
         "open": _open_for_ever,
     }
