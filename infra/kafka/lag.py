@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kafka import KafkaAdminClient
+from kafka.errors import CoordinatorLoadInProgressError
 
 from infra.kafka.admin import beginning_offsets, committed_offsets, end_offsets, list_topics
 
@@ -27,9 +29,16 @@ class Lag:
         return max(0, self.end - self.committed)
 
 
-def list_groups(client: KafkaAdminClient, prefix: str) -> list[str]:
-    """The names, sorted, of the groups that begin with a prefix."""
-    return sorted(group["group_id"] for group in client.list_groups() if group["group_id"].startswith(prefix))
+def list_groups(client: KafkaAdminClient, prefix: str, wait_s: float = 10.0) -> list[str]:
+    """The names, sorted, of the groups that begin with a prefix; waits for a broker that has just started."""
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            return sorted(group["group_id"] for group in client.list_groups() if group["group_id"].startswith(prefix))
+        except CoordinatorLoadInProgressError:  # it is still reading what groups have committed
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.1)
 
 
 def group_lags(client: KafkaAdminClient, groups: Iterable[str]) -> list[Lag]:

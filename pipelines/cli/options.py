@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import json
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -49,9 +51,38 @@ def connect(run: str | None, brokers: str | None, command_config: Path | None, r
     if stated.get("client_properties"):
         command_config = Path(stated["client_properties"])
     client = properties_of(brokers or stated.get("bootstrap_servers"), command_config)
+    own = None if brokers or command_config else _own_log(run, runs or RUNS)
+    if own is not None and not _port_answers(client.bootstrap_servers):
+        client = _open_log(own)
     if (reason := why_unreachable(client.admin(), WAIT_S)) is not None:
         raise BrokerUnreachable(f"Kafka does not answer: {reason}. Is it running, and is the address right?")
     return Connection(run or stated.get("run") or _only_run(client), client)
+
+
+def _own_log(run: str | None, runs: Path) -> Path | None:
+    """The data of the broker that `laminar run` started for this run; None where it started none."""
+    folder = runs / (run or "latest") / "kafka"
+    return folder.resolve() if folder.is_dir() else None
+
+
+def _open_log(data: Path) -> ClientProperties:
+    """A run's log outlives its broker: start one on it again, for as long as this command lasts."""
+    from infra.kafka.broker import BrokerConfig, start_broker
+    from infra.kafka.properties import ClientProperties
+
+    broker = start_broker(BrokerConfig(data), lambda line: typer.echo(f"{line}, on {data}", err=True))
+    atexit.register(broker.stop)
+    return ClientProperties.at(broker.bootstrap_servers)
+
+
+def _port_answers(bootstrap_servers: str) -> bool:
+    """Whether anything listens at the first of `bootstrap_servers`."""
+    host, _, port = bootstrap_servers.split(",")[0].rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=1.0).close()
+    except OSError:
+        return False
+    return True
 
 
 def read_state(run: str | None, runs: Path) -> dict[str, str]:
