@@ -6,6 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -87,6 +88,8 @@ class _Training:
         self._published_before = -1
         self._unpublished: list[int] = []
         self._started = False
+        self._behind = False
+        """Whether the weights have moved on since the last version that went out."""
         self._idle_since = time.perf_counter()
         parent = None
         if found := list_checkpoints(step.checkpoints):
@@ -118,8 +121,13 @@ class _Training:
             self._started = True
             if self._trained() == 0 and self._published_before < 0:
                 self._publish(must=True)
+            if self._done():  # whoever waits for the last step may not have heard of it
+                outputs.append(self._metric({"trajectories": float(self._position.trajectories_trained)}))
         if self._whole and not self._done():
             outputs += self._train(self._whole.popleft())
+        elif self._behind:
+            # Nothing to train: admission may be waiting for the very manifest that was skipped.
+            self._publish(must=True)
         return outputs
 
     def checkpoint(self, positions: Mapping[Place, int]) -> Checkpoint:
@@ -129,9 +137,10 @@ class _Training:
         return bool(self._whole) and not self._done()
 
     def close(self) -> None:
-        self._publisher.close(timeout_s=10)
-        self._producer.close(timeout_s=2)
-        self._store.close()
+        with ExitStack() as stack:
+            stack.callback(self._store.close)
+            stack.callback(self._producer.close, timeout_s=2)
+            stack.callback(self._publisher.close, timeout_s=10)
 
     def _done(self) -> bool:
         return self._trained() >= self._step.config.optimizer_steps
@@ -169,14 +178,18 @@ class _Training:
             "time/wait": waited,
             "time/publish": self._idle_since - started,
         }
-        return [Output(METRICS, "trainer", Metric("trainer", self._trained(), values, self._now()))]
+        return [self._metric(values)]
+
+    def _metric(self, values: dict[str, float]) -> Output:
+        return Output(METRICS, "trainer", Metric("trainer", self._trained(), values, self._now()))
 
     def _publish(self, *, must: bool = False) -> bool:
         """Let the weights go out as this position's version; False if they wait for a later one to go out with."""
         position, batches = self._position, self._unpublished
         self._unpublished = []  # the publisher keeps what no manifest has told yet
+        self._behind = True
         try:
-            return self._publisher.publish(
+            went = self._publisher.publish(
                 self._learner.state().weights,
                 position.version,
                 step=position.version.number,
@@ -189,6 +202,8 @@ class _Training:
         except (PublishFailed, StoreError) as error:
             log.error("version %s did not go out, rollouts go on with the one before: %s", position.version, error)
             return False
+        self._behind = not went
+        return went
 
     def _save(self) -> None:
         """A checkpoint of a version that is out: its manifest is where the next epoch's line of ancestors goes on."""
