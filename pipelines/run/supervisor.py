@@ -13,6 +13,7 @@ from dataclasses import replace
 from infra.kafka.broker import BrokerConfig, start_broker
 from infra.kafka.observe import Observer
 from infra.kafka.readiness import wait_for_brokers
+from infra.store.ownership import remove_store
 from pipelines.audit.audit_run import audit
 from pipelines.audit.balance import Audit
 from pipelines.config import Config, save_config
@@ -54,6 +55,7 @@ class Supervisor:
         """
         config, goal = self.config, self.config.trainer.optimizer_steps
         self.config = replace(config, relay=replace(config.relay, store=str(store_folder(config))))
+        remove_store(store_folder(self.config))  # what a killed run of this name left; one that is in use is refused
         started = new_run(config.run.name, goal, time.time_ns() // 10**6)
         metrics = MetricsFile(self.folder / "metrics.jsonl")
         with self._signals(), ExitStack() as broker, Watch(started, file=metrics, view=self.view) as watch:
