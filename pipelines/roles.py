@@ -6,12 +6,20 @@ import importlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from typing import TYPE_CHECKING
 
-from pipelines.config import Config
+from pipelines.config import Config, ConfigError
+
+if TYPE_CHECKING:
+    from apache_beam import Pipeline
+
+    from infra.runners.options import Runner
 
 PIPELINES = ("prompts", "placement", "rollout", "score", "experience", "trainer", "evaluation", "relay")
 """Every pipeline, in the order in which they drain."""
+
+CANNOT_RUN = 2
+"""Exit code of a role that its configuration keeps from running: starting it again would not help."""
 
 SHARDED = {"rollout", "relay"}
 """Pipelines of which several may run, told apart by an index."""
@@ -38,7 +46,7 @@ def roles_of(config: Config) -> list[Role]:
     return roles
 
 
-def run_role(config: Config, role: Role, runner: str = "embedded", beam_options: Sequence[str] = ()) -> None:
+def run_role(config: Config, role: Role, runner: Runner = "embedded", beam_options: Sequence[str] = ()) -> None:
     """Run `role` until it is stopped or fails. Raises ConfigError, and what made the pipeline fail."""
     from infra.runners.run import run_pipeline
     from operators.io.shards import close_shards
@@ -46,8 +54,15 @@ def run_role(config: Config, role: Role, runner: str = "embedded", beam_options:
     build: Callable[..., None] = importlib.import_module(f"pipelines.{role.pipeline}").build
     where = {"process": role.index} if role.pipeline == "rollout" else {}
     where |= {"index": role.index} if role.pipeline == "relay" else {}
+
+    def build_role(pipeline: Pipeline) -> None:
+        try:
+            build(pipeline, config=config, **where)
+        except (ValueError, OSError) as error:  # nothing runs yet: it can only be what it was told to do
+            raise ConfigError(f"{role.name} cannot be built: {error}") from error
+
     logging.getLogger(__name__).info("%s starts", role.name)
-    run_pipeline(partial(build, config=config, **where), runner, beam_options, close_shards)  # type: ignore[arg-type]
+    run_pipeline(build_role, runner, beam_options, close_shards)
 
 
 def configure_logging() -> None:

@@ -38,4 +38,8 @@ def run(
     from pipelines.config import load_config
     from pipelines.run.local import run_locally
 
-    return run_locally(load_config(config, [*(changes or []), *([f'run.name="{name}"'] if name else [])]), as_json=json)
+    try:
+        named = [f'run.name="{name}"'] if name else []
+        return run_locally(load_config(config, [*(changes or []), *named]), as_json=json)
+    except KeyboardInterrupt:  # before there was a run, or after it
+        raise typer.Exit(130) from None

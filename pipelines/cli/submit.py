@@ -38,9 +38,13 @@ def submit(
         raise typer.BadParameter(f"there is no pipeline {pipeline!r}; there are {', '.join(PIPELINES)}")
     from pipelines.config import load_config
     from pipelines.roles import Role, configure_logging, run_role
+    from pipelines.run.alone import get_ready
 
     loaded = load_config(config, changes or [])
-    if not loaded.run.name:
-        raise typer.BadParameter(f"{config} does not say run.name: which run's topics to read and write")
+    role = Role(pipeline, index)
     configure_logging()
-    run_role(loaded, Role(pipeline, index), runner, context.args)
+    try:
+        get_ready(loaded, role, lambda line: typer.echo(line, err=True))
+        run_role(loaded, role, runner, context.args)
+    except KeyboardInterrupt:  # before it ran: from then on Ctrl-C drains
+        raise typer.Exit(130) from None

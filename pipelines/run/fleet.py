@@ -10,15 +10,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipelines.roles import Role
+from infra.store.ownership import remove_store
+from pipelines.roles import CANNOT_RUN, Role
+from pipelines.run.restarts import Restarts
 
-RESTARTS_WITHIN_S = 60.0
-MOST_RESTARTS = 6
-"""A role that dies more often than so within `RESTARTS_WITHIN_S` seconds ends the run."""
+CLOSE_S = 5.0
+"""How long the zygote may take to end: a second longer than its roles may."""
+EXCUSED_PAUSE_S = 1.0
 
 
 class RoleFailed(RuntimeError):
@@ -35,30 +38,33 @@ class Member:
     wanted: bool = True
     due: float | None = 0.0
     code: int | None = None
-    deaths: tuple[float, ...] = ()
+    deaths: Restarts = field(default_factory=Restarts)
 
 
 class Fleet:
     """Starts `Role`s from one zygote. `note` takes one-line news. Call `tend` often.
 
-    `config` is the resolved configuration file, `logs` the folder of logs, `store` the weight store that goes with the run.
+    `config` is the resolved configuration file, `logs` the folder of logs, `store` the weight store that goes with the
+    run, `model` the folder that the zygote gets ready for, if it is known yet. A death while `excused` says yes (Kafka
+    is away) does not count among those after which a role is given up.
     """
 
-    def __init__(self, config: Path, logs: Path, store: Path, note: Callable[[str], None]) -> None:
-        self._config, self._logs, self._store, self._note = config, logs, store, note
+    def __init__(
+        self,
+        config: Path,
+        logs: Path,
+        store: Path,
+        note: Callable[[str], None],
+        *,
+        model: str = "",
+        excused: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._config, self._logs, self._store, self._note = config.absolute(), logs.absolute(), store, note
+        self._excused = excused
         self.members: dict[str, Member] = {}
         self._buffer = b""
         self.ready = False
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        with (logs / "zygote.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "pipelines.run.zygote"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=environment,
-                start_new_session=True,  # Ctrl-C is the supervisor's to handle
-            )
+        self._process = start_zygote(self._logs / "zygote.log", model)
 
     def add(self, role: Role) -> None:
         """Start `role` and keep it running."""
@@ -75,7 +81,7 @@ class Fleet:
         if select.select([output], [], [], wait_s)[0]:
             data = os.read(output.fileno(), 65536)
             if not data:
-                raise RoleFailed(f"the process that starts roles has ended: see {self._logs / 'zygote.log'}")
+                raise RoleFailed(self._no_zygote())
             *lines, self._buffer = (self._buffer + data).split(b"\n")
             for line in lines:
                 self._hear(json.loads(line))
@@ -97,17 +103,22 @@ class Fleet:
         """The roles that have a process."""
         return [name for name, member in self.members.items() if member.pid is not None]
 
-    def close(self, timeout_s: float = 6.0) -> None:
+    def close(self, timeout_s: float = CLOSE_S) -> None:
         """Stop whatever still runs, and the zygote; what the roles shared is removed."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.close()
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
         try:
+            if not self.ready:
+                self._process.kill()  # it has no roles yet, and would not look up before its imports are done
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self._process.kill()  # its roles die with it
             self._process.wait()
         self._process.stdout.close()
+        if self._store.exists():  # of a zygote that was killed
+            remove_store(self._store, in_use=True)
 
     def _hear(self, event: dict[str, Any]) -> None:
         if "ready" in event:
@@ -117,20 +128,23 @@ class Fleet:
             member = self.members[event["started"]]
             member.pid, member.code = event["pid"], None
             return
-        member = self.members[event["ended"]]
-        member.pid, member.code = None, event["code"]
+        name, code = event["ended"], event["code"]
+        member = self.members[name]
+        member.pid, member.code = None, code
         if not member.wanted:
             return
-        name, log = event["ended"], self._logs / f"{event['ended']}.log"
-        if event["code"] == 2:
-            raise RoleFailed(f"{name} cannot run: {_last_line(log)} (see {log})")
-        now = time.monotonic()
-        member.deaths = (*(death for death in member.deaths if now - death < RESTARTS_WITHIN_S), now)
-        if len(member.deaths) > MOST_RESTARTS:
-            raise RoleFailed(f"{name} died {len(member.deaths)} times in {RESTARTS_WITHIN_S:.0f} s: see {log}")
+        log = self._logs / f"{name}.log"
+        if code == CANNOT_RUN:
+            raise RoleFailed(f"{name} cannot run: {last_line(log)} (see {log})")
+        if self._excused():
+            pause: float | None = EXCUSED_PAUSE_S
+        else:
+            pause = member.deaths.count()
+        if pause is None:
+            raise RoleFailed(f"{name} died {member.deaths.rate()}, the last time: {last_line(log)} (see {log})")
         member.restarts += 1
-        member.due = now + 0.1 * 2 ** min(len(member.deaths) - 1, 6)
-        self._note(f"{name} {_how(event['code'])}; starting it again")
+        member.due = time.monotonic() + pause
+        self._note(f"{name} {_how(code)}; starting it again")
 
     def _start(self, name: str, member: Member) -> None:
         role = member.role
@@ -151,13 +165,32 @@ class Fleet:
             self._process.stdin.write(json.dumps(command).encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError as error:
-            raise RoleFailed(f"the process that starts roles has ended: see {self._logs / 'zygote.log'}") from error
+            raise RoleFailed(self._no_zygote()) from error
+
+    def _no_zygote(self) -> str:
+        log = self._logs / "zygote.log"
+        return f"the process that starts roles has ended: {last_line(log)} (see {log})"
+
+
+def start_zygote(log_file: Path, model: str) -> subprocess.Popen[bytes]:
+    """The zygote, its ends of both pipes ours to use; it imports for some seconds before it answers."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    with log_file.open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "pipelines.run.zygote", model],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=environment,
+            start_new_session=True,  # Ctrl-C is the supervisor's to handle
+        )
+
+
+def last_line(log: Path) -> str:
+    """The last line that a process has written to its log."""
+    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+    return lines[-1] if lines else "it gave no reason"
 
 
 def _how(code: int) -> str:
     return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-
-
-def _last_line(log: Path) -> str:
-    lines = log.read_text(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "no reason given"

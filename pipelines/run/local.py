@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
+from pathlib import Path
 
 from rich.console import Console
 
@@ -15,8 +16,17 @@ from pipelines.report.closing import closing_lines
 from pipelines.report.html import render_report
 from pipelines.report.summary import summarise
 from pipelines.run.state import RunStateFile, point_latest
-from pipelines.run.supervisor import Interrupted, Supervisor
+from pipelines.run.stop_requests import Interrupted
+from pipelines.run.supervisor import Supervisor
 from pipelines.view.live import LiveView
+from schemas.topics import run_prefix
+
+MODEL_PARTS = {
+    "config": ("config.json",),
+    "weights": ("model.safetensors", "model.safetensors.index.json"),
+    "tokenizer": ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json"),
+}
+"""What a model folder must hold: one file of each kind. Asked before torch is imported."""
 
 
 def run_locally(config: Config, *, as_json: bool = False) -> Report:
@@ -24,7 +34,7 @@ def run_locally(config: Config, *, as_json: bool = False) -> Report:
 
     Raises ConfigError before anything is started, and what keeps the run from going on.
     """
-    config = named(config)
+    config = with_whole_paths(named(config))
     check(config)
     folder = config.run_folder
     (folder / "logs").mkdir(parents=True)
@@ -34,22 +44,24 @@ def run_locally(config: Config, *, as_json: bool = False) -> Report:
     console = Console(stderr=as_json)
     try:
         with LiveView(console, config.run.name, config.trainer.optimizer_steps) as view:
-            supervisor = Supervisor(config, view, state)
-            balance = supervisor.run()
-    except Interrupted:
-        state.end("stopped before its goal")
-        return Report({"run": config.run.name, "error": state.error}, lambda: f"stopped; see {folder}", as_json, 130)
+            balance = Supervisor(config, view, state).run()
+    except (Interrupted, KeyboardInterrupt) as error:
+        stop = error if isinstance(error, Interrupted) else Interrupted()
+        state.end(f"{stop} before its goal", "stopped")
+        answer = {"run": config.run.name, "error": state.error}
+        text = f"{state.error}; what there is lies in {_as_seen_from_here(folder)}"
+        return Report(answer, lambda: text, as_json, stop.exit_code)
     except BaseException as error:
         state.end(f"{type(error).__name__}: {error}")
         raise
     state.end()
     audited = {**balance.numbers(), "balanced": balance.balanced}
-    write_atomically(folder / "audit.json", json.dumps(asdict(balance), indent=1))
+    write_atomically(folder / "audit.json", json.dumps(balance.to_json(), indent=1))
     summary = summarise(folder, audited, state.phases)
     write_atomically(folder / "summary.json", json.dumps(summary, indent=1))
     write_atomically(folder / "report.html", render_report(folder))
     code = 0 if balance.balanced else 1
-    return Report(summary, lambda: closing_lines(folder, summary), as_json=as_json, exit_code=code)
+    return Report(summary, lambda: closing_lines(_as_seen_from_here(folder), summary), as_json=as_json, exit_code=code)
 
 
 def named(config: Config) -> Config:
@@ -61,14 +73,41 @@ def named(config: Config) -> Config:
     return replace(config, run=replace(config.run, name=f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"))
 
 
+def with_whole_paths(config: Config) -> Config:
+    """`config` with paths that mean the same from any folder: roles, and `laminar submit` later, read them too."""
+    return replace(
+        config,
+        run=replace(config.run, folder=config.run.folder.expanduser().absolute()),
+        kafka=replace(config.kafka, client_properties=_whole(config.kafka.client_properties)),
+        model=replace(config.model, path=_whole(config.model.path)),
+        prompts=replace(
+            config.prompts, path=_whole(config.prompts.path), heldout_path=_whole(config.prompts.heldout_path)
+        ),
+    )
+
+
+def _as_seen_from_here(folder: Path) -> Path:
+    here = Path.cwd()
+    return folder.relative_to(here) if folder.is_relative_to(here) else folder
+
+
+def _whole(path: str) -> str:
+    return str(Path(path).expanduser().absolute()) if path else ""
+
+
 def check(config: Config) -> None:
     """Raise ConfigError for what can be known to fail before anything is started."""
     if (config.run_folder / "state.json").exists():
         raise ConfigError(f"there is a run {config.run.name!r} in {config.run.folder} already: choose another run.name")
+    run_prefix(config.run.name)
     if config.model.path:
-        config.model_folder()
+        _check_model(config.model_folder())
     elif config.warm_start is None:
         raise ConfigError("model.path is not set: name a Hugging Face folder, or give a [warm_start] section")
+    for name in ("path", "heldout_path"):
+        path = getattr(config.prompts, name)
+        if path and not Path(path).exists():
+            raise ConfigError(f"prompts.{name}: there is no {path}")
     if config.rollout.total_replicas > config.placement.max_replicas:
         raise ConfigError(
             f"rollout.processes × rollout.replicas = {config.rollout.total_replicas} replicas, "
@@ -78,3 +117,9 @@ def check(config: Config) -> None:
     admitted = (config.experience.max_staleness + 1) * config.experience.global_batch
     if unit > admitted:
         raise ConfigError(f"prompts.samples_per_prompt = {unit} is more than may be outstanding ({admitted})")
+
+
+def _check_model(folder: Path) -> None:
+    for what, names in MODEL_PARTS.items():
+        if not any((folder / name).is_file() for name in names):
+            raise ConfigError(f"model.path: {folder} has no {what} (none of {', '.join(names)})")

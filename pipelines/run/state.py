@@ -48,10 +48,11 @@ class RunStateFile:
             self.roles = roles
             self.write()
 
-    def end(self, error: str | None = None) -> None:
-        """The run is over."""
+    def end(self, error: str | None = None, phase: str = "") -> None:
+        """The run is over: no process is left of it."""
         self.ended_at, self.error = time.time(), error
-        self.enter("failed" if error else "ended")
+        self.roles = {name: {**role, "pid": None, "alive": False} for name, role in self.roles.items()}
+        self.enter(phase or ("failed" if error else "ended"))
 
     def write(self) -> None:
         """Write the file."""

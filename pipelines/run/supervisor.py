@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from dataclasses import replace
 
-from infra.kafka.broker import BrokerConfig, start_broker
 from infra.kafka.observe import Observer
-from infra.kafka.readiness import wait_for_brokers
+from infra.store.errors import StoreBusy
 from infra.store.ownership import remove_store
 from pipelines.audit.audit_run import audit
 from pipelines.audit.balance import Audit
-from pipelines.config import Config, save_config
+from pipelines.config import Config, ConfigError, save_config
 from pipelines.report.metrics_file import MetricsFile
 from pipelines.roles import roles_of
-from pipelines.run.fleet import Fleet, RoleFailed
+from pipelines.run.fleet import Fleet, RoleFailed, last_line
 from pipelines.run.goal import is_reached, is_trained
+from pipelines.run.kafka_of_run import KafkaOfRun
 from pipelines.run.state import RunStateFile
+from pipelines.run.stop_requests import StopRequests
 from pipelines.run.topics import make_topics
 from pipelines.run.warm import PROGRESS_FILE
 from pipelines.shards import store_folder
@@ -31,80 +30,103 @@ from pipelines.view.state import new_run
 from pipelines.view.watch import Watch
 from schemas.records import Metric
 
-BROKER_WAIT_S = 60.0
 DRAIN_S = 5.0
+HURRIED_S = 1.5
+"""How long the broker may take to stop once somebody waits for the run to be gone."""
 TICK_S = 0.1
 
 
-class Interrupted(Exception):
-    """The run was asked to stop before its goal."""
-
-
 class Supervisor:
-    """Runs `config`, whose run has a name, to its goal; shows it in `view` and leaves everything in the run's folder."""
+    """Runs `config`, whose run has a name, to its goal; shows it in `view`, leaves everything in the run's folder."""
 
     def __init__(self, config: Config, view: LiveView, state: RunStateFile) -> None:
         self.config, self.view, self.state = config, view, state
         self.folder = config.run_folder
-        self._stop_requests = 0
+        self._stops = StopRequests()
+        self._told_of_warm_start: Mapping[str, object] = {}
+        self._kafka = KafkaOfRun(config.kafka, self.folder / "kafka", view.note)
 
     def run(self) -> Audit:
         """Run to the end; the books of the run.
 
-        Raises Interrupted, RoleFailed, BrokerStartError, BrokerUnreachable and TopicError: why it cannot go on.
+        Raises Interrupted, RoleFailed, ConfigError, BrokerStartError, BrokerUnreachable and TopicError: why it cannot
+        go on.
         """
-        config, goal = self.config, self.config.trainer.optimizer_steps
-        self.config = replace(config, relay=replace(config.relay, store=str(store_folder(config))))
-        remove_store(store_folder(self.config))  # what a killed run of this name left; one that is in use is refused
-        started = new_run(config.run.name, goal, time.time_ns() // 10**6)
+        started = new_run(self.config.run.name, self.config.trainer.optimizer_steps, time.time_ns() // 10**6)
         metrics = MetricsFile(self.folder / "metrics.jsonl")
-        with self._signals(), ExitStack() as broker, Watch(started, file=metrics, view=self.view) as watch:
-            self._watch = watch
-            logs = self.folder / "logs"
-            self._fleet = Fleet(self.folder / "config.toml", logs, store_folder(self.config), self.view.note)
-            with closing(self._fleet):  # before the broker goes: roles commit as they drain
-                self._start_broker(broker)
-                self._write_config()
-                make_topics(self.config)
-                if not self.config.model.path:
-                    self._warm_start()
-                with Observer(self.config.kafka.client(), self.config.run.name) as observer:
-                    watch.source = observer
-                    self._train()
-                    self._drain()
-                    watch.source = None
+        with self._stops, Watch(started, file=metrics, view=self.view) as self._watch, ExitStack() as stack:
+            self._claim_store()
+            stack.callback(self._kafka.close, HURRIED_S)
+            self._fleet = stack.enter_context(closing(self._open_fleet()))  # ends before the broker: roles commit
+            self._prepare()
+            with Observer(self.config.kafka.client(), self.config.run.name) as observer:
+                self._watch.source = observer
+                self._train()
+                self._drain()
+                self._watch.source = None
+            self._fleet.close()
             self._enter("audit")
-            return audit(self.config.kafka.client(), self.config.run.name, ended=True)
+            with self._stops.waiting():
+                balance = audit(self.config.kafka.client(), self.config.run.name, ended=True)
+            self._kafka.close()
+        return balance
 
-    def _start_broker(self, stack: ExitStack) -> None:
+    def _claim_store(self) -> None:
+        """Settle where weights go, and clear what a run of this name has left there when it was killed."""
+        store = store_folder(self.config)
+        try:
+            remove_store(store)
+        except StoreBusy as error:
+            raise ConfigError(f"a run {self.config.run.name!r} is at work on this machine: {error}") from error
+        self.config = replace(self.config, relay=replace(self.config.relay, store=str(store)))
+
+    def _open_fleet(self) -> Fleet:
+        return Fleet(
+            self.folder / "config.toml",
+            self.folder / "logs",
+            store_folder(self.config),
+            self.view.note,
+            model=self.config.model.path,
+            excused=lambda: not self._kafka.answers(),
+        )
+
+    def _prepare(self) -> None:
+        """Everything that roles need: Kafka, topics, a model, and the configuration that says where they are."""
         self._enter("broker")
-        kafka = self.config.kafka
-        if not kafka.bootstrap_servers and not kafka.client_properties:
-            broker = stack.enter_context(start_broker(BrokerConfig(self.folder / "kafka"), self.view.note))
-            kafka = replace(kafka, bootstrap_servers=broker.bootstrap_servers)
-            self.config = replace(self.config, kafka=kafka)
-        client = kafka.client()
-        wait_for_brokers(client, BROKER_WAIT_S, self.view.note)
-        self.state.bootstrap_servers = client.bootstrap_servers
-        self.state.client_properties = kafka.client_properties
+        with self._stops.waiting():
+            self._kafka.start()
+            self.config = replace(self.config, kafka=self._kafka.config)
+            self._kafka.refuse_known(self.config.run.name)
+            make_topics(self.config)
+        self.state.bootstrap_servers = self.config.kafka.client().bootstrap_servers
+        self.state.client_properties = self.config.kafka.client_properties
+        self._write_config()
+        if not self.config.model.path:
+            self._warm_start()
 
     def _warm_start(self) -> None:
         self._enter("warm start")
         self._fleet.once("warm-start")
-        file = self.folder / PROGRESS_FILE
-        told: dict[str, object] = {}
         while (code := self._fleet.members["warm-start"].code) is None:
             self._tick()
-            if file.exists() and (now := json.loads(file.read_text())) != told:
-                told = now
-                values = {name: float(value) for name, value in told.items() if isinstance(value, int | float)}
-                self._watch.hear(Metric("warm_start", 0, values, time.time_ns() // 10**6))
+            self._hear_warm_start()
         if code:
-            raise RoleFailed(f"the warm start failed: see {self.folder / 'logs' / 'warm-start.log'}")
+            log = self.folder / "logs" / "warm-start.log"
+            raise RoleFailed(f"the warm start failed: {last_line(log)} (see {log})")
         del self._fleet.members["warm-start"]
-        folder = json.loads(file.read_text())["folder"]
-        self.config = replace(self.config, model=replace(self.config.model, path=folder))
+        folder = self._hear_warm_start()["folder"]
+        self.config = replace(self.config, model=replace(self.config.model, path=str(folder)))
         self._write_config()
+
+    def _hear_warm_start(self) -> Mapping[str, object]:
+        """What its progress file says now; the watch hears it where it is new."""
+        file = self.folder / PROGRESS_FILE
+        told = json.loads(file.read_text()) if file.exists() else {}
+        if told != self._told_of_warm_start:
+            self._told_of_warm_start = told
+            values = {name: float(value) for name, value in told.items() if isinstance(value, int | float)}
+            self._watch.hear(Metric("warm_start", 0, values, time.time_ns() // 10**6))
+        return told
 
     def _train(self) -> None:
         self._enter("starting")
@@ -123,8 +145,7 @@ class Supervisor:
         deadline = time.monotonic() + DRAIN_S
         self._fleet.stop([role.name for role in roles_of(self.config)])
         while self._fleet.running() and time.monotonic() < deadline:
-            self._fleet.tend(TICK_S)
-            self._watch.tick(self._roles())
+            self._tick()
 
     def _enter(self, phase: str) -> None:
         if phase != self.state.phase:
@@ -132,14 +153,16 @@ class Supervisor:
             self._watch.phase(phase)
 
     def _tick(self) -> None:
-        if self._stop_requests:
-            raise Interrupted
+        self._stops.check()
+        if self._kafka.has_died():
+            with self._stops.waiting():
+                self._kafka.restart()
         self._fleet.tend(TICK_S)
         roles = self._roles()
         self.state.see({name: {"pid": r.pid, "restarts": r.restarts, "alive": r.alive} for name, r in roles.items()})
         self._watch.tick(roles)
 
-    def _roles(self) -> dict[str, RoleSeen]:
+    def _roles(self) -> Mapping[str, RoleSeen]:
         return {
             name: RoleSeen(member.pid, member.restarts, member.pid is not None)
             for name, member in self._fleet.members.items()
@@ -147,17 +170,3 @@ class Supervisor:
 
     def _write_config(self) -> None:
         save_config(self.config, self.folder / "config.toml")
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        def stop(number: int, frame: object) -> None:
-            self._stop_requests += 1
-            if self._stop_requests > 2:
-                os._exit(130)  # asked three times: the zygote cleans up behind us
-
-        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from infra.files import write_atomically
 from operators.prompts.sources import heldout_questions, open_source
-from operators.trainer.warm_start import warm_start
 from pipelines.config import Config
 
 PROGRESS_FILE = "warm_start.json"
@@ -23,6 +22,8 @@ def make_warm_start(config: Config) -> None:
 
     It learns from questions of the same source under another seed, none of which is held out.
     """
+    from operators.trainer.warm_start import warm_start  # here: it imports torch, and the supervisor imports this file
+
     learning = config.warm_start
     assert learning is not None
     file = config.run_folder / PROGRESS_FILE

@@ -2,8 +2,8 @@
 
 Importing Beam and torch takes seconds of CPU; forked roles share it, and a role that is restarted is back at once. The
 zygote speaks JSON lines: `{"start": name, ...}` and `{"signal": name, "number": n}` in, `{"started": name, "pid": n}`
-and `{"ended": name, "code": n}` out. When its input ends (`laminar run` is gone, however it went) it stops every role and
-removes what they shared.
+and `{"ended": name, "code": n}` out. When its input ends (`laminar run` is gone, however it went) it stops every role
+and removes what they shared.
 """
 
 from __future__ import annotations
@@ -19,41 +19,46 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from pipelines.roles import PIPELINES
+from pipelines.roles import CANNOT_RUN, PIPELINES
 
-GRACE_S = 4.0
+GRACE_S = 3.5
 """How long roles may take to drain before they are killed."""
 _TICK_S = 0.05
 _PR_SET_PDEATHSIG = 1
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main() -> None:
-    """Serve until standard input ends."""
+    """Serve until standard input ends. The first argument is the folder of the model that roles will load, if known."""
     commands, events = os.dup(0), os.dup(1)
     os.dup2(2, 1)  # nothing but events goes to the supervisor
     devnull = os.open(os.devnull, os.O_RDONLY)
     os.dup2(devnull, 0)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # Ctrl-C goes to the supervisor, which drains in order
-    _import_everything()
+    os.close(devnull)
+    for number in _STOPS:
+        signal.signal(number, signal.SIG_IGN)  # they are the supervisor's to heed, which drains in order
+    import_everything("".join(sys.argv[1:]))
     _Zygote(commands, events).serve()
 
 
-def _import_everything() -> None:
-    """What roles import sooner or later, each module once for all of them."""
+def import_everything(model: str = "") -> None:
+    """What roles import sooner or later, each module once for all of them, the code of the model in `model` too."""
     for module in (
         "infra.models.checkpoint_folder",
+        "infra.models.demo",
         "operators.rollout.build_engine",
         "pipelines.run.warm",
         "reasoning_gym",
         *(f"pipelines.{pipeline}" for pipeline in PIPELINES),
     ):
         importlib.import_module(module)
+    if model:
+        importlib.import_module("infra.models.preload").preload_model_code(Path(model))
     # A fork copies one thread: a lock that another holds would stay locked in every role.
     if threading.active_count() > 1:
         raise RuntimeError(f"imports started threads: {threading.enumerate()}")
@@ -93,11 +98,20 @@ class _Zygote:
             self._stores.add(command["store"])
         sys.stdout.flush()
         sys.stderr.flush()
-        pid = os.fork()
+        zygote = os.getpid()
+        # A stop that comes before the child has undone our ignoring of it must wait, not be lost.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+        try:
+            pid = os.fork()
+        except OSError as error:
+            print(f"cannot start {command['start']}: {error}", file=sys.stderr, flush=True)
+            self._say({"ended": command["start"], "pid": 0, "code": os.EX_OSERR})
+            return
+        finally:
+            if os.getpid() == zygote:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
         if pid == 0:
-            os.close(self._commands)
-            os.close(self._events)
-            os._exit(_live(command))
+            _become_role(command, zygote, (self._commands, self._events))
         self._running[pid] = command["start"]
         self._say({"started": command["start"], "pid": pid})
 
@@ -130,16 +144,36 @@ class _Zygote:
             remove_store(Path(store), in_use=True)
 
 
+def _become_role(command: Mapping[str, Any], zygote: int, pipes: Sequence[int]) -> NoReturn:
+    """Be the role from here on. Whatever happens, the process ends here and never goes on as a second zygote."""
+    code = 1
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != zygote:
+            os._exit(1)  # it died before the kernel knew that we go with it
+        for pipe in pipes:
+            os.close(pipe)
+        os.setpgrp()
+        log = os.open(command["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+        for number in _STOPS:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
+        code = _live(command)
+    except BaseException:  # noqa: BLE001 - the last frame of a process: whatever it is goes to its log
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
 def _live(command: Mapping[str, Any]) -> int:
-    """What a forked role does; its exit code."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
-    os.setpgrp()  # Ctrl-C in the terminal is the supervisor's to handle
-    log = os.open(command["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    from pipelines.config import load_config
+    """What a role does; its exit code."""
+    from operators.prompts.question import SourceError
+    from pipelines.config import ConfigError, load_config
     from pipelines.roles import Role, configure_logging, run_role
 
     configure_logging()
@@ -151,11 +185,11 @@ def _live(command: Mapping[str, Any]) -> int:
             make_warm_start(config)
         else:
             run_role(config, Role(command["pipeline"], command["index"]))
-    except BaseException as error:  # noqa: BLE001 - the last frame of a process: whatever it is goes to its log
+    except (ConfigError, SourceError):
         traceback.print_exc()
+        return CANNOT_RUN
+    finally:
         logging.shutdown()
-        return 2 if isinstance(error, ValueError) else 1
-    logging.shutdown()
     return 0
 
 

@@ -1,0 +1,22 @@
+"""Import the code of a model before it is needed: once, in the process from which its users are forked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+
+def preload_model_code(folder: Path) -> None:
+    """Import what loading the model and tokenizer in `folder` will import; no weights are read.
+
+    What is wrong with a folder is not said here: whoever loads from it says it better.
+    """
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        with torch.device("meta"):
+            AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, RuntimeError):
+        return

@@ -1,0 +1,78 @@
+"""The Kafka of a run: a broker of its own, started and kept alive, or a given one, waited for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from infra.kafka.admin import admin_client, list_topics
+from infra.kafka.broker import Broker, BrokerConfig, BrokerStartError, start_broker
+from infra.kafka.readiness import BrokerUnreachable, wait_for_brokers, why_unreachable
+from pipelines.config import ConfigError, KafkaConfig
+from pipelines.run.restarts import Restarts
+from schemas.topics import run_prefix
+
+WAIT_S = 60.0
+"""How long a given Kafka may take to answer at first."""
+SILENCE_S = 180.0
+"""A run whose roles die because Kafka does not answer for so long ends."""
+_LAPSE_S = 30.0
+
+
+class KafkaOfRun:
+    """What `config` names, or a broker with its data in `folder`. `note` takes one-line news."""
+
+    def __init__(self, config: KafkaConfig, folder: Path, note: Callable[[str], None]) -> None:
+        self.config = config
+        self._folder, self._note = folder, note
+        self._own: Broker | None = None
+        self._restarts = Restarts()
+        self._silent_since = self._asked_at = -float("inf")
+
+    def start(self) -> None:
+        """Return once Kafka answers; `config` then says where. Raises BrokerStartError, BrokerUnreachable."""
+        if not self.config.bootstrap_servers and not self.config.client_properties:
+            self._own = start_broker(BrokerConfig(self._folder), self._note)
+            self.config = replace(self.config, bootstrap_servers=self._own.bootstrap_servers)
+        wait_for_brokers(self.config.client(), WAIT_S, lambda _, line: self._note(line))
+
+    def refuse_known(self, run: str) -> None:
+        """Raise ConfigError if Kafka holds a run of this name: its records would be taken for this one's."""
+        client = self.config.client()
+        with admin_client(client) as admin:
+            if list_topics(admin, run_prefix(run)):
+                raise ConfigError(
+                    f"Kafka at {client.bootstrap_servers} holds a run {run!r} already: choose another run.name"
+                )
+
+    def has_died(self) -> bool:
+        """Whether this run's own broker has died."""
+        return self._own is not None and not self._own.is_alive()
+
+    def restart(self) -> None:
+        """Start the run's own broker again on its data; takes seconds. Raises BrokerStartError."""
+        assert self._own is not None
+        if self._restarts.count() is None:
+            raise BrokerStartError(f"the broker died {self._restarts.rate()}: see {self._own.log_file}")
+        self._note("the broker has died; starting it again")
+        self._own.start(self._note)
+
+    def answers(self) -> bool:
+        """Whether Kafka answers now. Raises BrokerUnreachable once it has not for `SILENCE_S`, asked now and then."""
+        if self.has_died():
+            return False
+        client, now = self.config.client(), time.monotonic()
+        reason = why_unreachable(client.admin(), timeout_s=1.0)
+        if reason is None or now - self._asked_at > _LAPSE_S:
+            self._silent_since = now
+        self._asked_at = now
+        if now - self._silent_since > SILENCE_S:
+            raise BrokerUnreachable(f"Kafka has not answered for {now - self._silent_since:.0f} s: {reason}")
+        return reason is None
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Stop the run's own broker, by force after `timeout_s` seconds."""
+        if self._own is not None:
+            self._own.stop(timeout_s)

@@ -1,0 +1,170 @@
+"""Runs under test: started as processes, asked how they are, hurt, and looked for traces of afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+REPOSITORY = Path(__file__).parents[2]
+SHARED_MEMORY = Path("/dev/shm")
+
+
+class Nursery:
+    """Starts `laminar` commands from a process that has imported everything, see nursery.py."""
+
+    def __init__(self, model: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", str(Path(__file__).with_name("nursery.py")), str(model)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        )
+        self._answer()
+
+    def start(self, arguments: Sequence[str], folder: Path, output: Path) -> int:
+        return int(self._ask({"arguments": list(arguments), "folder": str(folder), "output": str(output)}))
+
+    def exit_code(self, pid: int) -> int | None:
+        code = self._ask({"wait": pid})
+        return None if code is None else int(code)
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(10)
+        self._process.stdout.close()
+
+    def _ask(self, question: dict[str, Any]) -> Any:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(question) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        return json.loads(self._process.stdout.readline())
+
+
+class LaminarRun:
+    """`laminar run` as a process with a working folder of its own, by which all that descends from it is found."""
+
+    def __init__(self, nursery: Nursery, here: Path, config: Path, name: str, *changes: str) -> None:
+        self.name, self.here = name, here
+        self.folder = here / "runs" / name
+        self.output = here / "output.txt"
+        self._nursery = nursery
+        here.mkdir(parents=True, exist_ok=True)
+        sets = [word for change in changes for word in ("--set", change)]
+        self.pid = nursery.start(["run", str(config), "--name", name, *sets], here, self.output)
+        self._code: int | None = None
+
+    def state(self) -> dict[str, Any]:
+        """What its state.json says; nothing before there is one."""
+        try:
+            return dict(json.loads((self.folder / "state.json").read_text()))
+        except FileNotFoundError:
+            return {}
+
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        if self._code is None:
+            self._code = self._nursery.exit_code(self.pid)
+        return self._code
+
+    def wait(self, seconds: float = 120.0) -> int:
+        """Its exit code, as soon as it has ended."""
+        self.until(lambda: self.exit_code() is not None, seconds, "the run's end")
+        assert self._code is not None
+        return self._code
+
+    def until(self, condition: Callable[[], Any], seconds: float = 90.0, what: str = "a condition") -> Any:
+        """Wait for `condition` and return what it gives; what the run said is in the error if it does not come."""
+        deadline = time.monotonic() + seconds
+        while not (found := condition()):
+            if time.monotonic() > deadline or (what != "the run's end" and self.exit_code() is not None):
+                raise AssertionError(f"{what} did not come; exit code {self._code}, output:\n{self.said()}")
+            time.sleep(0.02)
+        return found
+
+    def until_phase(self, phase: str, seconds: float = 90.0) -> None:
+        """Wait until the run has entered `phase`, or gone through it."""
+        self.until(lambda: (s := self.state()) and phase in (s["phase"], *s["phases"]), seconds, f"phase {phase!r}")
+
+    def pid_of(self, role: str, seconds: float = 30.0) -> int:
+        """The process id of `role`, once it has a process."""
+        return int(self.until(lambda: self.state().get("roles", {}).get(role, {}).get("pid"), seconds, f"role {role}"))
+
+    def broker_pid(self) -> int:
+        return int(json.loads((self.folder / "kafka" / "broker.json").read_text())["pid"])
+
+    def zygote_pid(self) -> int:
+        return psutil.Process(self.pid_of("placement")).ppid()
+
+    def signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def said(self) -> str:
+        return self.output.read_text() if self.output.exists() else ""
+
+    def processes(self) -> list[psutil.Process]:
+        """Every process that lives in the run's working folder: the run, its zygote, its roles, its broker."""
+        return [process for process in psutil.process_iter() if _lives_in(process, self.here)]
+
+    def traces(self) -> list[str]:
+        """What is left of the run outside its folder."""
+        found = [f"{process.pid} {' '.join(_command(process))[:80]}" for process in self.processes()]
+        found += [str(path) for path in SHARED_MEMORY.glob(f"laminar-{self.name}*")]
+        address = self.state().get("bootstrap_servers", "")
+        if (self.folder / "kafka").exists() and address and _listens(address):
+            found.append(f"a broker at {address}")
+        return found
+
+    def seconds_until_gone(self, within: float) -> float:
+        """How long it takes until nothing is left of the run; AssertionError after `within` seconds."""
+        started = time.monotonic()
+        while traces := self.traces():
+            if time.monotonic() - started > within:
+                raise AssertionError(f"after {within:g} s there is still {'; '.join(traces)}")
+            time.sleep(0.05)
+        return time.monotonic() - started
+
+    def end(self) -> None:
+        """Kill what is left."""
+        for process in self.processes():
+            try:
+                process.send_signal(signal.SIGKILL)
+            except psutil.NoSuchProcess:
+                continue
+
+
+def _lives_in(process: psutil.Process, folder: Path) -> bool:
+    try:
+        return process.cwd() == str(folder) and process.status() != psutil.STATUS_ZOMBIE
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return False
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _listens(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex((host, int(port))) == 0

@@ -1,0 +1,110 @@
+"""A process that has imported everything, from which `laminar` commands are forked: a test waits for no import.
+
+Run as a program it answers JSON lines: `{"arguments": [...], "folder": ..., "output": ...}` starts a command in that
+folder with its output in that file and is answered by its process id; `{"wait": pid}` is answered by its exit code, or
+null while it runs. All is as at a terminal but one thing: the zygote of a run is forked from here, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pipelines.run.fleet
+from pipelines.cli.main import main as laminar
+from pipelines.run.zygote import import_everything
+from pipelines.run.zygote import main as zygote
+
+
+class ForkedZygote:
+    """As much of a Popen as a fleet needs."""
+
+    def __init__(self, log_file: Path) -> None:
+        commands, said = os.pipe()
+        heard, events = os.pipe()
+        self.pid = os.fork()
+        if not self.pid:
+            become(lambda: zygote(), commands, events, os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
+        os.close(commands)
+        os.close(events)
+        self.stdin, self.stdout = os.fdopen(said, "wb"), os.fdopen(heard, "rb")
+        self._over = False
+
+    def wait(self, timeout: float | None = None) -> None:
+        deadline = time.monotonic() + (timeout or 3600.0)
+        while not self._over:
+            self._over = os.waitpid(self.pid, os.WNOHANG)[0] == self.pid
+            if not self._over and time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("zygote", timeout or 0.0)
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        if not self._over:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def become(what: Any, *descriptors: int) -> NoReturn:
+    """Be a process of its own session that does `what` with these as standard input, output and error."""
+    code = 1
+    try:
+        os.setsid()
+        for number, descriptor in enumerate(descriptors):
+            os.dup2(descriptor, number)
+        os.closerange(3, 1024)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.argv = ["laminar"]
+        what()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    except KeyboardInterrupt:
+        code = 130
+    except BaseException:  # noqa: BLE001 - the last frame of a process
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def start(arguments: list[str], folder: str, output: str) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    os.chdir(folder)
+    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    pipelines.run.fleet.start_zygote = lambda log, model: ForkedZygote(log)  # type: ignore[assignment,return-value]
+    become(lambda: laminar(arguments), os.open(os.devnull, os.O_RDONLY), file, file)
+
+
+def exit_code(pid: int) -> int | None:
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if ended else None
+
+
+def main() -> None:
+    os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    import_everything(sys.argv[1])
+    say(os.getpid())
+    while select.select([0], [], [])[0]:
+        line = sys.stdin.readline()
+        if not line:
+            return
+        asked = json.loads(line)
+        say(exit_code(asked["wait"]) if "wait" in asked else start(**asked))
+
+
+def say(answer: Any) -> None:
+    os.write(1, json.dumps(answer).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main()
