@@ -46,8 +46,8 @@ class KafkaConfig:
     bootstrap_servers: str = ""
     client_properties: str = ""
     """A client.properties file with Java's names: security, time-outs."""
-    partitions: int = 2
-    """Partitions of the data topics; fixed for a run."""
+    partitions: int = 1
+    """Partitions of the data topics, fixed for a run: as many as a role may ever have shards."""
     replication_factor: int = -1
     """Copies of each partition; -1: as the brokers have it."""
 

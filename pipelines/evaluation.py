@@ -21,6 +21,7 @@ def build(pipeline: beam.Pipeline, config: Config) -> None:
         "evaluation",
         reading(config, EXPERIENCES, keys="e"),
         reading(config, RELAY, start="earliest"),
+        patient=True,
     )
     evaluate = EvaluateVersions(config.evaluation, HeldoutPrompts(config))
     (

@@ -16,7 +16,7 @@ from schemas.topics import PROMPTS
 
 def build(pipeline: beam.Pipeline, config: Config) -> None:
     """Dataset → prompts."""
-    source = shard(config, "prompts", anchor=PROMPTS)
+    source = shard(config, "prompts", anchor=PROMPTS, patient=True)
     model = config.model_folder()
     context = config.rollout.context or context_length(model)
     draw = DrawPrompts(config.prompts, source, model, context, config.placement.prompt_lead)

@@ -17,7 +17,7 @@ from schemas.topics import RELAY
 
 def build(pipeline: beam.Pipeline, config: Config, index: int = 0) -> None:
     """Relay → replicas (relay rows)."""
-    source = shard(config, "relay", reading(config, RELAY, start="earliest"), index=index)
+    source = shard(config, "relay", reading(config, RELAY, start="earliest"), index=index, patient=True)
     (
         pipeline
         | "read manifests" >> ReadTopics(source)

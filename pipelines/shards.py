@@ -17,8 +17,12 @@ def shard(
     ledger: tuple[Topic, ...] = (),
     index: int = 0,
     anchor: Topic | None = None,
+    patient: bool = False,
 ) -> ShardConfig:
-    """Shard `index` of `pipeline`: `ledger` topics are read back whole, with all their partitions."""
+    """Shard `index` of `pipeline`: `ledger` topics are read back whole, with all their partitions.
+
+    A `patient` one is not waited for by others: it looks and commits less often, which spares the brokers.
+    """
     return ShardConfig(
         client=config.kafka.client(),
         run=config.run.name,
@@ -27,6 +31,8 @@ def shard(
         readings=readings,
         ledger=tuple((topic, partitions_of(config, topic)) for topic in ledger),
         anchor=None if anchor is None else (anchor, 0),
+        poll_s=0.25 if patient else 0.1,
+        commit_s=5.0 if patient else 1.0,
     )
 
 

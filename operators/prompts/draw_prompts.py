@@ -18,7 +18,7 @@ from operators.prompts.sources import Source, open_source
 from schemas.records import DeadLetter
 from schemas.topics import DEAD_LETTERS, PROMPTS, group_name
 
-LOOK_EVERY_S = 0.1
+LOOK_EVERY_S = 0.5
 """How often placement's progress is looked up."""
 
 

@@ -19,7 +19,7 @@ class RelayConfig:
     """Complete versions that are kept, beside pinned ones. With fewer than max_staleness + 2, a trajectory that moves
     may have to start afresh."""
     heartbeat_s: float = 1.0
-    """Seconds between heartbeats while nothing changes."""
+    """Seconds between heartbeats, each a transaction: a new version does not make one."""
 
     def __post_init__(self) -> None:
         if not self.store:

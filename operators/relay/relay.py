@@ -92,11 +92,10 @@ class RelayFolder:
         self._held: dict[PolicyVersion, Received] = {}
         refused = marks.get(_REFUSED, [])
         self._refused = set(refused) if isinstance(refused, list) else set()
-        self._told: tuple[tuple[str, ...], int] | None = None
         self._due = step.clock()
 
     def fold(self, polled: Polled) -> Sequence[Output]:
-        """Dead letters for manifests that lie, and a heartbeat when what is held changed or one is due."""
+        """Dead letters for manifests that lie, and a heartbeat when one is due."""
         outputs: list[Output] = []
         for received in polled.records:
             if isinstance(received.record, WeightVersion):
@@ -154,12 +153,12 @@ class RelayFolder:
         return [Output(DEAD_LETTERS, letter.topic, letter)]
 
     def _heartbeat(self) -> list[Output]:
+        now = self._step.clock()
+        if now < self._due:
+            return []
         versions = sorted(self._held, reverse=True)
         held = tuple(str(version) for version in versions), sum(self._held[v].record.bytes for v in versions)
-        now = self._step.clock()
-        if held == self._told and now < self._due:
-            return []
-        self._told, self._due = held, now + self._step.config.heartbeat_s
+        self._due = now + self._step.config.heartbeat_s
         relay = self._step.config.relay
         status = RelayStatus(relay, *held, os.uname().nodename, os.getpid(), self._wall_ms())
         return [Output(REPLICAS, relay_key(relay), status)]

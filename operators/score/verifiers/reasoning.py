@@ -21,7 +21,7 @@ def verify(answer: str | None, entry: Mapping[str, Any], task: str) -> float:
     if "metadata" not in entry:
         raise ValueError(f"the reference is no entry of a reasoning-gym task (task {task!r})")
     args = entry.get("task_args")
-    return float(_dataset(task, json.dumps(args, sort_keys=True) if args else "").score_answer(answer, entry))
+    return float(_dataset(task, json.dumps(args) if args else "").score_answer(answer, entry))
 
 
 @lru_cache(maxsize=256)
