@@ -26,9 +26,10 @@ class Reading:
 class ShardConfig:
     """One shard of one pipeline: its inputs, its ledger topics, and how long its source waits and works at a time.
 
-    `slice_s` is how long the source runs before it gives the runner a chance to checkpoint; `poll_s` how long an idle
-    poll waits; `commit_s` how long offsets that moved without outputs may go uncommitted (all seconds). `resume` gives,
-    at every start, positions that override the committed ones (a trainer resumes from its checkpoint).
+    In seconds: `slice_s` is how long the source runs before it gives the runner a chance to checkpoint (None: what suits
+    the runner), `poll_s` how long an idle poll waits, `commit_s` how long offsets that moved without outputs may go
+    uncommitted. `resume` gives, at every start, positions that override the committed ones (a trainer resumes from its
+    checkpoint).
     """
 
     client: ClientProperties
@@ -38,7 +39,7 @@ class ShardConfig:
     readings: tuple[Reading, ...] = ()
     ledger: tuple[tuple[Topic, tuple[int, ...]], ...] = ()
     anchor: tuple[Topic, int] | None = None
-    slice_s: float = 5.0
+    slice_s: float | None = None
     poll_s: float = 0.1
     commit_s: float = 1.0
     resume: Callable[[], Mapping[Place, int]] | None = field(default=None, compare=False)

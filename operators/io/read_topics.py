@@ -10,6 +10,7 @@ from apache_beam.io.restriction_trackers import OffsetRange, OffsetRestrictionTr
 from apache_beam.runners.sdf_utils import RestrictionTrackerView
 from apache_beam.transforms.core import RestrictionProvider
 
+from infra.runners.slices import slice_seconds
 from infra.runners.stopping import STOPPING
 from operators.io.config import ShardConfig
 from operators.io.elements import Polled, Restored
@@ -47,6 +48,9 @@ class _Polls(RestrictionProvider):
 
 
 class _PollTopicsFn(beam.DoFn):
+    def __init__(self, slice_s: float) -> None:
+        self._slice_s = slice_s
+
     @beam.DoFn.unbounded_per_element()
     def process(
         self,
@@ -56,7 +60,7 @@ class _PollTopicsFn(beam.DoFn):
         poll = tracker.current_restriction().start
         source = _source_of(element)
         source.begin(poll)
-        until = time.monotonic() + element.slice_s
+        until = time.monotonic() + (element.slice_s or self._slice_s)
         while time.monotonic() < until:
             if STOPPING.is_set():
                 tracker.try_claim(_FOREVER - 1)  # to the end of the range: the runner finishes cleanly
@@ -79,7 +83,8 @@ class ReadTopics(beam.PTransform):
         self._shards = shards
 
     def expand(self, pbegin: beam.pvalue.PBegin) -> beam.PCollection:
-        return pbegin | "shards" >> beam.Create(self._shards, reshuffle=False) | "poll" >> beam.ParDo(_PollTopicsFn())
+        poll = _PollTopicsFn(slice_seconds(type(pbegin.pipeline.runner).__name__))
+        return pbegin | "shards" >> beam.Create(self._shards, reshuffle=False) | "poll" >> beam.ParDo(poll)
 
 
 def close_sources() -> None:

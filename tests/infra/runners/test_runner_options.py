@@ -6,6 +6,7 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions, StandardOptions
 
 from infra.runners.options import RUNNERS, option_names, pipeline_options
+from infra.runners.slices import slice_seconds
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
@@ -50,3 +51,10 @@ def test_a_flag_can_be_taken_back() -> None:
 def test_an_unknown_runner_is_named() -> None:
     with pytest.raises(ValueError, match="'spark' is none of embedded, prism, flink, portable"):
         pipeline_options("spark")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("runner", "seconds"), [("FnApiRunner", 600.0), ("PrismRunner", 5.0), ("FlinkRunner", 0.2), ("PortableRunner", 0.2)]
+)
+def test_slices_are_long_where_bundles_cost_and_short_where_checkpoints_wait(runner: str, seconds: float) -> None:
+    assert slice_seconds(runner) == seconds

@@ -43,7 +43,7 @@ def shard(bootstrap_servers: str, run: str, **changes: float) -> ShardConfig:
         PIPELINE,
         readings=(Reading(SOURCE),),
         ledger=((OUTPUT, (0,)),),
-        **{"slice_s": 0.2, "poll_s": 0.02, **changes},  # type: ignore[arg-type]
+        **{"poll_s": 0.02, **changes},  # type: ignore[arg-type]
     )
 
 

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import apache_beam as beam
 import pytest
 from apache_beam.io.restriction_trackers import OffsetRange
+from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.sdf_utils import RestrictionTrackerView, ThreadsafeRestrictionTracker
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from shuffling_pipeline import OUTPUT, SOURCE, Shuffle, Shuffler, build, shard
@@ -22,7 +24,7 @@ from infra.runners.stopping import STOPPING
 from operators.io.config import ShardConfig
 from operators.io.elements import Emission, Polled, Restored
 from operators.io.fold_records import _FoldFn, is_busy
-from operators.io.read_topics import _FOREVER, _PollTopicsFn, _PollTracker
+from operators.io.read_topics import _FOREVER, ReadTopics, _PollTopicsFn, _PollTracker
 from operators.io.shards import close_shards
 from operators.io.write_transactionally import _CommitFn
 from schemas.codec import decode, encode
@@ -73,7 +75,7 @@ class HandRunner:
 
     def __init__(self, config: ShardConfig, fold: _FoldFn | None = None) -> None:
         self.config = config
-        self._poll, self._fold, self._commit = _PollTopicsFn(), fold or _FoldFn(Shuffle()), _CommitFn((config,))
+        self._poll, self._fold, self._commit = _PollTopicsFn(5.0), fold or _FoldFn(Shuffle()), _CommitFn((config,))
         self.starts: list[int] = []
         self.emissions: list[Emission] = []
 
@@ -247,3 +249,10 @@ def test_a_pipeline_stops_when_asked_and_runs_again_in_the_same_process(
         with admin_client(config.client) as admin:
             (committed,) = committed_offsets(admin, config.group).values()
         assert committed.metadata.startswith(f"[{start},")
+
+
+@pytest.mark.parametrize(("options", "seconds"), [(["--runner=FnApiRunner"], 600.0), (["--runner=PrismRunner"], 5.0)])
+def test_a_slice_is_as_long_as_suits_the_runner(config: ShardConfig, options: list[str], seconds: float) -> None:
+    pipeline = beam.Pipeline(options=PipelineOptions(options))
+    polled = pipeline | ReadTopics(config)
+    assert polled.producer.transform.fn._slice_s == seconds
