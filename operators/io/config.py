@@ -26,7 +26,7 @@ class Reading:
 class ShardConfig:
     """One shard of one pipeline: its inputs, its ledger topics, and how long its source waits and works at a time.
 
-    In seconds: `slice_s` is how long the source runs before it gives the runner a chance to checkpoint (None: what suits
+    In seconds: `slice_s` is how long the source runs before the runner may make a checkpoint (None: what suits
     the runner), `poll_s` how long an idle poll waits, `commit_s` how long offsets that moved without outputs may go
     uncommitted. `resume` gives, at every start, positions that override the committed ones (a trainer resumes from its
     checkpoint).
