@@ -42,7 +42,7 @@ class DrawPrompts:
 
 
 class _Drawing:
-    """`cursor` counts questions taken from the source, `number` prompts made of them: the unusable ones leave no gap."""
+    """`cursor` counts questions taken from the source, `number` prompts made of them: unusable ones leave no gap."""
 
     def __init__(
         self, step: DrawPrompts, source: Source, tokenizer: Tokenizer, backlog: Backlog, cursor: int, number: int
