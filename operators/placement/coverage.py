@@ -19,7 +19,7 @@ class Coverage:
 
     def settle(self, settled: Settled, offset: int) -> bool:
         """Whether the trajectory settled at `offset` still counts."""
-        if settled.fate != "batched" or settled.batch is None or settled.batch <= self._covered:
+        if settled.batch is None or settled.batch <= self._covered:
             return False
         self._uncovered.setdefault(settled.batch, {}).setdefault(settled.trajectory_id, offset)
         return True

@@ -42,7 +42,7 @@ class Dispatcher:
         """Fresh work, under the `newest` version only: what was announced since is taken between two batches."""
         status, config, owner = replica.status, self._config, _owner(replica)
         version, load = status.policy_version, self._table.load(owner, "train")
-        if replica.target is not None or version is None or newest is None or version < newest:
+        if replica.target not in (None, version) or version is None or newest is None or version < newest:
             return []
         room = max(0, min(status.capacity + config.prefetch - load, replica.quota(load, config.replica_batch)))
         lost = self._table.lost("train")[:room]

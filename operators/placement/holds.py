@@ -13,9 +13,6 @@ class Holds:
         self._pending = pending
         self._held: dict[str, tuple[Place, int]] = {}
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._held
-
     def hold(self, name: str, received: Received) -> None:
         """Keep what was `received` of trajectory `name`, instead of what was kept before."""
         place = Place(received.topic, received.partition)

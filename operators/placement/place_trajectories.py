@@ -86,7 +86,8 @@ class _Placing:
         self._ready = False
         self._started_at = self._turned_at = clock()
         self._emissions = 0
-        lease = self._remember(restored.ledger, restored.marks.get("lease", 0))
+        self._remember(restored.ledger)
+        lease = restored.marks.get("lease", 0)
         self._dispatcher = Dispatcher(step.config, step.admitted, self._table, self._waiting, lease)
 
     # -- folding ------------------------------------------------------------------------------------------------------
@@ -152,7 +153,7 @@ class _Placing:
 
     def _finish(self, received: Received, trajectory: Trajectory) -> None:
         name = trajectory.trajectory_id
-        if name in self._finished or parse_trajectory_id(name) in self._released:
+        if parse_trajectory_id(name) in self._released:
             return  # a second finish: the first one counts
         self._finished.hold(name, received)
         self._refused.let_go(name)
@@ -243,18 +244,16 @@ class _Placing:
 
     # -- remembering --------------------------------------------------------------------------------------------------
 
-    def _remember(self, ledger: tuple[Received, ...], lease: int) -> int:
-        """Enter the assignments read back; returns the highest lease, `lease` included."""
+    def _remember(self, ledger: tuple[Received, ...]) -> None:
+        """Enter the assignments read back."""
         for received in ledger:
             record = received.record
             if not isinstance(record, Assignment):
                 continue
-            lease = max(lease, record.lease)
             before = self._table.owner(record.trajectory_id)
             if before is None or before.work.lease < record.lease:
                 work = Work(record.prompt, record.member, record.lease, record.attempt)
                 self._table.assign(Owned(work, record.replica, record.incarnation, 0))
-        return lease
 
     def _forget_released(self) -> None:
         for name in self._table.names():

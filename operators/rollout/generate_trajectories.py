@@ -9,7 +9,6 @@ from pathlib import Path
 
 from infra.kafka.producer import BoundedProducer
 from infra.store.weight_store import WeightStore
-
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, Place, Polled, Restored
 from operators.rollout.config import RolloutConfig
@@ -17,6 +16,9 @@ from operators.rollout.heartbeats import Heartbeats
 from operators.rollout.replica import Replica
 from schemas.records import Assignment, Cancel, Refused, Trajectory, WeightVersion
 from schemas.topics import PROGRESS, REPLICAS, TRAJECTORIES, partition_of
+
+PROBE_S = 5.0
+"""How long a process that has nothing to write may not know that it was fenced."""
 
 
 @dataclass(frozen=True)
@@ -33,16 +35,21 @@ class GenerateTrajectories:
     def restore(self, restored: Restored) -> _Generating:
         from operators.rollout.build_engine import build_engine, load_decoder
 
-        decode = load_decoder(self.model)
-        store = WeightStore(self.store)
-        replicas = [
-            Replica(index, restored.start, build_engine(self.config, self.model), store, decode, _wall_ms)
-            for index in self.config.hosted(self.process)
-        ]
-        producer = BoundedProducer(self.shard.client)
-        topic = REPLICAS.name(self.shard.run)
-        heartbeats = Heartbeats(producer, topic, self.process, replicas, self.config.heartbeat_s)
-        return _Generating(self.config, self.partitions, replicas, heartbeats)
+        producer, topic = BoundedProducer(self.shard.client), REPLICAS.name(self.shard.run)
+        hosted = self.config.hosted(self.process)
+        heartbeats = Heartbeats(producer, topic, self.process, hosted, restored.start, self.config.heartbeat_s)
+        try:
+            decode = load_decoder(self.model)
+            store = WeightStore(self.store)
+            replicas = [
+                Replica(index, restored.start, build_engine(self.config, self.model), store, decode, _wall_ms)
+                for index in hosted
+            ]
+        except BaseException:
+            heartbeats.close()
+            raise
+        heartbeats.attend(replicas)
+        return _Generating(self.config, self.partitions, replicas, heartbeats, store.close)
 
 
 class _Generating:
@@ -52,9 +59,11 @@ class _Generating:
         partitions: int,
         replicas: Sequence[Replica],
         heartbeats: Heartbeats,
+        let_go: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config, self._partitions, self._heartbeats, self._clock = config, partitions, heartbeats, clock
+        self._let_go = let_go
         self._replicas = {replica.index: replica for replica in replicas}
         self._finished: list[Trajectory | Refused] = []
         self._finished_at = 0.0
@@ -77,7 +86,8 @@ class _Generating:
         return self._outputs()
 
     def checkpoint(self, positions: Mapping[Place, int]) -> Checkpoint:
-        return Checkpoint(positions)
+        # A change now and then makes a commit due: a process that was fenced while idle must find out.
+        return Checkpoint(positions, marks={"alive": int(self._clock() // PROBE_S)})
 
     def busy(self) -> bool:
         return bool(self._finished) or any(replica.busy() for replica in self._replicas.values())
@@ -86,6 +96,7 @@ class _Generating:
         self._heartbeats.close()
         for replica in self._replicas.values():
             replica.engine.close()
+        self._let_go()
 
     def _generate(self) -> None:
         """Step the engines in turn for a while; an idle replica still looks for newer weights."""

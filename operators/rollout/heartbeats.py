@@ -1,35 +1,59 @@
-"""Heartbeats: a thread with a producer of its own, so that a replica that is stuck in a step is seen to be stuck."""
+"""Heartbeats: a thread with a producer of its own, so that a replica that is stuck in a step is seen to be stuck.
+
+They begin before there is an engine: placement then knows at once that the life before is over, and waits for this one.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from infra.kafka.producer import BoundedProducer
-
+from infra.kafka.producer import BoundedProducer, DeliveryFailed
+from operators.rollout.engine import EngineStatus
 from operators.rollout.replica import Replica
 from schemas.codec import encode
-from schemas.records import ReplicaStatus
+from schemas.records import PolicyVersion, ReplicaState, ReplicaStatus
 
-_Seen = tuple[object, ...]
+log = logging.getLogger(__name__)
+
+_NO_ENGINE = EngineStatus(0, 0, 0, 0, 0, 0)
 
 
 class Heartbeats:
-    """Sends each replica's status every `period_s` seconds and at once when `changed` is called."""
+    """Sends the status of the replicas numbered `hosted` every `period_s` seconds and at once when `changed` is called.
+
+    Until `attend` gives it the replicas it says that they are starting. What Kafka does not take is not tried again:
+    the next beat says more.
+    """
 
     def __init__(
-        self, producer: BoundedProducer, topic: str, process: int, replicas: Sequence[Replica], period_s: float
+        self,
+        producer: BoundedProducer,
+        topic: str,
+        process: int,
+        hosted: Sequence[int],
+        incarnation: int,
+        period_s: float,
     ) -> None:
-        self._producer, self._topic, self._process, self._replicas = producer, topic, process, replicas
-        self._period_s = period_s
+        self._producer, self._topic, self._process = producer, topic, process
+        self._hosted, self._incarnation, self._period_s = hosted, incarnation, period_s
+        self._replicas: Sequence[Replica] = ()
+        self._stopped = False
+        self._failing = False
         self._wake = threading.Event()
         self._ended = threading.Event()
         self.step_seconds = 0.0
         self._thread = threading.Thread(target=self._beat, name="heartbeats", daemon=True)
         self._thread.start()
+
+    def attend(self, replicas: Sequence[Replica]) -> None:
+        """The replicas are there."""
+        self._replicas = replicas
+        self.changed()
 
     def changed(self) -> None:
         """Send now: something that placement waits for has changed."""
@@ -40,10 +64,12 @@ class Heartbeats:
         self._ended.set()
         self._wake.set()
         self._thread.join(timeout=5)
-        for replica in self._replicas:
-            replica.state = "stopped"
+        self._stopped = True
         self._send()
-        self._producer.close(timeout_s=2)
+        try:
+            self._producer.close(timeout_s=2)
+        except (DeliveryFailed, TimeoutError) as error:
+            log.warning("that the replicas have stopped could not be said: %s", error)
 
     def _beat(self) -> None:
         while not self._ended.is_set():
@@ -52,21 +78,54 @@ class Heartbeats:
             self._wake.wait(self._period_s)
 
     def _send(self) -> None:
-        for replica in self._replicas:
-            status = describe(replica, self._process, self.step_seconds, lambda: time.time_ns() // 10**6)
-            value, headers = encode(status)
-            self._producer.send(self._topic, value, key=f"rollout-{replica.index}".encode(), headers=headers)
+        try:
+            for status in self.statuses():
+                value, headers = encode(status)
+                key = f"rollout-{status.replica}".encode()
+                self._producer.send(self._topic, value, key=key, headers=headers)
+            self._failing = False
+        except (DeliveryFailed, TimeoutError) as error:
+            if not self._failing:
+                log.warning("heartbeats do not get out: %s", error)
+            self._failing = True
+
+    def statuses(self) -> list[ReplicaStatus]:
+        """What a beat says right now."""
+        if self._replicas:
+            return [
+                describe(
+                    replica.index,
+                    self._process,
+                    replica.incarnation,
+                    "stopped" if self._stopped else replica.state,
+                    replica.engine.version,
+                    replica.engine.status(),
+                    self.step_seconds,
+                )
+                for replica in self._replicas
+            ]
+        state: ReplicaState = "stopped" if self._stopped else "starting"
+        return [
+            describe(index, self._process, self._incarnation, state, None, _NO_ENGINE, 0.0) for index in self._hosted
+        ]
 
 
-def describe(replica: Replica, process: int, step_seconds: float, now: Callable[[], int]) -> ReplicaStatus:
-    """The heartbeat of `replica` right now."""
-    load = replica.engine.status()
+def describe(
+    replica: int,
+    process: int,
+    incarnation: int,
+    state: ReplicaState,
+    version: PolicyVersion | None,
+    load: EngineStatus,
+    step_seconds: float,
+) -> ReplicaStatus:
+    """The heartbeat of a replica right now."""
     return ReplicaStatus(
-        replica=replica.index,
+        replica=replica,
         process=process,
-        incarnation=replica.incarnation,
-        state=replica.state,
-        policy_version=replica.engine.version,
+        incarnation=incarnation,
+        state=state,
+        policy_version=version,
         running=load.running,
         waiting=load.waiting,
         capacity=load.capacity,
@@ -76,5 +135,5 @@ def describe(replica: Replica, process: int, step_seconds: float, now: Callable[
         step_seconds=step_seconds,
         host=socket.gethostname(),
         pid=os.getpid(),
-        sent_at=now(),
+        sent_at=time.time_ns() // 10**6,
     )

@@ -1,7 +1,7 @@
 """One replica: an engine, the assignments it was given, and the rule which weights it runs them under.
 
-A trajectory starts and ends under one weight version. Weights change only while the engine is empty: to the version that the
-next assignment names, or to the newest complete one.
+A trajectory starts and ends under one weight version. Weights change only while the engine is empty: to the version
+that the next assignment names, or to the newest complete one.
 """
 
 from __future__ import annotations
@@ -67,7 +67,19 @@ class Replica:
         self.state: ReplicaState = "starting"
 
     def take(self, assignment: Assignment) -> None:
-        """Accept an assignment; the caller has checked that it is for this incarnation."""
+        """Accept an assignment; the caller has checked that it is for this incarnation.
+
+        Of a trajectory that is here already only the lease is news.
+        """
+        name = assignment.trajectory_id
+        if name in self._running:
+            if assignment.lease > self._running[name].assignment.lease:
+                self._running[name].assignment = assignment
+            return
+        for place, waiting in enumerate(self._waiting):
+            if waiting.trajectory_id == name:
+                self._waiting[place] = max(waiting, assignment, key=lambda each: each.lease)
+                return
         self._waiting.append(assignment)
 
     def cancel(self, trajectory_ids: Collection[str]) -> None:
@@ -82,8 +94,8 @@ class Replica:
         self.newest = max(filter(None, (self.newest, version)))
 
     def busy(self) -> bool:
-        """Whether there is anything to generate."""
-        return bool(self._running or self._waiting)
+        """Whether there is anything to generate, and weights to generate it under."""
+        return bool(self._running or (self._waiting and self.engine.version is not None))
 
     def step(self) -> list[Trajectory | Refused]:
         """Load weights if it is time to, start what can start, and run one engine step."""
@@ -97,10 +109,10 @@ class Replica:
     def _refresh(self) -> None:
         """Between two batches: the version that the next assignment names, else the newest that is complete here."""
         named = self._waiting[0].policy_version if self._waiting else None
-        if named is None:
+        here = self._weights.versions()
+        if named not in here:  # then whoever names it is refused
             # A version may be announced before its bytes are complete on this machine, and gone again later.
-            here = [v for v in self._weights.versions() if self.newest is not None and v <= self.newest]
-            named = max(here, default=None)
+            named = max((v for v in here if self.newest is not None and v <= self.newest), default=None)
         if named is None or named == self.engine.version:
             return
         self.state = "loading"

@@ -10,7 +10,7 @@ import random
 import zlib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 from log_model import FencedHere, Log, Shard
@@ -128,6 +128,7 @@ class Cycle:
         self._paused: dict[int, float] = {}
         self._owners: dict[str, Assignment] = {}
         self._last_lease = 0
+        self._trains_at = 0.0
         self.trainer = ToyTrainer(self.log, self.weights)
         self.placement = Shard(self.log, _placement_shard(), self._restore_placement)
         self.rollouts = [
@@ -159,8 +160,11 @@ class Cycle:
             self.trainer.start()
         elif what < 0.045:
             self._paused[rng.randrange(self.shape.processes)] = self.now + rng.uniform(0, 3 * TIMEOUT_S)
+        elif what < 0.05:
+            self._trains_at = self.now + rng.uniform(0, 6 * TIMEOUT_S)
         elif what < 0.15:
-            self.trainer.train()
+            if self.now >= self._trains_at:
+                self.trainer.train()
         else:
             each = rng.choice(self.shards)
             if self._is_paused(each):
@@ -172,7 +176,6 @@ class Cycle:
     def calm(self, turns: int = 400) -> None:
         """Everything works, for as long as it takes to finish."""
         self._paused.clear()
-        self.shape = replace(self.shape, prompts=self._fed)
         for _ in range(turns):
             self._pass_time(0.2)
             self.trainer.train()
@@ -190,8 +193,10 @@ class Cycle:
         for process, each in enumerate(self.rollouts):
             if each.folder is None or self._is_paused(each):
                 continue
-            for replica in each.folder._replicas.values():  # type: ignore[attr-defined]
-                self.log.append(REPLICAS, describe(replica, process, 0.0, lambda: 0), f"rollout-{replica.index}")
+            for r in each.folder._replicas.values():  # type: ignore[attr-defined]
+                load = r.engine.status()
+                beat = describe(r.index, process, r.incarnation, r.state, r.engine.version, load, 0.0)
+                self.log.append(REPLICAS, beat, f"rollout-{r.index}")
 
     def _lag(self) -> int:
         place = next(place for place in self.placement.places if place.topic == PROMPTS.noun)
@@ -265,6 +270,7 @@ class Cycle:
     def check(self) -> None:
         """What was written tells of each trajectory once, and nothing is left but what makes up no batch."""
         shape, log = self.shape, self.log
+        assert self._fed == shape.prompts, "placement has not come to the end of the prompts"
         settled = log.rows(SETTLED)
         assert max(Counter(r.trajectory_id for r in settled).values()) == 1
         scored = [r.trajectory.trajectory_id for r in log.rows(EXPERIENCES)]
@@ -320,7 +326,7 @@ class Cycle:
             Replica(index, restored.start, self._engine(), self.weights, str, lambda: 0)
             for index in config.hosted(process)
         ]
-        return _Generating(config, PARTITIONS, replicas, SilentHeartbeats(), lambda: self.now)  # type: ignore[arg-type]
+        return _Generating(config, PARTITIONS, replicas, SilentHeartbeats(), lambda: None, lambda: self.now)  # type: ignore
 
     def _engine(self) -> ScriptedEngine:
         return ScriptedEngine(

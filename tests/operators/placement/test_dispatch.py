@@ -1,0 +1,255 @@
+"""Who gets which work: credit, versions, admission, and evaluation beside training."""
+
+from __future__ import annotations
+
+import pytest
+from placement_here import Placement, assigned, cancelled
+from records_here import prompt, settled, trajectory, version
+
+from schemas.topics import SETTLED
+
+
+def names(outputs: list) -> list[str]:
+    return [name for name, _, _ in assigned(outputs)]
+
+
+@pytest.mark.parametrize(
+    ("capacity", "prefetch", "replica_batch", "expected"),
+    [(4, 0, None, 4), (4, 0, 8, 4), (4, 1, 8, 5), (4, 2, None, 4), (4, 0, 3, 3), (10, 0, None, 6), (0, 0, None, 0)],
+)
+def test_a_replica_gets_what_it_has_room_for(
+    capacity: int, prefetch: int, replica_batch: int | None, expected: int
+) -> None:
+    placement = Placement(prefetch=prefetch, replica_batch=replica_batch)
+    placement.prompts(0, 1, 2)
+    placement.beat(0, placement.publish(0), capacity=capacity)
+    assert len(names(placement.run())) == expected
+    assert names(placement.run()) == []
+
+
+def test_a_group_may_go_to_several_replicas() -> None:
+    placement = Placement()
+    placement.prompts(0, samples=6)
+    first = placement.publish(0)
+    placement.beat(0, first)
+    placement.beat(1, first)
+    assert [(name, replica) for name, replica, _ in assigned(placement.run())] == [
+        *((f"p0.{member}", 0) for member in range(4)),
+        *((f"p0.{member}", 1) for member in (4, 5)),
+    ]
+
+
+@pytest.mark.parametrize("state", ["starting", "loading", "stopped"])
+def test_only_what_runs_gets_work(state: str) -> None:
+    placement = Placement()
+    placement.prompts(0)
+    placement.beat(0, placement.publish(0), state=state)
+    assert placement.run() == []
+
+
+def test_no_fresh_work_under_weights_that_are_not_the_newest() -> None:
+    placement = Placement()
+    placement.prompts(*range(9))
+    old = placement.publish(0)
+    placement.beat(0, old)
+    assert len(names(placement.run())) == 4
+    new = placement.publish(1)
+    placement.finish(*(trajectory(prompt(n), m) for n in (0, 1) for m in (0, 1)))
+    placement.beat(0, old)
+    assert names(placement.run()) == []
+    placement.beat(0, new)
+    assert len(names(placement.run())) == 4
+
+
+def test_a_replica_begins_its_next_batch_when_the_last_has_drained() -> None:
+    placement = Placement()
+    placement.prompts(*range(9))
+    placement.beat(0, placement.publish(0))
+    placement.run()
+    placement.finish(trajectory(prompt(0), 0))
+    assert names(placement.run()) == []
+    placement.finish(*(trajectory(prompt(n), m) for n, m in ((0, 1), (1, 0), (1, 1))))
+    assert len(names(placement.run())) == 4
+
+
+def test_a_replica_batch_holds_across_a_restart() -> None:
+    placement = Placement(replica_batch=3)
+    placement.prompts(*range(9))
+    first = placement.publish(0)
+    placement.beat(0, first)
+    assert len(names(placement.run())) == 3
+    placement.restart()
+    placement.beat(0, first)
+    assert names(placement.run()) == []
+
+
+@pytest.mark.parametrize(
+    ("admitted", "samples", "expected"),
+    [(4, 2, 4), (5, 2, 6), (1, 2, 2), (2, 6, 6), (8, 2, 8)],
+)
+def test_groups_are_admitted_whole_while_there_is_any_room(admitted: int, samples: int, expected: int) -> None:
+    placement = Placement(admitted=admitted)
+    placement.prompts(*range(9), samples=samples)
+    placement.beat(0, placement.publish(0), capacity=50)
+    assert len(names(placement.run())) == expected
+
+
+def test_what_is_settled_makes_room_once_a_version_covers_its_batch() -> None:
+    placement = Placement(admitted=4)
+    placement.prompts(*range(9))
+    first = placement.publish(0)
+    placement.beat(0, first, capacity=50)
+    placement.run()
+    placement.finish(*(trajectory(prompt(n), m) for n in (0, 1) for m in (0, 1)))
+    placement.tell(SETTLED, *(settled(f"p{n}.{m}", batch=0) for n in (0, 1) for m in (0, 1)))
+    assert names(placement.run()) == []
+    placement.beat(0, placement.publish(1, 0), capacity=50)
+    assert len(names(placement.run())) == 4
+
+
+@pytest.mark.parametrize("fate", ["dropped", "failed", "imported"])
+def test_what_is_settled_otherwise_makes_room_at_once(fate: str) -> None:
+    placement = Placement(admitted=2)
+    placement.prompts(*range(9))
+    placement.beat(0, placement.publish(0), capacity=50)
+    placement.run()
+    placement.tell(SETTLED, settled("p0.0", fate=fate), settled("p0.1", fate=fate))
+    assert names(placement.run()) == ["p1.0", "p1.1"]
+
+
+def test_the_bound_holds_across_a_restart_between_settling_and_training() -> None:
+    placement = Placement(admitted=4)
+    placement.prompts(*range(9))
+    first = placement.publish(0)
+    placement.beat(0, first, capacity=50)
+    placement.run()
+    placement.finish(*(trajectory(prompt(n), m) for n in (0, 1) for m in (0, 1)))
+    placement.tell(SETTLED, *(settled(f"p{n}.{m}", batch=0) for n in (0, 1) for m in (0, 1)))
+    placement.run()
+    placement.restart()
+    placement.beat(0, first, capacity=50)
+    assert names(placement.run()) == []
+    placement.beat(0, placement.publish(1, 0), capacity=50)
+    assert len(names(placement.run())) == 4
+
+
+def test_no_training_work_after_the_last_version() -> None:
+    placement = Placement()
+    placement.prompts(0)
+    last = placement.publish(5, final=True)
+    placement.questions(0, under=last)
+    placement.beat(0, last)
+    assert names(placement.run()) == ["e0.0"]
+
+
+def test_evaluation_goes_where_its_version_is_loaded_beside_training() -> None:
+    placement = Placement()
+    placement.prompts(0, 1)
+    first = placement.publish(0)
+    placement.beat(0, first)
+    placement.run()
+    placement.questions(0, under=first)
+    assert assigned(placement.run()) == [("e0.0", 0, 1)]
+
+
+def test_evaluation_of_another_version_waits_for_an_idle_replica_which_then_trains_nothing() -> None:
+    placement = Placement()
+    old, new = placement.publish(0), placement.publish(1)
+    placement.prompts(0)
+    placement.beat(0, new)
+    assert names(placement.run()) == ["p0.0", "p0.1"]
+    placement.questions(0, 1, under=old)
+    placement.prompts(1)
+    assert [name for name in names(placement.run()) if name.startswith("e")] == []
+    placement.finish(*(trajectory(prompt(n), m, under=new) for n in (0, 1) for m in (0, 1)))
+    assert names(placement.run()) == ["e0.0", "e1.0"]
+    placement.prompts(2)
+    assert names(placement.run()) == []
+    placement.finish(
+        *(trajectory(prompt(n, 1, purpose="evaluation", policy_version=old), 0, under=old) for n in (0, 1))
+    )
+    placement.beat(0, new)
+    assert names(placement.run()) == ["p2.0", "p2.1"]
+
+
+def test_evaluation_takes_no_more_than_the_slots() -> None:
+    placement = Placement()
+    first = placement.publish(0)
+    placement.questions(*range(6), under=first)
+    placement.beat(0, first)
+    assert len(names(placement.run())) == 4
+    placement.beat(0, first, state="stopped")
+    placement.beat(1, first, capacity=3)
+    assert len(names(placement.run())) == 3
+    placement.beat(2, first, capacity=3)
+    assert names(placement.run()) == ["e3.0", "e4.0", "e5.0"]
+
+
+def test_lost_questions_go_only_where_their_version_is_or_can_be_loaded() -> None:
+    placement = Placement()
+    old, new = placement.publish(0), placement.publish(1)
+    placement.questions(0, under=old)
+    placement.beat(0, old)
+    assert names(placement.run()) == ["e0.0"]
+    placement.prompts(0)
+    placement.beat(1, new)
+    assert names(placement.run()) == ["p0.0", "p0.1"]
+    placement.beat(0, old, state="stopped")
+    assert names(placement.run()) == []
+    placement.beat(2, new)
+    assert names(placement.run()) == ["e0.0"]
+
+
+def test_a_batch_that_was_covered_before_it_was_settled_here_does_not_count() -> None:
+    placement = Placement(admitted=2)
+    placement.prompts(*range(3))
+    placement.beat(0, placement.publish(0), capacity=50)
+    placement.run()
+    placement.beat(0, placement.publish(1, 0), capacity=50)
+    placement.run()
+    placement.tell(SETTLED, settled("p0.0", batch=0), settled("p0.1", batch=0))
+    assert names(placement.run()) == ["p1.0", "p1.1"]
+
+
+def test_evaluation_does_not_count_towards_admission() -> None:
+    placement = Placement(admitted=2)
+    first = placement.publish(0)
+    placement.questions(*range(4), under=first)
+    placement.prompts(0, 1)
+    placement.beat(0, first)
+    assert names(placement.run()) == ["e0.0", "e1.0", "e2.0", "e3.0", "p0.0", "p0.1"]
+
+
+def test_lost_questions_of_another_version_do_not_stand_in_the_way() -> None:
+    placement = Placement()
+    old, new = placement.publish(0), placement.publish(1)
+    placement.questions(*range(4), under=old)
+    placement.beat(0, old)
+    assert len(names(placement.run())) == 4
+    placement.questions(4, under=new)
+    placement.beat(0, old, incarnation=2, state="stopped")
+    placement.beat(1, new, capacity=2)
+    assert names(placement.run()) == ["e0.0", "e1.0"]  # idle, so it loads what has waited longest
+    placement.beat(2, new, capacity=2, running=0)
+    placement.prompts(0)
+    assert names(placement.run()) == ["e2.0", "e3.0"]
+
+
+def test_nobody_is_told_to_stop_what_it_finished() -> None:
+    placement = Placement()
+    placement.prompts(0)
+    placement.beat(0, placement.publish(0))
+    placement.run()
+    placement.finish(trajectory(prompt(0), 0, lease=1))
+    assert cancelled(placement.run()) == set()
+
+
+def test_versions_are_ordered_by_epoch_first() -> None:
+    placement = Placement()
+    placement.prompts(0)
+    placement.publish(9)
+    replayed = placement.publish(5, epoch=2)
+    placement.beat(0, version(9))
+    assert placement.run() == []
+    placement.beat(0, replayed)
+    assert names(placement.run()) == ["p0.0", "p0.1"]

@@ -1,0 +1,321 @@
+"""What dies, restarts, refuses or finishes twice: work goes on under the next lease, with one owner, and ends."""
+
+from __future__ import annotations
+
+import pytest
+from placement_here import TIMEOUT_S, Placement, assigned, cancelled, given_up, leases
+from records_here import failed, prompt, settled, trajectory, version
+
+from operators.io.elements import Place
+from schemas.records import Assignment, PolicyVersion, Refused
+from schemas.topics import PROGRESS, PROMPTS, SETTLED, TRAJECTORIES
+
+BOTH = [("p0.0", 0, 1), ("p0.1", 0, 1)]
+
+
+@pytest.fixture
+def placement() -> Placement:
+    """One prompt of two samples, both at replica 0."""
+    placement = Placement()
+    placement.prompts(0)
+    placement.beat(0, placement.publish(0))
+    assert assigned(placement.run()) == BOTH
+    return placement
+
+
+def newest() -> PolicyVersion:
+    return version(0)
+
+
+def low_water(placement: Placement, place: Place) -> int:
+    return placement.log.committed(placement.shard.config.group).offsets[place]
+
+
+# -- replicas that die ------------------------------------------------------------------------------------------------
+
+
+def test_a_silent_replica_is_fenced_and_its_work_goes_on_elsewhere(placement: Placement) -> None:
+    placement.beat(1, newest())
+    placement.run(TIMEOUT_S / 2)
+    placement.beat(1, newest())
+    placement.run(TIMEOUT_S / 2)
+    assert placement.fenced == []
+    placement.beat(1, newest())
+    outputs = placement.run(0.1)
+    assert placement.fenced == [0]
+    assert assigned(outputs) == [("p0.0", 1, 2), ("p0.1", 1, 2)]
+    assert min(leases(outputs).values()) > 2
+    assert placement.run() == []
+    assert placement.fenced == [0]
+
+
+def test_what_a_fenced_life_still_says_is_not_heard(placement: Placement) -> None:
+    placement.run(TIMEOUT_S / 2)
+    placement.run(TIMEOUT_S / 2)
+    placement.run(0.1)
+    placement.beat(0, newest())
+    assert placement.run() == []
+    placement.beat(0, newest(), incarnation=2)
+    assert assigned(placement.run()) == [("p0.0", 0, 2), ("p0.1", 0, 2)]
+
+
+@pytest.mark.parametrize(("incarnation", "state"), [(2, "running"), (2, "starting"), (1, "stopped")])
+def test_a_life_that_is_over_loses_its_work_at_once(placement: Placement, incarnation: int, state: str) -> None:
+    placement.beat(1, newest())
+    placement.run()
+    placement.beat(0, newest(), incarnation, state=state, capacity=0)
+    assert assigned(placement.run()) == [("p0.0", 1, 2), ("p0.1", 1, 2)]
+    assert placement.fenced == []
+
+
+def test_an_older_life_is_not_heard(placement: Placement) -> None:
+    placement.beat(0, newest(), incarnation=0, state="stopped")
+    placement.beat(1, newest())
+    assert placement.run() == []
+
+
+def test_a_pause_of_placement_itself_is_no_silence_of_replicas(placement: Placement) -> None:
+    placement.run(10 * TIMEOUT_S)
+    assert placement.fenced == []
+    placement.run(TIMEOUT_S / 2)
+    placement.run(TIMEOUT_S / 2)
+    placement.run(0.1)
+    assert placement.fenced == [0]
+
+
+def test_a_trajectory_that_kills_its_replicas_ends_as_failed() -> None:
+    placement = Placement(max_attempts=3)
+    placement.prompts(0, samples=1)
+    first = placement.publish(0)
+    for life in (1, 2, 3):
+        placement.beat(0, first, incarnation=life)
+        assert assigned(placement.run()) == [("p0.0", 0, life)]
+    placement.beat(0, first, incarnation=4)
+    outputs = placement.run()
+    assert given_up(outputs) == {"p0.0": "given up after 3 attempts"}
+    assert assigned(outputs) == []
+    assert placement.run() == []
+
+
+# -- finishing and settling -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first_word", ["trajectory", "settled"])
+def test_when_an_earlier_owner_finishes_the_present_one_is_told_to_stop(placement: Placement, first_word: str) -> None:
+    placement.beat(0, newest(), incarnation=2)
+    outputs = placement.run()
+    assert assigned(outputs) == [("p0.0", 0, 2), ("p0.1", 0, 2)]
+    if first_word == "trajectory":
+        placement.finish(trajectory(prompt(0), 0, lease=1))
+    else:
+        placement.tell(SETTLED, settled("p0.0", batch=0))
+    assert cancelled(placement.run()) == {("p0.0", 0, 2)}
+    placement.finish(trajectory(prompt(0), 0, lease=leases(outputs)["p0.0"]))
+    assert placement.run() == []
+
+
+def test_what_is_settled_but_not_covered_is_nobodys_work_any_more(placement: Placement) -> None:
+    placement.finish(*(trajectory(prompt(0), member, lease=member + 1) for member in (0, 1)))
+    placement.tell(SETTLED, settled("p0.0", batch=0), settled("p0.1", batch=0))
+    placement.run()
+    placement.restart()
+    placement.beat(0, newest(), incarnation=2)
+    assert assigned(placement.run()) == []
+
+
+def test_a_finish_is_remembered_until_it_is_settled(placement: Placement) -> None:
+    placement.finish(trajectory(prompt(0), 0, lease=1))
+    placement.run()
+    assert low_water(placement, Place(TRAJECTORIES.noun, 0)) == 0
+    placement.restart()
+    placement.beat(0, newest(), incarnation=2)
+    assert assigned(placement.run()) == [("p0.1", 0, 2)]
+    placement.tell(SETTLED, settled("p0.0", batch=0))
+    placement.run()
+    assert low_water(placement, Place(TRAJECTORIES.noun, 0)) == 1
+
+
+def test_a_second_finish_is_passed_over(placement: Placement) -> None:
+    placement.finish(trajectory(prompt(0), 0, lease=1), trajectory(prompt(0), 0, lease=1))
+    placement.run()
+    placement.tell(SETTLED, settled("p0.0", batch=0), settled("p0.1", batch=0))
+    placement.run()
+    placement.finish(trajectory(prompt(0), 0, lease=1))
+    assert placement.run() == []
+    assert low_water(placement, Place(TRAJECTORIES.noun, 0)) == 3
+
+
+# -- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def refused(name: str, lease: int, retry: bool) -> Refused:
+    return Refused(name, lease, 0, 1, "too long", retry)
+
+
+def test_what_no_replica_can_run_ends_with_its_whole_group() -> None:
+    placement = Placement()
+    placement.prompts(0, samples=3)
+    first = placement.publish(0)
+    placement.beat(0, first, capacity=2)
+    placement.beat(1, first, capacity=2)
+    lease = leases(placement.run())
+    placement.tell(PROGRESS, refused("p0.0", lease["p0.0"], retry=False))
+    outputs = placement.run()
+    assert given_up(outputs) == dict.fromkeys(("p0.0", "p0.1", "p0.2"), "too long")
+    assert cancelled(outputs) == {("p0.1", 0, 1), ("p0.2", 1, 1)}
+    placement.tell(PROGRESS, refused("p0.1", lease["p0.1"], retry=False))
+    assert placement.run() == []
+
+
+def test_what_another_replica_can_run_is_placed_again_even_after_a_restart(placement: Placement) -> None:
+    placement.beat(0, newest(), capacity=0)
+    placement.tell(PROGRESS, refused("p0.1", 2, retry=True))
+    assert placement.run() == []
+    placement.restart()
+    placement.beat(0, newest(), capacity=0)
+    placement.run()
+    placement.beat(0, newest())
+    outputs = placement.run()
+    assert assigned(outputs) == [("p0.1", 0, 2)]
+    assert low_water(placement, Place(PROGRESS.noun, 0)) == 1
+    placement.restart()
+    placement.beat(0, newest())
+    assert placement.run() == []
+
+
+def test_a_refusal_under_an_old_lease_is_no_matter(placement: Placement) -> None:
+    placement.tell(PROGRESS, refused("p0.0", 0, retry=False), refused("p7.0", 1, retry=False))
+    assert placement.run() == []
+
+
+# -- placement restarts -----------------------------------------------------------------------------------------------
+
+
+def test_a_group_that_was_dispatched_in_part_goes_on_where_it_was() -> None:
+    placement = Placement()
+    placement.prompts(0, 1, samples=3)
+    first = placement.publish(0)
+    placement.beat(0, first, capacity=2)
+    before = leases(placement.run())
+    assert list(before) == ["p0.0", "p0.1"]
+    placement.finish(failed(prompt(0, 3), 0))
+    placement.tell(SETTLED, settled("p0.0", 3, "failed"))
+    placement.run()
+    placement.restart()
+    placement.beat(1, first)
+    after = leases(placement.run())
+    assert list(after) == ["p0.2", "p1.0", "p1.1", "p1.2"]
+    assert min(after.values()) > max(before.values())
+
+
+def test_what_was_not_committed_is_dispatched_again() -> None:
+    placement = Placement()
+    placement.prompts(0)
+    first = placement.publish(0)
+    placement.beat(0, first)
+    lost = placement.shard.turn()
+    assert assigned(list(lost)) == BOTH
+    placement.restart()
+    placement.beat(0, first)
+    assert assigned(placement.run()) == BOTH
+
+
+def test_nothing_is_decided_before_all_that_was_written_has_been_seen(placement: Placement) -> None:
+    placement.finish(trajectory(prompt(0), 0, lease=1))
+    placement.restart()
+    placement.beat(0, newest(), incarnation=2)
+    replicas = [place for place in placement.shard.places if place.topic != TRAJECTORIES.noun]
+    assert placement.shard.turn(only=replicas) == ()
+    assert assigned(placement.run()) == [("p0.1", 0, 2)]
+
+
+def test_replicas_have_time_to_be_heard_after_a_restart(placement: Placement) -> None:
+    placement.run()
+    placement.restart()
+    assert placement.run(0.0) == []
+    assert placement.run(TIMEOUT_S / 2) == []
+    placement.beat(0, newest())
+    assert placement.run(TIMEOUT_S / 2) == []
+    assert placement.fenced == []
+
+
+@pytest.mark.parametrize("paused", ["before all was seen", "after"])
+def test_a_pause_after_a_restart_takes_none_of_that_time(placement: Placement, paused: str) -> None:
+    placement.finish(trajectory(prompt(9), 0))
+    placement.restart()
+    if paused == "after":
+        placement.run()
+        placement.now += 2 * TIMEOUT_S
+    else:
+        for _ in range(8):
+            placement.now += TIMEOUT_S / 4
+            placement.shard.turn(only=[])
+    placement.run()
+    assert placement.fenced == []
+
+
+def test_of_two_assignments_read_back_the_later_lease_counts() -> None:
+    placement = Placement()
+    placement.prompts(0)
+    first = placement.publish(0)
+    placement.beat(1, first)
+    assert assigned(placement.run()) == [("p0.0", 1, 1), ("p0.1", 1, 1)]
+    placement.beat(1, first, state="stopped")
+    placement.beat(0, first)
+    assert assigned(placement.run()) == [("p0.0", 0, 2), ("p0.1", 0, 2)]
+    placement.log.committed(placement.shard.config.group).ledger = {}
+    placement.restart()
+    placement.beat(1, first, incarnation=2)
+    assert assigned(placement.run()) == []
+
+
+def test_a_replica_that_is_not_heard_of_after_a_restart_is_fenced_by_its_place() -> None:
+    placement = Placement(hosted=2)
+    placement.prompts(0, samples=4)
+    first = placement.publish(0)
+    placement.beat(2, first, capacity=2)
+    placement.beat(3, first, capacity=2)
+    placement.run()
+    placement.restart()
+    placement.run()
+    placement.beat(0, first)
+    placement.run(TIMEOUT_S / 2)
+    placement.beat(0, first)
+    outputs = placement.run(TIMEOUT_S / 2)
+    assert placement.fenced == [1]
+    assert assigned(outputs) == [(f"p0.{member}", 0, 2) for member in range(4)]
+    placement.beat(2, first)  # the life that was fenced unheard
+    placement.beat(0, first)
+    placement.prompts(1)
+    assert assigned(placement.run()) == []
+    assert placement.fenced == [1]
+
+
+def test_prompts_are_read_again_only_while_a_sample_waits() -> None:
+    placement = Placement(admitted=2)
+    placement.prompts(0, 1)
+    placement.beat(0, placement.publish(0))
+    placement.run()
+    assert low_water(placement, Place(PROMPTS.noun, 0)) == 1
+    placement.tell(SETTLED, settled("p0.0", fate="dropped"), settled("p0.1", fate="dropped"))
+    placement.run()
+    assert low_water(placement, Place(PROMPTS.noun, 0)) == 2
+
+
+def test_the_ledger_is_read_back_from_the_oldest_work_that_is_not_released() -> None:
+    placement = Placement()
+    first = placement.publish(0)
+    for number in range(20):
+        placement.prompts(number)
+        placement.beat(0, first, capacity=100)
+        placement.run()
+        if number != 15:
+            placement.tell(SETTLED, settled(f"p{number}.0", fate="dropped"), settled(f"p{number}.1", fate="dropped"))
+    placement.run()
+    placement.run()
+    placement.restart()
+    restored = placement.shard.restored
+    assert restored is not None
+    known = {r.record.trajectory_id for r in restored.ledger if isinstance(r.record, Assignment)}
+    assert {"p15.0", "p15.1"} <= known
+    assert not {"p0.0", "p13.0"} & known

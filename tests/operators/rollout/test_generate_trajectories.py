@@ -1,0 +1,140 @@
+"""The rollout's memory: whom it listens to, when it lets trajectories out, and what it says of itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from log_model import Log, Shard
+from records_here import PARTITIONS, manifest, prompt, reading, shard, version
+from scripted_engine import ScriptedEngine, ScriptedWeights, SilentHeartbeats
+
+from operators.io.config import Reading
+from operators.io.elements import Restored
+from operators.io.fold_records import Folder
+from operators.rollout.config import RolloutConfig
+from operators.rollout.generate_trajectories import PROBE_S, _Generating
+from operators.rollout.replica import Replica
+from schemas.columns import token_ids
+from schemas.records import Assignment, Cancel
+from schemas.topics import INBOX, PROGRESS, RELAY, TRAJECTORIES
+
+
+class Rollout:
+    """Process 1 of two with two replicas each, on a log in memory."""
+
+    def __init__(self, steps: int = 1, **config: Any) -> None:
+        self.log, self.now = Log(), 100.0
+        self.config = RolloutConfig(**{"processes": 2, "replicas": 2, "step_s": 0.0, "linger_s": 0.0, **config})
+        self.weights = ScriptedWeights()
+        self.beats = SilentHeartbeats()
+        self.engines: list[ScriptedEngine] = []
+        self.closed = 0
+        self.steps = steps
+        inbox = Reading(INBOX, tuple(self.config.hosted(1)), start="latest")
+        self.shard = Shard(self.log, shard("rollout", inbox, reading(RELAY, start="earliest")), self._restore)
+        self.publish(0)
+        self.shard.start()
+
+    def _restore(self, restored: Restored) -> Folder:
+        self.engines = [ScriptedEngine(steps=lambda name: self.steps, context=8) for _ in self.config.hosted(1)]
+        replicas = [
+            Replica(index, restored.start, engine, self.weights, str, lambda: 0)
+            for index, engine in zip(self.config.hosted(1), self.engines, strict=True)
+        ]
+        return _Generating(self.config, PARTITIONS, replicas, self.beats, self._close, lambda: self.now)  # type: ignore[arg-type]
+
+    def _close(self) -> None:
+        self.closed += 1
+
+    def publish(self, number: int) -> None:
+        self.weights.add(version(number))
+        self.log.append(RELAY, manifest(version(number)))
+
+    def assign(self, number: int, replica: int = 2, incarnation: int = 1, length: int = 3) -> None:
+        asked = prompt(number, 1, token_ids=token_ids([1] * length))
+        self.log.append(INBOX, Assignment(asked, 0, 1, 1, replica, incarnation, None, None, 0), partition=replica)
+
+    def finished(self, turns: int = 1) -> list[tuple[str, int | None]]:
+        """What came out, with its partition."""
+        outputs = self.shard.run(turns)
+        return [(o.record.trajectory_id, o.partition) for o in outputs if o.topic in (TRAJECTORIES, PROGRESS)]
+
+
+def test_replicas_take_their_own_and_answer_to_the_partition_of_the_group() -> None:
+    rollout = Rollout()
+    rollout.assign(3, replica=2)
+    rollout.assign(4, replica=3)
+    assert rollout.finished() == [("p3.0", 1), ("p4.0", 0)]
+    assert {r.trajectory_id: r.replica for r in rollout.log.rows(TRAJECTORIES)} == {"p3.0": 2, "p4.0": 3}
+
+
+def test_words_for_another_life_are_not_heard() -> None:
+    rollout = Rollout(steps=2)
+    rollout.assign(0, incarnation=2)
+    assert rollout.finished(3) == []
+    rollout.assign(1)
+    rollout.finished()
+    rollout.log.append(INBOX, Cancel(("p1.0",), 2, 2), partition=2)
+    assert rollout.finished(3) == [("p1.0", 1)]
+
+
+def test_a_cancel_is_obeyed() -> None:
+    rollout = Rollout(steps=3)
+    rollout.assign(1)
+    rollout.finished()
+    rollout.log.append(INBOX, Cancel(("p1.0",), 2, 1), partition=2)
+    assert rollout.finished(5) == []
+
+
+def test_a_new_life_begins_at_the_end_of_its_inbox() -> None:
+    rollout = Rollout(steps=5)
+    rollout.assign(1, incarnation=2)
+    engines = rollout.engines
+    rollout.shard.start()
+    assert all(engine.closed for engine in engines)
+    assert rollout.beats.closed
+    assert rollout.closed == 1
+    assert rollout.finished(9) == []
+    rollout.assign(2, incarnation=2)
+    assert rollout.finished(9) == [("p2.0", 0)]
+
+
+def test_finished_trajectories_wait_a_little_for_each_other() -> None:
+    rollout = Rollout(linger_s=1.0)
+    rollout.assign(1, replica=2)
+    assert rollout.finished() == [("p1.0", 1)]  # nothing else is under way: nothing to wait for
+    rollout.steps = 6
+    rollout.assign(2, replica=3)
+    rollout.finished()
+    rollout.steps = 1
+    rollout.assign(3, replica=2)
+    assert rollout.finished() == []
+    assert rollout.shard.folder.busy()
+    rollout.now += 1.0
+    assert rollout.finished() == [("p3.0", 1)]
+
+
+def test_a_refusal_goes_to_progress() -> None:
+    rollout = Rollout()
+    rollout.assign(0, length=8)
+    assert rollout.finished() == [("p0.0", None)]
+    (refused,) = rollout.log.rows(PROGRESS)
+    assert (refused.lease, refused.replica, refused.incarnation, refused.retry) == (1, 2, 1, False)
+
+
+def test_placement_is_told_at_once_of_new_weights() -> None:
+    rollout = Rollout()
+    rollout.finished()
+    assert rollout.beats.changes == 2
+    rollout.publish(1)
+    rollout.finished(2)
+    assert rollout.beats.changes == 4
+
+
+@pytest.mark.parametrize(("seconds", "news"), [(0.0, False), (PROBE_S, True)])
+def test_an_idle_process_commits_now_and_then_so_that_it_learns_when_it_is_fenced(seconds: float, news: bool) -> None:
+    rollout = Rollout()
+    before = rollout.shard.folder.checkpoint({})
+    rollout.now += seconds
+    assert (rollout.shard.folder.checkpoint({}) != before) is news

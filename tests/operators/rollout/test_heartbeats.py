@@ -1,0 +1,117 @@
+"""Heartbeats begin before there is an engine, go on through Kafka's failures, and end by saying so."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+from records_here import version
+from scripted_engine import ScriptedEngine, ScriptedWeights
+
+from infra.kafka.producer import DeliveryFailed
+from operators.rollout.heartbeats import Heartbeats
+from operators.rollout.replica import Replica
+from schemas.codec import decode
+from schemas.records import ReplicaStatus
+
+
+class Producer:
+    """Keeps what it is given; raises the next of `failures` instead."""
+
+    def __init__(self) -> None:
+        self.sent: list[ReplicaStatus] = []
+        self.keys: set[bytes] = set()
+        self.failures: list[Exception] = []
+        self.closed = False
+        self.arrived = threading.Condition()
+
+    def send(self, topic: str, value: bytes, *, key: bytes, headers: Sequence[tuple[str, bytes]]) -> None:
+        with self.arrived:
+            if self.failures:
+                raise self.failures.pop()
+            assert topic == "replicas-topic"
+            self.keys.add(key)
+            self.sent += decode(value, headers)
+            self.arrived.notify_all()
+
+    def close(self, timeout_s: float) -> None:
+        self.closed = True
+        if self.failures:
+            raise self.failures.pop()
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        with self.arrived:
+            assert self.arrived.wait_for(condition, 5.0), [status.state for status in self.sent]
+
+
+@pytest.fixture
+def producer() -> Producer:
+    return Producer()
+
+
+@pytest.fixture
+def beats(producer: Producer) -> Iterator[Heartbeats]:
+    heartbeats = Heartbeats(producer, "replicas-topic", 1, range(2, 4), 9, period_s=60.0)  # type: ignore[arg-type]
+    yield heartbeats
+    heartbeats.close()
+
+
+def replicas() -> list[Replica]:
+    made = [Replica(index, 9, ScriptedEngine(slots=5), ScriptedWeights(), str, lambda: 0) for index in (2, 3)]
+    for replica in made:
+        replica.announce(version(0))
+        replica._weights.add(version(0))  # type: ignore[attr-defined]
+        replica.step()
+    return made
+
+
+def test_a_new_life_is_heard_before_its_engines_are_there(producer: Producer, beats: Heartbeats) -> None:
+    producer.wait_for(lambda: len(producer.sent) >= 2)
+    assert [(s.replica, s.process, s.incarnation, s.state, s.capacity) for s in producer.sent] == [
+        (2, 1, 9, "starting", 0),
+        (3, 1, 9, "starting", 0),
+    ]
+    assert producer.keys == {b"rollout-2", b"rollout-3"}
+
+
+def test_replicas_are_described_as_they_are_and_news_does_not_wait(producer: Producer, beats: Heartbeats) -> None:
+    beats.step_seconds = 0.25
+    beats.attend(replicas())
+    producer.wait_for(lambda: len(producer.sent) >= 4)
+    status = producer.sent[-1]
+    assert (status.replica, status.state, status.policy_version, status.capacity) == (3, "running", version(0), 5)
+    assert status.step_seconds == 0.25
+    beats.changed()
+    producer.wait_for(lambda: len(producer.sent) >= 6)
+
+
+@pytest.mark.parametrize("failure", [DeliveryFailed("gone"), TimeoutError("slow")])
+def test_what_kafka_does_not_take_ends_nothing(producer: Producer, beats: Heartbeats, failure: Exception) -> None:
+    producer.wait_for(lambda: len(producer.sent) >= 2)
+    producer.failures = [failure]
+    beats.changed()
+    deadline = time.monotonic() + 5
+    while producer.failures and time.monotonic() < deadline:
+        time.sleep(0.001)
+    beats.changed()
+    producer.wait_for(lambda: len(producer.sent) >= 4)
+
+
+@pytest.mark.parametrize("failure", [None, DeliveryFailed("gone"), TimeoutError("slow")])
+def test_the_last_word_is_that_it_has_stopped(producer: Producer, failure: Exception | None) -> None:
+    beats = Heartbeats(producer, "replicas-topic", 1, range(2, 4), 9, period_s=60.0)  # type: ignore[arg-type]
+    beats.attend(replicas())
+    producer.wait_for(lambda: len(producer.sent) >= 4)
+    producer.close = _raising(failure) if failure else producer.close  # type: ignore[method-assign]
+    beats.close()
+    assert [status.state for status in producer.sent[-2:]] == ["stopped", "stopped"]
+    assert not beats._thread.is_alive()
+
+
+def _raising(error: Exception) -> Callable[..., None]:
+    def close(timeout_s: float) -> None:
+        raise error
+
+    return close
