@@ -30,7 +30,7 @@ Entry = Mapping[str, Any]
 Report = Callable[[float, str], None]
 
 RECORD_FILE = "warm_start.json"
-_VERSION = 2
+_VERSION = 3
 """Raised when the procedure changes: older results are then made anew."""
 
 
@@ -86,13 +86,13 @@ def warm_start(
 ) -> WarmStart:
     """The warm start of `config` from reasoning-gym `entries`, measured on `heldout`; found in `cache` or made there.
 
-    `report` hears progress from 0 to 1. Raises ValueError for a task that has no worked answers, or held-out questions
-    among the entries.
+    Entries whose question is held out are left out. `report` hears progress from 0 to 1. Raises ValueError for a task
+    that has no worked answers, or if there is nothing to learn from or to measure on.
     """
     if config.model.task not in TRACES:
         raise ValueError(f"there are no worked answers for {config.model.task!r}, only for {', '.join(sorted(TRACES))}")
-    if {entry["question"] for entry in entries} & {entry["question"] for entry in heldout}:
-        raise ValueError("held-out questions are among those to learn from")
+    aside = {entry["question"] for entry in heldout}
+    entries = [entry for entry in entries if entry["question"] not in aside]
     if not entries or not heldout:
         raise ValueError(
             f"there are {len(entries)} questions to learn from and {len(heldout)} held out: neither may be 0"
@@ -153,7 +153,7 @@ def _make(
             measure(total)
 
     source = random.Random(config.seed)
-    worked = [TRACES[config.model.task](entry, source, config.slip_rate) for entry in entries]
+    worked = [_worked_answer(config, entry, source) for entry in entries]
     imitate(
         model,
         _examples(tokenizer, entries, worked),
@@ -187,6 +187,11 @@ def _make(
         "config": asdict(config),
     }
     (folder / RECORD_FILE).write_text(json.dumps(record, indent=1) + "\n")
+
+
+def _worked_answer(config: WarmStartConfig, entry: Entry, source: random.Random) -> str:
+    careless = source.random() < config.careless_share
+    return TRACES[config.model.task](entry, source, config.slip_rate if careless else 0.0)
 
 
 def _examples(tokenizer: PreTrainedTokenizerBase, entries: Sequence[Entry], answers: Sequence[str]) -> list[Example]:

@@ -11,10 +11,11 @@ from infra.models.demo_config import DemoModelConfig
 class WarmStartConfig:
     """A supervised start for a model made in code. Raises ValueError naming the field that does not fit.
 
-    Phase 1 imitates a teacher's worked answers. The teacher may be careless: wherever a step has a carry, a borrow or
-    a sign to forget it forgets with probability `slip_rate`, which bounds what imitation can reach at any number of
-    steps. Phase 2, where `habit_steps` is not 0, teaches a bad habit: `habit_share` of its answers are bare, without
-    any work.
+    Phase 1 imitates worked answers. `careless_share` of them come from a careless teacher: wherever a step has a
+    carry, a borrow or a sign to forget it forgets with probability `slip_rate`. That bounds what imitation can reach
+    at any number of steps: greedy answers follow the majority, sampled ones are right as often as the teachers are.
+    Phase 2, where `habit_steps` is not 0, teaches a bad habit: `habit_share` of its answers are bare, without any
+    work.
     """
 
     model: DemoModelConfig = field(default_factory=DemoModelConfig)
@@ -30,7 +31,10 @@ class WarmStartConfig:
     """Peak of phase 1 for the matrices between (Muon)."""
     warmup: int = 5
     """Updates over which the rates of a phase rise."""
+    careless_share: float = 1.0
+    """Worked answers of the careless teacher among all, drawn answer by answer."""
     slip_rate: float = 0.0
+    """How often the careless teacher forgets, where there is something to forget."""
     habit_steps: int = 0
     habit_share: float = 0.7
     habit_learning_rate: float = 5e-4
@@ -48,7 +52,7 @@ class WarmStartConfig:
         for name in ("examples", "batch", "steps", "measured", "measure_every", "max_new_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("slip_rate", "habit_share"):
+        for name in ("careless_share", "slip_rate", "habit_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be between 0 and 1, not {getattr(self, name)}")
         for name in ("learning_rate", "matrix_learning_rate", "habit_learning_rate"):

@@ -20,6 +20,7 @@ from infra.models.demo_config import DemoModelConfig
 from infra.models.generate import generate
 from operators.trainer import warm_start as module
 from operators.trainer.imitation import Example, Rates, imitate, scheduled
+from operators.trainer.traces import TRACES
 from operators.trainer.warm_start import RECORD_FILE, read_warm_start, warm_start
 from operators.trainer.warm_start_config import WarmStartConfig
 
@@ -62,6 +63,18 @@ def test_gcd_has_worked_answers_too(tmp_path: Path) -> None:
     entries = [{"question": f"{n}, 4", "answer": "2", "metadata": {"numbers": [n, 4]}} for n in (6, 10, 14, 18)]
     config = replace(TINY, model=replace(MODEL, task="gcd"), slip_rate=0.0)
     assert warm_start(config, entries[:3], entries[3:], tmp_path).teacher == 1.0
+
+
+@pytest.mark.parametrize(("share", "slip_rate"), [(0.0, 1.0), (0.75, 1.0), (1.0, 1.0), (1.0, 0.0)])
+def test_the_teachers_are_as_careless_as_configured(tmp_path: Path, share: float, slip_rate: float) -> None:
+    """Without slips every worked answer is right; a teacher who always slips is right only where no sum has a carry."""
+    entries = sums(400, seed=3)
+    config = replace(TINY, careless_share=share, slip_rate=slip_rate, steps=1, habit_steps=0)
+    heldout = [entry for entry in HELDOUT if entry["question"] not in {e["question"] for e in entries}]
+    always = sum(module.answer_of(TRACES["chain_sum"](e, random.Random(0), 1.0)) == e["answer"] for e in entries) / 400
+    assert always < 0.5
+    expected = 1 - share * slip_rate * (1 - always)
+    assert warm_start(config, entries, heldout, tmp_path).teacher == pytest.approx(expected, abs=0.06)
 
 
 def test_what_it_says_of_its_checkpoints() -> None:
@@ -114,13 +127,27 @@ def test_of_two_that_make_the_same_one_both_succeed(tmp_path: Path, monkeypatch:
 
 
 def test_questions_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="held-out questions are among"):
-        warm_start(TINY, [*ENTRIES, HELDOUT[3]], HELDOUT, tmp_path)
+    with pytest.raises(ValueError, match="there are 0 questions to learn from"):
+        warm_start(TINY, HELDOUT, HELDOUT, tmp_path)
     with pytest.raises(ValueError, match="there are 0 questions to learn from"):
         warm_start(TINY, [], HELDOUT, tmp_path)
     with pytest.raises(ValueError, match="no worked answers for 'leg_counting'"):
         warm_start(replace(TINY, model=replace(MODEL, task="leg_counting")), ENTRIES, HELDOUT, tmp_path)
     assert os.listdir(tmp_path) == []
+
+
+def test_a_held_out_question_is_not_learnt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    learnt: list[str] = []
+
+    def listen(tokenizer: Any, entries: Any, answers: Any) -> list[Example]:
+        learnt.extend(entry["question"] for entry in entries)
+        return examples(tokenizer, entries, answers)
+
+    examples = module._examples
+    monkeypatch.setattr(module, "_examples", listen)
+    made = warm_start(TINY, [HELDOUT[0], *ENTRIES, HELDOUT[3]], HELDOUT, tmp_path)
+    assert set(learnt) == {entry["question"] for entry in ENTRIES}
+    assert warm_start(TINY, ENTRIES, HELDOUT, tmp_path) == made
 
 
 def test_a_record_of_something_else_is_refused(tmp_path: Path) -> None:
@@ -164,6 +191,7 @@ def test_rates_rise_and_fall(step: int, expected: float) -> None:
     ("field", "value"),
     [
         ("slip_rate", 1.5),
+        ("careless_share", 1.1),
         ("habit_share", -0.1),
         ("steps", 0),
         ("batch", 0),
