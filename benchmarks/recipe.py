@@ -1,0 +1,200 @@
+"""What a demonstration's recipe is worth: warm start, then reinforcement learning in one plain loop, seed by seed.
+
+    OMP_NUM_THREADS=1 python benchmarks/recipe.py examples/chain_sum.toml --seeds 0 1 2
+
+No Kafka, no Beam: generate a batch, score it, update, repeat, with the same engine, learner and questions as a run
+has. So a run that learns worse than this loop loses something on its way. `--lag k` trains every batch k updates
+late.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from infra.models.checkpoint_folder import load_model, load_tokenizer
+from infra.models.weights import save_weights
+from operators.prompts.sources import heldout_questions, open_source
+from operators.rollout.engine import Completion, Request
+from operators.rollout.transformers_engine import TransformersEngine
+from operators.trainer.learner import Learner
+from operators.trainer.traces import answer_of
+from operators.trainer.warm_start import WarmStart, warm_start
+from pipelines.config import Config, load_config
+from schemas import columns
+from schemas.identity import trajectory_id
+from schemas.records import MicroBatch, PolicyVersion, Sampling
+
+_WARM_START_SEED = 1_000_003  # from the training questions' seed to that of the worked answers
+
+
+@dataclass
+class Loop:
+    """The engine, the learner, and what they are asked."""
+
+    config: Config
+    folder: Path
+    scratch: Path
+
+    def __post_init__(self) -> None:
+        self.tokenizer = load_tokenizer(self.folder)
+        self.learner = Learner(self.config.trainer.learner, self.folder)
+        self.engine = TransformersEngine(load_model(self.folder), slots=self.config.rollout.slots)
+        self.heldout = [question.reference for question in heldout_questions(self.config.prompts)]
+
+    def load(self, update: int) -> None:
+        """Give the engine the weights after `update` updates."""
+        self.engine.load(self.weights(update), PolicyVersion(1, update))
+
+    def weights(self, update: int) -> Path:
+        """Where the weights after `update` updates are."""
+        return self.scratch / f"{update}.safetensors"
+
+    def answers(self, entries: Sequence[Any], samples: int, temperature: float, seed: int) -> list[Completion]:
+        """`samples` answers to each of `entries`, in the order of the entries."""
+        stop = (int(self.tokenizer.eos_token_id),)
+        sampling = Sampling(temperature, 1.0, 0, self.config.prompts.max_new_tokens, stop, seed)
+        names = []
+        for number, entry in enumerate(entries):
+            prompt = np.array(self.tokenizer.encode(entry["question"]), np.int32)
+            for member in range(samples):
+                names.append(trajectory_id("train", number, member))
+                self.engine.submit(Request(names[-1], prompt, sampling))
+        done: dict[str, Completion] = {}
+        while len(done) < len(names):
+            done |= {completion.trajectory_id: completion for completion in self.engine.step()}
+        return [done[name] for name in names]
+
+    def rewards(self, completions: Sequence[Completion], entries: Sequence[Any], samples: int) -> list[float]:
+        """1 for each right answer."""
+        texts = self.tokenizer.batch_decode([c.generated.token_ids for c in completions], skip_special_tokens=True)
+        expected = [entry["answer"] for entry in entries for _ in range(samples)]
+        return [float(answer_of(text) == answer) for text, answer in zip(texts, expected, strict=True)]
+
+    def accuracy(self, update: int, temperature: float) -> float:
+        """On held-out questions, after `update` updates."""
+        self.load(update)
+        return float(np.mean(self.rewards(self.answers(self.heldout, 1, temperature, 0), self.heldout, 1)))
+
+    def pack(
+        self, batch: int, entries: Sequence[Any], done: Sequence[Completion], rewards: Sequence[float]
+    ) -> MicroBatch:
+        """The batch as experience makes it."""
+        samples = len(done) // len(entries)
+        prompts = [np.array(self.tokenizer.encode(e["question"]), np.int32) for e in entries for _ in range(samples)]
+        generated = [completion.generated for completion in done]
+        rows = list(zip(prompts, generated, strict=True))
+        zeros = columns.integers([0] * len(rows))
+        return MicroBatch(
+            batch=batch,
+            index=0,
+            count=1,
+            rank=0,
+            token_ids=columns.token_ids(np.concatenate([np.r_[p, g.token_ids] for p, g in rows])),
+            logprobs=columns.floats(np.concatenate([np.r_[np.zeros(len(p)), g.logprobs] for p, g in rows])),
+            loss_mask=columns.flags(np.concatenate([np.arange(len(p) + len(g.token_ids)) >= len(p) for p, g in rows])),
+            lengths=columns.integers([len(p) + len(g.token_ids) for p, g in rows]),
+            prompt_lengths=columns.integers([len(p) for p in prompts]),
+            rewards=columns.floats(rewards),
+            trajectory_ids=tuple(completion.trajectory_id for completion in done),
+            version_epochs=zeros,
+            version_numbers=zeros,
+            staleness=zeros,
+            lineage_partitions=zeros,
+            lineage_offsets=columns.integers(range(len(rows))),
+        )
+
+
+def main() -> None:
+    """Run every seed and print what came of it."""
+    arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    arguments.add_argument("config", type=Path)
+    arguments.add_argument("--seeds", type=int, nargs="+", default=[0])
+    arguments.add_argument("--lag", type=int, default=0, help="updates between a batch's weights and its training")
+    arguments.add_argument("--heldout", type=int, default=512)
+    arguments.add_argument("--cache", type=Path, default=Path("runs/warm-starts"))
+    arguments.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
+    options = arguments.parse_args()
+    torch.set_num_threads(1)
+    for seed in options.seeds:
+        changes = [f"run.seed={seed}", f"warm_start.model.seed={seed}", f"prompts.heldout={options.heldout}"]
+        changes += [f"warm_start.measured={options.heldout}", *options.set]
+        run_seed(seed, load_config(options.config, changes), options.lag, options.cache)
+
+
+def run_seed(seed: int, config: Config, lag: int, cache: Path) -> None:
+    """One warm start and what reinforcement makes of it."""
+    started, busy = time.monotonic(), time.process_time()
+    start = make_start(config, cache)
+    curve = "  ".join(f"{m.step}: {m.greedy:.3f}/{m.sampled:.3f}" for m in start.curve)
+    print(f"seed {seed}: warm start {start.seconds:.0f} s (now {time.monotonic() - started:.0f} s, ", end="")
+    print(f"CPU {time.process_time() - busy:.0f} s), teachers {start.teacher:.3f}; greedy/sampled {curve}", flush=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        loop = Loop(config, start.folder, Path(scratch))
+        reinforce(loop, seed, lag)
+        last = loop.learner.updates
+        greedy, sampled = (loop.accuracy(last, temperature) for temperature in (0.0, 1.0))
+        before = [loop.accuracy(0, temperature) for temperature in (0.0, 1.0)]
+    questions = len(loop.heldout)
+    error = 2 * math.sqrt((greedy * (1 - greedy) + start.best * (1 - start.best)) / questions)
+    print(f"  held-out greedy {before[0]:.3f} -> {greedy:.3f}, sampled {before[1]:.3f} -> {sampled:.3f} ", end="")
+    print(f"({questions} questions); best supervised checkpoint {start.best:.3f} greedy, ", end="")
+    print(f"{start.best_sampled:.3f} sampled; above it by {greedy - start.best:+.3f} (2 s.e. {error:.3f})", flush=True)
+
+
+def make_start(config: Config, cache: Path) -> WarmStart:
+    """The warm start that a run of `config` makes."""
+    assert config.warm_start is not None
+    source = open_source(replace(config.prompts, seed=config.prompts.seed + _WARM_START_SEED))
+    entries = [question.reference for question in itertools.islice(_numbered(source), config.warm_start.examples)]
+    heldout = [question.reference for question in heldout_questions(config.prompts)]
+    return warm_start(config.warm_start, entries, heldout[: config.warm_start.measured], cache)
+
+
+def reinforce(loop: Loop, seed: int, lag: int) -> None:
+    """All optimizer steps, with a line for every ten."""
+    config = loop.config
+    samples = config.prompts.samples_per_prompt
+    prompts = config.experience.global_batch // samples
+    questions = _numbered(open_source(config.prompts))
+    generating = training = 0.0
+    told: list[dict[str, float]] = []
+    save_weights(loop.learner.model, loop.weights(0))
+    for step in range(config.trainer.optimizer_steps):
+        begun = time.process_time()
+        loop.load(max(0, step - lag))
+        entries = [question.reference for question in itertools.islice(questions, prompts)]
+        done = loop.answers(entries, samples, config.prompts.temperature, seed * 1_000_000 + step)
+        batch = loop.pack(step, entries, done, loop.rewards(done, entries, samples))
+        generating += time.process_time() - begun
+        begun = time.process_time()
+        told.append(loop.learner.update([batch]))
+        training += time.process_time() - begun
+        save_weights(loop.learner.model, loop.weights(step + 1))
+        if (step + 1) % 10 == 0:
+            mean = {name: np.mean([metrics.get(name, np.nan) for metrics in told[-10:]]) for name in told[-1]}
+            print(
+                f"  {step + 1:4d}  reward {mean['reward/mean']:.3f}  length {mean['response_length/mean']:.1f} "
+                f"(max {max(m['response_length/max'] for m in told[-10:]):.0f})  entropy {mean['entropy']:.3f}  "
+                f"gradient {mean['grad_norm']:.2f}  ess {mean['ess']:.3f}  skipped {mean['batch/skipped_rows']:.0f}  "
+                f"CPU s a step: generation {generating / (step + 1):.3f}, training {training / (step + 1):.3f}",
+                flush=True,
+            )
+
+
+def _numbered(source: Any) -> Any:
+    return (source[number] for number in itertools.count())
+
+
+if __name__ == "__main__":
+    main()
