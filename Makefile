@@ -7,7 +7,7 @@ CONFIG ?= examples/chain_sum.toml
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: run test lint types pytest soak requirements clean
+.PHONY: run test lint types pytest soak requirements clean trl-env trl-requirements benchmark-end-to-end
 
 run: $(READY)
 	$(BIN)/laminar run $(CONFIG) $(ARGS)
@@ -34,6 +34,22 @@ $(READY): requirements.txt pyproject.toml
 
 requirements: 
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --extra test --no-emit-index-url --no-annotate --no-header pyproject.toml -o requirements.txt
+
+# TRL has an environment of its own, with our versions of what both use.
+TRL_VENV := .venv-trl
+
+trl-env: $(TRL_VENV)/.ready
+
+$(TRL_VENV)/.ready: benchmarks/trl/requirements.txt | $(READY)
+	$(PYTHON) -m venv $(TRL_VENV)
+	$(BIN)/uv pip install --quiet --python $(TRL_VENV)/bin/python -r benchmarks/trl/requirements.txt
+	touch $@
+
+trl-requirements: requirements.txt | $(READY)
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --constraint requirements.txt --no-emit-index-url --no-annotate --no-header benchmarks/trl/requirements.in -o benchmarks/trl/requirements.txt
+
+benchmark-end-to-end: trl-env | $(READY)
+	$(BIN)/python -m benchmarks.end_to_end $(ARGS)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,55 @@
+"""What a training run's steps say about its speed: pure functions."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+SETTLED_AFTER = 5
+"""The steps up to here are start-up: first weights, first compilations, pipelines that fill."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One optimizer step: when it ended in seconds since the first dispatch, the mean reward of the batch that it
+    trained, and how many trajectories were trained by then."""
+
+    number: int
+    ended: float
+    reward: float
+    trajectories: float
+
+
+def seconds_a_batch(steps: Sequence[Step], batch: int) -> tuple[float, float] | None:
+    """Seconds for `batch` trained trajectories once settled: the median over steps, and the mean. None if none is."""
+    settled = [step for step in steps if step.number >= SETTLED_AFTER]
+    pairs = list(pairwise(settled))
+    if not pairs:
+        return None
+    each = [(b.ended - a.ended) / (b.trajectories - a.trajectories) * batch for a, b in pairs]
+    whole = (settled[-1].ended - settled[0].ended) / (settled[-1].trajectories - settled[0].trajectories) * batch
+    return statistics.median(each), whole
+
+
+def seconds_to(steps: Sequence[Step], reward: float, window: int) -> float | None:
+    """When the mean reward of the last `window` batches first was at least `reward`; None if it never was."""
+    for last in range(window, len(steps) + 1):
+        if statistics.fmean(step.reward for step in steps[last - window : last]) >= reward:
+            return steps[last - 1].ended
+    return None
+
+
+def median(values: Iterable[float | None]) -> float | None:
+    """The median; None counts as later than anything, and is the answer where it lies in the middle."""
+    ordered = sorted(values, key=lambda value: (value is None, value or 0.0))
+    if not ordered:
+        return None
+    low, high = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
+    return None if low is None or high is None else (low + high) / 2
+
+
+def outside(model_seconds: float, process_seconds: float) -> float | None:
+    """The share of a process's CPU time that is not model code."""
+    return max(0.0, 1 - model_seconds / process_seconds) if process_seconds else None

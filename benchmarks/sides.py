@@ -1,0 +1,223 @@
+"""The two sides of benchmarks/end_to_end.py: a whole run here, and the same training by TRL."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measures import SETTLED_AFTER, Step, outside, seconds_a_batch, seconds_to
+from benchmarks.processes import CpuWatch
+from infra.kafka.broker import BrokerConfig, start_broker
+from infra.kafka.properties import ClientProperties
+from infra.kafka.reading import read_topic
+from infra.models.checkpoint_folder import load_tokenizer
+from operators.prompts.rendering import prompt_text
+from operators.prompts.sources import open_source
+from operators.trainer.algorithms import resolve
+from pipelines.config import Config, save_config
+from pipelines.report.machine import package_versions
+from pipelines.report.metrics_file import read_metrics
+from pipelines.report.series import Batch, batches
+from pipelines.run.warm import PROGRESS_FILE, make_warm_start
+from schemas.records import Metric
+from schemas.topics import INBOX
+
+TRL_PYTHON = Path(".venv-trl/bin/python")
+TRL_MODULE = "benchmarks.trl.grpo"
+LIMIT_S = 1800.0
+MODEL_CPU, PROCESS_CPU = "cpu/model_seconds", "cpu/process_seconds"
+"""What rollout and trainer report of themselves: CPU time in model code, and of the process, since it started."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """One recipe and seed: where its files go, its configuration, and TRL's threads."""
+
+    folder: Path
+    name: str
+    config: Config
+    trl_threads: int
+
+
+@dataclass(frozen=True)
+class Side:
+    """How one side went. Shares and CPU seconds a global batch are by process, of the settled steps."""
+
+    steps: Sequence[Step]
+    threads: str
+    versions: dict[str, str]
+    start_up_seconds: float
+    cpu_seconds_per_batch: dict[str, float]
+    outside_model: dict[str, float]
+
+    def seconds_a_batch(self, batch: int) -> tuple[float, float] | None:
+        """See measures.seconds_a_batch."""
+        return seconds_a_batch(self.steps, batch)
+
+    def seconds_to(self, reward: float, window: int) -> float | None:
+        """See measures.seconds_to."""
+        return seconds_to(self.steps, reward, window)
+
+
+def warm_start(work: Work) -> Path:
+    """The model folder that both sides start from: made, or found where runs keep them."""
+    config = replace(work.config, run=replace(work.config.run, name=f"{work.name}-warm"))
+    config.run_folder.mkdir(parents=True, exist_ok=True)
+    make_warm_start(config)
+    return Path(json.loads((config.run_folder / PROGRESS_FILE).read_text("utf-8"))["folder"])
+
+
+def run_laminar(work: Work, model: Path) -> Side:
+    """A run of all pipelines. Raises RuntimeError if it fails or its books do not balance."""
+    config = replace(
+        work.config,
+        run=replace(work.config.run, name=work.name),
+        model=replace(work.config.model, path=str(model)),
+        warm_start=None,
+        prompts=replace(work.config.prompts, heldout=0),  # nothing to evaluate
+    )
+    folder = config.run_folder
+    shutil.rmtree(folder, ignore_errors=True)
+    file = work.folder / f"{work.name}.toml"
+    save_config(config, file)
+    laminar = Path(sys.executable).with_name("laminar")
+    with (work.folder / f"{work.name}.log").open("w") as log:
+        started = time.time()
+        run = subprocess.Popen([laminar, "run", file, "--json"], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        try:
+            with CpuWatch(run.pid, folder) as cpu:
+                run.wait(LIMIT_S)
+        finally:
+            run.terminate()
+            run.wait()
+    if run.returncode:
+        raise RuntimeError(f"laminar run ended with {run.returncode}: see {log.name}")
+    metrics = read_metrics(folder / "metrics.jsonl")
+    trained = batches(metrics)
+    dispatched = first_dispatch(folder, config.run.name)
+    settled = [batch for batch in trained if batch.step >= SETTLED_AFTER]
+    threads = {"rollout": config.rollout.processes * config.rollout.threads, "trainer": config.trainer.threads}
+    return Side(
+        steps=[Step(b.step, b.at / 1000 - dispatched, b.values["reward/mean"], b.cumulative) for b in trained],
+        threads=" + ".join(f"{name} {count}" for name, count in threads.items()),
+        versions={name: package_versions()[name] for name in ("apache-beam", "torch", "transformers")},
+        start_up_seconds=dispatched - started,
+        cpu_seconds_per_batch=_cpu_a_batch(cpu, settled, config.experience.global_batch) if settled else {},
+        outside_model=_outside_model(metrics, settled) if settled else {},
+    )
+
+
+def run_trl(work: Work, model: Path) -> Side:
+    """The same training by TRL. Raises RuntimeError if it fails."""
+    if not TRL_PYTHON.exists():
+        raise RuntimeError(f"there is no {TRL_PYTHON}: make trl-env")
+    out = work.folder / f"{work.name}-trl"
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    write_questions(work.config, model, out / "questions.jsonl")
+    files = ["--model", str(model), "--questions", str(out / "questions.jsonl"), "--out", str(out)]
+    command = [str(TRL_PYTHON), "-m", TRL_MODULE, *files, *_trl_settings(work)]
+    environment = os.environ | {"OMP_NUM_THREADS": str(work.trl_threads), "HF_HUB_OFFLINE": "1"}
+    with (out / "log").open("w") as log:
+        started = time.time()
+        subprocess.run(command, stdout=log, stderr=log, env=environment, timeout=LIMIT_S)
+    if not (out / "result.json").exists():
+        raise RuntimeError(f"TRL's side failed: see {log.name}")
+    result = json.loads((out / "result.json").read_text("utf-8"))
+    batch = work.config.experience.global_batch
+    lines = [json.loads(line) for line in (out / "steps.jsonl").read_text("utf-8").splitlines()]
+    settled = [line for line in lines if line["step"] >= SETTLED_AFTER]
+    spent = [(b["cpu"] - a["cpu"]) for a, b in pairwise(settled)]
+    return Side(
+        steps=[Step(line["step"], line["ended"], line["reward"], line["step"] * batch) for line in lines],
+        threads=str(result["threads"]),
+        versions=result["versions"],
+        start_up_seconds=result["began_at"] - started,
+        cpu_seconds_per_batch={"trl": sum(spent) / len(spent)} if spent else {},
+        outside_model={},
+    )
+
+
+def write_questions(config: Config, model: Path, file: Path) -> None:
+    """The questions that our prompts pipeline draws, in its order, as TRL's side reads them."""
+    count = config.trainer.optimizer_steps * (config.experience.global_batch // config.prompts.samples_per_prompt)
+    tokenizer = load_tokenizer(model)
+    source = open_source(replace(config.prompts, heldout=0))
+    try:
+        with file.open("w") as lines:
+            for question in map(source.__getitem__, range(count)):
+                row = {
+                    "prompt": prompt_text(question, config.prompts, tokenizer),
+                    "task": question.task,
+                    "reference": question.reference,
+                }
+                lines.write(json.dumps(row) + "\n")
+    finally:
+        source.close()
+
+
+def first_dispatch(folder: Path, run: str) -> float:
+    """When the first assignment was made (Unix seconds), read from the run's log, which outlives its broker."""
+    with start_broker(BrokerConfig(folder / "kafka")) as broker:
+        client = ClientProperties.at(broker.bootstrap_servers)
+        records = read_topic(client, INBOX.name(run))
+        return min(row.assigned_at for record in records for row in record.rows if hasattr(row, "assigned_at")) / 1000
+
+
+def _trl_settings(work: Work) -> list[str]:
+    config, learner = work.config, work.config.trainer.learner
+    algorithm = resolve(learner.algorithm)
+    if learner.algorithm.name != "grpo" or learner.schedule != "constant" or learner.weight_decay:
+        raise RuntimeError("TRL's side knows algorithm grpo with a constant learning rate and no weight decay alone")
+    prompts = config.experience.global_batch // config.prompts.samples_per_prompt
+    settings: dict[str, Any] = {
+        "steps": config.trainer.optimizer_steps,
+        "prompts": prompts,
+        "samples": config.prompts.samples_per_prompt,
+        "max-new-tokens": config.prompts.max_new_tokens,
+        "temperature": config.prompts.temperature,
+        "answer-marker": config.score.answer_marker,
+        "learning-rate": learner.learning_rate,
+        "warmup-steps": learner.warmup_steps,
+        "clip-low": algorithm.clip.low,
+        "clip-high": algorithm.clip.high,
+        "max-gradient-norm": learner.max_gradient_norm,
+        "seed": config.run.seed,
+        "threads": work.trl_threads,
+    }
+    flags = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
+    return [*flags, "--betas", *map(str, learner.betas)]
+
+
+def _cpu_a_batch(cpu: CpuWatch, settled: Sequence[Batch], batch: int) -> dict[str, float]:
+    """CPU seconds a global batch, by process, between the first and the last settled step."""
+    found = cpu.between(settled[0].at / 1000, settled[-1].at / 1000)
+    if found is None:
+        return {}
+    first, last, seconds = found
+    trained = [b.cumulative for b in settled if first <= b.at / 1000 <= last]
+    if len(trained) < 2:
+        return {}
+    return {role: used * batch / (trained[-1] - trained[0]) for role, used in seconds.items()}
+
+
+def _outside_model(metrics: Sequence[Metric], settled: Sequence[Batch]) -> dict[str, float]:
+    """The share of rollout's and trainer's CPU time that is not model code, while the settled steps were made."""
+    begin, end = settled[0].at, settled[-1].at
+    shares = {}
+    for name in ("rollout", "trainer"):
+        of = [m.values for m in metrics if m.name == name and MODEL_CPU in m.values and begin <= m.measured_at <= end]
+        if len(of) > 1:
+            share = outside(of[-1][MODEL_CPU] - of[0][MODEL_CPU], of[-1][PROCESS_CPU] - of[0][PROCESS_CPU])
+            if share is not None:
+                shares["rollout-0" if name == "rollout" else name] = share
+    return shares
