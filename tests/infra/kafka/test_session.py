@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
-from kafka.errors import KafkaTimeoutError
+from kafka.errors import KafkaError, KafkaTimeoutError
 
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
 from infra.kafka.broker import Broker
@@ -115,16 +115,46 @@ def test_the_ledger_is_read_from_the_noted_offsets(config: SessionConfig, opened
     assert [r.value for r in opened(config).ledger] == [b"B", b"C"]
 
 
-def test_a_successor_fences(config: SessionConfig, opened: Open) -> None:
-    predecessor = opened(config)
-    successor = opened(config)
+@pytest.mark.parametrize("before", ["begin_transaction", "send", "send_offsets_to_transaction", "commit_transaction"])
+def test_a_successor_fences_wherever_its_predecessor_is(config: SessionConfig, opened: Open, before: str) -> None:
+    predecessor, successors = opened(config), []
+    call = getattr(predecessor._producer, before)
+
+    def open_successor_then_call(*arguments: object) -> object:
+        if not successors:
+            predecessor._producer.flush()
+            successors.append(opened(config))
+        return call(*arguments)
+
+    setattr(predecessor._producer, before, open_successor_then_call)
     with pytest.raises(Fenced):
-        predecessor.commit([record(config, b"late")], {source(config): 9}, {}, {})
+        predecessor.commit([record(config, b"late")] * 2, {source(config): 9}, {}, {})
+    (successor,) = successors
     assert isinstance(predecessor.lost, Fenced)
     with pytest.raises(Fenced):  # and again, without asking Kafka
         predecessor.commit([], {}, {}, {})
     successor.commit([record(config, b"mine")], {}, {}, {})
     assert visible(config, config.ledger[0].topic) == [b"mine"]
+
+
+def test_fencing_is_seen_where_only_a_refused_record_tells_of_it(config: SessionConfig, opened: Open) -> None:
+    predecessor = opened(config)
+    producer, send, calls = predecessor._producer, predecessor._producer.send, 0
+
+    def send_as_a_successor_opens(*arguments: object) -> object:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise KafkaError("cannot send, for some reason")
+        future = send(*arguments)
+        producer.flush()
+        if calls == 1:
+            opened(config)
+        return future
+
+    producer.send = send_as_a_successor_opens
+    with pytest.raises(Fenced, match="for some reason"):
+        predecessor.commit([record(config, b"late")] * 3, {}, {}, {})
 
 
 STOPS_BEFORE_ITS_COMMIT = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -196,6 +197,25 @@ def test_a_closed_shard_has_committed_and_begins_anew(config: ShardConfig) -> No
     assert Closing.closed == 1
     runner.slice(at)
     assert runner.starts == [1, 2]
+
+
+def test_what_a_finished_bundle_emitted_is_committed(config: ShardConfig) -> None:
+    runner = HandRunner(config)
+    at = runner.slice(0, elements=1)
+    session = SESSIONS.get(config.group)
+    assert session is not None
+    commit, commits = session.commit, 0
+
+    def slow(*arguments: Any) -> dict[str, int]:
+        nonlocal commits
+        time.sleep(0.3)
+        first = commit(*arguments)
+        commits += 1
+        return first
+
+    session.commit = slow  # type: ignore[method-assign]
+    runner.slice(at, elements=1)
+    assert (len(runner.emissions), commits) == (1, 1)
 
 
 def test_a_busy_step_does_not_wait_for_input(config: ShardConfig) -> None:

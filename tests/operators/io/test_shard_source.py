@@ -115,12 +115,18 @@ def test_a_start_resumes_where_it_is_told_to(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_session_lost_by_the_sink_or_by_a_poll_makes_a_new_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = ScriptedSession(1, [[raw(0)]])
+    first = ScriptedSession(1, [[raw(0)]], end=1)
     second = ScriptedSession(2, [SessionLost("poll")])
-    source = source_with(monkeypatch, first, second, ScriptedSession(3))
-    assert [type(source.next(wait=False)) for _ in range(2)] == [Restored, Polled]
+    source = source_with(monkeypatch, first, second, ScriptedSession(3, end=1))
+    restored, polled = (source.next(wait=False) for _ in range(2))
+    assert isinstance(restored, Restored)
+    assert isinstance(polled, Polled)
+    assert polled.caught_up
     first.lost = SessionLost("unknown outcome")
-    assert [source.next(wait=False).start for _ in range(3)] == [2, 3, 3]
+    *_, last = elements = [source.next(wait=False) for _ in range(3)]
+    assert [element.start for element in elements] == [2, 3, 3]
+    assert isinstance(last, Polled)
+    assert not last.caught_up  # each start must catch up anew
 
 
 def test_a_fenced_source_never_opens_another_session(monkeypatch: pytest.MonkeyPatch) -> None:

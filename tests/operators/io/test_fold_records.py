@@ -1,0 +1,100 @@
+"""The step's memory: one a start, made by Restored, fed by that start's polls alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import pytest
+
+from operators.io.elements import Checkpoint, Output, Place, Polled, Restored
+from operators.io.fold_records import _FoldFn, close_folders, is_busy
+from schemas.records import DeadLetter, Metric
+from schemas.topics import DEAD_LETTERS, METRICS
+
+HERE = Place("metrics", 0)
+LETTER = DeadLetter("read metrics", "garbage", "a-topic", 0, 3, b"x", 1)
+
+
+class Counter:
+    """Writes how often it was fed; remembers when it was closed."""
+
+    log: list[str] = []  # noqa: RUF012 - shared by all, on purpose
+
+    def __init__(self, start: int) -> None:
+        self._start = start
+        self._fed = 0
+
+    def fold(self, polled: Polled) -> Sequence[Output]:
+        self._fed += 1
+        return [Output(METRICS, "fed", Metric("fed", self._fed, {}, 0))]
+
+    def checkpoint(self, positions: Mapping[Place, int]) -> Checkpoint:
+        return Checkpoint(dict(positions), self._fed)
+
+    def busy(self) -> bool:
+        return self._fed == 1
+
+    def close(self) -> None:
+        self.log.append(f"closed {self._start}")
+
+
+class Count:
+    def restore(self, restored: Restored) -> Counter:
+        Counter.log.append(f"restored {restored.start}")
+        return Counter(restored.start)
+
+
+@pytest.fixture
+def fold() -> Iterator[_FoldFn]:
+    Counter.log.clear()
+    yield _FoldFn(Count())
+    close_folders()
+
+
+def restored(start: int, group: str = "g") -> Restored:
+    return Restored(group, start, (), {}, {})
+
+
+def polled(start: int, position: int = 0, *rejected: DeadLetter, group: str = "g") -> Polled:
+    return Polled(group, start, (), rejected, {HERE: position}, True)
+
+
+def test_each_poll_is_an_emission_with_its_number_and_checkpoint(fold: _FoldFn) -> None:
+    assert not list(fold.process(restored(4)))
+    emissions = [e for position in (5, 7) for e in fold.process(polled(4, position))]
+    assert [(e.group, e.start, e.number) for e in emissions] == [("g", 4, 1), ("g", 4, 2)]
+    assert [e.outputs[0].record.step for e in emissions] == [1, 2]
+    assert [e.checkpoint for e in emissions] == [Checkpoint({HERE: 5}, 1), Checkpoint({HERE: 7}, 2)]
+
+
+def test_what_was_rejected_goes_out_with_what_the_poll_gave(fold: _FoldFn) -> None:
+    list(fold.process(restored(1)))
+    (emission,) = fold.process(polled(1, 4, LETTER))
+    assert emission.outputs[0] == Output(DEAD_LETTERS, "a-topic", LETTER)
+    assert len(emission.outputs) == 2
+
+
+@pytest.mark.parametrize("starts", [[1], [1, 3]])
+def test_polls_of_another_start_are_dropped(fold: _FoldFn, starts: list[int]) -> None:
+    assert not list(fold.process(polled(2)))  # before any memory
+    for start in starts:
+        list(fold.process(restored(start)))
+    assert not list(fold.process(polled(2)))
+    assert [e.number for e in fold.process(polled(starts[-1]))] == [1]
+
+
+def test_a_new_start_has_a_new_memory_and_the_old_one_is_closed_once(fold: _FoldFn) -> None:
+    for start in (1, 2):
+        list(fold.process(restored(start)))
+    close_folders()
+    close_folders()
+    assert Counter.log == ["restored 1", "closed 1", "restored 2", "closed 2"]
+    assert not list(fold.process(polled(2)))
+
+
+def test_shards_are_apart_and_each_says_whether_it_is_busy(fold: _FoldFn) -> None:
+    assert not is_busy("g")
+    for group in ("g", "h"):
+        list(fold.process(restored(1, group)))
+    list(fold.process(polled(1)))
+    assert (is_busy("g"), is_busy("h")) == (True, False)
