@@ -53,7 +53,7 @@ class _Evaluating:
             if isinstance(received.record, WeightVersion):
                 if self._newest is None or received.record.version > self._newest.version:
                     self._newest = received.record
-                if received.record.version.number == 0 or received.record.final:
+                if received.record.version.number == 0:  # always asked, however late this process is
                     outputs += self._ask(received.record)
             else:
                 outputs += self._answer(received)
@@ -74,8 +74,6 @@ class _Evaluating:
 
     def _ask(self, manifest: WeightVersion) -> list[Output]:
         if not self._questions or (self._finished and manifest.final):
-            return []
-        if self._last is not None and not manifest.final and manifest.version.number <= self._last:
             return []
         modes = modes_due(manifest, self._last, self._config, len(self._rounds))
         whole = self._last is None or manifest.final

@@ -90,7 +90,7 @@ class _Generating:
         return Checkpoint(positions, marks={"alive": int(self._clock() // PROBE_S)})
 
     def busy(self) -> bool:
-        return bool(self._finished) or any(replica.busy() for replica in self._replicas.values())
+        return any(replica.busy() for replica in self._replicas.values())
 
     def close(self) -> None:
         self._heartbeats.close()

@@ -111,8 +111,11 @@ def test_finished_trajectories_wait_a_little_for_each_other() -> None:
     rollout.assign(3, replica=2)
     assert rollout.finished() == []
     assert rollout.shard.folder.busy()
-    rollout.now += 1.0
-    assert rollout.finished() == [("p3.0", 1)]
+    rollout.now += 0.6
+    rollout.assign(4, replica=2)
+    assert rollout.finished() == []
+    rollout.now += 0.6  # the first has waited long enough
+    assert rollout.finished() == [("p3.0", 1), ("p4.0", 0)]
 
 
 def test_a_refusal_goes_to_progress() -> None:

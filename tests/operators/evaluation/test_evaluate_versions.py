@@ -1,0 +1,279 @@
+"""Evaluation asks chosen versions once each, counts what that very version answered, and survives restarts."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+from log_model import Log, Shard
+from records_here import PARTITIONS, experience, failed, manifest, prompt, reading, shard, trajectory, version
+
+from operators.evaluation.config import EvaluationConfig
+from operators.evaluation.evaluate_versions import EvaluateVersions
+from operators.evaluation.rounds import open_round, round_name
+from schemas.records import Metric, PolicyVersion, Prompt, RewardComponent
+from schemas.topics import EVAL_PROMPTS, EXPERIENCES, METRICS, RELAY, SETTLED, partition_of
+
+
+class Evaluation:
+    """The evaluation operator on a log in memory, with `questions` held-out ones."""
+
+    def __init__(self, questions: int = 3, **config: Any) -> None:
+        self.log = Log()
+        held_out = [prompt(number, 1, purpose="evaluation", text=f"held out {number}") for number in range(questions)]
+        settings = EvaluationConfig(**{"every": 5, "periodic_questions": 2, **config})
+        readings = reading(EXPERIENCES, keys="e"), reading(RELAY, start="earliest")
+        self.shard = Shard(
+            self.log, shard("evaluation", *readings), EvaluateVersions(settings, lambda: held_out).restore
+        )
+        self.shard.start()
+        self._answered = 0
+
+    def publish(self, number: int, epoch: int = 1, final: bool = False) -> None:
+        self.log.append(RELAY, manifest(version(number, epoch), final=final))
+
+    def asked(self) -> Counter[str]:
+        """How many questions each round asked."""
+        return Counter(p.round for p in self.log.rows(EVAL_PROMPTS))
+
+    def answer(self, most: int = 10**6, under: PolicyVersion | None = None, reward: float = 1.0) -> None:
+        """Answer the next questions under the version they name, or `under`."""
+        questions: list[Prompt] = self.log.rows(EVAL_PROMPTS)[self._answered :][:most]
+        for asked in questions:
+            made = trajectory(asked, 0, under=under or asked.policy_version)
+            self.score(experience(made, reward))
+        self._answered += len(questions)
+
+    def score(self, record: Any) -> None:
+        asked = record.trajectory.prompt
+        self.log.append(EXPERIENCES, record, asked.prompt_id, partition_of(asked.number, PARTITIONS))
+
+    def points(self) -> list[tuple[int, dict[str, float]]]:
+        records: list[Metric] = self.log.rows(METRICS)
+        return [(record.step, record.values) for record in records]
+
+
+def test_the_first_version_is_asked_everything_in_both_modes() -> None:
+    evaluation = Evaluation()
+    evaluation.publish(0)
+    evaluation.shard.run()
+    assert evaluation.asked() == {"1.0/greedy": 3, "1.0/sampled": 3}
+    prompts: list[Prompt] = evaluation.log.rows(EVAL_PROMPTS)
+    assert [(p.number, p.text, p.sampling.temperature) for p in prompts] == [
+        *((n, f"held out {n}", 0.0) for n in range(3)),
+        *((n + 3, f"held out {n}", 1.0) for n in range(3)),
+    ]
+    assert {(p.policy_version, p.purpose, p.samples) for p in prompts} == {(version(0), "evaluation", 1)}
+    assert evaluation.shard.run() == []
+
+
+def test_a_complete_round_is_settled_and_measured_at_once() -> None:
+    evaluation = Evaluation(sampled=False)
+    evaluation.publish(0)
+    evaluation.shard.run()
+    evaluation.answer(2, reward=1.0)
+    assert evaluation.shard.run() == []
+    evaluation.answer(1, reward=0.0)
+    evaluation.shard.run()
+    assert evaluation.points() == [(0, {"questions": 3.0, "final": 0.0, "accuracy/greedy": pytest.approx(2 / 3)})]
+    assert {(r.trajectory_id, r.fate) for r in evaluation.log.rows(SETTLED)} == {
+        (f"e{number}.0", "evaluated") for number in range(3)
+    }
+
+
+def test_accuracy_is_the_component_of_that_name_and_counts_only_the_rounds_version() -> None:
+    evaluation = Evaluation(sampled=False)
+    evaluation.publish(0)
+    evaluation.shard.run()
+    first, second, third = evaluation.log.rows(EVAL_PROMPTS)
+    right = RewardComponent("accuracy", 1.0, 0.0)
+    evaluation.score(experience(trajectory(first, 0), reward=-7.0, components=(right,)))
+    evaluation.score(experience(trajectory(second, 0, under=version(4))))
+    evaluation.score(experience(failed(third, 0), reward=0.0))
+    evaluation.shard.run()
+    assert evaluation.points() == [(0, {"questions": 1.0, "final": 0.0, "accuracy/greedy": 1.0})]
+
+
+def test_a_round_whose_version_was_gone_ends_without_a_point() -> None:
+    evaluation = Evaluation(questions=1, sampled=False)
+    evaluation.publish(0)
+    evaluation.shard.run()
+    (asked,) = evaluation.log.rows(EVAL_PROMPTS)
+    evaluation.score(experience(failed(asked, 0, "weight version 1.0 is gone")))
+    evaluation.shard.run()
+    assert evaluation.points() == [(0, {"questions": 0.0, "final": 0.0})]
+    assert len(evaluation.log.rows(SETTLED)) == 1
+
+
+@pytest.mark.parametrize(
+    ("every", "published", "expected"),
+    [
+        (5, [4, 5, 6, 9, 10], ["1.5/greedy", "1.10/greedy"]),
+        (5, [4, 7, 11], ["1.7/greedy", "1.11/greedy"]),
+        (0, [5, 10], []),
+        (5, [4], []),
+    ],
+)
+def test_periodic_rounds_are_greedy_and_short(every: int, published: list[int], expected: list[str]) -> None:
+    evaluation = Evaluation(sampled=False, every=every)
+    evaluation.publish(0)
+    evaluation.shard.run()
+    evaluation.answer()
+    evaluation.shard.run()
+    for number in published:
+        evaluation.publish(number)
+        evaluation.shard.run()
+        evaluation.answer()
+        evaluation.shard.run()
+    assert evaluation.asked() - Counter({"1.0/greedy": 3}) == dict.fromkeys(expected, 2)
+
+
+def test_a_periodic_round_waits_for_the_one_under_way_and_then_takes_the_newest() -> None:
+    evaluation = Evaluation(sampled=False)
+    evaluation.publish(0)
+    evaluation.shard.run()
+    for number in (5, 6):
+        evaluation.publish(number)
+        assert evaluation.shard.run() == []
+    evaluation.answer()
+    evaluation.shard.run()
+    assert evaluation.asked() == {"1.0/greedy": 3, "1.6/greedy": 2}
+
+
+def test_the_last_version_is_asked_everything_whatever_is_under_way() -> None:
+    evaluation = Evaluation()
+    evaluation.publish(0)
+    evaluation.publish(3, final=True)
+    evaluation.shard.run()
+    assert evaluation.asked() == {"1.0/greedy": 3, "1.0/sampled": 3, "1.3/greedy/final": 3, "1.3/sampled/final": 3}
+    evaluation.answer()
+    evaluation.shard.run()
+    assert [(step, values["final"]) for step, values in evaluation.points()] == [(0, 0.0), (0, 0.0), (3, 1.0), (3, 1.0)]
+    evaluation.publish(3, epoch=2, final=True)
+    assert evaluation.shard.run() == []
+
+
+def test_a_replaying_trainer_is_not_evaluated_again() -> None:
+    evaluation = Evaluation(sampled=False)
+    for number in (0, 5):
+        evaluation.publish(number)
+        evaluation.shard.run()
+        evaluation.answer()
+        evaluation.shard.run()
+    evaluation.publish(0, epoch=2)
+    evaluation.publish(5, epoch=2)
+    assert evaluation.shard.run() == []
+
+
+def test_no_questions_ask_nothing() -> None:
+    evaluation = Evaluation(questions=0)
+    evaluation.publish(0, final=True)
+    assert evaluation.shard.run(3) == []
+
+
+def test_what_was_not_asked_and_what_was_answered_before_counts_for_nothing() -> None:
+    evaluation = Evaluation(sampled=False)
+    evaluation.publish(0)
+    evaluation.shard.run()
+    evaluation.answer(2)
+    first = evaluation.log.rows(EVAL_PROMPTS)[0]
+    stray = prompt(9, 1, purpose="evaluation", policy_version=version(0), round="1.0/greedy")
+    evaluation.score(experience(trajectory(first, 0), reward=0.0))
+    evaluation.score(experience(trajectory(stray, 0)))
+    assert evaluation.shard.run() == []
+    evaluation.answer()
+    evaluation.shard.run()
+    assert evaluation.points() == [(0, {"questions": 3.0, "final": 0.0, "accuracy/greedy": 1.0})]
+    group = evaluation.log.committed(evaluation.shard.config.group)
+    assert all(group.offsets[place] == evaluation.log.end(place) for place in evaluation.shard.places)
+
+
+def test_a_late_start_takes_the_first_version_and_the_newest_not_what_lay_between() -> None:
+    evaluation = Evaluation(sampled=False)
+    for number in (0, 5, 10):
+        evaluation.publish(number)
+    evaluation.shard.start()
+    for _ in range(3):
+        evaluation.shard.turn(most=1)
+        evaluation.answer()
+    evaluation.shard.run()
+    evaluation.answer()
+    evaluation.shard.run(2)
+    assert evaluation.asked() == {"1.0/greedy": 3, "1.10/greedy": 2}
+
+
+def test_a_restart_in_the_midst_of_two_rounds_goes_on_with_both() -> None:
+    evaluation = Evaluation()
+    evaluation.publish(0)
+    evaluation.shard.run()
+    evaluation.answer(4)
+    evaluation.shard.run()  # one round is complete, of the other one answer is there
+    assert len(evaluation.points()) == 1
+    evaluation.shard.run()
+    evaluation.shard.start()
+    assert evaluation.shard.run() == []
+    evaluation.answer()
+    evaluation.shard.run()
+    assert len(evaluation.points()) == 2
+    evaluation.publish(5)
+    evaluation.shard.run()
+    assert evaluation.asked()["1.5/greedy"] == 2
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_restarts_at_any_point_ask_and_count_everything_once(seed: int) -> None:
+    rng = random.Random(seed)
+    evaluation = Evaluation(questions=4)
+    number = 0
+    evaluation.publish(0)
+    for _ in range(150):
+        what = rng.random()
+        if what < 0.1 and number < 12:
+            number += 1
+            evaluation.publish(number, final=number == 12)
+        elif what < 0.2:
+            evaluation.shard.start()
+        elif what < 0.4:
+            evaluation.answer(rng.randint(1, 3))
+        elif what < 0.8:
+            places = evaluation.shard.places
+            evaluation.shard.turn(rng.choice([1, 2, 99]), rng.sample(places, rng.randint(1, len(places))))
+        else:
+            evaluation.shard.commit()
+    for last in range(number + 1, 13):
+        evaluation.publish(last, final=last == 12)
+    for _ in range(8):
+        evaluation.shard.run()
+        evaluation.answer()
+    asked = evaluation.asked()
+    assert {name: count for name, count in asked.items() if "final" in name} == {
+        "1.12/greedy/final": 4,
+        "1.12/sampled/final": 4,
+    }
+    assert (asked["1.0/greedy"], asked["1.0/sampled"]) == (4, 4)
+    assert len(evaluation.points()) == len(asked)
+    names = [r.trajectory_id for r in evaluation.log.rows(SETTLED)]
+    assert len(names) == len(set(names)) == sum(asked.values())
+    assert sorted(p.number for p in evaluation.log.rows(EVAL_PROMPTS)) == list(range(len(names)))
+
+
+@pytest.mark.parametrize("mode", ["greedy", "sampled"])
+@pytest.mark.parametrize("final", [True, False])
+def test_rounds_are_told_by_their_names(mode: Any, final: bool) -> None:
+    name = round_name(version(7, epoch=3), mode, final)
+    found = open_round(name, range(4, 6))
+    assert (found.name, found.version, found.mode, found.final) == (name, version(7, epoch=3), mode, final)
+
+
+@pytest.mark.parametrize("name", ["", "1.2", "1.2/other", "x/greedy"])
+def test_what_is_no_round_is_said(name: str) -> None:
+    with pytest.raises(ValueError, match="not a"):
+        open_round(name, range(1))
+
+
+@pytest.mark.parametrize(("field", "value"), [("every", -1), ("periodic_questions", 0)])
+def test_the_config_names_what_does_not_fit(field: str, value: int) -> None:
+    with pytest.raises(ValueError, match=field):
+        EvaluationConfig(**{field: value})

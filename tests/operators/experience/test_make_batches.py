@@ -1,0 +1,333 @@
+"""The buffer: whole groups, dense batch numbers, each trajectory settled once, across restarts at any point."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from log_model import Log, Shard
+from records_here import PARTITIONS, experience, failed, manifest, prompt, reading, settled, shard, trajectory, version
+
+from operators.experience.config import MOST_TOKENS, ExperienceConfig
+from operators.experience.make_batches import MakeBatches
+from operators.experience.packing import split_by_tokens
+from schemas.columns import flags, floats, token_ids
+from schemas.identity import parse_trajectory_id
+from schemas.records import Experience, MicroBatch, Response, Settled
+from schemas.topics import BATCHES, EXPERIENCES, METRICS, RELAY, SETTLED, partition_of
+
+
+class Buffer:
+    """The experience operator on a log in memory."""
+
+    def __init__(self, global_batch: int = 4, **config: Any) -> None:
+        self.log = Log()
+        step = MakeBatches(ExperienceConfig(global_batch=global_batch, **config), PARTITIONS)
+        readings = reading(EXPERIENCES, keys="p"), reading(RELAY, start="earliest")
+        self.shard = Shard(self.log, shard("experience", *readings, ledger=("settled",)), step.restore)
+        self.shard.start()
+
+    def score(self, *records: Experience) -> None:
+        for record in records:
+            asked = record.trajectory.prompt
+            self.log.append(EXPERIENCES, record, asked.prompt_id, partition_of(asked.number, PARTITIONS))
+
+    def group(self, number: int, samples: int = 2, **how: Any) -> None:
+        asked = prompt(number, samples)
+        self.score(*(experience(trajectory(asked, member, **how)) for member in range(samples)))
+
+    def publish(self, number: int) -> None:
+        self.log.append(RELAY, manifest(version(number)))
+
+    def batches(self) -> list[tuple[str, ...]]:
+        found: dict[int, list[str]] = {}
+        for part in sorted(self.log.rows(BATCHES), key=lambda part: (part.batch, part.index)):
+            found.setdefault(part.batch, []).extend(part.trajectory_ids)
+        assert list(found) == list(range(len(found)))
+        return [tuple(names) for names in found.values()]
+
+    def fates(self) -> dict[str, str]:
+        records: list[Settled] = self.log.rows(SETTLED)
+        assert len({r.trajectory_id for r in records}) == len(records)
+        return {r.trajectory_id: r.fate for r in records}
+
+
+def test_a_batch_is_whole_groups_until_it_has_enough() -> None:
+    buffer = Buffer(global_batch=5)
+    buffer.group(0, 2)
+    buffer.group(2, 2)
+    assert buffer.shard.run() == []
+    buffer.group(4, 3)
+    buffer.group(6, 2)
+    buffer.shard.run()
+    assert buffer.batches() == [("p0.0", "p0.1", "p2.0", "p2.1", "p4.0", "p4.1", "p4.2")]
+    assert Counter(buffer.fates().values()) == {"batched": 7}
+
+
+def test_groups_leave_in_the_order_of_their_completion() -> None:
+    buffer = Buffer(global_batch=2)
+    first, second = prompt(0), prompt(2)
+    buffer.score(experience(trajectory(first, 0)), *(experience(trajectory(second, m)) for m in (0, 1)))
+    buffer.score(experience(trajectory(first, 1)))
+    buffer.shard.run()
+    assert buffer.batches() == [("p2.0", "p2.1"), ("p0.0", "p0.1")]
+
+
+def test_one_poll_may_fill_several_batches() -> None:
+    buffer = Buffer(global_batch=2)
+    for number in range(5):
+        buffer.group(number)
+    buffer.shard.run()
+    assert len(buffer.batches()) == 5
+
+
+def test_staleness_is_that_at_consumption() -> None:
+    buffer = Buffer(global_batch=4)
+    buffer.publish(0)
+    buffer.group(0, under=version(3))
+    buffer.shard.run()
+    buffer.publish(5)
+    buffer.group(1, under=version(7))
+    buffer.shard.run()
+    (part,) = buffer.log.rows(BATCHES)
+    assert part.staleness.to_pylist() == [2, 2, 0, 0]
+    assert [r.staleness for r in buffer.log.rows(SETTLED)] == [2, 2, 0, 0]
+    (metric,) = buffer.log.rows(METRICS)
+    assert metric.values["staleness/2"] == 2.0
+    assert metric.values["buffer/trajectories"] == 0.0
+
+
+def nonsense(kind: str, member: int = 0) -> Experience:
+    """An experience that cannot be trained."""
+    asked = prompt(0)
+    if kind == "failed":
+        return experience(failed(asked, member, "out of memory"))
+    if kind == "no version":
+        return experience(trajectory(asked, member, version_spans=()))
+    if kind == "nothing was generated":
+        return experience(trajectory(asked, member, tokens=0))
+    if kind == "the prompt is empty":
+        return experience(trajectory(prompt(0, token_ids=token_ids([])), member))
+    if kind == "the reward is nan":
+        return experience(trajectory(asked, member), reward=float("nan"))
+    logprobs = [-0.5, float("-inf")] if kind == "a behaviour logprob is not finite" else [-0.5]
+    response = Response(token_ids([5, 5]), floats(logprobs), flags([True, True]))
+    return experience(trajectory(asked, member, response=response))
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("failed", "out of memory"),
+        ("no version", "nothing was generated"),
+        *((kind, kind) for kind in ("nothing was generated", "the prompt is empty", "the reward is nan")),
+        ("a behaviour logprob is not finite", "a behaviour logprob is not finite"),
+        ("unequal", "2 tokens with 1 logprobs and a mask of 2"),
+    ],
+)
+def test_what_cannot_be_trained_is_settled_as_it_comes_and_its_group_completes(kind: str, reason: str) -> None:
+    buffer = Buffer(global_batch=1)
+    buffer.score(nonsense(kind))
+    buffer.shard.run()
+    (record,) = buffer.log.rows(SETTLED)
+    assert (record.trajectory_id, record.fate, record.reason, record.batch) == ("p0.0", "failed", reason, None)
+    buffer.score(experience(trajectory(prompt(0), 1)))
+    buffer.shard.run()
+    assert buffer.batches() == [("p0.1",)]
+
+
+def test_an_environments_token_needs_no_logprob() -> None:
+    buffer = Buffer(global_batch=1)
+    response = Response(token_ids([5, 6]), floats([-0.5, float("nan")]), flags([True, False]))
+    buffer.score(experience(trajectory(prompt(0, 1), 0, response=response)))
+    buffer.shard.run()
+    assert buffer.batches() == [("p0.0",)]
+
+
+def test_a_batch_has_enough_that_can_be_trained() -> None:
+    buffer = Buffer(global_batch=4)
+    for number in range(3):
+        asked = prompt(number, 2)
+        buffer.score(experience(trajectory(asked, 0)), experience(failed(asked, 1)))
+    buffer.group(4)
+    buffer.shard.run()
+    assert buffer.batches() == [("p0.0", "p2.0", "p4.0", "p4.1")]
+    assert Counter(buffer.fates().values())["failed"] == 3
+
+
+def test_a_group_of_failures_ends_without_a_batch() -> None:
+    buffer = Buffer(global_batch=2)
+    asked = prompt(0, 3)
+    buffer.score(*(experience(failed(asked, member)) for member in range(3)))
+    buffer.shard.run()
+    assert buffer.fates() == dict.fromkeys(("p0.0", "p0.1", "p0.2"), "failed")
+    assert buffer.batches() == []
+
+
+def test_a_group_half_failed_completes_after_a_restart() -> None:
+    buffer = Buffer(global_batch=1)
+    asked = prompt(0, 3)
+    buffer.score(experience(failed(asked, 0)), experience(trajectory(asked, 1)))
+    buffer.shard.run()
+    buffer.shard.run()
+    buffer.shard.start()
+    buffer.score(experience(trajectory(asked, 2)))
+    buffer.shard.run()
+    assert buffer.batches() == [("p0.1", "p0.2")]
+
+
+@pytest.mark.parametrize("drop", [True, False])
+def test_what_is_over_age_is_trained_unless_it_is_to_be_dropped(drop: bool) -> None:
+    buffer = Buffer(global_batch=4, max_staleness=1, drop_over_age=drop)
+    buffer.publish(5)
+    asked = prompt(0, 2)
+    buffer.score(experience(trajectory(asked, 0, under=version(3))), experience(trajectory(asked, 1, under=version(4))))
+    buffer.group(2, under=version(5))
+    buffer.shard.run()
+    if not drop:
+        assert buffer.batches() == [("p0.0", "p0.1", "p2.0", "p2.1")]
+        return
+    (record,) = buffer.log.rows(SETTLED)
+    assert (record.trajectory_id, record.fate, record.reason) == ("p0.0", "dropped", "staleness 2 > 1")
+    assert buffer.batches() == []
+    buffer.shard.start()
+    buffer.group(4, under=version(5))
+    buffer.shard.run()
+    assert buffer.batches() == [("p0.1", "p2.0", "p2.1", "p4.0", "p4.1")]
+
+
+def test_what_the_buffer_holds_is_told_with_each_batch() -> None:
+    buffer = Buffer(global_batch=2, max_staleness=1, drop_over_age=True)
+    buffer.publish(5)
+    buffer.group(0, under=version(3))
+    buffer.group(2, under=version(5))
+    buffer.score(experience(trajectory(prompt(4), 0)))
+    buffer.shard.run()
+    (metric,) = buffer.log.rows(METRICS)
+    assert metric.values == {
+        "buffer/trajectories": 1.0,
+        "buffer/groups": 1.0,
+        "dropped/stale": 2.0,
+        "staleness/0": 2.0,
+    }
+    assert buffer.batches() == [("p2.0", "p2.1")]
+
+
+def test_a_second_answer_is_passed_over() -> None:
+    buffer = Buffer(global_batch=2)
+    asked = prompt(0)
+    buffer.score(experience(trajectory(asked, 0)), experience(trajectory(asked, 0)))
+    assert buffer.shard.run() == []
+    buffer.score(experience(trajectory(asked, 1)))
+    buffer.shard.run()
+    buffer.score(experience(trajectory(asked, 1)))
+    assert buffer.shard.run() == []
+    buffer.shard.start()
+    buffer.score(experience(trajectory(asked, 0)))
+    assert buffer.shard.run() == []
+    assert buffer.batches() == [("p0.0", "p0.1")]
+
+
+def test_no_batch_before_all_that_was_written_has_been_seen() -> None:
+    buffer = Buffer(global_batch=2)
+    buffer.group(0)
+    buffer.publish(1)
+    buffer.shard.start()
+    experiences = [place for place in buffer.shard.places if place.topic == EXPERIENCES.noun]
+    assert buffer.shard.turn(only=experiences) == ()
+    assert len(buffer.shard.run()) > 0
+    assert buffer.log.rows(BATCHES)[0].staleness.to_pylist() == [1, 1]
+
+
+def test_evaluations_settled_in_the_same_topic_are_not_remembered() -> None:
+    buffer = Buffer(global_batch=2)
+    buffer.group(0)
+    buffer.shard.run()
+    for number in range(50, 60):
+        buffer.log.append(SETTLED, settled(f"e{number}.0", 1, "evaluated"))
+    buffer.shard.start()
+    buffer.group(1)
+    buffer.shard.run()
+    buffer.shard.run()
+    note = buffer.log.committed(buffer.shard.config.group)
+    assert not [name for name in note.marks["settled"] if name.startswith("e")]
+    assert note.ledger["settled:0"] > 10
+
+
+def test_parts_are_bounded_by_tokens_and_say_how_many_they_are() -> None:
+    buffer = Buffer(global_batch=4, micro_batch_tokens=12)
+    buffer.group(0, 4, tokens=3)  # six tokens each, prompt included
+    buffer.score(experience(trajectory(prompt(2, 1), 0, tokens=40)))
+    buffer.shard.run()
+    parts: list[MicroBatch] = buffer.log.rows(BATCHES)
+    assert [(p.index, p.count, p.lengths.to_pylist()) for p in parts] == [(0, 2, [6, 6]), (1, 2, [6, 6])]
+    assert [len(p.token_ids) for p in parts] == [12, 12]
+    first = parts[0]
+    assert first.token_ids.to_pylist() == [1, 2, 3, 5, 5, 5] * 2
+    assert np.allclose(first.logprobs.to_numpy(), [0, 0, 0, -0.5, -0.5, -0.5] * 2)
+    assert first.loss_mask.to_pylist() == [False, False, False, True, True, True] * 2
+    assert first.prompt_lengths.to_pylist() == [3, 3]
+    assert (first.lineage_partitions.to_pylist(), first.lineage_offsets.to_pylist()) == ([0, 0], [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("lengths", "parts"),
+    [
+        ([], []),
+        ([5, 5], [[0, 1]]),
+        ([5, 6], [[0], [1]]),
+        ([40, 3, 3], [[0], [1, 2]]),
+        ([3, 40, 3], [[0], [1], [2]]),
+        ([10, 10], [[0], [1]]),
+    ],
+)
+def test_sequences_are_laid_out_in_order_and_a_long_one_goes_alone(lengths: list[int], parts: list[list[int]]) -> None:
+    assert [list(part) for part in split_by_tokens(lengths, 10)] == parts
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("global_batch", 0), ("max_staleness", -1), ("micro_batch_tokens", 0), ("micro_batch_tokens", MOST_TOKENS + 1)],
+)
+def test_the_config_names_what_does_not_fit(field: str, value: int) -> None:
+    with pytest.raises(ValueError, match=field):
+        ExperienceConfig(**{field: value})
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_restarts_at_any_point_lose_nothing_and_settle_nothing_twice(seed: int) -> None:
+    rng = random.Random(seed)
+    buffer = Buffer(global_batch=rng.choice([1, 5, 8]), max_staleness=1, drop_over_age=rng.random() < 0.5)
+    waiting = [(number, member) for number in range(24) for member in range(3)]
+    rng.shuffle(waiting)
+    newest = 0
+    while waiting or rng.random() < 0.9:
+        what = rng.random()
+        if what < 0.4 and waiting:
+            number, member = waiting.pop()
+            asked, under = prompt(number, 3), version(rng.randint(max(0, newest - 3), newest))
+            broken = rng.random() < 0.1
+            buffer.score(experience(failed(asked, member) if broken else trajectory(asked, member, under=under)))
+        elif what < 0.45:
+            newest += 1
+            buffer.publish(newest)
+        elif what < 0.55:
+            buffer.shard.start()
+        elif what < 0.85:
+            buffer.shard.turn(rng.choice([1, 3, 99]), rng.sample(buffer.shard.places, rng.randint(1, 3)))
+        else:
+            buffer.shard.commit()
+    for _ in range(3):
+        buffer.shard.run()
+    batched = [name for batch in buffer.batches() for name in batch]
+    fates = buffer.fates()
+    assert sorted(batched) == sorted(name for name, fate in fates.items() if fate == "batched")
+    least = buffer.shard.folder._config.global_batch
+    assert all(len(batch) >= least for batch in buffer.batches())
+    groups = [{parse_trajectory_id(name).number for name in batch} for batch in buffer.batches()]
+    assert sum(map(len, groups)) == len(set().union(*groups))
+    assert 72 - len(fates) < max(least, 1)
+    assert len(buffer.shard.folder._held) == 72 - len(fates)

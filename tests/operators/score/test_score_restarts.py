@@ -1,0 +1,111 @@
+"""Score answers each trajectory once, whichever of its finishes comes, across restarts at any point."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from log_model import Log, Shard
+from records_here import PARTITIONS, failed, prompt, reading, shard, trajectory
+
+from operators.io.elements import Restored
+from operators.io.fold_records import Folder
+from operators.score import score_trajectories
+from operators.score.config import RewardSpec, ScoreConfig
+from operators.score.pool import Outcome
+from operators.score.score_trajectories import ScoreTrajectories
+from schemas.records import Experience, Trajectory
+from schemas.topics import EXPERIENCES, TRAJECTORIES, partition_of
+
+
+class Judge:
+    """Gives the number of the prompt as the reward."""
+
+    def __init__(self, config: ScoreConfig) -> None:
+        self.config = config
+        self.closed = False
+
+    def judge(self, trajectories: Sequence[Trajectory]) -> list[list[Outcome]]:
+        return [[Outcome(float(trajectory.prompt.number), None)] for trajectory in trajectories]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Score:
+    """The score operator on a log in memory."""
+
+    def __init__(self) -> None:
+        self.log = Log()
+        config = ScoreConfig(rewards=[RewardSpec("exact")])
+        self._step = ScoreTrajectories(config, PARTITIONS)
+        self.shard = Shard(self.log, shard("score", reading(TRAJECTORIES), ledger=("experiences",)), self._restore)
+        self.shard.start()
+
+    def _restore(self, restored: Restored) -> Folder:
+        return self._step.restore(restored)
+
+    def finish(self, *records: Trajectory) -> None:
+        for record in records:
+            where = partition_of(record.prompt.number, PARTITIONS)
+            self.log.append(TRAJECTORIES, record, record.prompt.prompt_id, where)
+
+    def scored(self) -> list[str]:
+        records: list[Experience] = self.log.rows(EXPERIENCES)
+        return [record.trajectory.trajectory_id for record in records]
+
+
+@pytest.fixture
+def score(monkeypatch: pytest.MonkeyPatch) -> Score:
+    monkeypatch.setattr(score_trajectories, "Scorer", Judge)
+    return Score()
+
+
+def test_an_experience_stands_where_its_trajectory_stood(score: Score) -> None:
+    score.finish(trajectory(prompt(3), 1), failed(prompt(2), 0))
+    outputs = score.shard.run()
+    assert [(o.key, o.partition, o.record.reward) for o in outputs] == [("p2", 0, 0.0), ("p3", 1, 3.0)]
+    assert outputs[0].record.error == "generation failed: given up"
+
+
+def test_the_first_finish_counts_whatever_its_lease(score: Score) -> None:
+    score.finish(trajectory(prompt(0), 0, lease=3), trajectory(prompt(0), 0, lease=9))
+    score.shard.run()
+    score.finish(trajectory(prompt(0), 0, lease=4))
+    score.shard.run()
+    assert [r.trajectory.lease for r in score.log.rows(EXPERIENCES)] == [3]
+
+
+def test_a_second_finish_after_a_restart_is_known(score: Score) -> None:
+    for number in (0, 2, 4):
+        score.finish(trajectory(prompt(number), 0))
+        score.shard.run()
+    score.shard.run()
+    memory = score.shard.folder
+    score.shard.start()
+    assert memory._scorer.closed  # type: ignore[union-attr]
+    score.finish(*(trajectory(prompt(number), member) for number in (0, 2, 4) for member in (0, 1)))
+    score.shard.run()
+    assert sorted(score.scored()) == [f"p{number}.{member}" for number in (0, 2, 4) for member in (0, 1)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_restarts_at_any_point_score_everything_once(score: Score, seed: int) -> None:
+    rng = random.Random(seed)
+    names = [(number, member) for number in range(16) for member in range(2)]
+    finishes = names + rng.sample(names, 12)
+    rng.shuffle(finishes)
+    while finishes:
+        what = rng.random()
+        if what < 0.5:
+            number, member = finishes.pop()
+            score.finish(trajectory(prompt(number), member))
+        elif what < 0.6:
+            score.shard.start()
+        elif what < 0.85:
+            score.shard.turn(rng.choice([1, 99]), rng.sample(score.shard.places, rng.randint(1, 2)))
+        else:
+            score.shard.commit()
+    score.shard.run()
+    assert sorted(score.scored()) == sorted(f"p{number}.{member}" for number, member in names)
