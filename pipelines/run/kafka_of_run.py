@@ -54,9 +54,12 @@ class KafkaOfRun:
     def restart(self) -> None:
         """Start the run's own broker again on its data; takes seconds. Raises BrokerStartError."""
         assert self._own is not None
-        if self._restarts.count() is None:
+        pause = self._restarts.count()
+        if pause is None:
             raise BrokerStartError(f"the broker died {self._restarts.rate()}: see {self._own.log_file}")
         self._note("the broker has died; starting it again")
+        self._own.kill()  # it may be dead and yet hold its port: it is gone once it has been waited for
+        time.sleep(pause)
         self._own.start(self._note)
 
     def answers(self) -> bool:
