@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,25 +56,15 @@ class Nursery:
         return json.loads(self._process.stdout.readline())
 
 
-class LaminarRun:
-    """`laminar run` as a process with a working folder of its own, by which all that descends from it is found."""
+class Command:
+    """A `laminar` command as a process with a working folder, by which all that descends from it is found."""
 
-    def __init__(self, nursery: Nursery, here: Path, config: Path, name: str, *changes: str) -> None:
-        self.name, self.here = name, here
-        self.folder = here / "runs" / name
-        self.output = here / "output.txt"
+    def __init__(self, nursery: Nursery, here: Path, *arguments: str) -> None:
+        self.here, self.output = here, here / "output.txt"
         self._nursery = nursery
-        here.mkdir(parents=True, exist_ok=True)
-        sets = [word for change in changes for word in ("--set", change)]
-        self.pid = nursery.start(["run", str(config), "--name", name, *sets], here, self.output)
         self._code: int | None = None
-
-    def state(self) -> dict[str, Any]:
-        """What its state.json says; nothing before there is one."""
-        try:
-            return dict(json.loads((self.folder / "state.json").read_text()))
-        except FileNotFoundError:
-            return {}
+        here.mkdir(parents=True, exist_ok=True)
+        self.pid = nursery.start(arguments, here, self.output)
 
     def exit_code(self) -> int | None:
         """None while it runs."""
@@ -85,18 +74,52 @@ class LaminarRun:
 
     def wait(self, seconds: float = 120.0) -> int:
         """Its exit code, as soon as it has ended."""
-        self.until(lambda: self.exit_code() is not None, seconds, "the run's end")
-        assert self._code is not None
-        return self._code
+        deadline = time.monotonic() + seconds
+        while (code := self.exit_code()) is None:
+            if time.monotonic() > deadline:
+                raise AssertionError(f"it has not ended after {seconds:g} s, output:\n{self.said()}")
+            time.sleep(0.02)
+        return code
 
-    def until(self, condition: Callable[[], Any], seconds: float = 90.0, what: str = "a condition") -> Any:
-        """Wait for `condition` and return what it gives; what the run said is in the error if it does not come."""
+    def until(self, condition: Callable[[], Any], seconds: float, what: str) -> Any:
+        """Wait for `condition` and return what it gives; what the command said is in the error if it does not come."""
         deadline = time.monotonic() + seconds
         while not (found := condition()):
-            if time.monotonic() > deadline or (what != "the run's end" and self.exit_code() is not None):
+            if time.monotonic() > deadline or self.exit_code() is not None:
                 raise AssertionError(f"{what} did not come; exit code {self._code}, output:\n{self.said()}")
             time.sleep(0.02)
         return found
+
+    def signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def said(self) -> str:
+        return self.output.read_text() if self.output.exists() else ""
+
+    def processes(self) -> list[psutil.Process]:
+        """Every process that lives in the working folder: the command and what it has started."""
+        return [process for process in psutil.process_iter() if _lives_in(process, self.here)]
+
+    def end(self) -> None:
+        """Kill what is left."""
+        kill_what_lives_in([self.here])
+
+
+class LaminarRun(Command):
+    """`laminar run`."""
+
+    def __init__(self, nursery: Nursery, here: Path, config: Path, name: str, *changes: str) -> None:
+        self.name = name
+        self.folder = here / "runs" / name
+        sets = [word for change in changes for word in ("--set", change)]
+        super().__init__(nursery, here, "run", str(config), "--name", name, *sets)
+
+    def state(self) -> dict[str, Any]:
+        """What its state.json says; nothing before there is one."""
+        try:
+            return dict(json.loads((self.folder / "state.json").read_text()))
+        except FileNotFoundError:
+            return {}
 
     def until_phase(self, phase: str, seconds: float = 90.0) -> None:
         """Wait until the run has entered `phase`, or gone through it."""
@@ -112,15 +135,9 @@ class LaminarRun:
     def zygote_pid(self) -> int:
         return psutil.Process(self.pid_of("placement")).ppid()
 
-    def signal(self, number: int) -> None:
-        os.kill(self.pid, number)
-
-    def said(self) -> str:
-        return self.output.read_text() if self.output.exists() else ""
-
-    def processes(self) -> list[psutil.Process]:
-        """Every process that lives in the run's working folder: the run, its zygote, its roles, its broker."""
-        return [process for process in psutil.process_iter() if _lives_in(process, self.here)]
+    def audit(self) -> dict[str, Any]:
+        """What its audit found."""
+        return dict(json.loads((self.folder / "audit.json").read_text()))
 
     def traces(self) -> list[str]:
         """What is left of the run outside its folder."""
@@ -140,13 +157,16 @@ class LaminarRun:
             time.sleep(0.05)
         return time.monotonic() - started
 
-    def end(self) -> None:
-        """Kill what is left."""
-        for process in self.processes():
-            try:
-                process.send_signal(signal.SIGKILL)
-            except psutil.NoSuchProcess:
-                continue
+
+def kill_what_lives_in(folders: Iterable[Path]) -> None:
+    """Kill every process whose working folder is one of `folders`."""
+    wanted = set(map(str, folders))
+    for process in psutil.process_iter():
+        try:
+            if process.cwd() in wanted:
+                process.kill()
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
 
 
 def _lives_in(process: psutil.Process, folder: Path) -> bool:

@@ -97,7 +97,7 @@ def main() -> None:
     while select.select([0], [], [])[0]:
         line = sys.stdin.readline()
         if not line:
-            return
+            os._exit(0)  # what was imported takes seconds to take apart
         asked = json.loads(line)
         say(exit_code(asked["wait"]) if "wait" in asked else start(**asked))
 

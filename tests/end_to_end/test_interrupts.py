@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import time
 
 import pytest
 from conftest import StartRun
-from laminar_runs import LaminarRun
+from stops import GONE_WITHIN_S, stop_at_a_random_moment, stop_cleanly
 
-from infra.kafka.broker import Broker
-
-GONE_WITHIN_S = 8.0
-"""The goal is 5 s on two idle cores (benchmarks/startup.py measures it); tests share theirs."""
-
-
-def stops_cleanly(run: LaminarRun, number: int) -> None:
-    """After signal `number` the run ends with its exit code, says why in state.json, and leaves nothing."""
-    asked = time.monotonic()
-    run.signal(number)
-    assert run.wait(GONE_WITHIN_S) == 128 + number
-    state = run.state()
-    assert state["phase"] == "stopped"
-    assert state["error"] == f"stopped by {signal.Signals(number).name} before its goal"
-    assert state["ended_at"] >= state["started_at"]
-    assert not any(role["alive"] or role["pid"] for role in state["roles"].values())
-    run.seconds_until_gone(asked + GONE_WITHIN_S - time.monotonic())
+from infra.kafka.broker import Broker, BrokerConfig, start_broker
 
 
 @pytest.mark.parametrize("phase", ["starting", "training", "final evaluation", "draining"])
@@ -37,13 +22,44 @@ def test_ctrl_c_ends_a_run_in_every_phase(phase: str, start_run: StartRun, broke
         f"trainer.optimizer_steps={2000 if phase == 'training' else 2}",
     )
     run.until_phase(phase)
-    stops_cleanly(run, signal.SIGINT)
+    stop_cleanly(run, signal.SIGINT)
 
 
 def test_ctrl_c_ends_a_run_whose_broker_is_starting(start_run: StartRun, run_id: str) -> None:
     run = start_run(run_id)
-    run.until((run.folder / "kafka" / "server.properties").exists, what="a broker's start")
-    stops_cleanly(run, signal.SIGINT)
+    run.until((run.folder / "kafka" / "server.properties").exists, 60, "a broker's start")
+    stop_cleanly(run, signal.SIGINT)
+
+
+def test_ctrl_c_ends_a_warm_start(start_run: StartRun, broker: Broker, run_id: str) -> None:
+    servers = f"kafka.bootstrap_servers={broker.bootstrap_servers}"
+    run = start_run(run_id, servers, "model.path=''", "warm_start={steps = 100000}")
+    run.until((run.folder / "warm_start.json").exists, 60, "the warm start")
+    stop_cleanly(run, signal.SIGINT)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_so_does_being_asked_otherwise(number: int, start_run: StartRun, broker: Broker, run_id: str) -> None:
+    run = start_run(run_id, f"kafka.bootstrap_servers={broker.bootstrap_servers}")
+    run.until_phase("starting")
+    stop_cleanly(run, number)
+
+
+def test_ctrl_c_at_a_random_moment(start_run: StartRun, run_id: str) -> None:
+    seed = random.SystemRandom().randrange(10**6)
+    print("seed", seed)
+    stop_at_a_random_moment(start_run(run_id), seed)
+
+
+def test_ctrl_c_ends_a_run_whose_kafka_is_gone(
+    start_run: StartRun, run_id: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with start_broker(BrokerConfig(tmp_path_factory.mktemp("kafka"))) as gone:
+        run = start_run(run_id, f"kafka.bootstrap_servers={gone.bootstrap_servers}", "trainer.optimizer_steps=2000")
+        run.until_phase("training")
+        gone.kill()
+        time.sleep(1)
+        stop_cleanly(run, signal.SIGINT)
 
 
 def test_a_killed_run_takes_everything_with_it(start_run: StartRun, run_id: str) -> None:

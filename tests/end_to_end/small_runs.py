@@ -1,0 +1,36 @@
+"""What short runs are made of: an untrained model, and a configuration of eight small optimizer steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import tomli_w
+
+from infra.models.checkpoint_folder import save_folder
+from infra.models.demo import build_demo_model
+from infra.models.demo_config import DemoModelConfig
+
+SMALL = {
+    "prompts": {
+        "task": "chain_sum",
+        "task_args": {"min_terms": 3, "max_terms": 4, "min_digits": 1, "max_digits": 1},
+        "heldout": 8,
+        "max_new_tokens": 16,
+        "samples_per_prompt": 4,
+    },
+    "experience": {"global_batch": 16},
+    "trainer": {"optimizer_steps": 8, "checkpoint_every": 3},
+    "rollout": {"slots": 16},
+}
+
+
+def make_model(folder: Path) -> Path:
+    """An untrained demonstration model in the new folder `folder`: whatever it learns, a run with it is a run."""
+    save_folder(*build_demo_model(DemoModelConfig()), folder)
+    return folder
+
+
+def write_config(file: Path, model: Path) -> Path:
+    """The configuration of a short run of the model in `model`."""
+    file.write_text(tomli_w.dumps({"model": {"path": str(model)}, **SMALL}))
+    return file

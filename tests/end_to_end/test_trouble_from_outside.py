@@ -1,0 +1,159 @@
+"""Two runs on one broker that goes away for a while; one of them with bad data at every place where data comes in."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import StartRun
+from kafka import KafkaProducer
+from laminar_runs import LaminarRun
+
+from infra.kafka.broker import Broker, BrokerConfig, start_broker
+from infra.kafka.properties import ClientProperties
+from infra.kafka.reading import read_topic
+from schemas.records import DeadLetter, Experience
+from schemas.topics import CATALOGUE, DEAD_LETTERS, EXPERIENCES, Topic
+
+STEPS = 60
+BROKEN_LINE = 7
+TOO_LONG = "What is " + "1 + " * 600 + "1?"
+GARBAGE = b"\x00\xffgarbage"
+UNKNOWN_VERSION = [("content-type", b"application/json"), ("laminar-schema", b"Prompt/99")]
+KEYS = {"experiences": b"p0", "replicas": b"rollout-0"}
+VERIFIER = """
+def touchy(text, answer):
+    if len(text) % 3 == 0:
+        raise RuntimeError("this one I will not judge")
+    return float(len(text) % 2)
+"""
+
+Where = tuple[str, int, int]
+
+
+@dataclass
+class Ended:
+    """Both runs, when they have ended, and where in the topics of the troubled one garbage was written."""
+
+    troubled: LaminarRun
+    calm: LaminarRun
+    garbage: dict[Where, bytes]
+    client: ClientProperties
+
+    def records(self, run: LaminarRun, topic: Topic) -> list[Any]:
+        return [row for record in read_topic(self.client, topic.name(run.name)) for row in record.rows]
+
+
+def write_questions(file: Path) -> None:
+    lines = [json.dumps({"question": f"{n} + {n} =", "answer": str(2 * n)}) for n in range(100)]
+    lines[BROKEN_LINE - 1] = '{"question": "4 + 4 =", "answer"'
+    lines[20] = json.dumps({"question": TOO_LONG, "answer": "601"})
+    file.write_text("\n".join(lines) + "\n")
+
+
+def write_garbage(broker: Broker, run: str) -> dict[Where, bytes]:
+    """Two records that are none of ours in every topic that somebody reads."""
+    producer = KafkaProducer(bootstrap_servers=broker.bootstrap_servers, acks="all")
+    written = {}
+    for topic in CATALOGUE.values():
+        if topic.consumers:
+            for value, headers in ((GARBAGE, []), (b"{}", UNKNOWN_VERSION)):
+                sent = producer.send(topic.name(run), value, KEYS.get(topic.noun, b"x"), headers, partition=0).get(10)
+                written[sent.topic, sent.partition, sent.offset] = value
+    producer.close()
+    return written
+
+
+def letters_by_place(client: ClientProperties, run: LaminarRun) -> dict[Where, DeadLetter]:
+    rows = [row for record in read_topic(client, DEAD_LETTERS.name(run.name)) for row in record.rows]
+    return {(row.topic, row.partition, row.offset): row for row in rows}
+
+
+@pytest.fixture(scope="module")
+def ended(start_run: StartRun, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ended]:
+    folder = tmp_path_factory.mktemp("trouble")
+    questions, verifier = folder / "questions.jsonl", folder / "verifier.py"
+    write_questions(questions)
+    verifier.write_text(VERIFIER)
+    with start_broker(BrokerConfig(folder / "kafka")) as broker:
+        client = ClientProperties.at(broker.bootstrap_servers)
+        common = (f"kafka.bootstrap_servers={broker.bootstrap_servers}", f"trainer.optimizer_steps={STEPS}")
+        source = f'prompts={{source = "jsonl", path = "{questions}", samples_per_prompt = 4, max_new_tokens = 16}}'
+        rewards = f'score.rewards=[{{name = "exact"}}, {{name = "{verifier}:touchy"}}]'
+        here = tmp_path_factory.mktemp("here")
+        (here / "runs" / "troubled").mkdir(parents=True)
+        (here / "runs" / "troubled" / "checkpoints").touch()  # no folder can be made there, as on a full disk
+        troubled = start_run("troubled", *common, source, rewards, here=here)
+        calm = start_run("calm", *common)
+        for run in (troubled, calm):
+            run.until_phase("training")
+        garbage = write_garbage(broker, troubled.name)
+        # Heartbeats and inboxes are read from a start's own moment on, so a restart would pass these by.
+        troubled.until(lambda: set(garbage) <= set(letters_by_place(client, troubled)), 30, "a letter for each record")
+        broker.stop()
+        time.sleep(3)
+        assert troubled.exit_code() is None
+        assert calm.exit_code() is None
+        broker.start()
+        for run in (troubled, calm):
+            run.wait(150)
+        yield Ended(troubled, calm, garbage, client)
+
+
+@pytest.mark.parametrize("name", ["troubled", "calm"])
+def test_both_reach_their_goal_and_balance(name: str, ended: Ended) -> None:
+    run = {"troubled": ended.troubled, "calm": ended.calm}[name]
+    assert run.exit_code() == 0, run.said()
+    audit = run.audit()
+    assert audit["balanced"]
+    assert (audit["lost"], audit["trained_twice"]) == (0, 0)
+    assert audit["trained"] == STEPS * 16
+    assert not run.traces()
+
+
+def test_neither_sees_the_other(ended: Ended) -> None:
+    tasks = {
+        run.name: {experience.trajectory.prompt.task for experience in ended.records(run, EXPERIENCES)}
+        for run in (ended.troubled, ended.calm)
+    }
+    assert tasks == {"troubled": {"questions"}, "calm": {"chain_sum"}}
+
+
+def test_what_is_no_record_is_kept_whole_in_the_dead_letters(ended: Ended) -> None:
+    letters = letters_by_place(ended.client, ended.troubled)
+    for where, payload in ended.garbage.items():
+        assert letters[where].payload == payload
+        assert letters[where].reason
+
+
+def test_training_goes_on_without_checkpoints(ended: Ended) -> None:
+    log = (ended.troubled.folder / "logs" / "trainer.log").read_text()
+    assert "cannot write checkpoint 1.3" in log
+    assert (ended.troubled.folder / "model" / "model.safetensors").exists()
+
+
+def test_bad_questions_are_named_and_the_rest_is_asked(ended: Ended) -> None:
+    letters = [letter for letter in ended.records(ended.troubled, DEAD_LETTERS) if letter.step == "draw prompts"]
+    broken = [letter for letter in letters if "not JSON" in letter.reason]
+    too_long = [letter for letter in letters if letter.payload == TOO_LONG.encode()]
+    assert {letter.offset for letter in broken} == {BROKEN_LINE}
+    assert all(letter.topic.endswith("questions.jsonl") for letter in broken)
+    assert len(broken) == 1
+    assert too_long
+    assert "512" in too_long[0].reason
+
+
+def test_a_verifier_that_raises_leaves_an_experience_that_says_so(ended: Ended) -> None:
+    experiences: list[Experience] = ended.records(ended.troubled, EXPERIENCES)
+    failed = [experience for experience in experiences if experience.error]
+    assert failed
+    assert len(failed) < len(experiences)
+    for experience in failed:
+        assert len(experience.trajectory.text) % 3 == 0
+        assert "this one I will not judge" in (experience.error or "")
+        assert experience.reward == 0.0

@@ -1,0 +1,116 @@
+"""A run that cannot work says why in one line before it starts anything, or as soon as it can know."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from conftest import StartRun
+from laminar_runs import LaminarRun
+
+from infra.kafka.broker import Broker
+from infra.kafka.properties import ClientProperties
+from infra.store.names import default_root
+from infra.store.ownership import remove_store
+from infra.store.weight_store import WeightStore
+from pipelines.config import load_config
+from pipelines.run import kafka_of_run
+from pipelines.run.local import run_locally
+from pipelines.run.topics import make_topics
+
+
+def refusal(run: LaminarRun) -> str:
+    """The one line with which the command refused to run."""
+    assert run.wait(60) == 1
+    (line,) = run.said().splitlines()
+    return line
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ("trainer.optimiser_steps=3", "unknown key trainer.optimiser_steps; did you mean 'optimizer_steps'?"),
+        ("trane.optimizer_steps=3", "unknown key trane; did you mean 'trainer'?"),
+        ("trainer.optimizer_steps=many", "trainer.optimizer_steps: "),
+        ("experience.global_batch=0", "global_batch must be at least 1, not 0"),
+        ("experience=3", "experience: "),
+        ("nonsense", "--set 'nonsense': expected section.key=value"),
+        ("model.path=/nowhere/at/all", "model.path: there is no folder /nowhere/at/all"),
+        ('prompts={source = "jsonl", path = "/nowhere.jsonl"}', "prompts.path: there is no /nowhere.jsonl"),
+        ("rollout.replicas=99", "placement.max_replicas"),
+        ("prompts.samples_per_prompt=64", "prompts.samples_per_prompt = 64 is more than may be outstanding"),
+    ],
+)
+def test_a_bad_configuration_is_named_and_nothing_is_started(
+    change: str, expected: str, start_run: StartRun, run_id: str
+) -> None:
+    run = start_run(run_id, change)
+    line = refusal(run)
+    assert line.startswith("laminar: ")
+    assert expected in line
+    assert not run.folder.exists()
+
+
+@pytest.mark.parametrize("lacking", ["config.json", "model.safetensors", "tokenizer"])
+def test_what_a_model_folder_lacks_is_named(
+    lacking: str, model_folder: Path, tmp_path: Path, start_run: StartRun, run_id: str
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(model_folder, folder)
+    for file in folder.glob(f"{lacking}*"):
+        file.unlink()
+    run = start_run(run_id, f"model.path={folder}")
+    assert f"model.path: {folder} has no " in refusal(run)
+    assert not run.folder.exists()
+
+
+def test_the_folder_of_another_run_is_not_touched(start_run: StartRun, run_id: str, tmp_path: Path) -> None:
+    state = tmp_path / "runs" / run_id / "state.json"
+    state.parent.mkdir(parents=True)
+    state.write_text("{}")
+    assert f"there is a run {run_id!r} in" in refusal(start_run(run_id, here=tmp_path))
+    assert state.read_text() == "{}"
+
+
+def test_a_broker_that_does_not_answer_is_named_with_the_time(
+    small_config: Path, tmp_path: Path, run_id: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(kafka_of_run, "WAIT_S", 1.5)
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # bound, but it does not listen
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+        changes = [f"run.name={run_id}", f"run.folder={tmp_path}", f"kafka.bootstrap_servers={address}"]
+        started = time.monotonic()
+        with pytest.raises(kafka_of_run.BrokerUnreachable, match=f"no Kafka broker answered at {address} in 1.5 s"):
+            run_locally(load_config(small_config, changes))
+    assert 1.5 <= time.monotonic() - started < 10
+    tried = [line for line in capsys.readouterr().out.splitlines() if f"waiting for Kafka at {address}" in line]
+    assert 3 <= len(tried) <= 8  # ever less often
+    assert '"phase": "failed"' in (tmp_path / run_id / "state.json").read_text()
+
+
+def test_the_topics_of_another_run_are_not_touched(
+    start_run: StartRun, broker: Broker, small_config: Path, run_id: str
+) -> None:
+    client = ClientProperties.at(broker.bootstrap_servers)
+    changes = [f"run.name={run_id}", f"kafka.bootstrap_servers={broker.bootstrap_servers}"]
+    make_topics(load_config(small_config, changes))
+    run = start_run(run_id, changes[1])
+    assert run.wait(60) == 1
+    last = run.said().splitlines()[-1]
+    assert (
+        last == f"laminar: Kafka at {client.bootstrap_servers} holds a run {run_id!r} already: choose another run.name"
+    )
+    assert not run.traces()
+
+
+def test_the_weights_of_a_run_at_work_are_not_touched(start_run: StartRun, run_id: str) -> None:
+    with WeightStore(default_root(run_id), 1):
+        run = start_run(run_id)
+        assert run.wait(60) == 1
+        assert f"laminar: a run {run_id!r} is at work on this machine" in run.said()
+        assert not run.processes()
+    remove_store(default_root(run_id))

@@ -1,0 +1,60 @@
+"""state.json says at every moment what is true of a run."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.run.state import STATE_FILE, RunStateFile, point_latest
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> RunStateFile:
+    return RunStateFile(tmp_path, "r", 8)
+
+
+def written(state: RunStateFile) -> dict[str, Any]:
+    return dict(json.loads((state.folder / STATE_FILE).read_text()))
+
+
+def test_it_names_the_process_and_the_phase(state: RunStateFile) -> None:
+    state.enter("broker")
+    assert written(state)["pid"] == os.getpid()
+    assert written(state)["phase"] == "broker"
+    assert list(written(state)["phases"]) == ["starting"]
+    assert written(state)["ended_at"] is None
+
+
+@pytest.mark.parametrize(
+    ("error", "phase", "expected"), [(None, "", "ended"), ("it broke", "", "failed"), ("Ctrl-C", "stopped", "stopped")]
+)
+def test_after_the_end_no_role_is_alive_and_restarts_are_remembered(
+    error: str | None, phase: str, expected: str, state: RunStateFile
+) -> None:
+    state.see({"score": {"pid": 17, "restarts": 2, "alive": True}})
+    state.end(error, phase)
+    told = written(state)
+    assert told["roles"] == {"score": {"pid": None, "restarts": 2, "alive": False}}
+    assert (told["phase"], told["error"]) == (expected, error)
+    assert told["ended_at"] >= told["started_at"]
+
+
+def test_it_is_written_when_something_changes_and_only_then(state: RunStateFile) -> None:
+    state.see({"score": {"pid": 17}})
+    (state.folder / STATE_FILE).unlink()
+    state.see({"score": {"pid": 17}})
+    assert not (state.folder / STATE_FILE).exists()
+    state.see({"score": {"pid": 18}})
+    assert written(state)["roles"] == {"score": {"pid": 18}}
+
+
+def test_latest_points_to_the_newest(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        point_latest(tmp_path / name)
+        assert (tmp_path / "latest").resolve() == tmp_path / name
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "latest"]

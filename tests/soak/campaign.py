@@ -1,0 +1,151 @@
+"""Runs that are hurt for as long as you like: every process killed again and again, stops at random moments.
+
+    python tests/soak/campaign.py --folder /tmp/soak --seeds 5 --kills 20
+
+A cell is one scenario under one seed. What it found is written to `results.json` in the folder as soon as it is known;
+started again, the campaign goes on with the cells that are missing. Exit code 1 if any cell failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import random
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).parents[2]
+sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests" / "end_to_end")]
+
+from kills import ROLES, kill, rounds  # noqa: E402
+from laminar_runs import LaminarRun, Nursery, kill_what_lives_in  # noqa: E402
+from rich.console import Console  # noqa: E402
+from rich.table import Table  # noqa: E402
+from small_runs import make_model, write_config  # noqa: E402
+from stops import GONE_WITHIN_S, stop_at_a_random_moment, stop_cleanly  # noqa: E402
+
+from infra.files import write_atomically  # noqa: E402
+from infra.kafka.broker import BrokerConfig, start_broker  # noqa: E402
+from infra.kafka.properties import ClientProperties  # noqa: E402
+from pipelines.audit.audit_run import audit  # noqa: E402
+
+Found = dict[str, Any]
+Scenario = Callable[[Callable[..., LaminarRun], int], Found]
+ENDLESS = ("trainer.optimizer_steps=1000000", "trainer.checkpoint_every=5")
+
+
+def books_of(run: LaminarRun) -> Found:
+    """What the audit of a run says that has ended, however it did. Raises AssertionError where it does not balance."""
+    with start_broker(BrokerConfig(run.folder / "kafka")) as broker:
+        found = audit(ClientProperties.at(broker.bootstrap_servers), run.name, ended=True)
+    assert found.balanced, found.to_json()
+    numbers = found.numbers()
+    return {name: numbers[name] for name in ("dispatched", "trained", "failed", "lost", "trained_twice")}
+
+
+def processes_killed(start: Callable[..., LaminarRun], seed: int, *, kills: int) -> Found:
+    """Each process, the broker too, `kills` times in random order, at random moments of a run that trains."""
+    run = start(*ENDLESS)
+    run.until_phase("training", 300)
+    rng = random.Random(seed)
+    for name in itertools.islice(rounds(seed), kills * (len(ROLES) + 1)):
+        time.sleep(rng.expovariate(1.0))
+        kill(run, name)
+    stop_cleanly(run, signal.SIGINT)
+    return {"kills": kills * (len(ROLES) + 1), **books_of(run)}
+
+
+def run_killed(start: Callable[..., LaminarRun], seed: int) -> Found:
+    """`laminar run` itself is killed at a random moment."""
+    run = start(*ENDLESS)
+    run.until(run.state, 60, "its state")
+    time.sleep(random.Random(seed).uniform(0, 20))
+    phase = run.state()["phase"]
+    run.signal(signal.SIGKILL)
+    return {"phase": phase, "gone_after_s": round(run.seconds_until_gone(GONE_WITHIN_S), 1)}
+
+
+def run_stopped(start: Callable[..., LaminarRun], seed: int) -> Found:
+    """Ctrl-C at a random moment."""
+    return {"phase": stop_at_a_random_moment(start(), seed, within_s=20.0)}
+
+
+def main() -> None:
+    """Run what is missing, print the table."""
+    arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    arguments.add_argument("--folder", type=Path, required=True, help="where runs and results.json lie")
+    arguments.add_argument("--seeds", type=int, default=3)
+    arguments.add_argument("--kills", type=int, default=20, help="kills of each process in a run")
+    options = arguments.parse_args()
+    scenarios: dict[str, Scenario] = {
+        f"{options.kills} kills a process": partial(processes_killed, kills=options.kills),
+        "laminar run killed": run_killed,
+        "Ctrl-C": run_stopped,
+    }
+    results = campaign(options.folder, scenarios, options.seeds)
+    show(results)
+    sys.exit(any("error" in found for found in results.values()))
+
+
+def campaign(folder: Path, scenarios: dict[str, Scenario], seeds: int) -> dict[str, Found]:
+    """What each cell found, by "scenario/seed"; cells that `results.json` in `folder` has are not run again."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "results.json"
+    results: dict[str, Found] = json.loads(file.read_text()) if file.exists() else {}
+    missing = [(name, seed) for seed in range(seeds) for name in scenarios if f"{name}/{seed}" not in results]
+    if not missing:
+        return results
+    model = folder / "model" if (folder / "model").exists() else make_model(folder / "model")
+    config = write_config(folder / "small.toml", model)
+    nursery = Nursery(model)
+    try:
+        for name, seed in missing:
+            results[f"{name}/{seed}"] = _cell(nursery, config, folder / "here", scenarios[name], seed)
+            write_atomically(file, json.dumps(results, indent=1))
+            print(f"{name}, seed {seed}: {results[f'{name}/{seed}']}", flush=True)
+    finally:
+        nursery.close()
+    return results
+
+
+def _cell(nursery: Nursery, config: Path, here: Path, scenario: Scenario, seed: int) -> Found:
+    started = time.monotonic()
+    shutil.rmtree(here, ignore_errors=True)
+
+    def start(*changes: str) -> LaminarRun:
+        return LaminarRun(nursery, here, config, f"soak-{seed}", f"run.seed={seed}", *changes)
+
+    try:
+        found = scenario(start, seed)
+    except AssertionError as error:
+        found = {"error": str(error)[:2000]}
+        shutil.copytree(here, here.with_name(f"failed-{scenario_name(scenario)}-{seed}"), dirs_exist_ok=True)
+    finally:
+        kill_what_lives_in([here])
+    return {**found, "seconds": round(time.monotonic() - started)}
+
+
+def scenario_name(scenario: Any) -> str:
+    """The name of its function."""
+    return str(getattr(scenario, "func", scenario).__name__)
+
+
+def show(results: dict[str, Found]) -> None:
+    """Print a row a cell."""
+    table = Table("scenario", "seed", "result", "found", title="Soak campaign")
+    for cell, found in sorted(results.items()):
+        name, _, seed = cell.rpartition("/")
+        told = ", ".join(f"{key} {str(value).strip().splitlines()[-1]}" for key, value in found.items())
+        table.add_row(name, seed, "FAILED" if "error" in found else "ok", told)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
