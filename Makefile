@@ -24,6 +24,10 @@ types: $(READY)
 pytest: $(READY)
 	$(BIN)/pytest -m "not soak" $(ARGS)
 
+# Hours of kills and stops; tests/soak/campaign.py does as much as one likes, and goes on where it was stopped.
+soak: $(READY)
+	$(BIN)/pytest -m soak $(ARGS)
+
 # The environment: pinned packages, then the project itself in place.
 $(READY): requirements.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
