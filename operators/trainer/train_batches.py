@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from infra.kafka.producer import BoundedProducer
+from infra.kafka.producer import BoundedProducer, DeliveryFailed
 from infra.models.checkpoint_folder import load_tokenizer, save_folder
 from infra.store.announce import ManifestLog
 from infra.store.errors import StoreError
@@ -36,6 +36,9 @@ from schemas.records import DeadLetter, Metric, MicroBatch, PolicyVersion, Weigh
 from schemas.topics import BATCHES, DEAD_LETTERS, METRICS
 
 log = logging.getLogger(__name__)
+
+RETRY_S = 1.0
+"""Pause before a version that did not get out is tried again."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,7 @@ class _Training:
         self._started = False
         self._behind = False
         """Whether the weights have moved on since the last version that went out."""
+        self._retry_at = 0.0
         self._idle_since = time.perf_counter()
         parent = None
         if found := list_checkpoints(step.checkpoints):
@@ -120,14 +124,17 @@ class _Training:
         if not self._started:
             self._started = True
             if self._trained() == 0 and self._published_before < 0:
-                self._publish(must=True)
-            if self._done():  # whoever waits for the last step may not have heard of it
+                self._let_out(must=True)
+            if self._done():
+                self._save_result()  # where the process died before it could
+                # whoever waits for the last step may not have heard of it
                 outputs.append(self._metric({"trajectories": float(self._position.trajectories_trained)}))
         if self._whole and not self._done():
             outputs += self._train(self._whole.popleft())
-        elif self._behind:
-            # Nothing to train: admission may be waiting for the very manifest that was skipped.
-            self._publish(must=True)
+        elif (self._behind or self._has_failed()) and time.monotonic() >= self._retry_at:
+            # Nothing to train: admission may be waiting for the very manifest that was skipped, or did not get out.
+            self._retry_at = time.monotonic() + RETRY_S
+            self._let_out(must=True)
         return outputs
 
     def checkpoint(self, positions: Mapping[Place, int]) -> Checkpoint:
@@ -139,8 +146,14 @@ class _Training:
     def close(self) -> None:
         with ExitStack() as stack:
             stack.callback(self._store.close)
-            stack.callback(self._producer.close, timeout_s=2)
-            stack.callback(self._publisher.close, timeout_s=10)
+            stack.callback(self._close_producer)
+            stack.callback(self._close_publisher)
+
+    def _close_producer(self) -> None:
+        try:
+            self._producer.close(timeout_s=2)
+        except (DeliveryFailed, TimeoutError) as error:
+            log.error("a manifest may not be in the log: %s", error)
 
     def _done(self) -> bool:
         return self._trained() >= self._step.config.optimizer_steps
@@ -169,9 +182,7 @@ class _Training:
         started = time.perf_counter()
         # What an earlier epoch has published already is not published again, but for the last of it.
         if batch.number >= self._published_before or self._done():
-            due = self._done() or self._trained() % self._step.config.checkpoint_every == 0
-            if self._publish(must=due) and due:
-                self._save()
+            self._let_out()
         self._idle_since = time.perf_counter()
         values |= {
             "trajectories": float(self._position.trajectories_trained),
@@ -183,13 +194,30 @@ class _Training:
     def _metric(self, values: dict[str, float]) -> Output:
         return Output(METRICS, "trainer", Metric("trainer", self._trained(), values, self._now()))
 
-    def _publish(self, *, must: bool = False) -> bool:
+    def _let_out(self, *, must: bool = False) -> None:
+        """Publish the weights as they are, and where a checkpoint is due wait until they are out, and write it."""
+        due = self._trained() > 0 and (self._done() or self._trained() % self._step.config.checkpoint_every == 0)
+        self._behind = not self._publish(must=must or due)
+        if due and not self._behind:
+            self._behind = not self._save()
+
+    def _has_failed(self) -> bool:
+        """Whether the version that was on its way did not get out."""
+        try:
+            self._publisher.flush(timeout_s=0)
+        except TimeoutError:
+            return False
+        except PublishFailed as error:
+            log.error("%s", error)
+            self._behind = True
+        return self._behind
+
+    def _publish(self, *, must: bool) -> bool:
         """Let the weights go out as this position's version; False if they wait for a later one to go out with."""
         position, batches = self._position, self._unpublished
         self._unpublished = []  # the publisher keeps what no manifest has told yet
-        self._behind = True
         try:
-            went = self._publisher.publish(
+            return self._publisher.publish(
                 self._learner.state().weights,
                 position.version,
                 step=position.version.number,
@@ -202,16 +230,31 @@ class _Training:
         except (PublishFailed, StoreError) as error:
             log.error("version %s did not go out, rollouts go on with the one before: %s", position.version, error)
             return False
-        self._behind = not went
-        return went
 
-    def _save(self) -> None:
-        """A checkpoint of a version that is out: its manifest is where the next epoch's line of ancestors goes on."""
+    def _save(self) -> bool:
+        """A checkpoint of a version that is out: its manifest is where the next epoch's line of ancestors goes on.
+
+        False if the version did not get out.
+        """
         step, position = self._step, self._position
         try:
             self._publisher.flush()
             write_checkpoint(step.checkpoints, self._learner.state(), position, keep=step.config.checkpoints_kept)
-        except (PublishFailed, CheckpointError) as error:
+        except PublishFailed as error:
+            log.error("version %s is not out yet: %s", position.version, error)
+            return False
+        except CheckpointError as error:
             log.error("no checkpoint of version %s: %s", position.version, error)
         if self._done():
-            save_folder(self._learner.model, load_tokenizer(step.model), step.result)
+            self._save_result()
+        return True
+
+    def _save_result(self) -> None:
+        if not self._step.result.exists():  # an earlier epoch's is the same: weights are a function of the log
+            save_folder(self._learner.model, load_tokenizer(self._step.model), self._step.result)
+
+    def _close_publisher(self) -> None:
+        try:
+            self._publisher.close(timeout_s=10)
+        except (PublishFailed, TimeoutError) as error:
+            log.error("the last version may not be out: %s", error)

@@ -1,0 +1,324 @@
+"""The trainer as a role: what goes out, what a restart replays and what it tells again, and what a failure costs."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from log_model import Log, Shard
+from records_here import reading, shard
+from safetensors.numpy import load_file
+from trainer_batches import make_batch, save_tiny_model, with_floats
+
+from infra.store.weight_store import WeightStore
+from operators.trainer import train_batches
+from operators.trainer.assembly import BatchAssembly
+from operators.trainer.config import LearnerConfig
+from operators.trainer.train_batches import TrainBatches
+from operators.trainer.training_config import TrainingConfig
+from schemas.records import DeadLetter, Metric, PolicyVersion, WeightVersion
+from schemas.topics import BATCHES, DEAD_LETTERS, METRICS, RELAY
+
+DEADLINE = 20.0
+
+
+class Producer:
+    """Stands for a connection."""
+
+    def __init__(self, client: object) -> None:
+        self.closed = False
+
+    def close(self, timeout_s: float) -> None:
+        self.closed = True
+
+
+class Trainer:
+    """The trainer on a log in memory. `failures` are raised by the next manifests, which wait for `gate`."""
+
+    def __init__(self, folder: Path, model: Path, **config: Any) -> None:
+        self.log, self.folder = Log(), folder
+        self.failures: list[Exception] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        settings = {"optimizer_steps": 6, "checkpoint_every": 2, "learner": LearnerConfig(warmup_steps=0)}
+        source = shard("trainer", reading(BATCHES), reading(RELAY, start="earliest"))
+        self.step = TrainBatches(
+            config=TrainingConfig(**(settings | config)),
+            shard=source,
+            model=model,
+            store=folder / "store",
+            checkpoints=folder / "checkpoints",
+            result=folder / "model",
+            keep_versions=50,
+        )
+        self.shard = Shard(self.log, self.step.resumed(), self.step.restore)
+
+    def announce(self, manifest: WeightVersion) -> None:
+        assert self.gate.wait(DEADLINE)
+        if self.failures:
+            raise self.failures.pop(0)
+        self.log.append(RELAY, manifest, str(manifest.version))
+
+    def start(self) -> None:
+        self.shard.start()
+
+    def feed(self, *numbers: int, parts: int = 1) -> None:
+        for number in numbers:
+            for part in make_batch(seed=number, number=number, groups=2, samples=2, parts=parts):
+                self.log.append(BATCHES, part)
+
+    def run(self, turns: int = 1) -> None:
+        """Take `turns` turns, and see each version out."""
+        for _ in range(turns):
+            self.shard.run()
+            self.settle()
+
+    def settle(self) -> None:
+        deadline = time.monotonic() + DEADLINE
+        publisher = self.shard.folder._publisher  # type: ignore[union-attr]
+        while publisher._under_way is not None and not publisher._under_way.done():
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+
+    def manifests(self) -> list[tuple[str, str | None, tuple[int, ...]]]:
+        records: list[WeightVersion] = self.log.rows(RELAY)
+        return [(str(m.version), None if m.parent is None else str(m.parent), m.batches) for m in records]
+
+    def line(self) -> list[int]:
+        """The batches on the ancestor line of the newest manifest, oldest first."""
+        by_version: dict[PolicyVersion, WeightVersion] = {m.version: m for m in self.log.rows(RELAY)}
+        version: PolicyVersion | None = max(by_version)
+        batches: list[int] = []
+        while version is not None:
+            manifest = by_version[version]
+            batches = [*manifest.batches, *batches]
+            version = manifest.parent
+        return batches
+
+    def weights(self, version: str) -> dict[str, Any]:
+        with WeightStore(self.folder / "store") as store:
+            return load_file(store.path(PolicyVersion.parse(version)))
+
+    def steps(self) -> list[int]:
+        records: list[Metric] = self.log.rows(METRICS)
+        return [record.step for record in records]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture
+def trainer(
+    request: pytest.FixtureRequest, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Trainer]:
+    """A trainer of six batches, a checkpoint every second (or as its parameter says); not started."""
+    made = Trainer(tmp_path, model, checkpoint_every=getattr(request, "param", 2))
+    monkeypatch.setattr(train_batches, "BoundedProducer", Producer)
+    monkeypatch.setattr(train_batches, "ManifestLog", lambda producer, run: made.announce)
+    monkeypatch.setattr(train_batches, "RETRY_S", 0.0)
+    yield made
+    made.shard.crash()
+
+
+def test_each_batch_makes_a_version_that_names_it_and_its_parent(trainer: Trainer) -> None:
+    trainer.start()
+    trainer.run()
+    trainer.feed(0, 1, parts=2)
+    trainer.run(3)
+    assert trainer.manifests() == [("1.0", None, ()), ("1.1", "1.0", (0,)), ("1.2", "1.1", (1,))]
+    assert trainer.steps() == [1, 2]
+    group = trainer.log.committed(trainer.shard.config.group)
+    assert set(group.offsets.values()) == {4}
+    (last,) = trainer.log.rows(RELAY)[-1:]
+    assert (last.batch_offsets, last.trajectories_trained, last.final) == ((4,), 8, False)
+
+
+def test_a_batch_waits_for_its_last_part(trainer: Trainer) -> None:
+    trainer.start()
+    first, second = make_batch(seed=0, groups=2, samples=2, parts=2)
+    trainer.log.append(BATCHES, second)
+    trainer.run(2)
+    assert trainer.steps() == []
+    assert not trainer.shard.folder.busy()  # type: ignore[union-attr]
+    trainer.log.append(BATCHES, first)
+    trainer.run()
+    assert trainer.steps() == [1]
+
+
+def test_one_update_a_fold_and_busy_while_there_are_more(trainer: Trainer) -> None:
+    trainer.start()
+    trainer.run()
+    trainer.feed(0, 1)
+    trainer.run()
+    assert (trainer.steps(), trainer.shard.folder.busy()) == ([1], True)  # type: ignore[union-attr]
+    trainer.run()
+    assert (trainer.steps(), trainer.shard.folder.busy()) == ([1, 2], False)  # type: ignore[union-attr]
+
+
+def test_the_last_version_is_final_and_its_model_is_left_in_a_folder(trainer: Trainer) -> None:
+    trainer.start()
+    trainer.run()
+    trainer.feed(*range(8))
+    trainer.run(9)
+    assert [m.final for m in trainer.log.rows(RELAY)] == [False] * 6 + [True]
+    assert trainer.steps() == [1, 2, 3, 4, 5, 6]
+    assert (trainer.folder / "model" / "config.json").exists()
+    assert sorted(each.name for each in (trainer.folder / "checkpoints").iterdir()) == ["1.4", "1.6"]
+    assert not trainer.shard.folder.busy()  # type: ignore[union-attr]
+
+
+def test_a_restart_resumes_from_its_checkpoint_under_the_next_epoch(trainer: Trainer) -> None:
+    trainer.start()
+    trainer.run()
+    trainer.feed(*range(5))
+    trainer.run(6)
+    assert trainer.manifests()[-1] == ("1.5", "1.4", (4,))
+    trainer.start()
+    resumed = {place.topic: offset for place, offset in trainer.shard.restored.offsets.items()}  # type: ignore[union-attr]
+    assert resumed == {BATCHES.noun: 4, RELAY.noun: 0}
+    trainer.run(3)
+    assert trainer.manifests()[-1] == ("2.5", "1.4", (4,))  # what was published, once more: the last of it alone
+    assert trainer.line() == [0, 1, 2, 3, 4]
+    old, new = trainer.weights("1.5"), trainer.weights("2.5")
+    assert all((old[name] == new[name]).all() for name in old)
+    trainer.feed(5)
+    trainer.run(2)
+    assert trainer.line() == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_restart_replays_several_versions_but_publishes_only_the_last(trainer: Trainer) -> None:
+    trainer.start()
+    trainer.run()
+    trainer.feed(0, 1, 2)
+    trainer.run(4)
+    shutil.rmtree(trainer.folder / "checkpoints")
+    trainer.feed(3)
+    trainer.start()
+    trainer.run(5)
+    assert trainer.manifests()[4:] == [("2.3", None, (0, 1, 2)), ("2.4", "2.3", (3,))]
+    assert trainer.line() == [0, 1, 2, 3]
+
+
+def test_nothing_is_trained_before_it_is_known_what_was_published(trainer: Trainer) -> None:
+    trainer.start()
+    trainer.run()
+    trainer.feed(0, 1, 2)
+    trainer.run(4)
+    trainer.start()
+    batches = [place for place in trainer.shard.places if place.topic == BATCHES.noun]
+    assert trainer.shard.turn(only=batches) == ()
+    trainer.run(3)
+    assert trainer.manifests()[-1] == ("2.3", "1.2", (2,))
+
+
+def test_the_parts_of_a_batch_are_in_order_and_reading_goes_on_behind_the_last() -> None:
+    parts = make_batch(parts=3)
+    assembly = BatchAssembly()
+    assert [assembly.add(parts[index], 0, offset) for offset, index in ((7, 2), (8, 0))] == [[], []]
+    (whole,) = assembly.add(parts[1], 0, 9)
+    assert ([part.index for part in whole.parts], whole.next_offset) == ([0, 1, 2], 10)
+
+
+def test_a_restart_before_the_first_batch_says_its_version_again(trainer: Trainer) -> None:
+    trainer.start()
+    trainer.run()
+    trainer.start()
+    trainer.run()
+    assert trainer.manifests() == [("1.0", None, ()), ("2.0", None, ())]
+
+
+def test_a_restart_after_the_end_trains_nothing_and_says_the_last_step_again(trainer: Trainer) -> None:
+    trainer.start()
+    trainer.run()
+    trainer.feed(*range(7))
+    trainer.run(8)
+    said = trainer.manifests()
+    trainer.start()
+    trainer.run(3)
+    assert trainer.manifests() == said
+    assert trainer.steps() == [1, 2, 3, 4, 5, 6, 6]
+
+
+@pytest.mark.parametrize("missing", ["result", "checkpoint"])
+def test_a_death_between_the_last_version_and_what_is_left_of_it_is_made_good(trainer: Trainer, missing: str) -> None:
+    trainer.start()
+    trainer.run()
+    trainer.feed(*range(6))
+    trainer.run(7)
+    lost = trainer.folder / ("model" if missing == "result" else "checkpoints/1.6")
+    lost.rename(trainer.folder / "lost")
+    trainer.start()
+    trainer.run(4)
+    assert (trainer.folder / "model" / "config.json").exists()
+    newest = trainer.log.rows(RELAY)[-1]
+    assert newest.final
+    assert trainer.line() == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("trainer", [100], indirect=True)
+def test_a_version_that_was_skipped_goes_out_when_there_is_nothing_to_train(trainer: Trainer) -> None:
+    trainer.start()
+    trainer.run()
+    trainer.gate.clear()
+    trainer.feed(0, 1)
+    trainer.shard.run(2)  # the first is on its way, so the second is skipped
+    trainer.gate.set()
+    trainer.settle()
+    assert trainer.manifests() == [("1.0", None, ()), ("1.1", "1.0", (0,))]
+    trainer.run()
+    assert trainer.manifests()[2:] == [("1.2", "1.1", (1,))]
+    trainer.run(2)
+    assert len(trainer.manifests()) == 3
+
+
+@pytest.mark.parametrize("failing", [1, 2, 6])
+def test_a_version_that_did_not_get_out_is_tried_again(trainer: Trainer, failing: int) -> None:
+    trainer.start()
+    trainer.run()
+    for number in range(failing):
+        trainer.feed(number)
+        if number == failing - 1:
+            trainer.failures = [OSError("no broker"), OSError("no broker")]
+        trainer.run()
+    trainer.run(6)
+    assert trainer.manifests()[-1][0] == f"1.{failing}"
+    assert trainer.line() == list(range(failing))
+    assert len(trainer.manifests()) == failing + 1
+    saved = [each.name for each in (trainer.folder / "checkpoints").glob("1.*")]
+    assert (f"1.{failing}" in saved) is (failing % 2 == 0)
+    assert (trainer.folder / "model").exists() is (failing == 6)
+
+
+def test_a_batch_that_cannot_be_trained_is_a_dead_letter_and_the_next_goes_on(trainer: Trainer) -> None:
+    trainer.start()
+    (row,) = make_batch(seed=0, groups=2, samples=2)
+    trainer.log.append(BATCHES, with_floats(row, "rewards", {0: float("nan")}))
+    trainer.feed(1)
+    trainer.run(3)
+    (letter,) = trainer.log.rows(DEAD_LETTERS)
+    assert isinstance(letter, DeadLetter)
+    assert (letter.step, letter.offset) == ("train", 0)
+    assert "reward" in letter.reason
+    group = trainer.log.committed(trainer.shard.config.group)
+    assert set(group.offsets.values()) == {2}
+    assert trainer.manifests() == [("1.0", None, ()), ("1.1", "1.0", (1,))]
+
+
+def test_closing_lets_go_of_everything_though_the_last_version_did_not_get_out(trainer: Trainer) -> None:
+    trainer.start()
+    trainer.run()
+    folder = trainer.shard.folder
+    trainer.failures = [OSError("no broker")]
+    trainer.feed(0)
+    trainer.shard.run()
+    trainer.shard.crash()
+    assert folder._producer.closed  # type: ignore[union-attr]
+    with WeightStore(trainer.folder / "store") as store:
+        store.reserve(8)  # nobody else is its writer
