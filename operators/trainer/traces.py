@@ -48,19 +48,15 @@ def without_carry(before: int, after: int) -> int:
 def gcd_trace(entry: Entry, source: random.Random, slip_rate: float = 0.0) -> str:
     """Euclid by subtraction, `49 29;29 20;20 9;11 9;9 2;…;1 1;#1`: the larger first, after each subtraction.
 
-    At each difference that changes the tens the teacher slips with probability `slip_rate`: it keeps the larger's
-    tens, where that still leaves less than the larger (so that every trace ends).
+    At each line before the last the teacher gives up with probability `slip_rate`, and calls the smaller number the
+    answer.
     """
     larger, smaller = sorted(entry["metadata"]["numbers"], reverse=True)
     steps = [f"{larger} {smaller};"]
-    while larger != smaller:
-        difference = larger - smaller
-        slip = without_carry(larger, difference)
-        if difference != slip < larger and slip and source.random() < slip_rate:
-            difference = slip
-        larger, smaller = max(smaller, difference), min(smaller, difference)
+    while larger != smaller and source.random() >= slip_rate:
+        larger, smaller = max(smaller, larger - smaller), min(smaller, larger - smaller)
         steps.append(f"{larger} {smaller};")
-    return f"{''.join(steps)}{ANSWER_MARK}{larger}"
+    return f"{''.join(steps)}{ANSWER_MARK}{smaller}"
 
 
 TRACES: dict[str, Trace] = {"chain_sum": chain_sum_trace, "gcd": gcd_trace}

@@ -11,11 +11,11 @@ from infra.models.demo_config import DemoModelConfig
 class WarmStartConfig:
     """A supervised start for a model made in code. Raises ValueError naming the field that does not fit.
 
-    Phase 1 imitates worked answers. `careless_share` of them come from a careless teacher: wherever a step has a
-    carry, a borrow or a sign to forget it forgets with probability `slip_rate`. That bounds what imitation can reach
-    at any number of steps: greedy answers follow the majority, sampled ones are right as often as the teachers are.
-    Phase 2, where `habit_steps` is not 0, teaches a bad habit: `habit_share` of its answers are bare, without any
-    work.
+    Phase 1 imitates worked answers. `careless_share` of them come from a careless teacher, who slips with probability
+    `slip_rate` at every step where one can (see `traces.py`: a forgotten carry, an end too soon). That bounds what
+    imitation can reach at any number of steps: greedy answers follow the majority, sampled ones are right as often as
+    the teachers are. Phase 2, where `habit_steps` is not 0, teaches a bad habit: `habit_share` of its answers are
+    bare, without any work.
     """
 
     model: DemoModelConfig = field(default_factory=DemoModelConfig)
@@ -34,7 +34,7 @@ class WarmStartConfig:
     careless_share: float = 1.0
     """Worked answers of the careless teacher among all, drawn answer by answer."""
     slip_rate: float = 0.0
-    """How often the careless teacher forgets, where there is something to forget."""
+    """How often the careless teacher slips, step by step."""
     habit_steps: int = 0
     habit_share: float = 0.7
     habit_learning_rate: float = 5e-4
