@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from schemas.topics import DEAD_LETTERS, PROMPTS, group_name
 
 LOOK_EVERY_S = 0.5
 """How often placement's progress is looked up."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -45,20 +48,31 @@ class _Drawing:
     """`cursor` counts questions taken from the source, `number` prompts made of them: unusable ones leave no gap."""
 
     def __init__(
-        self, step: DrawPrompts, source: Source, tokenizer: Tokenizer, backlog: Backlog, cursor: int, number: int
+        self,
+        step: DrawPrompts,
+        source: Source,
+        tokenizer: Tokenizer,
+        backlog: Backlog,
+        cursor: int,
+        number: int,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._step, self._source, self._tokenizer, self._backlog = step, source, tokenizer, backlog
         self._cursor, self._number = cursor, number
+        self._clock, self._sleep = clock, sleep
+        self._bad_rows = () if cursor else source.bad_rows
         self._exhausted = False
-        self._look_at = 0.0
+        self._look_at = clock()
 
     def fold(self, polled: Polled) -> list[Output]:
-        now = time.monotonic()
+        now = self._clock()
         if self._exhausted or now < self._look_at:
-            time.sleep(LOOK_EVERY_S if self._exhausted else self._look_at - now)  # nothing else paces this source
+            self._sleep(LOOK_EVERY_S if self._exhausted else self._look_at - now)  # nothing else paces this source
             return []
         self._look_at = now + LOOK_EVERY_S
-        outputs = [] if self._cursor else [self._letter(row.reason, row.line, b"") for row in self._source.bad_rows]
+        bad_rows, self._bad_rows = self._bad_rows, ()
+        outputs = [self._letter(row.reason, row.line, b"") for row in bad_rows]
         for _ in range(self._step.lead - self._backlog.records()):
             outputs += self._draw()
         return outputs
@@ -76,6 +90,8 @@ class _Drawing:
     def _draw(self) -> list[Output]:
         step, cursor = self._step, self._cursor
         if self._source.total is not None and cursor >= self._source.total:
+            if not self._exhausted:
+                log.warning("the questions have come to an end: %d prompts were made of %d", self._number, cursor)
             self._exhausted = True
             return []
         self._cursor += 1

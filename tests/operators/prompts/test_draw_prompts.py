@@ -1,0 +1,166 @@
+"""Prompts: a bounded lead, dense numbers over what cannot be used, an end, and restarts that repeat nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from log_model import Log, Shard
+from records_here import shard
+
+from operators.io.elements import Restored
+from operators.io.fold_records import Folder
+from operators.prompts.config import PromptsConfig
+from operators.prompts.draw_prompts import LOOK_EVERY_S, DrawPrompts, _Drawing
+from operators.prompts.question import BadRow, Question, UnusableRow
+from schemas.records import DeadLetter, Prompt
+from schemas.topics import DEAD_LETTERS, PROMPTS
+
+
+@dataclass
+class Questions:
+    """Questions whose text is as long as `lengths` says; -1 stands for one that is none."""
+
+    lengths: list[int]
+    total: int | None = None
+    bad_rows: tuple[BadRow, ...] = ()
+    bad_row_count: int = 0
+    heldout: tuple[Question, ...] = ()
+    closed: bool = False
+
+    def __getitem__(self, number: int) -> Question:
+        length = self.lengths[number % len(self.lengths)]
+        if length < 0:
+            raise UnusableRow(f"row {number} is no question")
+        return Question(number, f"{number:06}"[-6:].ljust(length, "x")[:length], (), {"answer": str(number)}, "made up")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Letters:
+    """A tokenizer with a token a character."""
+
+    eos_token_id = 0
+    chat_template = None
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return [ord(letter) for letter in text]
+
+
+@dataclass
+class Backlog:
+    count: int = 0
+    closed: bool = False
+
+    def records(self) -> int:
+        return self.count
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@dataclass
+class Prompts:
+    """The prompts operator on a log in memory. `backlog.count` is how far placement is behind."""
+
+    questions: Questions
+    lead: int = 3
+    log: Log = field(default_factory=Log)
+    backlog: Backlog = field(default_factory=Backlog)
+    now: float = 0.0
+    slept: float = 0.0
+
+    def __post_init__(self) -> None:
+        config = shard("prompts", anchor=(PROMPTS, 0))
+        self._step = DrawPrompts(PromptsConfig(task="chain_sum", max_new_tokens=8), config, Path(), 16, self.lead)
+        self.shard = Shard(self.log, config, self._restore)
+        self.shard.start()
+
+    def _restore(self, restored: Restored) -> Folder:
+        cursor, number = restored.marks.get("drawn", (0, 0))
+        backlog: Any = self.backlog
+        return _Drawing(self._step, self.questions, Letters(), backlog, cursor, number, lambda: self.now, self._sleep)
+
+    def _sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.slept += seconds
+
+    def look(self) -> list[str]:
+        """The ids of the prompts that the next look at placement's progress makes."""
+        self.now += LOOK_EVERY_S
+        return [output.key for output in self.shard.run() if isinstance(output.record, Prompt)]
+
+
+def test_the_lead_is_kept_and_no_more() -> None:
+    prompts = Prompts(Questions([6]))
+    assert prompts.look() == ["p0", "p1", "p2"]
+    prompts.backlog.count = 2
+    assert prompts.look() == ["p3"]
+    prompts.backlog.count = 9
+    assert prompts.look() == []
+
+
+def test_placement_is_asked_now_and_then_not_all_the_time() -> None:
+    prompts = Prompts(Questions([6]))
+    assert len(prompts.look()) == 3
+    assert prompts.shard.run() == []
+    assert prompts.slept == pytest.approx(LOOK_EVERY_S)
+    assert len(prompts.shard.run()) == 3
+
+
+def test_what_cannot_be_used_is_a_dead_letter_and_leaves_no_gap() -> None:
+    prompts = Prompts(Questions([6, 16, -1, 15]), lead=4)
+    assert prompts.look() == ["p0", "p1"]
+    made: list[Prompt] = prompts.log.rows(PROMPTS)
+    assert [(p.number, len(p.token_ids), p.sampling.max_new_tokens, p.samples) for p in made] == [
+        (0, 6, 8, 8),
+        (1, 15, 1, 8),
+    ]
+    letters: list[DeadLetter] = prompts.log.rows(DEAD_LETTERS)
+    assert [(letter.topic, letter.offset, letter.payload) for letter in letters] == [
+        ("chain_sum", 1, b"000001xxxxxxxxxx"),
+        ("chain_sum", 2, b""),
+    ]
+    assert "no room for an answer" in letters[0].reason
+    assert letters[1].reason == "row 2 is no question"
+
+
+def test_bad_rows_are_told_once() -> None:
+    prompts = Prompts(Questions([6], bad_rows=(BadRow(7, "not JSON"),)))
+    prompts.backlog.count = 3
+    assert [prompts.look(), prompts.look()] == [[], []]
+    prompts.backlog.count = 0
+    prompts.look()
+    prompts.shard.start()
+    prompts.look()
+    letters: list[DeadLetter] = prompts.log.rows(DEAD_LETTERS)
+    assert [(letter.offset, letter.reason) for letter in letters] == [(7, "not JSON")]
+
+
+def test_a_finite_dataset_ends_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    prompts = Prompts(Questions([6], total=5))
+    assert [prompts.look(), prompts.look(), prompts.look()] == [["p0", "p1", "p2"], ["p3", "p4"], []]
+    (said,) = caplog.records
+    assert said.message == "the questions have come to an end: 5 prompts were made of 5"
+    slept = prompts.slept
+    prompts.shard.run()
+    assert prompts.slept == slept + LOOK_EVERY_S
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_restart_goes_on_behind_what_was_committed(committed: bool) -> None:
+    prompts = Prompts(Questions([6, -1, 6]))
+    prompts.look()
+    prompts.now += LOOK_EVERY_S
+    prompts.shard.turn()
+    if committed:
+        prompts.shard.commit()
+    prompts.shard.start()
+    assert prompts.backlog.closed
+    assert prompts.questions.closed
+    assert prompts.look() == (["p4", "p5"] if committed else ["p2", "p3"])
+    numbers = [(p.number, p.text[:6]) for p in prompts.log.rows(PROMPTS)]
+    assert numbers[:4] == [(0, "000000"), (1, "000002"), (2, "000003"), (3, "000005")]
