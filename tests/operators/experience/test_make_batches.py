@@ -202,8 +202,8 @@ def test_what_is_over_age_is_trained_unless_it_is_to_be_dropped(drop: bool) -> N
 def test_what_the_buffer_holds_is_told_with_each_batch() -> None:
     buffer = Buffer(global_batch=2, max_staleness=1, drop_over_age=True)
     buffer.publish(5)
-    buffer.group(0, under=version(3))
-    buffer.group(2, under=version(5))
+    buffer.group(0, under=version(5))
+    buffer.group(2, under=version(3))
     buffer.score(experience(trajectory(prompt(4), 0)))
     buffer.shard.run()
     (metric,) = buffer.log.rows(METRICS)
@@ -213,7 +213,7 @@ def test_what_the_buffer_holds_is_told_with_each_batch() -> None:
         "dropped/stale": 2.0,
         "staleness/0": 2.0,
     }
-    assert buffer.batches() == [("p2.0", "p2.1")]
+    assert buffer.batches() == [("p0.0", "p0.1")]
 
 
 def test_a_second_answer_is_passed_over() -> None:
