@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,10 @@ from operators.rollout.config import RolloutConfig
 from operators.score.config import ScoreConfig
 from operators.trainer.training_config import TrainingConfig
 from operators.trainer.warm_start_config import WarmStartConfig
+from schemas.topics import run_prefix
+
+_PROMPTS: Mapping[str, Any] = {"task": "chain_sum"}
+"""What is asked where a configuration does not say."""
 
 
 class ConfigError(ValueError):
@@ -38,6 +43,10 @@ class RunConfig:
     seed: int = 0
     """Seed of prompts, sampling and warm start, where their own sections do not set one."""
 
+    def __post_init__(self) -> None:
+        if self.name:
+            run_prefix(self.name)
+
 
 @dataclass(frozen=True)
 class KafkaConfig:
@@ -50,6 +59,12 @@ class KafkaConfig:
     """Partitions of the data topics, fixed for a run: as many as a role may ever have shards."""
     replication_factor: int = -1
     """Copies of each partition; -1: as the brokers have it."""
+
+    def __post_init__(self) -> None:
+        if self.partitions < 1:
+            raise ValueError(f"partitions must be at least 1, not {self.partitions}")
+        if self.replication_factor != -1 and self.replication_factor < 1:
+            raise ValueError(f"replication_factor must be at least 1, or -1, not {self.replication_factor}")
 
     def client(self) -> ClientProperties:
         """How to reach the brokers. Raises ConfigError without an address."""
@@ -76,7 +91,7 @@ class Config:
     kafka: KafkaConfig = field(default_factory=KafkaConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     warm_start: WarmStartConfig | None = None
-    prompts: PromptsConfig = field(default_factory=lambda: PromptsConfig(task="chain_sum"))
+    prompts: PromptsConfig = field(default_factory=lambda: PromptsConfig(**_PROMPTS))
     placement: PlacementConfig = field(default_factory=PlacementConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     relay: RelayConfig = field(default_factory=RelayConfig)
@@ -109,6 +124,8 @@ def load_config(file: Path, changes: Sequence[str] = ()) -> Config:
         table = tomllib.loads(file.read_text())
     except FileNotFoundError as error:
         raise ConfigError(f"there is no config file {file}") from error
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} is not TOML: {error}") from error
     for change in changes:
@@ -119,13 +136,15 @@ def load_config(file: Path, changes: Sequence[str] = ()) -> Config:
 def parse_config(table: dict[str, Any], origin: str) -> Config:
     """The configuration in `table`, which `origin` names in errors. Raises ConfigError."""
     _check_keys(Config, table, origin, ())
+    table = {"prompts": _PROMPTS, **table}
     run = table.get("run", {})
     if isinstance(run, dict) and "seed" in run:
         for section in ("prompts", "warm_start"):
             if isinstance(table.get(section), dict):
-                table[section].setdefault("seed", run["seed"])
+                table[section] = {"seed": run["seed"], **table[section]}
     try:
-        return TypeAdapter(Config).validate_python(table)
+        # TOML says what type a value has, so nothing is converted; from JSON a strict reader takes lists for tuples.
+        return TypeAdapter(Config).validate_json(json.dumps(table, default=str), strict=True)
     except ValidationError as error:
         raise ConfigError("\n".join(_describe(origin, problem) for problem in error.errors())) from error
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from infra.models.checkpoint_folder import load_tokenizer
 from infra.models.context import context_length
-from operators.prompts.rendering import render
+from operators.prompts.rendering import PromptTooLong, render
 from operators.prompts.sources import heldout_questions
-from pipelines.config import Config
+from pipelines.config import Config, ConfigError
 from schemas.records import Prompt
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class HeldoutPrompts:
-    """Makes the held-out prompts that `config` asks for, sampled as in training; none where it asks for none."""
+    """Makes the held-out prompts that `config` asks for, sampled as in training; none where it asks for none.
+
+    Those that leave no room for an answer are passed over. Raises ConfigError if that leaves none.
+    """
 
     config: Config
 
@@ -26,7 +32,12 @@ class HeldoutPrompts:
         tokenizer = load_tokenizer(model)
         context = self.config.rollout.context or context_length(model)
         questions = heldout_questions(prompts)
-        return [
-            render(question, number, prompts, tokenizer, context, purpose="evaluation", samples=1)
-            for number, question in enumerate(questions)
-        ]
+        made: list[Prompt] = []
+        for number, question in enumerate(questions):
+            try:
+                made.append(render(question, number, prompts, tokenizer, context, purpose="evaluation", samples=1))
+            except PromptTooLong as error:
+                log.warning("a held-out question is passed over: %s", error)
+        if not made:
+            raise ConfigError(f"all {len(questions)} held-out questions are too long for a context of {context} tokens")
+        return made

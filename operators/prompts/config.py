@@ -41,7 +41,7 @@ class PromptsConfig:
     """False lets rows through that have no answer: for rewards that look at the response alone."""
     answer_after: str = ""
     """The answer is what follows the last of these marks in its column ("####" for GSM8K); empty: all of it."""
-    extra_columns: Sequence[str] = ()
+    extra_columns: tuple[str, ...] = ()
     """Further columns that verifiers see in the reference."""
 
     template: str = SLOT

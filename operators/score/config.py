@@ -63,7 +63,7 @@ class RewardSpec:
 class ScoreConfig:
     """What the score operator does. Raises ValueError naming the field that does not fit."""
 
-    rewards: Sequence[RewardSpec] = (RewardSpec("reasoning_gym"),)
+    rewards: tuple[RewardSpec, ...] = (RewardSpec("reasoning_gym"),)
     answer: AnswerKind = "marker"
     """Where a response's answer stands (see attempt.Extraction)."""
     answer_marker: str = "#"

@@ -1,0 +1,216 @@
+"""Configurations: every example loads, a mistake is named with what would do, and what is saved reads back the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import pytest
+
+from pipelines.config import Config, ConfigError, KafkaConfig, load_config, parse_config, save_config
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.toml"))
+
+
+def refusal(table: dict[str, Any]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(table, "my.toml")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
+def test_every_example_loads_and_reads_back_the_same(file: Path, tmp_path: Path) -> None:
+    config = load_config(file)
+    saved = tmp_path / "config.toml"
+    save_config(config, saved)
+    assert load_config(saved) == config
+
+
+def test_there_are_examples() -> None:
+    assert len(EXAMPLES) >= 3
+
+
+def test_nothing_said_is_a_config_too(tmp_path: Path) -> None:
+    file = tmp_path / "empty.toml"
+    file.write_text("")
+    assert load_config(file) == Config()
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ({"trainr": {}}, "my.toml: unknown key trainr; did you mean 'trainer'?"),
+        ({"trainer": {"optimiser_steps": 3}}, "unknown key trainer.optimiser_steps; did you mean 'optimizer_steps'?"),
+        ({"trainer": {"learner": {"lr": 1}}}, "unknown key trainer.learner.lr; valid here: algorithm, betas,"),
+        ({"trainer": {"learner": {"algorithm": {"nam": "x"}}}}, "trainer.learner.algorithm.nam; did you mean 'name'?"),
+        ({"score": {"rewards": [{"name": "exact", "weigth": 2}]}}, "score.rewards.weigth; did you mean 'weight'?"),
+        ({"warm_start": {"step": 5}}, "unknown key warm_start.step; did you mean 'steps'?"),
+    ],
+)
+def test_an_unknown_key_is_named_with_the_nearest(table: dict[str, Any], says: str) -> None:
+    assert says in refusal(table)
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        (
+            {"trainer": {"optimizer_steps": "12"}},
+            "optimizer_steps: Input should be a valid integer (it is '12')",
+        ),
+        (
+            {"trainer": {"optimizer_steps": True}},
+            "optimizer_steps: Input should be a valid integer (it is True)",
+        ),
+        ({"trainer": {"optimizer_steps": 2.5}}, "trainer.optimizer_steps: Input should be a valid integer (it is 2.5)"),
+        ({"evaluation": {"sampled": "yes"}}, "evaluation.sampled: Input should be a valid boolean (it is 'yes')"),
+        ({"run": {"name": 5}}, "run.name: Input should be a valid string (it is 5)"),
+        ({"rollout": {"dtype": "int8"}}, "rollout.dtype: Input should be 'float32', 'bfloat16' or 'float16'"),
+        ({"score": {"rewards": {"name": "exact"}}}, "score.rewards: Input should be a valid array"),
+        ({"trainer": {"learner": {"betas": [0.9]}}}, "trainer.learner.betas.1"),
+        ({"prompts": 5}, "my.toml: prompts: Input should be an object (it is 5)"),
+        ({"run": 5}, "my.toml: run: Input should be an object (it is 5)"),
+    ],
+)
+def test_a_value_of_another_type_is_not_converted(table: dict[str, Any], says: str) -> None:
+    assert says in refusal(table)
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ({"placement": {"max_attempts": 0}}, "placement: max_attempts must be at least 1, not 0"),
+        ({"placement": {"heartbeat_timeout_s": 0.0}}, "placement: heartbeat_timeout_s must be positive"),
+        ({"placement": {"replica_batch": 0}}, "placement: replica_batch must be at least 1"),
+        ({"experience": {"global_batch": 0}}, "experience: global_batch must be at least 1"),
+        ({"rollout": {"slots": 0}}, "rollout: slots must be at least 1"),
+        ({"evaluation": {"every": -1}}, "evaluation: every must be at least 0"),
+        ({"kafka": {"partitions": 0}}, "kafka: partitions must be at least 1"),
+        ({"kafka": {"replication_factor": 0}}, "kafka: replication_factor must be at least 1, or -1"),
+        ({"run": {"name": "a run"}}, "run: run name 'a run' must be"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_named(table: dict[str, Any], says: str) -> None:
+    assert says in refusal(table)
+
+
+def test_every_mistake_of_one_kind_is_told_at_once() -> None:
+    told = refusal({"rollout": {"slots": "a"}, "trainer": {"threads": "b"}})
+    assert [line.split(": ")[1] for line in told.splitlines()] == ["rollout.slots", "trainer.threads"]
+
+
+@pytest.mark.parametrize(
+    ("change", "value"),
+    [
+        ("trainer.optimizer_steps=7", lambda c: c.trainer.optimizer_steps == 7),
+        ("trainer.learner.learning_rate=1e-5", lambda c: c.trainer.learner.learning_rate == 1e-5),
+        ("trainer.learner.algorithm.name=dapo", lambda c: c.trainer.learner.algorithm.name == "dapo"),
+        ('trainer.learner.algorithm.name="dapo"', lambda c: c.trainer.learner.algorithm.name == "dapo"),
+        ("trainer.learner.betas=[0.8, 0.9]", lambda c: c.trainer.learner.betas == (0.8, 0.9)),
+        ("kafka.bootstrap_servers=localhost:9092", lambda c: c.kafka.bootstrap_servers == "localhost:9092"),
+        ("evaluation.sampled=false", lambda c: c.evaluation.sampled is False),
+        ("run.folder=/a/b=c", lambda c: c.run.folder == Path("/a/b=c")),
+        ("model.path=", lambda c: c.model.path == ""),
+        (" rollout.slots =4", lambda c: c.rollout.slots == 4),
+        ("prompts.task_args={max_terms = 3}", lambda c: c.prompts.task_args == {"max_terms": 3}),
+    ],
+)
+def test_a_change_on_the_command_line_wins(tmp_path: Path, change: str, value: Any) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text('[trainer]\noptimizer_steps = 3\n[prompts]\ntask = "gcd"\n[run]\nfolder = "x"\n')
+    assert value(load_config(file, [change]))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("trainer.optimizer_steps", "expected section.key=value"),
+        ("=5", "expected section.key=value"),
+        ("trainer.optimizer_steps.x=5", "optimizer_steps is no section"),
+        ("trainer.optimizer_step=5", "did you mean 'optimizer_steps'?"),
+        ("trainer.optimizer_steps=many", "Input should be a valid integer (it is 'many')"),
+    ],
+)
+def test_a_change_that_means_nothing_is_said(tmp_path: Path, change: str, says: str) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text("[trainer]\noptimizer_steps = 3\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(file, [change])
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [(None, "there is no config file"), (b"a = [", "is not TOML"), (b"\xff\xfe", "is not TOML")],
+)
+def test_a_file_that_is_no_config_is_said(tmp_path: Path, content: bytes | None, says: str) -> None:
+    file = tmp_path / "a.toml"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ConfigError, match=says):
+        load_config(file)
+
+
+def test_a_folder_is_no_config_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        load_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("table", "prompts", "warm"),
+    [
+        ({"run": {"seed": 7}}, 7, None),
+        ({"run": {"seed": 7}, "prompts": {"task": "gcd"}, "warm_start": {}}, 7, 7),
+        ({"run": {"seed": 7}, "prompts": {"task": "gcd", "seed": 2}, "warm_start": {"seed": 3}}, 2, 3),
+        ({"prompts": {"task": "gcd", "seed": 2}}, 2, None),
+        ({}, 0, None),
+    ],
+)
+def test_the_runs_seed_is_that_of_sections_without_one(table: dict[str, Any], prompts: int, warm: int | None) -> None:
+    config = parse_config(table, "my.toml")
+    assert config.prompts.seed == prompts
+    assert (config.warm_start.seed if config.warm_start is not None else None) == warm
+
+
+def test_the_table_that_is_parsed_stays_as_it_was() -> None:
+    table: dict[str, Any] = {"run": {"seed": 7}, "prompts": {"task": "gcd"}}
+    parse_config(table, "my.toml")
+    assert table == {"run": {"seed": 7}, "prompts": {"task": "gcd"}}
+
+
+def test_what_may_be_left_out_is_left_out_by_default() -> None:
+    """A saved config has no None: a field that may be None and is not by default would come back as that default."""
+    for kind in _dataclasses(Config):
+        hints = get_type_hints(kind)
+        for field in dataclasses.fields(kind):
+            if type(None) in get_args(hints[field.name]):
+                assert field.default is None, f"{kind.__name__}.{field.name}"
+
+
+def _dataclasses(kind: type) -> list[type]:
+    found = [kind]
+    for hint in get_type_hints(kind).values():
+        inner = get_args(hint) if get_origin(hint) in (types.UnionType, Union) else (hint,)
+        found += [each for part in inner if dataclasses.is_dataclass(part) for each in _dataclasses(part)]  # type: ignore[arg-type]
+    return found
+
+
+def test_there_is_no_kafka_without_an_address(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="bootstrap_servers is not set"):
+        KafkaConfig().client()
+    properties = tmp_path / "client.properties"
+    properties.write_text("bootstrap.servers=one:1\nclient.id=me\n")
+    assert KafkaConfig(client_properties=str(properties)).client().bootstrap_servers == "one:1"
+    both = KafkaConfig(bootstrap_servers="two:2", client_properties=str(properties)).client()
+    assert both.bootstrap_servers == "two:2"
+
+
+def test_a_model_folder_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="path is not set"):
+        Config().model_folder()
+    missing = parse_config({"model": {"path": str(tmp_path / "no")}}, "my.toml")
+    with pytest.raises(ConfigError, match="there is no folder"):
+        missing.model_folder()
+    assert parse_config({"model": {"path": str(tmp_path)}}, "my.toml").model_folder() == tmp_path

@@ -1,0 +1,51 @@
+"""Held-out prompts: those that leave no room are passed over, and none at all is an error at the start of a role."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from infra.models.demo import build_demo_model
+from infra.models.demo_config import DemoModelConfig
+from pipelines.config import Config, ConfigError, parse_config
+from pipelines.heldout import HeldoutPrompts
+
+TINY = DemoModelConfig(hidden_size=32, layers=1, heads=2, kv_heads=1, mlp_size=48, max_positions=64)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    made, tokenizer = build_demo_model(TINY)
+    made.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def config(model: Path, context: int, heldout: int = 8) -> Config:
+    prompts = {"task": "chain_sum", "heldout": heldout, "task_args": {"min_terms": 2, "max_terms": 6}}
+    return parse_config(
+        {"model": {"path": str(model)}, "prompts": prompts, "rollout": {"context": context}}, "test.toml"
+    )
+
+
+def test_held_out_prompts_are_of_evaluation_and_sampled_once(model: Path) -> None:
+    made = HeldoutPrompts(config(model, 200))()
+    assert len(made) == 8
+    assert {(prompt.purpose, prompt.samples) for prompt in made} == {("evaluation", 1)}
+    assert len({prompt.text for prompt in made}) == 8
+
+
+def test_what_leaves_no_room_is_passed_over_and_said(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    lengths = sorted(len(prompt.token_ids) for prompt in HeldoutPrompts(config(model, 200))())
+    assert lengths[0] < lengths[-1]
+    made = HeldoutPrompts(config(model, lengths[-1]))()
+    assert 0 < len(made) < 8
+    assert len(caplog.records) == 8 - len(made)
+    with pytest.raises(ConfigError, match="all 8 held-out questions are too long"):
+        HeldoutPrompts(config(model, 2))()
+
+
+def test_none_are_made_where_none_are_asked_for(model: Path) -> None:
+    assert HeldoutPrompts(config(model, 200, heldout=0))() == []
