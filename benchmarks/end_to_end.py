@@ -4,8 +4,8 @@
 
 Both start from the same warm-started model folder, take the same questions in the same order, answer each as often,
 judge with the same code and make one update a batch with the same settings; nothing is evaluated. They run one after
-the other. Time counts from the first dispatch (TRL: the first generation); getting there is given apart. What is
-finished stands in the results file and is not measured again.
+the other. Time counts from the first dispatch (TRL: the first generation); getting there is given apart. What stands
+in the results file, measured with the same settings, is not measured again.
 """
 
 from __future__ import annotations
@@ -72,18 +72,21 @@ def main() -> None:
 
 def _measure(name: str, seed: int, options: argparse.Namespace, cells: dict[str, Any], console: Console) -> None:
     """The cells of one recipe and seed that are not there yet, each saved as it is done."""
-    recipe = RECIPES[name]
-    missing = [side for side in SIDES if f"{name}/{seed}/{side}" not in cells]
+    recipe, config = RECIPES[name], _config(RECIPES[name], seed, options)
+    measured_with = {"optimizer_steps": config.trainer.optimizer_steps, "set": options.set, "trl": options.threads}
+    known = {side: cells.get(f"{name}/{seed}/{side}", {}).get("measured_with") for side in SIDES}
+    missing = [side for side in SIDES if known[side] != measured_with]
     if not missing:
         return
-    work = Work(options.folder.absolute(), f"{name.lower()}-{seed}", _config(recipe, seed, options), options.threads)
+    work = Work(options.folder.absolute(), f"{name.lower()}-{seed}", config, options.threads)
     console.print(f"{name}, seed {seed}: warm start")
     model = warm_start(work)
     for side in missing:
         console.print(f"{name}, seed {seed}: {side}")
         others = OthersWatch()
         measured = SIDES[side](work, model)
-        cell = _cell(measured, recipe, work.config) | {"others": round(others.share(), 3)}
+        cell = _cell(measured, recipe, config)
+        cell |= {"others": round(others.share(), 3), "measured_with": measured_with}
         cells[f"{name}/{seed}/{side}"] = cell
         table = {"machine": describe_machine(), "packages": package_versions(), "cells": cells}
         options.results.parent.mkdir(parents=True, exist_ok=True)

@@ -182,7 +182,7 @@ def reinforce(loop: Loop, seed: int, lag: int) -> None:
         training += time.process_time() - begun
         save_weights(loop.learner.model, loop.weights(step + 1))
         if (step + 1) % 10 == 0:
-            mean = {name: np.mean([metrics.get(name, np.nan) for metrics in told[-10:]]) for name in told[-1]}
+            mean = _means(told[-10:])
             print(
                 f"  {step + 1:4d}  reward {mean['reward/mean']:.3f}  length {mean['response_length/mean']:.1f} "
                 f"(max {max(m['response_length/max'] for m in told[-10:]):.0f})  entropy {mean['entropy']:.3f}  "
@@ -190,6 +190,12 @@ def reinforce(loop: Loop, seed: int, lag: int) -> None:
                 f"CPU s a step: generation {generating / (step + 1):.3f}, training {training / (step + 1):.3f}",
                 flush=True,
             )
+
+
+def _means(told: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Means by name. A batch in which no row had an advantage tells nothing of its tokens."""
+    names = {name for metrics in told for name in metrics}
+    return {name: float(np.mean([metrics[name] for metrics in told if name in metrics])) for name in names}
 
 
 def _numbered(source: Any) -> Any:
