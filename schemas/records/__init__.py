@@ -1,0 +1,65 @@
+"""The records of the cycle. Each says who makes it and who eats it.
+
+Every record is frozen and compares by value. Times are Unix milliseconds by the writer's clock, for people and reports;
+no decision is taken on another machine's clock. A field is added with a new schema version and never retyped.
+"""
+
+from __future__ import annotations
+
+from schemas.records.batches import MicroBatch
+from schemas.records.inbox import Assignment, Cancel, Refused
+from schemas.records.prompts import Prompt, Sampling
+from schemas.records.status import DeadLetter, Metric, RelayStatus, ReplicaState, ReplicaStatus
+from schemas.records.trajectories import (
+    Experience,
+    Fate,
+    FinishReason,
+    Response,
+    RewardComponent,
+    Settled,
+    Trajectory,
+    VersionSpan,
+)
+from schemas.records.versions import PolicyVersion, TensorSpec, WeightVersion
+
+RECORDS: tuple[type, ...] = (
+    Prompt,
+    Assignment,
+    Cancel,
+    Refused,
+    Trajectory,
+    Experience,
+    Settled,
+    MicroBatch,
+    WeightVersion,
+    ReplicaStatus,
+    RelayStatus,
+    Metric,
+    DeadLetter,
+)
+
+__all__ = [
+    "RECORDS",
+    "Assignment",
+    "Cancel",
+    "DeadLetter",
+    "Experience",
+    "Fate",
+    "FinishReason",
+    "Metric",
+    "MicroBatch",
+    "PolicyVersion",
+    "Prompt",
+    "Refused",
+    "RelayStatus",
+    "ReplicaState",
+    "ReplicaStatus",
+    "Response",
+    "RewardComponent",
+    "Sampling",
+    "Settled",
+    "TensorSpec",
+    "Trajectory",
+    "VersionSpan",
+    "WeightVersion",
+]

@@ -1,0 +1,36 @@
+"""What is trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from schemas.columns import Flags, Floats, Integers, TokenIds
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """A packed part of global batch `batch`: part `index` of `count`.
+
+    Made by experience, eaten by the trainer of `rank`.
+
+    With n sequences of t tokens in all: token_ids, logprobs and loss_mask are [t] (prompt positions carry logprob 0 and
+    mask False); lengths and prompt_lengths are [n], as are rewards, staleness, the version columns and the lineage
+    columns, which give partition and offset of each sequence in the experiences topic.
+    """
+
+    batch: int
+    index: int
+    count: int
+    rank: int
+    token_ids: TokenIds
+    logprobs: Floats
+    loss_mask: Flags
+    lengths: Integers
+    prompt_lengths: Integers
+    rewards: Floats
+    trajectory_ids: tuple[str, ...]
+    version_epochs: Integers
+    version_numbers: Integers
+    staleness: Integers
+    lineage_partitions: Integers
+    lineage_offsets: Integers

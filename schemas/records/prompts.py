@@ -1,0 +1,45 @@
+"""Questions, and how to answer them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from schemas.columns import TokenIds
+from schemas.identity import Purpose, group_id
+from schemas.records.versions import PolicyVersion
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to draw tokens. Temperature 0 is greedy; top_k 0 and top_p 1 are off."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    max_new_tokens: int
+    stop_token_ids: tuple[int, ...]
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A question and how often to answer it. Made by prompts and evaluation, eaten by placement.
+
+    `reference` is JSON for the verifier of `task` (the dataset's entry). `policy_version` pins an evaluation to one
+    version, `round` names the evaluation it belongs to ("" for training).
+    """
+
+    number: int
+    purpose: Purpose
+    task: str
+    text: str
+    token_ids: TokenIds
+    reference: str
+    samples: int
+    sampling: Sampling
+    policy_version: PolicyVersion | None = None
+    round: str = ""
+
+    @property
+    def prompt_id(self) -> str:
+        return group_id(self.purpose, self.number)

@@ -1,0 +1,109 @@
+"""What was generated, what it was worth, and how its story ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from schemas.columns import Flags, Floats, TokenIds
+from schemas.identity import trajectory_id
+from schemas.records.prompts import Prompt
+from schemas.records.versions import PolicyVersion
+
+FinishReason = Literal["stop", "length", "failed"]
+
+
+Fate = Literal["batched", "dropped", "failed", "evaluated", "imported"]
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """Tokens made so far: ids, behaviour logprobs and loss mask, equally long.
+
+    Loss mask False marks an environment's.
+    """
+
+    token_ids: TokenIds
+    logprobs: Floats
+    loss_mask: Flags
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSpan:
+    """`length` consecutive response tokens made under `version`."""
+
+    version: PolicyVersion
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """A finished sample. Made by rollout (by placement where it gave up), eaten by score and placement.
+
+    `newest_version` is the newest one announced when it finished: staleness at finish is measured against it.
+    """
+
+    prompt: Prompt
+    member: int
+    lease: int
+    attempt: int
+    replica: int
+    incarnation: int
+    response: Response
+    text: str
+    version_spans: tuple[VersionSpan, ...]
+    newest_version: PolicyVersion | None
+    finish_reason: FinishReason
+    error: str | None
+    started_at: int
+    finished_at: int
+
+    @property
+    def trajectory_id(self) -> str:
+        return trajectory_id(self.prompt.purpose, self.prompt.number, self.member)
+
+    @property
+    def policy_version(self) -> PolicyVersion | None:
+        """The version that made the first token; None where nothing was generated."""
+        return self.version_spans[0].version if self.version_spans else None
+
+
+@dataclass(frozen=True, slots=True)
+class RewardComponent:
+    """One verifier's say: its value before weighting."""
+
+    name: str
+    value: float
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class Experience:
+    """A trajectory with its reward. Made by score, eaten by experience and evaluation; what exports hold.
+
+    `error` says why a verifier failed; the reward then follows the configured policy, so that the group still
+    completes.
+    """
+
+    trajectory: Trajectory
+    reward: float
+    components: tuple[RewardComponent, ...]
+    error: str | None
+    scored_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The end of a trajectory's story, written in the transaction that ends it.
+
+    Made by experience and evaluation, eaten by placement.
+    """
+
+    trajectory_id: str
+    group_size: int
+    fate: Fate
+    reason: str
+    batch: int | None
+    staleness: int | None
+    tokens: int
+    settled_at: int

@@ -1,0 +1,60 @@
+"""Which weights, and their manifests."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_VERSION = re.compile(r"([0-9]{1,18})\.([0-9]{1,18})")
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class PolicyVersion:
+    """A weight version: trainer epoch (raised by every trainer restart), then number (optimizer steps so far)."""
+
+    epoch: int
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.epoch}.{self.number}"
+
+    @classmethod
+    def parse(cls, text: str) -> PolicyVersion:
+        """The version written as `text`, "epoch.number". Raises ValueError."""
+        match = _VERSION.fullmatch(text)
+        if match is None:
+            raise ValueError(f"not a policy version: {text[:80]!r} (expected 'epoch.number', e.g. '1.12')")
+        return cls(int(match[1]), int(match[2]))
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor of a weight file, in safetensors' names for dtypes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightVersion:
+    """The manifest of one weight version; its bytes lie in the relay tier.
+
+    Made by the trainer, eaten by relay, rollout, experience, evaluation.
+
+    `batches` are the numbers of the global batches trained since `parent`; `batch_offsets` are where the trainer's
+    reading stood, by partition of the batches topic. `final` marks a run's last version.
+    """
+
+    version: PolicyVersion
+    parent: PolicyVersion | None
+    step: int
+    file: str
+    bytes: int
+    blake3: str
+    tensors: tuple[TensorSpec, ...]
+    batches: tuple[int, ...]
+    batch_offsets: tuple[int, ...]
+    trajectories_trained: int
+    final: bool
+    created_at: int
