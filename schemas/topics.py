@@ -158,6 +158,16 @@ DEAD_LETTERS = Topic(
     (),
     "records that could not be processed, whole",
 )
+RESTORE = Topic(
+    "restore",
+    (records.CommitNote,),
+    "group",
+    "one",
+    "compact",
+    ("every pipeline",),
+    ("every pipeline",),
+    "notes of commits that are too long for a commit's metadata",
+)
 
 CATALOGUE: Mapping[str, Topic] = {
     topic.noun: topic
@@ -174,6 +184,7 @@ CATALOGUE: Mapping[str, Topic] = {
         REPLICAS,
         METRICS,
         DEAD_LETTERS,
+        RESTORE,
     )
 }
 

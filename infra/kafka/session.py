@@ -18,10 +18,12 @@ from kafka import KafkaConsumer, OffsetAndMetadata, TopicPartition
 from kafka.consumer.fetcher import ConsumerRecord
 from kafka.errors import InvalidProducerEpochError, KafkaError, KafkaTimeoutError, ProducerFencedError
 
-from infra.kafka.note import Note
+from infra.kafka.note import MAX_METADATA_BYTES, Note, pointed_at, pointer
 from infra.kafka.readiness import why_unreachable
 from infra.kafka.session_config import Input, Offsets, Partition, SessionConfig
 from infra.kafka.transactions import TransactionalProducer
+from schemas.codec import decode, encode
+from schemas.records import CommitNote
 
 MAX_POLL_RECORDS = 2000
 RETRY_BACKOFF_MS = 3
@@ -159,15 +161,16 @@ class Session:
             if self.lost is not None:
                 raise self.lost
             self._anchored = offsets.get(self.config.anchored, self._anchored)
-            committed = {
-                TopicPartition(*p): OffsetAndMetadata(offset, note if p == self.config.anchored else "", -1)
-                for p, offset in {**offsets, self.config.anchored: self._anchored}.items()
-            }
             sent: list[Any] = []
             try:
                 self._producer.begin_transaction()
                 for o in outputs:
                     sent.append(self._producer.send(o.topic, o.value, o.key, list(o.headers), o.partition))
+                metadata = note if len(note) <= MAX_METADATA_BYTES else self._set_down(note)
+                committed = {
+                    TopicPartition(*p): OffsetAndMetadata(offset, metadata if p == self.config.anchored else "", -1)
+                    for p, offset in {**offsets, self.config.anchored: self._anchored}.items()
+                }
                 self._producer.send_offsets_to_transaction(committed, self.config.group)
                 self._producer.commit_transaction()
                 first: dict[str, int] = {}
@@ -195,6 +198,31 @@ class Session:
         self.lost = (Fenced if fenced else SessionLost)(f"{self.config.group}: {error!r}")
         return self.lost
 
+    def _set_down(self, note: str) -> str:
+        """Write a long note to the topic `restore`, in the transaction that is open; what the metadata says then."""
+        if self.config.restore is None:
+            raise ValueError(f"{self.config.group}: a note of {len(note)} bytes, and no topic for it")
+        (value, headers), topic = (
+            encode(CommitNote(self.config.group, note, time.time_ns() // 10**6)),
+            self.config.restore,
+        )
+        written = self._producer.send(topic.topic, value, self.config.group.encode(), list(headers), topic.partition)
+        self._producer.flush()
+        return pointer(written.get(timeout=0).offset)
+
+    def _noted(self, metadata: str) -> Note:
+        """The note of the last commit, whose metadata is `metadata`."""
+        offset = pointed_at(metadata)
+        if offset is None:
+            return Note.decode(metadata)
+        if self.config.restore is None:
+            raise ValueError(f"{self.config.group}: the last commit's note is in a topic that is not given")
+        place = TopicPartition(*self.config.restore)
+        found = self._read({place: offset}, {place: offset + 1})
+        if not found or found[0].offset != offset:
+            raise ValueError(f"{self.config.group}: the last commit's note is not at offset {offset} of {place.topic}")
+        return Note.decode(decode(found[0].value, found[0].headers)[0].note)
+
     def _restore(self) -> None:
         config, consumer, assigned = self.config, self._consumer, self._assigned
         anchor = TopicPartition(*config.anchored)
@@ -202,12 +230,14 @@ class Session:
             tp: consumer.committed(tp, metadata=True)
             for tp in dict.fromkeys([anchor, *(t for t, i in self._inputs() if i.start == "committed")])
         }
-        self.note = Note.decode(committed[anchor].metadata if committed[anchor] else None)
+        self.note = self._noted(committed[anchor].metadata if committed[anchor] else "")
         self.start = self.note.start + 1
         ledger = [TopicPartition(*p) for p in config.ledger]
         ends = self._ends([*ledger, *assigned])
         self.ledger_ends = {f"{tp.topic}:{tp.partition}": ends[tp] for tp in ledger}
-        self.ledger = self._read_ledger({tp: ends[tp] for tp in ledger})
+        noted = self.note.ledger
+        begins = {tp: noted.get(f"{tp.topic}:{tp.partition}", 0) for tp in ledger}
+        self.ledger = self._read(begins, {tp: ends[tp] for tp in ledger})
         consumer.assign(assigned)
         for tp, source in self._inputs():
             if source.start == "latest":
@@ -240,12 +270,12 @@ class Session:
         finally:
             consumer.close(autocommit=False)
 
-    def _read_ledger(self, ends: Mapping[TopicPartition, int]) -> list[ConsumerRecord]:
-        """What is committed of the ledger topics from the noted offsets to `ends`."""
+    def _read(self, begins: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> list[ConsumerRecord]:
+        """What is committed from `begins` to `ends`, or a little beyond."""
         consumer = self._consumer
-        consumer.assign(list(ends))
-        for tp in ends:
-            consumer.seek(tp, self.note.ledger.get(f"{tp.topic}:{tp.partition}", 0))
+        consumer.assign(list(begins))
+        for tp, offset in begins.items():
+            consumer.seek(tp, offset)
         records: list[ConsumerRecord] = []
         before, moved_at = -1, time.monotonic()
         while any(consumer.position(tp) < end for tp, end in ends.items()):

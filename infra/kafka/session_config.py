@@ -32,7 +32,7 @@ class SessionConfig:
     """Who reads what. `group` is the consumer group and the transactional.id, `ledger` the outputs to read back.
 
     The commit's note travels with `anchor`, the first input's first partition unless given (a pipeline without
-    committed inputs anchors on a partition that it writes).
+    committed inputs anchors on a partition that it writes). Notes too long for that go to `restore`.
     """
 
     client: ClientProperties
@@ -40,6 +40,7 @@ class SessionConfig:
     inputs: tuple[Input, ...]
     ledger: tuple[Partition, ...] = ()
     anchor: Partition | None = None
+    restore: Partition | None = None
 
     @property
     def anchored(self) -> Partition:

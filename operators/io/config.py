@@ -9,7 +9,7 @@ from typing import Literal
 from infra.kafka.properties import ClientProperties
 from infra.kafka.session import Input, Partition, SessionConfig
 from operators.io.elements import Place
-from schemas.topics import Topic, group_name
+from schemas.topics import RESTORE, Topic, group_name
 
 
 @dataclass(frozen=True)
@@ -56,4 +56,5 @@ class ShardConfig:
             inputs=tuple(Input(r.topic.name(self.run), r.partitions, r.start) for r in self.readings),
             ledger=tuple(Partition(topic.name(self.run), p) for topic, partitions in self.ledger for p in partitions),
             anchor=None if self.anchor is None else Partition(self.anchor[0].name(self.run), self.anchor[1]),
+            restore=Partition(RESTORE.name(self.run), 0),
         )

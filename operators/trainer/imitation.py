@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from operators.trainer.muon import Muon
 from operators.trainer.packed_attention import PACKED
 from operators.trainer.packing import pack_tokens
 from operators.trainer.policy import token_logprobs
@@ -78,8 +79,7 @@ def _optimizers(model: PreTrainedModel, rates: Rates) -> list[torch.optim.Optimi
     matrices = [p for p in model.parameters() if p.ndim == 2 and id(p) not in embeddings]
     vectors = [p for p in model.parameters() if p.ndim != 2 or id(p) in embeddings]
     return [
-        # "match_rms_adamw": a rate means what it means to AdamW, whatever the shape of a matrix.
-        torch.optim.Muon(matrices, lr=rates.matrices, weight_decay=0.0, momentum=0.95, adjust_lr_fn="match_rms_adamw"),
+        Muon(matrices, rates.matrices),
         torch.optim.AdamW(vectors, lr=rates.vectors, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
     ]
 

@@ -30,7 +30,7 @@ Entry = Mapping[str, Any]
 Report = Callable[[float, str], None]
 
 RECORD_FILE = "warm_start.json"
-_VERSION = 4
+_VERSION = 5
 """Raised when the procedure changes: older results are then made anew."""
 
 

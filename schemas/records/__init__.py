@@ -9,7 +9,7 @@ from __future__ import annotations
 from schemas.records.batches import MicroBatch
 from schemas.records.inbox import Assignment, Cancel, Refused
 from schemas.records.prompts import Prompt, Sampling
-from schemas.records.status import DeadLetter, Metric, RelayStatus, ReplicaState, ReplicaStatus
+from schemas.records.status import CommitNote, DeadLetter, Metric, RelayStatus, ReplicaState, ReplicaStatus
 from schemas.records.trajectories import (
     Experience,
     Fate,
@@ -36,12 +36,14 @@ RECORDS: tuple[type, ...] = (
     RelayStatus,
     Metric,
     DeadLetter,
+    CommitNote,
 )
 
 __all__ = [
     "RECORDS",
     "Assignment",
     "Cancel",
+    "CommitNote",
     "DeadLetter",
     "Experience",
     "Fate",

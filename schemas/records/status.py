@@ -70,3 +70,15 @@ class DeadLetter:
     offset: int
     payload: bytes
     failed_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommitNote:
+    """What the last commit of `group` said beside offsets, as JSON, where it was too long for the commit itself.
+
+    Made and eaten by every pipeline's session.
+    """
+
+    group: str
+    note: str
+    written_at: int

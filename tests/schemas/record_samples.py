@@ -80,5 +80,6 @@ SAMPLES: dict[type, object] = {
         r.RelayStatus(0, ("2.17", "2.16"), 2048, "host", 78, 1_700_000_000_700),
         r.Metric("train", 17, {"loss": 0.25, "reward": 0.75}, 1_700_000_000_800),
         r.DeadLetter("ScoreTrajectory", "not JSON", "laminar.a.trajectories", 1, 5, b"\x00\xff", 1_700_000_000_900),
+        r.CommitNote("laminar.a.score.0", '[3,{"laminar.a.experiences:0":5},{}]', 1_700_000_001_000),
     )
 }

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -18,8 +19,9 @@ from kafka.errors import KafkaError, KafkaTimeoutError
 
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
 from infra.kafka.broker import Broker
+from infra.kafka.note import MAX_NOTE_BYTES, Note
 from infra.kafka.properties import ClientProperties
-from infra.kafka.session import SESSIONS, Fenced, Note, Outgoing, Partition, Session, SessionLost
+from infra.kafka.session import SESSIONS, Fenced, Outgoing, Partition, Session, SessionLost
 from infra.kafka.session_config import Input, SessionConfig
 
 REPOSITORY = Path(__file__).parents[3]
@@ -113,6 +115,35 @@ def test_the_ledger_is_read_from_the_noted_offsets(config: SessionConfig, opened
     session.commit([], {}, first, {})
     assert first == {place: 2}  # after A and its commit marker
     assert [r.value for r in opened(config).ledger] == [b"B", b"C"]
+
+
+def test_a_note_too_long_for_metadata_survives_in_a_topic(config: SessionConfig, opened: Open) -> None:
+    restore = Partition(f"{config.group}-restore", 0)
+    with admin_client(config.client) as admin:
+        create_topics(admin, [TopicSpec(restore.topic, 1)])
+    config = replace(config, restore=restore)
+    feed(config, b"a", b"b")
+    marks = {f"p{residue}": residue for residue in range(1000)}
+    first = opened(config)
+    first.commit([record(config, b"A")], {source(config): 1}, {}, {"older": "x" * 3000})
+    first.commit([record(config, b"B")], {source(config): 2}, {}, marks)
+    first._producer.begin_transaction()  # what dies before its commit counts for nothing
+    first._set_down(Note(1, {}, {"never": 0}).encode())
+    second = opened(config)
+    assert second.note == Note(1, {}, marks)
+    assert second.positions() == {source(config): 2}
+    second.commit([], {}, {}, {"short": 1})
+    third = opened(config)
+    assert third.note == Note(2, {}, {"short": 1})
+    assert len(visible(config, restore.topic)) == 3  # two, and the second start's own
+
+
+def test_a_note_beyond_all_bounds_is_an_error_before_anything_is_written(config: SessionConfig, opened: Open) -> None:
+    session = opened(config)
+    with pytest.raises(ValueError, match="give the role more shards"):
+        session.commit([record(config, b"A")], {}, {}, {"mark": "x" * MAX_NOTE_BYTES})
+    session.commit([record(config, b"B")], {}, {}, {})
+    assert visible(config, config.ledger[0].topic) == [b"B"]
 
 
 @pytest.mark.parametrize("before", ["begin_transaction", "send", "send_offsets_to_transaction", "commit_transaction"])
@@ -300,11 +331,3 @@ def test_no_session_where_there_is_no_broker() -> None:
     nowhere = ClientProperties.at("127.0.0.1:9")
     with pytest.raises(SessionLost, match=r"nobody: 127\.0\.0\.1:9: Connection refused"):
         Session(SessionConfig(nowhere, "nobody", (Input("in", (0,)),)))
-
-
-def test_a_note_must_fit_its_commit(config: SessionConfig, opened: Open) -> None:
-    session = opened(config)
-    with pytest.raises(ValueError, match="over 2048"):
-        session.commit([record(config, b"A")], {}, {}, {"mark": "x" * 3000})
-    session.commit([record(config, b"B")], {}, {}, {})
-    assert visible(config, config.ledger[0].topic) == [b"B"]
