@@ -134,7 +134,7 @@ def _observed(run: RunFolder) -> RunState:
     path = run.folder / "metrics.jsonl"
     alive = run.status == "running"
     roles = {
-        name: Role(role.get("pid"), role.get("restarts", 0), alive and bool(role.get("alive")))
+        name: Role(role.get("pid"), role.get("restarts", 0), role["status"] if alive else "ended")
         for name, role in (run.state.get("roles") or {}).items()
     }
     at = int((run.state.get("ended_at") or (time.time() if alive else 0)) * 1000)
@@ -175,5 +175,5 @@ def _status_lines(run: RunFolder, state: RunState) -> Iterator[str]:
     yield from (f"  {label:<12}{value}" for label, value in fact_lines(state))
     for name, role in state.roles.items() if run.status == "running" else ():
         restarts = f", {role.restarts} restarts" if role.restarts else ""
-        yield f"  {name:<12}{'up' if role.alive else 'down'}{f', pid {role.pid}' if role.pid else ''}{restarts}"
+        yield f"  {name:<12}{role.status}{f', pid {role.pid}' if role.pid else ''}{restarts}"
     yield f"  {'folder':<12}{run.folder}"

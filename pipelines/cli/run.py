@@ -40,6 +40,6 @@ def run(
 
     try:
         named = [f'run.name="{name}"'] if name else []
-        return run_locally(load_config(config, [*(changes or []), *named]), as_json=json)
+        return run_locally(load_config(config, [*(changes or []), *named]), config, as_json=json)
     except KeyboardInterrupt:  # before there was a run, or after it
         raise typer.Exit(130) from None

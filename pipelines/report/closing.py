@@ -10,8 +10,8 @@ from pipelines.report.verdict import accounted, compared_with_warm_start, learne
 from pipelines.view.text import UNKNOWN, clock, count, figure
 
 
-def closing_lines(folder: Path, summary: Mapping[str, Any]) -> str:
-    """Plain text of some lines; `folder` is the run's, as the user would write it."""
+def closing_lines(folder: Path, summary: Mapping[str, Any], file: Path) -> str:
+    """Plain text of some lines; `folder` is the run's and `file` its configuration, as the user would write them."""
     run = summary["run"]
     steps, goal = summary.get("optimizer_steps"), summary.get("optimizer_steps_goal")
     reached = "reached its goal" if summary.get("reached") else "ended before its goal"
@@ -37,9 +37,10 @@ def closing_lines(folder: Path, summary: Mapping[str, Any]) -> str:
         lines.append(f"  {'restarts':<22}{sum(restarts.values()):>7}   {', '.join(map(_times, restarts.items()))}")
     told = compared_with_warm_start(summary)
     lines += ["", learned(summary), *([told] if told else []), accounted(summary)]
-    return "\n".join(
-        [*lines, "", "Next:", *(f"  {command:<52} {about}" for command, about in next_commands(run, folder)), ""]
-    )
+    again = f"laminar run {file} --set run.seed={(summary.get('seed') or 0) + 1}"
+    commands = [*next_commands(run, folder), (again, "the same with another seed")]
+    width = max(len(command) for command, _ in commands)
+    return "\n".join([*lines, "", "Next:", *(f"  {command:<{width}}  {about}" for command, about in commands), ""])
 
 
 def next_commands(run: str, folder: Path) -> list[tuple[str, str]]:
@@ -49,7 +50,6 @@ def next_commands(run: str, folder: Path) -> list[tuple[str, str]]:
         (f"laminar runs audit --run {run}", "prove again that nothing was lost or trained twice"),
         (f"laminar topics tail trajectories --run {run}", "read what the model wrote"),
         (f"laminar weights list --run {run}", "the weight versions that were published"),
-        ("laminar run examples/chain_sum.toml --set run.seed=1", "the same with another seed"),
     ]
 
 

@@ -50,9 +50,10 @@ def compared_with_warm_start(summary: Summary) -> str | None:
             "found that showing its work pays, and undid the habit."
         )
     if after > best + margin:
+        beyond = "beyond undoing the habit it learned" if lines else "it learned"
         lines.append(
             f"It ended at {after:.2f}, above the best supervised checkpoint ({best:.2f}) by more than the noise: "
-            "beyond undoing the habit it learned something that the supervised phase had not taught."
+            f"{beyond} something that the supervised phase had not taught."
         )
     elif after >= best - margin:
         lines.append(

@@ -18,6 +18,7 @@ from typing import Any
 from infra.store.ownership import remove_store
 from pipelines.roles import CANNOT_RUN, Role
 from pipelines.run.restarts import Restarts
+from pipelines.view.events import RoleStatus
 
 CLOSE_S = 5.0
 """How long the zygote may take to end: a second longer than its roles may."""
@@ -39,6 +40,14 @@ class Member:
     due: float | None = 0.0
     code: int | None = None
     deaths: Restarts = field(default_factory=Restarts)
+
+    @property
+    def status(self) -> RoleStatus:
+        if self.pid is not None:
+            return "up"
+        if self.code is None:
+            return "starting"
+        return "down" if self.wanted or self.code else "ended"
 
 
 class Fleet:

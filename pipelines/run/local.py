@@ -29,8 +29,10 @@ MODEL_PARTS = {
 """What a model folder must hold: one file of each kind. Asked before torch is imported."""
 
 
-def run_locally(config: Config, *, as_json: bool = False) -> Report:
-    """Run `config` on this machine; the report's exit code is 0 if the goal was reached and the books balance.
+def run_locally(config: Config, file: Path, *, as_json: bool = False) -> Report:
+    """Run `config`, read from `file`, on this machine.
+
+    The report's exit code is 0 if the goal was reached and the books balance.
 
     Raises ConfigError before anything is started, and what keeps the run from going on.
     """
@@ -61,7 +63,9 @@ def run_locally(config: Config, *, as_json: bool = False) -> Report:
     write_atomically(folder / "summary.json", json.dumps(summary, indent=1))
     write_atomically(folder / "report.html", render_report(folder))
     code = 0 if balance.balanced else 1
-    return Report(summary, lambda: closing_lines(_as_seen_from_here(folder), summary), as_json=as_json, exit_code=code)
+    return Report(
+        summary, lambda: closing_lines(_as_seen_from_here(folder), summary, file), as_json=as_json, exit_code=code
+    )
 
 
 def named(config: Config) -> Config:

@@ -51,7 +51,8 @@ class RunStateFile:
     def end(self, error: str | None = None, phase: str = "") -> None:
         """The run is over: no process is left of it."""
         self.ended_at, self.error = time.time(), error
-        self.roles = {name: {**role, "pid": None, "alive": False} for name, role in self.roles.items()}
+        ended = {"pid": None, "alive": False, "status": "ended"}
+        self.roles = {name: {**role, **ended} for name, role in self.roles.items()}
         self.enter(phase or ("failed" if error else "ended"))
 
     def write(self) -> None:

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from infra.kafka.observe import Observer
 from infra.store.errors import StoreBusy
@@ -159,13 +159,12 @@ class Supervisor:
                 self._kafka.restart()
         self._fleet.tend(TICK_S)
         roles = self._roles()
-        self.state.see({name: {"pid": r.pid, "restarts": r.restarts, "alive": r.alive} for name, r in roles.items()})
+        self.state.see({name: {**asdict(role), "alive": role.alive} for name, role in roles.items()})
         self._watch.tick(roles)
 
     def _roles(self) -> Mapping[str, RoleSeen]:
         return {
-            name: RoleSeen(member.pid, member.restarts, member.pid is not None)
-            for name, member in self._fleet.members.items()
+            name: RoleSeen(member.pid, member.restarts, member.status) for name, member in self._fleet.members.items()
         }
 
     def _write_config(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from schemas.records import Metric, RelayStatus, ReplicaStatus, WeightVersion
 
@@ -16,13 +17,21 @@ class PhaseStarted:
     at: int
 
 
+RoleStatus = Literal["starting", "up", "down", "ended"]
+"""`down` has died and is to be started again; `ended` has done its work."""
+
+
 @dataclass(frozen=True, slots=True)
 class Role:
     """One process of the run, as its supervisor knows it: `pid` of the newest start, None before the first."""
 
     pid: int | None
     restarts: int
-    alive: bool
+    status: RoleStatus
+
+    @property
+    def alive(self) -> bool:
+        return self.status == "up"
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,6 +121,9 @@ def fact_lines(state: RunState) -> Iterable[tuple[str, str]]:
     yield "lag", lag_text(state)
 
 
+_HEALTH = {"up": "green", "down": "bold red", "starting": "yellow", "ended": "dim"}
+
+
 def processes(state: RunState, rows: int) -> RenderableType:
     """A row each for at most `rows` processes, those in trouble first when there is not room for all."""
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
@@ -131,7 +134,7 @@ def processes(state: RunState, rows: int) -> RenderableType:
     if hidden:
         roles = sorted(roles, key=lambda item: (item[1].alive, -item[1].restarts))[: rows - 1]
     for name, role in roles:
-        health = Text("up", "green") if role.alive else Text("down", "bold red")
+        health = Text(role.status, _HEALTH[role.status])
         silent = heard_seconds(state, name, role)
         heard = Text(UNKNOWN if silent is None else f"{silent:.0f} s", "yellow" if (silent or 0) > SILENT_S else "")
         restarts = Text(str(role.restarts), "yellow" if role.restarts else "dim")

@@ -83,7 +83,7 @@ def run_line(state: RunState) -> str:
         parts.append(f"{count(speed.tokens_generated)} tokens/s")
     if any(state.lag.values()):
         parts.append(f"lag {lag_text(state, most=3)}")
-    down = [name for name, role in state.roles.items() if not role.alive]
+    down = [name for name, role in state.roles.items() if role.status == "down"]
     if down:
         parts.append(f"down: {', '.join(down)}")
     return "  ".join(part for part in parts if part)

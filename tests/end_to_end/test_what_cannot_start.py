@@ -85,7 +85,7 @@ def test_a_broker_that_does_not_answer_is_named_with_the_time(
         changes = [f"run.name={run_id}", f"run.folder={tmp_path}", f"kafka.bootstrap_servers={address}"]
         started = time.monotonic()
         with pytest.raises(kafka_of_run.BrokerUnreachable, match=f"no Kafka broker answered at {address} in 1.5 s"):
-            run_locally(load_config(small_config, changes))
+            run_locally(load_config(small_config, changes), small_config)
     assert 1.5 <= time.monotonic() - started < 10
     tried = [line for line in capsys.readouterr().out.splitlines() if f"waiting for Kafka at {address}" in line]
     assert 3 <= len(tried) <= 8  # ever less often

@@ -71,7 +71,7 @@ def test_of_a_run_of_which_nothing_is_known_everything_is_null() -> None:
     empty: tuple[Any, ...] = (None, {})
     assert {key for key, value in summary.items() if value not in empty} == {"run"}
     assert "heldout_before" in summary
-    assert "Nothing was trained." in closing_lines(Path("runs/empty"), summary)
+    assert "Nothing was trained." in closing_lines(Path("runs/empty"), summary, Path("my.toml"))
 
 
 def test_a_step_that_was_trained_again_counts_once() -> None:
@@ -159,6 +159,8 @@ def summary(best: float, before: float, after: float, questions: int | None = 25
         (0.94, 0.24, 0.93, "0.93, level with the best supervised checkpoint (0.94) within the noise", "above"),
         (0.94, 0.24, 0.95, "level with", "above"),
         (0.60, 0.24, 0.86, "0.86, above the best supervised checkpoint (0.60) by more than the noise", "below"),
+        (0.25, 0.21, 0.93, "more than the noise: it learned something that", "habit"),
+        (0.60, 0.24, 0.86, "beyond undoing the habit it learned", "below"),
         (0.94, 0.24, 0.86, "bad habit, mostly bare answers, which left 0.24", "above"),
         (0.60, 0.60, 0.62, "level with", "bad habit"),  # nothing was lost that could be undone
     ],
@@ -194,7 +196,7 @@ def test_what_the_audit_says(found: dict[str, Any], says: str) -> None:
 
 
 def test_the_closing_lines_say_what_was_reached_and_what_to_do_next() -> None:
-    text = closing_lines(Path("runs/sums"), figures_of(list(history()), FACTS))
+    text = closing_lines(Path("runs/sums"), figures_of(list(history()), FACTS), Path("my.toml"))
     for expected in (
         "Run sums reached its goal: 80 of 80 optimizer steps, 10.2k trajectories, 144.0k tokens generated, 2:13.",
         "0.42 → 0.89",
@@ -202,10 +204,11 @@ def test_the_closing_lines_say_what_was_reached_and_what_to_do_next() -> None:
         "rollout-0 1×",
         "runs/sums/report.html",
         "laminar runs audit --run sums",
+        "laminar run my.toml --set run.seed=4",
     ):
         assert expected in text, expected
     stopped = figures_of([], RunFacts("sums", reached=False, error="the broker went away"))
-    text = closing_lines(Path("runs/sums"), stopped)
+    text = closing_lines(Path("runs/sums"), stopped, Path("my.toml"))
     assert "ended before its goal" in text
     assert "Error: the broker went away" in text
 

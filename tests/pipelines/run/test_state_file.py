@@ -35,10 +35,10 @@ def test_it_names_the_process_and_the_phase(state: RunStateFile) -> None:
 def test_after_the_end_no_role_is_alive_and_restarts_are_remembered(
     error: str | None, phase: str, expected: str, state: RunStateFile
 ) -> None:
-    state.see({"score": {"pid": 17, "restarts": 2, "alive": True}})
+    state.see({"score": {"pid": 17, "restarts": 2, "alive": True, "status": "up"}})
     state.end(error, phase)
     told = written(state)
-    assert told["roles"] == {"score": {"pid": None, "restarts": 2, "alive": False}}
+    assert told["roles"] == {"score": {"pid": None, "restarts": 2, "alive": False, "status": "ended"}}
     assert (told["phase"], told["error"]) == (expected, error)
     assert told["ended_at"] >= told["started_at"]
 

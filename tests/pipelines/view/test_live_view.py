@@ -24,7 +24,7 @@ from pipelines.view.text import clock, count, lag_text, run_line
 from pipelines.view.watch import Watch
 from schemas.records import Metric, RelayStatus
 
-ROLES = {"rollout-0": Role(41, 1, True), "score": Role(43, 0, True), "trainer": Role(44, 0, False)}
+ROLES = {"rollout-0": Role(41, 1, "up"), "score": Role(43, 0, "up"), "trainer": Role(44, 0, "down")}
 
 
 def training() -> RunState:
@@ -72,7 +72,7 @@ def test_the_screen_of_a_run_of_which_nothing_is_known() -> None:
 @pytest.mark.parametrize("height", [10, 14, 20, 24, 40])
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_the_screen_fits(width: int, height: int) -> None:
-    many = {f"role-{index}": Role(index, 0, True) for index in range(30)} | {"sick": Role(99, 3, False)}
+    many = {f"role-{index}": Role(index, 0, "up") for index in range(30)} | {"sick": Role(99, 3, "down")}
     state = fold(training(), RolesSeen(many))
     lines = drawn(state, width, height).splitlines()
     assert len(lines) <= height
@@ -120,6 +120,12 @@ def test_without_a_terminal_there_is_a_line_now_and_then() -> None:
     assert lines[3:5] == ["rollout-0 was restarted", "-- final evaluation"]
     assert "\x1b" not in out.getvalue()
     assert len(lines) == 6
+
+
+def test_only_what_died_is_called_down() -> None:
+    roles = {"a": Role(None, 0, "starting"), "b": Role(1, 0, "up"), "c": Role(None, 0, "ended")}
+    assert "down" not in run_line(fold(training(), RolesSeen(roles)))
+    assert "down: d" in run_line(fold(training(), RolesSeen({**roles, "d": Role(7, 1, "down")})))
 
 
 def test_the_last_state_is_shown_at_the_end() -> None:

@@ -23,7 +23,10 @@ from pipelines.cli.runs import app
 from pipelines.report.metrics_file import MetricsFile
 from pipelines.view.run_folders import NoSuchRun, find_run, list_runs, read_run, stop_run
 
-ROLES = {"trainer": {"pid": 9, "restarts": 2, "alive": True}, "score": {"pid": 8, "restarts": 0, "alive": False}}
+ROLES = {
+    "trainer": {"pid": 9, "restarts": 2, "alive": True, "status": "up"},
+    "score": {"pid": 8, "restarts": 0, "alive": False, "status": "down"},
+}
 
 
 def make_run(runs: Path, name: str, **state: Any) -> Path:

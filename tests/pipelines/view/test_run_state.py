@@ -35,7 +35,7 @@ def after(*events: Any) -> RunState:
         ([], "trajectories_trained", None),
         ([Tick(START + 9), Tick(START + 4)], "now", START + 9),
         ([LagSeen({"inbox": 4}), LagSeen({"batches": 1})], "lag", {"batches": 1}),
-        ([RolesSeen({"a": Role(1, 2, True), "b": Role(2, 0, False)})], "restarts", {"a": 2}),
+        ([RolesSeen({"a": Role(1, 2, "up"), "b": Role(2, 0, "down")})], "restarts", {"a": 2}),
         ([RelayStatus(0, ("1.2",), 5, "h", 6, START + 7)], "now", START + 7),
         ([Metric("weather", 1, {"rain": 1.0}, START + 9)], "heard", {}),
         ([Metric("score", 1, {"errors": 2.0}, START + 9)], "heard", {"score": START + 9}),
