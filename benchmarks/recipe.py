@@ -29,7 +29,8 @@ from operators.rollout.engine import Completion, Request
 from operators.rollout.transformers_engine import TransformersEngine
 from operators.trainer.learner import Learner
 from operators.trainer.traces import answer_of
-from operators.trainer.warm_start import WarmStart, warm_start
+from operators.trainer.warm_start import warm_start
+from operators.trainer.warm_start_record import WarmStart
 from pipelines.config import Config, load_config
 from schemas import columns
 from schemas.identity import trajectory_id

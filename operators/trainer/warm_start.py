@@ -12,7 +12,7 @@ import random
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,56 +25,10 @@ from infra.models.generate import generate
 from operators.trainer.imitation import Example, Rates, imitate
 from operators.trainer.traces import TRACES, answer_of, bare_answer
 from operators.trainer.warm_start_config import WarmStartConfig
+from operators.trainer.warm_start_record import PROCEDURE, RECORD_FILE, Measured, WarmStart, read_warm_start
 
 Entry = Mapping[str, Any]
 Report = Callable[[float, str], None]
-
-RECORD_FILE = "warm_start.json"
-_VERSION = 5
-"""Raised when the procedure changes: older results are then made anew."""
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Accuracies on held-out questions, 0 to 1, greedy and sampled at temperature 1, after `step` updates in all."""
-
-    step: int
-    greedy: float
-    sampled: float
-
-
-@dataclass(frozen=True)
-class WarmStart:
-    """A warm-started model in `folder`, and how good it and all that came before it were.
-
-    `curve` has the measured checkpoints, oldest first; the last is the model in `folder`. `teacher` is the share of the
-    worked answers of phase 1 that were right.
-    """
-
-    folder: Path
-    teacher: float
-    curve: tuple[Measured, ...]
-    seconds: float
-
-    @property
-    def greedy(self) -> float:
-        """Greedy accuracy of the model in `folder`."""
-        return self.curve[-1].greedy
-
-    @property
-    def sampled(self) -> float:
-        """Sampled accuracy of the model in `folder`."""
-        return self.curve[-1].sampled
-
-    @property
-    def best(self) -> float:
-        """The highest greedy accuracy of any supervised checkpoint: what stopping there would have given."""
-        return max(measured.greedy for measured in self.curve)
-
-    @property
-    def best_sampled(self) -> float:
-        """The highest sampled accuracy of any supervised checkpoint."""
-        return max(measured.sampled for measured in self.curve)
 
 
 def warm_start(
@@ -112,18 +66,8 @@ def warm_start(
     return read_warm_start(folder)
 
 
-def read_warm_start(folder: Path) -> WarmStart:
-    """The warm start in `folder`. Raises OSError where there is none, ValueError where its record is another's."""
-    record = json.loads((folder / RECORD_FILE).read_text())
-    try:
-        curve = tuple(Measured(**measured) for measured in record["curve"])
-        return WarmStart(folder, record["teacher"], curve, record["seconds"])
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{folder / RECORD_FILE} is not the record of a warm start: {error!r}") from error
-
-
 def _key(config: WarmStartConfig, entries: Sequence[Entry], heldout: Sequence[Entry]) -> str:
-    what = blake3(json.dumps([_VERSION, asdict(config)], sort_keys=True).encode())
+    what = blake3(json.dumps([PROCEDURE, asdict(config)], sort_keys=True).encode())
     for entry in (*entries, *heldout):
         what.update(f"{entry['question']}\0{entry['answer']}\0".encode())
     return what.hexdigest()[:16]

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
 
+from infra.files import write_atomically
 from infra.kafka.observe import Observer
 from infra.store.errors import StoreBusy
 from infra.store.ownership import remove_store
@@ -22,7 +23,7 @@ from pipelines.run.kafka_of_run import KafkaOfRun
 from pipelines.run.state import RunStateFile
 from pipelines.run.stop_requests import StopRequests
 from pipelines.run.topics import make_topics
-from pipelines.run.warm import PROGRESS_FILE
+from pipelines.run.warm import PROGRESS_FILE, find_warm_start
 from pipelines.shards import store_folder
 from pipelines.view.events import Role as RoleSeen
 from pipelines.view.live import LiveView
@@ -106,6 +107,10 @@ class Supervisor:
 
     def _warm_start(self) -> None:
         self._enter("warm start")
+        if (found := find_warm_start(self.config)) is not None:
+            write_atomically(self.folder / PROGRESS_FILE, json.dumps(found))
+            self._use_warm_start()
+            return
         self._fleet.once("warm-start")
         while (code := self._fleet.members["warm-start"].code) is None:
             self._tick()
@@ -114,6 +119,9 @@ class Supervisor:
             log = self.folder / "logs" / "warm-start.log"
             raise RoleFailed(f"the warm start failed: {last_line(log)} (see {log})")
         del self._fleet.members["warm-start"]
+        self._use_warm_start()
+
+    def _use_warm_start(self) -> None:
         folder = self._hear_warm_start()["folder"]
         self.config = replace(self.config, model=replace(self.config.model, path=str(folder)))
         self._write_config()

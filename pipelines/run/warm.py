@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import itertools
 import json
 import time
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
 
 from infra.files import write_atomically
 from operators.prompts.sources import heldout_questions, open_source
+from operators.trainer.warm_start_record import PROCEDURE, WarmStart, read_warm_start
 from pipelines.config import Config
 
 PROGRESS_FILE = "warm_start.json"
 CACHE = "warm-starts"
 """Beside the runs, shared by them."""
+KNOWN = "known"
+"""In it: which configurations led to which folder, so that a run can find its own without drawing the questions."""
 REPORT_EVERY_S = 0.5
+
+
+def find_warm_start(config: Config) -> Mapping[str, Any] | None:
+    """What the progress file would say of the warm start that `config` asks for, if it is known to be made."""
+    known = _known(config)
+    try:
+        return _done(read_warm_start(config.run.folder / CACHE / known.read_text("utf-8")), 0.0)
+    except (OSError, ValueError):
+        return None
 
 
 def make_warm_start(config: Config) -> None:
@@ -50,13 +68,35 @@ def make_warm_start(config: Config) -> None:
         question.reference for question in itertools.islice(heldout_questions(config.prompts), learning.measured)
     ]
     made = warm_start(learning, entries, heldout, config.run.folder / CACHE, report)
-    done = {
+    known = _known(config)
+    known.parent.mkdir(exist_ok=True)
+    write_atomically(known, made.folder.name)
+    write_atomically(file, json.dumps(_done(made, time.monotonic() - started)))
+
+
+def _done(made: WarmStart, seconds: float) -> dict[str, Any]:
+    return {
         "progress": 1.0,
         "stage": "done",
-        "seconds": time.monotonic() - started,
+        "seconds": seconds,
         "folder": str(made.folder),
         "accuracy/greedy": made.greedy,
         "accuracy/sampled": made.sampled,
         "best": made.best,
     }
-    write_atomically(file, json.dumps(done))
+
+
+def _known(config: Config) -> Path:
+    """The file that names the folder of what this configuration leads to; what files hold goes by size and time."""
+    paths = [Path(path) for path in (config.prompts.path, config.prompts.heldout_path) if path]
+    files = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+    drawn_by = importlib.metadata.version("reasoning-gym")
+    what = [
+        PROCEDURE,
+        asdict(config.warm_start) if config.warm_start else None,
+        asdict(config.prompts),
+        files,
+        drawn_by,
+    ]
+    key = blake3(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
+    return config.run.folder / CACHE / KNOWN / key

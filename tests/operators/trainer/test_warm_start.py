@@ -21,8 +21,9 @@ from infra.models.generate import generate
 from operators.trainer import warm_start as module
 from operators.trainer.imitation import Example, Rates, imitate, scheduled
 from operators.trainer.traces import TRACES
-from operators.trainer.warm_start import RECORD_FILE, read_warm_start, warm_start
+from operators.trainer.warm_start import warm_start
 from operators.trainer.warm_start_config import WarmStartConfig
+from operators.trainer.warm_start_record import RECORD_FILE, read_warm_start
 
 MODEL = DemoModelConfig(hidden_size=32, layers=1, heads=2, kv_heads=1, mlp_size=48, max_positions=64)
 TINY = WarmStartConfig(

@@ -1,0 +1,45 @@
+"""A run finds the warm start that an earlier one made, and no other's."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from infra.models.demo_config import DemoModelConfig
+from operators.trainer.warm_start_config import WarmStartConfig
+from operators.trainer.warm_start_record import RECORD_FILE
+from pipelines.config import Config, RunConfig
+from pipelines.run.warm import PROGRESS_FILE, find_warm_start, make_warm_start
+
+TINY = WarmStartConfig(
+    model=DemoModelConfig(hidden_size=16, layers=1, heads=2, kv_heads=1, mlp_size=16, max_positions=64),
+    examples=16, steps=1, batch=2, measured=2, max_new_tokens=2,
+)  # fmt: skip
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    config = Config(run=RunConfig(name="first", folder=tmp_path), warm_start=TINY)
+    return replace(config, prompts=replace(config.prompts, task="chain_sum", heldout=4))
+
+
+def test_it_is_found_by_the_next_run_without_drawing_a_question(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert find_warm_start(config) is None
+    config.run_folder.mkdir()
+    make_warm_start(config)
+    told = json.loads((config.run_folder / PROGRESS_FILE).read_text())
+    monkeypatch.setattr("pipelines.run.warm.open_source", None)
+    another = replace(config, run=replace(config.run, name="second"))
+    assert find_warm_start(another) == {**told, "seconds": 0.0}
+    for changed in (
+        replace(config, warm_start=replace(TINY, seed=1)),
+        replace(config, prompts=replace(config.prompts, heldout=3)),
+    ):
+        assert find_warm_start(changed) is None
+    (Path(told["folder"]) / RECORD_FILE).write_text("{}")
+    assert find_warm_start(config) is None  # it is made anew, or found to be another's
