@@ -144,7 +144,7 @@ METRICS = Topic(
     "name",
     "one",
     "delete",
-    ("trainer", "evaluation", "experience"),
+    ("trainer", "evaluation", "experience", "rollout"),
     (),
     "what the live view and the reports read",
 )

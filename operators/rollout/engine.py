@@ -55,7 +55,10 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """Load of one engine: request counts, slots, and KV use and capacity in tokens."""
+    """Load of one engine: request counts, slots, KV use and capacity in tokens; and what it has done so far.
+
+    `model_seconds` is the CPU time of the stepping thread in passes and draws; 0 where an engine does not count it.
+    """
 
     running: int
     waiting: int
@@ -63,6 +66,7 @@ class EngineStatus:
     kv_used: int
     kv_capacity: int
     tokens_generated: int
+    model_seconds: float = 0.0
 
 
 class Engine(Protocol):

@@ -15,7 +15,7 @@ from operators.rollout.config import RolloutConfig
 from operators.rollout.heartbeats import Heartbeats
 from operators.rollout.replica import Replica
 from schemas.records import Assignment, Cancel, Refused, Trajectory, WeightVersion
-from schemas.topics import PROGRESS, REPLICAS, TRAJECTORIES, partition_of
+from schemas.topics import PROGRESS, TRAJECTORIES, partition_of
 
 PROBE_S = 5.0
 """How long a process that has nothing to write may not know that it was fenced."""
@@ -35,9 +35,9 @@ class GenerateTrajectories:
     def restore(self, restored: Restored) -> _Generating:
         from operators.rollout.build_engine import build_engine, load_decoder
 
-        producer, topic = BoundedProducer(self.shard.client), REPLICAS.name(self.shard.run)
+        producer, run = BoundedProducer(self.shard.client), self.shard.run
         hosted = self.config.hosted(self.process)
-        heartbeats = Heartbeats(producer, topic, self.process, hosted, restored.start, self.config.heartbeat_s)
+        heartbeats = Heartbeats(producer, run, self.process, hosted, restored.start, self.config.heartbeat_s)
         try:
             decode = load_decoder(self.model)
             store = WeightStore(self.store)

@@ -16,7 +16,8 @@ from infra.kafka.producer import BoundedProducer, DeliveryFailed
 from operators.rollout.engine import EngineStatus
 from operators.rollout.replica import Replica
 from schemas.codec import encode
-from schemas.records import PolicyVersion, ReplicaState, ReplicaStatus
+from schemas.records import Metric, PolicyVersion, ReplicaState, ReplicaStatus
+from schemas.topics import METRICS, REPLICAS
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +25,8 @@ _NO_ENGINE = EngineStatus(0, 0, 0, 0, 0, 0)
 
 
 class Heartbeats:
-    """Sends the status of the replicas numbered `hosted` every `period_s` seconds and at once when `changed` is called.
+    """Sends the status of the replicas of run `run` numbered `hosted`, and what their process uses: every `period_s`
+    seconds, and at once when `changed` is called.
 
     Until `attend` gives it the replicas it says that they are starting. What Kafka does not take is not tried again:
     the next beat says more.
@@ -33,13 +35,14 @@ class Heartbeats:
     def __init__(
         self,
         producer: BoundedProducer,
-        topic: str,
+        run: str,
         process: int,
         hosted: Sequence[int],
         incarnation: int,
         period_s: float,
     ) -> None:
-        self._producer, self._topic, self._process = producer, topic, process
+        self._producer, self._process = producer, process
+        self._replicas_topic, self._metrics_topic = REPLICAS.name(run), METRICS.name(run)
         self._hosted, self._incarnation, self._period_s = hosted, incarnation, period_s
         self._replicas: Sequence[Replica] = ()
         self._stopped = False
@@ -82,12 +85,20 @@ class Heartbeats:
             for status in self.statuses():
                 value, headers = encode(status)
                 key = f"rollout-{status.replica}".encode()
-                self._producer.send(self._topic, value, key=key, headers=headers)
+                self._producer.send(self._replicas_topic, value, key=key, headers=headers)
+            value, headers = encode(self.usage())
+            self._producer.send(self._metrics_topic, value, key=b"rollout", headers=headers)
             self._failing = False
         except (DeliveryFailed, TimeoutError) as error:
             if not self._failing:
                 log.warning("heartbeats do not get out: %s", error)
             self._failing = True
+
+    def usage(self) -> Metric:
+        """CPU seconds of this process since its start, and how many of them went into model code."""
+        model_seconds = sum(replica.engine.status().model_seconds for replica in self._replicas)
+        values = {"cpu/model_seconds": model_seconds, "cpu/process_seconds": time.process_time()}
+        return Metric("rollout", self._process, values, time.time_ns() // 10**6)
 
     def statuses(self) -> list[ReplicaStatus]:
         """What a beat says right now."""

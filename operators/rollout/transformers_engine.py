@@ -8,7 +8,9 @@ longest row.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +75,7 @@ class TransformersEngine:
         self._runner = self._choose_runner(direct)
         self._version = version
         self._tokens_generated = 0
+        self._model_seconds = 0.0
 
     @property
     def version(self) -> PolicyVersion | None:
@@ -112,6 +115,7 @@ class TransformersEngine:
         completions = self._scheduler.take_ended()
         with torch.inference_mode():
             self._kv.copy(self._scheduler.preempt())
+            began = time.thread_time()
             blocks = self._start(self._scheduler.admit())
             rows = self._scheduler.rows
             count = rows.count
@@ -121,6 +125,7 @@ class TransformersEngine:
             logits = self._runner.decode(step, blocks)
             draws = uniforms(rows.keys, rows.generated[:count])
             token_ids, logprobs = sample(logits, rows.sampling, draws)
+            self._model_seconds += time.thread_time() - began
             if (broken := np.flatnonzero(token_ids == NO_TOKEN)).size:
                 self._kv.clear(broken.tolist())
             self._tokens_generated += count - broken.size
@@ -138,7 +143,7 @@ class TransformersEngine:
 
     def status(self) -> EngineStatus:
         """The load right now."""
-        return self._scheduler.status(self._tokens_generated)
+        return replace(self._scheduler.status(self._tokens_generated), model_seconds=self._model_seconds)
 
     def close(self) -> None:
         """Free what the engine holds; it cannot be used after, only closed again."""

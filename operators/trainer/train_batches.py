@@ -94,6 +94,7 @@ class _Training:
         self._behind = False
         """Whether the weights have moved on since the last version that went out."""
         self._retry_at = 0.0
+        self._model_seconds = 0.0
         self._idle_since = time.perf_counter()
         parent = None
         if found := list_checkpoints(step.checkpoints):
@@ -162,7 +163,7 @@ class _Training:
         return self._position.version.number
 
     def _train(self, batch: WholeBatch) -> list[Output]:
-        waited = time.perf_counter() - self._idle_since
+        waited, began = time.perf_counter() - self._idle_since, time.thread_time()
         try:
             values = self._learner.update(batch.parts)
         except ValueError as error:
@@ -172,6 +173,7 @@ class _Training:
             )
             self._position = replace(self._position, batch_offsets=(batch.next_offset,))
             return [Output(DEAD_LETTERS, str(batch.number), letter)]
+        self._model_seconds += time.thread_time() - began
         rows = sum(len(part.trajectory_ids) for part in batch.parts)
         self._position = TrainerPosition(
             PolicyVersion(self._epoch, self._trained() + 1),
@@ -188,6 +190,8 @@ class _Training:
             "trajectories": float(self._position.trajectories_trained),
             "time/wait": waited,
             "time/publish": self._idle_since - started,
+            "cpu/model_seconds": self._model_seconds,
+            "cpu/process_seconds": time.process_time(),
         }
         return [self._metric(values)]
 

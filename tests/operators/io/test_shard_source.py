@@ -98,7 +98,7 @@ def test_a_busy_step_is_left_alone_for_a_moment_after_an_empty_poll(monkeypatch:
 
     assert [seen(False) for _ in range(4)] == [(1, 1, True), (0, 1, True), (0, 1, True), (0, 1, True)]
     assert len(session.polls) == 2
-    now += 0.006
+    now += 0.021
     assert seen(False) == (1, 2, True)
     assert seen(False) == (1, 3, True)  # at once: there may be more
     assert seen(False) == (0, 3, True)

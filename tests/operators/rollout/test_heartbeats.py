@@ -14,7 +14,7 @@ from infra.kafka.producer import DeliveryFailed
 from operators.rollout.heartbeats import Heartbeats
 from operators.rollout.replica import Replica
 from schemas.codec import decode
-from schemas.records import ReplicaStatus
+from schemas.records import Metric, ReplicaStatus
 
 
 class Producer:
@@ -22,6 +22,7 @@ class Producer:
 
     def __init__(self) -> None:
         self.sent: list[ReplicaStatus] = []
+        self.metrics: list[Metric] = []
         self.keys: set[bytes] = set()
         self.failures: list[Exception] = []
         self.closed = False
@@ -31,7 +32,10 @@ class Producer:
         with self.arrived:
             if self.failures:
                 raise self.failures.pop()
-            assert topic == "replicas-topic"
+            if topic == "laminar.r.metrics":
+                self.metrics += decode(value, headers)
+                return
+            assert topic == "laminar.r.replicas"
             self.keys.add(key)
             self.sent += decode(value, headers)
             self.arrived.notify_all()
@@ -53,7 +57,7 @@ def producer() -> Producer:
 
 @pytest.fixture
 def beats(producer: Producer) -> Iterator[Heartbeats]:
-    heartbeats = Heartbeats(producer, "replicas-topic", 1, range(2, 4), 9, period_s=60.0)  # type: ignore[arg-type]
+    heartbeats = Heartbeats(producer, "r", 1, range(2, 4), 9, period_s=60.0)  # type: ignore[arg-type]
     yield heartbeats
     heartbeats.close()
 
@@ -87,6 +91,15 @@ def test_replicas_are_described_as_they_are_and_news_does_not_wait(producer: Pro
     producer.wait_for(lambda: len(producer.sent) >= 6)
 
 
+def test_what_the_process_uses_is_told_with_them(producer: Producer, beats: Heartbeats) -> None:
+    beats.attend(replicas())
+    beats.changed()
+    producer.wait_for(lambda: bool(producer.metrics) and "cpu/model_seconds" in producer.metrics[-1].values)
+    told = producer.metrics[-1]
+    assert (told.name, told.step) == ("rollout", 1)
+    assert 0 <= told.values["cpu/model_seconds"] <= told.values["cpu/process_seconds"]
+
+
 @pytest.mark.parametrize("failure", [DeliveryFailed("gone"), TimeoutError("slow")])
 def test_what_kafka_does_not_take_ends_nothing(producer: Producer, beats: Heartbeats, failure: Exception) -> None:
     producer.wait_for(lambda: len(producer.sent) >= 2)
@@ -101,7 +114,7 @@ def test_what_kafka_does_not_take_ends_nothing(producer: Producer, beats: Heartb
 
 @pytest.mark.parametrize("failure", [None, DeliveryFailed("gone"), TimeoutError("slow")])
 def test_the_last_word_is_that_it_has_stopped(producer: Producer, failure: Exception | None) -> None:
-    beats = Heartbeats(producer, "replicas-topic", 1, range(2, 4), 9, period_s=60.0)  # type: ignore[arg-type]
+    beats = Heartbeats(producer, "r", 1, range(2, 4), 9, period_s=60.0)  # type: ignore[arg-type]
     beats.attend(replicas())
     producer.wait_for(lambda: len(producer.sent) >= 4)
     producer.close = _raising(failure) if failure else producer.close  # type: ignore[method-assign]
