@@ -1,70 +1,16 @@
 """Draws the next token of every running request, and says with what probability it was drawn.
 
-The uniform behind a token is a function of (seed, trajectory_id, position) alone: SplitMix64 (Steele, Lea & Flood,
-OOPSLA 2014) run as a counter, seeded with the blake2b of seed and id. So a trajectory gets the same tokens in
-whichever row, batch or process it runs, and after a move. The draw inverts the cumulative distribution in float64 and
-in token order: another batch shape changes logits by ~1e-6, and then another token only where the uniform lies that
-close to a step.
+The uniform behind a token is that of `streams`, so a trajectory gets the same tokens in whichever row, batch or
+process it runs, and after a move. The draw inverts the cumulative distribution in float64 and in token order: another
+batch shape changes logits by ~1e-6, and then another token only where the uniform lies that close to a step.
 """
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 
-NO_TOKEN = -1
-"""Drawn where a row's logits are not finite."""
-
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
-_SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
-_TO_UNIT = 2.0**-53
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SamplingColumns:
-    """Sampling parameters of a batch, one entry a row; None for what no row of the batch asks for.
-
-    `temperature` is float64[rows], 1 for greedy rows; `greedy` is bool[rows]; `cut` is top_k int64[rows] (0 is off) and
-    top_p float64[rows] (1 is off), both off for greedy rows.
-    """
-
-    temperature: np.ndarray | None
-    greedy: np.ndarray | None
-    cut: tuple[np.ndarray, np.ndarray] | None
-
-    @classmethod
-    def of(cls, temperature: np.ndarray, top_k: np.ndarray, top_p: np.ndarray) -> SamplingColumns:
-        """Sort out what a batch needs; temperature 0 is greedy."""
-        greedy = temperature == 0.0
-        temperature = np.where(greedy, 1.0, temperature)
-        top_k, top_p = np.where(greedy, 0, top_k), np.where(greedy, 1.0, top_p)
-        return cls(
-            temperature=None if (temperature == 1.0).all() else temperature,
-            greedy=greedy if greedy.any() else None,
-            cut=(top_k, top_p) if (top_k > 0).any() or (top_p < 1.0).any() else None,
-        )
-
-
-def stream_key(seed: int, trajectory_id: str) -> int:
-    """The 64-bit key of a trajectory's stream of uniforms."""
-    return int.from_bytes(hashlib.blake2b(f"{seed}\0{trajectory_id}".encode(), digest_size=8).digest(), "little")
-
-
-def uniforms(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """One uniform in [0, 1) a row, float64[rows], for `keys` uint64[rows] at `positions` int64[rows] from 0."""
-    state = keys + (positions.astype(np.uint64) + np.uint64(1)) * _GOLDEN
-    state ^= state >> _SHIFTS[0]
-    state *= _MIX_1
-    state ^= state >> _SHIFTS[1]
-    state *= _MIX_2
-    state ^= state >> _SHIFTS[2]
-    unit: np.ndarray = (state >> np.uint64(11)) * _TO_UNIT
-    return unit
+from operators.rollout.sampling_columns import NO_TOKEN, SamplingColumns
 
 
 def sample(logits: torch.Tensor, columns: SamplingColumns, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

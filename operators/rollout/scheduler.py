@@ -1,23 +1,25 @@
 """Who runs and who waits: first come, first served, by slots and by KV tokens.
 
-KV is counted by tokens as they come, not reserved for the longest answer a request may give. Where the running
-requests outgrow it, the one started last goes back to the head of the queue with what it has; it gets the same tokens
-again from there, since a draw depends on trajectory and position alone. The scheduler knows nothing of tensors, so
-every engine that batches by itself can use it.
+KV is counted by blocks of tokens as they come, not reserved for the longest answer a request may give. Where the
+running requests outgrow it, the one started last goes back to the head of the queue with what it has; it gets the same
+tokens again from there, since a draw depends on trajectory and position alone. The scheduler knows nothing of tensors,
+so every engine that batches by itself can use it.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from operators.rollout.engine import Completion, EngineStatus, Partial, Request
 from operators.rollout.requests import check_request
 from operators.rollout.rows import RowCopy, Rows, generation_limit
-from operators.rollout.sampling import NO_TOKEN
+
+R = TypeVar("R", bound=Rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,23 +32,36 @@ class SchedulerConfig:
     vocabulary: int
     headroom: int = 16
     """Tokens that every running request may still grow by when another is admitted, lest one be sent back at once."""
+    block: int = 1
+    """Tokens of KV that are taken at a time: a request holds whole blocks."""
 
     def __post_init__(self) -> None:
         if min(self.slots, self.context - 1, self.vocabulary) < 1:
             raise ValueError(f"an engine needs a slot, a context of 2 tokens and a vocabulary: {self}")
-        if self.kv_capacity < self.context:
+        if self.block < 1 or self.headroom < 0:
+            raise ValueError(f"a block is at least 1 token and headroom not negative: {self}")
+        if self.kv_capacity < self.held(self.context):
             raise ValueError(f"KV of {self.kv_capacity} tokens cannot hold one context of {self.context}")
 
+    def held(self, tokens: int) -> int:
+        """Tokens of KV that a request of `tokens` tokens holds."""
+        return -(-tokens // self.block) * self.block
 
-class Scheduler:
-    """The waiting queue and the running rows of one engine.
+    def held_by(self, lengths: np.ndarray) -> int:
+        """Tokens of KV that requests of `lengths` (int64[n]) tokens hold together."""
+        blocks = lengths if self.block == 1 else -(-lengths // self.block) * self.block
+        return int(blocks.sum())
+
+
+class Scheduler(Generic[R]):
+    """The waiting queue and the running `rows` of one engine.
 
     Rows move when others leave; whoever keeps anything by row (the KV) makes the moves that are returned, in order.
     """
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, rows: R) -> None:
         self.config = config
-        self.rows = Rows(config.slots, config.context)
+        self.rows = rows
         self._waiting: OrderedDict[str, Request] = OrderedDict()
         self._running: dict[str, Request] = {}
         self._ended: list[Completion] = []
@@ -55,6 +70,16 @@ class Scheduler:
     def idle(self) -> bool:
         """Nothing runs, waits or has ended without being returned."""
         return not (self._waiting or self.rows.count or self._ended)
+
+    @property
+    def kv_used(self) -> int:
+        """Tokens of KV that the running rows hold."""
+        return self.config.held_by(self.rows.length[: self.rows.count])
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for a row."""
+        return len(self._waiting)
 
     def add(self, request: Request) -> None:
         """Queue `request`. Raises ValueError for one that cannot run or whose id is here already."""
@@ -77,11 +102,11 @@ class Scheduler:
     def preempt(self) -> list[RowCopy]:
         """Send the requests started last back to the queue until the rest fits in the KV; returns the moves."""
         moves: list[RowCopy] = []
-        while self.rows.tokens > self.config.kv_capacity:  # one alone always fits
+        while self.kv_used > self.config.kv_capacity:  # one alone always fits
             youngest = next(reversed(self._running))
             row = next(i for i, request in enumerate(self.rows.requests) if request.trajectory_id == youngest)
             resumed = replace(self._running[youngest], partial=self.rows.partial(row))
-            moves += self._remove(np.array([row]))
+            moves += self.leave([row])
             self._waiting[youngest] = resumed
             self._waiting.move_to_end(youngest, last=False)
         return moves
@@ -93,12 +118,12 @@ class Scheduler:
         if not self._waiting or first == rows.slots:
             return range(first, first)
         growth = np.minimum(rows.limit[:first] - rows.generated[:first], self.config.headroom)
-        planned = rows.tokens + int(growth.sum())
+        planned = self.config.held_by(rows.length[:first] + growth)
         while self._waiting and rows.count < rows.slots:
             request = next(iter(self._waiting.values()))
             known = _known(request)
             left = generation_limit(request, self.config.context) - (known - len(request.prompt))
-            planned += known + min(left, self.config.headroom)
+            planned += self.config.held(known + min(left, self.config.headroom))
             if planned > capacity and rows.count:
                 break
             del self._waiting[request.trajectory_id]
@@ -106,25 +131,12 @@ class Scheduler:
             rows.start(request)
         return range(first, rows.count)
 
-    def record(self, token_ids: np.ndarray, logprobs: np.ndarray) -> tuple[list[Completion], list[RowCopy]]:
-        """Give every running row its next token; returns who ended by it, already taken out, and the rows that moved.
-
-        `token_ids` is int64[rows], `logprobs` float32[rows]. A row given NO_TOKEN fails with what it had before.
-        """
-        rows = self.rows
-        stopped, full = rows.append(token_ids, logprobs)
-        broken = token_ids == NO_TOKEN
-        ended = np.flatnonzero(stopped | full | broken)
-        completions = []
-        for row in ended.tolist():
-            trajectory_id = rows.requests[row].trajectory_id
-            if broken[row]:
-                generated = rows.partial(row, drop=1)
-                error = f"the logits for token {len(generated.token_ids)} are not finite"
-                completions.append(Completion(trajectory_id, generated, "failed", error))
-            else:
-                completions.append(Completion(trajectory_id, rows.partial(row), "stop" if stopped[row] else "length"))
-        return completions, self._remove(ended) if completions else []
+    def leave(self, rows: Iterable[int]) -> list[RowCopy]:
+        """Take `rows` out, which have ended; returns the rows that moved."""
+        leaving = np.fromiter(rows, np.int64)
+        for row in leaving:
+            del self._running[self.rows.requests[row].trajectory_id]
+        return self.rows.remove(leaving) if len(leaving) else []
 
     def release(self, trajectory_ids: Collection[str]) -> tuple[dict[str, Partial], list[RowCopy]]:
         """Stop these requests, wherever they are; returns what each had generated, and the rows that moved."""
@@ -139,7 +151,7 @@ class Scheduler:
         leaving = [row for row, request in enumerate(self.rows.requests) if request.trajectory_id in wanted]
         for row in leaving:
             released[self.rows.requests[row].trajectory_id] = self.rows.partial(row)
-        return released, self._remove(np.array(leaving, np.int64))
+        return released, self.leave(leaving)
 
     def status(self, tokens_generated: int) -> EngineStatus:
         """The load right now."""
@@ -147,15 +159,10 @@ class Scheduler:
             running=self.rows.count,
             waiting=len(self._waiting) + len(self._ended),
             capacity=self.config.slots,
-            kv_used=self.rows.tokens,
+            kv_used=self.kv_used,
             kv_capacity=self.config.kv_capacity,
             tokens_generated=tokens_generated,
         )
-
-    def _remove(self, rows: np.ndarray) -> list[RowCopy]:
-        for row in rows:
-            del self._running[self.rows.requests[row].trajectory_id]
-        return self.rows.remove(rows)
 
 
 def _known(request: Request) -> int:

@@ -26,9 +26,12 @@ from operators.rollout.llama_layout import why_not_llama
 from operators.rollout.rows import RowCopy
 from operators.rollout.runner import Runner
 from operators.rollout.runner_check import disagreement, tolerance
-from operators.rollout.sampling import NO_TOKEN, sample, uniforms
+from operators.rollout.sampling import sample
+from operators.rollout.sampling_columns import NO_TOKEN
 from operators.rollout.scheduler import Scheduler, SchedulerConfig
 from operators.rollout.step_plan import Decode, Prefill, plan_prefill
+from operators.rollout.streams import uniforms
+from operators.rollout.token_rows import TokenRows
 from schemas.records import PolicyVersion
 
 _LOG = logging.getLogger(__name__)
@@ -61,7 +64,8 @@ class TransformersEngine:
         context = _check_context(model, context)
         vocabulary = model.get_input_embeddings().num_embeddings
         capacity = slots * context if kv_capacity is None else kv_capacity
-        self._scheduler = Scheduler(SchedulerConfig(slots, context, capacity, vocabulary))
+        config = SchedulerConfig(slots, context, capacity, vocabulary)
+        self._scheduler = Scheduler(config, TokenRows(slots, context))
         layers, heads, head_size = kv_geometry(model)
         self._kv = KVSlots(
             layers=layers,
@@ -129,10 +133,10 @@ class TransformersEngine:
             if (broken := np.flatnonzero(token_ids == NO_TOKEN)).size:
                 self._kv.clear(broken.tolist())
             self._tokens_generated += count - broken.size
-            ended, moves = self._scheduler.record(token_ids, logprobs)
-            self._kv.copy(moves)
+            ended = rows.record(token_ids, logprobs)
+            self._kv.copy(self._scheduler.leave(ended))
             self._reorder(count)
-        return completions + ended
+        return [*completions, *ended.values()]
 
     def release(self, trajectory_ids: Collection[str]) -> dict[str, Partial]:
         """Stop these requests and return what each had generated; unknown ids are left out."""

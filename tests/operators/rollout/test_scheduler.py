@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from operators.rollout.engine import Partial, Request
-from operators.rollout.sampling import NO_TOKEN
+from operators.rollout.sampling_columns import NO_TOKEN
 from operators.rollout.scheduler import Scheduler, SchedulerConfig
+from operators.rollout.token_rows import TokenRows
 from schemas.records import Sampling
 
 STOP = 9
@@ -20,8 +21,9 @@ def request(name: str, prompt: int = 4, new: int = 8, generated: int = 0, last: 
     return Request(name, np.arange(prompt, dtype=np.int32) % 8, Sampling(1.0, 1.0, 0, new, (STOP,), 0), partial)
 
 
-def scheduler(slots: int = 4, context: int = 32, kv: int = 128, headroom: int = 4) -> Scheduler:
-    return Scheduler(SchedulerConfig(slots, context, kv, vocabulary=10, headroom=headroom))
+def scheduler(slots: int = 4, context: int = 32, kv: int = 128, headroom: int = 4, block: int = 1) -> Scheduler:
+    config = SchedulerConfig(slots, context, kv, vocabulary=10, headroom=headroom, block=block)
+    return Scheduler(config, TokenRows(slots, context))
 
 
 def names(it: Scheduler) -> list[str]:
@@ -29,8 +31,9 @@ def names(it: Scheduler) -> list[str]:
 
 
 def give(it: Scheduler, *tokens: int) -> list[tuple[str, str, list[int]]]:
-    completions, _ = it.record(np.array(tokens), np.full(len(tokens), -1.0, np.float32))
-    return [(done.trajectory_id, done.finish_reason, done.generated.token_ids.tolist()) for done in completions]
+    ended = it.rows.record(np.array(tokens), np.full(len(tokens), -1.0, np.float32))
+    it.leave(ended)
+    return [(done.trajectory_id, done.finish_reason, done.generated.token_ids.tolist()) for done in ended.values()]
 
 
 def test_first_come_first_served_and_refilled_at_once() -> None:
@@ -83,6 +86,20 @@ def test_rows_that_outgrow_the_kv_send_the_youngest_back_to_the_head_of_the_queu
     assert names(it) == ["c", "d"]
     assert it.rows.partial(0).token_ids.tolist() == [3]
     assert it.rows.partial(0).logprobs.tolist() == [-1.0]
+
+
+def test_whole_blocks_are_held() -> None:
+    it = scheduler(slots=3, context=16, kv=32, headroom=1, block=16)
+    for name in "abc":
+        it.add(request(name, prompt=3))
+    it.admit()
+    assert (names(it), it.kv_used) == (["a", "b"], 32)  # three of 3 tokens would fit, three blocks of 16 do not
+    assert it.status(0).kv_used == 32
+    give(it, 1, 1)
+    assert it.preempt() == []  # 4 tokens are still within their blocks
+    assert names(it) == ["a", "b"]
+    with pytest.raises(ValueError, match="cannot hold one context"):
+        SchedulerConfig(1, 17, 31, vocabulary=10, block=16)
 
 
 def test_several_sent_back_keep_their_order() -> None:

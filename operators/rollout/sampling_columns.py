@@ -1,0 +1,35 @@
+"""How to draw for a batch of requests: their sampling parameters as columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+NO_TOKEN = -1
+"""Drawn where a row's logits are not finite."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SamplingColumns:
+    """Sampling parameters of a batch, one entry a row; None for what no row of the batch asks for.
+
+    `temperature` is float64[rows], 1 for greedy rows; `greedy` is bool[rows]; `cut` is top_k int64[rows] (0 is off) and
+    top_p float64[rows] (1 is off), both off for greedy rows.
+    """
+
+    temperature: np.ndarray | None
+    greedy: np.ndarray | None
+    cut: tuple[np.ndarray, np.ndarray] | None
+
+    @classmethod
+    def of(cls, temperature: np.ndarray, top_k: np.ndarray, top_p: np.ndarray) -> SamplingColumns:
+        """Sort out what a batch needs; temperature 0 is greedy."""
+        greedy = temperature == 0.0
+        temperature = np.where(greedy, 1.0, temperature)
+        top_k, top_p = np.where(greedy, 0, top_k), np.where(greedy, 1.0, top_p)
+        return cls(
+            temperature=None if (temperature == 1.0).all() else temperature,
+            greedy=greedy if greedy.any() else None,
+            cut=(top_k, top_p) if (top_k > 0).any() or (top_p < 1.0).any() else None,
+        )

@@ -1,0 +1,125 @@
+"""Running requests of an engine that draws tokens: what each has generated, and how to draw its next one."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from operators.rollout.engine import Completion, Partial, Request
+from operators.rollout.rows import RowCopy, Rows
+from operators.rollout.sampling_columns import NO_TOKEN, SamplingColumns
+from operators.rollout.streams import stream_key
+
+
+class TokenRows(Rows):
+    """Rows with their tokens, logprobs, sampling parameters and stop tokens."""
+
+    def __init__(self, slots: int, context: int) -> None:
+        super().__init__(slots, context)
+        self.last_token = np.zeros(slots, np.int64)
+        self._temperature = np.zeros(slots)
+        self._top_k = np.zeros(slots, np.int64)
+        self._top_p = np.zeros(slots)
+        self._sampling: SamplingColumns | None = None
+        self._keys = np.zeros(slots, np.uint64)
+        self._stops = np.full((slots, 1), -1, np.int64)
+        self._token_ids = np.zeros((slots, context), np.int32)
+        self._logprobs = np.zeros((slots, context), np.float32)
+
+    def start(self, request: Request) -> int:
+        row = super().start(request)
+        sampling, partial = request.sampling, request.partial
+        if partial is not None and len(partial.token_ids):
+            resumed = len(partial.token_ids)
+            self._token_ids[row, :resumed] = partial.token_ids
+            self._logprobs[row, :resumed] = partial.logprobs
+            self.last_token[row] = partial.token_ids[-1]
+        else:
+            self.last_token[row] = request.prompt[-1]
+        self._temperature[row] = sampling.temperature
+        self._top_k[row] = sampling.top_k
+        self._top_p[row] = sampling.top_p
+        self._keys[row] = stream_key(sampling.seed, request.trajectory_id)
+        self._set_stops(row, sampling.stop_token_ids)
+        self._sampling = None
+        return row
+
+    @property
+    def keys(self) -> np.ndarray:
+        """Keys of the running rows' uniforms, uint64[count]."""
+        return self._keys[: self.count]
+
+    @property
+    def sampling(self) -> SamplingColumns:
+        """How to draw for the running rows."""
+        if self._sampling is None:
+            columns = (column[: self.count] for column in (self._temperature, self._top_k, self._top_p))
+            self._sampling = SamplingColumns.of(*columns)
+        return self._sampling
+
+    def known_tokens(self, row: int) -> np.ndarray:
+        """Prompt and everything generated of `row`, int64[length]."""
+        return np.concatenate([self.requests[row].prompt, self._token_ids[row, : self.generated[row]]]).astype(np.int64)
+
+    def record(self, token_ids: np.ndarray, logprobs: np.ndarray) -> dict[int, Completion]:
+        """Give every running row its next token; returns those that ended by it, by row.
+
+        `token_ids` is int64[count], `logprobs` float32[count]. A row given NO_TOKEN fails with what it had before.
+        """
+        stopped, full = self._append(token_ids, logprobs)
+        broken = token_ids == NO_TOKEN
+        completions = {}
+        for row in np.flatnonzero(stopped | full | broken).tolist():
+            trajectory_id = self.requests[row].trajectory_id
+            if broken[row]:
+                generated = self.partial(row, drop=1)
+                error = f"the logits for token {len(generated.token_ids)} are not finite"
+                completions[row] = Completion(trajectory_id, generated, "failed", error)
+            else:
+                reason = "stop" if stopped[row] else "length"
+                completions[row] = Completion(trajectory_id, self.partial(row), reason)
+        return completions
+
+    def partial(self, row: int, drop: int = 0) -> Partial:
+        end = self.generated[row] - drop
+        return Partial(self._token_ids[row, :end].copy(), self._logprobs[row, :end].copy())
+
+    def remove(self, rows: np.ndarray) -> list[RowCopy]:
+        self._sampling = None
+        return super().remove(rows)
+
+    def permute(self, order: np.ndarray) -> None:
+        super().permute(order)
+        for history in (self._token_ids, self._logprobs):
+            history[: self.count] = history[order]
+        self._sampling = None
+
+    def _append(self, token_ids: np.ndarray, logprobs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Add one token to every row; returns which rows stopped and which reached their limit, bool[count] each."""
+        count = self.count
+        generated = self.generated[:count]
+        rows = np.arange(count)
+        self._token_ids[rows, generated] = token_ids
+        self._logprobs[rows, generated] = logprobs
+        self.last_token[:count] = token_ids
+        generated += 1
+        self.length[:count] += 1
+        stopped = (self._stops[:count] == token_ids[:, None]).any(1)
+        return stopped, generated >= self.limit[:count]
+
+    def _columns(self) -> tuple[np.ndarray, ...]:
+        sampling = (self._temperature, self._top_k, self._top_p)
+        return (*super()._columns(), self.last_token, self._keys, self._stops, *sampling)
+
+    def _move(self, source: int, target: int) -> None:
+        super()._move(source, target)
+        end = self.generated[source]
+        self._token_ids[target, :end] = self._token_ids[source, :end]
+        self._logprobs[target, :end] = self._logprobs[source, :end]
+
+    def _set_stops(self, row: int, stops: tuple[int, ...]) -> None:
+        if len(stops) > self._stops.shape[1]:
+            wider = np.full((self.slots, len(stops)), -1, np.int64)
+            wider[:, : self._stops.shape[1]] = self._stops
+            self._stops = wider
+        self._stops[row] = -1
+        self._stops[row, : len(stops)] = stops
