@@ -79,7 +79,8 @@ class Engine(Protocol):
     def load(self, weights: Path, version: PolicyVersion) -> None:
         """Replace the weights in place with the safetensors file `weights`.
 
-        Raises RuntimeError while requests are running or waiting, ValueError if names, shapes or dtypes do not fit.
+        Raises RuntimeError while requests are running or waiting, ValueError if names, shapes or dtypes do not fit. An
+        engine without weights of its own takes any file.
         """
 
     def submit(self, request: Request) -> None:
@@ -90,6 +91,9 @@ class Engine(Protocol):
 
     def step(self) -> Sequence[Completion]:
         """Run one round and return what finished in it; an empty engine returns at once."""
+
+    def due(self) -> float:
+        """Seconds until `step` has something to do or to return; infinite where it never will."""
 
     def release(self, trajectory_ids: Collection[str]) -> dict[str, Partial]:
         """Stop these requests and return what each had generated; unknown ids are left out."""

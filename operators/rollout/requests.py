@@ -1,4 +1,4 @@
-"""Which requests an engine takes: the same for every engine, checked before anything is queued."""
+"""Which requests an engine takes, and when it takes weights: the same for every engine."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from operators.rollout.engine import Request
-from schemas.records import Sampling
+from operators.rollout.engine import EngineStatus, Request
+from schemas.records import PolicyVersion, Sampling
 
 
 def check_request(request: Request, vocabulary: int, context: int) -> None:
@@ -31,6 +31,15 @@ def check_request(request: Request, vocabulary: int, context: int) -> None:
                 raise ValueError(f"prompt and partial are longer than the context of {context}")
     except ValueError as error:
         raise ValueError(f"trajectory {request.trajectory_id!r}: {error}") from error
+
+
+def check_loadable(status: EngineStatus, version: PolicyVersion) -> None:
+    """Raise RuntimeError if an engine with this load must not take other weights."""
+    if status.running or status.waiting:
+        raise RuntimeError(
+            f"cannot load version {version} while {status.running} requests run and {status.waiting} wait: "
+            "a trajectory has one weight version"
+        )
 
 
 def _check_tokens(what: str, token_ids: np.ndarray, vocabulary: int) -> None:

@@ -153,11 +153,11 @@ class Scheduler(Generic[R]):
             released[self.rows.requests[row].trajectory_id] = self.rows.partial(row)
         return released, self.leave(leaving)
 
-    def status(self, tokens_generated: int) -> EngineStatus:
-        """The load right now."""
+    def status(self, tokens_generated: int, ended: int = 0) -> EngineStatus:
+        """The load right now; `ended` requests more have ended without being returned."""
         return EngineStatus(
             running=self.rows.count,
-            waiting=len(self._waiting) + len(self._ended),
+            waiting=len(self._waiting) + len(self._ended) + ended,
             capacity=self.config.slots,
             kv_used=self.kv_used,
             kv_capacity=self.config.kv_capacity,

@@ -8,6 +8,7 @@ longest row.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -23,6 +24,7 @@ from operators.rollout.engine import Completion, EngineStatus, Partial, Request
 from operators.rollout.forward_runner import ForwardRunner, kv_geometry
 from operators.rollout.kv_slots import KVSlots
 from operators.rollout.llama_layout import why_not_llama
+from operators.rollout.requests import check_loadable
 from operators.rollout.rows import RowCopy
 from operators.rollout.runner import Runner
 from operators.rollout.runner_check import disagreement, tolerance
@@ -97,12 +99,7 @@ class TransformersEngine:
         Raises RuntimeError while requests are running or waiting, ValueError if names, shapes or dtypes do not fit;
         then nothing has changed.
         """
-        if not self._scheduler.idle:
-            status = self.status()
-            raise RuntimeError(
-                f"cannot load version {version} while {status.running} requests run and {status.waiting} wait: "
-                "a trajectory has one weight version"
-            )
+        check_loadable(self.status(), version)
         load_weights(self._model, weights)
         self._version = version
 
@@ -137,6 +134,10 @@ class TransformersEngine:
             self._kv.copy(self._scheduler.leave(ended))
             self._reorder(count)
         return [*completions, *ended.values()]
+
+    def due(self) -> float:
+        """0 while there are requests, whose next tokens take as long as they take; infinite without."""
+        return math.inf if self._scheduler.idle else 0.0
 
     def release(self, trajectory_ids: Collection[str]) -> dict[str, Partial]:
         """Stop these requests and return what each had generated; unknown ids are left out."""

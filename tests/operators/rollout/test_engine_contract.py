@@ -1,76 +1,203 @@
+"""What every engine promises, whatever makes its tokens."""
+
 from __future__ import annotations
 
-import logging
-import weakref
+import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import save_file
-from tiny_engines import (
-    CONTEXT,
-    GQA,
-    VOCABULARY,
-    assert_same,
-    engine,
-    mixed,
-    request,
-    run,
-    tiny_model,
-)
-from transformers import Gemma2Config, Gemma2ForCausalLM, MistralConfig, MistralForCausalLM
+from emulated_engines import emulated
+from tiny_engines import CONTEXT, VOCABULARY, engine, mixed, request, run, tiny_model
 
-from infra.models.weights import save_weights, weight_tensors
-from operators.rollout.engine import Partial, Request
-from operators.rollout.transformers_engine import TransformersEngine
+from infra.models.weights import save_weights
+from operators.rollout.engine import Completion, Engine, Partial, Request
 from schemas.records import PolicyVersion
 
+MakeEngine = Callable[..., Engine]
+STOPS = (3, 7)
 
-def test_load_changes_the_weights_in_place_and_says_so(tmp_path: Path) -> None:
+
+@pytest.fixture(params=["transformers", "emulated"])
+def make(request: pytest.FixtureRequest) -> MakeEngine:
+    return engine if request.param == "transformers" else emulated
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
     save_weights(tiny_model(seed=1), tmp_path / "w")
-    it = engine()
+    return tmp_path / "w"
+
+
+def stopping(count: int) -> list[Request]:
+    """Requests of all kinds, most of which may stop before their limit."""
+    asked = [replace(one, sampling=replace(one.sampling, max_new_tokens=30)) for one in mixed(count)]
+    return [replace(one, sampling=replace(one.sampling, stop_token_ids=STOPS)) for one in asked[:-2]] + asked[-2:]
+
+
+def assert_equal(one: Completion, other: Completion) -> None:
+    assert one.generated.token_ids.tolist() == other.generated.token_ids.tolist()
+    assert np.abs(one.generated.logprobs - other.generated.logprobs).max(initial=0.0) < 1e-4
+    assert one.finish_reason == other.finish_reason
+
+
+# --- weights
+
+
+def test_load_says_which_version_there_is(make: MakeEngine, weights: Path) -> None:
+    it = make()
     assert it.version is None
-    before = run(it, [request(0)])["p0.0"]
-    it.load(tmp_path / "w", PolicyVersion(1, 7))
+    it.load(weights, PolicyVersion(1, 7))
     assert it.version == PolicyVersion(1, 7)
-    after = run(it, [request(0)])["p0.0"]
-    assert after.generated.token_ids.tolist() != before.generated.token_ids.tolist()
-    assert_same(after, run(TransformersEngine(tiny_model(seed=1), slots=8), [request(0)])["p0.0"])
+    assert len(run(it, stopping(6))) == 6
+    it.load(weights, PolicyVersion(1, 8))
+    assert it.version == PolicyVersion(1, 8)
 
 
-def test_weights_laid_side_by_side_are_saved_as_ever(tmp_path: Path) -> None:
-    plain, owned = tiny_model(), tiny_model()
-    it = TransformersEngine(owned, slots=2)
-    assert it.direct
-    save_weights(plain, tmp_path / "plain")
-    save_weights(owned, tmp_path / "owned")
-    assert (tmp_path / "plain").read_bytes() == (tmp_path / "owned").read_bytes()
-
-
-def test_load_while_busy_raises_and_changes_nothing(tmp_path: Path) -> None:
-    save_weights(tiny_model(seed=1), tmp_path / "w")
-    it = engine(slots=1)
+def test_load_while_busy_raises_and_changes_nothing(make: MakeEngine, weights: Path) -> None:
+    it = make(slots=1)
     it.submit(request(0))
     with pytest.raises(RuntimeError, match="0 requests run and 1 wait"):
-        it.load(tmp_path / "w", PolicyVersion(1, 7))
+        it.load(weights, PolicyVersion(1, 7))
     it.step()
     with pytest.raises(RuntimeError, match="1 requests run and 0 wait"):
-        it.load(tmp_path / "w", PolicyVersion(1, 7))
+        it.load(weights, PolicyVersion(1, 7))
     assert it.version is None
-    assert_same(run(it, [])["p0.0"], run(engine(), [request(0)])["p0.0"])
+    assert_equal(run(it, [])["p0.0"], run(make(), [request(0)])["p0.0"])
 
 
-def test_weights_of_another_shape_raise_and_change_nothing(tmp_path: Path) -> None:
-    tensors = {name: tensor.clone() for name, tensor in weight_tensors(tiny_model(seed=1)).items()}
-    tensors["model.norm.weight"] = torch.zeros(5)
-    save_file(tensors, tmp_path / "w")
-    it = engine()
-    with pytest.raises(ValueError, match=r"model.norm.weight has shape \[5\], the model \[32\]"):
-        it.load(tmp_path / "w", PolicyVersion(1, 7))
-    assert it.version is None
-    assert_same(run(it, [request(0)])["p0.0"], run(engine(), [request(0)])["p0.0"])
+# --- what comes out
+
+
+def test_everything_ends_once_as_it_was_asked_to(make: MakeEngine) -> None:
+    asked = stopping(24)
+    done = run(make(slots=5), asked)
+    assert done.keys() == {one.trajectory_id for one in asked}
+    for one in asked:
+        completion = done[one.trajectory_id]
+        tokens = completion.generated.token_ids.tolist()
+        logprobs = completion.generated.logprobs
+        limit = min(one.sampling.max_new_tokens, CONTEXT - len(one.prompt))
+        assert (completion.generated.token_ids.dtype, logprobs.dtype) == (np.int32, np.float32)
+        assert len(logprobs) == len(tokens)
+        assert all(0 <= token < VOCABULARY for token in tokens)
+        assert np.isfinite(logprobs).all()
+        assert (logprobs <= 0).all()
+        stops = [token in one.sampling.stop_token_ids for token in tokens]
+        assert not any(stops[:-1])
+        assert completion.finish_reason == ("stop" if stops[-1] else "length")
+        assert len(tokens) == limit or stops[-1]
+    assert {completion.finish_reason for completion in done.values()} == {"stop", "length"}
+
+
+def test_what_a_trajectory_gets_depends_on_nothing_but_itself(make: MakeEngine) -> None:
+    asked = stopping(12)
+    together = run(make(slots=12), asked)
+    for done in (run(make(slots=1), asked), run(make(slots=5), asked[::-1]), run(make(slots=3, kv_capacity=70), asked)):
+        for name, completion in done.items():
+            assert_equal(completion, together[name])
+
+
+def test_another_seed_gives_other_tokens(make: MakeEngine) -> None:
+    one = request(0)
+    other = replace(one, sampling=replace(one.sampling, seed=4))
+    (mine,), (theirs,) = run(make(), [one]).values(), run(make(), [other]).values()
+    assert mine.generated.token_ids.tolist() != theirs.generated.token_ids.tolist()
+
+
+# --- release and resumption
+
+
+@pytest.mark.parametrize("steps", [1, 4, 9])
+def test_what_is_released_in_the_middle_goes_on_elsewhere_as_if_nothing_had_been(make: MakeEngine, steps: int) -> None:
+    asked = stopping(8)
+    unmoved = run(make(slots=8), asked)
+    source = make(slots=8)
+    for one in asked:
+        source.submit(one)
+    finished = [completion for _ in range(steps) for completion in source.step()]
+    released = source.release([one.trajectory_id for one in asked])
+    assert released.keys() | {done.trajectory_id for done in finished} == unmoved.keys()
+    assert any(len(partial.token_ids) > 0 for partial in released.values())
+    assert source.status().running == source.status().waiting == source.status().kv_used == 0
+    resumed = [replace(one, partial=released[one.trajectory_id]) for one in asked if one.trajectory_id in released]
+    moved = run(make(slots=3), resumed)
+    for completion in [*finished, *moved.values()]:
+        assert_equal(completion, unmoved[completion.trajectory_id])
+
+
+def test_release_stops_what_waits_too_and_leaves_the_others_alone(make: MakeEngine) -> None:
+    asked = [request(i, new=20) for i in range(4)]
+    it = make(slots=2)
+    for one in asked:
+        it.submit(one)
+    early = it.step()
+    released = it.release(["p0.1", "p1.0", "unknown"])
+    assert released.keys() == {"p0.1", "p1.0"}
+    assert len(released["p1.0"].token_ids) == 0
+    done = run(it, [])
+    assert sorted([*done, *(each.trajectory_id for each in early)]) == ["p0.0", "p0.2"]
+    it.submit(asked[1])  # it is unknown again
+    assert run(it, []).keys() == {"p0.1"}
+
+
+def test_a_partial_that_has_ended_already_completes_as_it_is(make: MakeEngine) -> None:
+    one = request(0, stops=STOPS)
+    for tokens, reason in (([1, 3], "stop"), ([1] * 12, "length")):
+        partial = Partial(np.array(tokens, np.int32), np.full(len(tokens), -0.5, np.float32))
+        (done,) = run(make(), [replace(one, partial=partial)]).values()
+        assert (done.generated.token_ids.tolist(), done.finish_reason) == (tokens, reason)
+
+
+def test_tokens_made_elsewhere_are_kept(make: MakeEngine) -> None:
+    partial = Partial(np.array([5, 5, 5], np.int32), np.full(3, -0.25, np.float32))
+    (done,) = run(make(), [replace(request(0), partial=partial)]).values()
+    assert done.generated.token_ids[:3].tolist() == [5, 5, 5]
+    assert done.generated.logprobs[:3].tolist() == [-0.25] * 3
+    assert len(done.generated.token_ids) == 12
+
+
+# --- load and time
+
+
+def test_the_load_is_what_it_is(make: MakeEngine) -> None:
+    it = make(slots=2)
+    status = it.status()
+    assert (status.running, status.waiting, status.capacity, status.kv_used) == (0, 0, 2, 0)
+    assert status.kv_capacity == 2 * CONTEXT
+    for i in range(3):
+        it.submit(request(i, new=30))
+    it.step()
+    status = it.status()
+    assert (status.running, status.waiting) == (2, 1)
+    assert status.kv_used >= 12
+    done = run(it, [])
+    assert it.status().tokens_generated == sum(len(each.generated.token_ids) for each in done.values()) == 90
+
+
+def test_a_small_kv_is_not_exceeded_by_more_than_a_round(make: MakeEngine) -> None:
+    it = make(slots=6, kv_capacity=80)
+    asked = stopping(9)
+    for one in asked:
+        it.submit(one)
+    done, most = 0, 0
+    while it.status().running or it.status().waiting:
+        done += len(it.step())
+        most = max(most, it.status().kv_used)
+    assert done == 9
+    assert 50 < most <= 80 + 6
+
+
+def test_an_engine_without_requests_has_nothing_due(make: MakeEngine) -> None:
+    it = make()
+    assert it.due() == math.inf
+    assert list(it.step()) == []
+    it.submit(request(0))
+    assert 0 <= it.due() < math.inf
+    run(it, [])
+    assert it.due() == math.inf
 
 
 # --- what is refused
@@ -96,44 +223,22 @@ def test_weights_of_another_shape_raise_and_change_nothing(tmp_path: Path) -> No
         (request(0, stops=(VOCABULARY,)), "stop token 40"),
     ],
 )
-def test_garbage_is_refused_by_name(bad: Request, message: str) -> None:
-    it = engine()
+def test_garbage_is_refused_by_name(make: MakeEngine, bad: Request, message: str) -> None:
+    it = make()
     with pytest.raises(ValueError, match=rf"'p0\.0'.*{message}"):
         it.submit(bad)
     assert it.status().waiting == 0
 
 
-def test_close_frees_the_kv_and_can_be_repeated() -> None:
-    it = engine()
-    kv = weakref.ref(it._kv)
-    it.close()
-    assert kv() is None
-    it.close()
-
-
-def test_a_known_id_is_refused() -> None:
-    it = engine()
+def test_a_known_id_is_refused(make: MakeEngine) -> None:
+    it = make()
     it.submit(request(0))
     with pytest.raises(ValueError, match=r"'p0\.0' is here already"):
         it.submit(request(0))
 
 
-def test_models_that_do_not_fit_slots_are_refused() -> None:
-    with pytest.raises(ValueError, match="64 positions"):
-        engine(context=65)
-    windowed = MistralForCausalLM(MistralConfig(**GQA, sliding_window=16))
-    with pytest.raises(ValueError, match="attends over 16 tokens"):
-        TransformersEngine(windowed, slots=2)
-    assert TransformersEngine(windowed, slots=2, context=16).direct
-    alternating = Gemma2ForCausalLM(Gemma2Config(**GQA, head_dim=8, sliding_window=16))
-    with pytest.raises(ValueError, match="attends over 16 tokens"):
-        TransformersEngine(alternating, slots=2)
-
-
-def test_a_model_without_the_llama_layout_says_once_that_it_is_slower(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, logger="operators.rollout"):
-        run(engine("gpt2"), mixed(4))
-        assert ["its own forward, which is slower" in record.message for record in caplog.records] == [True]
-        caplog.clear()
-        run(engine("qwen2"), mixed(4))
-        assert caplog.records == []
+def test_closing_twice_is_closing(make: MakeEngine) -> None:
+    it = make()
+    it.submit(request(0))
+    it.close()
+    it.close()

@@ -25,7 +25,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from operators.rollout.engine import Completion, Partial, Request
+from operators.rollout.engine import Completion, Engine, Partial, Request
 from operators.rollout.transformers_engine import TransformersEngine
 from schemas.records import Sampling
 
@@ -89,7 +89,7 @@ def mixed(count: int) -> list[Request]:
     return [request(i, new=3 + 7 * i % 40, prompt=1 + 5 * (i // 3) % 17, **kinds[i % 5]) for i in range(count)]
 
 
-def run(it: TransformersEngine, requests: Sequence[Request]) -> dict[str, Completion]:
+def run(it: Engine, requests: Sequence[Request]) -> dict[str, Completion]:
     for one in requests:
         it.submit(one)
     done: dict[str, Completion] = {}

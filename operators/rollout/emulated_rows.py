@@ -1,0 +1,109 @@
+"""Running requests of an emulated engine: how many tokens each has, and which they would be."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from operators.rollout.engine import Partial, Request
+from operators.rollout.lengths import Lengths
+from operators.rollout.rows import RowCopy, Rows
+from operators.rollout.streams import stream_key, uniforms
+
+
+class EmulatedRows(Rows):
+    """Rows whose ends are known when they start; tokens are made up where somebody asks for them.
+
+    A request with stop tokens ends with the first of them after as many tokens as `lengths` says, unless its limit
+    comes first; one without runs to its limit.
+    """
+
+    def __init__(self, slots: int, context: int, vocabulary: int, lengths: Lengths) -> None:
+        super().__init__(slots, context)
+        self._vocabulary, self._lengths = vocabulary, lengths
+        self._ends = np.zeros(slots, np.int64)
+        """`generated` at which a row ends, for its limit or a stop token: what the scheduler must not know of."""
+        self._stops = np.zeros(slots, bool)
+        """Whether it ends with a stop token."""
+        self._sharing: dict[bytes, int] = {}
+        """How many rows have each prompt."""
+
+    def start(self, request: Request) -> int:
+        row = super().start(request)
+        end, self._stops[row] = int(self.limit[row]), False
+        if request.sampling.stop_token_ids:
+            length = self._lengths(request.sampling.seed, request.trajectory_id)
+            end, self._stops[row] = min(end, length), length <= end
+        # A partial made elsewhere may be longer than its answer is here: it ends with its next token.
+        self._ends[row] = max(end, self.generated[row] + 1)
+        prompt = request.prompt.tobytes()
+        self._sharing[prompt] = self._sharing.get(prompt, 0) + 1
+        return row
+
+    def to_prefill(self, new: range) -> int:
+        """Tokens of rows `new` that are to be computed before the next round, which takes the last one of each itself.
+
+        A prompt that several fresh rows have is computed once; what was resumed is computed whole.
+        """
+        tokens = 0
+        joined: dict[bytes, int] = {}
+        for row in new:
+            prompt = self.requests[row].prompt.tobytes()
+            joined[prompt] = joined.get(prompt, 0) + 1
+        for row in new:
+            prompt = self.requests[row].prompt.tobytes()
+            first = joined.get(prompt) == self._sharing[prompt]  # nobody had it before these
+            if first or self.generated[row]:
+                tokens += int(self.length[row]) - 1
+            joined.pop(prompt, None)
+        return tokens
+
+    def advance(self, rounds: int) -> dict[int, str]:
+        """Give every row so many tokens more; returns why those end that are at their end, by row."""
+        count = self.count
+        self.length[:count] += rounds
+        self.generated[:count] += rounds
+        ended = np.flatnonzero(self.generated[:count] >= self._ends[:count])
+        return {row: "stop" if self._stops[row] else "length" for row in ended.tolist()}
+
+    def left(self) -> np.ndarray:
+        """Tokens that each row has still to get, int64[count]."""
+        return self._ends[: self.count] - self.generated[: self.count]
+
+    def partial(self, row: int, drop: int = 0) -> Partial:
+        end = int(self.generated[row]) - drop
+        stopped = bool(self._stops[row]) and end >= self._ends[row]
+        return made_up(self.requests[row], end, self._vocabulary, stopped)
+
+    def remove(self, rows: np.ndarray) -> list[RowCopy]:
+        for row in rows:
+            prompt = self.requests[row].prompt.tobytes()
+            self._sharing[prompt] -= 1
+            if not self._sharing[prompt]:
+                del self._sharing[prompt]
+        return super().remove(rows)
+
+    def _columns(self) -> tuple[np.ndarray, ...]:
+        return (*super()._columns(), self._ends, self._stops)
+
+
+def made_up(request: Request, count: int, vocabulary: int, stopped: bool) -> Partial:
+    """The first `count` tokens of `request` with their logprobs: what it was resumed with, then made-up ones.
+
+    Each is a function of seed, trajectory and position; none is a stop token but the last one, if `stopped`.
+    """
+    resumed = request.partial
+    first = 0 if resumed is None else min(count, len(resumed.token_ids))
+    positions = np.arange(first, count)
+    key = stream_key(request.sampling.seed, request.trajectory_id)
+    draws = uniforms(np.full(len(positions), key, np.uint64), positions)
+    stops = sorted(set(request.sampling.stop_token_ids))
+    token_ids = (draws * max(1, vocabulary - len(stops))).astype(np.int32)
+    for stop in stops:
+        token_ids += token_ids >= stop
+    if stopped and len(positions):
+        token_ids[-1] = request.sampling.stop_token_ids[0]
+    logprobs = (-2.0 * (draws * 1024.0 % 1.0)).astype(np.float32)
+    if resumed is not None and first:
+        token_ids = np.concatenate([resumed.token_ids[:first], token_ids]).astype(np.int32)
+        logprobs = np.concatenate([resumed.logprobs[:first], logprobs]).astype(np.float32)
+    return Partial(token_ids, logprobs)

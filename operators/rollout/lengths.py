@@ -1,0 +1,69 @@
+"""How long an emulated answer is: a function of seed and trajectory alone."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from operators.rollout.emulation import LengthsConfig
+from operators.rollout.streams import stream_key
+
+Lengths = Callable[[int, str], int]
+"""From seed and trajectory id to the tokens of its answer, at least 1."""
+
+_P99 = NormalDist().inv_cdf(0.99)
+_UNIT = 2.0**-64
+
+
+def open_lengths(config: LengthsConfig) -> Lengths:
+    """The lengths of `config`. Raises ValueError naming a file that cannot be used."""
+    return _replayed(Path(config.file).expanduser()) if config.file else _lognormal(config.p50, config.p99)
+
+
+def _lognormal(p50: float, p99: float) -> Lengths:
+    normal = NormalDist(math.log(p50), max(math.log(p99 / p50) / _P99, 1e-12))
+    return lambda seed, trajectory_id: max(1, round(math.exp(normal.inv_cdf(_uniform(seed, trajectory_id)))))
+
+
+def _replayed(file: Path) -> Lengths:
+    known: dict[str, int] = {}
+    drawn: list[int] = []
+    for number, row in enumerate(_rows(file), 1):
+        length = row.get("length") if isinstance(row, dict) else None
+        if not isinstance(length, int) or isinstance(length, bool) or length < 1:
+            raise ValueError(f"{file}:{number}: length must be a whole number of tokens from 1 on, not {length!r}")
+        drawn.append(length)
+        if isinstance(name := row.get("trajectory_id"), str):
+            known[name] = length
+    if not drawn:
+        raise ValueError(f"{file} has no lengths")
+
+    def replay(seed: int, trajectory_id: str) -> int:
+        length = known.get(trajectory_id)
+        return drawn[int(_uniform(seed, trajectory_id) * len(drawn))] if length is None else length
+
+    return replay
+
+
+def _rows(file: Path) -> Iterator[Any]:
+    try:
+        if file.suffix == ".parquet":
+            names = set(pq.read_schema(file).names)
+            columns = [name for name in ("length", "trajectory_id") if name in names]
+            yield from pq.read_table(file, columns=columns).to_pylist()
+            return
+        with file.open(encoding="utf-8") as lines:
+            yield from (json.loads(line) for line in lines if line.strip())
+    except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
+        raise ValueError(f"the lengths in {file} cannot be read: {error}") from error
+
+
+def _uniform(seed: int, trajectory_id: str) -> float:
+    """One number in (0, 1), of a stream of its own: tokens are drawn from that of the bare id."""
+    return min((stream_key(seed, f"{trajectory_id}\0length") + 0.5) * _UNIT, 1 - 2.0**-53)

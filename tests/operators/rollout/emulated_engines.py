@@ -1,0 +1,45 @@
+"""Emulated engines on clocks of the test's own, and what they would do if they went round by round."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from operators.rollout.emulated_engine import EmulatedEngine
+from operators.rollout.emulation import LengthsConfig, RooflineConfig
+from operators.rollout.lengths import open_lengths
+from operators.rollout.roofline import Roofline
+from operators.rollout.scheduler import SchedulerConfig
+
+VOCABULARY = 40
+CONTEXT = 64
+_SHORT = LengthsConfig(p50=12, p99=40)
+_DEFAULT = RooflineConfig()
+
+
+class ManualClock:
+    """Stands until it is told otherwise; `ticks` seconds pass each time that somebody looks."""
+
+    def __init__(self, ticks: float = 0.0) -> None:
+        self.now, self._ticks = 100.0, ticks
+
+    def __call__(self) -> float:
+        self.now += self._ticks
+        return self.now
+
+
+def emulated(
+    slots: int = 8,
+    context: int = CONTEXT,
+    kv_capacity: int | None = None,
+    *,
+    clock: ManualClock | None = None,
+    block: int = 1,
+    lengths: LengthsConfig = _SHORT,
+    roofline: RooflineConfig = _DEFAULT,
+    **options: Any,
+) -> EmulatedEngine:
+    """A small one; without a clock one round or so passes whenever it looks at its own."""
+    capacity = slots * -(-context // block) * block if kv_capacity is None else kv_capacity
+    config = SchedulerConfig(slots, context, capacity, VOCABULARY, block=block)
+    clock = ManualClock(ticks=0.008) if clock is None else clock
+    return EmulatedEngine(config, Roofline(roofline), open_lengths(lengths), clock=clock, **options)

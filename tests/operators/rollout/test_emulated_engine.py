@@ -1,0 +1,241 @@
+"""When an emulated engine does what: against tables, and against going round by round."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from emulated_engines import CONTEXT, VOCABULARY, ManualClock, emulated
+
+from operators.rollout.emulated_engine import EmulatedEngine
+from operators.rollout.emulated_rows import EmulatedRows
+from operators.rollout.emulation import EngineEmulation, LengthsConfig, RooflineConfig
+from operators.rollout.engine import Completion, Request
+from operators.rollout.lengths import open_lengths
+from operators.rollout.roofline import Pace, Roofline
+from operators.rollout.scheduler import Scheduler, SchedulerConfig
+from schemas.records import PolicyVersion, Sampling
+
+FLAT = RooflineConfig(decode_ms=((1, 10.0), (2, 10.0)), decode_context=0, kv_ns=0.0, prefill_us=1000.0)
+"""A round is 10 ms whatever it does, a token of prefill 1 ms."""
+SHORT = LengthsConfig(p50=12, p99=40)
+
+
+def request(name: str, prompt: int = 6, new: int = 20, stops: tuple[int, ...] = (), fill: int = 1) -> Request:
+    return Request(name, np.full(prompt, fill, np.int32), Sampling(1.0, 1.0, 0, new, stops, 3))
+
+
+def advance_to(it: EmulatedEngine, clock: ManualClock, now: float) -> list[str]:
+    clock.now = now
+    return [done.trajectory_id for done in it.step()]
+
+
+# --- time
+
+
+def test_a_request_ends_when_its_rounds_are_over_and_not_before() -> None:
+    clock = ManualClock()
+    it = emulated(clock=clock, roofline=FLAT)
+    it.submit(request("a", prompt=6, new=4))
+    # five tokens of the prompt, then four rounds, of which the first takes the prompt's last token
+    assert it.due() == pytest.approx(0.0)
+    assert advance_to(it, clock, 100.0) == []
+    assert it.due() == pytest.approx(0.045)
+    assert advance_to(it, clock, 100.0149) == []
+    assert it.status().tokens_generated == 0
+    assert advance_to(it, clock, 100.0151) == []
+    assert it.status().tokens_generated == 1
+    assert advance_to(it, clock, 100.0449) == []
+    assert advance_to(it, clock, 100.0451) == ["a"]
+    assert it.due() == math.inf
+
+
+def test_time_scale_divides_and_loading_takes_its_time() -> None:
+    clock = ManualClock()
+    it = emulated(clock=clock, roofline=FLAT, time_scale=10.0, pull_s=0.5)
+    it.load(None, PolicyVersion(1, 0))  # type: ignore[arg-type]
+    it.submit(request("a", prompt=6, new=4))
+    assert it.due() == pytest.approx(0.05)
+    assert advance_to(it, clock, 100.0544) == []
+    assert advance_to(it, clock, 100.0546) == ["a"]
+
+
+def test_a_round_that_has_begun_is_not_joined() -> None:
+    clock = ManualClock()
+    it = emulated(clock=clock, roofline=FLAT)
+    it.submit(request("a", prompt=31, new=1))  # a first round of 30 + 10 ms
+    advance_to(it, clock, 100.01)
+    it.submit(request("b", prompt=2, new=1, fill=2))
+    assert it.status().running == 1
+    assert advance_to(it, clock, 100.0401) == ["a"]
+    assert advance_to(it, clock, 100.0509) == []
+    assert advance_to(it, clock, 100.0511) == ["b"]
+
+
+def test_who_comes_to_an_idle_engine_does_not_begin_in_its_past() -> None:
+    clock = ManualClock()
+    it = emulated(clock=clock, roofline=FLAT)
+    advance_to(it, clock, 200.0)
+    it.submit(request("a", prompt=1, new=2))
+    assert advance_to(it, clock, 200.0199) == []
+    assert advance_to(it, clock, 200.0201) == ["a"]
+
+
+def test_a_prompt_that_samples_share_is_computed_once() -> None:
+    for prompts, seconds in (((1, 1, 1), 0.010), ((1, 2, 3), 0.020)):
+        clock = ManualClock()
+        it = emulated(clock=clock, roofline=FLAT)
+        it.load(None, PolicyVersion(1, 0))  # type: ignore[arg-type]
+        for number, fill in enumerate(prompts):
+            it._scheduler.add(request(f"{number}", prompt=6, new=1, fill=fill))
+        assert advance_to(it, clock, 100.0 + 0.005 + seconds - 1e-4) == []
+        assert len(advance_to(it, clock, 100.0 + 0.005 + seconds + 1e-4)) == 3
+
+
+def test_a_row_that_shares_its_prompt_with_an_older_one_computes_nothing() -> None:
+    rows = EmulatedRows(8, CONTEXT, VOCABULARY, open_lengths(SHORT))
+    rows.start(request("a"))
+    assert rows.to_prefill(range(1)) == 5
+    for name in "bc":
+        rows.start(request(name))
+    assert rows.to_prefill(range(1, 3)) == 0
+    rows.remove(np.array([0, 1, 2]))
+    rows.start(request("d"))
+    assert rows.to_prefill(range(1)) == 5
+    generated = emulated(clock=ManualClock())
+    generated.submit(request("e"))
+    partial = generated.release(["e"])["e"]
+    more = replace(partial, token_ids=np.ones(4, np.int32), logprobs=np.zeros(4, np.float32))
+    rows.start(replace(request("e"), partial=more))
+    assert rows.to_prefill(range(1, 2)) == 9
+
+
+# --- leaps
+
+
+def round_by_round(asked: list[Request], config: SchedulerConfig, roofline: RooflineConfig) -> dict[str, float]:
+    """When each request ends, if all come at 0 and every round is gone through by itself."""
+    rows = EmulatedRows(config.slots, config.context, config.vocabulary, open_lengths(SHORT))
+    scheduler, line = Scheduler(config, rows), Roofline(roofline)
+    for one in asked:
+        scheduler.add(one)
+    at, ends = 0.0, {}
+    while scheduler.waiting or rows.count:
+        scheduler.preempt()
+        new = scheduler.admit()
+        at += line.pace(rows.count, rows.tokens, rows.to_prefill(new)).seconds(1)
+        ended = rows.advance(1)
+        ends |= {rows.requests[row].trajectory_id: at for row in ended}
+        scheduler.leave(ended)
+    return ends
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_leaps_end_everything_when_single_rounds_would(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    asked = [
+        replace(request(f"p{i}.0", int(draw.integers(1, 30)), int(draw.integers(1, 34)), (3,), int(draw.integers(4))))
+        for i in range(60)
+    ]
+    block = int(draw.choice([1, 4, 16]))
+    config = SchedulerConfig(int(draw.integers(2, 12)), CONTEXT, int(draw.integers(64, 200)), VOCABULARY, block=block)
+    expected = round_by_round(asked, config, RooflineConfig())
+    clock = ManualClock()
+    it = EmulatedEngine(config, Roofline(RooflineConfig()), open_lengths(SHORT), clock=clock)
+    for one in asked:
+        it._scheduler.add(one)  # all at once: `submit` begins with the first
+    looks = np.sort(draw.uniform(0, max(expected.values()) + 0.1, 40))
+    before = 0.0
+    for look in looks:
+        for name in advance_to(it, clock, 100.0 + look):
+            assert before - 1e-9 <= expected.pop(name) <= look + 1e-9
+        before = look
+    assert all(end > looks[-1] for end in expected.values())
+
+
+def test_looking_often_changes_nothing() -> None:
+    def order(looks: np.ndarray) -> list[tuple[str, list[int]]]:
+        clock = ManualClock()
+        it = emulated(slots=5, kv_capacity=90, clock=clock)
+        done: list[Completion] = []
+        for number in range(20):
+            clock.now = 100.0 + 0.02 * number
+            it.submit(request(f"p{number}.0", prompt=1 + number, new=30, stops=(3,), fill=number % 7))
+            done += it.step()
+        for look in looks:
+            clock.now = 101.0 + look
+            done += it.step()
+        return [(each.trajectory_id, each.generated.token_ids.tolist()) for each in done]
+
+    assert len(order(np.array([60.0]))) == 20
+    assert order(np.array([60.0])) == order(np.linspace(0, 60, 5000))
+
+
+def test_due_says_when_to_look() -> None:
+    clock = ManualClock()
+    it = emulated(slots=4, kv_capacity=90, clock=clock)
+    for number in range(12):
+        it.submit(request(f"p{number}.0", new=30, stops=(3,), fill=number))
+    it.step()
+    looks = finished = 0
+    while it.due() < math.inf:
+        clock.now += it.due() + 1e-9
+        finished += len(it.step())
+        looks += 1
+    assert finished == 12
+    assert looks <= 40  # ends and what is sent back, not every one of some 180 rounds
+
+
+# --- the roofline
+
+
+def test_the_paper_s_table_holds_at_its_context() -> None:
+    line = Roofline(RooflineConfig())
+    for batch, milliseconds in RooflineConfig().decode_ms:
+        assert line.pace(batch, 4096 * batch, 0).seconds(1) == pytest.approx(milliseconds * 1e-3)
+    assert line.pace(24, 4096 * 24, 0).seconds(1) == pytest.approx(14e-3)
+    assert line.pace(320, 4096 * 320, 0).seconds(1) == pytest.approx(43.25e-3)  # goes on as from 128 to 256
+    assert line.pace(256, 0, 0).seconds(1) == pytest.approx(37.5e-3 - 256 * 4096 * 19.6e-9)
+
+
+def test_a_stride_saves_tokens_and_not_time() -> None:
+    real, fewer = Roofline(RooflineConfig()), Roofline(RooflineConfig(), stride=8)
+    of_real = real.pace(64, 64 * 4096, 64 * 2048)
+    of_fewer = fewer.pace(64, 64 * 512, 64 * 256)
+    assert of_fewer.prefill_s == pytest.approx(of_real.prefill_s)
+    assert of_fewer.seconds(100) == pytest.approx(of_real.seconds(800), rel=1e-3)
+
+
+def test_rounds_that_fit_are_those_whose_time_does() -> None:
+    draw = np.random.default_rng(0)
+    for _ in range(500):
+        pace = Pace(draw.choice([0.0, 0.3]), draw.uniform(1e-3, 0.1), draw.choice([0.0, 1e-9, 1e-5]))
+        budget, most = draw.uniform(0, 30), int(draw.integers(0, 2000))
+        rounds = pace.rounds(budget, most)
+        assert rounds <= most
+        assert rounds == 0 or pace.seconds(rounds) <= budget
+        assert rounds == most or pace.seconds(rounds + 1) > budget
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"decode_ms": ((1, 10.0),)}, "two rows"),
+        ({"decode_ms": ((1, 10.0), (1, 12.0))}, "rising batch"),
+        ({"decode_ms": ((2, 10.0), (4, 12.0))}, "from 1 on"),
+        ({"decode_ms": ((1, 10.0), (256, 12.0))}, "12.0 ms at batch 256 is less than its KV takes to read"),
+        ({"kv_ns": -1.0}, "kv_ns must not be negative"),
+    ],
+)
+def test_a_roofline_that_cannot_be_is_refused(wrong: dict, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        RooflineConfig(**wrong)
+
+
+def test_an_emulation_that_cannot_be_is_refused() -> None:
+    with pytest.raises(ValueError, match="stride must be at least 1"):
+        EngineEmulation(stride=0)
+    with pytest.raises(ValueError, match="p50 must be between 1 and p99"):
+        LengthsConfig(p50=20, p99=10)

@@ -1,0 +1,68 @@
+"""Lengths of emulated answers: their distribution, and files of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from operators.rollout.emulation import LengthsConfig
+from operators.rollout.lengths import open_lengths
+
+
+def test_a_length_is_a_function_of_seed_and_trajectory() -> None:
+    lengths, again = open_lengths(LengthsConfig()), open_lengths(LengthsConfig())
+    assert lengths(0, "p1.0") == again(0, "p1.0")
+    assert len({lengths(seed, f"p{number}.0") for seed in (0, 1) for number in range(50)}) > 90
+
+
+def test_median_and_tail_are_those_asked_for() -> None:
+    lengths = open_lengths(LengthsConfig(p50=2000, p99=16000))
+    drawn = np.array([lengths(7, f"p{number}.{member}") for number in range(2500) for member in range(8)])
+    assert np.median(drawn) == pytest.approx(2000, rel=0.03)
+    assert np.quantile(drawn, 0.99) == pytest.approx(16000, rel=0.1)
+    assert drawn.min() >= 1
+
+
+def test_all_alike_is_a_distribution_too() -> None:
+    lengths = open_lengths(LengthsConfig(p50=300, p99=300))
+    assert {lengths(0, f"p{number}.0") for number in range(100)} == {300}
+
+
+def test_a_file_gives_those_it_names_and_lends_its_lengths_to_the_others(tmp_path: Path) -> None:
+    (tmp_path / "l.jsonl").write_text('{"trajectory_id": "p0.1", "length": 77}\n\n{"length": 5}\n')
+    pq.write_table(pa.table({"trajectory_id": ["p0.1", None], "length": [77, 5]}), tmp_path / "l.parquet")
+    for name in ("l.jsonl", "l.parquet"):
+        lengths = open_lengths(LengthsConfig(file=str(tmp_path / name)))
+        assert lengths(0, "p0.1") == lengths(1, "p0.1") == 77
+        drawn = [lengths(0, f"p{number}.0") for number in range(400)]
+        assert set(drawn) == {5, 77}
+        assert 120 < drawn.count(5) < 280
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("", "has no lengths"),
+        ('{"length": 5}\n{"len": 5}\n', ":2: length must be a whole number"),
+        ('{"length": 0}\n', "not 0"),
+        ('{"length": true}\n', "not True"),
+        ("[5]\n", ":1: length must be"),
+        ("{\n", "cannot be read"),
+    ],
+)
+def test_a_file_that_holds_no_lengths_is_named(tmp_path: Path, content: str, says: str) -> None:
+    (tmp_path / "l.jsonl").write_text(content)
+    with pytest.raises(ValueError, match=says) as caught:
+        open_lengths(LengthsConfig(file=str(tmp_path / "l.jsonl")))
+    assert "l.jsonl" in str(caught.value)
+
+
+def test_a_file_that_is_not_there_or_no_parquet_is_named(tmp_path: Path) -> None:
+    (tmp_path / "l.parquet").write_text("not")
+    for name in ("l.parquet", "none.jsonl"):
+        with pytest.raises(ValueError, match=f"{name} cannot be read"):
+            open_lengths(LengthsConfig(file=str(tmp_path / name)))

@@ -1,0 +1,78 @@
+"""Weights, models and memory of the transformers engine; what every engine promises is in test_engine_contract.py."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tiny_engines import GQA, assert_same, engine, mixed, request, run, tiny_model
+from transformers import Gemma2Config, Gemma2ForCausalLM, MistralConfig, MistralForCausalLM
+
+from infra.models.weights import save_weights, weight_tensors
+from operators.rollout.transformers_engine import TransformersEngine
+from schemas.records import PolicyVersion
+
+
+def test_load_changes_the_weights_in_place_and_says_so(tmp_path: Path) -> None:
+    save_weights(tiny_model(seed=1), tmp_path / "w")
+    it = engine()
+    assert it.version is None
+    before = run(it, [request(0)])["p0.0"]
+    it.load(tmp_path / "w", PolicyVersion(1, 7))
+    assert it.version == PolicyVersion(1, 7)
+    after = run(it, [request(0)])["p0.0"]
+    assert after.generated.token_ids.tolist() != before.generated.token_ids.tolist()
+    assert_same(after, run(TransformersEngine(tiny_model(seed=1), slots=8), [request(0)])["p0.0"])
+
+
+def test_weights_laid_side_by_side_are_saved_as_ever(tmp_path: Path) -> None:
+    plain, owned = tiny_model(), tiny_model()
+    it = TransformersEngine(owned, slots=2)
+    assert it.direct
+    save_weights(plain, tmp_path / "plain")
+    save_weights(owned, tmp_path / "owned")
+    assert (tmp_path / "plain").read_bytes() == (tmp_path / "owned").read_bytes()
+
+
+def test_weights_of_another_shape_raise_and_change_nothing(tmp_path: Path) -> None:
+    tensors = {name: tensor.clone() for name, tensor in weight_tensors(tiny_model(seed=1)).items()}
+    tensors["model.norm.weight"] = torch.zeros(5)
+    save_file(tensors, tmp_path / "w")
+    it = engine()
+    with pytest.raises(ValueError, match=r"model.norm.weight has shape \[5\], the model \[32\]"):
+        it.load(tmp_path / "w", PolicyVersion(1, 7))
+    assert it.version is None
+    assert_same(run(it, [request(0)])["p0.0"], run(engine(), [request(0)])["p0.0"])
+
+
+def test_close_frees_the_kv_and_can_be_repeated() -> None:
+    it = engine()
+    kv = weakref.ref(it._kv)
+    it.close()
+    assert kv() is None
+    it.close()
+
+
+def test_models_that_do_not_fit_slots_are_refused() -> None:
+    with pytest.raises(ValueError, match="64 positions"):
+        engine(context=65)
+    windowed = MistralForCausalLM(MistralConfig(**GQA, sliding_window=16))
+    with pytest.raises(ValueError, match="attends over 16 tokens"):
+        TransformersEngine(windowed, slots=2)
+    assert TransformersEngine(windowed, slots=2, context=16).direct
+    alternating = Gemma2ForCausalLM(Gemma2Config(**GQA, head_dim=8, sliding_window=16))
+    with pytest.raises(ValueError, match="attends over 16 tokens"):
+        TransformersEngine(alternating, slots=2)
+
+
+def test_a_model_without_the_llama_layout_says_once_that_it_is_slower(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="operators.rollout"):
+        run(engine("gpt2"), mixed(4))
+        assert ["its own forward, which is slower" in record.message for record in caplog.records] == [True]
+        caplog.clear()
+        run(engine("qwen2"), mixed(4))
+        assert caplog.records == []
