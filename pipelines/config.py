@@ -15,12 +15,14 @@ import tomli_w
 from pydantic import TypeAdapter, ValidationError
 
 from infra.kafka.properties import ClientProperties
+from infra.models.context import context_length
 from operators.evaluation.config import EvaluationConfig
 from operators.experience.config import ExperienceConfig
 from operators.placement.config import PlacementConfig
 from operators.prompts.config import PromptsConfig
 from operators.relay.config import RelayConfig
 from operators.rollout.config import RolloutConfig
+from operators.rollout.emulation import DEFAULT_CONTEXT
 from operators.score.config import ScoreConfig
 from operators.trainer.training_config import TrainingConfig
 from operators.trainer.warm_start_config import WarmStartConfig
@@ -42,8 +44,12 @@ class RunConfig:
     folder: Path = Path("runs")
     seed: int = 0
     """Seed of prompts, sampling and warm start, where their own sections do not set one."""
+    time_scale: float = 1.0
+    """Emulated seconds in one second, where rollout.engine is emulated."""
 
     def __post_init__(self) -> None:
+        if not 0 < self.time_scale < float("inf"):
+            raise ValueError(f"time_scale must be positive, not {self.time_scale}")
         if self.name:
             run_prefix(self.name)
 
@@ -104,6 +110,20 @@ class Config:
     def run_folder(self) -> Path:
         """Where this run leaves everything."""
         return self.run.folder / self.run.name
+
+    @property
+    def emulated(self) -> bool:
+        """Whether rollouts and trainer are emulated: then there is no model, no weights and no evaluation."""
+        return self.rollout.engine == "emulated"
+
+    @property
+    def context(self) -> int:
+        """Tokens of prompt and response together. Raises ConfigError without a model, ValueError if it is none."""
+        if self.rollout.context is not None:
+            return self.rollout.context
+        if self.emulated:
+            return DEFAULT_CONTEXT // self.rollout.emulation.stride
+        return context_length(self.model_folder())
 
     def model_folder(self) -> Path:
         """The model's folder. Raises ConfigError if there is none."""

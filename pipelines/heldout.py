@@ -6,7 +6,6 @@ import logging
 from dataclasses import dataclass
 
 from infra.models.checkpoint_folder import load_tokenizer
-from infra.models.context import context_length
 from operators.prompts.rendering import PromptTooLong, render
 from operators.prompts.sources import heldout_questions
 from pipelines.config import Config, ConfigError
@@ -25,12 +24,11 @@ class HeldoutPrompts:
     config: Config
 
     def __call__(self) -> list[Prompt]:
-        model = self.config.model_folder()
         prompts = self.config.prompts
         if not prompts.heldout and not prompts.heldout_path:
             return []
-        tokenizer = load_tokenizer(model)
-        context = self.config.rollout.context or context_length(model)
+        tokenizer = load_tokenizer(self.config.model_folder())
+        context = self.config.context
         questions = heldout_questions(prompts)
         made: list[Prompt] = []
         for number, question in enumerate(questions):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import apache_beam as beam
 
-from infra.models.context import context_length
 from operators.io.fold_records import FoldRecords
 from operators.io.read_topics import ReadTopics
 from operators.io.write_transactionally import WriteTransactionally
@@ -17,9 +16,8 @@ from schemas.topics import PROMPTS
 def build(pipeline: beam.Pipeline, config: Config) -> None:
     """Dataset → prompts."""
     source = shard(config, "prompts", anchor=PROMPTS, patient=True)
-    model = config.model_folder()
-    context = config.rollout.context or context_length(model)
-    draw = DrawPrompts(config.prompts, source, model, context, config.placement.prompt_lead)
+    model = None if config.prompts.source == "synthetic" else config.model_folder()
+    draw = DrawPrompts(config.prompts, source, model, config.context, config.placement.prompt_lead)
     (
         pipeline
         | "tick" >> ReadTopics(source)

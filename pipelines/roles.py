@@ -21,6 +21,12 @@ PIPELINES = ("prompts", "placement", "rollout", "score", "experience", "trainer"
 CANNOT_RUN = 2
 """Exit code of a role that its configuration keeps from running: starting it again would not help."""
 
+WITH_MODEL = {"evaluation", "relay"}
+"""Pipelines that an emulated run does without: it has no model to ask, and no weights to keep."""
+
+EMULATED = "emulated:"
+"""Stands for the model's folder where there is none: what an emulated run does without need not be imported."""
+
 SHARDED = {"rollout", "relay"}
 """Pipelines of which several may run, told apart by an index."""
 
@@ -41,6 +47,8 @@ def roles_of(config: Config) -> list[Role]:
     """The processes of a run on one machine, in the order in which they drain."""
     roles = []
     for pipeline in PIPELINES:
+        if config.emulated and pipeline in WITH_MODEL:
+            continue
         count = config.rollout.processes if pipeline == "rollout" else 1
         roles += [Role(pipeline, index) for index in range(count)]
     return roles

@@ -8,6 +8,7 @@ from operators.io.config import Reading
 from operators.io.fold_records import FoldRecords
 from operators.io.read_topics import ReadTopics
 from operators.io.write_transactionally import WriteTransactionally
+from operators.rollout.backend import BackendSpec, EmulatedSpec, TransformersSpec
 from operators.rollout.generate_trajectories import GenerateTrajectories
 from pipelines.config import Config
 from pipelines.shards import reading, shard, store_folder
@@ -22,13 +23,18 @@ def build(pipeline: beam.Pipeline, config: Config, process: int = 0) -> None:
         Reading(INBOX, tuple(config.rollout.hosted(process)), start="latest"),
         reading(config, RELAY, start="earliest"),
         index=process,
+        attentive=config.emulated,
     )
-    generate = GenerateTrajectories(
-        config.rollout, source, config.model_folder(), store_folder(config), process, config.kafka.partitions
-    )
+    generate = GenerateTrajectories(config.rollout, source, _backend(config), process, config.kafka.partitions)
     (
         pipeline
         | "read inboxes" >> ReadTopics(source)
         | "generate trajectories" >> FoldRecords(generate)
         | "write trajectories" >> WriteTransactionally(source)
     )
+
+
+def _backend(config: Config) -> BackendSpec:
+    if config.emulated:
+        return EmulatedSpec(config.rollout, config.run.time_scale, config.relay.keep_versions)
+    return TransformersSpec(config.rollout, config.model_folder(), store_folder(config))

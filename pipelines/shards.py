@@ -18,10 +18,12 @@ def shard(
     index: int = 0,
     anchor: Topic | None = None,
     patient: bool = False,
+    attentive: bool = False,
 ) -> ShardConfig:
     """Shard `index` of `pipeline`: `ledger` topics are read back whole, with all their partitions.
 
-    A `patient` one is not waited for by others: it looks and commits less often, which spares the brokers.
+    A `patient` one is not waited for by others: it looks and commits less often, which spares the brokers. An
+    `attentive` one has a clock to heed, however little there is to read.
     """
     return ShardConfig(
         client=config.kafka.client(),
@@ -31,7 +33,7 @@ def shard(
         readings=readings,
         ledger=tuple((topic, partitions_of(config, topic)) for topic in ledger),
         anchor=None if anchor is None else (anchor, 0),
-        poll_s=0.25 if patient else 0.1,
+        poll_s=0.25 if patient else 0.02 if attentive else 0.1,
         commit_s=5.0 if patient else 1.0,
     )
 

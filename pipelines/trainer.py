@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import apache_beam as beam
 
-from operators.io.fold_records import FoldRecords
+from operators.io.config import ShardConfig
+from operators.io.fold_records import FoldRecords, Step
 from operators.io.read_topics import ReadTopics
 from operators.io.write_transactionally import WriteTransactionally
-from operators.trainer.train_batches import TrainBatches
+from operators.trainer.emulate_training import EmulateTraining
 from pipelines.config import Config
 from pipelines.shards import reading, shard, store_folder
 from schemas.topics import BATCHES, RELAY
@@ -15,7 +16,25 @@ from schemas.topics import BATCHES, RELAY
 
 def build(pipeline: beam.Pipeline, config: Config) -> None:
     """Batches → relay, metrics."""
-    source = shard(config, "trainer", reading(config, BATCHES), reading(config, RELAY, start="earliest"))
+    source = shard(
+        config,
+        "trainer",
+        reading(config, BATCHES),
+        reading(config, RELAY, start="earliest"),
+        attentive=config.emulated,
+    )
+    train, resumed = (_emulation if config.emulated else _training)(config, source)
+    (
+        pipeline
+        | "read batches" >> ReadTopics(resumed)
+        | "train" >> FoldRecords(train)
+        | "write metrics" >> WriteTransactionally(source)
+    )
+
+
+def _training(config: Config, source: ShardConfig) -> tuple[Step, ShardConfig]:
+    from operators.trainer.train_batches import TrainBatches  # here: it imports torch
+
     train = TrainBatches(
         config=config.trainer,
         shard=source,
@@ -25,9 +44,8 @@ def build(pipeline: beam.Pipeline, config: Config) -> None:
         result=config.run_folder / "model",
         keep_versions=config.relay.keep_versions,
     )
-    (
-        pipeline
-        | "read batches" >> ReadTopics(train.resumed())
-        | "train" >> FoldRecords(train)
-        | "write metrics" >> WriteTransactionally(source)
-    )
+    return train, train.resumed()
+
+
+def _emulation(config: Config, source: ShardConfig) -> tuple[Step, ShardConfig]:
+    return EmulateTraining(config.trainer, source, config.run.time_scale, config.rollout.emulation.stride), source

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-SOURCES = ("reasoning_gym", "jsonl", "parquet", "dataset")
+SOURCES = ("reasoning_gym", "jsonl", "parquet", "dataset", "synthetic")
 SLOT = "{prompt}"
 """Where a template takes the question."""
 
@@ -22,7 +22,8 @@ class PromptsConfig:
     """
 
     source: str = "reasoning_gym"
-    """One of `SOURCES`. `dataset` is a Hugging Face folder on disk: `save_to_disk`'s, or Parquet or Arrow files."""
+    """One of `SOURCES`. `dataset` is a Hugging Face folder on disk: `save_to_disk`'s, or Parquet or Arrow files.
+    `synthetic` makes prompts of made-up tokens, for emulated runs."""
 
     task: str = ""
     """reasoning-gym's task; for files the name given to rows that do not carry one (default: the file's stem)."""
@@ -43,6 +44,9 @@ class PromptsConfig:
     """The answer is what follows the last of these marks in its column ("####" for GSM8K); empty: all of it."""
     extra_columns: tuple[str, ...] = ()
     """Further columns that verifiers see in the reference."""
+
+    prompt_tokens: int = 2048
+    """Tokens of each prompt of the synthetic source."""
 
     template: str = SLOT
     """Wording around the question, which replaces `{prompt}`; of a conversation, around its last message."""
@@ -72,6 +76,8 @@ class PromptsConfig:
             raise ValueError(f"source {self.source!r} is unknown{nearest(self.source, SOURCES)}")
         if self.source == "reasoning_gym":
             self._check_task()
+        elif self.source == "synthetic":
+            self._check_synthetic()
         elif not self.path:
             raise ValueError(f"path must be set for source {self.source!r}")
         if SLOT not in self.template:
@@ -92,8 +98,13 @@ class PromptsConfig:
         if self.epochs is not None and self.size is None:
             raise ValueError("epochs needs size for source 'reasoning_gym': without it there are no epochs")
 
+    def _check_synthetic(self) -> None:
+        for name in ("path", "heldout", "heldout_path", "chat_template"):
+            if getattr(self, name):
+                raise ValueError(f"{name} does not go with source 'synthetic': its prompts have no text")
+
     def _check_numbers(self) -> None:
-        for name in ("samples_per_prompt", "max_new_tokens", "epochs", "size"):
+        for name in ("prompt_tokens", "samples_per_prompt", "max_new_tokens", "epochs", "size"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.kafka.backlog import Backlog
-from infra.models.checkpoint_folder import load_tokenizer
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, Place, Polled, Restored
 from operators.prompts.config import PromptsConfig
 from operators.prompts.question import UnusableRow
 from operators.prompts.rendering import Tokenizer, render
 from operators.prompts.sources import Source, open_source
+from operators.prompts.synthetic import SyntheticTokenizer
 from schemas.records import DeadLetter
 from schemas.topics import DEAD_LETTERS, PROMPTS, group_name
 
@@ -29,19 +29,26 @@ log = logging.getLogger(__name__)
 class DrawPrompts:
     """Writes prompts in the order of the source, at most `lead` prompts ahead of what placement has dispatched.
 
-    `model` is the folder of the tokenizer; `context` the room of its model in tokens.
+    `model` is the folder of the tokenizer, None for synthetic prompts; `context` the room of its model in tokens.
     """
 
     config: PromptsConfig
     shard: ShardConfig
-    model: Path
+    model: Path | None
     context: int
     lead: int
 
     def restore(self, restored: Restored) -> _Drawing:
         backlog = Backlog(self.shard.client, group_name(self.shard.run, "placement"), PROMPTS.name(self.shard.run))
         cursor, number = restored.marks.get("drawn", (0, 0))
-        return _Drawing(self, open_source(self.config), load_tokenizer(self.model), backlog, cursor, number)
+        return _Drawing(self, open_source(self.config), self._tokenizer(), backlog, cursor, number)
+
+    def _tokenizer(self) -> Tokenizer:
+        if self.model is None:
+            return SyntheticTokenizer(self.config.prompt_tokens)
+        from infra.models.checkpoint_folder import load_tokenizer  # here: it imports torch
+
+        return load_tokenizer(self.model)
 
 
 class _Drawing:

@@ -18,6 +18,7 @@ from typing import Protocol
 from operators.prompts.config import PromptsConfig
 from operators.prompts.permutation import Permutation
 from operators.prompts.question import BadRow, Question, Rows, SourceError, UnusableRow, text_key
+from operators.prompts.synthetic import SyntheticSource
 
 MAX_BAD_ROWS = 1000
 """How many bad rows are reported one by one; the others are counted."""
@@ -49,6 +50,8 @@ def open_source(config: PromptsConfig) -> Source:
 
     Files are read once from end to end, and take 16 bytes a row in memory. Bad rows are left out and reported.
     """
+    if config.source == "synthetic":
+        return SyntheticSource(config)
     if config.source == "reasoning_gym" and config.size is None:
         return EndlessSource(config)
     heldout = _questions_aside(config) if config.heldout_path else ()

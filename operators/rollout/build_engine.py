@@ -1,30 +1,42 @@
-"""Engines by name. The model code is imported here and in the engines' own files alone."""
+"""The transformers backend. The model code is imported here and in the engine's own files alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from infra.models.checkpoint_folder import load_model, load_tokenizer
+from infra.store.weight_store import WeightStore
 from operators.rollout.config import RolloutConfig
 from operators.rollout.engine import Engine
 from operators.rollout.transformers_engine import TransformersEngine
+from schemas.records import WeightVersion
 
 
-def build_engine(config: RolloutConfig, model: Path) -> Engine:
-    """The engine that `config` names, over the architecture of the model folder `model`; it has no version yet."""
-    torch.set_num_threads(config.threads)
-    return TransformersEngine(
-        load_model(model, getattr(torch, config.dtype)),
-        slots=config.slots,
-        context=config.context,
-        kv_capacity=config.kv_capacity,
-    )
+class TransformersBackend:
+    """Engines over the architecture of the model folder `model`, without a version yet; weights come from `store`."""
 
+    def __init__(self, config: RolloutConfig, model: Path, store: Path) -> None:
+        self._config, self._model = config, model
+        self._tokenizer = load_tokenizer(model)
+        self.weights = WeightStore(store)
+        torch.set_num_threads(config.threads)
 
-def load_decoder(model: Path) -> Callable[[list[int]], str]:
-    """A function from response tokens to text, special tokens left out."""
-    tokenizer = load_tokenizer(model)
-    return lambda tokens: str(tokenizer.decode(tokens, skip_special_tokens=True))
+    def engine(self) -> Engine:
+        return TransformersEngine(
+            load_model(self._model, getattr(torch, self._config.dtype)),
+            slots=self._config.slots,
+            context=self._config.context,
+            kv_capacity=self._config.kv_capacity,
+        )
+
+    def decode(self, token_ids: list[int]) -> str:
+        """The text of `token_ids`, special tokens left out."""
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
+
+    def hear(self, manifest: WeightVersion) -> None:
+        """The store knows by itself which versions are complete."""
+
+    def close(self) -> None:
+        self.weights.close()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
+
+from operators.rollout.emulation import EngineEmulation
 
 
 @dataclass(frozen=True)
 class RolloutConfig:
     """Raises ValueError naming the field that does not fit."""
 
-    engine: Literal["transformers"] = "transformers"
+    engine: Literal["transformers", "emulated"] = "transformers"
+    """`emulated` takes the time of other accelerators and makes answers up: the whole run is then an emulation."""
     processes: int = 1
     """Rollout processes; each hosts `replicas` replicas and steps their engines in turn."""
     replicas: int = 1
@@ -28,6 +31,8 @@ class RolloutConfig:
     linger_s: float = 0.1
     """How long a finished trajectory may wait for others to share its transaction, in seconds."""
     heartbeat_s: float = 1.0
+    emulation: EngineEmulation = field(default_factory=EngineEmulation)
+    """What the emulated engine stands for."""
 
     def __post_init__(self) -> None:
         for name in ("processes", "replicas", "slots", "threads"):

@@ -69,10 +69,10 @@ class EmulatedRows(Rows):
         """Tokens that each row has still to get, int64[count]."""
         return self._ends[: self.count] - self.generated[: self.count]
 
-    def partial(self, row: int, drop: int = 0) -> Partial:
+    def partial(self, row: int, start: int = 0, drop: int = 0) -> Partial:
         end = int(self.generated[row]) - drop
         stopped = bool(self._stops[row]) and end >= self._ends[row]
-        return made_up(self.requests[row], end, self._vocabulary, stopped)
+        return made_up(self.requests[row], start, end, self._vocabulary, stopped)
 
     def remove(self, rows: np.ndarray) -> list[RowCopy]:
         for row in rows:
@@ -86,14 +86,14 @@ class EmulatedRows(Rows):
         return (*super()._columns(), self._ends, self._stops)
 
 
-def made_up(request: Request, count: int, vocabulary: int, stopped: bool) -> Partial:
-    """The first `count` tokens of `request` with their logprobs: what it was resumed with, then made-up ones.
+def made_up(request: Request, start: int, end: int, vocabulary: int, stopped: bool) -> Partial:
+    """Tokens `start` to `end` - 1 of `request` and their logprobs: what it was resumed with, then made-up ones.
 
     Each is a function of seed, trajectory and position; none is a stop token but the last one, if `stopped`.
     """
     resumed = request.partial
-    first = 0 if resumed is None else min(count, len(resumed.token_ids))
-    positions = np.arange(first, count)
+    known = 0 if resumed is None else min(end, len(resumed.token_ids))
+    positions = np.arange(max(start, known), end)
     key = stream_key(request.sampling.seed, request.trajectory_id)
     draws = uniforms(np.full(len(positions), key, np.uint64), positions)
     stops = sorted(set(request.sampling.stop_token_ids))
@@ -103,7 +103,7 @@ def made_up(request: Request, count: int, vocabulary: int, stopped: bool) -> Par
     if stopped and len(positions):
         token_ids[-1] = request.sampling.stop_token_ids[0]
     logprobs = (-2.0 * (draws * 1024.0 % 1.0)).astype(np.float32)
-    if resumed is not None and first:
-        token_ids = np.concatenate([resumed.token_ids[:first], token_ids]).astype(np.int32)
-        logprobs = np.concatenate([resumed.logprobs[:first], logprobs]).astype(np.float32)
+    if resumed is not None and start < known:
+        token_ids = np.concatenate([resumed.token_ids[start:known], token_ids]).astype(np.int32)
+        logprobs = np.concatenate([resumed.logprobs[start:known], logprobs]).astype(np.float32)
     return Partial(token_ids, logprobs)

@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+DEFAULT_CONTEXT = 18_432
+"""Real tokens of prompt and response together where nothing else is said: 2K and 16K."""
+
 
 @dataclass(frozen=True)
 class RooflineConfig:

@@ -7,7 +7,7 @@ returns what finished in it. Nothing here blocks on the network.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -97,6 +97,10 @@ class Engine(Protocol):
 
     def release(self, trajectory_ids: Collection[str]) -> dict[str, Partial]:
         """Stop these requests and return what each had generated; unknown ids are left out."""
+
+    def generated(self, since: Mapping[str, int]) -> dict[str, Partial]:
+        """What these requests have generated from the position that `since` gives on; they go on, unknown ids are
+        left out."""
 
     def status(self) -> EngineStatus:
         """The load right now."""

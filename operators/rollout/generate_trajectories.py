@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from infra.kafka.producer import BoundedProducer
-from infra.store.weight_store import WeightStore
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, Place, Polled, Restored
+from operators.rollout.backend import Backend, BackendSpec
 from operators.rollout.config import RolloutConfig
 from operators.rollout.heartbeats import Heartbeats
 from operators.rollout.replica import Replica
@@ -23,33 +22,29 @@ PROBE_S = 5.0
 
 @dataclass(frozen=True)
 class GenerateTrajectories:
-    """Hosts the replicas of process `process`; their incarnation is this start's number. `model` is a model folder."""
+    """Hosts the replicas of process `process`, made of `backend`; their incarnation is this start's number."""
 
     config: RolloutConfig
     shard: ShardConfig
-    model: Path
-    store: Path
+    backend: BackendSpec
     process: int
     partitions: int
 
     def restore(self, restored: Restored) -> _Generating:
-        from operators.rollout.build_engine import build_engine, load_decoder
-
         producer, run = BoundedProducer(self.shard.client), self.shard.run
         hosted = self.config.hosted(self.process)
         heartbeats = Heartbeats(producer, run, self.process, hosted, restored.start, self.config.heartbeat_s)
         try:
-            decode = load_decoder(self.model)
-            store = WeightStore(self.store)
+            backend = self.backend.open()
             replicas = [
-                Replica(index, restored.start, build_engine(self.config, self.model), store, decode, _wall_ms)
+                Replica(index, restored.start, backend.engine(), backend.weights, backend.decode, _wall_ms)
                 for index in hosted
             ]
         except BaseException:
             heartbeats.close()
             raise
         heartbeats.attend(replicas)
-        return _Generating(self.config, self.partitions, replicas, heartbeats, store.close)
+        return _Generating(self.config, self.partitions, replicas, heartbeats, backend)
 
 
 class _Generating:
@@ -59,11 +54,11 @@ class _Generating:
         partitions: int,
         replicas: Sequence[Replica],
         heartbeats: Heartbeats,
-        let_go: Callable[[], None],
+        backend: Backend,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config, self._partitions, self._heartbeats, self._clock = config, partitions, heartbeats, clock
-        self._let_go = let_go
+        self._backend = backend
         self._replicas = {replica.index: replica for replica in replicas}
         self._finished: list[Trajectory | Refused] = []
         self._finished_at = 0.0
@@ -80,6 +75,7 @@ class _Generating:
                     if incarnation == replica.incarnation:
                         replica.cancel(cancel.trajectory_ids)
                 case WeightVersion() as version:
+                    self._backend.hear(version)
                     for replica in self._replicas.values():
                         replica.announce(version.version)
         self._generate()
@@ -96,7 +92,7 @@ class _Generating:
         self._heartbeats.close()
         for replica in self._replicas.values():
             replica.engine.close()
-        self._let_go()
+        self._backend.close()
 
     def _generate(self) -> None:
         """Step the engines in turn for a while; an idle replica still looks for newer weights."""
@@ -117,7 +113,7 @@ class _Generating:
                 return
 
     def _outputs(self) -> list[Output]:
-        idle = not any(replica.busy() for replica in self._replicas.values())
+        idle = all(replica.idle for replica in self._replicas.values())
         if not self._finished or (not idle and self._clock() - self._finished_at < self._config.linger_s):
             return []
         finished, self._finished = self._finished, []

@@ -93,9 +93,16 @@ class Replica:
         """A weight version was published."""
         self.newest = max(filter(None, (self.newest, version)))
 
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to generate."""
+        return not (self._running or self._waiting)
+
     def busy(self) -> bool:
-        """Whether there is anything to generate, and weights to generate it under."""
-        return bool(self._running or (self._waiting and self.engine.version is not None))
+        """Whether there is anything to do by now, and weights to do it under."""
+        if self._running:
+            return self.engine.due() <= 0
+        return bool(self._waiting and self.engine.version is not None)
 
     def step(self) -> list[Trajectory | Refused]:
         """Load weights if it is time to, start what can start, and run one engine step."""

@@ -55,8 +55,8 @@ class Rows(ABC):
         return int(self.length[: self.count].sum())
 
     @abstractmethod
-    def partial(self, row: int, drop: int = 0) -> Partial:
-        """A copy of what `row` has generated, without its last `drop` tokens."""
+    def partial(self, row: int, start: int = 0, drop: int = 0) -> Partial:
+        """A copy of what `row` has generated from position `start` on, without its last `drop` tokens."""
 
     def remove(self, rows: np.ndarray) -> list[RowCopy]:
         """Take `rows` (distinct, any order) out; returns the moves that kept the rest contiguous, in order."""

@@ -9,7 +9,7 @@ so every engine that batches by itself can use it.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
@@ -152,6 +152,17 @@ class Scheduler(Generic[R]):
         for row in leaving:
             released[self.rows.requests[row].trajectory_id] = self.rows.partial(row)
         return released, self.leave(leaving)
+
+    def generated(self, since: Mapping[str, int]) -> dict[str, Partial]:
+        """What these requests have generated from the position that `since` gives on; unknown ids are left out."""
+        found: dict[str, Partial] = {}
+        for name in since.keys() & self._waiting.keys():
+            partial = self._waiting[name].partial or _empty_partial()
+            found[name] = Partial(partial.token_ids[since[name] :], partial.logprobs[since[name] :])
+        for row, request in enumerate(self.rows.requests):
+            if request.trajectory_id in since:
+                found[request.trajectory_id] = self.rows.partial(row, since[request.trajectory_id])
+        return found
 
     def status(self, tokens_generated: int, ended: int = 0) -> EngineStatus:
         """The load right now; `ended` requests more have ended without being returned."""

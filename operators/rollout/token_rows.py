@@ -79,9 +79,9 @@ class TokenRows(Rows):
                 completions[row] = Completion(trajectory_id, self.partial(row), reason)
         return completions
 
-    def partial(self, row: int, drop: int = 0) -> Partial:
+    def partial(self, row: int, start: int = 0, drop: int = 0) -> Partial:
         end = self.generated[row] - drop
-        return Partial(self._token_ids[row, :end].copy(), self._logprobs[row, :end].copy())
+        return Partial(self._token_ids[row, start:end].copy(), self._logprobs[row, start:end].copy())
 
     def remove(self, rows: np.ndarray) -> list[RowCopy]:
         self._sampling = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -145,6 +145,11 @@ class TransformersEngine:
         with torch.inference_mode():
             self._kv.copy(moves)
         return released
+
+    def generated(self, since: Mapping[str, int]) -> dict[str, Partial]:
+        """What these requests have generated from the position that `since` gives on; they go on, unknown ids are
+        left out."""
+        return self._scheduler.generated(since)
 
     def status(self) -> EngineStatus:
         """The load right now."""

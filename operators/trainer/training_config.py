@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from operators.trainer.config import LearnerConfig
+from operators.trainer.emulation import TrainerEmulation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +21,8 @@ class TrainingConfig:
     threads: int = 1
     """CPU threads of the model code. Weights are bit-identical only between runs with the same number."""
     device: str = "cpu"
+    emulation: TrainerEmulation = field(default_factory=TrainerEmulation)
+    """What stands for the trainer where rollouts are emulated."""
 
     def __post_init__(self) -> None:
         for name in ("optimizer_steps", "checkpoint_every", "checkpoints_kept", "threads"):

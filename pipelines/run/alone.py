@@ -18,7 +18,7 @@ def get_ready(config: Config, role: Role, note: Callable[[str], None]) -> None:
     """
     if not config.run.name:
         raise ConfigError("run.name is not set: which run's topics to read and write")
-    if role.pipeline in ("prompts", "rollout", "trainer", "evaluation"):
+    if role.pipeline in ("prompts", "rollout", "trainer", "evaluation") and not config.emulated:
         config.model_folder()
     if role.pipeline == "rollout" and role not in roles_of(config):
         raise ConfigError(f"there is no rollout process {role.index}: rollout.processes is {config.rollout.processes}")

@@ -104,7 +104,9 @@ def check(config: Config) -> None:
     if (config.run_folder / "state.json").exists():
         raise ConfigError(f"there is a run {config.run.name!r} in {config.run.folder} already: choose another run.name")
     run_prefix(config.run.name)
-    if config.model.path:
+    if config.emulated:
+        _check_emulation(config)
+    elif config.model.path:
         _check_model(config.model_folder())
     elif config.warm_start is None:
         raise ConfigError("model.path is not set: name a Hugging Face folder, or give a [warm_start] section")
@@ -121,6 +123,13 @@ def check(config: Config) -> None:
     admitted = (config.experience.max_staleness + 1) * config.experience.global_batch
     if unit > admitted:
         raise ConfigError(f"prompts.samples_per_prompt = {unit} is more than may be outstanding ({admitted})")
+
+
+def _check_emulation(config: Config) -> None:
+    if config.prompts.source != "synthetic":
+        raise ConfigError("rollout.engine is emulated, which has no tokenizer: set prompts.source = 'synthetic'")
+    if config.model.path or config.warm_start is not None:
+        raise ConfigError("rollout.engine is emulated, which has no model: leave out model.path and [warm_start]")
 
 
 def _check_model(folder: Path) -> None:

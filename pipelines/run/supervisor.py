@@ -88,6 +88,7 @@ class Supervisor:
             store_folder(self.config),
             self.view.note,
             model=self.config.model.path,
+            emulated=self.config.emulated,
             excused=lambda: not self._kafka.answers(),
         )
 
@@ -102,7 +103,7 @@ class Supervisor:
         self.state.bootstrap_servers = self.config.kafka.client().bootstrap_servers
         self.state.client_properties = self.config.kafka.client_properties
         self._write_config()
-        if not self.config.model.path:
+        if not self.config.model.path and not self.config.emulated:
             self._warm_start()
 
     def _warm_start(self) -> None:

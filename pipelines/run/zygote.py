@@ -24,11 +24,24 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pipelines.roles import CANNOT_RUN, PIPELINES
+from pipelines.roles import CANNOT_RUN, EMULATED, PIPELINES, WITH_MODEL
 
 GRACE_S = 3.5
 """How long roles may take to drain before they are killed."""
 _TICK_S = 0.05
+_TRAINING = (
+    "infra.models.checkpoint_folder",
+    "infra.models.demo",
+    "operators.rollout.build_engine",
+    "operators.trainer.train_batches",
+    "pipelines.run.warm",
+    "reasoning_gym",
+    *(f"pipelines.{pipeline}" for pipeline in PIPELINES),
+)
+_EMULATION = (
+    "operators.rollout.emulated_backend",
+    *(f"pipelines.{pipeline}" for pipeline in PIPELINES if pipeline not in WITH_MODEL),
+)
 _PR_SET_PDEATHSIG = 1
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -48,16 +61,10 @@ def main() -> None:
 
 def import_everything(model: str = "") -> None:
     """What roles import sooner or later, each module once for all of them, the code of the model in `model` too."""
-    for module in (
-        "infra.models.checkpoint_folder",
-        "infra.models.demo",
-        "operators.rollout.build_engine",
-        "pipelines.run.warm",
-        "reasoning_gym",
-        *(f"pipelines.{pipeline}" for pipeline in PIPELINES),
-    ):
+    emulated = model == EMULATED
+    for module in _EMULATION if emulated else _TRAINING:
         importlib.import_module(module)
-    if model:
+    if model and not emulated:
         importlib.import_module("infra.models.preload").preload_model_code(Path(model))
     # A fork copies one thread: a lock that another holds would stay locked in every role.
     if threading.active_count() > 1:

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 from log_model import FencedHere, Log, Shard
 from records_here import PARTITIONS, manifest, prompt, reading, shard
-from scripted_engine import ScriptedEngine, ScriptedWeights, SilentHeartbeats
+from scripted_engine import ScriptedBackend, ScriptedEngine, ScriptedWeights, SilentHeartbeats
 
 from operators.evaluation.config import EvaluationConfig
 from operators.evaluation.evaluate_versions import _Evaluating
@@ -326,7 +326,7 @@ class Cycle:
             Replica(index, restored.start, self._engine(), self.weights, str, lambda: 0)
             for index in config.hosted(process)
         ]
-        return _Generating(config, PARTITIONS, replicas, SilentHeartbeats(), lambda: None, lambda: self.now)  # type: ignore
+        return _Generating(config, PARTITIONS, replicas, SilentHeartbeats(), ScriptedBackend(), lambda: self.now)  # type: ignore
 
     def _engine(self) -> ScriptedEngine:
         return ScriptedEngine(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from infra.store.errors import VersionGone
 from operators.rollout.engine import Completion, EngineStatus, Partial, Request
-from schemas.records import PolicyVersion
+from schemas.records import PolicyVersion, WeightVersion
 
 
 class ScriptedEngine:
@@ -55,6 +56,12 @@ class ScriptedEngine:
         assert self.version is not None
         return [self._completion(name, self._made.pop(name), self.version.number) for name in ended]
 
+    def due(self) -> float:
+        return 0.0 if self._left else math.inf
+
+    def generated(self, since: Mapping[str, int]) -> dict[str, Partial]:
+        return {}
+
     def release(self, trajectory_ids: Collection[str]) -> dict[str, Partial]:
         gone = [name for name in trajectory_ids if name in self._left]
         for name in gone:
@@ -96,6 +103,27 @@ class ScriptedWeights:
         if version not in self._held:
             raise VersionGone(str(version))
         yield Path(str(version))
+
+
+class ScriptedBackend:
+    """What a process shares, where the test has made everything itself; counts how often it was closed."""
+
+    def __init__(self, weights: ScriptedWeights | None = None) -> None:
+        self.weights = weights or ScriptedWeights()
+        self.heard: list[WeightVersion] = []
+        self.closed = 0
+
+    def engine(self) -> ScriptedEngine:
+        return ScriptedEngine()
+
+    def decode(self, token_ids: list[int]) -> str:
+        return str(token_ids)
+
+    def hear(self, manifest: WeightVersion) -> None:
+        self.heard.append(manifest)
+
+    def close(self) -> None:
+        self.closed += 1
 
 
 class SilentHeartbeats:

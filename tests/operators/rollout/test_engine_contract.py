@@ -93,8 +93,8 @@ def test_everything_ends_once_as_it_was_asked_to(make: MakeEngine) -> None:
 
 
 def test_what_a_trajectory_gets_depends_on_nothing_but_itself(make: MakeEngine) -> None:
-    asked = stopping(12)
-    together = run(make(slots=12), asked)
+    asked = stopping(8)
+    together = run(make(slots=8), asked)
     for done in (run(make(slots=1), asked), run(make(slots=5), asked[::-1]), run(make(slots=3, kv_capacity=70), asked)):
         for name, completion in done.items():
             assert_equal(completion, together[name])
@@ -157,6 +157,27 @@ def test_tokens_made_elsewhere_are_kept(make: MakeEngine) -> None:
     assert done.generated.token_ids[:3].tolist() == [5, 5, 5]
     assert done.generated.logprobs[:3].tolist() == [-0.25] * 3
     assert len(done.generated.token_ids) == 12
+
+
+def test_what_has_been_generated_can_be_asked_for_while_it_goes_on(make: MakeEngine) -> None:
+    asked = stopping(6)
+    whole = run(make(slots=4), asked)
+    it = make(slots=4)
+    for one in asked:
+        it.submit(one)
+    pieces: dict[str, list[int]] = {one.trajectory_id: [] for one in asked}
+    done: dict[str, Completion] = {}
+    while it.status().running or it.status().waiting:
+        done |= {completion.trajectory_id: completion for completion in it.step()}
+        gained = it.generated({name: len(piece) for name, piece in pieces.items()} | {"unknown": 0})
+        assert "unknown" not in gained
+        for name, partial in gained.items():
+            pieces[name] += partial.token_ids.tolist()
+            assert len(partial.logprobs) == len(partial.token_ids)
+    assert sum(map(len, pieces.values())) > 40
+    for name, piece in pieces.items():
+        assert_equal(done[name], whole[name])
+        assert piece == whole[name].generated.token_ids[: len(piece)].tolist()
 
 
 # --- load and time

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from log_model import Log, Shard
 from records_here import PARTITIONS, manifest, prompt, reading, shard, version
-from scripted_engine import ScriptedEngine, ScriptedWeights, SilentHeartbeats
+from scripted_engine import ScriptedBackend, ScriptedEngine, ScriptedWeights, SilentHeartbeats
 
 from operators.io.config import Reading
 from operators.io.elements import Restored
@@ -29,7 +29,7 @@ class Rollout:
         self.weights = ScriptedWeights()
         self.beats = SilentHeartbeats()
         self.engines: list[ScriptedEngine] = []
-        self.closed = 0
+        self.backend = ScriptedBackend(self.weights)
         self.steps = steps
         inbox = Reading(INBOX, tuple(self.config.hosted(1)), start="latest")
         self.shard = Shard(self.log, shard("rollout", inbox, reading(RELAY, start="earliest")), self._restore)
@@ -42,10 +42,7 @@ class Rollout:
             Replica(index, restored.start, engine, self.weights, str, lambda: 0)
             for index, engine in zip(self.config.hosted(1), self.engines, strict=True)
         ]
-        return _Generating(self.config, PARTITIONS, replicas, self.beats, self._close, lambda: self.now)  # type: ignore[arg-type]
-
-    def _close(self) -> None:
-        self.closed += 1
+        return _Generating(self.config, PARTITIONS, replicas, self.beats, self.backend, lambda: self.now)  # type: ignore[arg-type]
 
     def publish(self, number: int) -> None:
         self.weights.add(version(number))
@@ -94,7 +91,7 @@ def test_a_new_life_begins_at_the_end_of_its_inbox() -> None:
     rollout.shard.start()
     assert all(engine.closed for engine in engines)
     assert rollout.beats.closed
-    assert rollout.closed == 1
+    assert rollout.backend.closed == 1
     assert rollout.finished(9) == []
     rollout.assign(2, incarnation=2)
     assert rollout.finished(9) == [("p2.0", 0)]

@@ -1,0 +1,74 @@
+"""What the replicas of one process are made of: engines, weights, and how tokens read. One kind for each engine.
+
+The specifications travel in the graph; what they open lives in the process that runs it. Nothing heavy is imported
+before it is opened, and an emulation imports nothing heavy at all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from operators.rollout.config import RolloutConfig
+from operators.rollout.engine import Engine
+from operators.rollout.replica import Weights
+from schemas.records import WeightVersion
+
+
+class Backend(Protocol):
+    """Everything that the replicas of one process share."""
+
+    @property
+    def weights(self) -> Weights:
+        """Where replicas find weights."""
+
+    def engine(self) -> Engine:
+        """An engine for one more replica."""
+
+    def decode(self, token_ids: list[int]) -> str:
+        """Response tokens as text."""
+
+    def hear(self, manifest: WeightVersion) -> None:
+        """A weight version was announced."""
+
+    def close(self) -> None:
+        """Let go of what the engines shared; each engine is closed before."""
+
+
+class BackendSpec(Protocol):
+    """Opens a backend. Frozen and picklable."""
+
+    def open(self) -> Backend:
+        """The backend, in the process that runs the replicas."""
+
+
+@dataclass(frozen=True)
+class TransformersSpec:
+    """Engines over the Hugging Face model in folder `model`, weights from the store in folder `store`."""
+
+    config: RolloutConfig
+    model: Path
+    store: Path
+
+    def open(self) -> Backend:
+        from operators.rollout.build_engine import TransformersBackend
+
+        return TransformersBackend(self.config, self.model, self.store)
+
+
+@dataclass(frozen=True)
+class EmulatedSpec:
+    """Engines that take `time_scale` times less time than the machine they stand for.
+
+    Of the weight versions, which have no bytes, the newest `keep_versions` count as here.
+    """
+
+    config: RolloutConfig
+    time_scale: float
+    keep_versions: int
+
+    def open(self) -> Backend:
+        from operators.rollout.emulated_backend import EmulatedBackend
+
+        return EmulatedBackend(self.config, self.time_scale, self.keep_versions)

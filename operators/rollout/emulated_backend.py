@@ -1,0 +1,88 @@
+"""The emulated backend: engines that take another machine's time, and weights that are only heard of."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from infra.store.errors import VersionGone
+from operators.rollout.config import RolloutConfig
+from operators.rollout.emulated_engine import EmulatedEngine, emulated_scheduling
+from operators.rollout.emulation import DEFAULT_CONTEXT
+from operators.rollout.engine import Engine
+from operators.rollout.lengths import open_lengths
+from operators.rollout.roofline import Roofline
+from schemas.records import PolicyVersion, WeightVersion
+
+
+class AnnouncedWeights:
+    """The newest `keep` versions whose manifests were heard; there are no bytes behind them."""
+
+    def __init__(self, keep: int) -> None:
+        self._keep = keep
+        self._versions: list[PolicyVersion] = []
+
+    def hear(self, manifest: WeightVersion) -> None:
+        """A version is out; the oldest makes room for it."""
+        self._versions = sorted({*self._versions, manifest.version})[-self._keep :]
+
+    def versions(self) -> list[PolicyVersion]:
+        """The versions that are kept, oldest first."""
+        return self._versions
+
+    @contextmanager
+    def pin(self, version: PolicyVersion) -> Iterator[Path]:
+        """A file of nothing, for `version`. Raises VersionGone."""
+        if version not in self._versions:
+            raise VersionGone(str(version))
+        yield Path(os.devnull)
+
+
+class EmulatedBackend:
+    """Engines as `config.emulation` has them. `clock` is in seconds, each `time_scale` emulated ones.
+
+    Raises ValueError for lengths that cannot be read and for engines that could run nothing.
+    """
+
+    def __init__(
+        self,
+        config: RolloutConfig,
+        time_scale: float,
+        keep_versions: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        emulation = config.emulation
+        self._scheduling = emulated_scheduling(
+            config.slots,
+            config.context or DEFAULT_CONTEXT // emulation.stride,
+            config.kv_capacity,
+            emulation.vocabulary,
+            emulation.block,
+        )
+        self._roofline = Roofline(emulation.roofline, emulation.stride)
+        self._lengths = open_lengths(emulation.lengths)
+        self._pull_s, self._time_scale, self._clock = emulation.pull_s, time_scale, clock
+        self.weights = AnnouncedWeights(keep_versions)
+
+    def engine(self) -> Engine:
+        return EmulatedEngine(
+            self._scheduling,
+            self._roofline,
+            self._lengths,
+            pull_s=self._pull_s,
+            time_scale=self._time_scale,
+            clock=self._clock,
+        )
+
+    def decode(self, token_ids: list[int]) -> str:
+        """Made-up tokens have no text."""
+        return f"{len(token_ids)} made-up tokens"
+
+    def hear(self, manifest: WeightVersion) -> None:
+        self.weights.hear(manifest)
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
