@@ -1,0 +1,223 @@
+"""The emulated trainer: what it takes how long over, what it says, and what it knows again after a death."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+from log_model import Log, Shard
+from records_here import experience, manifest, prompt, reading, shard, trajectory, version
+
+from infra.kafka.producer import DeliveryFailed
+from operators.experience.groups import Held
+from operators.experience.packing import pack
+from operators.io.elements import Restored
+from operators.io.fold_records import Folder
+from operators.trainer.batch_figures import batch_figures
+from operators.trainer.emulate_training import RETRY_S, EmulateTraining, _Emulating
+from operators.trainer.emulation import TrainerEmulation
+from operators.trainer.training_config import TrainingConfig
+from schemas.records import MicroBatch, PolicyVersion, WeightVersion
+from schemas.topics import BATCHES, METRICS, RELAY
+
+
+@cache
+def _batch(number: int) -> list[MicroBatch]:
+    """16 trajectories in two parts."""
+    asked = [prompt(4 * number + group, 4) for group in range(4)]
+    rows = [experience(trajectory(one, member, tokens=1 + member), member / 4) for one in asked for member in range(4)]
+    held = [Held(0, offset, row) for offset, row in enumerate(rows)]
+    return pack(number, held, [number % 3] * 16, budget=60)
+
+
+class Trainer:
+    """A trainer whose steps take 10 s, then 2 s in which it stalls and 1 s until the version is out."""
+
+    def __init__(self, steps: int = 5, every: int = 2, time_scale: float = 1.0, **emulation: Any) -> None:
+        self.log, self.now, self.time_scale = Log(), 0.0, time_scale
+        times = {"step_s": ((0, 10), (1, 10)), "stall_s": 2.0, "broadcast_s": 1.0, **emulation}
+        self.config = TrainingConfig(optimizer_steps=steps, checkpoint_every=every, emulation=TrainerEmulation(**times))
+        self.broken = False
+        self.shard = Shard(
+            self.log, shard("trainer", reading(BATCHES), reading(RELAY, start="earliest")), self._restore
+        )
+        self.shard.start()
+
+    def _restore(self, restored: Restored) -> Folder:
+        step = EmulateTraining(self.config, self.shard.config, self.time_scale)  # type: ignore[arg-type]
+        return _Emulating(step, restored, self._announce, clock=lambda: self.now, now=lambda: 0)
+
+    def _announce(self, manifest: WeightVersion) -> None:
+        if self.broken:
+            raise DeliveryFailed("no broker")
+        self.log.append(RELAY, manifest, str(manifest.version))
+
+    def batches(self, *numbers: int) -> None:
+        for number in numbers:
+            for part in _batch(number):
+                self.log.append(BATCHES, part, str(number))
+
+    def at(self, now: float) -> list[str]:
+        """The versions that are out at `now`, all that was emitted committed."""
+        self.now = now
+        for _ in range(2):
+            self.shard.turn()
+            self.shard.commit()
+        return [str(version.version) for version in self.manifests()]
+
+    def manifests(self) -> list[WeightVersion]:
+        return self.log.rows(RELAY)
+
+    def die(self) -> None:
+        self.shard.crash()
+        self.shard.start()
+
+
+def test_versions_come_out_when_a_step_a_stall_and_a_broadcast_are_over() -> None:
+    trainer = Trainer()
+    assert trainer.at(0.0) == ["1.0"]
+    trainer.batches(0, 1, 2)
+    assert trainer.at(100.0) == ["1.0"]
+    assert trainer.at(112.9) == ["1.0"]
+    assert trainer.at(113.1) == ["1.0", "1.1"]
+    assert trainer.at(124.9) == ["1.0", "1.1"]  # the second step began after the stall, at 112
+    assert trainer.at(125.1) == ["1.0", "1.1", "1.2"]
+    assert trainer.at(137.1) == ["1.0", "1.1", "1.2", "1.3"]
+    metrics = trainer.log.rows(METRICS)
+    assert [metric.step for metric in metrics] == [1, 2, 3]
+    assert [metric.values["time/wait"] for metric in metrics] == [100.0, 0.0, 0.0]
+    assert metrics[0].values["time/update"] == 10.0
+    assert metrics[0].values.items() >= batch_figures(_batch(0)).items()
+
+
+def test_what_is_said_of_a_batch_is_what_it_holds() -> None:
+    assert len(_batch(2)) == 2
+    found = batch_figures(_batch(2))
+    assert (found["reward/mean"], found["response_length/mean"], found["response_length/max"]) == (0.375, 2.5, 4.0)
+    assert (found["staleness/mean"], found["staleness/max"], found["tokens"]) == (2.0, 2.0, 16 * 3 + 40.0)
+
+
+def test_who_looks_late_finds_everything_as_if_he_had_looked() -> None:
+    late, often = Trainer(), Trainer()
+    for trainer in (late, often):
+        trainer.at(0.0)
+        trainer.batches(0, 1, 2)
+        trainer.at(1.0)
+    for look in range(2, 60):
+        often.at(float(look))
+    late.at(59.0)
+    assert late.manifests() == often.manifests()
+    assert late.log.rows(METRICS) == often.log.rows(METRICS)
+
+
+def test_time_scale_divides_all_of_it() -> None:
+    trainer = Trainer(time_scale=10.0)
+    trainer.at(0.0)
+    trainer.batches(0)
+    trainer.at(1.0)
+    assert trainer.at(2.29) == ["1.0"]
+    assert trainer.at(2.31) == ["1.0", "1.1"]
+
+
+def test_manifests_say_what_was_trained_and_on_what_they_stand() -> None:
+    trainer = Trainer(steps=3)
+    trainer.at(0.0)
+    trainer.batches(0, 1, 2, 3)
+    trainer.at(1.0)
+    trainer.at(100.0)
+    first, second, third, last = trainer.manifests()
+    assert (first.parent, first.batches, first.bytes, first.final) == (None, (), 0, False)
+    assert (second.version, second.parent, second.batches) == (version(1), version(0), (0,))
+    assert (third.parent, third.batches, third.trajectories_trained, third.final) == (version(1), (1,), 32, False)
+    assert (last.parent, last.batches, last.batch_offsets, last.final) == (version(2), (2,), (6,), True)
+
+
+def test_a_restart_trains_again_what_came_after_its_checkpoint_and_tells_of_the_last_of_it() -> None:
+    trainer = Trainer(steps=9, every=2)
+    trainer.at(0.0)
+    trainer.batches(*range(4))
+    trainer.at(1.0)
+    assert trainer.at(38.1)[-1] == "1.3"  # version 2 was saved, 3 is out and was not
+    trainer.die()
+    trainer.at(40.0)
+    assert trainer.at(90.0)[4:] == ["2.3", "2.4"]
+    again, after = trainer.manifests()[4:]
+    assert (again.parent, again.batches, again.trajectories_trained) == (version(2), (2,), 48)
+    assert (after.parent, after.batches) == (PolicyVersion(2, 3), (3,))
+
+
+def test_several_steps_after_the_checkpoint_are_told_as_one() -> None:
+    trainer = Trainer(steps=9, every=10)
+    trainer.at(0.0)
+    trainer.batches(0, 1, 2)
+    trainer.at(1.0)
+    assert trainer.at(38.5)[-1] == "1.3"
+    trainer.die()
+    trainer.at(40.0)
+    assert trainer.at(90.0)[4:] == ["2.3"]
+    assert (trainer.manifests()[-1].parent, trainer.manifests()[-1].batches) == (version(0), (0, 1, 2))
+
+
+def test_a_death_at_any_time_leaves_every_batch_in_the_line_of_the_newest_version() -> None:
+    for death in range(1, 90, 4):
+        trainer = Trainer(steps=6, every=3)
+        trainer.at(0.0)
+        trainer.batches(*range(6))
+        for now in range(1, death):
+            trainer.at(float(now))
+        trainer.die()
+        for now in range(death, 200, 3):
+            trainer.at(float(now))
+        by_version = {manifest.version: manifest for manifest in trainer.manifests()}
+        newest = max(by_version)
+        line: list[int] = []
+        at: PolicyVersion | None = newest
+        while at is not None:
+            line += by_version[at].batches
+            at = by_version[at].parent
+        assert sorted(line) == list(range(6)), f"death at {death}"
+        assert by_version[newest].final
+        assert by_version[newest].trajectories_trained == 96
+
+
+def test_a_manifest_that_does_not_get_out_is_tried_again() -> None:
+    trainer = Trainer()
+    trainer.at(0.0)
+    trainer.batches(0)
+    trainer.at(1.0)
+    trainer.broken = True
+    assert trainer.at(20.0) == ["1.0"]
+    trainer.broken = False
+    assert trainer.at(20.0 + RETRY_S / 2) == ["1.0"]
+    assert trainer.at(20.0 + RETRY_S) == ["1.0", "1.1"]
+
+
+def test_nothing_is_decided_before_all_has_been_read() -> None:
+    trainer = Trainer()
+    trainer.log.append(RELAY, manifest(PolicyVersion(0, 3), (0, 1, 2)))
+    trainer.batches(0, 1, 2)
+    trainer.die()
+    trainer.at(0.0)
+    assert trainer.at(100.0) == ["0.3", "2.3"]
+
+
+def test_a_table_of_steps_is_linear_between_and_beyond() -> None:
+    emulation = TrainerEmulation(step_s=((0, 5.0), (100, 15.0), (200, 15.0), (300, 45.0)))
+    found = [emulation.seconds(tokens) for tokens in (0, 50, 100, 150, 250, 400)]
+    assert found == [5.0, 10.0, 15.0, 15.0, 30.0, 75.0]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"step_s": ((0, 1),)}, "two rows"),
+        ({"step_s": ((0, 1), (0, 2))}, "rising tokens"),
+        ({"step_s": ((0, 2), (5, 1))}, "never falling"),
+        ({"step_s": ((0, -1), (5, 1))}, "negative"),
+        ({"stall_s": -1.0}, "stall_s must not be negative"),
+    ],
+)
+def test_an_emulation_that_cannot_be_is_refused(wrong: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        TrainerEmulation(**wrong)
