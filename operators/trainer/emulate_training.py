@@ -86,6 +86,7 @@ class _Emulating:
         self._untold: list[int] = []
         self._leaving: deque[tuple[float, WeightVersion, _Position]] = deque()
         """Versions on their way, when they arrive, and what there was to save with them."""
+        self._held: list[Output] = []
         self._published_before = -1
         self._started = False
 
@@ -106,7 +107,11 @@ class _Emulating:
         while (step := self._training or self._begin()) is not None and step.ends <= now:
             outputs.append(self._finish(step))
         self._let_out(now)
-        return outputs
+        if self._done() and self._leaving:
+            self._held += outputs  # a run that hears of its last step ends: the version must be out by then
+            return []
+        held, self._held = self._held, []
+        return held + outputs
 
     def checkpoint(self, positions: Mapping[Place, int]) -> Checkpoint:
         saved = self._saved

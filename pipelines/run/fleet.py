@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.store.ownership import remove_store
-from pipelines.roles import CANNOT_RUN, EMULATED, Role
+from pipelines.roles import CANNOT_RUN, Role
 from pipelines.run.restarts import Restarts
 from pipelines.view.events import RoleStatus
 
@@ -54,8 +54,8 @@ class Fleet:
     """Starts `Role`s from one zygote. `note` takes one-line news. Call `tend` often.
 
     `config` is the resolved configuration file, `logs` the folder of logs, `store` the weight store that goes with the
-    run, `model` the folder that the zygote gets ready for, if it is known yet; an `emulated` run has none. A death
-    while `excused` says yes (Kafka is away) does not count among those after which a role is given up.
+    run, `model` the folder that the zygote gets ready for, if it is known yet. A death while `excused` says yes (Kafka
+    is away) does not count among those after which a role is given up.
     """
 
     def __init__(
@@ -66,7 +66,6 @@ class Fleet:
         note: Callable[[str], None],
         *,
         model: str = "",
-        emulated: bool = False,
         excused: Callable[[], bool] = lambda: False,
     ) -> None:
         self._config, self._logs, self._store, self._note = config.absolute(), logs.absolute(), store, note
@@ -74,7 +73,7 @@ class Fleet:
         self.members: dict[str, Member] = {}
         self._buffer = b""
         self.ready = False
-        self._process = start_zygote(self._logs / "zygote.log", model, emulated)
+        self._process = start_zygote(self._logs / "zygote.log", model)
 
     def add(self, role: Role) -> None:
         """Start `role` and keep it running."""
@@ -182,12 +181,12 @@ class Fleet:
         return f"the process that starts roles has ended: {last_line(log)} (see {log})"
 
 
-def start_zygote(log_file: Path, model: str, emulated: bool = False) -> subprocess.Popen[bytes]:
+def start_zygote(log_file: Path, model: str) -> subprocess.Popen[bytes]:
     """The zygote, its ends of both pipes ours to use; it imports for some seconds before it answers."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     with log_file.open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "pipelines.run.zygote", EMULATED if emulated else model],
+            [sys.executable, "-m", "pipelines.run.zygote", model],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

@@ -16,7 +16,7 @@ from pipelines.audit.audit_run import audit
 from pipelines.audit.balance import Audit
 from pipelines.config import Config, ConfigError, save_config
 from pipelines.report.metrics_file import MetricsFile
-from pipelines.roles import roles_of
+from pipelines.roles import EMULATED, roles_of
 from pipelines.run.fleet import Fleet, RoleFailed, last_line
 from pipelines.run.goal import is_reached, is_trained
 from pipelines.run.kafka_of_run import KafkaOfRun
@@ -87,8 +87,7 @@ class Supervisor:
             self.folder / "logs",
             store_folder(self.config),
             self.view.note,
-            model=self.config.model.path,
-            emulated=self.config.emulated,
+            model=EMULATED if self.config.emulated else self.config.model.path,
             excused=lambda: not self._kafka.answers(),
         )
 
@@ -144,7 +143,8 @@ class Supervisor:
         while not is_reached(self._watch.state, self.config):
             self._tick()
             if is_trained(self._watch.state, self.config):
-                self._enter("final evaluation")
+                if not is_reached(self._watch.state, self.config):
+                    self._enter("final evaluation")
             elif self._watch.state.step:
                 self._enter("training")
 

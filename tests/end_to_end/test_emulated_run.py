@@ -1,0 +1,90 @@
+"""An emulated run: the real Kafka and the real pipelines, with engines and a trainer that only take their time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import tomli_w
+from laminar_runs import REPOSITORY, LaminarRun, Nursery
+
+from pipelines.config import load_config
+from pipelines.report.metrics_file import read_metrics
+from pipelines.report.series import batches
+
+NAME = "emulated-run"
+STEPS = 4
+SMALL = {
+    "run": {"time_scale": 100.0},
+    "prompts": {"source": "synthetic", "prompt_tokens": 32, "max_new_tokens": 224, "samples_per_prompt": 4},
+    "rollout": {
+        "engine": "emulated",
+        "replicas": 4,
+        "slots": 16,
+        "context": 256,
+        "kv_capacity": 2048,
+        "emulation": {"stride": 8, "lengths": {"p50": 40, "p99": 224}},
+    },
+    "score": {"answer": "whole", "rewards": [{"name": "length", "options": {"target": 10, "limit": 200}}]},
+    "experience": {"global_batch": 32},
+    "trainer": {"optimizer_steps": STEPS, "emulation": {"step_s": [[0, 10], [100_000, 20]]}},
+}
+
+
+@pytest.fixture(scope="module")
+def ended(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LaminarRun]:
+    here = tmp_path_factory.mktemp("here")
+    config = here / "emulated.toml"
+    config.write_text(tomli_w.dumps(SMALL))
+    run = LaminarRun(nursery, here, config, NAME)
+    try:
+        run.wait(120)
+        yield run
+    finally:
+        run.end()
+
+
+def test_it_reaches_its_goal_and_its_books_balance(ended: LaminarRun) -> None:
+    assert ended.exit_code() == 0, ended.said()
+    audit = ended.audit()
+    assert audit["balanced"]
+    assert (audit["trained"], audit["lost"], audit["trained_twice"]) == (STEPS * 32, 0, 0)
+    assert ended.traces() == []
+
+
+def test_its_steps_take_what_their_table_says(ended: LaminarRun) -> None:
+    trained = batches(read_metrics(ended.folder / "metrics.jsonl"))
+    assert [each.step for each in trained] == list(range(1, STEPS + 1))
+    for each in trained:
+        assert each.values["time/update"] * 100 == pytest.approx(10 + 8 * each.values["tokens"] / 10_000, rel=1e-6)
+
+
+def test_it_runs_without_model_evaluation_relay_and_torch(ended: LaminarRun) -> None:
+    assert set(ended.state()["roles"]) == {"prompts", "placement", "rollout-0", "score", "experience", "trainer"}
+    assert not (ended.folder / "model").exists()
+    assert load_config(ended.folder / "config.toml").emulated
+    assert "<svg" in (ended.folder / "report.html").read_text()
+
+
+def test_every_replica_has_worked(ended: LaminarRun) -> None:
+    metrics = read_metrics(ended.folder / "metrics.jsonl")
+    worked = {each.step for each in metrics if each.name == "replica" and each.values["tokens_generated"]}
+    assert worked == {0, 1, 2, 3}
+
+
+def test_what_an_emulation_imports_is_light() -> None:
+    code = (
+        "import sys; from pipelines.run.zygote import import_everything; from pipelines.roles import EMULATED;"
+        "import_everything(EMULATED); print(*{'torch', 'transformers', 'reasoning_gym'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert done.stdout.strip() == ""
