@@ -7,7 +7,7 @@ CONFIG ?= examples/chain_sum.toml
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: run test lint types pytest soak requirements clean trl-env trl-requirements benchmark-end-to-end
+.PHONY: run test lint types pytest soak requirements clean trl-env trl-requirements verl-env verl-requirements verl-vectors benchmark-end-to-end
 
 run: $(READY)
 	$(BIN)/laminar run $(CONFIG) $(ARGS)
@@ -51,6 +51,24 @@ $(TRL_VENV)/.ready: benchmarks/trl/requirements.txt | $(READY)
 
 trl-requirements: requirements.txt | $(READY)
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --constraint requirements.txt --no-emit-index-url --no-annotate --no-header benchmarks/trl/requirements.in -o benchmarks/trl/requirements.txt
+
+# verl too: the oracle of the trainer's losses. Without its own dependencies, which are those of a cluster.
+VERL_VENV := .venv-verl
+
+verl-env: $(VERL_VENV)/.ready
+
+$(VERL_VENV)/.ready: benchmarks/verl/requirements.txt | $(READY)
+	$(PYTHON) -m venv $(VERL_VENV)
+	$(BIN)/uv pip install --quiet --python $(VERL_VENV)/bin/python -r benchmarks/verl/requirements.txt
+	$(BIN)/uv pip install --quiet --python $(VERL_VENV)/bin/python --no-deps verl==0.9.1
+	touch $@
+
+verl-requirements: requirements.txt | $(READY)
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --constraint requirements.txt --no-emit-index-url --no-annotate --no-header benchmarks/verl/requirements.in -o benchmarks/verl/requirements.txt
+
+# What the tests compare the trainer's losses with.
+verl-vectors: verl-env
+	$(VERL_VENV)/bin/python benchmarks/verl/vectors.py tests/operators/trainer/vectors/verl.safetensors
 
 benchmark-end-to-end: trl-env | $(READY)
 	$(BIN)/python -m benchmarks.end_to_end $(ARGS)

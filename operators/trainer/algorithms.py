@@ -54,7 +54,8 @@ UNCORRECTED = Correction("none")
 @dataclass(frozen=True, slots=True)
 class Algorithm:
     """What to do with a batch. `proximal` "behaviour" takes π_o = μ, so that ρ itself carries the staleness and w = 1;
-    "update_start" takes the policy as the update found it, and w = π_o/μ carries it (decoupled)."""
+    "update_start" takes the policy as the update found it, and w = π_o/μ carries it (decoupled). A `critic` is a second
+    model that learns to foresee returns."""
 
     advantage: advantages.Estimator
     loss: losses.TokenLoss = losses.clipped_surrogate
@@ -62,6 +63,7 @@ class Algorithm:
     clip: Clip = CLIP_HIGHER
     proximal: Proximal = "behaviour"
     correction: Correction = UNCORRECTED
+    critic: bool = False
 
 
 ALGORITHMS: dict[str, Algorithm] = {
@@ -85,6 +87,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "icepop": Algorithm(
         advantages.group_normalised, proximal="update_start", correction=Correction("mask", low=0.5, cap=5.0)
     ),
+    "ppo": Algorithm(advantages.generalised, clip=SYMMETRIC, critic=True),
 }
 
 

@@ -1,8 +1,8 @@
 """Checkpoints of the trainer: all of its state in one folder, whole or not at all, and no pickle in it.
 
 A folder is named by its policy version and holds `weights.safetensors` (as rollouts load them), `trainer.safetensors`
-(optimizer moments and random state) and `checkpoint.json` (the rest, and the BLAKE3 of both files). It is written
-beside its place, synced to the disk, then renamed: a checkpoint that can be seen is complete.
+(optimizer moments, the critic, random state) and `checkpoint.json` (the rest, and the BLAKE3 of both files). It is
+written beside its place, synced to the disk, then renamed: a checkpoint that can be seen is complete.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 from blake3 import blake3
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from operators.trainer.learner import LearnerState
 from schemas.records import PolicyVersion
@@ -85,10 +86,12 @@ def read_checkpoint(folder: Path) -> tuple[LearnerState, TrainerPosition]:
         tensors = load_file(folder / _TRAINER)
         state = LearnerState(
             weights=load_file(folder / _WEIGHTS),
-            random_state=tensors.pop("random_state"),
-            moments=tensors,
+            moments=_under("moments.", tensors),
+            random_state=tensors["random_state"],
             updates=scalars["updates"],
             skipped_updates=scalars["skipped_updates"],
+            critic_weights=_under("critic.weights.", tensors),
+            critic_moments=_under("critic.moments.", tensors),
         )
         return state, _position(scalars)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
@@ -115,10 +118,14 @@ def list_checkpoints(root: Path) -> list[Path]:
 
 
 def _write_files(folder: Path, state: LearnerState, position: TrainerPosition) -> None:
-    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in state.weights.items()}
-    save_file(weights, folder / _WEIGHTS, metadata={"format": "pt"})
-    moments = {name: tensor.detach().cpu().contiguous() for name, tensor in state.moments.items()}
-    save_file({**moments, "random_state": state.random_state}, folder / _TRAINER)
+    save_file(_on_host("", state.weights), folder / _WEIGHTS, metadata={"format": "pt"})
+    rest = {
+        **_on_host("moments.", state.moments),
+        **_on_host("critic.weights.", state.critic_weights),
+        **_on_host("critic.moments.", state.critic_moments),
+        "random_state": state.random_state,
+    }
+    save_file(rest, folder / _TRAINER)
     scalars = {
         "format": _FORMAT,
         "version": str(position.version),
@@ -132,6 +139,14 @@ def _write_files(folder: Path, state: LearnerState, position: TrainerPosition) -
     for name in (_WEIGHTS, _TRAINER, _SCALARS):
         _sync(folder / name)
     _sync(folder)
+
+
+def _on_host(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {prefix + name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def _read_scalars(folder: Path) -> dict[str, Any]:

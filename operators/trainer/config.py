@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -19,12 +20,16 @@ AlgorithmName = Literal[
     "decoupled_ppo",
     "tis",
     "icepop",
+    "ppo",
 ]
 AggregationName = Literal["token_mean", "sequence_mean", "constant_length"]
 Proximal = Literal["behaviour", "update_start"]
 CorrectionKind = Literal["none", "truncate", "mask"]
 CorrectionLevel = Literal["token", "sequence"]
-Schedule = Literal["constant", "cosine"]
+KlKind = Literal["k1", "k2", "k3"]
+KlPlace = Literal["loss", "reward"]
+Schedule = Literal["constant", "linear", "cosine"]
+Precision = Literal["float32", "bfloat16"]
 
 
 def _choose(name: str, value: object, choices: Iterable[object]) -> None:
@@ -58,9 +63,12 @@ class AlgorithmConfig:
     correction_low: float | None = None  # lower bound of that weight
     correction_cap: float | None = None  # upper bound of that weight
     std_epsilon: float = 1e-6  # added to a group's standard deviation
-    discount: float = 1.0  # γ per token, of reinforce_plus_plus
+    discount: float = 1.0  # γ per token, of reinforce_plus_plus and ppo
+    gae_lambda: float = 1.0  # λ of ppo's advantages: 1 takes the whole return, 0 the next value alone
     max_response_tokens: int | None = None  # L_max of the constant_length aggregation
-    kl_coefficient: float = 0.0  # β of the k3 penalty towards the initial model; 0 keeps no second model
+    kl_coefficient: float = 0.0  # β of the penalty towards the initial model; 0 keeps no reference model
+    kl_kind: KlKind = "k3"  # its estimator
+    kl_in: KlPlace = "loss"  # added to each token's loss, or taken from each token's reward
 
     def __post_init__(self) -> None:
         _choose("name", self.name, get_args(AlgorithmName))
@@ -69,6 +77,8 @@ class AlgorithmConfig:
             ("proximal", Proximal),
             ("correction", CorrectionKind),
             ("correction_level", CorrectionLevel),
+            ("kl_kind", KlKind),
+            ("kl_in", KlPlace),
         ):
             if getattr(self, name) is not None:
                 _choose(name, getattr(self, name), get_args(choices))
@@ -79,27 +89,72 @@ class AlgorithmConfig:
         _within("correction_cap", self.correction_cap, 0, open_low=True)
         _within("std_epsilon", self.std_epsilon, 0)
         _within("discount", self.discount, 0, 1, open_low=True)
+        _within("gae_lambda", self.gae_lambda, 0, 1)
         _within("max_response_tokens", self.max_response_tokens, 1)
         _within("kl_coefficient", self.kl_coefficient, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CriticConfig:
+    """The second model of ppo: the policy's own trunk, as it was at first, and a value for each token.
+
+    Raises ValueError naming the field that does not fit.
+    """
+
+    learning_rate: float = 1e-3  # its peak; warm-up and schedule are those of the policy
+    value_clip: float = 0.5  # ε_v: a value that moved further than this in one batch has no gradient
+    head_start: int = 0  # batches of which the critic alone learns
+
+    def __post_init__(self) -> None:
+        _within("critic.learning_rate", self.learning_rate, 0, open_low=True)
+        _within("critic.value_clip", self.value_clip, 0, open_low=True)
+        _within("critic.head_start", self.head_start, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterGroup:
+    """What AdamW does otherwise with parameters in whose name the regular expression `match` is found.
+
+    Raises ValueError naming the field that does not fit.
+    """
+
+    match: str
+    weight_decay: float | None = None  # None: the learner's for matrices, 0 for vectors
+    learning_rate_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        try:
+            re.compile(self.match)
+        except re.error as error:
+            raise ValueError(f"match must be a regular expression, not {self.match!r}: {error}") from error
+        _within("weight_decay", self.weight_decay, 0)
+        _within("learning_rate_factor", self.learning_rate_factor, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerConfig:
-    """One optimizer update a global batch: AdamW on the gradient of the whole batch, accumulated over micro-batches.
+    """How a global batch changes the weights: AdamW on gradients accumulated over micro-batches, one step a mini-batch.
 
     Raises ValueError naming the field that does not fit.
     """
 
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)
     learning_rate: float = 2e-4
-    warmup_steps: int = 5  # updates over which the learning rate rises linearly from 0
+    warmup_steps: int = 5  # batches over which the learning rate rises linearly from 0
     schedule: Schedule = "constant"  # after the warm-up
-    total_steps: int | None = None  # updates at which the cosine schedule ends
-    final_learning_rate: float = 0.0  # where the cosine schedule ends
+    total_steps: int | None = None  # batches at which a linear or cosine schedule ends
+    final_learning_rate: float = 0.0  # where it ends
     betas: tuple[float, float] = (0.9, 0.95)  # decay of AdamW's first and second moment
     epsilon: float = 1e-8  # of AdamW
     weight_decay: float = 0.0  # decoupled, of matrices only
+    parameter_groups: tuple[ParameterGroup, ...] = ()  # exceptions; the first that matches a parameter's name counts
     max_gradient_norm: float = 1.0  # the whole gradient is scaled down to this 2-norm
+    mini_batches: int = 1  # optimizer steps a pass over the batch: groups are dealt out to them evenly, in their order
+    epochs: int = 1  # passes over the batch
+    precision: Precision = "float32"  # of activations; weights and optimizer are always float32
+    gradient_checkpointing: bool = False  # make each layer's activations again in the backward pass: memory for time
+    share_device: bool = False  # actor, critic and reference lie on the device in turns, else all at once
     micro_batch_tokens: int = (
         1024  # tokens (prompts included) of one forward and backward pass; a longer sequence goes alone
     )
@@ -112,8 +167,12 @@ class LearnerConfig:
         _within("final_learning_rate", self.final_learning_rate, 0, self.learning_rate)
         _within("warmup_steps", self.warmup_steps, 0)
         _choose("schedule", self.schedule, get_args(Schedule))
-        if self.schedule == "cosine" and (self.total_steps is None or self.total_steps <= self.warmup_steps):
-            raise ValueError(f"total_steps must exceed warmup_steps with a cosine schedule, not be {self.total_steps}")
+        if self.schedule != "constant" and (self.total_steps is None or self.total_steps <= self.warmup_steps):
+            kind = f"{self.schedule} schedule"
+            raise ValueError(f"total_steps must exceed warmup_steps with a {kind}, not be {self.total_steps}")
+        _choose("precision", self.precision, get_args(Precision))
+        _within("mini_batches", self.mini_batches, 1)
+        _within("epochs", self.epochs, 1)
         for beta in self.betas:
             _within("betas", beta, 0, 1 - 1e-9)
         _within("epsilon", self.epsilon, 0, open_low=True)

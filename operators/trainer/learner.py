@@ -1,4 +1,4 @@
-"""The learner: a global batch in, one optimizer update, metrics out.
+"""The learner: a global batch in, optimizer steps, metrics out.
 
 The same batches from the same state give bit-identical weights on a CPU at a fixed number of threads (invariant 6): the
 micro-batches are a function of the batch, gradients add up in their order, and nothing is drawn at random.
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -18,21 +18,26 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from infra.models.weights import weight_tensors
+from operators.trainer.advantages import Rewards, value_targets
 from operators.trainer.algorithms import AGGREGATIONS, resolve
 from operators.trainer.batch import TrainingBatch, join
 from operators.trainer.config import LearnerConfig
-from operators.trainer.losses import PolicyLogprobs, correction_weights, kl_penalty
+from operators.trainer.critic import Critic
+from operators.trainer.losses import kl_penalty
 from operators.trainer.metrics import TokenMetrics, batch_metrics
-from operators.trainer.optimizer import build_optimizer, learning_rate, moments, restore_moments
-from operators.trainer.packing import TrainingMicroBatch, micro_batches
+from operators.trainer.optimizer import learning_rate
+from operators.trainer.packing import TrainingMicroBatch, micro_batches, mini_batches
+from operators.trainer.passes import PolicyTargets, critic_gradient, policy_gradient, view
 from operators.trainer.policy import load_policy, token_logprobs
+from operators.trainer.trained_model import TrainedModel, copy_into, fit
+from operators.trainer.turns import DeviceTurns, Move
 from schemas.records import MicroBatch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LearnerState:
-    """All that a learner is: weights and optimizer moments by name, torch's random state, and how many updates it has
-    made.
+    """All that a learner is: weights and optimizer moments by name, of the policy and of the critic if there is one,
+    torch's random state, and how many batches it has taken.
 
     Tensors are the learner's own, not copies: write or copy them before the next update.
     """
@@ -42,10 +47,12 @@ class LearnerState:
     random_state: Tensor
     updates: int
     skipped_updates: int
+    critic_weights: Mapping[str, Tensor] = field(default_factory=dict)
+    critic_moments: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Learner:
-    """Trains the model in `model_folder`, which is also the reference of a KL penalty.
+    """Trains the model in `model_folder`, which is also the reference of a KL penalty and what a critic begins with.
 
     Raises ValueError for an algorithm that lacks a setting, or a model that cannot be trained on packed sequences.
     """
@@ -54,10 +61,21 @@ class Learner:
         self.config = config
         self._device = torch.device(device)
         self._algorithm = resolve(config.algorithm)
-        self._model = load_policy(model_folder, self._device)
-        self._reference = load_policy(model_folder, self._device) if config.algorithm.kl_coefficient else None
-        self._parameters = dict(self._model.named_parameters())  # tied weights once
-        self._optimizer = build_optimizer(self._parameters, config)
+        place = torch.device("cpu") if config.share_device else self._device
+        again = config.gradient_checkpointing
+        self._model = load_policy(model_folder, place, gradient_checkpointing=again)
+        self._actor = TrainedModel(self._model, config)
+        models: dict[str, Move] = {"actor": self._actor.move}
+        self._critic: Critic | None = None
+        if self._algorithm.critic:
+            self._critic = Critic(model_folder, place, gradient_checkpointing=again)
+            self._critic_trained = TrainedModel(self._critic, config)
+            models["critic"] = self._critic_trained.move
+        self._reference: PreTrainedModel | None = None
+        if config.algorithm.kl_coefficient:
+            self._reference = load_policy(model_folder, place)
+            models["reference"] = self._reference.to
+        self._turns = DeviceTurns(self._device, models, share=config.share_device)
         stop = self._model.generation_config.eos_token_id if self._model.generation_config else None
         self._stop_token_ids = [stop] if isinstance(stop, int) else list(stop or ())
         self._updates = 0
@@ -81,96 +99,158 @@ class Learner:
         """
         started = time.perf_counter()
         batch = join(rows)
-        lengths = torch.from_numpy(batch.trained)
-        algorithm = self._algorithm
-        advantages = algorithm.advantage(
-            torch.from_numpy(batch.rewards), torch.from_numpy(batch.groups), lengths, self.config.algorithm
-        )
-        coefficients = AGGREGATIONS[algorithm.aggregation](lengths, self.config.algorithm.max_response_tokens)
         observed = TokenMetrics()
-        loss = 0.0
-        self._optimizer.zero_grad()
-        used = self._rows_with_gradient(batch, advantages)
-        for part in micro_batches(batch, used, advantages, coefficients, self.config.micro_batch_tokens, self._device):
-            loss += self._accumulate(part, observed)
-        metrics = {
-            **batch_metrics(batch, advantages, self._stop_token_ids),
-            **observed.means(),
-            **self._step(),
-            "loss": loss,
-            "batch/skipped_rows": float(len(batch) - len(used)),
-        }
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"):
+            rewards, targets = self._look(batch, observed)
+            rate = learning_rate(self._updates, self.config)
+            metrics = batch_metrics(batch, targets.advantages, self._stop_token_ids)
+            if self._critic is None or self._updates >= self.config.critic.head_start:
+                metrics |= self._train_policy(batch, targets, rate, observed)
+            if self._critic is not None:
+                metrics |= self._train_critic(self._critic, batch, rewards, rate)
+        self._updates += 1
+        metrics |= observed.means() | self._turns.seconds()
+        metrics |= {"learning_rate": rate, "skipped_updates": float(self._skipped_updates)}
         metrics["time/update"] = time.perf_counter() - started
         metrics["throughput/trainer_tokens_per_s"] = metrics["batch/tokens"] / metrics["time/update"]
         return metrics
 
     def state(self) -> LearnerState:
         """What `restore` needs to go on as if nothing had happened."""
+        critic = {} if self._critic is None else dict(self._critic.state_dict())
         return LearnerState(
             weight_tensors(self._model),
-            moments(self._optimizer, self._parameters),
+            self._actor.moments(),
             torch.get_rng_state(),
             self._updates,
             self._skipped_updates,
+            critic,
+            self._critic_trained.moments() if critic else {},
         )
 
     def restore(self, state: LearnerState) -> None:
         """Become the learner that gave `state`. Raises ValueError where names or shapes are not this model's."""
         own = weight_tensors(self._model)
-        wrong = set(state.weights) ^ set(own)
-        wrong |= {name for name in set(own) - wrong if state.weights[name].shape != own[name].shape}
-        if wrong:
-            raise ValueError(f"the state's weights do not fit the model: {', '.join(sorted(wrong)[:3])}")
-        restore_moments(self._optimizer, self._parameters, state.moments)
-        with torch.no_grad():
-            for name, tensor in own.items():
-                tensor.copy_(state.weights[name])
+        own_critic = {} if self._critic is None else dict(self._critic.state_dict())
+        fit(own, state.weights, "model")
+        fit(own_critic, state.critic_weights, "critic")
+        self._actor.restore_moments(state.moments)
+        if own_critic:
+            self._critic_trained.restore_moments(state.critic_moments)
+        copy_into(own, state.weights)
+        copy_into(own_critic, state.critic_weights)
         torch.set_rng_state(state.random_state)
         self._updates = state.updates
         self._skipped_updates = state.skipped_updates
 
-    def _rows_with_gradient(self, batch: TrainingBatch, advantages: Tensor) -> np.ndarray:
-        """The sequences whose loss has a gradient: with a KL penalty all that have a trained token, else those of which
-        some advantage is not 0. The coefficients count the others all the same."""
+    def _look(self, batch: TrainingBatch, observed: TokenMetrics) -> tuple[Rewards, PolicyTargets]:
+        """See the batch with every model that has a say, each in its turn, before any of them changes."""
+        config, algorithm = self.config.algorithm, self._algorithm
+        tokens, everything = int(batch.trained.sum()), np.flatnonzero(batch.trained)
+
+        def logprobs(model: PreTrainedModel) -> Tensor:
+            chunk = self.config.logits_chunk_tokens
+            return view(
+                lambda part: token_logprobs(model, part.packed, chunk)[0], self._parts(batch, everything), tokens
+            )
+
+        reference = proximal = values = penalties = None
         if self._reference is not None:
+            with self._turns.turn("reference"):
+                reference = logprobs(self._reference)
+        # Of a single step the policy that it begins with is the one at hand, so π_o costs no pass of its own.
+        several = self.config.mini_batches * self.config.epochs > 1
+        in_reward = reference is not None and config.kl_in == "reward"
+        if algorithm.proximal == "update_start" and (several or in_reward):
+            with self._turns.turn("actor"):
+                proximal = logprobs(self._model)
+        if self._critic is not None:
+            critic = self._critic
+            with self._turns.turn("critic"):
+                values = view(lambda part: critic(part.packed), self._parts(batch, everything), tokens).double()
+        if in_reward:
+            assert reference is not None
+            before = torch.from_numpy(batch.behaviour[batch.loss_mask]) if proximal is None else proximal
+            divergence = kl_penalty(before, reference, config.kl_kind).double()
+            observed.note("kl/ref", divergence)
+            penalties = config.kl_coefficient * divergence
+        lengths = torch.from_numpy(batch.trained)
+        rewards = Rewards(torch.from_numpy(batch.rewards), torch.from_numpy(batch.groups), lengths, penalties, values)
+        return rewards, PolicyTargets(
+            advantages=algorithm.advantage(rewards, config),
+            proximal=proximal if several else None,
+            reference=None if in_reward else reference,
+        )
+
+    def _train_policy(
+        self, batch: TrainingBatch, targets: PolicyTargets, rate: float, observed: TokenMetrics
+    ) -> dict[str, float]:
+        """The policy's steps; the loss is the mean of theirs, the gradient's norm the largest."""
+        losses, norms, skipped = [], [], 0
+        used = self._rows_with_gradient(batch, targets)
+        with self._turns.turn("actor"):
+            for rows, coefficients in self._steps(batch):
+                self._actor.begin()
+                loss = policy_gradient(
+                    self._model,
+                    self._parts(batch, np.intersect1d(rows, used, assume_unique=True)),
+                    targets,
+                    coefficients,
+                    self._algorithm,
+                    self.config.algorithm,
+                    self.config.logits_chunk_tokens,
+                    observed,
+                )
+                losses.append(loss)
+                norms.append(self._actor.step(rate))
+                skipped += not math.isfinite(norms[-1])
+        self._skipped_updates += skipped
+        return {
+            "loss": float(np.mean(losses)),
+            "grad_norm": float(np.max(norms)),
+            "batch/skipped_rows": float(len(batch) - len(used)),
+        }
+
+    def _train_critic(self, critic: Critic, batch: TrainingBatch, rewards: Rewards, rate: float) -> dict[str, float]:
+        """The critic's steps, over the same mini-batches."""
+        assert rewards.values is not None
+        returns = value_targets(rewards, self.config.algorithm)
+        settings = self.config.critic
+        of_policy = self.config.learning_rate
+        rate = settings.learning_rate * (rate / of_policy if of_policy else 1.0)
+        losses, norms = [], []
+        with self._turns.turn("critic"):
+            for rows, _ in self._steps(batch):
+                self._critic_trained.begin()
+                tokens = max(1, int(batch.trained[rows].sum()))
+                parts = self._parts(batch, rows[batch.trained[rows] > 0])
+                losses.append(critic_gradient(critic, parts, rewards.values, returns, settings.value_clip, tokens))
+                norms.append(self._critic_trained.step(rate))
+                self._skipped_updates += not math.isfinite(norms[-1])
+        spread = float(returns.var(correction=0)) if len(returns) else 0.0
+        left = float((returns - rewards.values).var(correction=0)) if len(returns) else 0.0
+        return {
+            "critic/loss": float(np.mean(losses)),
+            "critic/grad_norm": float(np.max(norms)),
+            "critic/explained_variance": 1 - left / spread if spread else 0.0,
+        }
+
+    def _steps(self, batch: TrainingBatch) -> Iterator[tuple[np.ndarray, Tensor]]:
+        """The rows of each optimizer step and the coefficients of the batch's rows in it (0 for those of others)."""
+        aggregation, longest = AGGREGATIONS[self._algorithm.aggregation], self.config.algorithm.max_response_tokens
+        for _ in range(self.config.epochs):
+            for rows in mini_batches(batch.groups, self.config.mini_batches):
+                coefficients = torch.zeros(len(batch), dtype=torch.float64)
+                coefficients[rows] = aggregation(torch.from_numpy(batch.trained[rows]), longest)
+                yield rows, coefficients
+
+    def _parts(self, batch: TrainingBatch, rows: np.ndarray) -> Iterator[TrainingMicroBatch]:
+        return micro_batches(batch, rows, self.config.micro_batch_tokens, self._device)
+
+    def _rows_with_gradient(self, batch: TrainingBatch, targets: PolicyTargets) -> np.ndarray:
+        """The sequences whose loss has a gradient: with a KL penalty in it all that have a trained token, else those of
+        which some advantage is not 0. The coefficients count the others all the same."""
+        if targets.reference is not None:
             return np.flatnonzero(batch.trained)
         sequences = np.repeat(np.arange(len(batch)), batch.trained)
-        return np.unique(sequences[advantages.numpy() != 0])
-
-    def _accumulate(self, part: TrainingMicroBatch, observed: TokenMetrics) -> float:
-        """Add the gradient of one micro-batch and return its share of the loss."""
-        algorithm = self._algorithm
-        chunk = self.config.logits_chunk_tokens
-        current, entropies = token_logprobs(self._model, part.packed, chunk, with_entropy=True)
-        # One update a batch: the policy that the update began with is the one at hand, so π_o costs no pass of its own.
-        proximal = part.behaviour if algorithm.proximal == "behaviour" else current.detach()
-        policy = PolicyLogprobs(current, proximal, part.behaviour, part.segments, part.sequences)
-        weights = correction_weights(policy, algorithm.correction)
-        losses = weights * algorithm.loss(policy, part.advantages, algorithm.clip)
-        penalty = None
-        if self._reference is not None:
-            with torch.no_grad():
-                reference, _ = token_logprobs(self._reference, part.packed, chunk)
-            penalty = kl_penalty(current, reference)
-            losses = losses + self.config.algorithm.kl_coefficient * penalty
-        loss = (part.coefficients * losses).sum()
-        torch.autograd.backward(loss)
-        assert entropies is not None
-        observed.add(policy, part.advantages, weights, entropies, algorithm.clip, penalty)
-        return float(loss.detach())
-
-    def _step(self) -> dict[str, float]:
-        """Clip the gradient and take the optimizer's step, or skip both where the gradient is not finite."""
-        for parameter in self._parameters.values():
-            if parameter.grad is None:  # a batch in which every row was skipped still decays moments and weights
-                parameter.grad = torch.zeros_like(parameter)
-        norm = float(torch.nn.utils.clip_grad_norm_(self._parameters.values(), self.config.max_gradient_norm))
-        rate = learning_rate(self._updates, self.config)
-        if math.isfinite(norm):
-            for group in self._optimizer.param_groups:
-                group["lr"] = rate
-            self._optimizer.step()
-        else:
-            self._skipped_updates += 1
-        self._updates += 1
-        return {"grad_norm": norm, "learning_rate": rate, "skipped_updates": float(self._skipped_updates)}
+        return np.unique(sequences[targets.advantages.numpy() != 0])

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from operators.trainer.config import CorrectionKind, CorrectionLevel
+from operators.trainer.config import CorrectionKind, CorrectionLevel, KlKind
 
 _LOG_RATIO_LIMIT = 20.0  # e^20 is beyond every clip and cap, and far from overflow
 
@@ -105,10 +105,28 @@ def correction_weights(policy: PolicyLogprobs, correction: Correction) -> Tensor
     return weights * ((weights >= correction.low) & (weights <= correction.cap))
 
 
-def kl_penalty(current: Tensor, reference: Tensor) -> Tensor:
-    """k3 = e^d − d − 1 with d = log π_ref − log π, d limited to ±20 and k3 to ±10 as verl does; unbiased and ≥ 0."""
-    difference = (reference - current).clamp(-_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT)
-    return (difference.exp() - difference - 1).clamp(-10, 10)
+def kl_penalty(current: Tensor, reference: Tensor, kind: KlKind = "k3") -> Tensor:
+    """An estimate of KL(π ‖ π_ref) at each token, d = log π − log π_ref, as verl and J. Schulman's note have them.
+
+    k1 = d: unbiased, may be negative, and as a loss has no gradient on average: meant for rewards. k2 = d²/2: ≥ 0, and
+    its gradient is unbiased. k3 = e^−d + d − 1: ≥ 0 and unbiased; d is limited to ±20 and k3 to ±10.
+    """
+    difference = current - reference
+    if kind == "k1":
+        return difference
+    if kind == "k2":
+        return 0.5 * difference**2
+    limited = difference.clamp(-_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT)
+    return ((-limited).exp() + limited - 1).clamp(-10, 10)
+
+
+def value_loss(values: Tensor, before: Tensor, targets: Tensor, clip: float) -> Tensor:
+    """½·max((V − R)², (clip(V, V_o ± ε_v) − R)²) of each token, V_o the values `before` the update.
+
+    The clip of PPO's value function (arXiv 1707.06347's code; arXiv 2005.12729, §3).
+    """
+    clipped = before + (values - before).clamp(-clip, clip)
+    return 0.5 * torch.maximum((values - targets) ** 2, (clipped - targets) ** 2)
 
 
 def _clip_loss(ratios: Tensor, advantages: Tensor, clip: Clip) -> Tensor:

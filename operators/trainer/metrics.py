@@ -46,6 +46,12 @@ class TokenMetrics:
     tokens: int = 0
     largest_ratio: float = 0.0
     sums: dict[str, float] = field(default_factory=dict)
+    noted: dict[str, float] = field(default_factory=dict)
+
+    def note(self, name: str, values: Tensor) -> None:
+        """Take the mean of `values`, which are of other tokens than those of `add`."""
+        if len(values):
+            self.noted[name] = float(values.double().mean())
 
     def add(
         self,
@@ -80,9 +86,9 @@ class TokenMetrics:
     def means(self) -> dict[str, float]:
         """Means over tokens; `ess` is (Σw)²/(n·Σw²) of w = π/μ, 1 where data are on policy. Empty without tokens."""
         if not self.tokens:
-            return {}
+            return dict(self.noted)
         means = {name: value / self.tokens for name, value in self.sums.items()}
         squares = means.pop("_ratio_squares")
         means["ess"] = means["importance_ratio/mean"] ** 2 / squares if squares else 0.0
         means["importance_ratio/max"] = self.largest_ratio
-        return means
+        return means | self.noted

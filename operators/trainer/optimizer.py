@@ -1,8 +1,9 @@
-"""AdamW with a warm-up, and the learning rate of each update."""
+"""AdamW by groups of parameters, and the learning rate of each update."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 
 import torch
@@ -14,22 +15,33 @@ from operators.trainer.config import LearnerConfig
 def learning_rate(update: int, config: LearnerConfig) -> float:
     """The learning rate of update `update`, counted from 0: linear over `warmup_steps`, then the schedule.
 
-    The first update has learning_rate / warmup_steps; a cosine reaches `final_learning_rate` at `total_steps`.
+    The first update has learning_rate / warmup_steps; a line or a cosine reaches `final_learning_rate` at
+    `total_steps`.
     """
     if update < config.warmup_steps:
         return config.learning_rate * (update + 1) / config.warmup_steps
     if config.schedule == "constant" or config.total_steps is None:
         return config.learning_rate
     done = min(1.0, (update - config.warmup_steps) / (config.total_steps - config.warmup_steps))
-    span = config.learning_rate - config.final_learning_rate
-    return config.final_learning_rate + span * 0.5 * (1 + math.cos(math.pi * done))
+    left = 1 - done if config.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done))
+    return config.final_learning_rate + (config.learning_rate - config.final_learning_rate) * left
 
 
 def build_optimizer(parameters: Mapping[str, nn.Parameter], config: LearnerConfig) -> torch.optim.AdamW:
-    """Fused AdamW (arXiv 1711.05101) over `parameters`; vectors (norms, biases) do not decay."""
-    matrices = [parameter for parameter in parameters.values() if parameter.ndim >= 2]
-    vectors = [parameter for parameter in parameters.values() if parameter.ndim < 2]
-    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    """Fused AdamW (arXiv 1711.05101) over `parameters`; vectors (norms, biases) do not decay.
+
+    Parameters that a `config.parameter_groups` names go by it. Each group has a `factor` for the learning rate of an
+    update.
+    """
+    members: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in parameters.items():
+        exception = next((group for group in config.parameter_groups if re.search(group.match, name)), None)
+        decay = config.weight_decay if parameter.ndim >= 2 else 0.0
+        if exception is not None and exception.weight_decay is not None:
+            decay = exception.weight_decay
+        factor = 1.0 if exception is None else exception.learning_rate_factor
+        members.setdefault((decay, factor), []).append(parameter)
+    groups = [{"params": group, "weight_decay": decay, "factor": factor} for (decay, factor), group in members.items()]
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, eps=config.epsilon, fused=True)
 
 

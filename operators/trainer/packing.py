@@ -30,19 +30,26 @@ class PackedTokens:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainingMicroBatch:
-    """Some sequences of a batch and what their m trained tokens need.
+    """Some sequences of a batch, with m trained tokens.
 
-    behaviour float32[m] logprobs; advantages and coefficients float32[m]; segments int64[m], which of the `sequences` a
-    trained token is of; places int64[m], where it stands among all trained tokens of the batch.
+    behaviour float32[m] logprobs; segments int64[m], which of the `sequences` a trained token is of; places int64[m],
+    where it stands among all trained tokens of the batch; rows int64[m], its sequence's number in the batch.
     """
 
     packed: PackedTokens
     behaviour: Tensor
-    advantages: Tensor
-    coefficients: Tensor
     segments: Tensor
     places: Tensor
+    rows: Tensor
     sequences: int
+
+    def of_tokens(self, values: Tensor) -> Tensor:
+        """What `values`, one a trained token of the batch, has for these, float32[m] where this lies."""
+        return values[self.places].float().to(self.behaviour.device)
+
+    def of_sequences(self, values: Tensor) -> Tensor:
+        """What `values`, one a sequence of the batch, has for each of these tokens, float32[m] where this lies."""
+        return values[self.rows].float().to(self.behaviour.device)
 
 
 def pack_tokens(
@@ -75,39 +82,37 @@ def plan_micro_batches(lengths: np.ndarray, rows: np.ndarray, token_budget: int)
     return [np.array(rows, np.int64) for rows in plan]
 
 
-def pack(
-    batch: TrainingBatch, rows: np.ndarray, advantages: Tensor, coefficients: Tensor, device: torch.device
-) -> TrainingMicroBatch:
-    """The sequences `rows` of `batch`, with `advantages` of all its trained tokens and `coefficients` of all its
-    sequences.
-    """
+def pack(batch: TrainingBatch, rows: np.ndarray, device: torch.device) -> TrainingMicroBatch:
+    """The sequences `rows` of `batch`, on `device`."""
     taken = _ranges(batch.starts[rows], batch.lengths[rows])
     loss_mask = batch.loss_mask[taken]
     trained = batch.trained[rows]
     places = torch.from_numpy(_ranges((np.cumsum(batch.trained) - batch.trained)[rows], trained))
-    segments = torch.from_numpy(np.repeat(np.arange(len(rows)), trained))
     return TrainingMicroBatch(
         packed=pack_tokens(batch.token_ids[taken], loss_mask, batch.lengths[rows], device),
         behaviour=torch.from_numpy(batch.behaviour[taken][loss_mask]).to(device),
-        advantages=advantages[places].float().to(device),
-        coefficients=coefficients[torch.from_numpy(rows)][segments].float().to(device),
-        segments=segments.to(device),
+        segments=torch.from_numpy(np.repeat(np.arange(len(rows)), trained)).to(device),
         places=places,
+        rows=torch.from_numpy(np.repeat(rows, trained)),
         sequences=len(rows),
     )
 
 
 def micro_batches(
-    batch: TrainingBatch,
-    rows: np.ndarray,
-    advantages: Tensor,
-    coefficients: Tensor,
-    token_budget: int,
-    device: torch.device,
+    batch: TrainingBatch, rows: np.ndarray, token_budget: int, device: torch.device
 ) -> Iterator[TrainingMicroBatch]:
     """The micro-batches of `rows`, longest sequences first: if memory does not suffice, the first one says so."""
     for part in plan_micro_batches(batch.lengths, rows, token_budget):
-        yield pack(batch, part, advantages, coefficients, device)
+        yield pack(batch, part, device)
+
+
+def mini_batches(groups: np.ndarray, count: int) -> list[np.ndarray]:
+    """The sequences of each of at most `count` optimizer steps: whole groups in their order, evenly; none is empty.
+
+    groups int64[n] are dense numbers.
+    """
+    step = groups * count // (int(groups.max()) + 1)
+    return [np.flatnonzero(step == number) for number in np.unique(step)]
 
 
 def _ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:

@@ -8,24 +8,39 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from infra.models.checkpoint_folder import load_model
 from operators.trainer.packed_attention import PACKED
 from operators.trainer.packing import PackedTokens
 
 
-def load_policy(folder: Path, device: torch.device) -> PreTrainedModel:
+def load_policy(folder: Path, device: torch.device, *, gradient_checkpointing: bool = False) -> PreTrainedModel:
     """The causal language model in `folder`, float32, in evaluation mode (no dropout: π must be the rollout's
     distribution).
 
-    Raises ValueError for a model with sliding-window layers, which packed attention does not know.
+    Raises ValueError for a model with sliding-window layers, which packed attention does not know, and for one whose
+    layers cannot be computed twice where `gradient_checkpointing` asks for it.
     """
     model = load_model(folder)
     other = set(getattr(model.config, "layer_types", None) or ()) - {"full_attention"}
     if other:
         raise ValueError(f"the model in {folder} has {', '.join(sorted(other))} layers: only full attention is trained")
     model.set_attn_implementation(PACKED)
+    if gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        for layer in model.modules():
+            if isinstance(layer, GradientCheckpointingLayer):
+                layer.training = True  # of the layer alone: what is in it, dropout too, stays in evaluation mode
     return model.to(device)
+
+
+def hidden_states(trunk: nn.Module, packed: PackedTokens) -> Tensor:
+    """The last hidden states at the m predicting places, float[m, width]."""
+    hidden: Tensor = trunk(
+        input_ids=packed.token_ids, position_ids=packed.layout.positions, use_cache=False, packed=packed.layout
+    ).last_hidden_state[0]
+    return hidden.index_select(0, packed.predictors)
 
 
 def token_logprobs(
@@ -37,10 +52,7 @@ def token_logprobs(
     Logits are made for the m predicting places alone, at most `chunk` of them at once; where there are more, each
     chunk's are made again in the backward pass, so that memory does not grow with m times the vocabulary.
     """
-    hidden = model.base_model(
-        input_ids=packed.token_ids, position_ids=packed.layout.positions, use_cache=False, packed=packed.layout
-    ).last_hidden_state[0]
-    hidden = hidden.index_select(0, packed.predictors)
+    hidden = hidden_states(model.base_model, packed)
     head = model.get_output_embeddings()
     if len(hidden) <= chunk:
         logprobs, entropies = _score(hidden, packed.targets, head, with_entropy)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from operators.trainer import advantages
+from operators.trainer.advantages import Rewards
 from operators.trainer.config import AlgorithmConfig
 
 REWARDS = [1.0, 0.0, 0.0, 1.0, 0.5, 0.0, 2.0]
@@ -74,19 +75,65 @@ def test_a_group_of_equal_rewards_gives_exactly_nothing() -> None:
     for reward in (0.1, 1.0, -3.7, 1e6):
         for size in (2, 3, 7, 8):
             rewards = torch.full((size,), reward, dtype=torch.float64)
-            found = advantages.group_normalised(
-                rewards, torch.zeros(size, dtype=torch.int64), torch.ones(size, dtype=torch.int64), CONFIG
-            )
+            ones = torch.ones(size, dtype=torch.int64)
+            found = advantages.group_normalised(Rewards(rewards, 0 * ones, ones), CONFIG)
             assert found.abs().max() == 0, (reward, size)
 
 
 @pytest.mark.parametrize("tokens", [0, 1])
 def test_whitening_fewer_than_two_tokens_gives_nothing(tokens: int) -> None:
     zeros = torch.zeros(1, dtype=torch.int64)
-    found = advantages.whitened_returns(torch.ones(1).double(), zeros, torch.tensor([tokens]), CONFIG)
+    found = advantages.whitened_returns(Rewards(torch.ones(1).double(), zeros, torch.tensor([tokens])), CONFIG)
     assert found.tolist() == [0.0] * tokens
+
+
+VALUES = [0.5, -0.2, 0.1, 0.9, -0.4, 0.3, 0.0, 0.2, -0.1, 0.6, 0.4]
+PENALTIES = [0.1, -0.2, 0.3, 0.0, 0.05, 0.2, 0.1, -0.1, 0.0, 0.2, 0.3]
+
+
+@pytest.mark.parametrize("penalties", [None, PENALTIES])
+@pytest.mark.parametrize(("discount", "trace"), [(1.0, 1.0), (0.9, 0.8), (0.9, 0.0)])
+def test_temporal_differences_follow_their_formula(
+    penalties: list[float] | None, discount: float, trace: float
+) -> None:
+    expected, start = [], 0
+    for index, length in enumerate(LENGTHS):
+        after_value = after = 0.0
+        own: list[float] = []
+        for token in reversed(range(start, start + length)):
+            reward = REWARDS[index] if token == start + length - 1 else 0.0
+            reward -= penalties[token] if penalties else 0.0
+            after = reward + discount * after_value - VALUES[token] + discount * trace * after
+            after_value = VALUES[token]
+            own.insert(0, after)
+        expected += own
+        start += length
+    given = Rewards(
+        torch.tensor(REWARDS, dtype=torch.float64),
+        torch.tensor(GROUPS),
+        torch.tensor(LENGTHS),
+        None if penalties is None else torch.tensor(penalties, dtype=torch.float64),
+        torch.tensor(VALUES, dtype=torch.float64),
+    )
+    config = AlgorithmConfig(discount=discount, gae_lambda=trace)
+    assert advantages.temporal_differences(given, config).tolist() == pytest.approx(expected, abs=1e-12)
+    targets = [advantage + value for advantage, value in zip(expected, VALUES, strict=True)]
+    assert advantages.value_targets(given, config).tolist() == pytest.approx(targets, abs=1e-12)
+
+
+def test_a_penalty_is_taken_from_its_sequence() -> None:
+    given = Rewards(
+        torch.tensor(REWARDS, dtype=torch.float64),
+        torch.tensor(GROUPS),
+        torch.tensor(LENGTHS),
+        torch.tensor(PENALTIES, dtype=torch.float64),
+    )
+    starts = [sum(LENGTHS[:index]) for index in range(len(LENGTHS))]
+    own = [sum(PENALTIES[start : start + length]) for start, length in zip(starts, LENGTHS, strict=True)]
+    expected = [reward - penalty for reward, penalty in zip(REWARDS, own, strict=True)]
+    assert given.of_sequences().tolist() == pytest.approx(expected, abs=1e-12)
 
 
 def estimate(estimator: advantages.Estimator, config: AlgorithmConfig) -> list[float]:
     tensors = torch.tensor(REWARDS, dtype=torch.float64), torch.tensor(GROUPS), torch.tensor(LENGTHS)
-    return estimator(*tensors, config).tolist()
+    return estimator(Rewards(*tensors), config).tolist()

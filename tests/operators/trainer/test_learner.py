@@ -6,6 +6,7 @@ import hashlib
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from trainer_batches import make_batch, save_tiny_model, with_floats
@@ -14,8 +15,9 @@ from infra.models.checkpoint_folder import load_model
 from infra.models.weights import weight_tensors
 from operators.trainer.algorithms import ALGORITHMS
 from operators.trainer.batch import join
-from operators.trainer.config import AlgorithmConfig, AlgorithmName, LearnerConfig
+from operators.trainer.config import AlgorithmConfig, AlgorithmName, CriticConfig, LearnerConfig
 from operators.trainer.learner import Learner
+from operators.trainer.packing import mini_batches
 from schemas.records import MicroBatch
 
 CONFIG = LearnerConfig(learning_rate=1e-2, warmup_steps=2, micro_batch_tokens=64, weight_decay=0.01)
@@ -88,7 +90,7 @@ def test_rows_without_advantage_are_skipped_at_no_difference(folder: Path, name:
     rows = [with_floats(row, "rewards", _rewards_alike_in_first_group(row)) for row in make_batch(parts=2)]
     config = LearnerConfig(algorithm=AlgorithmConfig(name=name, aggregation="token_mean"))
     skipping, whole = Learner(config, folder), Learner(config, folder)
-    whole._rows_with_gradient = lambda batch, advantages: torch.arange(len(batch)).numpy()  # type: ignore[method-assign]
+    whole._rows_with_gradient = lambda batch, targets: torch.arange(len(batch)).numpy()  # type: ignore[method-assign]
     few, all_ = skipping.update(rows), whole.update(rows)
     assert few["batch/skipped_rows"] >= 4
     assert all_["batch/skipped_rows"] == 0
@@ -161,6 +163,101 @@ def test_a_kl_penalty_holds_the_policy_near_the_initial_model(folder: Path) -> N
         assert values[0] == pytest.approx(0, abs=1e-6)
         drift[coefficient] = values[-1]
     assert 0 < drift[10.0] < 0.5 * drift[0.001]
+
+
+def test_several_steps_a_batch_clip_against_the_policy_it_began_with(folder: Path) -> None:
+    """Decoupled with one step has ρ = 1; with several, π moves away from π_o and is clipped against it."""
+    algorithm = AlgorithmConfig(name="decoupled_ppo", clip_low=0.01, clip_high=0.01)
+    config = LearnerConfig(algorithm=algorithm, learning_rate=1e-2, warmup_steps=0, mini_batches=2, epochs=2)
+    learner = Learner(config, folder)
+    metrics = learner.update(make_batch())
+    assert metrics["clip_ratio/low"] > 0
+    assert metrics["clip_ratio/high"] > 0
+    assert {int(value) for name, value in learner.state().moments.items() if name.startswith("step.")} == {4}
+
+
+def test_mini_batches_are_whole_groups_and_none_is_left_out() -> None:
+    groups = np.array([0, 1, 2, 0, 1, 2, 3, 4])
+    found = mini_batches(groups, 2)
+    assert [sorted(set(groups[rows])) for rows in found] == [[0, 1, 2], [3, 4]]
+    assert sorted(np.concatenate(found)) == list(range(8))
+    assert len(mini_batches(groups, 9)) == 5
+
+
+@pytest.mark.parametrize("kl", [0.0, 0.1])
+def test_ppo_has_a_critic_that_learns_what_responses_earn(folder: Path, kl: float) -> None:
+    """The values of one batch, seen again and again, come to explain its returns; resumed, to the same bits."""
+    algorithm = AlgorithmConfig(name="ppo", kl_coefficient=kl, kl_in="reward", kl_kind="k1")
+    config = LearnerConfig(algorithm=algorithm, warmup_steps=0, critic=CriticConfig(learning_rate=1e-2, value_clip=9.0))
+    learner = Learner(config, folder)
+    told = [learner.update(make_batch()) for _ in range(10)]
+    assert told[0]["critic/explained_variance"] == 0  # every value is 0 at first
+    assert told[-1]["critic/explained_variance"] > 0.5
+    assert told[-1]["critic/loss"] < 0.5 * told[0]["critic/loss"]
+    assert ("kl/ref" in told[0]) is (kl > 0)
+    assert {"time/actor_use", "time/critic_use"} <= set(told[0])
+
+
+def test_a_critic_may_learn_before_the_policy_does(folder: Path) -> None:
+    config = LearnerConfig(algorithm=AlgorithmConfig(name="ppo"), critic=CriticConfig(head_start=1))
+    learner = Learner(config, folder)
+    before = digest(learner)
+    assert "loss" not in learner.update(make_batch())
+    assert digest(learner) == before
+    assert "loss" in learner.update(make_batch())
+    assert digest(learner) != before
+
+
+@pytest.mark.parametrize("name", ["grpo", "ppo"])
+def test_a_device_that_is_shared_changes_nothing(folder: Path, name: AlgorithmName) -> None:
+    digests = set()
+    for share in (False, True):
+        algorithm = AlgorithmConfig(name=name, kl_coefficient=0.1)
+        learner = Learner(LearnerConfig(algorithm=algorithm, share_device=share), folder)
+        for number in range(2):
+            metrics = learner.update(make_batch(seed=number))
+        digests.add(digest(learner))
+        assert ("time/reference_load" in metrics) is share
+        assert ("time/actor_offload" in metrics) is share
+    assert len(digests) == 1
+
+
+def test_layers_made_again_in_the_backward_pass_give_the_same_gradient(folder: Path) -> None:
+    gradients = {}
+    for again in (False, True):
+        learner = Learner(LearnerConfig(gradient_checkpointing=again), folder)
+        runs = []
+        for layer in learner.model.base_model.layers:
+            layer.register_forward_pre_hook(lambda *_, runs=runs: runs.append(1))
+            layer.mlp.register_forward_pre_hook(lambda *_, runs=runs: runs.append(2))
+        learner.update(make_batch())
+        gradients[again] = [parameter.grad for parameter in learner.model.parameters()]
+        assert runs.count(2) == (2 if again else 1) * runs.count(1)
+        assert not any(module.training for module in learner.model.modules() if not list(module.children()))
+    for one, other in zip(*gradients.values(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_bfloat16_is_near_and_leaves_weights_in_float32(folder: Path) -> None:
+    gradients = {}
+    for precision in ("float32", "bfloat16"):
+        learner = Learner(LearnerConfig(precision=precision), folder)  # type: ignore[arg-type]
+        learner.update(make_batch())
+        gradients[precision] = torch.cat([p.grad.flatten() for p in learner.model.parameters() if p.grad is not None])
+        assert {tensor.dtype for tensor in weight_tensors(learner.model).values()} == {torch.float32}
+    one, other = gradients.values()
+    assert 1e-5 < (one - other).norm() / one.norm() < 0.2
+
+
+def test_a_penalty_in_the_reward_changes_advantages_and_not_the_loss(folder: Path) -> None:
+    """Group-normalised, a constant reward has no advantage but what the penalty makes of it."""
+    (row,) = make_batch()
+    alike = with_floats(row, "rewards", dict.fromkeys(range(len(row.trajectory_ids)), 1.0))
+    algorithm = AlgorithmConfig(kl_coefficient=0.1, kl_in="reward", kl_kind="k2")
+    metrics = Learner(LearnerConfig(algorithm=algorithm), folder).update([alike])
+    assert metrics["kl/ref"] > 0
+    assert metrics["batch/skipped_rows"] == 0
+    assert metrics["advantage/abs_mean"] > 0
 
 
 def test_metrics_say_what_the_batch_was(folder: Path) -> None:

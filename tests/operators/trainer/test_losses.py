@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from operators.trainer import losses
+from operators.trainer.config import KlKind
 from operators.trainer.losses import Clip, Correction, PolicyLogprobs
 
 SEGMENTS = [0, 0, 0, 2, 2, 3]  # sequence 1 has no trained token
@@ -118,6 +119,27 @@ def test_correction_weights(correction: Correction, bound: object, level: str) -
 def test_kl_penalty(current: float, reference: float, expected: float) -> None:
     found = losses.kl_penalty(torch.tensor(current).double(), torch.tensor(reference).double())
     assert float(found) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("k1", 0.7), ("k2", 0.245), ("k3", math.exp(-0.7) + 0.7 - 1)])
+def test_kinds_of_kl(kind: KlKind, expected: float) -> None:
+    found = losses.kl_penalty(*torch.tensor([-0.3, -1.0], dtype=torch.float64), kind)
+    assert float(found) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("value", "before", "target", "expected", "slope"),
+    [
+        (0.3, 0.0, 1.0, 0.5 * 0.7**2, -0.7),
+        (0.9, 0.0, 1.0, 0.5 * 0.5**2, 0.0),  # it went too far towards its target
+        (-0.9, 0.0, 1.0, 0.5 * 1.9**2, -1.9),  # it went away from it, and may come back
+    ],
+)
+def test_value_loss(value: float, before: float, target: float, expected: float, slope: float) -> None:
+    given = torch.tensor(value, dtype=torch.float64, requires_grad=True)
+    found = losses.value_loss(given, *torch.tensor([before, target], dtype=torch.float64), 0.5)
+    (gradient,) = torch.autograd.grad(found, given)
+    assert (float(found.detach()), float(gradient)) == pytest.approx((expected, slope), abs=1e-12)
 
 
 def test_ratios_of_policies_far_apart_stay_finite() -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from operators.trainer.config import LearnerConfig
+from operators.trainer.config import LearnerConfig, ParameterGroup
 from operators.trainer.optimizer import build_optimizer, learning_rate
 
 CONSTANT = LearnerConfig(learning_rate=1.0, warmup_steps=4)
 COSINE = LearnerConfig(learning_rate=1.0, warmup_steps=2, schedule="cosine", total_steps=10, final_learning_rate=0.2)
+
+LINE = LearnerConfig(learning_rate=1.0, warmup_steps=2, schedule="linear", total_steps=10, final_learning_rate=0.2)
 
 
 @pytest.mark.parametrize(
@@ -24,6 +26,10 @@ COSINE = LearnerConfig(learning_rate=1.0, warmup_steps=2, schedule="cosine", tot
         (COSINE, 6, 0.6),
         (COSINE, 10, 0.2),
         (COSINE, 99, 0.2),
+        (LINE, 1, 1.0),
+        (LINE, 4, 0.8),
+        (LINE, 10, 0.2),
+        (LINE, 99, 0.2),
     ],
 )
 def test_learning_rate(config: LearnerConfig, update: int, expected: float) -> None:
@@ -38,3 +44,21 @@ def test_only_matrices_decay() -> None:
     optimizer.step()
     assert parameters["matrix"].tolist() == [[pytest.approx(0.95)] * 2] * 2
     assert parameters["bias"].tolist() == [1.0, 1.0]
+
+
+def test_the_first_parameter_group_that_matches_counts() -> None:
+    names = ("embed.weight", "layer.weight", "head.weight")
+    parameters = {name: torch.nn.Parameter(torch.ones(2, 2)) for name in names}
+    groups = (
+        ParameterGroup(match="^embed", weight_decay=0.0),
+        ParameterGroup(match="head", learning_rate_factor=0.5),
+        ParameterGroup(match="embed|head", weight_decay=9.0),
+    )
+    optimizer = build_optimizer(parameters, LearnerConfig(weight_decay=0.1, parameter_groups=groups))
+    found = {
+        name: (group["weight_decay"], group["factor"])
+        for group in optimizer.param_groups
+        for name, parameter in parameters.items()
+        if any(parameter is member for member in group["params"])
+    }
+    assert found == {"embed.weight": (0.0, 1.0), "layer.weight": (0.1, 1.0), "head.weight": (0.1, 0.5)}

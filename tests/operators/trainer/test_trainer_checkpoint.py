@@ -23,13 +23,15 @@ from operators.trainer.checkpoint import (
     read_position,
     write_checkpoint,
 )
-from operators.trainer.config import LearnerConfig
+from operators.trainer.config import AlgorithmConfig, LearnerConfig
 from operators.trainer.learner import Learner, LearnerState
 from schemas.records import PolicyVersion
 
 CONFIG = LearnerConfig(
     learning_rate=1e-2, warmup_steps=2, schedule="cosine", total_steps=9, weight_decay=0.01, micro_batch_tokens=64
 )
+
+WITH_CRITIC = replace(CONFIG, algorithm=AlgorithmConfig(name="ppo"), mini_batches=2)
 
 
 def position(number: int, epoch: int = 1) -> TrainerPosition:
@@ -39,7 +41,12 @@ def position(number: int, epoch: int = 1) -> TrainerPosition:
 def same(one: LearnerState, other: LearnerState) -> bool:
     tensors = all(
         set(a) == set(b) and all(torch.equal(a[name], b[name]) for name in a)
-        for a, b in ((one.weights, other.weights), (one.moments, other.moments))
+        for a, b in (
+            (one.weights, other.weights),
+            (one.moments, other.moments),
+            (one.critic_weights, other.critic_weights),
+            (one.critic_moments, other.critic_moments),
+        )
     )
     scalars = (one.updates, one.skipped_updates) == (other.updates, other.skipped_updates)
     return tensors and scalars and torch.equal(one.random_state, other.random_state)
@@ -52,16 +59,18 @@ def learner(tmp_path: Path) -> Learner:
     return made
 
 
-@pytest.mark.parametrize("before", [0, 1, 4])
-def test_resuming_gives_the_same_bits_as_never_stopping(tmp_path: Path, before: int) -> None:
+@pytest.mark.parametrize(
+    ("before", "config"), [(0, CONFIG), (1, CONFIG), (4, CONFIG), (0, WITH_CRITIC), (2, WITH_CRITIC)]
+)
+def test_resuming_gives_the_same_bits_as_never_stopping(tmp_path: Path, before: int, config: LearnerConfig) -> None:
     model, other_model = save_tiny_model(tmp_path / "model"), save_tiny_model(tmp_path / "other", seed=5)
-    through = Learner(CONFIG, model)
+    through = Learner(config, model)
     for number in range(before):
         through.update(make_batch(seed=number))
     torch.manual_seed(17)
     folder = write_checkpoint(tmp_path / "checkpoints", through.state(), position(before))
     drawn = torch.rand(3)
-    resumed = Learner(CONFIG, other_model)  # with weights of its own, so that all must come from the checkpoint
+    resumed = Learner(config, other_model)  # with weights of its own, so that all must come from the checkpoint
     state, found = read_checkpoint(folder)
     resumed.restore(state)
     assert found == read_position(folder) == position(before)

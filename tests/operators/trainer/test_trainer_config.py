@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from operators.trainer.config import AlgorithmConfig, LearnerConfig
+from operators.trainer.config import AlgorithmConfig, CriticConfig, LearnerConfig, ParameterGroup, Schedule
 
 WRONG: list[tuple[type, str, Any]] = [
     (AlgorithmConfig, "name", "ppo2"),
@@ -28,7 +28,14 @@ WRONG: list[tuple[type, str, Any]] = [
     (LearnerConfig, "learning_rate", -1e-4),
     (LearnerConfig, "final_learning_rate", 1.0),
     (LearnerConfig, "warmup_steps", -1),
-    (LearnerConfig, "schedule", "linear"),
+    (LearnerConfig, "schedule", "polynomial"),
+    (LearnerConfig, "precision", "float16"),
+    (LearnerConfig, "mini_batches", 0),
+    (LearnerConfig, "epochs", 0),
+    (AlgorithmConfig, "gae_lambda", 1.1),
+    (AlgorithmConfig, "kl_kind", "k4"),
+    (AlgorithmConfig, "kl_in", "advantage"),
+    (ParameterGroup, "match", "("),
     (LearnerConfig, "betas", (0.9, 1.0)),
     (LearnerConfig, "epsilon", 0.0),
     (LearnerConfig, "weight_decay", -0.1),
@@ -41,12 +48,19 @@ WRONG: list[tuple[type, str, Any]] = [
 @pytest.mark.parametrize(("kind", "field", "value"), WRONG, ids=lambda value: getattr(value, "__name__", str(value)))
 def test_a_value_that_does_not_fit_is_named(kind: type, field: str, value: object) -> None:
     with pytest.raises(ValueError, match=rf"^{field} must"):
-        kind(**{field: value})
+        kind(**({"match": ""} if kind is ParameterGroup else {}) | {field: value})
 
 
-def test_a_cosine_needs_its_end() -> None:
+@pytest.mark.parametrize("field", ["learning_rate", "value_clip"])
+def test_a_critic_that_cannot_learn_is_refused(field: str) -> None:
+    with pytest.raises(ValueError, match=rf"^critic\.{field} must"):
+        CriticConfig(**{field: 0.0})
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear"])
+def test_a_schedule_needs_its_end(schedule: Schedule) -> None:
     with pytest.raises(ValueError, match="total_steps"):
-        LearnerConfig(schedule="cosine")
+        LearnerConfig(schedule=schedule)
     with pytest.raises(ValueError, match="total_steps"):
         LearnerConfig(schedule="cosine", warmup_steps=5, total_steps=5)
     assert LearnerConfig(schedule="cosine", warmup_steps=5, total_steps=6).total_steps == 6

@@ -39,7 +39,7 @@ def test_logprobs_of_packed_sequences_are_those_of_each_alone(tmp_path: Path) ->
     folder = save_tiny_model(tmp_path)
     plain, policy = load_model(folder), load_policy(folder, CPU)
     rows = np.array([7, 0, 3, 12])
-    part = pack(batch, rows, torch.zeros(int(batch.trained.sum())), torch.ones(len(batch)), CPU)
+    part = pack(batch, rows, CPU)
     found, entropies = token_logprobs(policy, part.packed, 1000, with_entropy=True)
     expected, expected_entropies, behaviour, segments = [], [], [], []
     for segment, row in enumerate(rows):
@@ -94,7 +94,7 @@ def gradient_of(policy: torch.nn.Module, budget: int, chunk: int = 10**6) -> tor
     advantages = torch.linspace(-1, 2, int(batch.trained.sum()))
     coefficients = torch.linspace(0.1, 1, len(batch))
     policy.zero_grad()
-    for part in micro_batches(batch, np.arange(len(batch)), advantages, coefficients, budget, CPU):
+    for part in micro_batches(batch, np.arange(len(batch)), budget, CPU):
         logprobs, _ = token_logprobs(policy, part.packed, chunk)  # type: ignore[arg-type]
-        torch.autograd.backward((part.coefficients * part.advantages * logprobs).sum())
+        torch.autograd.backward((part.of_sequences(coefficients) * part.of_tokens(advantages) * logprobs).sum())
     return torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])

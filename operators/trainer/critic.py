@@ -1,0 +1,29 @@
+"""The critic: the policy's trunk with a value in place of its vocabulary."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from operators.trainer.packing import PackedTokens
+from operators.trainer.policy import hidden_states, load_policy
+
+
+class Critic(nn.Module):
+    """What a model of a policy's shape and initial weights expects a response to earn from each token on.
+
+    The value starts at 0 everywhere: its one matrix is zeros, so that no randomness enters.
+    """
+
+    def __init__(self, folder: Path, device: torch.device, *, gradient_checkpointing: bool = False) -> None:
+        super().__init__()
+        self.policy = load_policy(folder, device, gradient_checkpointing=gradient_checkpointing).base_model
+        self.value = nn.Linear(self.policy.config.hidden_size, 1, device=device)
+        nn.init.zeros_(self.value.weight)
+        nn.init.zeros_(self.value.bias)
+
+    def forward(self, packed: PackedTokens) -> Tensor:
+        """V of what stands before each of `packed.targets`, float32[m]."""
+        return self.value(hidden_states(self.policy, packed))[:, 0].float()
