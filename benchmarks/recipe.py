@@ -133,8 +133,21 @@ def main() -> None:
         run_seed(seed, load_config(options.config, changes), options.lag, options.cache)
 
 
-def run_seed(seed: int, config: Config, lag: int, cache: Path) -> None:
-    """One warm start and what reinforcement makes of it."""
+@dataclass(frozen=True)
+class Outcome:
+    """What reinforcement made of a warm start: accuracies on `questions` held-out questions, and batches' rewards."""
+
+    start: WarmStart
+    greedy: tuple[float, float]
+    """Before and after."""
+    sampled: tuple[float, float]
+    questions: int
+    rewards: tuple[float, ...]
+    """The mean reward of each batch, in order."""
+
+
+def run_seed(seed: int, config: Config, lag: int, cache: Path) -> Outcome:
+    """One warm start and what reinforcement makes of it, told as it goes."""
     started, busy = time.monotonic(), time.process_time()
     start = make_start(config, cache)
     curve = "  ".join(f"{m.step}: {m.greedy:.3f}/{m.sampled:.3f}" for m in start.curve)
@@ -142,15 +155,16 @@ def run_seed(seed: int, config: Config, lag: int, cache: Path) -> None:
     print(f"CPU {time.process_time() - busy:.0f} s), teachers {start.teacher:.3f}; greedy/sampled {curve}", flush=True)
     with tempfile.TemporaryDirectory() as scratch:
         loop = Loop(config, start.folder, Path(scratch))
-        reinforce(loop, seed, lag)
+        rewards = reinforce(loop, seed, lag)
         last = loop.learner.updates
-        greedy, sampled = (loop.accuracy(last, temperature) for temperature in (0.0, 1.0))
-        before = [loop.accuracy(0, temperature) for temperature in (0.0, 1.0)]
+        greedy, sampled = ((loop.accuracy(0, each), loop.accuracy(last, each)) for each in (0.0, 1.0))
     questions = len(loop.heldout)
-    error = 2 * math.sqrt((greedy * (1 - greedy) + start.best * (1 - start.best)) / questions)
-    print(f"  held-out greedy {before[0]:.3f} -> {greedy:.3f}, sampled {before[1]:.3f} -> {sampled:.3f} ", end="")
+    after = greedy[1]
+    error = 2 * math.sqrt((after * (1 - after) + start.best * (1 - start.best)) / questions)
+    print(f"  held-out greedy {greedy[0]:.3f} -> {after:.3f}, sampled {sampled[0]:.3f} -> {sampled[1]:.3f} ", end="")
     print(f"({questions} questions); best supervised checkpoint {start.best:.3f} greedy, ", end="")
-    print(f"{start.best_sampled:.3f} sampled; above it by {greedy - start.best:+.3f} (2 s.e. {error:.3f})", flush=True)
+    print(f"{start.best_sampled:.3f} sampled; above it by {after - start.best:+.3f} (2 s.e. {error:.3f})", flush=True)
+    return Outcome(start, greedy, sampled, questions, rewards)
 
 
 def make_start(config: Config, cache: Path) -> WarmStart:
@@ -162,8 +176,8 @@ def make_start(config: Config, cache: Path) -> WarmStart:
     return warm_start(config.warm_start, entries, heldout[: config.warm_start.measured], cache)
 
 
-def reinforce(loop: Loop, seed: int, lag: int) -> None:
-    """All optimizer steps, with a line for every ten."""
+def reinforce(loop: Loop, seed: int, lag: int) -> tuple[float, ...]:
+    """All optimizer steps, with a line for every ten; the mean reward of each batch."""
     config = loop.config
     samples = config.prompts.samples_per_prompt
     prompts = config.experience.global_batch // samples
@@ -191,6 +205,7 @@ def reinforce(loop: Loop, seed: int, lag: int) -> None:
                 f"CPU s a step: generation {generating / (step + 1):.3f}, training {training / (step + 1):.3f}",
                 flush=True,
             )
+    return tuple(metrics["reward/mean"] for metrics in told)
 
 
 def _means(told: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -28,7 +28,7 @@ def load_policy(folder: Path, device: torch.device, *, gradient_checkpointing: b
         raise ValueError(f"the model in {folder} has {', '.join(sorted(other))} layers: only full attention is trained")
     model.set_attn_implementation(PACKED)
     if gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.activation_checkpointing_enable({"use_reentrant": False})
         for layer in model.modules():
             if isinstance(layer, GradientCheckpointingLayer):
                 layer.training = True  # of the layer alone: what is in it, dropout too, stays in evaluation mode
