@@ -7,10 +7,12 @@ order. A tensor that is tied to another has no entry of its own, so a file never
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from blake3 import blake3
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
@@ -32,6 +34,15 @@ _DTYPES = {
 def weight_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """The distinct tensors of `model` by name, in module order: the model's own memory, detached."""
     return {names[0]: tensor for names, tensor in _named_tensors(model)}
+
+
+def weights_digest(tensors: Mapping[str, torch.Tensor]) -> str:
+    """BLAKE3 over names, dtypes, shapes and bytes of `tensors`, in their order: equal for equal weights alone."""
+    digest = blake3()
+    for name, tensor in tensors.items():
+        digest.update(f"{name} {_DTYPES[tensor.dtype]} {list(tensor.shape)}\0".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def save_weights(model: PreTrainedModel, path: Path) -> None:

@@ -43,11 +43,14 @@ class TrainerPosition:
     trajectories_trained: int
 
 
-def write_checkpoint(root: Path, state: LearnerState, position: TrainerPosition, *, keep: int = 2) -> Path:
+def write_checkpoint(
+    root: Path, state: LearnerState, position: TrainerPosition, *, keep: int = 2, keep_every: int = 0
+) -> Path:
     """Write `state` and `position` under `root` and return the new checkpoint's folder.
 
-    The newest `keep` ≥ 1 checkpoints stay. Raises CheckpointError where the disk does not take it (then those that
-    were there still are) or the version has a checkpoint already, ValueError for a `keep` below 1.
+    The newest `keep` ≥ 1 checkpoints stay, and those whose version is a multiple of `keep_every` (0: none). Raises
+    CheckpointError where the disk does not take it (then those that were there still are) or the version has a
+    checkpoint already, ValueError for a `keep` below 1.
     """
     if keep < 1:
         raise ValueError(f"keep must be at least 1, not {keep}")
@@ -69,7 +72,8 @@ def write_checkpoint(root: Path, state: LearnerState, position: TrainerPosition,
         newest = f"the newest is still {left[-1].name}" if left else "there is none"
         raise CheckpointError(f"cannot write checkpoint {position.version} to {root} ({newest}): {error}") from error
     for old in list_checkpoints(root)[:-keep]:
-        shutil.rmtree(old)
+        if not keep_every or PolicyVersion.parse(old.name).number % keep_every:
+            shutil.rmtree(old)
     return place
 
 

@@ -243,7 +243,8 @@ class _Training:
         step, position = self._step, self._position
         try:
             self._publisher.flush()
-            write_checkpoint(step.checkpoints, self._learner.state(), position, keep=step.config.checkpoints_kept)
+            kept = {"keep": step.config.checkpoints_kept, "keep_every": step.config.keep_every}
+            write_checkpoint(step.checkpoints, self._learner.state(), position, **kept)
         except PublishFailed as error:
             log.error("version %s is not out yet: %s", position.version, error)
             return False

@@ -18,6 +18,9 @@ class TrainingConfig:
     checkpoint_every: int = 20
     """Optimizer steps between two checkpoints."""
     checkpoints_kept: int = 2
+    """The newest so many stay."""
+    keep_every: int = 0
+    """Checkpoints whose optimizer step is a multiple of this stay for good; 0: none does."""
     threads: int = 1
     """CPU threads of the model code. Weights are bit-identical only between runs with the same number."""
     device: str = "cpu"
@@ -28,3 +31,6 @@ class TrainingConfig:
         for name in ("optimizer_steps", "checkpoint_every", "checkpoints_kept", "threads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.keep_every < 0 or self.keep_every % self.checkpoint_every:
+            every = self.checkpoint_every
+            raise ValueError(f"keep_every must be a multiple of checkpoint_every ({every}), not {self.keep_every}")

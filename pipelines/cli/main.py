@@ -21,6 +21,7 @@ COMMANDS: dict[str, CommandModule] = {
     "broker": CommandModule("pipelines.cli.broker", "Start, stop and look at a local Kafka that stays."),
     "runs": CommandModule("pipelines.cli.runs", "Look after runs: list, status, stop, audit."),
     "topics": CommandModule("pipelines.cli.topics", "Look into a run's topics: list, describe, tail, lag."),
+    "train": CommandModule("pipelines.cli.train", "Train apart from a run: replay its batches."),
     "weights": CommandModule("pipelines.cli.weights", "Look at the weight versions a run has published: list, show."),
     "doctor": CommandModule("pipelines.cli.doctor", "Say what can run on this machine, and what mends the rest."),
 }

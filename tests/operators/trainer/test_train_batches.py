@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import threading
 import time
@@ -19,6 +20,7 @@ from infra.store.weight_store import WeightStore
 from operators.trainer import train_batches
 from operators.trainer.assembly import BatchAssembly
 from operators.trainer.config import LearnerConfig
+from operators.trainer.replay import Replay, folder_digest
 from operators.trainer.train_batches import TrainBatches
 from operators.trainer.training_config import TrainingConfig
 from schemas.records import DeadLetter, Metric, PolicyVersion, WeightVersion
@@ -204,6 +206,29 @@ def test_a_restart_replays_several_versions_but_publishes_only_the_last(trainer:
     trainer.run(5)
     assert trainer.manifests()[4:] == [("2.3", None, (0, 1, 2)), ("2.4", "2.3", (3,))]
     assert trainer.line() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_wherever_it_dies_the_weights_are_those_of_an_undisturbed_replay(trainer: Trainer, seed: int) -> None:
+    """It dies between any two turns, again and again, some batches come late, and one cannot be trained."""
+    rng = random.Random(seed)
+    trainer.start()
+    (row,) = make_batch(seed=99, number=99, groups=2, samples=2)
+    bad = rng.randrange(6)
+    for number in range(6):
+        if number == bad:
+            trainer.log.append(BATCHES, with_floats(row, "rewards", {0: float("nan")}))
+        trainer.feed(number, parts=2)
+        while rng.random() < 0.6:
+            trainer.run(rng.randrange(3))
+            trainer.start()
+    trainer.run(9)
+    replay = Replay(trainer.step.config, trainer.step.model)
+    parts = [(part, 0, offset) for offset, part in enumerate(trainer.log.rows(BATCHES))]
+    updates = list(replay.train(parts))
+    assert [update.batch for update in updates if update.why] == [99]
+    assert folder_digest(trainer.folder / "model") == replay.digest()
+    assert trainer.line() == list(range(6))
 
 
 def test_nothing_is_trained_before_it_is_known_what_was_published(trainer: Trainer) -> None:

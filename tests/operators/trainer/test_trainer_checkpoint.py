@@ -107,6 +107,12 @@ def test_the_newest_are_kept_in_the_order_of_versions(tmp_path: Path, learner: L
         write_checkpoint(tmp_path / "checkpoints", learner.state(), position(11), keep=0)
 
 
+def test_every_so_many_stay_for_good(tmp_path: Path, learner: Learner) -> None:
+    for number in range(1, 8):
+        write_checkpoint(tmp_path, learner.state(), position(number), keep=2, keep_every=3)
+    assert [folder.name for folder in list_checkpoints(tmp_path)] == ["1.3", "1.6", "1.7"]
+
+
 def test_a_full_disk_leaves_the_old_checkpoint_and_nothing_else(tmp_path: Path, learner: Learner) -> None:
     root = tmp_path / "checkpoints"
     write_checkpoint(root, learner.state(), position(1), keep=1)

@@ -1,0 +1,133 @@
+"""`laminar train replay` against a real broker: the run's own bits again, or what another algorithm makes of them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from kafka import KafkaProducer
+from trainer_batches import make_batch, save_tiny_model, with_floats
+
+from infra.kafka.admin import TopicSpec, admin_client, create_topics
+from infra.kafka.broker import Broker
+from infra.kafka.properties import ClientProperties
+from operators.trainer.replay import Replay
+from pipelines.cli.main import main
+from pipelines.config import load_config
+from pipelines.report.metrics_file import read_metrics
+from schemas.codec import encode
+from schemas.records import MicroBatch
+from schemas.topics import BATCHES
+
+RUN = "replayed"
+CONFIG = """
+[run]
+name = "replayed"
+[model]
+path = "{model}"
+[trainer]
+optimizer_steps = 3
+[trainer.learner]
+learning_rate = 1e-2
+"""
+Laminar = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def runs(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that trained three of its five batches; the second cannot be trained."""
+    folder = tmp_path_factory.mktemp("runs")
+    run = folder / RUN
+    run.mkdir()
+    model = save_tiny_model(folder / "model")
+    (run / "config.toml").write_text(CONFIG.format(model=model))
+    parts = [part for number in range(5) for part in make_batch(seed=number, number=number, groups=2, parts=2)]
+    parts[2] = with_floats(parts[2], "rewards", {0: float("nan")})
+    produce(broker, parts)
+    trained = Replay(load_config(run / "config.toml").trainer, model)
+    assert len(list(trained.train([(part, 0, offset) for offset, part in enumerate(parts)], 3))) == 4
+    trained.save(run / "model")
+    return folder
+
+
+def produce(broker: Broker, parts: list[MicroBatch]) -> None:
+    topic = BATCHES.name(RUN)
+    with admin_client(ClientProperties.at(broker.bootstrap_servers)) as admin:
+        create_topics(admin, [TopicSpec(topic, 1)])
+    producer = KafkaProducer(bootstrap_servers=broker.bootstrap_servers)
+    for part in parts:
+        value, headers = encode(part)
+        producer.send(topic, value, key=str(part.batch).encode(), headers=list(headers), partition=0)
+    producer.close()
+
+
+@pytest.fixture
+def laminar(runs: Path, broker: Broker, capsys: pytest.CaptureFixture[str]) -> Laminar:
+    """`laminar train replay` with these words; gives its exit code, stdout and stderr."""
+
+    def call(*words: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(["train", "replay", *words, "--folder", str(runs), "-b", broker.bootstrap_servers])
+        printed = capsys.readouterr()
+        return int(ended.value.code or 0), printed.out, printed.err
+
+    return call
+
+
+def test_a_replay_gives_the_runs_own_bits(laminar: Laminar, runs: Path) -> None:
+    code, out, _ = laminar(RUN, "--json")
+    told = json.loads(out)
+    assert (code, told["steps"]) == (0, 3)
+    assert told["weights"] == told["weights_of_run"]
+    assert "reward" in told["skipped"]["1"]
+    assert Path(told["model"]) == runs / RUN / "replay-1" / "model"
+    assert (runs / RUN / "replay-1" / "model" / "config.json").exists()
+    metrics = read_metrics(Path(told["metrics"]))
+    assert [metric.step for metric in metrics] == [1, 2, 3]
+    assert all("reward/mean" in metric.values for metric in metrics)
+
+
+def test_people_are_told_so(laminar: Laminar, tmp_path: Path) -> None:
+    code, out, _ = laminar(RUN, "--out", str(tmp_path / "again"))
+    assert code == 0
+    assert "bit by bit" in out
+    assert "REWARD/MEAN" in out
+
+
+def test_another_algorithm_trains_all_batches_to_other_weights(laminar: Laminar, tmp_path: Path) -> None:
+    change = "trainer.learner.algorithm.name=cispo"
+    code, out, _ = laminar(RUN, "--set", change, "--out", str(tmp_path / "other"), "--json")
+    told = json.loads(out)
+    assert (code, told["steps"], told["changes"]) == (0, 4, [change])
+    assert told["weights"] != told["weights_of_run"]
+
+
+def test_weights_that_are_not_the_runs_are_said_to_be_so(laminar: Laminar, runs: Path, tmp_path: Path) -> None:
+    own = runs / RUN / "model"
+    own.rename(tmp_path / "own")
+    shutil.copytree(runs / "model", own)
+    try:
+        code, out, _ = laminar(RUN, "--out", str(tmp_path / "again"))
+    finally:
+        shutil.rmtree(own)
+        (tmp_path / "own").rename(own)
+    assert code == 1
+    assert "NOT THE RUN'S" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["nowhere"], "no run 'nowhere'"),
+        ([RUN, "--set", "prompts.task=gcd"], "only trainer.* can change"),
+        ([RUN, "--set", "trainer.learner.algorithm.name=ppo2"], "ppo2"),
+        ([RUN, "--out", "."], "is there already"),
+    ],
+)
+def test_what_cannot_be_replayed_is_said(laminar: Laminar, words: list[str], says: str) -> None:
+    code, _, err = laminar(*words)
+    assert code != 0
+    assert says in err
