@@ -41,7 +41,7 @@ def weights_digest(tensors: Mapping[str, torch.Tensor]) -> str:
     digest = blake3()
     for name, tensor in tensors.items():
         digest.update(f"{name} {_DTYPES[tensor.dtype]} {list(tensor.shape)}\0".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
