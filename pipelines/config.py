@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 import tomli_w
 from pydantic import TypeAdapter, ValidationError
@@ -36,6 +36,9 @@ class ConfigError(ValueError):
     """A configuration that cannot be used; the message names file, key and what would do."""
 
 
+TrackerName = Literal["tensorboard", "trackio", "wandb"]
+
+
 @dataclass(frozen=True)
 class RunConfig:
     """The run itself. `name` stands in its topics; empty: made of the time. `folder` holds all runs."""
@@ -46,6 +49,8 @@ class RunConfig:
     """Seed of prompts, sampling and warm start, where their own sections do not set one."""
     time_scale: float = 1.0
     """Emulated seconds in one second, where rollout.engine is emulated."""
+    trackers: tuple[TrackerName, ...] = ()
+    """Where metrics go besides the run's own metrics.jsonl; each needs the extra of its name."""
 
     def __post_init__(self) -> None:
         if not 0 < self.time_scale < float("inf"):

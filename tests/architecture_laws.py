@@ -26,6 +26,9 @@ VENDORS: dict[str, tuple[str, ...]] = {
     "transformers": _TENSORS,
     "tokenizers": _TENSORS,
     "safetensors": _TENSORS,
+    "tensorboardX": ("pipelines/report/trackers.py",),
+    "trackio": ("pipelines/report/trackers.py",),
+    "wandb": ("pipelines/report/trackers.py",),
     "apache_beam": ("operators/", "pipelines/", "infra/runners/"),
 }
 PICKLES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}

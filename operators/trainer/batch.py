@@ -16,8 +16,8 @@ class TrainingBatch:
     """n sequences of t tokens in all, one after the other.
 
     token_ids int64[t]; loss_mask bool[t], True where a token is trained; behaviour float32[t], logprobs under the
-    rollout's policy in nats; starts, lengths, prompt_lengths, trained (the number of True in loss_mask), groups
-    (dense numbers) and staleness int64[n]; rewards float64[n].
+    rollout's policy in nats; starts, lengths, prompt_lengths, trained (the number of True in loss_mask), group_keys
+    (one a group, the same in every part of a global batch) and staleness int64[n]; rewards float64[n].
     """
 
     token_ids: np.ndarray
@@ -27,7 +27,7 @@ class TrainingBatch:
     lengths: np.ndarray
     prompt_lengths: np.ndarray
     trained: np.ndarray
-    groups: np.ndarray
+    group_keys: np.ndarray
     staleness: np.ndarray
     rewards: np.ndarray
     trajectory_ids: tuple[str, ...]
@@ -68,7 +68,6 @@ def join(rows: Sequence[MicroBatch]) -> TrainingBatch:
     repeated = np.array([name in ids[:index] for index, name in enumerate(ids)]) if len(set(ids)) < len(ids) else ()
     _refuse(ids, repeated, "is in the batch twice")
     keys = [parse_trajectory_id(name) for name in ids]
-    numbers = {key: number for number, key in enumerate(dict.fromkeys((key.purpose, key.number) for key in keys))}
     return TrainingBatch(
         token_ids=_column(rows, "token_ids", np.int64),
         loss_mask=loss_mask,
@@ -77,7 +76,7 @@ def join(rows: Sequence[MicroBatch]) -> TrainingBatch:
         lengths=lengths,
         prompt_lengths=prompt_lengths,
         trained=np.bincount(sequences, loss_mask, len(ids)).astype(np.int64),
-        groups=np.array([numbers[key.purpose, key.number] for key in keys], np.int64),
+        group_keys=np.array([2 * key.number + (key.purpose != "train") for key in keys], np.int64),
         staleness=_column(rows, "staleness", np.int64),
         rewards=rewards,
         trajectory_ids=ids,

@@ -26,4 +26,5 @@ class Critic(nn.Module):
 
     def forward(self, packed: PackedTokens) -> Tensor:
         """V of what stands before each of `packed.targets`, float32[m]."""
-        return self.value(hidden_states(self.policy, packed))[:, 0].float()
+        values: Tensor = self.value(hidden_states(self.policy, packed))
+        return values[:, 0].float().clone()  # FSDP's hooks want no view

@@ -1,7 +1,8 @@
 """The learner: a global batch in, optimizer steps, metrics out.
 
 The same batches from the same state give bit-identical weights on a CPU at a fixed number of threads (invariant 6): the
-micro-batches are a function of the batch, gradients add up in their order, and nothing is drawn at random.
+micro-batches are a function of the batch, gradients add up in their order, and nothing is drawn at random. With several
+ranks each is given its own part of the batch, and all take the same steps.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from operators.trainer.metrics import TokenMetrics, batch_metrics
 from operators.trainer.optimizer import learning_rate
 from operators.trainer.packing import TrainingMicroBatch, micro_batches, mini_batches
 from operators.trainer.passes import PolicyTargets, critic_gradient, policy_gradient, view
-from operators.trainer.policy import load_policy, token_logprobs
+from operators.trainer.policy import Policy, layers_of, load_policy
+from operators.trainer.ranks import ALONE, Ranks, whole
+from operators.trainer.roster import Roster, enrol
 from operators.trainer.trained_model import TrainedModel, copy_into, fit
 from operators.trainer.turns import DeviceTurns, Move
 from schemas.records import MicroBatch
@@ -57,23 +60,26 @@ class Learner:
     Raises ValueError for an algorithm that lacks a setting, or a model that cannot be trained on packed sequences.
     """
 
-    def __init__(self, config: LearnerConfig, model_folder: Path, device: str = "cpu") -> None:
+    def __init__(self, config: LearnerConfig, model_folder: Path, device: str = "cpu", ranks: Ranks = ALONE) -> None:
         self.config = config
-        self._device = torch.device(device)
+        self._device, self._ranks = torch.device(device), ranks
         self._algorithm = resolve(config.algorithm)
         place = torch.device("cpu") if config.share_device else self._device
-        again = config.gradient_checkpointing
+        again, chunk = config.gradient_checkpointing, config.logits_chunk_tokens
         self._model = load_policy(model_folder, place, gradient_checkpointing=again)
-        self._actor = TrainedModel(self._model, config)
+        self._policy = Policy(self._model, chunk)
+        ranks.shard(self._policy, layers_of(self._model), place)
+        self._actor = TrainedModel(self._policy, config)
         models: dict[str, Move] = {"actor": self._actor.move}
         self._critic: Critic | None = None
         if self._algorithm.critic:
             self._critic = Critic(model_folder, place, gradient_checkpointing=again)
+            ranks.shard(self._critic, layers_of(self._critic), place)
             self._critic_trained = TrainedModel(self._critic, config)
             models["critic"] = self._critic_trained.move
-        self._reference: PreTrainedModel | None = None
+        self._reference: Policy | None = None
         if config.algorithm.kl_coefficient:
-            self._reference = load_policy(model_folder, place)
+            self._reference = Policy(load_policy(model_folder, place), chunk)
             models["reference"] = self._reference.to
         self._turns = DeviceTurns(self._device, models, share=config.share_device)
         stop = self._model.generation_config.eos_token_id if self._model.generation_config else None
@@ -92,39 +98,40 @@ class Learner:
         return self._model
 
     def update(self, rows: Sequence[MicroBatch]) -> dict[str, float]:
-        """Train one global batch, whose parts are `rows`, and say how it went.
+        """Train one global batch, whose parts (of this rank) are `rows`, and say how it went.
 
         Raises ValueError (see `batch.join`) for data that cannot be trained on; the learner is then as it was. A
         gradient that is not finite leaves the weights as they were and is counted (`skipped_updates`).
         """
         started = time.perf_counter()
-        batch = join(rows)
-        observed = TokenMetrics()
+        batch = self._join(rows)
+        roster = enrol(batch, self._stop_token_ids, self._ranks)
+        observed = TokenMetrics(penalised=self._reference is not None and self.config.algorithm.kl_in == "loss")
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"):
-            rewards, targets = self._look(batch, observed)
+            rewards, advantages, targets = self._look(batch, roster, observed)
             rate = learning_rate(self._updates, self.config)
-            metrics = batch_metrics(batch, targets.advantages, self._stop_token_ids)
+            metrics = batch_metrics(roster, advantages, self._stop_token_ids)
             if self._critic is None or self._updates >= self.config.critic.head_start:
-                metrics |= self._train_policy(batch, targets, rate, observed)
+                metrics |= self._train_policy(batch, roster, targets, rate, observed)
             if self._critic is not None:
-                metrics |= self._train_critic(self._critic, batch, rewards, rate)
+                metrics |= self._train_critic(self._critic, batch, roster, rewards, rate)
         self._updates += 1
-        metrics |= observed.means() | self._turns.seconds()
+        metrics |= observed.means(self._ranks) | self._turns.seconds()
         metrics |= {"learning_rate": rate, "skipped_updates": float(self._skipped_updates)}
         metrics["time/update"] = time.perf_counter() - started
         metrics["throughput/trainer_tokens_per_s"] = metrics["batch/tokens"] / metrics["time/update"]
         return metrics
 
     def state(self) -> LearnerState:
-        """What `restore` needs to go on as if nothing had happened."""
-        critic = {} if self._critic is None else dict(self._critic.state_dict())
+        """What `restore` needs to go on as if nothing had happened. All ranks must ask, and each gets all of it."""
+        critic = {} if self._critic is None else self._critic.state_dict()
         return LearnerState(
-            weight_tensors(self._model),
+            {name: whole(tensor) for name, tensor in weight_tensors(self._model).items()},
             self._actor.moments(),
             torch.get_rng_state(),
             self._updates,
             self._skipped_updates,
-            critic,
+            {name: whole(tensor) for name, tensor in critic.items()},
             self._critic_trained.moments() if critic else {},
         )
 
@@ -143,16 +150,29 @@ class Learner:
         self._updates = state.updates
         self._skipped_updates = state.skipped_updates
 
-    def _look(self, batch: TrainingBatch, observed: TokenMetrics) -> tuple[Rewards, PolicyTargets]:
-        """See the batch with every model that has a say, each in its turn, before any of them changes."""
-        config, algorithm = self.config.algorithm, self._algorithm
+    def _join(self, rows: Sequence[MicroBatch]) -> TrainingBatch:
+        """This rank's part of the batch; if any rank's cannot be trained, ValueError on every one."""
+        try:
+            batch, why = join(rows), None
+        except ValueError as error:
+            batch, why = None, error
+        if self._ranks.most(why is not None):
+            raise why or ValueError("another rank's part of this batch cannot be trained")
+        assert batch is not None
+        return batch
+
+    def _look(
+        self, batch: TrainingBatch, roster: Roster, observed: TokenMetrics
+    ) -> tuple[Rewards, Tensor, PolicyTargets]:
+        """See the batch with every model that has a say, each in its turn, before any of them changes.
+
+        Gives rewards and advantages of the global batch, and what this rank's tokens are trained towards.
+        """
+        config, algorithm, ranks = self.config.algorithm, self._algorithm, self._ranks
         tokens, everything = int(batch.trained.sum()), np.flatnonzero(batch.trained)
 
-        def logprobs(model: PreTrainedModel) -> Tensor:
-            chunk = self.config.logits_chunk_tokens
-            return view(
-                lambda part: token_logprobs(model, part.packed, chunk)[0], self._parts(batch, everything), tokens
-            )
+        def logprobs(policy: Policy) -> Tensor:
+            return view(lambda part: policy(part.packed)[0], self._parts(batch, everything), tokens)
 
         reference = proximal = values = penalties = None
         if self._reference is not None:
@@ -163,55 +183,52 @@ class Learner:
         in_reward = reference is not None and config.kl_in == "reward"
         if algorithm.proximal == "update_start" and (several or in_reward):
             with self._turns.turn("actor"):
-                proximal = logprobs(self._model)
+                proximal = logprobs(self._policy)
         if self._critic is not None:
             critic = self._critic
             with self._turns.turn("critic"):
-                values = view(lambda part: critic(part.packed), self._parts(batch, everything), tokens).double()
+                seen = view(lambda part: critic(part.packed), self._parts(batch, everything), tokens)
+            values = torch.cat(ranks.gather(seen)).double()
         if in_reward:
             assert reference is not None
             before = torch.from_numpy(batch.behaviour[batch.loss_mask]) if proximal is None else proximal
-            divergence = kl_penalty(before, reference, config.kl_kind).double()
+            divergence = torch.cat(ranks.gather(kl_penalty(before, reference, config.kl_kind))).double()
             observed.note("kl/ref", divergence)
             penalties = config.kl_coefficient * divergence
-        lengths = torch.from_numpy(batch.trained)
-        rewards = Rewards(torch.from_numpy(batch.rewards), torch.from_numpy(batch.groups), lengths, penalties, values)
-        return rewards, PolicyTargets(
-            advantages=algorithm.advantage(rewards, config),
-            proximal=proximal if several else None,
-            reference=None if in_reward else reference,
-        )
+        outcomes, groups, lengths = map(torch.from_numpy, (roster.rewards, roster.groups, roster.trained))
+        rewards = Rewards(outcomes, groups, lengths, penalties, values)
+        advantages = algorithm.advantage(rewards, config)
+        own = advantages[roster.tokens]
+        return rewards, advantages, PolicyTargets(own, proximal if several else None, None if in_reward else reference)
 
     def _train_policy(
-        self, batch: TrainingBatch, targets: PolicyTargets, rate: float, observed: TokenMetrics
+        self, batch: TrainingBatch, roster: Roster, targets: PolicyTargets, rate: float, observed: TokenMetrics
     ) -> dict[str, float]:
         """The policy's steps; the loss is the mean of theirs, the gradient's norm the largest."""
-        losses, norms, skipped = [], [], 0
+        losses, norms = [], []
         used = self._rows_with_gradient(batch, targets)
         with self._turns.turn("actor"):
-            for rows, coefficients in self._steps(batch):
+            for rows in self._steps(roster):
                 self._actor.begin()
                 loss = policy_gradient(
-                    self._model,
-                    self._parts(batch, np.intersect1d(rows, used, assume_unique=True)),
+                    self._policy,
+                    self._parts(batch, np.intersect1d(self._own(rows, roster), used, assume_unique=True)),
                     targets,
-                    coefficients,
+                    self._coefficients(rows, roster),
                     self._algorithm,
                     self.config.algorithm,
-                    self.config.logits_chunk_tokens,
+                    self._ranks.count,
                     observed,
                 )
                 losses.append(loss)
                 norms.append(self._actor.step(rate))
-                skipped += not math.isfinite(norms[-1])
-        self._skipped_updates += skipped
-        return {
-            "loss": float(np.mean(losses)),
-            "grad_norm": float(np.max(norms)),
-            "batch/skipped_rows": float(len(batch) - len(used)),
-        }
+                self._skipped_updates += not math.isfinite(norms[-1])
+        loss, skipped = self._ranks.total([float(np.mean(losses)), len(batch) - len(used)])
+        return {"loss": loss, "grad_norm": float(np.max(norms)), "batch/skipped_rows": skipped}
 
-    def _train_critic(self, critic: Critic, batch: TrainingBatch, rewards: Rewards, rate: float) -> dict[str, float]:
+    def _train_critic(
+        self, critic: Critic, batch: TrainingBatch, roster: Roster, rewards: Rewards, rate: float
+    ) -> dict[str, float]:
         """The critic's steps, over the same mini-batches."""
         assert rewards.values is not None
         returns = value_targets(rewards, self.config.algorithm)
@@ -220,32 +237,49 @@ class Learner:
         rate = settings.learning_rate * (rate / of_policy if of_policy else 1.0)
         losses, norms = [], []
         with self._turns.turn("critic"):
-            for rows, _ in self._steps(batch):
+            for rows in self._steps(roster):
                 self._critic_trained.begin()
-                tokens = max(1, int(batch.trained[rows].sum()))
-                parts = self._parts(batch, rows[batch.trained[rows] > 0])
-                losses.append(critic_gradient(critic, parts, rewards.values, returns, settings.value_clip, tokens))
+                own = self._own(rows, roster)
+                loss = critic_gradient(
+                    critic,
+                    self._parts(batch, own[batch.trained[own] > 0]),
+                    rewards.values[roster.tokens],
+                    returns[roster.tokens],
+                    settings.value_clip,
+                    max(1, int(roster.trained[rows].sum())),
+                    self._ranks.count,
+                )
+                losses.append(loss)
                 norms.append(self._critic_trained.step(rate))
                 self._skipped_updates += not math.isfinite(norms[-1])
         spread = float(returns.var(correction=0)) if len(returns) else 0.0
         left = float((returns - rewards.values).var(correction=0)) if len(returns) else 0.0
         return {
-            "critic/loss": float(np.mean(losses)),
+            "critic/loss": self._ranks.total([float(np.mean(losses))])[0],
             "critic/grad_norm": float(np.max(norms)),
             "critic/explained_variance": 1 - left / spread if spread else 0.0,
         }
 
-    def _steps(self, batch: TrainingBatch) -> Iterator[tuple[np.ndarray, Tensor]]:
-        """The rows of each optimizer step and the coefficients of the batch's rows in it (0 for those of others)."""
-        aggregation, longest = AGGREGATIONS[self._algorithm.aggregation], self.config.algorithm.max_response_tokens
+    def _steps(self, roster: Roster) -> Iterator[np.ndarray]:
+        """The rows of the global batch that each optimizer step trains."""
         for _ in range(self.config.epochs):
-            for rows in mini_batches(batch.groups, self.config.mini_batches):
-                coefficients = torch.zeros(len(batch), dtype=torch.float64)
-                coefficients[rows] = aggregation(torch.from_numpy(batch.trained[rows]), longest)
-                yield rows, coefficients
+            yield from mini_batches(roster.groups, self.config.mini_batches)
+
+    def _coefficients(self, rows: np.ndarray, roster: Roster) -> Tensor:
+        """The aggregation's, of this rank's sequences, float64[n]; 0 for those that are not among `rows`."""
+        aggregation = AGGREGATIONS[self._algorithm.aggregation]
+        coefficients = torch.zeros(len(roster), dtype=torch.float64)
+        coefficients[rows] = aggregation(
+            torch.from_numpy(roster.trained[rows]), self.config.algorithm.max_response_tokens
+        )
+        return coefficients[roster.rows]
+
+    def _own(self, rows: np.ndarray, roster: Roster) -> np.ndarray:
+        """Those of `rows` that are this rank's, as numbers in its own batch."""
+        return rows[(rows >= roster.rows.start) & (rows < roster.rows.stop)] - roster.rows.start
 
     def _parts(self, batch: TrainingBatch, rows: np.ndarray) -> Iterator[TrainingMicroBatch]:
-        return micro_batches(batch, rows, self.config.micro_batch_tokens, self._device)
+        return micro_batches(batch, rows, self.config.micro_batch_tokens, self._device, self._ranks)
 
     def _rows_with_gradient(self, batch: TrainingBatch, targets: PolicyTargets) -> np.ndarray:
         """The sequences whose loss has a gradient: with a KL penalty in it all that have a trained token, else those of

@@ -10,33 +10,45 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from operators.trainer.batch import TrainingBatch
 from operators.trainer.losses import Clip, PolicyLogprobs, importance_ratios
+from operators.trainer.ranks import ALONE, Ranks
+from operators.trainer.roster import Roster
 
 
-def batch_metrics(batch: TrainingBatch, advantages: Tensor, stop_token_ids: Sequence[int]) -> dict[str, float]:
+def batch_metrics(roster: Roster, advantages: Tensor, stop_token_ids: Sequence[int]) -> dict[str, float]:
     """What is known of a batch before a forward pass.
 
     `frac_reward_zero_std` is the share of groups whose rewards are all alike; `response_length/clip_ratio` that of
     responses that do not end in a stop token (NaN without one).
     """
-    lengths = batch.lengths - batch.prompt_lengths
-    groups = [batch.rewards[batch.groups == group] for group in range(int(batch.groups.max()) + 1)]
-    stopped = np.isin(batch.token_ids[batch.starts + batch.lengths - 1], stop_token_ids)
+    lengths = roster.lengths - roster.prompt_lengths
+    groups = [roster.rewards[roster.groups == group] for group in range(int(roster.groups.max()) + 1)]
     return {
-        "reward/mean": float(batch.rewards.mean()),
-        "reward/std": float(batch.rewards.std()),
+        "reward/mean": float(roster.rewards.mean()),
+        "reward/std": float(roster.rewards.std()),
         "frac_reward_zero_std": float(np.mean([np.ptp(rewards) == 0 for rewards in groups])),
         "advantage/abs_mean": float(advantages.abs().mean()) if len(advantages) else 0.0,
         "response_length/mean": float(lengths.mean()),
         "response_length/max": float(lengths.max()),
-        "response_length/clip_ratio": float(np.mean(~stopped)) if stop_token_ids else math.nan,
-        "staleness/mean": float(batch.staleness.mean()),
-        "staleness/max": float(batch.staleness.max()),
-        "batch/trajectories": float(len(batch)),
-        "batch/tokens": float(batch.lengths.sum()),
-        "batch/trained_tokens": float(batch.trained.sum()),
+        "response_length/clip_ratio": float(np.mean(~roster.stopped)) if stop_token_ids else math.nan,
+        "staleness/mean": float(roster.staleness.mean()),
+        "staleness/max": float(roster.staleness.max()),
+        "batch/trajectories": float(len(roster)),
+        "batch/tokens": float(roster.lengths.sum()),
+        "batch/trained_tokens": float(roster.trained.sum()),
     }
+
+
+_TOKEN_NAMES = (
+    "importance_ratio/mean",
+    "_ratio_squares",
+    "kl/mismatch",
+    "clip_ratio/low",
+    "clip_ratio/high",
+    "correction/weight_mean",
+    "entropy",
+    "kl/ref",
+)
 
 
 @dataclass(slots=True)
@@ -45,8 +57,10 @@ class TokenMetrics:
 
     tokens: int = 0
     largest_ratio: float = 0.0
-    sums: dict[str, float] = field(default_factory=dict)
+    sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_TOKEN_NAMES, 0.0))
     noted: dict[str, float] = field(default_factory=dict)
+    penalised: bool = False
+    """Whether the loss has a KL penalty."""
 
     def note(self, name: str, values: Tensor) -> None:
         """Take the mean of `values`, which are of other tokens than those of `add`."""
@@ -63,6 +77,8 @@ class TokenMetrics:
         kl: Tensor | None,
     ) -> None:
         """Take in one micro-batch: everything float[m]."""
+        if not len(advantages):
+            return
         with torch.no_grad():
             ratio = importance_ratios(policy.current, policy.behaviour)
             proximal_ratio = importance_ratios(policy.current, policy.proximal)
@@ -79,16 +95,22 @@ class TokenMetrics:
             if kl is not None:
                 values["kl/ref"] = kl
             for name, value in values.items():
-                self.sums[name] = self.sums.get(name, 0.0) + float(value.double().sum())
+                self.sums[name] += float(value.double().sum())
             self.tokens += len(ratio)
             self.largest_ratio = max(self.largest_ratio, float(ratio.max()))
 
-    def means(self) -> dict[str, float]:
-        """Means over tokens; `ess` is (Σw)²/(n·Σw²) of w = π/μ, 1 where data are on policy. Empty without tokens."""
-        if not self.tokens:
+    def means(self, ranks: Ranks = ALONE) -> dict[str, float]:
+        """Means over the tokens of all ranks; `ess` is (Σw)²/(n·Σw²) of w = π/μ, 1 where data are on policy. Empty
+        without tokens. All ranks must ask.
+        """
+        tokens, *sums = ranks.total([self.tokens, *self.sums.values()])
+        largest = ranks.most(self.largest_ratio)
+        if not tokens:
             return dict(self.noted)
-        means = {name: value / self.tokens for name, value in self.sums.items()}
+        means = {name: value / tokens for name, value in zip(self.sums, sums, strict=True)}
         squares = means.pop("_ratio_squares")
         means["ess"] = means["importance_ratio/mean"] ** 2 / squares if squares else 0.0
-        means["importance_ratio/max"] = self.largest_ratio
+        means["importance_ratio/max"] = largest
+        if not self.penalised:
+            del means["kl/ref"]
         return means | self.noted

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from operators.trainer.config import LearnerConfig
+from operators.trainer.ranks import as_held
 
 
 def learning_rate(update: int, config: LearnerConfig) -> float:
@@ -70,5 +71,6 @@ def restore_moments(
     optimizer.state.clear()
     for name, parameter in parameters.items() if state else ():
         optimizer.state[parameter] = {
-            kind: state[f"{kind}.{name}"].clone().to(parameter.device) for kind in ("step", "exp_avg", "exp_avg_sq")
+            "step": state[f"step.{name}"].clone().to(parameter.device),
+            **{kind: as_held(state[f"{kind}.{name}"].clone(), parameter) for kind in ("exp_avg", "exp_avg_sq")},
         }

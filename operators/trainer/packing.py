@@ -13,6 +13,7 @@ from torch import Tensor
 
 from operators.trainer.batch import TrainingBatch
 from operators.trainer.packed_attention import PackedLayout, lay_out
+from operators.trainer.ranks import ALONE, Ranks
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,11 +100,31 @@ def pack(batch: TrainingBatch, rows: np.ndarray, device: torch.device) -> Traini
 
 
 def micro_batches(
-    batch: TrainingBatch, rows: np.ndarray, token_budget: int, device: torch.device
+    batch: TrainingBatch, rows: np.ndarray, token_budget: int, device: torch.device, ranks: Ranks = ALONE
 ) -> Iterator[TrainingMicroBatch]:
-    """The micro-batches of `rows`, longest sequences first: if memory does not suffice, the first one says so."""
-    for part in plan_micro_batches(batch.lengths, rows, token_budget):
+    """The micro-batches of `rows`, longest sequences first: if memory does not suffice, the first one says so.
+
+    Every rank gives the same number: where others have more, blank ones follow.
+    """
+    plan = plan_micro_batches(batch.lengths, rows, token_budget)
+    blanks = int(ranks.most(len(plan))) - len(plan)  # asked before the first pass: ranks must ask in one order
+    for part in plan:
         yield pack(batch, part, device)
+    for _ in range(blanks):
+        yield blank(device)
+
+
+def blank(device: torch.device) -> TrainingMicroBatch:
+    """A micro-batch of one token, which is not trained."""
+    nothing = torch.zeros(0, dtype=torch.int64)
+    return TrainingMicroBatch(
+        packed=pack_tokens(np.zeros(1, np.int64), np.zeros(1, bool), np.ones(1, np.int64), device),
+        behaviour=torch.zeros(0, device=device),
+        segments=nothing.to(device),
+        places=nothing,
+        rows=nothing,
+        sequences=1,
+    )
 
 
 def mini_batches(groups: np.ndarray, count: int) -> list[np.ndarray]:

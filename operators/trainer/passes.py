@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from operators.trainer.algorithms import Algorithm
 from operators.trainer.config import AlgorithmConfig
@@ -15,7 +14,7 @@ from operators.trainer.critic import Critic
 from operators.trainer.losses import PolicyLogprobs, correction_weights, kl_penalty, value_loss
 from operators.trainer.metrics import TokenMetrics
 from operators.trainer.packing import TrainingMicroBatch
-from operators.trainer.policy import token_logprobs
+from operators.trainer.policy import Policy
 
 Parts = Iterable[TrainingMicroBatch]
 
@@ -43,22 +42,22 @@ def view(score: Callable[[TrainingMicroBatch], Tensor], parts: Parts, tokens: in
 
 
 def policy_gradient(
-    model: PreTrainedModel,
+    model: Policy,
     parts: Parts,
     targets: PolicyTargets,
     coefficients: Tensor,
     algorithm: Algorithm,
     config: AlgorithmConfig,
-    chunk: int,
+    scale: float,
     observed: TokenMetrics,
 ) -> float:
-    """Add the gradient of the policy's loss over `parts`, and return the loss.
+    """Add `scale` times the gradient of the policy's loss over `parts`, and return the loss.
 
     coefficients float64[n] are the aggregation's, of the batch's sequences.
     """
     total = 0.0
     for part in parts:
-        current, entropies = token_logprobs(model, part.packed, chunk, with_entropy=True)
+        current, entropies = model(part.packed, True)
         if algorithm.proximal == "behaviour":
             proximal = part.behaviour
         else:
@@ -72,15 +71,17 @@ def policy_gradient(
             penalty = kl_penalty(current, part.of_tokens(targets.reference), config.kl_kind)
             losses = losses + config.kl_coefficient * penalty
         loss = (part.of_sequences(coefficients) * losses).sum()
-        torch.autograd.backward(loss)
+        torch.autograd.backward(scale * loss)
         assert entropies is not None
         observed.add(policy, advantages, weights, entropies, algorithm.clip, penalty)
         total += float(loss.detach())
     return total
 
 
-def critic_gradient(critic: Critic, parts: Parts, before: Tensor, returns: Tensor, clip: float, tokens: int) -> float:
-    """Add the gradient of the mean value loss over `parts`, `tokens` tokens in all, and return that loss.
+def critic_gradient(
+    critic: Critic, parts: Parts, before: Tensor, returns: Tensor, clip: float, tokens: int, scale: float
+) -> float:
+    """Add `scale` times the gradient of the sum over `parts` of value losses / `tokens`, and return that.
 
     before float[m] are the values that the update began with, returns float[m] what they should have been.
     """
@@ -88,6 +89,6 @@ def critic_gradient(critic: Critic, parts: Parts, before: Tensor, returns: Tenso
     for part in parts:
         losses = value_loss(critic(part.packed), part.of_tokens(before), part.of_tokens(returns), clip)
         loss = losses.sum() / tokens
-        torch.autograd.backward(loss)
+        torch.autograd.backward(scale * loss)
         total += float(loss.detach())
     return total

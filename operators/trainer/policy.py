@@ -29,10 +29,14 @@ def load_policy(folder: Path, device: torch.device, *, gradient_checkpointing: b
     model.set_attn_implementation(PACKED)
     if gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
-        for layer in model.modules():
-            if isinstance(layer, GradientCheckpointingLayer):
-                layer.training = True  # of the layer alone: what is in it, dropout too, stays in evaluation mode
+        for layer in layers_of(model):
+            layer.training = True  # of the layer alone: what is in it, dropout too, stays in evaluation mode
     return model.to(device)
+
+
+def layers_of(model: nn.Module) -> list[nn.Module]:
+    """The layers of a transformer, in their order."""
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
 def hidden_states(trunk: nn.Module, packed: PackedTokens) -> Tensor:
@@ -63,6 +67,19 @@ def token_logprobs(
     ]
     logprobs = torch.cat([logprobs for logprobs, _ in parts])
     return logprobs, torch.cat([entropies for _, entropies in parts]) if with_entropy else None
+
+
+class Policy(nn.Module):
+    """A model that is called for logprobs, as a whole: what is split over ranks must be."""
+
+    def __init__(self, model: PreTrainedModel, chunk: int) -> None:
+        super().__init__()
+        self.model, self._chunk = model, chunk
+
+    def forward(self, packed: PackedTokens, with_entropy: bool = False) -> tuple[Tensor, Tensor | None]:
+        """`token_logprobs` of `packed`."""
+        logprobs, entropies = token_logprobs(self.model, packed, self._chunk, with_entropy=with_entropy)
+        return logprobs.clone(), entropies  # FSDP's hooks want no view
 
 
 def _score(hidden: Tensor, targets: Tensor, head: nn.Module, with_entropy: bool) -> tuple[Tensor, Tensor]:

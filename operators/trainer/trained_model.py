@@ -10,14 +10,16 @@ from torch import Tensor, nn
 
 from operators.trainer.config import LearnerConfig
 from operators.trainer.optimizer import build_optimizer, moments, restore_moments
+from operators.trainer.ranks import as_held, whole
 
 
 class TrainedModel:
     """`module`, whose gradients the caller adds up before it asks for a step."""
 
     def __init__(self, module: nn.Module, config: LearnerConfig) -> None:
-        self.module = module
-        self._parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}  # tied weights once
+        self._module = module
+        # Tied weights once, under the names that the model's own weights have.
+        self._parameters = {name.removeprefix("model."): p for name, p in module.named_parameters()}
         self._optimizer = build_optimizer(self._parameters, config)
         self._bound = config.max_gradient_norm
 
@@ -33,7 +35,7 @@ class TrainedModel:
         for parameter in self._parameters.values():
             if parameter.grad is None:  # a batch in which every row was skipped still decays moments and weights
                 parameter.grad = torch.zeros_like(parameter)
-        norm = float(nn.utils.clip_grad_norm_(self._parameters.values(), self._bound))
+        norm = float(whole(nn.utils.clip_grad_norm_(self._parameters.values(), self._bound)))
         if math.isfinite(norm):
             for group in self._optimizer.param_groups:
                 group["lr"] = rate * group["factor"]
@@ -42,15 +44,15 @@ class TrainedModel:
 
     def move(self, device: torch.device) -> None:
         """Weights, gradients and moments to `device`; parameters stay the same objects."""
-        self.module.to(device)
+        self._module.to(device)
         for state in self._optimizer.state.values():
             for name, value in state.items():
                 if isinstance(value, Tensor):
                     state[name] = value.to(device)
 
     def moments(self) -> dict[str, Tensor]:
-        """The optimizer's state by name; the optimizer's own tensors."""
-        return moments(self._optimizer, self._parameters)
+        """The optimizer's state by name; the optimizer's own tensors where this rank has all of them."""
+        return {name: whole(tensor) for name, tensor in moments(self._optimizer, self._parameters).items()}
 
     def restore_moments(self, state: Mapping[str, Tensor]) -> None:
         """Put back what `moments` gave. Raises ValueError where names or shapes are not this model's."""
@@ -69,4 +71,4 @@ def fit(own: Mapping[str, Tensor], state: Mapping[str, Tensor], whose: str) -> N
 def copy_into(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
     """Set each tensor of `own` to what `state` has under its name."""
     for name, tensor in own.items():
-        tensor.copy_(state[name])
+        tensor.copy_(as_held(state[name], tensor))

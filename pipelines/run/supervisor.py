@@ -16,6 +16,7 @@ from pipelines.audit.audit_run import audit
 from pipelines.audit.balance import Audit
 from pipelines.config import Config, ConfigError, save_config
 from pipelines.report.metrics_file import MetricsFile
+from pipelines.report.trackers import Sinks, open_trackers
 from pipelines.roles import EMULATED, roles_of
 from pipelines.run.fleet import Fleet, RoleFailed, last_line
 from pipelines.run.goal import is_reached, is_trained
@@ -54,7 +55,8 @@ class Supervisor:
         go on.
         """
         started = new_run(self.config.run.name, self.config.trainer.optimizer_steps, time.time_ns() // 10**6)
-        metrics = MetricsFile(self.folder / "metrics.jsonl")
+        trackers = open_trackers(self.config.run.trackers, self.config.run.name, self.folder)
+        metrics = Sinks(MetricsFile(self.folder / "metrics.jsonl"), trackers)
         with self._stops, Watch(started, file=metrics, view=self.view) as self._watch, ExitStack() as stack:
             self._claim_store()
             stack.callback(self._kafka.close, HURRIED_S)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Protocol
 
-from pipelines.report.metrics_file import MetricsFile, lag_metric, phase_metric, replica_metric, version_metric
+from pipelines.report.metrics_file import lag_metric, phase_metric, replica_metric, version_metric
+from pipelines.report.trackers import Sink
 from pipelines.view.events import Event, LagSeen, PhaseStarted, Role, RolesSeen, Tick
 from pipelines.view.live import LiveView
 from pipelines.view.state import RunState, fold_all
@@ -36,7 +37,7 @@ class Watch:
         state: RunState,
         *,
         source: Source | None = None,
-        file: MetricsFile | None = None,
+        file: Sink | None = None,
         view: LiveView | None = None,
         now: Callable[[], int] = lambda: time.time_ns() // 10**6,
     ) -> None:

@@ -49,7 +49,7 @@ def test_the_gradient_is_that_of_the_formula(folder: Path) -> None:
         ids, mask = torch.from_numpy(batch.token_ids[tokens]), torch.from_numpy(batch.loss_mask[tokens])
         logprobs = model(input_ids=ids[None]).logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
         ratios = (logprobs - torch.from_numpy(batch.behaviour[tokens])[1:]).exp()[mask[1:]]
-        group = batch.rewards[batch.groups == batch.groups[row]]
+        group = batch.rewards[batch.group_keys == batch.group_keys[row]]
         advantage = float((batch.rewards[row] - group.mean()) / (group.std(ddof=1) + 1e-6))
         tokenwise = -torch.minimum(ratios * advantage, ratios.clamp(0.8, 1.28) * advantage)
         losses.append(tokenwise.sum() / int(mask.sum()))

@@ -1,0 +1,79 @@
+"""One of two ranks, as a process: trains its part of two batches and writes down what it came to.
+
+    python rank_of_two.py RANK RENDEZVOUS MODEL CONFIG OUT
+
+CONFIG is a JSON object of a LearnerConfig's fields. Rank 1 has fewer sequences, and of the second batch none.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import fields, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+
+HERE = Path(__file__).resolve()
+sys.path[:0] = [str(HERE.parents[3]), str(HERE.parents[2])]
+
+from pydantic import TypeAdapter  # noqa: E402
+from trainer_batches import make_batch  # noqa: E402
+
+from operators.trainer.config import LearnerConfig  # noqa: E402
+from operators.trainer.learner import Learner  # noqa: E402
+from operators.trainer.ranks import Ranks, whole  # noqa: E402
+from schemas.records import MicroBatch  # noqa: E402
+
+BATCHES = 2
+
+
+def parts(number: int) -> list[list[MicroBatch]]:
+    """Batch `number`, by rank: three quarters and one, then all and nothing. Groups lie across ranks."""
+    made = make_batch(seed=number, number=number, parts=4)
+    return [made[:3], made[3:]] if number == 0 else [made, [empty(made[0], index=4)]]
+
+
+def empty(part: MicroBatch, index: int) -> MicroBatch:
+    """A part without a sequence."""
+    columns = {field.name: getattr(part, field.name) for field in fields(part)}
+    return replace(
+        part, index=index, **{name: column[:0] for name, column in columns.items() if hasattr(column, "__len__")}
+    )
+
+
+def train(learner: Learner, batches: list[list[MicroBatch]]) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
+    """Every tensor of the learner's after `batches`, the gradients of each, and the metrics."""
+    tensors, told = {}, []
+    for number, batch in enumerate(batches):
+        told.append(learner.update(batch))
+        for name, parameter in learner.model.named_parameters():
+            tensors[f"gradient.{number}.{name}"] = whole(parameter.grad).clone()
+    state = learner.state()
+    for kind in ("weights", "moments", "critic_weights", "critic_moments"):
+        tensors |= {f"{kind}.{name}": tensor.detach().clone() for name, tensor in getattr(state, kind).items()}
+    return tensors, told
+
+
+def main(rank: str, rendezvous: str, model: str, config: str, out: str) -> None:
+    """Be rank `rank`."""
+    torch.set_num_threads(1)
+    settings: dict[str, Any] = {"rank": int(rank), "world_size": 2, "timeout": timedelta(seconds=60)}
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", **settings)
+    learner = Learner(TypeAdapter(LearnerConfig).validate_json(config), Path(model), ranks=Ranks(int(rank), 2))
+    tensors, told = train(learner, [parts(number)[int(rank)] for number in range(BATCHES)])
+    resumed = Learner(learner.config, Path(model), ranks=Ranks(int(rank), 2))
+    resumed.restore(learner.state())
+    for each in (learner, resumed):  # a restored one goes on as the other does
+        each.update(parts(0)[int(rank)])
+    same = [torch.equal(*pair) for pair in zip(*(s.state().weights.values() for s in (learner, resumed)), strict=True)]
+    save_file(tensors, f"{out}.safetensors", {"told": json.dumps(told), "resumed": json.dumps(all(same))})
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
