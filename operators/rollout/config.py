@@ -28,7 +28,7 @@ class RolloutConfig:
     """CPU threads of the model code in one process."""
     step_s: float = 0.03
     """Engine time between two looks at the inbox, in seconds."""
-    linger_s: float = 0.1
+    linger_s: float = 0.2
     """How long a finished trajectory may wait for others to share its transaction, in seconds."""
     heartbeat_s: float = 1.0
     emulation: EngineEmulation = field(default_factory=EngineEmulation)
