@@ -20,12 +20,15 @@ from operators.rollout.roofline import Pace, Roofline
 from operators.rollout.scheduler import Scheduler, SchedulerConfig
 from schemas.records import PolicyVersion
 
+FRESH_S = 0.1
+
 
 class EmulatedEngine:
     """An `Engine` whose answers are as long as `lengths` says.
 
     `clock` is in seconds, of which each is `time_scale` emulated ones; loading weights takes `pull_s` emulated
-    seconds, in which requests wait. `version` is what it has loaded at first.
+    seconds, in which requests wait. `version` is what it has loaded at first. Where nothing ends `step` brings the load
+    that `status` tells up to date every `fresh_s` seconds only: many replicas share a core.
     """
 
     def __init__(
@@ -38,11 +41,14 @@ class EmulatedEngine:
         time_scale: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
         version: PolicyVersion | None = None,
+        fresh_s: float = FRESH_S,
     ) -> None:
         rows = EmulatedRows(config.slots, config.context, config.vocabulary, lengths)
         self._scheduler = Scheduler(config, rows)
         self._roofline, self._pull_s, self._scale, self._clock = roofline, pull_s, time_scale, clock
-        self._version = version
+        self._version, self._fresh_s = version, fresh_s
+        self._looked_at = -math.inf
+        """When it was last brought up to date, by the clock."""
         self._done: list[Completion] = []
         self._at = clock() * time_scale
         """Emulated seconds; everything up to here has happened. Ahead of the clock while weights load."""
@@ -74,7 +80,8 @@ class EmulatedEngine:
 
     def step(self) -> Sequence[Completion]:
         """Everything that has finished by now."""
-        self._catch_up()
+        if self.due() <= 0 or self._clock() - self._looked_at >= self._fresh_s:
+            self._catch_up()
         done, self._done = self._done, []
         return done
 
@@ -110,7 +117,8 @@ class EmulatedEngine:
 
     def _catch_up(self) -> None:
         """Let everything happen that has by now."""
-        now = self._now()
+        self._looked_at = self._clock()
+        now = self._looked_at * self._scale
         self._done += self._scheduler.take_ended()
         while self._at <= now:
             if self._round_ends is None:

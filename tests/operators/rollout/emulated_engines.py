@@ -42,4 +42,5 @@ def emulated(
     capacity = slots * -(-context // block) * block if kv_capacity is None else kv_capacity
     config = SchedulerConfig(slots, context, capacity, VOCABULARY, block=block)
     clock = ManualClock(ticks=0.008) if clock is None else clock
+    options = {"fresh_s": 0.0, **options}
     return EmulatedEngine(config, Roofline(roofline), open_lengths(lengths), clock=clock, **options)

@@ -188,6 +188,22 @@ def test_due_says_when_to_look() -> None:
     assert looks <= 40  # ends and what is sent back, not every one of some 180 rounds
 
 
+def test_a_load_grows_stale_for_a_tenth_of_a_second_at_most_and_ends_never_do() -> None:
+    clock = ManualClock()
+    it = emulated(clock=clock, roofline=FLAT, fresh_s=0.1)
+    it.submit(request("a", prompt=1, new=30))
+    advance_to(it, clock, 100.0)
+    advance_to(it, clock, 100.055)
+    assert it.status().tokens_generated == 0
+    advance_to(it, clock, 100.115)
+    assert it.status().tokens_generated == 11
+    assert advance_to(it, clock, 100.195) == []
+    assert it.status().tokens_generated == 11
+    it.submit(request("b", prompt=1, new=1))  # whoever changes something sees it as it is
+    assert it.status().tokens_generated == 19
+    assert advance_to(it, clock, 100.2101) == ["b"]
+
+
 # --- the roofline
 
 

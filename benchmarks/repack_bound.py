@@ -1,0 +1,289 @@
+"""What repack could gain at most: the same schedulers and the same lengths, with placement that costs nothing.
+
+    python benchmarks/repack_bound.py [--replicas 16] [--batch 512] [--hours 2] [--json]
+
+Replicas take a batch of trajectories each, drain it under one weight version and take the next; a version comes with
+every so many trajectories. Three placements are compared on emulated engines, without Kafka and by a clock of their
+own: `none`; `repack`, which is `plan_repack` every five seconds, whose moves cost the prefill of what they move; and
+`oracle`, which packs what is left of each version's batches onto as few replicas as will hold it, every second and for
+free. Figures are of the second half of the time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from operators.rollout.emulated_engine import EmulatedEngine, emulated_scheduling
+from operators.rollout.emulated_rows import EmulatedRows
+from operators.rollout.emulation import DEFAULT_CONTEXT, LengthsConfig, RooflineConfig
+from operators.rollout.engine import Request
+from operators.rollout.lengths import open_lengths
+from operators.rollout.roofline import Roofline
+from schemas.records import PolicyVersion, Sampling
+
+LOOK_S = 1.0
+REPACK_S = 5.0
+END = 0
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Real tokens and seconds; `stride` of them are emulated as one."""
+
+    replicas: int = 16
+    batch: int = 512
+    """Trajectories that a replica takes at once, and may hold."""
+    kv_tokens: int = 820_000
+    prompt: int = 2048
+    p50: float = 2000.0
+    p99: float = 16_000.0
+    pull_s: float = 0.57
+    global_batch: int = 8192
+    stride: int = 8
+    seed: int = 0
+
+
+@dataclass
+class Figures:
+    """What a placement reached, in the second half of its time."""
+
+    tokens_per_s: float
+    kv_use: float
+    latency_s: float
+    moved: int
+    versions: int
+
+
+class FreeRows(EmulatedRows):
+    """Rows that are resumed without being computed anew."""
+
+    def to_prefill(self, new: range) -> int:
+        fresh = [row for row in new if not self.generated[row]]
+        return super().to_prefill(range(fresh[0], fresh[-1] + 1)) if fresh else 0
+
+
+@dataclass
+class Replica:
+    """An engine, what it was given under its version, and when each of them began."""
+
+    engine: EmulatedEngine
+    version: int = -1
+    holds: dict[str, tuple[Request, float]] = field(default_factory=dict)
+    kv_before: int = 0
+
+
+class Simulation:
+    """One placement on one cluster."""
+
+    def __init__(self, cluster: Cluster, free: bool) -> None:
+        self.cluster, self.now = cluster, 0.0
+        self._next = self.finished = self.moved = 0
+        self._latencies: list[tuple[float, float]] = []
+        self._kv: list[tuple[float, float]] = []
+        self._tokens: list[tuple[float, int]] = []
+        self.replicas = [Replica(self._engine(free)) for _ in range(cluster.replicas)]
+
+    def run(self, seconds: float, place: Callable[[Simulation], None], every_s: float) -> Figures:
+        """Let `seconds` pass, calling `place` every `every_s` seconds."""
+        for index, replica in enumerate(self.replicas):  # not all at once: a steady state has no common beginning
+            replica.version = -2 - index
+        placed = 0.0
+        while self.now < seconds:
+            self.now += LOOK_S
+            for replica in self.replicas:
+                self._step(replica)
+            if self.now - placed >= every_s:
+                placed = self.now
+                place(self)
+                for replica in self.replicas:
+                    replica.kv_before = replica.engine.status().kv_used
+            for index, replica in enumerate(self.replicas):
+                if not replica.holds and self.now >= 20.0 * index:
+                    self._begin(replica)
+            self._measure()
+        return self._figures(seconds / 2)
+
+    def move(self, source: Replica, names: list[str], destination: Replica) -> None:
+        """Hand `names` over, with what they have."""
+        for name, partial in source.engine.release(names).items():
+            request, began = source.holds.pop(name)
+            resumed = Request(name, request.prompt, request.sampling, partial if len(partial.token_ids) else None)
+            destination.engine.submit(resumed)
+            destination.holds[name] = request, began
+            self.moved += 1
+
+    def _engine(self, free: bool) -> EmulatedEngine:
+        cluster, stride = self.cluster, self.cluster.stride
+        config = emulated_scheduling(cluster.batch, DEFAULT_CONTEXT // stride, cluster.kv_tokens // stride, 32_000, 16)
+        lengths = open_lengths(LengthsConfig(cluster.p50 / stride, cluster.p99 / stride))
+        engine = EmulatedEngine(
+            config, Roofline(RooflineConfig(), stride), lengths, pull_s=cluster.pull_s, clock=lambda: self.now
+        )
+        if free:
+            engine._scheduler.rows = FreeRows(config.slots, config.context, config.vocabulary, lengths)
+        return engine
+
+    def _begin(self, replica: Replica) -> None:
+        cluster = self.cluster
+        replica.version = self.finished // cluster.global_batch
+        replica.engine.load(None, PolicyVersion(1, replica.version))  # type: ignore[arg-type]
+        most = (DEFAULT_CONTEXT - cluster.prompt) // cluster.stride
+        sampling = Sampling(1.0, 1.0, 0, most, (END,), cluster.seed)
+        for _ in range(cluster.batch):
+            group, member = divmod(self._next, 16)
+            prompt = np.full(cluster.prompt // cluster.stride, 1 + group % 30_000, np.int32)
+            request = Request(f"p{group}.{member}", prompt, sampling)
+            self._next += 1
+            replica.engine.submit(request)
+            replica.holds[request.trajectory_id] = request, self.now
+
+    def _step(self, replica: Replica) -> None:
+        for done in replica.engine.step():
+            _, began = replica.holds.pop(done.trajectory_id)
+            self.finished += 1
+            self._latencies.append((self.now, self.now - began))
+
+    def _measure(self) -> None:
+        loads = [replica.engine.status() for replica in self.replicas]
+        self._kv.append((self.now, statistics.fmean(load.kv_used / load.kv_capacity for load in loads)))
+        self._tokens.append((self.now, sum(load.tokens_generated for load in loads)))
+
+    def _figures(self, since: float) -> Figures:
+        (begin, before), (end, after) = next(each for each in self._tokens if each[0] >= since), self._tokens[-1]
+        return Figures(
+            tokens_per_s=(after - before) * self.cluster.stride / (end - begin),
+            kv_use=statistics.fmean(use for at, use in self._kv if at >= since),
+            latency_s=statistics.fmean(latency for at, latency in self._latencies if at >= since),
+            moved=self.moved,
+            versions=self.finished // self.cluster.global_batch,
+        )
+
+
+def nothing(simulation: Simulation) -> None:
+    """Every replica drains what it was given."""
+
+
+def repack(simulation: Simulation) -> None:
+    """What placement plans, at what its moves cost the engines."""
+    from operators.placement.repack import Load, plan_repack
+
+    for version in {replica.version for replica in simulation.replicas}:
+        group = {i: r for i, r in enumerate(simulation.replicas) if r.version == version and r.holds}
+        loads = []
+        for index, replica in group.items():
+            status = replica.engine.status()
+            loads.append(
+                Load(
+                    replica=index,
+                    kv_used=status.kv_used,
+                    kv_capacity=status.kv_capacity,
+                    kv_before=replica.kv_before,
+                    requests=len(replica.holds),
+                    waiting=status.waiting,
+                    most_requests=simulation.cluster.batch,
+                )
+            )
+        for move in plan_repack(loads):
+            source = group[move.source]
+            simulation.move(source, list(source.holds), group[move.destination])
+
+
+def oracle(simulation: Simulation) -> None:
+    """What is left of a version's batches goes onto as few replicas as hold it, the fullest ones."""
+    for version in {replica.version for replica in simulation.replicas}:
+        idle = [r for r in simulation.replicas if r.version == version and r.holds and not r.engine.status().waiting]
+        idle.sort(key=lambda replica: replica.engine.status().kv_used)
+        while len(idle) > 1:
+            source, *others = idle
+            loads = [replica.engine.status() for replica in idle]
+            room = sum(load.kv_capacity - load.kv_used for load in loads[1:])
+            free = sum(simulation.cluster.batch - load.running for load in loads[1:])
+            if loads[0].kv_used > room - 16 * len(source.holds) or loads[0].running > free:
+                break
+            _spread(simulation, source, others[::-1])
+            idle = others
+
+
+def _spread(simulation: Simulation, source: Replica, others: list[Replica]) -> None:
+    """Hand over all that `source` has, to each of `others` as much as it takes."""
+    each = source.engine.status().kv_used // max(1, len(source.holds)) + 16
+    for destination in others:
+        load = destination.engine.status()
+        count = min((load.kv_capacity - load.kv_used) // each, simulation.cluster.batch - len(destination.holds))
+        if count > 0:
+            simulation.move(source, list(source.holds)[:count], destination)
+    if source.holds:
+        simulation.move(source, list(source.holds), others[-1])
+
+
+PLACEMENTS: dict[str, tuple[Callable[[Simulation], None], float, bool]] = {
+    "none": (nothing, REPACK_S, False),
+    "repack": (repack, REPACK_S, False),
+    "oracle": (oracle, LOOK_S, True),
+}
+
+
+def main() -> None:
+    """Simulate and print."""
+    arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    arguments.add_argument("--replicas", type=int, default=Cluster.replicas)
+    arguments.add_argument("--batch", type=int, default=Cluster.batch)
+    arguments.add_argument("--prompt", type=int, default=Cluster.prompt)
+    arguments.add_argument("--p50", type=float, default=Cluster.p50)
+    arguments.add_argument("--p99", type=float, default=Cluster.p99)
+    arguments.add_argument("--global-batch", type=int, default=Cluster.global_batch)
+    arguments.add_argument("--hours", type=float, default=2.0)
+    arguments.add_argument("--seed", type=int, default=0)
+    arguments.add_argument("--placements", nargs="+", default=list(PLACEMENTS), choices=list(PLACEMENTS))
+    arguments.add_argument("--json", action="store_true")
+    options = arguments.parse_args()
+    cluster = Cluster(
+        replicas=options.replicas,
+        batch=options.batch,
+        prompt=options.prompt,
+        p50=options.p50,
+        p99=options.p99,
+        global_batch=options.global_batch,
+        seed=options.seed,
+    )
+    found: dict[str, Figures] = {}
+    seconds: dict[str, float] = {}
+    for name in options.placements:
+        place, every_s, free = PLACEMENTS[name]
+        started = time.process_time()
+        found[name] = Simulation(cluster, free).run(options.hours * 3600, place, every_s)
+        seconds[name] = time.process_time() - started
+    if options.json:
+        print(json.dumps({"cluster": asdict(cluster)} | {name: asdict(each) for name, each in found.items()}))
+        return
+    table = Table(
+        title=f"{cluster.replicas} replicas, batches of {cluster.batch}, p99/p50 {cluster.p99 / cluster.p50:g}"
+    )
+    for column in ("placement", "tokens/s", "gain", "mean KV use", "mean latency s", "moved", "versions", "CPU s"):
+        table.add_column(column, justify="left" if column == "placement" else "right")
+    base = next(iter(found.values()))
+    for name, each in found.items():
+        table.add_row(
+            name,
+            f"{each.tokens_per_s:,.0f}",
+            f"{100 * (each.tokens_per_s / base.tokens_per_s - 1):+.1f} %",
+            f"{100 * each.kv_use:.1f} %",
+            f"{each.latency_s:.0f}",
+            f"{each.moved}",
+            f"{each.versions}",
+            f"{seconds[name]:.1f}",
+        )
+    Console(width=110).print(table)
+
+
+if __name__ == "__main__":
+    main()
