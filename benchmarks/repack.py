@@ -1,0 +1,104 @@
+"""What repack gains: the same emulated cluster with it and without, on the real Kafka and pipelines, and its bound.
+
+    python benchmarks/repack.py [--time-scale 10] [--steps 8] [--seed 0] [--json]
+
+16 replicas of a 32B model on four H800 each take 512 trajectories at a time; the trainer is quick, so that nothing but
+generation is measured. The bound is that of `benchmarks/repack_bound.py`: the same schedulers and lengths, with moves
+that are free and planned every second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.emulated_runs import Ran, run_emulated
+from benchmarks.repack_bound import PLACEMENTS, Cluster, Figures, Simulation
+from pipelines.report.machine import describe_machine
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "emulated.toml"
+PERIOD_S = 5.0
+"""Emulated seconds between two plans."""
+
+
+def changes(repack: bool, time_scale: float, steps: int, seed: int) -> list[str]:
+    """What the benchmark changes of the example."""
+    return [
+        f"run.seed={seed}",
+        f"run.time_scale={time_scale}",
+        "rollout.slots=512",
+        "rollout.heartbeat_s=0.25",
+        f"placement.repack={str(repack).lower()}",
+        f"placement.repack_s={PERIOD_S / time_scale}",
+        "experience.global_batch=2048",
+        "experience.max_staleness=5",
+        f"trainer.optimizer_steps={steps}",
+        "trainer.emulation.step_s=[[0.0, 1.0], [1e6, 1.1]]",
+    ]
+
+
+def main() -> None:
+    """Measure and print."""
+    arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    arguments.add_argument("--time-scale", type=float, default=10.0)
+    arguments.add_argument("--steps", type=int, default=16)
+    arguments.add_argument("--seed", type=int, default=0)
+    arguments.add_argument("--folder", type=Path, help="where runs are left; a temporary one otherwise")
+    arguments.add_argument("--json", action="store_true")
+    options = arguments.parse_args()
+    with tempfile.TemporaryDirectory(prefix="laminar-repack-") as temporary:
+        folder = (options.folder or Path(temporary)).absolute()
+        ran = {
+            name: run_emulated(
+                EXAMPLE,
+                f"{name}-{options.seed}",
+                folder,
+                changes(name == "repack", options.time_scale, options.steps, options.seed),
+            )
+            for name in ("none", "repack")
+        }
+    cluster = Cluster(seed=options.seed, global_batch=2048)
+    bound = {name: _simulated(name, cluster) for name in ("none", "oracle")}
+    if options.json:
+        found = {name: each.to_json() for name, each in ran.items()}
+        print(json.dumps({"measured": found, "bound": {name: vars(each) for name, each in bound.items()}}))
+        return
+    console = Console(width=110)
+    console.print(_table(ran, bound))
+    console.print(f"time scale {options.time_scale:g}, {options.steps} global batches of 2,048, seed {options.seed}")
+    console.print(describe_machine())
+
+
+def _simulated(name: str, cluster: Cluster) -> Figures:
+    place, every_s, free = PLACEMENTS[name]
+    return Simulation(cluster, free).run(3600.0, place, every_s)
+
+
+def _table(ran: Mapping[str, Ran], bound: Mapping[str, Figures]) -> Table:
+    table = Table(title="16 replicas, 32B on 4 H800 each; p50 2,000 and p99 16,000 tokens")
+    for column in ("", "generated tokens/s", "gain", "mean KV use", "gain", "mean latency s"):
+        table.add_column(column, justify="right" if column else "left")
+    base = ran["none"]
+    for name, each in ran.items():
+        gains = each.generated_tokens_per_s / base.generated_tokens_per_s, each.kv_use / base.kv_use
+        table.add_row(*_row(f"measured, {name}", each.generated_tokens_per_s, each.kv_use, each.latency_s, gains))
+    first = bound["none"]
+    for name, model in bound.items():
+        gains = model.tokens_per_s / first.tokens_per_s, model.kv_use / first.kv_use
+        table.add_row(*_row(f"simulated, {name}", model.tokens_per_s, model.kv_use, model.latency_s, gains))
+    return table
+
+
+def _row(name: str, rate: float, kv: float, latency: float, gains: tuple[float, float]) -> list[str]:
+    more = [f"{100 * (gain - 1):+.1f} %" for gain in gains]
+    return [name, f"{rate:,.0f}", more[0], f"{100 * kv:.1f} %", more[1], f"{latency:.0f}"]
+
+
+if __name__ == "__main__":
+    main()

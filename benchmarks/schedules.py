@@ -1,0 +1,99 @@
+"""Five schedules on one emulated cluster: 16 GPUs that generate and 16 that train a 32B model, on the real pipelines.
+
+    python benchmarks/schedules.py [--seeds 0 1 2] [--steps 8] [--time-scale 20] [--json]
+
+Four replicas of four GPUs each; a trainer whose step takes about as long as generating a batch of 1,024 does. Every
+schedule trains as many trajectories. Throughput is that of the Laminar paper: tokens of a global batch, prompts
+included, by the time between two steps. Bubbles are the share of all 32 GPUs' time without work. Means over seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.emulated_runs import Ran, run_emulated
+from pipelines.report.machine import describe_machine
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "emulated.toml"
+SCHEDULES = ("synchronous", "one_step", "stream", "partial_rollout", "laminar")
+GLOBAL_BATCH = 1024
+
+
+def changes(schedule: str, time_scale: float, steps: int, seed: int) -> list[str]:
+    """What the benchmark changes of the example."""
+    return [
+        f"run.seed={seed}",
+        f"run.time_scale={time_scale}",
+        "rollout.replicas=4",
+        "rollout.heartbeat_s=0.25",
+        f"placement.schedule={schedule}",
+        f"placement.repack_s={5.0 / time_scale}",
+        f"experience.global_batch={GLOBAL_BATCH}",
+        "experience.max_staleness=4",
+        f"trainer.optimizer_steps={steps}",
+        "trainer.emulation.step_s=[[0.0, 5.0], [1e6, 46.0]]",
+    ]
+
+
+def main() -> None:
+    """Measure and print."""
+    arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    arguments.add_argument("--schedules", nargs="+", default=list(SCHEDULES), choices=SCHEDULES)
+    arguments.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    arguments.add_argument("--steps", type=int, default=8)
+    arguments.add_argument("--time-scale", type=float, default=20.0)
+    arguments.add_argument("--folder", type=Path, help="where runs are left; a temporary one otherwise")
+    arguments.add_argument("--json", action="store_true")
+    options = arguments.parse_args()
+    found: dict[str, list[Ran]] = {schedule: [] for schedule in options.schedules}
+    with tempfile.TemporaryDirectory(prefix="laminar-schedules-") as temporary:
+        folder = (options.folder or Path(temporary)).absolute()
+        for seed in options.seeds:  # in turns, so that what else the machine does falls on all alike
+            for schedule in options.schedules:
+                name = f"{schedule.replace('_', '-')}-{seed}"
+                asked = changes(schedule, options.time_scale, options.steps, seed)
+                found[schedule].append(run_emulated(EXAMPLE, name, folder, asked))
+    if options.json:
+        print(json.dumps({schedule: [each.to_json() for each in runs] for schedule, runs in found.items()}))
+        return
+    console = Console(width=120)
+    console.print(_table(found))
+    seeds = ", ".join(map(str, options.seeds))
+    console.print(f"{options.steps} global batches of {GLOBAL_BATCH}, time scale {options.time_scale:g}, seeds {seeds}")
+    console.print(describe_machine())
+
+
+def _table(found: Mapping[str, Sequence[Ran]]) -> Table:
+    table = Table(title="16 + 16 emulated H800, 32B")
+    columns = ("schedule", "trained tokens/s", "against the first", "bubbles", "staleness", "at most", "latency s")
+    for column in columns:
+        table.add_column(column, justify="left" if column == "schedule" else "right")
+    first = _mean(next(iter(found.values())), "trained_tokens_per_s")
+    for schedule, runs in found.items():
+        rate = _mean(runs, "trained_tokens_per_s")
+        table.add_row(
+            schedule,
+            f"{rate:,.0f}",
+            f"{rate / first:.2f}x",
+            f"{100 * _mean(runs, 'bubbles'):.1f} %",
+            f"{_mean(runs, 'staleness_mean'):.2f}",
+            f"{max(each.staleness_max for each in runs):.0f}",
+            f"{_mean(runs, 'latency_s'):.0f}",
+        )
+    return table
+
+
+def _mean(runs: Sequence[Ran], name: str) -> float:
+    return statistics.fmean(getattr(each, name) for each in runs)
+
+
+if __name__ == "__main__":
+    main()
