@@ -243,7 +243,7 @@ def main() -> None:
     arguments.add_argument("--global-batch", type=int, default=Cluster.global_batch)
     arguments.add_argument("--hours", type=float, default=2.0)
     arguments.add_argument("--seed", type=int, default=0)
-    arguments.add_argument("--placements", nargs="+", default=list(PLACEMENTS), choices=list(PLACEMENTS))
+    arguments.add_argument("--placements", nargs="+", default=["none", "oracle"], choices=list(PLACEMENTS))
     arguments.add_argument("--json", action="store_true")
     options = arguments.parse_args()
     cluster = Cluster(
