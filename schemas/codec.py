@@ -64,6 +64,7 @@ class RecordType:
 _ARROW = {
     records.Prompt,
     records.Assignment,
+    records.Progress,
     records.Trajectory,
     records.Experience,
     records.MicroBatch,

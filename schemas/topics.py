@@ -60,23 +60,23 @@ EVAL_PROMPTS = Topic(
 )
 INBOX = Topic(
     "inbox",
-    (records.Assignment, records.Cancel),
+    (records.Assignment, records.Cancel, records.Reserve, records.Release, records.Drain),
     "",
     "replicas",
     "delete",
-    ("placement",),
+    ("placement", "rollout", "people"),
     ("rollout",),
-    "a replica's only way in: partition = replica",
+    "a replica's only way in: partition = replica; a hand-over is written by the replica that hands over",
 )
 PROGRESS = Topic(
     "progress",
-    (records.Refused,),
-    "trajectory_id",
+    (records.Progress, records.Refused, records.Closed),
+    "replica_id",
     "one",
     "delete",
-    ("rollout",),
+    ("rollout", "placement"),
     ("placement",),
-    "what replicas say of work under way",
+    "what replicas say of work under way; its fold is the partial response pool",
 )
 TRAJECTORIES = Topic(
     "trajectories",
@@ -138,6 +138,16 @@ REPLICAS = Topic(
     ("placement",),
     "heartbeats",
 )
+PLANS = Topic(
+    "plans",
+    (records.RepackPlan,),
+    "plan_id",
+    "one",
+    "delete",
+    ("placement",),
+    (),
+    "what placement has decided to move, with the load before and after",
+)
 METRICS = Topic(
     "metrics",
     (records.Metric,),
@@ -182,6 +192,7 @@ CATALOGUE: Mapping[str, Topic] = {
         BATCHES,
         RELAY,
         REPLICAS,
+        PLANS,
         METRICS,
         DEAD_LETTERS,
         RESTORE,

@@ -7,7 +7,9 @@ no decision is taken on another machine's clock. A field is added with a new sch
 from __future__ import annotations
 
 from schemas.records.batches import MicroBatch
-from schemas.records.inbox import Assignment, Cancel, Refused
+from schemas.records.inbox import Assignment, Cancel, Drain, Release, Reserve
+from schemas.records.plans import PlannedMove, ReplicaLoad, RepackPlan
+from schemas.records.progress import Closed, NextOwner, Progress, Refused
 from schemas.records.prompts import Prompt, Sampling
 from schemas.records.status import CommitNote, DeadLetter, Metric, RelayStatus, ReplicaState, ReplicaStatus
 from schemas.records.trajectories import (
@@ -26,7 +28,13 @@ RECORDS: tuple[type, ...] = (
     Prompt,
     Assignment,
     Cancel,
+    Reserve,
+    Release,
+    Drain,
+    Progress,
     Refused,
+    Closed,
+    RepackPlan,
     Trajectory,
     Experience,
     Settled,
@@ -43,19 +51,28 @@ __all__ = [
     "RECORDS",
     "Assignment",
     "Cancel",
+    "Closed",
     "CommitNote",
     "DeadLetter",
+    "Drain",
     "Experience",
     "Fate",
     "FinishReason",
     "Metric",
     "MicroBatch",
+    "NextOwner",
+    "PlannedMove",
     "PolicyVersion",
+    "Progress",
     "Prompt",
     "Refused",
     "RelayStatus",
+    "Release",
+    "RepackPlan",
+    "ReplicaLoad",
     "ReplicaState",
     "ReplicaStatus",
+    "Reserve",
     "Response",
     "RewardComponent",
     "Sampling",

@@ -14,7 +14,8 @@ ReplicaState = Literal["starting", "loading", "running", "draining", "stopped"]
 class ReplicaStatus:
     """A replica's heartbeat; `process` is the shard of the rollout pipeline that hosts it.
 
-    Made by rollout, eaten by placement. KV in tokens, `step_seconds` of the last engine step.
+    Made by rollout, eaten by placement. KV in tokens, `step_seconds` of the last engine step. `reserved` names the plans
+    for whose trajectories it keeps room.
     """
 
     replica: int
@@ -32,6 +33,8 @@ class ReplicaStatus:
     host: str
     pid: int
     sent_at: int
+    run: str = ""
+    reserved: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

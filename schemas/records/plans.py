@@ -1,0 +1,44 @@
+"""What placement decides to move."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from schemas.records.versions import PolicyVersion
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLoad:
+    """A replica's load: KV in tokens, and requests that run or wait."""
+
+    replica: int
+    kv_used: int
+    kv_capacity: int
+    requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedMove:
+    """These trajectories, with `kv` tokens, go from one replica to another."""
+
+    source: int
+    destination: int
+    trajectory_ids: tuple[str, ...]
+    kv: int
+
+
+@dataclass(frozen=True, slots=True)
+class RepackPlan:
+    """Moves among the replicas of one weight version, with the load of all it touches before and after.
+
+    Made by placement, for people and tools. `after` is what the plan aims at.
+    """
+
+    plan_id: str
+    policy_version: PolicyVersion
+    moves: tuple[PlannedMove, ...]
+    before: tuple[ReplicaLoad, ...]
+    after: tuple[ReplicaLoad, ...]
+    reason: Literal["repack", "drain"]
+    planned_at: int
