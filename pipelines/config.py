@@ -130,6 +130,11 @@ class Config:
             return DEFAULT_CONTEXT // self.rollout.emulation.stride
         return context_length(self.model_folder())
 
+    @property
+    def admitted(self) -> int:
+        """Training trajectories that may be outstanding at once."""
+        return self.placement.admitted(self.experience.global_batch, self.experience.max_staleness)
+
     def model_folder(self) -> Path:
         """The model's folder. Raises ConfigError if there is none."""
         folder = Path(self.model.path)

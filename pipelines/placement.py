@@ -9,12 +9,12 @@ from operators.io.read_topics import ReadTopics
 from operators.io.write_transactionally import WriteTransactionally
 from operators.placement.place_trajectories import PlaceTrajectories
 from pipelines.config import Config
-from pipelines.shards import reading, shard
+from pipelines.shards import partitions_of, reading, shard
 from schemas.topics import EVAL_PROMPTS, INBOX, PROGRESS, PROMPTS, RELAY, REPLICAS, SETTLED, TRAJECTORIES
 
 
 def build(pipeline: beam.Pipeline, config: Config) -> None:
-    """Prompts, heartbeats, progress, trajectories, settled, relay → inbox."""
+    """Prompts, heartbeats, progress, trajectories, settled, relay → inbox, progress (closed), plans."""
     source = shard(
         config,
         "placement",
@@ -23,8 +23,15 @@ def build(pipeline: beam.Pipeline, config: Config) -> None:
         reading(config, REPLICAS, start="latest", keys="rollout-"),
         ledger=(INBOX,),
     )
-    admitted = (config.experience.max_staleness + 1) * config.experience.global_batch
-    place = PlaceTrajectories(config.placement, source, config.kafka.partitions, admitted, config.rollout.replicas)
+    place = PlaceTrajectories(
+        config.placement,
+        source,
+        config.kafka.partitions,
+        admitted=config.admitted,
+        hosted=config.rollout.replicas,
+        replicas=len(partitions_of(config, INBOX)),
+        global_batch=config.experience.global_batch,
+    )
     (
         pipeline
         | "read work and replicas" >> ReadTopics(source)

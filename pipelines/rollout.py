@@ -16,7 +16,7 @@ from schemas.topics import INBOX, RELAY
 
 
 def build(pipeline: beam.Pipeline, config: Config, process: int = 0) -> None:
-    """Inbox, relay → trajectories, progress; heartbeats beside it."""
+    """Inbox, relay → trajectories, progress, inbox (hand-over); heartbeats beside it."""
     source = shard(
         config,
         "rollout",
@@ -25,7 +25,14 @@ def build(pipeline: beam.Pipeline, config: Config, process: int = 0) -> None:
         index=process,
         attentive=config.emulated,
     )
-    generate = GenerateTrajectories(config.rollout, source, _backend(config), process, config.kafka.partitions)
+    generate = GenerateTrajectories(
+        config.rollout,
+        source,
+        _backend(config),
+        process,
+        config.kafka.partitions,
+        interrupts=config.placement.rules.refresh == "interrupt",
+    )
     (
         pipeline
         | "read inboxes" >> ReadTopics(source)

@@ -1,67 +1,188 @@
-"""Who gets which work: by credit, so that no replica hoards prompts, and under the newest weights alone."""
+"""Who gets which work: by credit, so that no replica hoards prompts, and under the newest weights alone.
+
+What has lost its owner goes on where its version is loaded, or on an idle replica, which then loads it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from operators.placement.config import PlacementConfig
+from operators.placement.leases import Leases
+from operators.placement.pool import Partial
 from operators.placement.replicas import Replica
+from operators.placement.rounds import Rounds
+from operators.placement.tracking import Tracking
 from operators.placement.waiting import WaitingWork
-from operators.placement.work import Owned, Owner, Work, WorkTable, under_lease
-from schemas.records import PolicyVersion
+from operators.placement.work import Owned, Owner, Work, assignment, under_lease
+from schemas.bounds import fits_inbox
+from schemas.identity import Purpose
+from schemas.records import Assignment, PolicyVersion
 
 
 class Dispatcher:
-    """Mints leases, of which `lease` is the last. `admitted` bounds the training work dispatched and not released."""
+    """Gives work to replicas. `admitted` bounds the training work dispatched and not released.
+
+    `is_moving` tells of replicas that give or get trajectories: no fresh work goes there meanwhile.
+    """
 
     def __init__(
-        self, config: PlacementConfig, admitted: int, table: WorkTable, waiting: WaitingWork, lease: int
+        self,
+        config: PlacementConfig,
+        admitted: int,
+        tracking: Tracking,
+        waiting: WaitingWork,
+        leases: Leases,
+        rounds: Rounds,
+        is_moving: Callable[[Owner], bool],
+        now: Callable[[], int],
     ) -> None:
-        self._config, self._admitted, self._table, self._waiting = config, admitted, table, waiting
-        self.lease = lease
+        self._config, self._rules, self._admitted, self._tracking = config, config.rules, admitted, tracking
+        self._waiting, self._leases, self._rounds, self._is_moving = waiting, leases, rounds, is_moving
+        self._now = now
+        self._emission = 0
 
-    def evaluation(self, replica: Replica, emission: int) -> list[Owned]:
+    def dispatch(self, replicas: Sequence[Replica], emission: int) -> list[Assignment]:
+        """Assignments to `replicas`, which run; `emission` is the one that will write them."""
+        self._emission = emission
+        sent: list[Assignment] = []
+        running = [replica for replica in replicas if replica.status.state == "running"]
+        if self._has("evaluation"):
+            for replica in running:
+                sent += self._evaluation(replica)
+        if self._has("train") and not self._tracking.final:
+            if self._tracking.table.lost("train"):
+                sent += self._resumed(running)
+            for replica in running:
+                if self._nothing_fresh():
+                    break
+                sent += self._training(replica)
+        return sent
+
+    def _has(self, purpose: Purpose) -> bool:
+        return bool(self._waiting.head(purpose) or self._tracking.table.lost(purpose))
+
+    # -- evaluation ---------------------------------------------------------------------------------------------------
+
+    def _evaluation(self, replica: Replica) -> list[Assignment]:
         """Evaluation names its version: it goes where that is loaded, or to an idle replica, which then loads it."""
-        owner = _owner(replica)
-        busy = self._table.load(owner, "evaluation")
-        lost, head = self._table.lost("evaluation"), self._waiting.head("evaluation")
+        owner, table, waiting = replica.owner, self._tracking.table, self._waiting
+        busy = table.load(owner, "evaluation")
+        lost, head = table.lost("evaluation"), waiting.head("evaluation")
         if busy == 0:
             replica.target = None
-        if self._table.load(owner) == 0 and (lost or head):
+        if self._is_free(replica) and (lost or head):
             first = lost[0].work if lost else head
             assert first is not None
             replica.target = first.prompt.policy_version
         version = replica.target or replica.status.policy_version
         room = max(0, replica.status.capacity - busy)
         fitting = (owned.work for owned in lost if owned.work.prompt.policy_version == version)
-        sent = [self._assign(work, owner, emission) for work, _ in zip(fitting, range(room), strict=False)]
+        sent = [self._assign(work, replica) for work, _ in zip(fitting, range(room), strict=False)]
         while len(sent) < room and head is not None and head.prompt.policy_version == version:
-            sent.append(self._assign(self._waiting.pop("evaluation"), owner, emission))
-            head = self._waiting.head("evaluation")
+            sent.append(self._assign(waiting.pop("evaluation"), replica))
+            head = waiting.head("evaluation")
         return sent
 
-    def training(self, replica: Replica, newest: PolicyVersion | None, emission: int) -> list[Owned]:
-        """Fresh work, under the `newest` version only: what was announced since is taken between two batches."""
-        status, config, owner = replica.status, self._config, _owner(replica)
-        version, load = status.policy_version, self._table.load(owner, "train")
-        if replica.target not in (None, version) or version is None or newest is None or version < newest:
+    # -- what goes on -------------------------------------------------------------------------------------------------
+
+    def _resumed(self, replicas: Sequence[Replica]) -> list[Assignment]:
+        """What was lost with some tokens goes on under its version: where that is loaded, or where nothing runs."""
+        if self._rules.refresh == "interrupt":
+            return []  # it goes on under any version, as fresh work does
+        partials = [(owned.work, self._partial(owned.work)) for owned in self._tracking.table.lost("train")]
+        by_version: dict[PolicyVersion, list[Work]] = {}
+        for work, partial in partials:
+            if partial is not None and partial.version is not None:
+                by_version.setdefault(partial.version, []).append(work)
+        sent: list[Assignment] = []
+        for replica in replicas if by_version else ():
+            loaded = replica.version
+            if loaded in by_version and not self._is_moving(replica.owner):
+                sent += self._resume(replica, loaded, by_version)
+        for replica in replicas if by_version else ():
+            if self._is_free(replica):
+                replica.resumed = next(iter(by_version), None)
+                if replica.resumed is not None:
+                    sent += self._resume(replica, replica.resumed, by_version)
+        return sent
+
+    def _resume(
+        self, replica: Replica, version: PolicyVersion, by_version: dict[PolicyVersion, list[Work]]
+    ) -> list[Assignment]:
+        left = by_version[version]
+        here = [left.pop(0) for _ in range(min(len(left), self._room(replica)))]
+        if not left:
+            del by_version[version]
+        return [self._assign(work, replica) for work in here]
+
+    # -- what is fresh ------------------------------------------------------------------------------------------------
+
+    def _training(self, replica: Replica) -> list[Assignment]:
+        """Fresh work, under the newest version only: what was announced since is taken between two batches."""
+        table, config, owner = self._tracking.table, self._config, replica.owner
+        if table.load(owner) == 0:
+            replica.target = replica.resumed = None
+        version, newest, interrupts = replica.version, self._tracking.newest, self._rules.refresh == "interrupt"
+        if version is None or newest is None or (version < newest and not interrupts) or self._is_moving(owner):
             return []
-        room = max(0, min(status.capacity + config.prefetch - load, replica.quota(load, config.replica_batch)))
-        lost = self._table.lost("train")[:room]
-        sent = [self._assign(owned.work, owner, emission) for owned in lost]
+        room = self._room(replica)
+        if self._rules.refresh == "drain":
+            room = min(room, replica.quota(table.load(owner, "train"), config.replica_batch))
+        lost = [owned.work for owned in table.lost("train") if interrupts or self._partial(owned.work) is None]
+        sent = [self._assign(work, replica) for work in lost[: max(0, room)]]
         while len(sent) < room and (work := self._waiting.head("train")) is not None:
-            # A group is admitted whole, and as long as there is any room: what is settled is whole groups that make up
-            # a batch at least, so a bound that they fill only in part must not stop the next one for good.
-            if work.member == 0 and self._table.training() >= self._admitted:
+            if not self._admits(work):
                 break
-            sent.append(self._assign(self._waiting.pop("train"), owner, emission))
+            self._rounds.count()
+            sent.append(self._assign(self._waiting.pop("train"), replica))
         replica.sent += len(sent)
         return sent
 
-    def _assign(self, work: Work, owner: Owner, emission: int) -> Owned:
-        self.lease += 1
-        owned = Owned(under_lease(work, self.lease), owner.replica, owner.incarnation, emission)
-        self._table.assign(owned)
-        return owned
+    def _nothing_fresh(self) -> bool:
+        """Whether no replica, whatever its room, would get anything fresh."""
+        head = self._waiting.head("train")
+        return not self._tracking.table.lost("train") and (head is None or not self._admits(head))
 
+    def _admits(self, work: Work) -> bool:
+        """Whether `work` may begin.
 
-def _owner(replica: Replica) -> Owner:
-    return Owner(replica.status.replica, replica.status.incarnation)
+        A group is admitted whole, and as long as there is any room: what is settled is whole groups that make up a
+        batch at least, so a bound that they fill only in part must not stop the next one for good.
+        """
+        if work.member:
+            return True
+        table = self._tracking.table
+        room = self._admitted - table.training()
+        return room > 0 and (self._rules.refresh != "boundary" or self._rounds.admits(table.under_way(), room))
+
+    def _room(self, replica: Replica) -> int:
+        """How many more trajectories it has slots for, and KV as far as lengths seen so far tell."""
+        status, table = replica.status, self._tracking.table
+        load = table.load(replica.owner) + table.expected(replica.owner)
+        evaluations = table.load(replica.owner, "evaluation")
+        room = status.capacity + self._config.prefetch - (load - evaluations)
+        each = self._tracking.lengths.kv()
+        if each and status.kv_capacity:
+            room = min(room, max(int(status.kv_capacity / each), 1) - load)
+        return max(0, room)
+
+    def _is_free(self, replica: Replica) -> bool:
+        table, owner = self._tracking.table, replica.owner
+        return table.load(owner) == 0 and not table.expected(owner) and not self._is_moving(owner)
+
+    def _partial(self, work: Work) -> Partial | None:
+        return self._tracking.pool.get(work.trajectory_id)
+
+    def _assign(self, work: Work, replica: Replica) -> Assignment:
+        tracking, owner = self._tracking, replica.owner
+        name = work.trajectory_id
+        gained = tracking.pool.gained(name)
+        partial = self._partial(work)
+        if partial is not None and not fits_inbox(work.prompt, len(partial)):
+            partial, gained = None, False
+            tracking.pool.begin(name, work.lease, None)
+        owned = Owned(under_lease(work, self._leases.mint(), gained), owner.replica, owner.incarnation, self._emission)
+        tracking.assign(owned)
+        pinned = partial is not None and self._rules.refresh != "interrupt"
+        return assignment(owned, partial, partial.version if pinned and partial else None, self._now())

@@ -1,10 +1,15 @@
-"""How placement ends a trajectory that nobody will generate."""
+"""How placement ends a trajectory that nobody will generate, and sets a record aside that cannot be right."""
 
 from __future__ import annotations
 
+import time
+
+from operators.io.elements import Output, Received
 from operators.placement.work import Owned
+from schemas.codec import encode
 from schemas.columns import flags, floats, token_ids
-from schemas.records import PolicyVersion, Response, Trajectory
+from schemas.records import DeadLetter, PolicyVersion, Response, Trajectory
+from schemas.topics import DEAD_LETTERS
 
 
 def failed_trajectory(owned: Owned, reason: str, newest: PolicyVersion | None, now: int) -> Trajectory:
@@ -26,3 +31,11 @@ def failed_trajectory(owned: Owned, reason: str, newest: PolicyVersion | None, n
         started_at=now,
         finished_at=now,
     )
+
+
+def rejected(received: Received, reason: str) -> Output:
+    """The dead letter of a record that was read but cannot be right."""
+    topic, partition, offset, record = received
+    payload, _ = encode(record)
+    now = time.time_ns() // 10**6
+    return Output(DEAD_LETTERS, topic, DeadLetter("place trajectories", reason, topic, partition, offset, payload, now))

@@ -20,6 +20,11 @@ class Holds:
         self.let_go(name)
         self._held[name] = (place, received.offset)
 
+    def hold_first(self, name: str, received: Received) -> None:
+        """Keep what was `received` of trajectory `name`, unless something before it is kept."""
+        if name not in self._held:
+            self.hold(name, received)
+
     def let_go(self, name: str) -> None:
         """Nothing more is needed of trajectory `name`."""
         held = self._held.pop(name, None)

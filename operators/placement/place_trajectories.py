@@ -1,8 +1,8 @@
 """PlaceTrajectories: the rollout manager. It alone mints leases and decides where each trajectory runs.
 
-A restart rebuilds the table of work from what placement wrote (assignments in the inbox), what replicas wrote
-(trajectories) and what was settled; it decides nothing before it has seen all that had been written when it started.
-Between topics there is no order: a trajectory may be settled here before it has finished here.
+A restart rebuilds what is known of trajectories from what placement wrote (the inboxes), what replicas wrote (progress,
+hand-overs, trajectories) and what was settled; it decides nothing before it has seen all that had been written when it
+started.
 """
 
 from __future__ import annotations
@@ -14,21 +14,19 @@ from dataclasses import dataclass
 from infra.kafka.fencing import fence
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, Place, Polled, Received, Restored
-from operators.io.ledger import TrajectoryLedger
-from operators.io.pending import PendingOffsets
 from operators.placement.config import PlacementConfig
-from operators.placement.coverage import Coverage
 from operators.placement.dispatch import Dispatcher
-from operators.placement.ending import failed_trajectory
-from operators.placement.holds import Holds
+from operators.placement.ending import rejected
+from operators.placement.leases import Leases
+from operators.placement.moving import Moving
 from operators.placement.replicas import ReplicaTable
+from operators.placement.rounds import Rounds
+from operators.placement.tracking import Tracking
 from operators.placement.waiting import WaitingWork
-from operators.placement.work import Owned, Owner, Work, WorkTable, assignment
-from schemas.identity import TrajectoryKey, parse_trajectory_id
+from operators.placement.work import Owner
+from schemas.bounds import fits_inbox
 from schemas.records import (
-    Assignment,
-    Cancel,
-    PolicyVersion,
+    Progress,
     Prompt,
     Refused,
     ReplicaStatus,
@@ -36,15 +34,15 @@ from schemas.records import (
     Trajectory,
     WeightVersion,
 )
-from schemas.topics import INBOX, SETTLED, TRAJECTORIES, group_name, partition_of
+from schemas.topics import INBOX, group_name
 
 
 @dataclass(frozen=True)
 class PlaceTrajectories:
-    """`admitted` bounds the training trajectories dispatched and not settled: (max_staleness + 1) × global batch.
+    """`admitted` bounds the training trajectories dispatched and not settled, of which `global_batch` make a batch.
 
     The group that crosses the bound is still admitted. A rollout process hosts `hosted` replicas, those of process 0
-    first.
+    first; there are inboxes for `replicas`.
     """
 
     config: PlacementConfig
@@ -52,6 +50,8 @@ class PlaceTrajectories:
     partitions: int
     admitted: int
     hosted: int = 1
+    replicas: int = 8
+    global_batch: int = 1
 
     def restore(self, restored: Restored) -> _Placing:
         return _Placing(self, restored, self._fence)
@@ -69,26 +69,26 @@ class _Placing:
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], int] = lambda: time.time_ns() // 10**6,
     ) -> None:
-        self._step, self._fence, self._clock, self._now = step, fence_process, clock, now
-        self._released = TrajectoryLedger(step.partitions, restored.marks.get("released"))
-        self._table = WorkTable()
+        self._step, self._fence, self._clock, config = step, fence_process, clock, step.config
+        self._leases = Leases(restored.marks.get("lease", 0))
+        self._tracking = Tracking(restored, step.partitions, config.max_attempts, self._leases, now)
+        self._waiting = WaitingWork(self._tracking.pending, self._tracking.is_known)
         self._replicas = ReplicaTable()
-        self._pending = PendingOffsets()
-        self._waiting = WaitingWork(self._pending, self._is_known)
-        self._coverage = Coverage()
-        self._finished = Holds(self._pending)  # until they are settled
-        self._refused = Holds(
-            self._pending
-        )  # until they are assigned again: the inbox says that their owners have them
-        self._cancels: dict[Owner, list[str]] = {}
-        self._newest: PolicyVersion | None = None
-        self._final = False
+        self._moving = Moving(config, self._tracking, self._replicas, self._leases, restored.start, now)
+        self._rounds = Rounds(config.rules.round_batches * step.global_batch, restored.marks.get("round", 0))
+        self._dispatcher = Dispatcher(
+            config,
+            step.admitted,
+            self._tracking,
+            self._waiting,
+            self._leases,
+            self._rounds,
+            self._moving.involves,
+            now,
+        )
         self._ready = False
         self._started_at = self._turned_at = clock()
         self._emissions = 0
-        self._remember(restored.ledger)
-        lease = restored.marks.get("lease", 0)
-        self._dispatcher = Dispatcher(step.config, step.admitted, self._table, self._waiting, lease)
 
     # -- folding ------------------------------------------------------------------------------------------------------
 
@@ -105,28 +105,18 @@ class _Placing:
         if polled.caught_up:
             if not self._ready:
                 self._ready = True
-                self._forget_released()
+                self._tracking.forget_released()
                 self._started_at = now
             outputs += self._recover(now)
-            outputs += self._dispatch()
-        cancels, self._cancels = self._cancels, {}
-        return [
-            *outputs,
-            *(
-                Output(INBOX, "", Cancel(tuple(names), to.replica, to.incarnation), to.replica)
-                for to, names in cancels.items()
-            ),
-        ]
+            outputs += self._dispatch(now)
+        return [*outputs, *self._tracking.take_cancels()]
 
     def checkpoint(self, positions: Mapping[Place, int]) -> Checkpoint:
-        low_water = self._pending.low_water(positions)
-        settled = Place(SETTLED.noun, 0)
-        needed = (low_water[settled], self._coverage.oldest_offset(), self._released.oldest_emission())
-        low_water[settled] = min(offset for offset in needed if offset is not None)
+        tracking = self._tracking
         return Checkpoint(
-            low_water=low_water,
-            ledger_from=self._table.oldest_emission(),
-            marks={"released": self._released.marks(), "lease": self._dispatcher.lease},
+            low_water=tracking.low_water(positions),
+            ledger_from=tracking.table.oldest_emission(),
+            marks={"released": tracking.marks(), "lease": self._leases.last, "round": self._rounds.left},
         )
 
     def busy(self) -> bool:
@@ -137,129 +127,51 @@ class _Placing:
 
     def _take(self, received: Received, now: float) -> list[Output]:
         match received.record:
-            case Prompt():
+            case Prompt() as prompt:
+                if not fits_inbox(prompt, 0):
+                    return [rejected(received, f"{prompt.prompt_id}: a prompt so large fits into no inbox")]
                 self._waiting.add(received)
             case ReplicaStatus() as status:
-                self._replicas.hear(status, now)
+                return self._hear(received, status, now)
             case Trajectory() as trajectory:
-                self._finish(received, trajectory)
+                return self._tracking.finish(received, trajectory)
             case Settled() as settled:
-                self._settle(received, settled)
+                return self._tracking.settle(received, settled)
             case WeightVersion() as version:
-                self._cover(version)
+                self._tracking.cover(version)
+            case Progress() as progress:
+                return self._tracking.progress(received, progress, self._replicas.is_alive)
             case Refused() as refused:
-                return self._refuse(received, refused)
+                return self._tracking.refuse(received, refused)
         return []
 
-    def _finish(self, received: Received, trajectory: Trajectory) -> None:
-        name = trajectory.trajectory_id
-        if parse_trajectory_id(name) in self._released:
-            return  # a second finish: the first one counts
-        self._finished.hold(name, received)
-        self._refused.let_go(name)
-        owned = self._table.finish(name)
-        if owned is not None and owned.work.lease != trajectory.lease:
-            self._cancel(owned)
-
-    def _settle(self, received: Received, settled: Settled) -> None:
-        name = settled.trajectory_id
-        self._released.add(parse_trajectory_id(name), settled.group_size, received.offset)
-        self._finished.let_go(name)
-        self._refused.let_go(name)
-        owned = self._table.finish(name)
-        if owned is not None:
-            self._cancel(owned)  # a later owner; or the one that finished it, of which the word comes late: no matter
-        if not self._coverage.settle(settled, received.offset):
-            self._table.release(name)
-
-    def _cover(self, version: WeightVersion) -> None:
-        self._newest = max(filter(None, (self._newest, version.version)))
-        self._final = self._final or version.final
-        for name in self._coverage.cover(version.batches):
-            self._table.release(name)
-
-    def _refuse(self, received: Received, refused: Refused) -> list[Output]:
-        owned = self._table.owner(refused.trajectory_id)
-        if owned is None or owned.work.lease != refused.lease:
-            return []
-        if refused.retry:
-            self._refused.hold(refused.trajectory_id, received)
-            return self._again(owned)
-        # No replica can run it: the whole group ends, so that its other members wait for nothing.
-        prompt = owned.work.prompt
-        members = [self._table.unfinished(f"{prompt.prompt_id}.{member}") for member in range(prompt.samples)]
-        outputs: list[Output] = []
-        for member in filter(None, members):
-            if member is not owned and self._table.owner(member.work.trajectory_id) is member:
-                self._cancel(member)
-            outputs += self._fail(member, refused.reason)
-        return outputs
+    def _hear(self, received: Received, status: ReplicaStatus, now: float) -> list[Output]:
+        run, replicas = self._step.shard.run, self._step.replicas
+        if status.run != run:
+            return [rejected(received, f"a heartbeat of run {status.run!r}, not of {run!r}")]
+        if not 0 <= status.replica < replicas:
+            return [rejected(received, f"replica {status.replica} has no inbox: there are {replicas}")]
+        self._replicas.hear(status, now)
+        return []
 
     # -- deciding -----------------------------------------------------------------------------------------------------
 
     def _recover(self, now: float) -> list[Output]:
-        """Work of replicas that are gone is dispatched afresh, under the next lease."""
-        timeout = self._step.config.heartbeat_timeout_s
+        """Work of replicas that are gone goes on elsewhere, under the next lease."""
+        timeout, table = self._step.config.heartbeat_timeout_s, self._tracking.table
         silent = {replica.status.process for replica in self._replicas.silent(now, timeout)}
         if now - self._started_at >= timeout:  # until then one never heard of may be alive: its heartbeats come in now
-            unheard = [owner for owner in self._table.owners() if not self._replicas.known(owner.replica)]
+            unheard = [owner for owner in table.owners() if not self._replicas.known(owner.replica)]
             silent |= {owner.replica // self._step.hosted for owner in unheard}
             self._replicas.presume_gone(unheard)
         for process in sorted(silent):
             self._fence(process)
-        outputs: list[Output] = []
-        for owned in self._table.orphans(self._is_gone):
-            outputs += self._again(owned)
-        return outputs
+        return [output for owned in table.orphans(self._is_gone) for output in self._tracking.lose(owned)]
 
     def _is_gone(self, owner: Owner) -> bool:
-        return self._replicas.known(owner.replica) and self._replicas.incarnation(owner.replica) != owner.incarnation
+        return self._replicas.known(owner.replica) and not self._replicas.is_alive(owner)
 
-    def _again(self, owned: Owned) -> list[Output]:
-        if owned.work.attempt >= self._step.config.max_attempts:
-            return self._fail(owned, f"given up after {owned.work.attempt} attempts")
-        self._table.lose(owned.work.trajectory_id)
-        return []
-
-    def _fail(self, owned: Owned, reason: str) -> list[Output]:
-        prompt = owned.work.prompt
-        self._table.finish(owned.work.trajectory_id)
-        record = failed_trajectory(owned, reason, self._newest, self._now())
-        return [Output(TRAJECTORIES, prompt.prompt_id, record, partition_of(prompt.number, self._step.partitions))]
-
-    def _cancel(self, owned: Owned) -> None:
-        self._cancels.setdefault(owned.owner, []).append(owned.work.trajectory_id)
-
-    def _dispatch(self) -> list[Output]:
-        sent: list[Owned] = []
-        for replica in self._replicas.alive():
-            if replica.status.state in ("running", "draining"):
-                sent += self._dispatcher.evaluation(replica, self._emissions)
-                if not self._final:
-                    sent += self._dispatcher.training(replica, self._newest, self._emissions)
-        now = self._now()
-        for owned in sent:
-            self._refused.let_go(owned.work.trajectory_id)
-        return [Output(INBOX, "", assignment(o.work, o.replica, o.incarnation, now), o.replica) for o in sent]
-
-    # -- remembering --------------------------------------------------------------------------------------------------
-
-    def _remember(self, ledger: tuple[Received, ...]) -> None:
-        """Enter the assignments read back."""
-        for received in ledger:
-            record = received.record
-            if not isinstance(record, Assignment):
-                continue
-            before = self._table.owner(record.trajectory_id)
-            if before is None or before.work.lease < record.lease:
-                work = Work(record.prompt, record.member, record.lease, record.attempt)
-                self._table.assign(Owned(work, record.replica, record.incarnation, 0))
-
-    def _forget_released(self) -> None:
-        for name in self._table.names():
-            if name not in self._coverage and parse_trajectory_id(name) in self._released:
-                self._table.release(name)
-
-    def _is_known(self, work: Work) -> bool:
-        key = TrajectoryKey(work.prompt.purpose, work.prompt.number, work.member)
-        return work.trajectory_id in self._table or key in self._released
+    def _dispatch(self, now: float) -> list[Output]:
+        moves = self._moving.go_on(now)
+        sent = self._dispatcher.dispatch(self._replicas.alive(), self._emissions)
+        return [*moves, *(Output(INBOX, "", each, each.replica) for each in sent)]

@@ -13,7 +13,8 @@ from schemas.records import PolicyVersion, ReplicaStatus
 class Replica:
     """One replica. `heard_at` is monotonic seconds at receipt; `sent` counts training assignments under `sent_under`.
 
-    `target` is the version that evaluation work makes it load, while it has such work.
+    `target` is the version that evaluation work makes it load, `resumed` that of trajectories that go on in it, while
+    it has such work. `kv_before` is its KV use when moves were last planned.
     """
 
     status: ReplicaStatus
@@ -21,7 +22,19 @@ class Replica:
     sent: int = 0
     sent_under: PolicyVersion | None = None
     target: PolicyVersion | None = None
+    resumed: PolicyVersion | None = None
+    kv_before: int | None = None
     gone: bool = False
+
+    @property
+    def owner(self) -> Owner:
+        return Owner(self.status.replica, self.status.incarnation)
+
+    @property
+    def version(self) -> PolicyVersion | None:
+        """The version that it has loaded, and is to keep while it has what it has."""
+        loaded = self.status.policy_version
+        return loaded if self.target in (None, loaded) and self.resumed in (None, loaded) else None
 
     def quota(self, load: int, replica_batch: int | None) -> int:
         """Training assignments it may still get under its version; a drained replica begins a new batch.
@@ -62,6 +75,14 @@ class ReplicaTable:
         """The live incarnation of `replica`; None if there is none."""
         known = self._replicas.get(replica)
         return None if known is None or known.gone else known.status.incarnation
+
+    def find(self, owner: Owner) -> Replica | None:
+        """The replica in this life; None if it is over."""
+        return self._replicas[owner.replica] if self.is_alive(owner) else None
+
+    def is_alive(self, owner: Owner) -> bool:
+        """Whether this life of a replica goes on."""
+        return self.incarnation(owner.replica) == owner.incarnation
 
     def known(self, replica: int) -> bool:
         """Whether `replica` was ever heard of in this start, or is presumed to be gone."""

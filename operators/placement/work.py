@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from operators.placement.pool import Partial
 from schemas.identity import Purpose, trajectory_id
-from schemas.records import Assignment, Prompt
+from schemas.records import Assignment, PolicyVersion, Prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A trajectory to be generated: `attempt` starts so far, `lease` of the last owner (0 before the first)."""
+    """A trajectory to be generated: `lease` of its last owner (0 before the first), `attempt` with the last start."""
 
     prompt: Prompt
     member: int
@@ -46,6 +47,14 @@ class Owned:
         return Owner(self.replica, self.incarnation)
 
 
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """A trajectory's way to its next owner, under way since its owner was told to release it."""
+
+    lease: int
+    to: Owner
+
+
 class WorkTable:
     """Every trajectory dispatched and not released: owned, lost by its owner, or finished and to be settled.
 
@@ -58,7 +67,10 @@ class WorkTable:
         self._finished: dict[str, Owned] = {}
         self._by_owner: dict[Owner, dict[Purpose, dict[str, None]]] = {}
         self._emissions: OrderedDict[int, int] = OrderedDict()  # how many entries need each emission
+        self._leaving: dict[str, HandOver] = {}
+        self._expected: Counter[Owner] = Counter()
         self._training = 0
+        self._under_way = 0
 
     def __contains__(self, name: str) -> bool:
         return name in self._owned or name in self._finished or any(name in lost for lost in self._lost.values())
@@ -71,9 +83,42 @@ class WorkTable:
             self._training += purpose == "train"
         else:
             self._forget(before.emission)
-        self._owned[name] = owned
-        self._by_owner.setdefault(owned.owner, {"train": {}, "evaluation": {}})[purpose][name] = None
+        self._put(name, owned)
         self._emissions[owned.emission] = self._emissions.get(owned.emission, 0) + 1
+
+    def release_to(self, name: str, hand_over: HandOver) -> None:
+        """The owner of trajectory `name` is told to give it away; it has it until `hand_over` says otherwise."""
+        self._stay(name)
+        self._leaving[name] = hand_over
+        self._expected[hand_over.to] += 1
+
+    def hand_over(self, name: str, lease: int, to: Owner) -> None:
+        """Trajectory `name`, which had not finished, has been given to its next owner."""
+        owned = self._take(name)
+        assert owned is not None
+        self._put(name, Owned(replace(owned.work, lease=lease), to.replica, to.incarnation, owned.emission))
+
+    def leaving(self, name: str) -> HandOver | None:
+        """Where trajectory `name` is on its way to."""
+        return self._leaving.get(name)
+
+    def expected(self, owner: Owner) -> int:
+        """Trajectories on their way to `owner`."""
+        return self._expected[owner]
+
+    def at(self, owner: Owner) -> list[Owned]:
+        """What `owner` has, in order of its coming."""
+        return [self._owned[name] for names in self._by_owner.get(owner, {}).values() for name in names]
+
+    def under_way(self) -> int:
+        """Training trajectories that have not finished."""
+        return self._under_way
+
+    def _put(self, name: str, owned: Owned) -> None:
+        purpose = owned.work.prompt.purpose
+        self._owned[name] = owned
+        self._under_way += purpose == "train"
+        self._by_owner.setdefault(owned.owner, {"train": {}, "evaluation": {}})[purpose][name] = None
 
     def owner(self, name: str) -> Owned | None:
         """Who generates trajectory `name`, if anyone does."""
@@ -87,7 +132,9 @@ class WorkTable:
         """The owner is gone: the trajectory waits for its next one."""
         owned = self._take(name)
         if owned is not None:
-            self._lost[owned.work.prompt.purpose][name] = owned
+            purpose = owned.work.prompt.purpose
+            self._lost[purpose][name] = owned
+            self._under_way += purpose == "train"
 
     def lost(self, purpose: Purpose) -> list[Owned]:
         """What waits for its next owner."""
@@ -137,15 +184,28 @@ class WorkTable:
 
     def _take(self, name: str) -> Owned | None:
         """Remove trajectory `name` from wherever it is."""
+        self._stay(name)
         owned = self._owned.pop(name, None)
         if owned is None:
-            found = (names.pop(name, None) for names in (*self._lost.values(), self._finished))
-            return next((entry for entry in found if entry is not None), None)
+            for purpose, names in self._lost.items():
+                if name in names:
+                    self._under_way -= purpose == "train"
+                    return names.pop(name)
+            return self._finished.pop(name, None)
+        self._under_way -= owned.work.prompt.purpose == "train"
         loads = self._by_owner[owned.owner]
         del loads[owned.work.prompt.purpose][name]
         if not any(loads.values()):
             del self._by_owner[owned.owner]
         return owned
+
+    def _stay(self, name: str) -> None:
+        """Trajectory `name` is on its way no more."""
+        hand_over = self._leaving.pop(name, None)
+        if hand_over is not None:
+            self._expected[hand_over.to] -= 1
+            if not self._expected[hand_over.to]:
+                del self._expected[hand_over.to]
 
     def _forget(self, emission: int) -> None:
         self._emissions[emission] -= 1
@@ -153,21 +213,23 @@ class WorkTable:
             del self._emissions[emission]
 
 
-def assignment(work: Work, replica: int, incarnation: int, now: int) -> Assignment:
-    """The assignment that gives `work`, already under its new lease, to a replica."""
+def assignment(owned: Owned, partial: Partial | None, version: PolicyVersion | None, now: int) -> Assignment:
+    """The assignment that gives work, already under its new lease, to its owner, who resumes it from `partial`."""
+    work = owned.work
     return Assignment(
         prompt=work.prompt,
         member=work.member,
         lease=work.lease,
         attempt=work.attempt,
-        replica=replica,
-        incarnation=incarnation,
-        policy_version=work.prompt.policy_version,
-        partial=None,
+        replica=owned.replica,
+        incarnation=owned.incarnation,
+        policy_version=work.prompt.policy_version or version,
+        partial=None if partial is None else partial.response,
         assigned_at=now,
+        version_spans=() if partial is None else partial.version_spans,
     )
 
 
-def under_lease(work: Work, lease: int) -> Work:
-    """`work` for its next owner, which starts it afresh."""
-    return replace(work, lease=lease, attempt=work.attempt + 1)
+def under_lease(work: Work, lease: int, gained: bool) -> Work:
+    """`work` for its next owner; a start that has `gained` nothing was an attempt."""
+    return replace(work, lease=lease, attempt=work.attempt + (not gained))

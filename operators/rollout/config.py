@@ -33,12 +33,18 @@ class RolloutConfig:
     heartbeat_s: float = 1.0
     emulation: EngineEmulation = field(default_factory=EngineEmulation)
     """What the emulated engine stands for."""
+    progress_tokens: int = 512
+    """Tokens that a trajectory gains before placement is told of them: what is lost at most where a process dies."""
+    progress_s: float = 5.0
+    """How long what a trajectory has gained may go untold, in seconds. A shorter trajectory costs nothing."""
+    reserve_s: float = 30.0
+    """How long a replica keeps room for trajectories that do not come, in seconds."""
 
     def __post_init__(self) -> None:
-        for name in ("processes", "replicas", "slots", "threads"):
+        for name in ("processes", "replicas", "slots", "threads", "progress_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("step_s", "linger_s", "heartbeat_s"):
+        for name in ("step_s", "linger_s", "heartbeat_s", "progress_s", "reserve_s"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
 

@@ -12,9 +12,9 @@ from operators.io.elements import Checkpoint, Output, Place, Polled, Restored
 from operators.rollout.backend import Backend, BackendSpec
 from operators.rollout.config import RolloutConfig
 from operators.rollout.heartbeats import Heartbeats
-from operators.rollout.replica import Replica
-from schemas.records import Assignment, Cancel, Refused, Trajectory, WeightVersion
-from schemas.topics import PROGRESS, TRAJECTORIES, partition_of
+from operators.rollout.replica import Replica, Word
+from schemas.records import Assignment, Cancel, Drain, Release, Reserve, Trajectory, WeightVersion
+from schemas.topics import INBOX, PROGRESS, TRAJECTORIES, partition_of
 
 PROBE_S = 5.0
 """How long a process that has nothing to write may not know that it was fenced."""
@@ -22,13 +22,17 @@ PROBE_S = 5.0
 
 @dataclass(frozen=True)
 class GenerateTrajectories:
-    """Hosts the replicas of process `process`, made of `backend`; their incarnation is this start's number."""
+    """Hosts the replicas of process `process`, made of `backend`; their incarnation is this start's number.
+
+    Where it `interrupts`, newer weights do not wait for what runs.
+    """
 
     config: RolloutConfig
     shard: ShardConfig
     backend: BackendSpec
     process: int
     partitions: int
+    interrupts: bool = False
 
     def restore(self, restored: Restored) -> _Generating:
         producer, run = BoundedProducer(self.shard.client), self.shard.run
@@ -37,7 +41,16 @@ class GenerateTrajectories:
         try:
             backend = self.backend.open()
             replicas = [
-                Replica(index, restored.start, backend.engine(), backend.weights, backend.decode, _wall_ms)
+                Replica(
+                    index,
+                    restored.start,
+                    backend.engine(),
+                    backend.weights,
+                    backend.decode,
+                    _wall_ms,
+                    self.config,
+                    interrupts=self.interrupts,
+                )
                 for index in hosted
             ]
         except BaseException:
@@ -60,26 +73,39 @@ class _Generating:
         self._config, self._partitions, self._heartbeats, self._clock = config, partitions, heartbeats, clock
         self._backend = backend
         self._replicas = {replica.index: replica for replica in replicas}
-        self._finished: list[Trajectory | Refused] = []
-        self._finished_at = 0.0
+        self._words: list[Word] = []
+        self._first_at = 0.0
+        self._urgent = False
 
     def fold(self, polled: Polled) -> list[Output]:
         for received in polled.records:
-            match received.record:
-                case Assignment(replica=index, incarnation=incarnation) as assignment:
-                    replica = self._replicas[index]
-                    if incarnation == replica.incarnation:  # else meant for one that is gone
-                        replica.take(assignment)
-                case Cancel(replica=index, incarnation=incarnation) as cancel:
-                    replica = self._replicas[index]
-                    if incarnation == replica.incarnation:
-                        replica.cancel(cancel.trajectory_ids)
-                case WeightVersion() as version:
-                    self._backend.hear(version)
-                    for replica in self._replicas.values():
-                        replica.announce(version.version)
+            if isinstance(received.record, WeightVersion):
+                self._backend.hear(received.record)
+                for replica in self._replicas.values():
+                    replica.announce(received.record.version)
+            else:
+                self._hear(received.record)
         self._generate()
         return self._outputs()
+
+    def _hear(self, order: Assignment | Cancel | Reserve | Release | Drain) -> None:
+        replica = self._replicas[order.replica]
+        if order.incarnation != replica.incarnation:
+            return  # meant for one that is gone
+        news = replica.news
+        match order:
+            case Assignment():
+                replica.take(order)
+            case Cancel():
+                replica.cancel(order.trajectory_ids)
+            case Reserve():
+                replica.reserve(order)
+            case Release():
+                self._say(replica.hand_over(order), urgent=True)
+            case Drain():
+                replica.drain()
+        if replica.news != news:
+            self._heartbeats.changed()
 
     def checkpoint(self, positions: Mapping[Place, int]) -> Checkpoint:
         # A change now and then makes a commit due: a process that was fenced while idle must find out.
@@ -100,30 +126,40 @@ class _Generating:
         while True:
             started = self._clock()
             for replica in self._replicas.values():
-                version = replica.engine.version
-                finished = replica.step()
-                if finished and not self._finished:
-                    self._finished_at = started
-                self._finished += finished
-                if replica.engine.version != version:
+                news = replica.news
+                self._say(replica.step())
+                if replica.news != news:
                     self._heartbeats.changed()
             ended = self._clock()
             self._heartbeats.step_seconds = ended - started
             if ended >= until or not any(replica.busy() for replica in self._replicas.values()):
                 return
 
-    def _outputs(self) -> list[Output]:
-        idle = all(replica.idle for replica in self._replicas.values())
-        if not self._finished or (not idle and self._clock() - self._finished_at < self._config.linger_s):
-            return []
-        finished, self._finished = self._finished, []
-        return [self._output(record) for record in finished]
+    def _say(self, words: list[Word], urgent: bool = False) -> None:
+        if words and not self._words:
+            self._first_at = self._clock()
+        self._words += words
+        self._urgent |= urgent
 
-    def _output(self, record: Trajectory | Refused) -> Output:
-        if isinstance(record, Refused):
-            return Output(PROGRESS, record.trajectory_id, record)
-        partition = partition_of(record.prompt.number, self._partitions)
-        return Output(TRAJECTORIES, record.prompt.prompt_id, record, partition)
+    def _outputs(self) -> list[Output]:
+        """What there is to say, once it has waited for others long enough, or somebody waits for it."""
+        idle = all(replica.idle for replica in self._replicas.values())
+        waits = not (idle or self._urgent) and self._clock() - self._first_at < self._config.linger_s
+        if not self._words or waits:
+            return []
+        words, self._words, self._urgent = self._words, [], False
+        return [self._output(word) for word in words]
+
+    def _output(self, word: Word) -> Output:
+        match word:
+            case Trajectory():
+                partition = partition_of(word.prompt.number, self._partitions)
+                return Output(TRAJECTORIES, word.prompt.prompt_id, word, partition)
+            case Assignment():
+                return Output(INBOX, "", word, word.replica)
+            case _:
+                # By replica, not by trajectory: what a replica says at once is rows of one record.
+                return Output(PROGRESS, f"rollout-{word.replica}", word)
 
 
 def _wall_ms() -> int:

@@ -41,7 +41,7 @@ class Heartbeats:
         incarnation: int,
         period_s: float,
     ) -> None:
-        self._producer, self._process = producer, process
+        self._producer, self._process, self._run = producer, process, run
         self._replicas_topic, self._metrics_topic = REPLICAS.name(run), METRICS.name(run)
         self._hosted, self._incarnation, self._period_s = hosted, incarnation, period_s
         self._replicas: Sequence[Replica] = ()
@@ -112,12 +112,15 @@ class Heartbeats:
                     replica.engine.version,
                     replica.engine.status(),
                     self.step_seconds,
+                    self._run,
+                    replica.reserved,
                 )
                 for replica in self._replicas
             ]
         state: ReplicaState = "stopped" if self._stopped else "starting"
         return [
-            describe(index, self._process, self._incarnation, state, None, _NO_ENGINE, 0.0) for index in self._hosted
+            describe(index, self._process, self._incarnation, state, None, _NO_ENGINE, 0.0, self._run)
+            for index in self._hosted
         ]
 
 
@@ -129,6 +132,8 @@ def describe(
     version: PolicyVersion | None,
     load: EngineStatus,
     step_seconds: float,
+    run: str,
+    reserved: tuple[str, ...] = (),
 ) -> ReplicaStatus:
     """The heartbeat of a replica right now."""
     return ReplicaStatus(
@@ -147,4 +152,6 @@ def describe(
         host=socket.gethostname(),
         pid=os.getpid(),
         sent_at=time.time_ns() // 10**6,
+        run=run,
+        reserved=reserved,
     )

@@ -1,34 +1,45 @@
 """One replica: an engine, the assignments it was given, and the rule which weights it runs them under.
 
 A trajectory starts and ends under one weight version. Weights change only while the engine is empty: to the version
-that the next assignment names, or to the newest complete one.
+that the next assignment names, or to the newest complete one. The schedule that interrupts is the exception: what runs
+is taken out of the engine, and goes on under the newer weights with what it has.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+
 from infra.store.errors import VersionGone
-from operators.rollout.engine import Completion, Engine, Request
-from schemas.columns import flags, floats, token_ids
+from operators.rollout.config import RolloutConfig
+from operators.rollout.engine import Completion, Engine, Partial
+from operators.rollout.reservations import Reservations
+from operators.rollout.running import Running, request_of
+from schemas.bounds import fits_inbox
 from schemas.records import (
     Assignment,
-    FinishReason,
+    NextOwner,
     PolicyVersion,
+    Progress,
     Refused,
+    Release,
     ReplicaState,
-    Response,
+    Reserve,
     Trajectory,
-    VersionSpan,
 )
 
 log = logging.getLogger(__name__)
+
+Word = Trajectory | Refused | Progress | Assignment
+"""What a replica says; an Assignment hands over, and goes with the Progress before it in one transaction."""
 
 
 class Weights(Protocol):
@@ -41,14 +52,11 @@ class Weights(Protocol):
         """The file of `version`, which stays while the context lasts. Raises VersionGone."""
 
 
-@dataclass(slots=True)
-class _Running:
-    assignment: Assignment
-    started_at: int
-
-
 class Replica:
-    """Takes assignments, steps its engine, gives trajectories. `decode` turns response tokens into text."""
+    """Takes assignments, steps its engine, gives trajectories. `decode` turns response tokens into text.
+
+    `news` counts the changes that placement waits for.
+    """
 
     def __init__(
         self,
@@ -58,13 +66,32 @@ class Replica:
         weights: Weights,
         decode: Callable[[list[int]], str],
         now: Callable[[], int],
+        config: RolloutConfig | None = None,
+        *,
+        interrupts: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.index, self.incarnation, self.engine = index, incarnation, engine
-        self._weights, self._decode, self._now = weights, decode, now
+        self._weights, self._decode, self._now, self._clock = weights, decode, now, clock
+        self._config, self._interrupts = config or RolloutConfig(), interrupts
         self._waiting: deque[Assignment] = deque()
-        self._running: dict[str, _Running] = {}
+        self._running: dict[str, Running] = {}
+        self._reservations = Reservations(self._config.reserve_s)
+        self._draining = False
+        self._state: ReplicaState = "starting"
+        self._steps = self._look_step = 0
+        self._look_at = 0.0
         self.newest: PolicyVersion | None = None
-        self.state: ReplicaState = "starting"
+        self.news = 0
+
+    @property
+    def state(self) -> ReplicaState:
+        return "draining" if self._draining and self._state == "running" else self._state
+
+    @property
+    def reserved(self) -> tuple[str, ...]:
+        """The plans for whose trajectories it keeps room."""
+        return self._reservations.plans
 
     def take(self, assignment: Assignment) -> None:
         """Accept an assignment; the caller has checked that it is for this incarnation.
@@ -72,9 +99,12 @@ class Replica:
         Of a trajectory that is here already only the lease is news.
         """
         name = assignment.trajectory_id
-        if name in self._running:
-            if assignment.lease > self._running[name].assignment.lease:
-                self._running[name].assignment = assignment
+        self._reservations.settle((name,), self._clock())
+        running = self._running.get(name)
+        if running is not None:
+            if assignment.lease > running.assignment.lease:
+                running.assignment = replace(running.assignment, lease=assignment.lease, attempt=assignment.attempt)
+                running.told = 0 if assignment.partial is None else len(assignment.partial.token_ids)
             return
         for place, waiting in enumerate(self._waiting):
             if waiting.trajectory_id == name:
@@ -83,11 +113,43 @@ class Replica:
         self._waiting.append(assignment)
 
     def cancel(self, trajectory_ids: Collection[str]) -> None:
-        """Drop these trajectories, whether they run or wait."""
+        """Drop these trajectories, whether they run, wait or are still to come."""
+        self._reservations.settle(trajectory_ids, self._clock())
         self._waiting = deque(a for a in self._waiting if a.trajectory_id not in trajectory_ids)
         self.engine.release([name for name in trajectory_ids if name in self._running])
         for name in trajectory_ids:
             self._running.pop(name, None)
+
+    def reserve(self, order: Reserve) -> None:
+        """Keep these weights and the room that `order` asks for, if they are here."""
+        status = self.engine.status()
+        requests = len(self._running) + len(self._waiting) + self._reservations.requests + len(order.trajectory_ids)
+        kv = status.kv_used + self._reservations.kv + order.kv
+        if self.state != "running" or self.engine.version != order.policy_version:
+            why = f"it is {self.state} under version {self.engine.version}"
+        elif requests > status.capacity or kv > status.kv_capacity:
+            why = f"{requests} requests of {kv} tokens are more than it has room for"
+        else:
+            self._reservations.grant(order.plan_id, order.trajectory_ids, order.kv, self._clock())
+            self.news += 1
+            return
+        log.info("replica %d keeps no room for plan %s: %s", self.index, order.plan_id, why)
+
+    def hand_over(self, order: Release) -> list[Word]:
+        """Stop the trajectories that `order` names and give each to its next owner; what is not here is passed over."""
+        leases = dict(zip(order.trajectory_ids, order.leases, strict=False))
+        leaving = [name for name in leases if self._may_leave(name, leases[name])]
+        released = self.engine.release([name for name in leaving if name in self._running])
+        words: list[Word] = []
+        for name in leaving:
+            to = NextOwner(leases[name], order.destination, order.destination_incarnation)
+            words += self._part_with(name, to, released.get(name))
+        return words
+
+    def drain(self) -> None:
+        """Say that no fresh work is wanted any more; placement moves away what it can."""
+        self._draining = True
+        self.news += 1
 
     def announce(self, version: PolicyVersion) -> None:
         """A weight version was published."""
@@ -104,81 +166,150 @@ class Replica:
             return self.engine.due() <= 0
         return bool(self._waiting and self.engine.version is not None)
 
-    def step(self) -> list[Trajectory | Refused]:
-        """Load weights if it is time to, start what can start, and run one engine step."""
+    def step(self) -> list[Word]:
+        """Load weights if it is time to, start what can start, run one engine step, and tell what is to be told."""
+        self._reservations.expire(self._clock())
         if not self._running:
             self._refresh()
+        elif self._interrupts and self.newest != self.engine.version:
+            self._interrupt()
         refused = self._start_waiting()
         if not self._running:
             return refused
-        return [*refused, *(self._finish(completion) for completion in self.engine.step())]
+        self._steps += 1
+        ended = [self._finish(completion) for completion in self.engine.step()]
+        return [*refused, *ended, *self._progress()]
+
+    # -- weights ------------------------------------------------------------------------------------------------------
 
     def _refresh(self) -> None:
         """Between two batches: the version that the next assignment names, else the newest that is complete here."""
+        if self._reservations.plans:
+            return  # what is to come needs the weights that are loaded
         named = self._waiting[0].policy_version if self._waiting else None
         here = self._weights.versions()
         if named not in here:  # then whoever names it is refused
             # A version may be announced before its bytes are complete on this machine, and gone again later.
-            named = max((v for v in here if self.newest is not None and v <= self.newest), default=None)
-        if named is None or named == self.engine.version:
-            return
-        self.state = "loading"
-        try:
-            with self._weights.pin(named) as file:
-                self.engine.load(file, named)
-        except VersionGone as gone:
-            log.warning("replica %d: weight version %s is gone: %s", self.index, named, gone)
-        self.state = "running" if self.engine.version is not None else "starting"
+            named = self._newest_here(here)
+        if named is not None and named != self.engine.version:
+            self._load(named)
 
-    def _start_waiting(self) -> list[Trajectory | Refused]:
+    def _newest_here(self, here: Collection[PolicyVersion]) -> PolicyVersion | None:
+        return max((v for v in here if self.newest is not None and v <= self.newest), default=None)
+
+    def _load(self, version: PolicyVersion) -> None:
+        self._state = "loading"
+        try:
+            with self._weights.pin(version) as file:
+                self.engine.load(file, version)
+            self.news += 1
+        except VersionGone as gone:
+            log.warning("replica %d: weight version %s is gone: %s", self.index, version, gone)
+        self._state = "running" if self.engine.version is not None else "starting"
+
+    def _interrupt(self) -> None:
+        """Go on under newer weights with all that runs, unless some of it is pinned to the present ones."""
+        before, newer = self.engine.version, self._newest_here(self._weights.versions())
+        pinned = any(running.assignment.prompt.policy_version is not None for running in self._running.values())
+        if before is None or newer is None or newer <= before or pinned or self._reservations.plans:
+            return
+        partials = self.engine.release(list(self._running))
+        self._load(newer)
+        for name, running in self._running.items():
+            partial = partials[name]
+            running.spans = running.spans_of(len(partial.token_ids), before)
+            request = request_of(running.assignment)
+            self.engine.submit(replace(request, partial=partial if len(partial.token_ids) else None))
+
+    # -- starting -----------------------------------------------------------------------------------------------------
+
+    def _start_waiting(self) -> list[Word]:
         """Submit what may run under the loaded version; what names another waits until the engine is empty."""
-        refused: list[Trajectory | Refused] = []
-        kept: deque[Assignment] = deque()
         version = self.engine.version
-        while version is not None and self._waiting:
+        if version is None or not self._waiting:
+            return []
+        refused: list[Word] = []
+        kept: deque[Assignment] = deque()
+        here = None
+        while self._waiting:
             assignment = self._waiting.popleft()
             if assignment.policy_version in (None, version):
                 refused += self._submit(assignment)
-            elif self._running or kept or assignment.policy_version in self._weights.versions():
+                continue
+            here = self._weights.versions() if here is None else here
+            if assignment.policy_version in here:
                 kept.append(assignment)
             else:
-                refused.append(self._refuse(assignment, f"weight version {assignment.policy_version} is gone"))
-        if version is not None:
-            self._waiting = kept
+                # Training may begin anew under other weights; who asks for these alone has nobody else to ask.
+                retry = assignment.prompt.policy_version is None
+                refused.append(self._refuse(assignment, f"weight version {assignment.policy_version} is gone", retry))
+        self._waiting = kept
         return refused
 
-    def _submit(self, assignment: Assignment) -> list[Trajectory | Refused]:
-        prompt = assignment.prompt
-        name = assignment.trajectory_id
+    def _submit(self, assignment: Assignment) -> list[Word]:
         try:
-            self.engine.submit(Request(name, prompt.token_ids.to_numpy(), prompt.sampling))
+            self.engine.submit(request_of(assignment))
         except ValueError as error:
-            return [self._refuse(assignment, str(error))]
-        self._running[name] = _Running(assignment, self._now())
+            return [self._refuse(assignment, str(error), retry=False)]
+        name = assignment.trajectory_id
+        self._running[name] = Running.start(assignment, self._now(), self._clock(), self._steps)
         return []
 
-    def _refuse(self, assignment: Assignment, reason: str) -> Refused:
-        return Refused(assignment.trajectory_id, assignment.lease, self.index, self.incarnation, reason, retry=False)
+    def _refuse(self, assignment: Assignment, reason: str, retry: bool) -> Refused:
+        return Refused(assignment.trajectory_id, assignment.lease, self.index, self.incarnation, reason, retry)
+
+    # -- telling ------------------------------------------------------------------------------------------------------
 
     def _finish(self, completion: Completion) -> Trajectory:
         running = self._running.pop(completion.trajectory_id)
-        assignment, generated = running.assignment, completion.generated
-        version, count = self.engine.version, len(generated.token_ids)
+        version = self.engine.version
         assert version is not None
-        reason: FinishReason = completion.finish_reason  # type: ignore[assignment]
-        return Trajectory(
-            prompt=assignment.prompt,
-            member=assignment.member,
-            lease=assignment.lease,
-            attempt=assignment.attempt,
-            replica=self.index,
-            incarnation=self.incarnation,
-            response=Response(token_ids(generated.token_ids), floats(generated.logprobs), flags([True] * count)),
-            text=self._decode(generated.token_ids.tolist()),
-            version_spans=(VersionSpan(version, count),) if count else (),
-            newest_version=self.newest,
-            finish_reason=reason,
-            error=completion.error,
-            started_at=running.started_at,
-            finished_at=self._now(),
-        )
+        return running.finished(completion, version, self.newest, self._decode, self._now())
+
+    def _progress(self) -> list[Word]:
+        """What trajectories have gained of which placement has not been told for long."""
+        clock, config = self._clock(), self._config
+        if self._steps < self._look_step and clock < self._look_at:
+            return []
+        self._look_step = self._steps + max(1, config.progress_tokens // 8)
+        self._look_at = clock + config.progress_s / 8
+        due = {
+            name: running.told
+            for name, running in self._running.items()
+            if self._steps - running.told_step >= config.progress_tokens or clock - running.told_at >= config.progress_s
+        }
+        words: list[Word] = []
+        for name, gained in self.engine.generated(due).items() if due else ():
+            running = self._running[name]
+            if len(gained.token_ids):
+                words.append(running.progress(gained, self.engine.version, None, self._now()))
+            running.told += len(gained.token_ids)
+            running.told_at, running.told_step = clock, self._steps
+        return words
+
+    # -- handing over -------------------------------------------------------------------------------------------------
+
+    def _may_leave(self, name: str, lease: int) -> bool:
+        running = self._running.get(name)
+        assignment = running.assignment if running is not None else self._waiting_for(name)
+        if assignment is None or assignment.lease >= lease:
+            return False
+        # What its next owner could not be told stays; its limit is the most that it can have by now.
+        return fits_inbox(assignment.prompt, assignment.prompt.sampling.max_new_tokens)
+
+    def _waiting_for(self, name: str) -> Assignment | None:
+        return next((waiting for waiting in self._waiting if waiting.trajectory_id == name), None)
+
+    def _part_with(self, name: str, to: NextOwner, generated: Partial | None) -> list[Word]:
+        running = self._running.pop(name, None)
+        now = self._now()
+        if running is None or generated is None:
+            assignment = running.assignment if running is not None else self._waiting_for(name)
+            assert assignment is not None
+            self._waiting = deque(waiting for waiting in self._waiting if waiting is not assignment)
+            running = Running.start(assignment, now, 0.0, 0)
+            known = request_of(assignment).partial
+            generated = known if known is not None else Partial(np.zeros(0, np.int32), np.zeros(0, np.float32))
+        gained = Partial(generated.token_ids[running.told :], generated.logprobs[running.told :])
+        version = self.engine.version
+        return [running.progress(gained, version, to, now), running.handed_over(to, generated, version, now)]

@@ -120,9 +120,8 @@ def check(config: Config) -> None:
             f"but placement.max_replicas is {config.placement.max_replicas}"
         )
     unit = config.prompts.samples_per_prompt
-    admitted = (config.experience.max_staleness + 1) * config.experience.global_batch
-    if unit > admitted:
-        raise ConfigError(f"prompts.samples_per_prompt = {unit} is more than may be outstanding ({admitted})")
+    if unit > config.admitted:
+        raise ConfigError(f"prompts.samples_per_prompt = {unit} is more than may be outstanding ({config.admitted})")
 
 
 def _check_emulation(config: Config) -> None:

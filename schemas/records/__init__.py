@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from schemas.records.batches import MicroBatch
 from schemas.records.inbox import Assignment, Cancel, Drain, Release, Reserve
-from schemas.records.plans import PlannedMove, ReplicaLoad, RepackPlan
+from schemas.records.plans import PlannedMove, RepackPlan, ReplicaLoad
 from schemas.records.progress import Closed, NextOwner, Progress, Refused
 from schemas.records.prompts import Prompt, Sampling
 from schemas.records.status import CommitNote, DeadLetter, Metric, RelayStatus, ReplicaState, ReplicaStatus

@@ -14,8 +14,8 @@ ReplicaState = Literal["starting", "loading", "running", "draining", "stopped"]
 class ReplicaStatus:
     """A replica's heartbeat; `process` is the shard of the rollout pipeline that hosts it.
 
-    Made by rollout, eaten by placement. KV in tokens, `step_seconds` of the last engine step. `reserved` names the plans
-    for whose trajectories it keeps room.
+    Made by rollout, eaten by placement. KV in tokens, `step_seconds` of the last engine step. `reserved` names the
+    plans for whose trajectories it keeps room.
     """
 
     replica: int

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 from log_model import FencedHere, Log, Shard
-from records_here import PARTITIONS, manifest, prompt, reading, shard
+from records_here import PARTITIONS, REPLICAS_AT_MOST, manifest, prompt, reading, shard
 from scripted_engine import ScriptedBackend, ScriptedEngine, ScriptedWeights, SilentHeartbeats
 
 from operators.evaluation.config import EvaluationConfig
@@ -27,6 +27,7 @@ from operators.io.fold_records import Folder
 from operators.io.ledger import TrajectoryLedger
 from operators.placement.config import PlacementConfig
 from operators.placement.place_trajectories import PlaceTrajectories, _Placing
+from operators.placement.schedules import Schedule
 from operators.rollout.config import RolloutConfig
 from operators.rollout.generate_trajectories import _Generating
 from operators.rollout.heartbeats import describe
@@ -36,7 +37,17 @@ from operators.score.pool import Outcome
 from operators.score.score_trajectories import _Scoring
 from schemas.columns import token_ids
 from schemas.identity import parse_trajectory_id
-from schemas.records import Assignment, MicroBatch, PolicyVersion, Prompt, Trajectory
+from schemas.records import (
+    Assignment,
+    Drain,
+    MicroBatch,
+    PolicyVersion,
+    Progress,
+    Prompt,
+    Refused,
+    Release,
+    Trajectory,
+)
 from schemas.topics import (
     BATCHES,
     EVAL_PROMPTS,
@@ -70,10 +81,21 @@ class Shape:
     """One trajectory of so many comes to nothing."""
     too_long: int = 13
     """One prompt of so many is longer than any replica's context."""
+    longest: int = 5
+    """Trajectories are of 1 to so many tokens."""
+    kv_capacity: int = 1000
+    progress_tokens: int = 512
+    drains: bool = False
+    """Whether replicas are asked to drain, now and then."""
+    schedule: Schedule = "laminar"
+
+    @property
+    def placement(self) -> PlacementConfig:
+        return PlacementConfig(schedule=self.schedule, heartbeat_timeout_s=TIMEOUT_S, max_attempts=10**6, repack_s=1.0)
 
     @property
     def admitted(self) -> int:
-        return (self.staleness + 1) * self.global_batch
+        return self.placement.admitted(self.global_batch, self.staleness)
 
 
 class ToyTrainer:
@@ -127,6 +149,7 @@ class Cycle:
         self._fed = 0
         self._paused: dict[int, float] = {}
         self._owners: dict[str, Assignment] = {}
+        self._handed: dict[str, Assignment] = {}
         self._last_lease = 0
         self._trains_at = 0.0
         self.trainer = ToyTrainer(self.log, self.weights)
@@ -160,7 +183,11 @@ class Cycle:
             self.trainer.start()
         elif what < 0.045:
             self._paused[rng.randrange(self.shape.processes)] = self.now + rng.uniform(0, 3 * TIMEOUT_S)
-        elif what < 0.05:
+        elif what < 0.055 and self.shape.drains:
+            replica = rng.randrange(self.shape.processes * self.shape.replicas)
+            life = self.log.committed(self.rollouts[replica // self.shape.replicas].config.group).start
+            self.log.append(INBOX, Drain(replica, life), partition=replica)
+        elif what < 0.06:
             self._trains_at = self.now + rng.uniform(0, 6 * TIMEOUT_S)
         elif what < 0.15:
             if self.now >= self._trains_at:
@@ -173,10 +200,14 @@ class Cycle:
             if rng.random() < 0.8:
                 self._commit(each)
 
-    def calm(self, turns: int = 400) -> None:
+    def calm(self, turns: int = 2000) -> None:
         """Everything works, for as long as it takes to finish."""
         self._paused.clear()
-        for _ in range(turns):
+        for each in self.rollouts if self.shape.drains else ():
+            self._restart(each)  # nobody is left to work otherwise
+        for turn in range(turns):
+            if turn % 100 == 99 and not self._work_left():
+                return
             self._pass_time(0.2)
             self.trainer.train()
             for each in self.shards:
@@ -195,7 +226,9 @@ class Cycle:
                 continue
             for r in each.folder._replicas.values():  # type: ignore[attr-defined]
                 load = r.engine.status()
-                beat = describe(r.index, process, r.incarnation, r.state, r.engine.version, load, 0.0)
+                beat = describe(
+                    r.index, process, r.incarnation, r.state, r.engine.version, load, 0.0, "run", r.reserved
+                )
                 self.log.append(REPLICAS, beat, f"rollout-{r.index}")
 
     def _lag(self) -> int:
@@ -214,6 +247,7 @@ class Cycle:
         outputs = each.waiting()
         if each is self.placement:
             for output in outputs:
+                self._check_leases(output.record)
                 if isinstance(output.record, Assignment):
                     self._check_owner(output.record)
         try:
@@ -221,8 +255,13 @@ class Cycle:
         except FencedHere:
             each.start()
             return
-        if each is self.placement and any(isinstance(output.record, Assignment) for output in outputs):
+        given = [output.record for output in outputs if isinstance(output.record, Assignment)]
+        if each is self.placement and given:
             self._check_bound()
+        elif each in self.rollouts:
+            for record in given:
+                assert record.lease > self._owners[record.trajectory_id].lease
+                self._handed[record.trajectory_id] = record
 
     def _restart(self, each: Shard) -> None:
         """Die with what waits, then start anew."""
@@ -237,16 +276,28 @@ class Cycle:
         seen = self.placement.seen(SETTLED) if outputs else []
         for output in outputs:
             assert output.record.trajectory_id not in {r.trajectory_id for r in seen}, "dispatched though settled"
-            if output.record.prompt.purpose == "train":
+            fresh = output.record.prompt.purpose == "train" and output.record.policy_version is None
+            if fresh and self.shape.schedule != "partial_rollout":
                 under = folder._replicas._replicas[output.record.replica].status.policy_version  # type: ignore[union-attr]
-                assert under >= folder._newest, "fresh work under old weights"  # type: ignore[union-attr]
+                assert under >= folder._tracking.newest, "fresh work under old weights"  # type: ignore[union-attr]
+
+    def _check_leases(self, record: object) -> None:
+        leases = {Assignment: lambda r: (r.lease,), Release: lambda r: r.leases}.get(type(record), lambda r: ())(record)
+        for lease in leases:
+            assert lease > self._last_lease, f"lease {lease} does not rise"
+            self._last_lease = lease
 
     def _check_owner(self, record: Assignment) -> None:
         name = record.trajectory_id
-        assert record.lease > self._last_lease, f"lease {record.lease} of {name} does not rise"
-        self._last_lease = record.lease
-        before = self._owners.get(name)
-        if before is not None:
+        before, handed = self._owners.get(name), self._handed.get(name)
+        if before is not None and handed is not None and handed.lease > before.lease:
+            told = (r.next_owner for r in self.placement.seen(PROGRESS) if isinstance(r, Progress))
+            if handed.lease not in {to.lease for to in told if to is not None}:
+                self._owners[name] = record
+                return  # placement cannot know of that owner yet
+            before = handed
+        refused = [r.lease for r in self.log.rows(PROGRESS) if isinstance(r, Refused)]
+        if before is not None and before.lease not in refused:
             process = before.replica // self.shape.replicas
             holder = self.log.committed(self.rollouts[process].config.group)
             alive = holder.start == before.incarnation and holder.holder is not None
@@ -296,20 +347,46 @@ class Cycle:
         assert not [name for name in left if name.startswith("e")]
         assert left <= set(scored), "what is left is in the buffer"
 
+    def _work_left(self) -> bool:
+        """Whether anything is still to come of what was asked, but what the buffer keeps for its next batch."""
+        asked = {f"{p.prompt_id}.{m}" for p in self._asked() for m in range(p.samples)}
+        left = asked - {r.trajectory_id for r in self.log.rows(SETTLED)}
+        kept = len(left) < self.shape.global_batch and not [name for name in left if name.startswith("e")]
+        scored = {r.trajectory.trajectory_id for r in self.log.rows(EXPERIENCES)}
+        trained = {batch for version in self.log.rows(RELAY) for batch in version.batches}
+        untrained = {part.batch for part in self.log.rows(BATCHES)} - trained
+        return self._fed < self.shape.prompts or not kept or not left <= scored or bool(untrained)
+
     def _asked(self) -> Iterator[Prompt]:
         yield from self.log.rows(PROMPTS)
         yield from self.log.rows(EVAL_PROMPTS)
 
     def _check_version(self, record: Trajectory) -> None:
-        assert len(record.version_spans) <= 1
+        if record.finish_reason != "failed":
+            made_by = [span.version.number for span in record.version_spans for _ in range(span.length)]
+            assert record.response.token_ids.to_pylist() == made_by
+            assert len(made_by) == self._length(record.trajectory_id), "cut short, or longer than it is"
+        if self.shape.schedule != "partial_rollout":
+            assert len(record.version_spans) <= 1
         if record.version_spans and record.prompt.policy_version is not None:
-            assert record.policy_version == record.prompt.policy_version
+            assert {span.version for span in record.version_spans} == {record.prompt.policy_version}
+
+    def _length(self, name: str) -> int:
+        return 1 + zlib.crc32(name.encode()) % self.shape.longest
 
     # -- how memories are made ----------------------------------------------------------------------------------------
 
     def _restore_placement(self, restored: Restored) -> Folder:
-        config = PlacementConfig(heartbeat_timeout_s=TIMEOUT_S, max_attempts=10**6)
-        step = PlaceTrajectories(config, _placement_shard(), PARTITIONS, self.shape.admitted, self.shape.replicas)
+        shape = self.shape
+        step = PlaceTrajectories(
+            shape.placement,
+            _placement_shard(),
+            PARTITIONS,
+            shape.admitted,
+            shape.replicas,
+            REPLICAS_AT_MOST,
+            shape.global_batch,
+        )
         return _Placing(step, restored, self._fence, lambda: self.now, lambda: 0)
 
     def _fence(self, process: int) -> None:
@@ -321,9 +398,27 @@ class Cycle:
         return shard("rollout", inbox, reading(RELAY, start="earliest"), index=process)
 
     def _restore_rollout(self, process: int, restored: Restored) -> Folder:
-        config = RolloutConfig(processes=self.shape.processes, replicas=self.shape.replicas, step_s=0, linger_s=0)
+        shape = self.shape
+        config = RolloutConfig(
+            processes=shape.processes,
+            replicas=shape.replicas,
+            step_s=0,
+            linger_s=0,
+            progress_tokens=shape.progress_tokens,
+            progress_s=1.0,
+        )
         replicas = [
-            Replica(index, restored.start, self._engine(), self.weights, str, lambda: 0)
+            Replica(
+                index,
+                restored.start,
+                self._engine(),
+                self.weights,
+                str,
+                lambda: 0,
+                config,
+                interrupts=shape.placement.rules.refresh == "interrupt",
+                clock=lambda: self.now,
+            )
             for index in config.hosted(process)
         ]
         return _Generating(config, PARTITIONS, replicas, SilentHeartbeats(), ScriptedBackend(), lambda: self.now)  # type: ignore
@@ -331,8 +426,9 @@ class Cycle:
     def _engine(self) -> ScriptedEngine:
         return ScriptedEngine(
             self.shape.slots,
-            lambda name: 1 + zlib.crc32(name.encode()) % 5,
+            self._length,
             lambda name: zlib.crc32(b"failing" + name.encode()) % self.shape.failing == 0,
+            kv_capacity=self.shape.kv_capacity,
         )
 
     def _restore_evaluation(self, restored: Restored) -> Folder:

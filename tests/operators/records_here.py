@@ -107,6 +107,7 @@ def status(replica: int, under: r.PolicyVersion | None, incarnation: int = 1, **
         "host": "",
         "pid": 0,
         "sent_at": 0,
+        "run": "run",
     }
     return r.ReplicaStatus(**(fields | changes))
 

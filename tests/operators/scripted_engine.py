@@ -17,7 +17,7 @@ from schemas.records import PolicyVersion, WeightVersion
 class ScriptedEngine:
     """A request takes `steps(trajectory_id)` steps, a token each; `fails` says which come to nothing.
 
-    A prompt of `context` tokens is refused.
+    A token is the number of the version that made it. A prompt of `context` tokens is refused.
     """
 
     def __init__(
@@ -26,60 +26,69 @@ class ScriptedEngine:
         steps: Callable[[str], int] = lambda name: 1,
         fails: Callable[[str], bool] = lambda name: False,
         context: int = 64,
+        kv_capacity: int = 1000,
     ) -> None:
         self._slots, self._steps, self._fails, self._context = slots, steps, fails, context
-        self._left: dict[str, int] = {}
-        self._made: dict[str, int] = {}
+        self._kv_capacity = kv_capacity
+        self._made: dict[str, list[int]] = {}
+        self._wanted: dict[str, int] = {}
         self.version: PolicyVersion | None = None
         self.loads: list[PolicyVersion] = []
+        self.generated_tokens = 0
         self.closed = False
 
     def load(self, weights: Path, version: PolicyVersion) -> None:
-        if self._left:
-            raise RuntimeError(f"weights change under {sorted(self._left)}")
+        if self._made:
+            raise RuntimeError(f"weights change under {sorted(self._made)}")
         self.version = version
         self.loads.append(version)
 
     def submit(self, request: Request) -> None:
         if len(request.prompt) >= self._context:
             raise ValueError(f"a prompt of {len(request.prompt)} tokens leaves no room")
-        if request.trajectory_id in self._left:
+        if request.trajectory_id in self._made:
             raise ValueError(f"{request.trajectory_id} is here already")
-        self._left[request.trajectory_id] = self._made[request.trajectory_id] = self._steps(request.trajectory_id)
+        known = [] if request.partial is None else request.partial.token_ids.tolist()
+        self._made[request.trajectory_id] = known
+        self._wanted[request.trajectory_id] = self._steps(request.trajectory_id)
 
     def step(self) -> Sequence[Completion]:
-        for name in list(self._left)[: self._slots]:
-            self._left[name] -= 1
-        ended = [name for name, left in self._left.items() if left <= 0]
-        for name in ended:
-            del self._left[name]
         assert self.version is not None
-        return [self._completion(name, self._made.pop(name), self.version.number) for name in ended]
+        ended = []
+        for name in list(self._made)[: self._slots]:
+            if len(self._made[name]) < self._wanted[name]:
+                self._made[name].append(self.version.number)
+                self.generated_tokens += 1
+            if len(self._made[name]) >= self._wanted[name]:
+                ended.append(name)
+        return [self._completion(name, self._made.pop(name)) for name in ended]
 
     def due(self) -> float:
-        return 0.0 if self._left else math.inf
-
-    def generated(self, since: Mapping[str, int]) -> dict[str, Partial]:
-        return {}
+        return 0.0 if self._made else math.inf
 
     def release(self, trajectory_ids: Collection[str]) -> dict[str, Partial]:
-        gone = [name for name in trajectory_ids if name in self._left]
-        for name in gone:
-            del self._left[name], self._made[name]
-        return {name: Partial(np.zeros(0, np.int32), np.zeros(0, np.float32)) for name in gone}
+        return {name: _partial(self._made.pop(name)) for name in trajectory_ids if name in self._made}
+
+    def generated(self, since: Mapping[str, int]) -> dict[str, Partial]:
+        return {name: _partial(self._made[name][start:]) for name, start in since.items() if name in self._made}
 
     def status(self) -> EngineStatus:
-        running = min(len(self._left), self._slots)
-        return EngineStatus(running, len(self._left) - running, self._slots, 0, 1000, 0)
+        running = min(len(self._made), self._slots)
+        kv = 3 * len(self._made) + sum(map(len, self._made.values()))
+        waiting = len(self._made) - running
+        return EngineStatus(running, waiting, self._slots, kv, self._kv_capacity, self.generated_tokens)
 
     def close(self) -> None:
         self.closed = True
 
-    def _completion(self, name: str, count: int, token: int) -> Completion:
+    def _completion(self, name: str, tokens: list[int]) -> Completion:
         if self._fails(name):
-            return Completion(name, Partial(np.zeros(0, np.int32), np.zeros(0, np.float32)), "failed", "no luck")
-        generated = Partial(np.full(count, token, np.int32), np.full(count, -0.5, np.float32))
-        return Completion(name, generated, "stop")
+            return Completion(name, _partial([]), "failed", "no luck")
+        return Completion(name, _partial(tokens), "stop")
+
+
+def _partial(tokens: list[int]) -> Partial:
+    return Partial(np.array(tokens, np.int32), np.full(len(tokens), -0.5, np.float32))
 
 
 class ScriptedWeights:

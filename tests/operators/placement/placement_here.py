@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from log_model import Log, Shard
-from records_here import PARTITIONS, manifest, prompt, reading, shard, status, version
+from records_here import PARTITIONS, REPLICAS_AT_MOST, manifest, prompt, reading, shard, status, version
 
 from operators.io.elements import Output, Restored
 from operators.io.fold_records import Folder
@@ -30,12 +30,12 @@ TIMEOUT_S = 10.0
 class Placement:
     """What is written to its topics it sees at the next `run`, which returns what came of it and commits."""
 
-    def __init__(self, admitted: int = 100, hosted: int = 1, **config: Any) -> None:
+    def __init__(self, admitted: int = 100, hosted: int = 1, global_batch: int = 1, **config: Any) -> None:
         self.log = Log()
         self.now = 0.0
         self.fenced: list[int] = []
         settings = PlacementConfig(**{"heartbeat_timeout_s": TIMEOUT_S, **config})
-        self._step = PlaceTrajectories(settings, SHARD, PARTITIONS, admitted, hosted)
+        self._step = PlaceTrajectories(settings, SHARD, PARTITIONS, admitted, hosted, REPLICAS_AT_MOST, global_batch)
         self.shard = Shard(self.log, SHARD, self._restore)
         self.shard.start()
 

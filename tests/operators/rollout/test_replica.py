@@ -105,7 +105,7 @@ def test_a_named_version_that_is_gone_is_refused_and_stops_nothing(loaded: bool)
     rig.replica.take(assignment(0, under=version(1), lease=4))
     rig.replica.take(assignment(1))
     refused, done = rig.drain()
-    assert refused == Refused("p0.0", 4, 0, 7, "weight version 1.1 is gone", retry=False)
+    assert refused == Refused("p0.0", 4, 0, 7, "weight version 1.1 is gone", retry=True)
     assert isinstance(done, Trajectory)
     assert done.policy_version == version(2)
 

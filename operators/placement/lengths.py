@@ -1,0 +1,47 @@
+"""What the lengths of finished trajectories say of those under way."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+
+REMEMBERED = 1024
+
+
+class LengthsSeen:
+    """Tokens of the last finished trajectories: prompts on average, responses one by one."""
+
+    def __init__(self) -> None:
+        self._responses: deque[int] = deque(maxlen=REMEMBERED)
+        self._sum = self._squares = 0
+        self._prompt = 0.0
+        self._ranked: list[int] | None = None
+
+    def add(self, prompt: int, response: int) -> None:
+        """A trajectory has finished."""
+        if len(self._responses) == REMEMBERED:
+            oldest = self._responses[0]
+            self._sum, self._squares = self._sum - oldest, self._squares - oldest * oldest
+        self._responses.append(response)
+        self._sum, self._squares = self._sum + response, self._squares + response * response
+        self._prompt += (prompt - self._prompt) / len(self._responses)
+        self._ranked = None
+
+    def kv(self) -> float:
+        """KV tokens of a trajectory at a random moment of its generation; 0 before any has finished.
+
+        One of length L is there for L steps with L / 2 on average, so it is E[L²] / 2E[L] beyond the prompt.
+        """
+        return self._prompt + self._squares / (2 * self._sum) if self._sum else self._prompt
+
+    def remaining(self, length: float) -> float:
+        """Tokens still to come for a response that has `length`: the mean over longer ones, half as many if none was.
+
+        0 before any has finished.
+        """
+        if not self._responses:
+            return 0.0
+        if self._ranked is None:
+            self._ranked = sorted(self._responses)
+        longer = self._ranked[bisect_right(self._ranked, length) :]
+        return sum(longer) / len(longer) - length if longer else length / 2

@@ -1,0 +1,140 @@
+"""A trajectory that a replica has: what it was given, under which versions it grows, and what placement knows of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from operators.rollout.engine import Completion, Partial, Request
+from schemas.columns import flags, floats, token_ids
+from schemas.records import (
+    Assignment,
+    FinishReason,
+    NextOwner,
+    PolicyVersion,
+    Progress,
+    Response,
+    Trajectory,
+    VersionSpan,
+)
+
+
+@dataclass(slots=True)
+class Running:
+    """`spans` are of what was made before the present weights; `told` tokens of it placement knows, since `told_at`
+    (monotonic seconds) and step number `told_step`."""
+
+    assignment: Assignment
+    started_at: int
+    spans: tuple[VersionSpan, ...]
+    told: int
+    told_at: float
+    told_step: int
+
+    @classmethod
+    def start(cls, assignment: Assignment, started_at: int, clock: float, step: int) -> Running:
+        known = 0 if assignment.partial is None else len(assignment.partial.token_ids)
+        return cls(assignment, started_at, assignment.version_spans, known, clock, step)
+
+    def spans_of(self, count: int, version: PolicyVersion) -> tuple[VersionSpan, ...]:
+        """What made its first `count` tokens, those beyond `spans` under `version`."""
+        before = sum(span.length for span in self.spans)
+        if count <= before:
+            return self.spans
+        if self.spans and self.spans[-1].version == version:
+            *earlier, last = self.spans
+            return (*earlier, VersionSpan(version, last.length + count - before))
+        return (*self.spans, VersionSpan(version, count - before))
+
+    def response(self, generated: Partial) -> Response:
+        """All that was `generated`, with the loss mask of what it was given."""
+        given, count = self.assignment.partial, len(generated.token_ids)
+        mask = np.ones(count, bool)
+        if given is not None:
+            known = min(len(given.loss_mask), count)
+            mask[:known] = given.loss_mask.to_numpy(zero_copy_only=False)[:known]
+        return Response(token_ids(generated.token_ids), floats(generated.logprobs), flags(mask))
+
+    def progress(
+        self, gained: Partial, version: PolicyVersion | None, next_owner: NextOwner | None, now: int
+    ) -> Progress:
+        """What it has `gained` since placement was told last."""
+        a, count = self.assignment, len(gained.token_ids)
+        spans = self.spans_of(self.told + count, version) if version is not None else self.spans
+        return Progress(
+            trajectory_id=a.trajectory_id,
+            lease=a.lease,
+            attempt=a.attempt,
+            replica=a.replica,
+            incarnation=a.incarnation,
+            start=self.told,
+            gained=Response(token_ids(gained.token_ids), floats(gained.logprobs), flags([True] * count)),
+            version_spans=_from(spans, self.told),
+            next_owner=next_owner,
+            written_at=now,
+        )
+
+    def handed_over(self, to: NextOwner, generated: Partial, version: PolicyVersion | None, now: int) -> Assignment:
+        """The assignment with which its next owner goes on. What has grown under one version goes on under it."""
+        a, count = self.assignment, len(generated.token_ids)
+        spans = self.spans_of(count, version) if count and version is not None else ()
+        versions = {span.version for span in spans}
+        return replace(
+            a,
+            lease=to.lease,
+            replica=to.replica,
+            incarnation=to.incarnation,
+            policy_version=versions.pop() if len(versions) == 1 else a.policy_version,
+            partial=self.response(generated) if count else None,
+            version_spans=spans,
+            assigned_at=now,
+        )
+
+    def finished(
+        self,
+        completion: Completion,
+        version: PolicyVersion,
+        newest: PolicyVersion | None,
+        decode: Callable[[list[int]], str],
+        now: int,
+    ) -> Trajectory:
+        """The trajectory as it has ended."""
+        a, generated = self.assignment, completion.generated
+        reason: FinishReason = completion.finish_reason  # type: ignore[assignment]
+        return Trajectory(
+            prompt=a.prompt,
+            member=a.member,
+            lease=a.lease,
+            attempt=a.attempt,
+            replica=a.replica,
+            incarnation=a.incarnation,
+            response=self.response(generated),
+            text=decode(generated.token_ids.tolist()),
+            version_spans=self.spans_of(len(generated.token_ids), version),
+            newest_version=newest,
+            finish_reason=reason,
+            error=completion.error,
+            started_at=self.started_at,
+            finished_at=now,
+        )
+
+
+def request_of(assignment: Assignment) -> Request:
+    """What the engine is asked for."""
+    partial = assignment.partial
+    known = None
+    if partial is not None and len(partial.token_ids):
+        known = Partial(partial.token_ids.to_numpy(), partial.logprobs.to_numpy())
+    return Request(assignment.trajectory_id, assignment.prompt.token_ids.to_numpy(), assignment.prompt.sampling, known)
+
+
+def _from(spans: tuple[VersionSpan, ...], start: int) -> tuple[VersionSpan, ...]:
+    """What `spans` say of the tokens from `start` on."""
+    found, at = [], 0
+    for span in spans:
+        at += span.length
+        if at > start:
+            found.append(VersionSpan(span.version, min(span.length, at - start)))
+    return tuple(found)

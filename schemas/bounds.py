@@ -1,0 +1,15 @@
+"""What fits into one record, known before it is encoded."""
+
+from __future__ import annotations
+
+from schemas.codec import MAX_VALUE_BYTES
+from schemas.records import Prompt
+
+_TOKEN_BYTES = 9  # id, logprob, and one bit of the mask
+_AROUND = 64 * 1024
+
+
+def fits_inbox(prompt: Prompt, tokens: int) -> bool:
+    """Whether an assignment of `prompt` with a partial of `tokens` tokens can be written."""
+    text = 4 * (len(prompt.text) + len(prompt.reference)) + 4 * len(prompt.token_ids)
+    return text + _TOKEN_BYTES * tokens + _AROUND <= MAX_VALUE_BYTES
