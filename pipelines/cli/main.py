@@ -23,6 +23,8 @@ COMMANDS: dict[str, CommandModule] = {
     "topics": CommandModule("pipelines.cli.topics", "Look into a run's topics: list, describe, tail, lag."),
     "train": CommandModule("pipelines.cli.train", "Train apart from a run: replay its batches."),
     "weights": CommandModule("pipelines.cli.weights", "Look at the weight versions a run has published: list, show."),
+    "replicas": CommandModule("pipelines.cli.replicas", "Look at the replicas of a run; drain one."),
+    "plans": CommandModule("pipelines.cli.plans", "Show what placement has decided to move."),
     "doctor": CommandModule("pipelines.cli.doctor", "Say what can run on this machine, and what mends the rest."),
 }
 

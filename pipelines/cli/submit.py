@@ -19,6 +19,9 @@ def submit(
     config: ConfigArgument,
     changes: SetOption = None,
     index: Annotated[int, typer.Option("--index", min=0, help="Which rollout process or relay worker this is.")] = 0,
+    replica: Annotated[
+        int | None, typer.Option("--replica", min=0, help="Run the rollout process that hosts this replica.")
+    ] = None,
     runner: Annotated[
         Literal["embedded", "prism", "flink", "portable"], typer.Option("--runner", help="The Beam runner.")
     ] = "embedded",
@@ -26,22 +29,25 @@ def submit(
     """Run one pipeline in the foreground until it is stopped; SIGTERM and Ctrl-C drain it.
 
     CONFIG must name the run, the brokers and the model: runs/NAME/config.toml of a started run does. Beam's own options
-    follow after `--`.
+    follow after `--`. A rollout may join a run at work, beyond those that it began with: --index and --replica go up to
+    placement.max_replicas.
 
     \b
     Examples:
       laminar submit score runs/latest/config.toml
-      laminar submit rollout runs/latest/config.toml --index 1
+      laminar submit rollout runs/latest/config.toml --replica 3
       laminar submit placement run.toml --runner flink -- --flink_master=localhost:8081
     """
     if pipeline not in PIPELINES:
         raise typer.BadParameter(f"there is no pipeline {pipeline!r}; there are {', '.join(PIPELINES)}")
+    if replica is not None and (pipeline != "rollout" or index):
+        raise typer.BadParameter("--replica is for rollout, and instead of --index", param_hint="--replica")
     from pipelines.config import load_config
     from pipelines.roles import Role, configure_logging, run_role
     from pipelines.run.alone import get_ready
 
     loaded = load_config(config, changes or [])
-    role = Role(pipeline, index)
+    role = Role(pipeline, index if replica is None else replica // loaded.rollout.replicas)
     configure_logging()
     try:
         get_ready(loaded, role, lambda line: typer.echo(line, err=True))

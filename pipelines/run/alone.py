@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 from infra.kafka.readiness import wait_for_brokers
 from pipelines.config import Config, ConfigError
-from pipelines.roles import Role, roles_of
+from pipelines.roles import Role
 from pipelines.run.kafka_of_run import WAIT_S
 from pipelines.run.topics import make_topics
+from pipelines.shards import partitions_of
+from schemas.topics import INBOX
 
 
 def get_ready(config: Config, role: Role, note: Callable[[str], None]) -> None:
@@ -20,7 +22,13 @@ def get_ready(config: Config, role: Role, note: Callable[[str], None]) -> None:
         raise ConfigError("run.name is not set: which run's topics to read and write")
     if role.pipeline in ("prompts", "rollout", "trainer", "evaluation") and not config.emulated:
         config.model_folder()
-    if role.pipeline == "rollout" and role not in roles_of(config):
-        raise ConfigError(f"there is no rollout process {role.index}: rollout.processes is {config.rollout.processes}")
+    if role.pipeline == "rollout":
+        inboxes = len(partitions_of(config, INBOX))
+        hosted = config.rollout.hosted(role.index)
+        if hosted.stop > inboxes:
+            raise ConfigError(
+                f"rollout process {role.index} would host replica {hosted[-1]}, but there are inboxes for {inboxes}: "
+                "placement.max_replicas is fixed when a run starts"
+            )
     wait_for_brokers(config.kafka.client(), WAIT_S, lambda _, line: note(line))
     make_topics(config)

@@ -10,12 +10,13 @@ import random
 import zlib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from types import SimpleNamespace
 
+from cycle_shape import TIMEOUT_S, Shape
 from log_model import FencedHere, Log, Shard
-from records_here import PARTITIONS, REPLICAS_AT_MOST, manifest, prompt, reading, shard
+from records_here import PARTITIONS, REPLICAS_AT_MOST, prompt, reading, shard
 from scripted_engine import ScriptedBackend, ScriptedEngine, ScriptedWeights, SilentHeartbeats
+from toy_trainer import ToyTrainer
 
 from operators.evaluation.config import EvaluationConfig
 from operators.evaluation.evaluate_versions import _Evaluating
@@ -25,9 +26,7 @@ from operators.io.config import Reading
 from operators.io.elements import Output, Restored
 from operators.io.fold_records import Folder
 from operators.io.ledger import TrajectoryLedger
-from operators.placement.config import PlacementConfig
 from operators.placement.place_trajectories import PlaceTrajectories, _Placing
-from operators.placement.schedules import Schedule
 from operators.rollout.config import RolloutConfig
 from operators.rollout.generate_trajectories import _Generating
 from operators.rollout.heartbeats import describe
@@ -41,7 +40,6 @@ from schemas.records import (
     Assignment,
     Drain,
     MicroBatch,
-    PolicyVersion,
     Progress,
     Prompt,
     Refused,
@@ -61,86 +59,13 @@ from schemas.topics import (
     TRAJECTORIES,
 )
 
-TIMEOUT_S = 3.0
 KEEP_VERSIONS = 4
-
-
-@dataclass(frozen=True)
-class Shape:
-    """How large a cycle is, and how its numbers fit each other."""
-
-    prompts: int = 40
-    samples: int = 3
-    global_batch: int = 7
-    staleness: int = 1
-    processes: int = 2
-    replicas: int = 1
-    slots: int = 4
-    questions: int = 3
-    failing: int = 11
-    """One trajectory of so many comes to nothing."""
-    too_long: int = 13
-    """One prompt of so many is longer than any replica's context."""
-    longest: int = 5
-    """Trajectories are of 1 to so many tokens."""
-    kv_capacity: int = 1000
-    progress_tokens: int = 512
-    drains: bool = False
-    """Whether replicas are asked to drain, now and then."""
-    schedule: Schedule = "laminar"
-
-    @property
-    def placement(self) -> PlacementConfig:
-        return PlacementConfig(schedule=self.schedule, heartbeat_timeout_s=TIMEOUT_S, max_attempts=10**6, repack_s=1.0)
-
-    @property
-    def admitted(self) -> int:
-        return self.placement.admitted(self.global_batch, self.staleness)
-
-
-class ToyTrainer:
-    """Trains a batch by counting it. Restarts from its last checkpoint under the next epoch, as the real one does."""
-
-    def __init__(self, log: Log, weights: ScriptedWeights, every: int = 3) -> None:
-        self._log, self._weights, self._every = log, weights, every
-        self._checkpoint: tuple[PolicyVersion | None, int, int] = (None, 0, 0)
-        self._epoch = 0
-        self.start()
-
-    def start(self) -> None:
-        self._epoch += 1
-        self._parent, self._number, self._next = self._checkpoint
-        self._untold: list[int] = []
-        told = [version for version in self._log.rows(RELAY) if version.version.epoch != self._epoch]
-        self._published = max([-1, *(batch for version in told for batch in version.batches)])
-        if self._number == 0 and self._published < 0:
-            self._publish()
-
-    def train(self) -> None:
-        """One batch, if there is one."""
-        parts = [part for part in self._log.rows(BATCHES) if part.batch == self._next]
-        if not parts:
-            return
-        assert len(parts) == parts[0].count
-        self._untold.append(self._next)
-        self._next += 1
-        self._number += 1
-        if self._untold[-1] >= self._published:
-            self._publish()
-            if self._number % self._every == 0:
-                self._checkpoint = (self._parent, self._number, self._next)
-
-    def _publish(self) -> None:
-        version = PolicyVersion(self._epoch, self._number)
-        self._weights.add(version)
-        self._log.append(RELAY, manifest(version, tuple(self._untold), self._parent), str(version))
-        self._parent, self._untold = version, []
 
 
 class Cycle:
     """One run. `step` does one random thing; `calm` lets everything finish; `check` looks at what was written."""
 
-    def __init__(self, seed: int, shape: Shape = Shape()) -> None:
+    def __init__(self, seed: int, shape: Shape) -> None:
         self.rng = random.Random(seed)
         self.shape = shape
         self.log = Log()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from cycle import Cycle, Shape
+from cycle import Cycle
+from cycle_shape import Shape
 
 from schemas.records import Assignment, Progress
 from schemas.topics import INBOX, PROGRESS

@@ -1,0 +1,69 @@
+"""`laminar plans`: what placement has decided to move, and what that does to the load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+
+from infra.kafka.reading import StoredRecord, last_records, read_topic
+from infra.kafka.start_offset import StartOffset
+from pipelines.cli.options import BrokersOption, JsonOption, PropertiesOption, RunOption, connect
+from pipelines.cli.output import Stream
+from pipelines.cli.record_text import utc
+from schemas.plain import to_plain
+from schemas.records import RepackPlan
+from schemas.topics import PLANS
+
+app = typer.Typer()
+
+
+@app.command()
+def plans(
+    count: Annotated[int, typer.Option("-n", "--count", min=0, help="The last so many plans.")] = 10,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes.")] = False,
+    run: RunOption = None,
+    brokers: BrokersOption = None,
+    command_config: PropertiesOption = None,
+    json: JsonOption = False,
+) -> Stream:
+    """Show the moves that placement has planned, each with the KV use of both replicas before and after.
+
+    \b
+    Examples:
+      laminar plans
+      laminar plans --follow
+      laminar plans -n 100 --json | jq '.moves | length'
+    """
+    to = connect(run, brokers, command_config)
+    name = PLANS.name(to.run)
+
+    def records() -> Iterator[StoredRecord]:
+        if follow:  # a plan takes two offsets: its own, and that of its transaction's marker
+            yield from read_topic(to.client, name, start=StartOffset(2 * count, from_end=True), follow=True)
+        else:
+            yield from last_records(to.client, name, count)
+
+    rows = (row for record in records() for row in record.rows if isinstance(row, RepackPlan))
+    return Stream((to_plain(row) for row in rows), plan_lines, as_json=json)
+
+
+def plan_lines(plan: Any) -> str:
+    """A plan in words: a line of its own, and one for each move."""
+    before = {load["replica"]: load for load in plan["before"]}
+    after = {load["replica"]: load for load in plan["after"]}
+    lines = [f"{utc(plan['planned_at'])} plan {plan['plan_id']} ({plan['reason']}) under {plan['policy_version']}"]
+    for move in plan["moves"]:
+        ends = ", ".join(
+            f"replica {replica} {_share(before[replica])} → {_share(after[replica])}"
+            for replica in (move["source"], move["destination"])
+        )
+        many = len(move["trajectory_ids"])
+        what = f"{many} trajector{'y' if many == 1 else 'ies'} of {move['kv']} KV tokens"
+        lines.append(f"  {move['source']} → {move['destination']}  {what}; KV use of {ends}")
+    return "\n".join(lines)
+
+
+def _share(load: dict[str, Any]) -> str:
+    return f"{100 * load['kv_used'] / load['kv_capacity']:.0f} %" if load["kv_capacity"] else "-"

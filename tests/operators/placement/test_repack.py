@@ -1,0 +1,142 @@
+"""Tables of loads and the moves that they call for; what must hold of any plan."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from operators.placement.lengths import REMEMBERED, LengthsSeen
+from operators.placement.repack import Load, is_idle, plan_repack
+
+
+def load(replica: int, kv: int, requests: int = 2, **changes: object) -> Load:
+    fields: dict = {"kv_capacity": 100, "kv_before": None, "waiting": 0, "most_requests": 8}
+    return Load(replica, kv_used=kv, requests=requests, **(fields | changes))
+
+
+def moves(*loads: Load, **how: bool) -> list[tuple[int, int, int]]:
+    return [(move.source, move.destination, move.requests) for move in plan_repack(loads, 0.9, **how)]
+
+
+@pytest.mark.parametrize(
+    ("loads", "expected"),
+    [
+        ([], []),
+        ([load(0, 10)], []),
+        ([load(0, 10), load(1, 20)], [(0, 1, 2)]),
+        ([load(0, 0, 0), load(1, 20)], []),  # who has nothing neither gives nor gets
+        ([load(0, 10), load(1, 20), load(2, 60)], [(0, 2, 2), (1, 2, 2)]),  # the fullest that fits
+        ([load(0, 10), load(1, 20), load(2, 75)], [(0, 2, 2)]),  # 1 no longer fits into 2, and 0 is gone
+        ([load(0, 30), load(1, 40), load(2, 85)], [(0, 1, 2)]),  # 2 is too full; 1 gets, so it does not give
+        ([load(0, 10, growth=30), load(1, 55, growth=30)], []),  # 10 and what they may grow: 95 is too much
+        ([load(0, 10, growth=20), load(1, 55)], [(0, 1, 2)]),
+        ([load(0, 10, 5), load(1, 20, 4)], []),  # nine requests are too many
+        ([load(0, 10, waiting=1), load(1, 20)], []),  # 0 is still filling
+        ([load(0, 10, waiting=1, kv_before=15), load(1, 20)], [(0, 1, 2)]),  # it is past its peak, though some wait
+        ([load(0, 40, waiting=1, kv_before=40), load(1, 20)], []),
+        ([load(0, 12, 1, kv_before=5), load(1, 20)], [(0, 1, 1)]),  # a straggler that still grows is seen
+        ([load(0, 10, 8), load(1, 20, 8)], []),  # as many as pay off
+    ],
+)
+def test_plans(loads: list[Load], expected: list[tuple[int, int, int]]) -> None:
+    assert moves(*loads) == expected
+
+
+@pytest.mark.parametrize(
+    ("loads", "expected"),
+    [
+        ([load(0, 30, leaving=True), load(1, 20), load(2, 50, 8)], [(0, 1, 2)]),
+        ([load(0, 30, leaving=True), load(1, 20, waiting=3)], [(0, 1, 2)]),  # a busy one takes them, too
+        ([load(0, 30, leaving=True), load(1, 0, 0)], [(0, 1, 2)]),
+        ([load(0, 80, 8, leaving=True), load(1, 40), load(2, 50)], [(0, 1, 5), (0, 2, 3)]),  # as far as they go
+        ([load(0, 80, 8, leaving=True), load(1, 75)], [(0, 1, 1)]),
+        ([load(0, 30, leaving=True), load(1, 30, leaving=True)], []),
+        ([load(0, 30, leaving=True)], []),
+    ],
+)
+def test_whoever_leaves_gives_what_others_take(loads: list[Load], expected: list[tuple[int, int, int]]) -> None:
+    assert moves(*loads, only_leaving=True) == expected
+
+
+def test_only_leaving_leaves_the_others_alone() -> None:
+    assert moves(load(0, 10), load(1, 20), only_leaving=True) == []
+
+
+def test_idle_is_past_the_peak() -> None:
+    assert is_idle(load(0, 10), 0.9)
+    assert not is_idle(load(0, 95, waiting=2, kv_before=96), 0.9)  # falling, but still beyond what it may have
+    assert is_idle(load(0, 85, waiting=2, kv_before=96), 0.9)
+
+
+LOADS = st.lists(
+    st.builds(
+        dict,
+        kv=st.integers(0, 100),
+        requests=st.integers(0, 10),
+        growth=st.integers(0, 50),
+        waiting=st.sampled_from([0, 0, 0, 2]),
+        kv_before=st.none() | st.integers(0, 100),
+        leaving=st.sampled_from([False, False, False, True]),
+    ),
+    max_size=12,
+)
+
+
+@given(LOADS)
+@settings(max_examples=300, deadline=None)
+def test_whatever_the_loads_a_plan_fits_and_nobody_both_gives_and_gets(drawn: list[dict]) -> None:
+    loads = {i: load(i, fields.pop("kv"), fields.pop("requests"), **fields) for i, fields in enumerate(drawn)}
+    plan = plan_repack(list(loads.values()), 0.9)
+    sources, destinations = {m.source for m in plan}, {m.destination for m in plan}
+    assert not sources & destinations
+    given_away = Counter()
+    for move in plan:
+        given_away[move.source] += move.requests
+        assert move.requests > 0
+    for replica in sources:
+        whole = loads[replica].requests
+        assert given_away[replica] == whole or (loads[replica].leaving and given_away[replica] < whole)
+    for replica in destinations:
+        to, coming = loads[replica], [move for move in plan if move.destination == replica]
+        grown = sum(
+            (loads[m.source].kv_used + loads[m.source].growth) * m.requests / loads[m.source].requests for m in coming
+        )
+        assert to.kv_used + grown <= 90 + len(coming)  # a token a move may be lost to rounding
+        assert to.requests + sum(move.requests for move in coming) <= to.most_requests
+        assert not to.leaving
+
+
+# -- lengths ----------------------------------------------------------------------------------------------------------
+
+
+def test_lengths_tell_nothing_before_any_was_seen() -> None:
+    lengths = LengthsSeen()
+    assert (lengths.kv(), lengths.remaining(10)) == (0.0, 0.0)
+
+
+def test_kv_is_what_a_trajectory_holds_at_a_random_moment() -> None:
+    lengths = LengthsSeen()
+    for response in (10, 30):
+        lengths.add(5, response)
+    moments = [t for response in (10, 30) for t in range(response)]
+    assert lengths.kv() == pytest.approx(5 + sum(moments) / len(moments), abs=0.6)
+
+
+@pytest.mark.parametrize(("length", "expected"), [(0, 20), (10, 20), (29, 1), (30, 15), (100, 50)])
+def test_what_is_still_to_come(length: int, expected: float) -> None:
+    lengths = LengthsSeen()
+    for response in (10, 30, 20 if length == 0 else 30):
+        lengths.add(5, response)
+    assert lengths.remaining(length) == pytest.approx(expected)
+
+
+def test_old_lengths_are_forgotten() -> None:
+    lengths = LengthsSeen()
+    for _ in range(REMEMBERED):
+        lengths.add(1, 1000)
+    for _ in range(REMEMBERED):
+        lengths.add(1, 2)
+    assert lengths.kv() == pytest.approx(2)

@@ -1,0 +1,49 @@
+"""A trainer that learns nothing."""
+
+from __future__ import annotations
+
+from log_model import Log
+from records_here import manifest
+from scripted_engine import ScriptedWeights
+
+from schemas.records import PolicyVersion
+from schemas.topics import BATCHES, RELAY
+
+
+class ToyTrainer:
+    """Trains a batch by counting it. Restarts from its last checkpoint under the next epoch, as the real one does."""
+
+    def __init__(self, log: Log, weights: ScriptedWeights, every: int = 3) -> None:
+        self._log, self._weights, self._every = log, weights, every
+        self._checkpoint: tuple[PolicyVersion | None, int, int] = (None, 0, 0)
+        self._epoch = 0
+        self.start()
+
+    def start(self) -> None:
+        self._epoch += 1
+        self._parent, self._number, self._next = self._checkpoint
+        self._untold: list[int] = []
+        told = [version for version in self._log.rows(RELAY) if version.version.epoch != self._epoch]
+        self._published = max([-1, *(batch for version in told for batch in version.batches)])
+        if self._number == 0 and self._published < 0:
+            self._publish()
+
+    def train(self) -> None:
+        """One batch, if there is one."""
+        parts = [part for part in self._log.rows(BATCHES) if part.batch == self._next]
+        if not parts:
+            return
+        assert len(parts) == parts[0].count
+        self._untold.append(self._next)
+        self._next += 1
+        self._number += 1
+        if self._untold[-1] >= self._published:
+            self._publish()
+            if self._number % self._every == 0:
+                self._checkpoint = (self._parent, self._number, self._next)
+
+    def _publish(self) -> None:
+        version = PolicyVersion(self._epoch, self._number)
+        self._weights.add(version)
+        self._log.append(RELAY, manifest(version, tuple(self._untold), self._parent), str(version))
+        self._parent, self._untold = version, []
