@@ -11,5 +11,9 @@ _AROUND = 64 * 1024
 
 def fits_inbox(prompt: Prompt, tokens: int) -> bool:
     """Whether an assignment of `prompt` with a partial of `tokens` tokens can be written."""
-    text = 4 * (len(prompt.text) + len(prompt.reference)) + 4 * len(prompt.token_ids)
-    return text + _TOKEN_BYTES * tokens + _AROUND <= MAX_VALUE_BYTES
+    text = _most_bytes(prompt.text) + _most_bytes(prompt.reference)
+    return text + 4 * len(prompt.token_ids) + _TOKEN_BYTES * tokens + _AROUND <= MAX_VALUE_BYTES
+
+
+def _most_bytes(text: str) -> int:
+    return len(text) if text.isascii() else 4 * len(text)

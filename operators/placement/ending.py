@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from operators.io.elements import Output, Received
+from operators.io.source import MAX_PAYLOAD_BYTES
 from operators.placement.work import Owned
 from schemas.codec import encode
 from schemas.columns import flags, floats, token_ids
@@ -36,6 +37,6 @@ def failed_trajectory(owned: Owned, reason: str, newest: PolicyVersion | None, n
 def rejected(received: Received, reason: str) -> Output:
     """The dead letter of a record that was read but cannot be right."""
     topic, partition, offset, record = received
-    payload, _ = encode(record)
+    payload = encode(record)[0][:MAX_PAYLOAD_BYTES]
     now = time.time_ns() // 10**6
     return Output(DEAD_LETTERS, topic, DeadLetter("place trajectories", reason, topic, partition, offset, payload, now))
