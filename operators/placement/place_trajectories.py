@@ -109,7 +109,8 @@ class _Placing:
                 self._started_at = now
             outputs += self._recover(now)
             outputs += self._dispatch(now)
-        return [*outputs, *self._tracking.take_cancels()]
+        # First: what is given to a replica after its cancellation elsewhere, or in another plan, is to stay.
+        return [*self._tracking.take_cancels(), *outputs]
 
     def checkpoint(self, positions: Mapping[Place, int]) -> Checkpoint:
         tracking = self._tracking

@@ -1,0 +1,286 @@
+"""Moves: planned, reserved, released, handed over; and what becomes of them when anything dies, ends or is late."""
+
+from __future__ import annotations
+
+import pytest
+from placement_here import TIMEOUT_S, Placement, assigned, cancelled, leases
+from records_here import prompt, trajectory, version
+from test_placement_resumes import letters, partials, progress
+
+from operators.io.elements import Output
+from schemas.records import Assignment, Cancel, NextOwner, PlannedMove, Release, RepackPlan, ReplicaLoad, Reserve
+from schemas.topics import INBOX, PLANS, PROGRESS
+
+PERIOD_S = 2.0
+
+
+def of(kind: type, outputs: list[Output]) -> list:
+    return [output.record for output in outputs if isinstance(output.record, kind)]
+
+
+@pytest.fixture
+def placement() -> Placement:
+    """Two replicas of four slots, both with two trajectories of a batch that was four; the rest has finished."""
+    placement = Placement(repack_s=PERIOD_S)
+    placement.prompts(0, 1, samples=4)
+    first = placement.publish(0)
+    placement.beat(0, first)
+    placement.beat(1, first)
+    given = leases(placement.run())
+    for number in (0, 1):
+        placement.finish(*(trajectory(prompt(number, 4), m, lease=given[f"p{number}.{m}"]) for m in (0, 1)))
+    placement.run()
+    return placement
+
+
+def beat(placement: Placement, reserved: str = "", **changes: object) -> None:
+    placement.beat(0, version(0), running=2, kv_used=10, **changes)
+    plans = (reserved,) if reserved else ()
+    placement.beat(1, version(0), running=2, kv_used=20, reserved=plans)
+
+
+def planned(placement: Placement) -> list[Output]:
+    beat(placement)
+    return placement.run(PERIOD_S)
+
+
+def released(placement: Placement) -> Release:
+    (reserve,) = of(Reserve, planned(placement))
+    beat(placement, reserve.plan_id)
+    (order,) = of(Release, placement.run())
+    return order
+
+
+def hand_over(placement: Placement, order: Release, *, told: bool = True) -> None:
+    """What replica 0 writes in one transaction; placement reads of it what it is `told`."""
+    for name, lease in zip(order.trajectory_ids, order.leases, strict=True):
+        asked, member = prompt(0, 4), int(name[-1])
+        gained = progress(name, [7], member + 1, next_owner=NextOwner(lease, 1, 1))
+        spans = gained.version_spans
+        record = Assignment(asked, member, lease, 1, 1, 1, version(0), gained.gained, 0, spans)
+        placement.log.append(INBOX, record, partition=1)
+        if told:
+            placement.tell(PROGRESS, gained)
+
+
+def test_room_is_reserved_before_anything_is_let_go(placement: Placement) -> None:
+    outputs = planned(placement)
+    names = ("p0.2", "p0.3")
+    assert of(Reserve, outputs) == [Reserve("1-1.1", version(0), names, 10, 1, 1)]
+    assert of(RepackPlan, outputs) == [
+        RepackPlan(
+            plan_id="1-1",
+            policy_version=version(0),
+            moves=(PlannedMove(0, 1, names, 10),),
+            before=(ReplicaLoad(0, 10, 100, 2), ReplicaLoad(1, 20, 100, 2)),
+            after=(ReplicaLoad(0, 0, 100, 0), ReplicaLoad(1, 30, 100, 4)),
+            reason="repack",
+            planned_at=0,
+        )
+    ]
+    assert [output.partition for output in outputs if output.topic is INBOX] == [1]
+    assert [output.key for output in outputs if output.topic is PLANS] == ["1-1"]
+    beat(placement)
+    assert placement.run(PERIOD_S) == []  # nothing moves, and nothing is planned over, before room is kept
+    beat(placement, "1-1.1")
+    outputs = placement.run()
+    assert of(Release, outputs) == [Release("1-1.1", names, (9, 10), 1, 1, 0, 1)]
+    assert [output.partition for output in outputs] == [0]
+    beat(placement, "1-1.1")
+    assert placement.run(PERIOD_S) == []
+
+
+def test_the_source_owns_until_the_hand_over_and_the_destination_after(placement: Placement) -> None:
+    order = released(placement)
+    hand_over(placement, order)
+    beat(placement)
+    assert of(Assignment, placement.run()) == []
+    placement.beat(1, version(0), incarnation=2)
+    placement.beat(2, version(0))
+    outputs = placement.run()
+    assert {name: tokens for name, (tokens, _) in partials(outputs).items() if name < "p1"} == {
+        "p0.2": [7],
+        "p0.3": [7],
+    }
+    assert min(leases(outputs).values()) > max(order.leases)
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_a_hand_over_is_known_after_a_restart(placement: Placement, told: bool) -> None:
+    order = released(placement)
+    hand_over(placement, order, told=told)
+    if told:
+        placement.run()
+    placement.restart()
+    beat(placement)
+    assert of(Assignment, placement.run()) == []
+    placement.beat(0, version(0), state="stopped")
+    assert assigned(placement.run()) == []  # what it had is with replica 1
+    placement.beat(2, version(0))
+    placement.beat(1, version(0), state="stopped")
+    assert {name for name, _, _ in assigned(placement.run())} == {"p0.2", "p0.3", "p1.2", "p1.3"}
+
+
+def test_a_release_that_was_not_obeyed_yet_is_known_after_a_restart(placement: Placement) -> None:
+    order = released(placement)
+    placement.restart()
+    beat(placement)
+    assert of(Assignment, placement.run()) == []
+    placement.finish(trajectory(prompt(0, 4), 2, lease=3))
+    assert cancelled(placement.run()) == {("p0.2", 1, 1)}  # replica 1 waits for it in vain
+    hand_over(placement, order)
+    placement.run()
+    placement.beat(0, version(0), state="stopped")
+    assert assigned(placement.run()) == []
+
+
+def test_what_finishes_before_its_release_stays_finished(placement: Placement) -> None:
+    (reserve,) = of(Reserve, planned(placement))
+    placement.finish(trajectory(prompt(0, 4), 2, lease=3))
+    beat(placement, reserve.plan_id)
+    outputs = placement.run()
+    assert [order.trajectory_ids for order in of(Release, outputs)] == [("p0.3",)]
+    assert cancelled(outputs) == {("p0.2", 1, 1)}
+
+
+def test_a_plan_of_which_all_has_finished_is_dropped(placement: Placement) -> None:
+    (reserve,) = of(Reserve, planned(placement))
+    placement.finish(*(trajectory(prompt(0, 4), m, lease=m + 1) for m in (2, 3)))
+    beat(placement, reserve.plan_id)
+    outputs = placement.run()
+    assert of(Release, outputs) == []
+    assert cancelled(outputs) == {("p0.2", 1, 1), ("p0.3", 1, 1)}
+
+
+def test_what_finishes_on_its_way_is_not_waited_for(placement: Placement) -> None:
+    order = released(placement)
+    placement.finish(*(trajectory(prompt(0, 4), m, lease=m + 1) for m in (2, 3)))
+    assert cancelled(placement.run()) == {(name, 1, 1) for name in order.trajectory_ids}
+
+
+def test_a_destination_that_keeps_no_room_is_not_waited_for_for_ever(placement: Placement) -> None:
+    planned(placement)
+    for _ in range(3):
+        beat(placement)
+        outputs = placement.run(TIMEOUT_S / 2 - 1)
+        assert of(Release, outputs) == []
+    assert cancelled(outputs) == {("p0.2", 1, 1), ("p0.3", 1, 1)}
+    kinds = [type(output.record) for output in outputs]
+    assert kinds == [Cancel, Reserve, RepackPlan]  # another is tried, and the first one's end does not end it
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_who_dies_before_the_release_moves_nothing(placement: Placement, who: int) -> None:
+    planned(placement)
+    placement.beat(who, version(0), incarnation=2)
+    outputs = placement.run()
+    assert of(Release, outputs) == []
+    names = {"p0.2", "p0.3"} if who == 0 else {"p1.2", "p1.3"}
+    assert {name for name, _, _ in assigned(outputs)} == names
+
+
+def test_a_hand_over_to_a_life_that_is_over_goes_on_elsewhere(placement: Placement) -> None:
+    order = released(placement)
+    placement.beat(1, version(0), incarnation=2, capacity=2)
+    placement.run()
+    hand_over(placement, order)
+    placement.beat(2, version(0))
+    assert {name for name, _, _ in assigned(placement.run())} == {"p0.2", "p0.3"}
+
+
+def test_a_source_that_was_given_up_hands_over_too_late(placement: Placement) -> None:
+    order = released(placement)
+    placement.beat(2, version(0))
+    placement.beat(0, version(0), state="stopped")
+    outputs = placement.run()
+    assert {name for name, _, _ in assigned(outputs)} == {"p0.2", "p0.3"}
+    hand_over(placement, order)  # committed before it was fenced, read after
+    assert cancelled(placement.run()) == {("p0.2", 1, 1), ("p0.3", 1, 1)}
+
+
+def test_no_fresh_work_goes_where_trajectories_come_or_go(placement: Placement) -> None:
+    placement.prompts(2)
+    placement.publish(0)
+    planned(placement)
+    placement.prompts(3, 4)
+    beat(placement)
+    assert assigned(placement.run()) == []
+
+
+def test_plans_follow_a_global_batch_at_once_and_otherwise_the_clock(placement: Placement) -> None:
+    beat(placement)
+    assert of(Reserve, placement.run(PERIOD_S / 4)) == []
+    placement.publish(1, 0)
+    assert of(Reserve, placement.run()) != []
+
+
+@pytest.mark.parametrize("changes", [{"repack": False}, {"schedule": "partial_rollout"}])
+def test_without_repack_nothing_moves(changes: dict) -> None:
+    placement = Placement(repack_s=PERIOD_S, **changes)
+    placement.prompts(0, 1, samples=2)
+    first = placement.publish(0)
+    placement.beat(0, first, capacity=2)
+    placement.beat(1, first, capacity=2)
+    placement.run()
+    beat(placement)
+    assert placement.run(PERIOD_S) == []
+
+
+# -- draining ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_draining_replica_gets_nothing_and_gives_what_fits() -> None:
+    placement = Placement(repack=False)
+    placement.prompts(0, samples=3)
+    first = placement.publish(0)
+    placement.beat(0, first)
+    placement.run()
+    placement.prompts(1)
+    placement.beat(0, first, state="draining", running=3, kv_used=9)
+    placement.beat(1, first, capacity=2)
+    outputs = placement.run(PERIOD_S)
+    (plan,) = of(RepackPlan, outputs)
+    assert plan.reason == "drain"
+    assert plan.moves == (PlannedMove(0, 1, ("p0.0", "p0.1"), 6),)
+    assert assigned(outputs) == []
+
+
+# -- bad input --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"run": "other"}, "a heartbeat of run 'other', not of 'run'"),
+        ({"incarnation": 7, "run": ""}, "a heartbeat of run '', not of 'run'"),
+    ],
+)
+def test_heartbeats_that_cannot_be_of_this_run_are_set_aside(changes: dict, reason: str) -> None:
+    placement = Placement()
+    placement.prompts(0)
+    placement.beat(0, placement.publish(0), **changes)
+    outputs = placement.run()
+    assert letters(outputs) == [reason]
+    assert assigned(outputs) == []
+
+
+@pytest.mark.parametrize("replica", [4, -1])
+def test_a_replica_without_an_inbox_gets_nothing(replica: int) -> None:
+    placement = Placement()
+    placement.prompts(0)
+    placement.beat(replica, placement.publish(0))
+    outputs = placement.run()
+    assert letters(outputs) == [f"replica {replica} has no inbox: there are 4"]
+    assert assigned(outputs) == []
+
+
+def test_clocks_that_jump_change_nothing(placement: Placement) -> None:
+    beat(placement, sent_at=-(10**15))
+    placement.now -= 10**6  # placement's own, too
+    beat(placement, sent_at=10**15)
+    placement.run()
+    assert placement.fenced == []
+    beat(placement)
+    placement.now += 10**7
+    assert of(Assignment, placement.run()) == []
+    assert placement.fenced == []
