@@ -1,0 +1,286 @@
+"""A replica tells what it has gained, keeps room when asked, hands over as it is told, and resumes what it gets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from records_here import prompt, version
+from scripted_engine import ScriptedEngine, ScriptedWeights
+
+from operators.rollout.config import RolloutConfig
+from operators.rollout.replica import Replica
+from schemas.records import (
+    Assignment,
+    NextOwner,
+    PolicyVersion,
+    Progress,
+    Refused,
+    Release,
+    Reserve,
+    Response,
+    Trajectory,
+    VersionSpan,
+)
+
+
+def assignment(name: int = 0, lease: int = 1, under: PolicyVersion | None = None, **changes: Any) -> Assignment:
+    return replace(Assignment(prompt(name, 1), 0, lease, 1, 0, 7, under, None, 0), **changes)
+
+
+class Rig:
+    """A replica whose trajectories take 12 steps, with weights 0, 1, … up to `held`."""
+
+    def __init__(self, held: int = 1, index: int = 0, incarnation: int = 7, **options: Any) -> None:
+        self.now = 0.0
+        self.engine = ScriptedEngine(steps=lambda name: 12)
+        self.weights = ScriptedWeights()
+        settings = {"progress_tokens": 4, "progress_s": 100.0, "reserve_s": 10.0}
+        interrupts = options.pop("interrupts", False)
+        config = RolloutConfig(**(settings | options))
+        self.replica = Replica(
+            index,
+            incarnation,
+            self.engine,
+            self.weights,
+            str,
+            lambda: 42,
+            config,
+            interrupts=interrupts,
+            clock=lambda: self.now,
+        )
+        for number in range(held):
+            self.publish(number)
+        self.replica.step()
+
+    def publish(self, number: int) -> None:
+        self.weights.add(version(number))
+        self.replica.announce(version(number))
+
+    def steps(self, count: int) -> list:
+        return [word for _ in range(count) for word in self.replica.step()]
+
+
+def told(words: list, name: str = "p0.0") -> list[tuple[int, list[int]]]:
+    """Start and tokens of each Progress."""
+    return [
+        (word.start, word.gained.token_ids.to_pylist())
+        for word in words
+        if isinstance(word, Progress) and word.trajectory_id == name
+    ]
+
+
+def release(*leases: tuple[str, int]) -> Release:
+    return Release("1-1.1", tuple(n for n, _ in leases), tuple(lease for _, lease in leases), 1, 9, 0, 7)
+
+
+def reserve(*names: str, under: int = 0, kv: int = 10, plan: str = "1-1.0") -> Reserve:
+    return Reserve(plan, version(under), names, kv, 0, 7)
+
+
+# -- telling ----------------------------------------------------------------------------------------------------------
+
+
+def test_each_token_is_told_once_and_in_order() -> None:
+    rig = Rig()
+    rig.replica.take(assignment())
+    words = rig.steps(12)
+    assert told(words) == [(0, [0] * 4), (4, [0] * 4)]  # what comes at the end is in the trajectory
+    assert [w.version_spans for w in words if isinstance(w, Progress)] == [(VersionSpan(version(0), 4),)] * 2
+    assert isinstance(words[-1], Trajectory)
+    assert len(words[-1].response.token_ids) == 12
+
+
+def test_what_gains_little_is_told_after_a_while() -> None:
+    rig = Rig(progress_tokens=1000, progress_s=8.0)
+    rig.replica.take(assignment())
+    words = []
+    for _ in range(10):
+        rig.now += 1.0
+        words += rig.steps(1)
+    assert told(words) == [(0, [0] * 9)]
+
+
+def test_short_answers_cost_nothing() -> None:
+    rig = Rig(progress_tokens=13)
+    rig.replica.take(assignment())
+    assert [type(word) for word in rig.steps(20)] == [Trajectory]
+
+
+# -- handing over -----------------------------------------------------------------------------------------------------
+
+
+def test_what_it_hands_over_it_stops_and_its_next_owner_completes() -> None:
+    source, destination = Rig(), Rig(index=1, incarnation=9)
+    source.replica.take(assignment())
+    assert told(source.steps(6)) == [(0, [0] * 4)]
+    last, given = source.replica.hand_over(release(("p0.0", 5)))
+    assert isinstance(last, Progress)
+    assert (last.lease, last.start, last.next_owner) == (1, 4, NextOwner(5, 1, 9))
+    assert last.gained.token_ids.to_pylist() == [0, 0]
+    assert isinstance(given, Assignment)
+    assert (given.lease, given.replica, given.incarnation, given.policy_version) == (5, 1, 9, version(0))
+    assert given.partial is not None
+    assert given.partial.token_ids.to_pylist() == [0] * 6
+    assert not source.replica.busy()
+    assert source.steps(20) == []
+    destination.replica.take(given)
+    words = destination.steps(6)
+    assert told(words) == [(6, [0] * 4)]
+    (done,) = [word for word in words if isinstance(word, Trajectory)]
+    assert (done.lease, done.replica, len(done.response.token_ids)) == (5, 1, 12)
+    assert done.version_spans == (VersionSpan(version(0), 12),)
+
+
+def test_what_has_not_begun_is_handed_over_as_it_came() -> None:
+    rig = Rig(held=2)
+    rig.replica.take(assignment(0))
+    rig.steps(1)
+    rig.replica.take(assignment(1, under=version(0)))
+    rig.steps(1)
+    last, given = rig.replica.hand_over(release(("p1.0", 5)))
+    assert isinstance(last, Progress)
+    assert len(last.gained.token_ids) == 0
+    assert isinstance(given, Assignment)
+    assert (given.lease, given.policy_version, given.partial) == (5, version(0), None)
+
+
+@pytest.mark.parametrize("order", [release(("p9.0", 5)), release(("p0.0", 1)), release(("p0.0", 0))])
+def test_what_is_not_here_or_is_here_under_a_later_lease_stays(order: Release) -> None:
+    rig = Rig()
+    rig.replica.take(assignment())
+    rig.steps(1)
+    assert rig.replica.hand_over(order) == []
+    assert rig.replica.busy()
+
+
+def test_what_no_inbox_takes_stays() -> None:
+    rig = Rig()
+    long = prompt(0, 1)
+    long = replace(long, sampling=replace(long.sampling, max_new_tokens=10**6))
+    rig.replica.take(assignment(prompt=long))
+    rig.steps(1)
+    assert rig.replica.hand_over(release(("p0.0", 5))) == []
+
+
+def test_what_it_was_given_is_resumed_with_its_mask() -> None:
+    rig = Rig()
+    given = Response(*_arrays([5, 6, 7], [True, False, True]))
+    spans = (VersionSpan(version(0), 3),)
+    rig.replica.take(assignment(under=version(0), partial=given, version_spans=spans))
+    (done,) = [word for word in rig.steps(12) if isinstance(word, Trajectory)]
+    assert done.response.token_ids.to_pylist() == [5, 6, 7] + [0] * 9
+    assert done.response.loss_mask.to_pylist() == [True, False, True] + [True] * 9
+
+
+def _arrays(tokens: list[int], mask: list[bool]) -> list:
+    from schemas.columns import flags, floats, token_ids
+
+    return [token_ids(tokens), floats([-1.0] * len(tokens)), flags(mask)]
+
+
+# -- keeping room -----------------------------------------------------------------------------------------------------
+
+
+def test_kept_room_keeps_the_weights_too_until_what_is_to_come_has_come() -> None:
+    rig = Rig()
+    rig.replica.reserve(reserve("p0.0", "p1.0"))
+    assert rig.replica.reserved == ("1-1.0",)
+    rig.publish(1)
+    rig.steps(2)
+    assert rig.engine.version == version(0)
+    rig.replica.take(assignment(0, under=version(0)))
+    rig.replica.cancel(["p1.0"])
+    assert rig.replica.reserved == ()
+    rig.steps(20)
+    assert rig.engine.version == version(1)
+
+
+def test_room_is_not_kept_for_ever() -> None:
+    rig = Rig()
+    rig.replica.reserve(reserve("p0.0"))
+    rig.publish(1)
+    rig.now += 10.1
+    rig.steps(1)
+    assert (rig.replica.reserved, rig.engine.version) == ((), version(1))
+
+
+@pytest.mark.parametrize(
+    ("order", "why"),
+    [
+        (reserve("p0.0", under=1), "another version"),
+        (reserve(*(f"p{n}.0" for n in range(1, 5))), "more than its slots"),
+        (reserve("p1.0", kv=10**4), "more than its KV"),
+    ],
+)
+def test_who_has_no_room_keeps_none(order: Reserve, why: str) -> None:
+    rig = Rig()
+    rig.replica.take(assignment())
+    rig.steps(1)
+    news = rig.replica.news
+    rig.replica.reserve(order)
+    assert (rig.replica.reserved, rig.replica.news) == ((), news), why
+
+
+def test_rooms_add_up() -> None:
+    rig = Rig()
+    rig.replica.reserve(reserve("p0.0", "p1.0", kv=600, plan="a"))
+    rig.replica.reserve(reserve("p2.0", kv=500, plan="b"))
+    rig.replica.reserve(reserve("p3.0", "p4.0", "p5.0", kv=1, plan="c"))
+    assert rig.replica.reserved == ("a",)
+    rig.replica.cancel(["p0.0"])
+    rig.replica.reserve(reserve("p2.0", kv=500, plan="b"))
+    assert rig.replica.reserved == ("a", "b")
+
+
+# -- draining and interrupting ----------------------------------------------------------------------------------------
+
+
+def test_a_draining_replica_says_so_and_keeps_no_room() -> None:
+    rig = Rig()
+    news = rig.replica.news
+    rig.replica.drain()
+    assert (rig.replica.state, rig.replica.news) == ("draining", news + 1)
+    rig.replica.reserve(reserve("p0.0"))
+    assert rig.replica.reserved == ()
+    rig.replica.take(assignment())
+    assert isinstance(rig.steps(12)[-1], Trajectory)  # what it has it finishes
+
+
+def test_newer_weights_interrupt_where_they_may_and_each_token_names_its_own() -> None:
+    rig = Rig(interrupts=True)
+    rig.replica.take(assignment())
+    words = rig.steps(3)
+    rig.publish(1)
+    words += rig.steps(4)
+    rig.publish(2)
+    words += rig.steps(5)
+    done = words[-1]
+    assert isinstance(done, Trajectory)
+    spans = tuple(VersionSpan(version(number), length) for number, length in ((0, 3), (1, 4), (2, 5)))
+    assert done.version_spans == spans
+    assert done.response.token_ids.to_pylist() == [0] * 3 + [1] * 4 + [2] * 5
+    first, second = [word for word in words if isinstance(word, Progress)]
+    assert first.version_spans == (VersionSpan(version(0), 3), VersionSpan(version(1), 1))
+    assert second.version_spans == (VersionSpan(version(1), 3), VersionSpan(version(2), 1))
+
+
+def test_an_evaluation_is_never_interrupted() -> None:
+    rig = Rig(interrupts=True)
+    pinned = prompt(0, 1, purpose="evaluation", policy_version=version(0))
+    rig.replica.take(assignment(prompt=pinned, under=version(0)))
+    rig.steps(3)
+    rig.publish(1)
+    (done,) = [word for word in rig.steps(10) if isinstance(word, Trajectory)]
+    assert done.version_spans == (VersionSpan(version(0), 12),)
+
+
+def test_training_whose_version_is_gone_may_begin_anew_and_an_evaluation_may_not() -> None:
+    rig = Rig(held=2)
+    rig.weights.remove(version(0))
+    pinned = prompt(1, 1, purpose="evaluation", policy_version=version(0))
+    rig.replica.take(assignment(0, under=version(0)))
+    rig.replica.take(assignment(prompt=pinned, under=version(0)))
+    refused = [word for word in rig.steps(2) if isinstance(word, Refused)]
+    assert [(word.trajectory_id, word.retry) for word in refused] == [("p0.0", True), ("e1.0", False)]
