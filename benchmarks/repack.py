@@ -1,6 +1,6 @@
 """What repack gains: the same emulated cluster with it and without, on the real Kafka and pipelines, and its bound.
 
-    python benchmarks/repack.py [--time-scale 10] [--steps 8] [--seed 0] [--json]
+    python benchmarks/repack.py [--time-scale 10] [--steps 6] [--seed 0] [--json]
 
 16 replicas of a 32B model on four H800 each take 512 trajectories at a time; the trainer is quick, so that nothing but
 generation is measured. The bound is that of `benchmarks/repack_bound.py`: the same schedulers and lengths, with moves
@@ -36,10 +36,11 @@ def changes(repack: bool, time_scale: float, steps: int, seed: int) -> list[str]
         "rollout.heartbeat_s=0.25",
         f"placement.repack={str(repack).lower()}",
         f"placement.repack_s={PERIOD_S / time_scale}",
-        "experience.global_batch=2048",
-        "experience.max_staleness=5",
+        "experience.global_batch=8192",
+        "experience.max_staleness=2",
         f"trainer.optimizer_steps={steps}",
         "trainer.emulation.step_s=[[0.0, 1.0], [1e6, 1.1]]",
+        "trainer.checkpoint_every=1",
     ]
 
 
@@ -47,7 +48,7 @@ def main() -> None:
     """Measure and print."""
     arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     arguments.add_argument("--time-scale", type=float, default=10.0)
-    arguments.add_argument("--steps", type=int, default=16)
+    arguments.add_argument("--steps", type=int, default=6)
     arguments.add_argument("--seed", type=int, default=0)
     arguments.add_argument("--folder", type=Path, help="where runs are left; a temporary one otherwise")
     arguments.add_argument("--json", action="store_true")
@@ -63,15 +64,15 @@ def main() -> None:
             )
             for name in ("none", "repack")
         }
-    cluster = Cluster(seed=options.seed, global_batch=2048)
-    bound = {name: _simulated(name, cluster) for name in ("none", "oracle")}
+    cluster = Cluster(seed=options.seed)
+    bound = {name: _simulated(name, cluster) for name in PLACEMENTS}
     if options.json:
         found = {name: each.to_json() for name, each in ran.items()}
         print(json.dumps({"measured": found, "bound": {name: vars(each) for name, each in bound.items()}}))
         return
     console = Console(width=110)
     console.print(_table(ran, bound))
-    console.print(f"time scale {options.time_scale:g}, {options.steps} global batches of 2,048, seed {options.seed}")
+    console.print(f"time scale {options.time_scale:g}, {options.steps} global batches of 8,192, seed {options.seed}")
     console.print(describe_machine())
 
 

@@ -22,6 +22,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from operators.placement.repack import Load, plan_repack
 from operators.rollout.emulated_engine import EmulatedEngine, emulated_scheduling
 from operators.rollout.emulated_rows import EmulatedRows
 from operators.rollout.emulation import DEFAULT_CONTEXT, LengthsConfig, RooflineConfig
@@ -174,8 +175,6 @@ def nothing(simulation: Simulation) -> None:
 
 def repack(simulation: Simulation) -> None:
     """What placement plans, at what its moves cost the engines."""
-    from operators.placement.repack import Load, plan_repack
-
     for version in {replica.version for replica in simulation.replicas}:
         group = {i: r for i, r in enumerate(simulation.replicas) if r.version == version and r.holds}
         loads = []
@@ -243,7 +242,7 @@ def main() -> None:
     arguments.add_argument("--global-batch", type=int, default=Cluster.global_batch)
     arguments.add_argument("--hours", type=float, default=2.0)
     arguments.add_argument("--seed", type=int, default=0)
-    arguments.add_argument("--placements", nargs="+", default=["none", "oracle"], choices=list(PLACEMENTS))
+    arguments.add_argument("--placements", nargs="+", default=list(PLACEMENTS), choices=list(PLACEMENTS))
     arguments.add_argument("--json", action="store_true")
     options = arguments.parse_args()
     cluster = Cluster(
