@@ -1,8 +1,9 @@
-"""One of two ranks, as a process: trains its part of two batches and writes down what it came to.
+"""One of two ranks, as a process: trains its part of two batches, with each config, and writes down what it came to.
 
-    python rank_of_two.py RANK RENDEZVOUS MODEL CONFIG OUT
+    python rank_of_two.py RANK FOLDER
 
-CONFIG is a JSON object of a LearnerConfig's fields. Rank 1 has fewer sequences, and of the second batch none.
+FOLDER has a model and configs.json, a list of LearnerConfigs; the answer to the first goes to RANK-0.safetensors there.
+Rank 1 has fewer sequences, and of the second batch none.
 """
 
 from __future__ import annotations
@@ -59,21 +60,28 @@ def train(learner: Learner, batches: list[list[MicroBatch]]) -> tuple[dict[str, 
     return tensors, told
 
 
-def main(rank: str, rendezvous: str, model: str, config: str, out: str) -> None:
+def main(rank: int, folder: Path) -> None:
     """Be rank `rank`."""
     torch.set_num_threads(1)
-    settings: dict[str, Any] = {"rank": int(rank), "world_size": 2, "timeout": timedelta(seconds=60)}
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", **settings)
-    learner = Learner(TypeAdapter(LearnerConfig).validate_json(config), Path(model), ranks=Ranks(int(rank), 2))
-    tensors, told = train(learner, [parts(number)[int(rank)] for number in range(BATCHES)])
-    resumed = Learner(learner.config, Path(model), ranks=Ranks(int(rank), 2))
-    resumed.restore(learner.state())
-    for each in (learner, resumed):  # a restored one goes on as the other does
-        each.update(parts(0)[int(rank)])
-    same = [torch.equal(*pair) for pair in zip(*(s.state().weights.values() for s in (learner, resumed)), strict=True)]
-    save_file(tensors, f"{out}.safetensors", {"told": json.dumps(told), "resumed": json.dumps(all(same))})
+    settings: dict[str, Any] = {"rank": rank, "world_size": 2, "timeout": timedelta(seconds=300)}
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", **settings)
+    configs = TypeAdapter(list[LearnerConfig]).validate_json((folder / "configs.json").read_bytes())
+    for number, config in enumerate(configs):
+        answer(config, rank, folder / "model", folder / f"{rank}-{number}.safetensors")
     dist.destroy_process_group()
 
 
+def answer(config: LearnerConfig, rank: int, model: Path, out: Path) -> None:
+    """Train with `config`; a learner that is restored from this one's state goes on as it does."""
+    learner, resumed = (Learner(config, model, ranks=Ranks(rank, 2)) for _ in range(2))
+    tensors, told = train(learner, [parts(number)[rank] for number in range(BATCHES)])
+    resumed.restore(learner.state())
+    for each in (learner, resumed):
+        each.update(parts(0)[rank])
+    pairs = zip(learner.state().weights.values(), resumed.state().weights.values(), strict=True)
+    same = all([torch.equal(one, other) for one, other in pairs])
+    save_file(tensors, out, {"told": json.dumps(told), "resumed": json.dumps(same)})
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(int(sys.argv[1]), Path(sys.argv[2]))
