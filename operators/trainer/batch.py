@@ -40,7 +40,8 @@ class TrainingBatch:
 def join(rows: Sequence[MicroBatch]) -> TrainingBatch:
     """The batch whose parts are `rows`, in the order of their index.
 
-    Raises ValueError for no rows, rows of more than one batch or with the same index, and, naming the trajectory: a
+    Raises ValueError for no rows, rows of more than one batch or with the same index, columns of lengths that do not
+    agree, and, naming the trajectory: a
     reward or a logprob of a trained token that is not finite, a sequence without a prompt, and one that repeats
     another's id.
     """
@@ -55,9 +56,15 @@ def join(rows: Sequence[MicroBatch]) -> TrainingBatch:
     loss_mask = _column(rows, "loss_mask", np.bool_)
     behaviour = _column(rows, "logprobs", np.float32)
     rewards = _column(rows, "rewards", np.float64)
+    token_ids = _column(rows, "token_ids", np.int64)
+    staleness = _column(rows, "staleness", np.int64)
+    for name, column in (("prompt_lengths", prompt_lengths), ("rewards", rewards), ("staleness", staleness)):
+        _same_length(rows[0].batch, "sequences", len(ids), name, column)
+    _same_length(rows[0].batch, "sequences", len(ids), "lengths", lengths)
+    _refuse(ids, lengths < 0, "has a length below 0")
     sequences = np.repeat(np.arange(len(lengths)), lengths)
-    if len(loss_mask) != len(sequences):
-        raise ValueError(f"batch {rows[0].batch} has {len(loss_mask)} tokens, but its lengths sum to {len(sequences)}")
+    for name, column in (("token_ids", token_ids), ("loss_mask", loss_mask), ("logprobs", behaviour)):
+        _same_length(rows[0].batch, "tokens by its lengths", len(sequences), name, column)
     starts = np.cumsum(lengths) - lengths
     _refuse(ids, (prompt_lengths < 1) | (prompt_lengths > lengths), "has no prompt, or one longer than itself")
     _refuse(ids, ~np.isfinite(rewards), "has a reward that is not finite")
@@ -69,7 +76,7 @@ def join(rows: Sequence[MicroBatch]) -> TrainingBatch:
     _refuse(ids, repeated, "is in the batch twice")
     keys = [parse_trajectory_id(name) for name in ids]
     return TrainingBatch(
-        token_ids=_column(rows, "token_ids", np.int64),
+        token_ids=token_ids,
         loss_mask=loss_mask,
         behaviour=behaviour,
         starts=starts,
@@ -77,7 +84,7 @@ def join(rows: Sequence[MicroBatch]) -> TrainingBatch:
         prompt_lengths=prompt_lengths,
         trained=np.bincount(sequences, loss_mask, len(ids)).astype(np.int64),
         group_keys=np.array([2 * key.number + (key.purpose != "train") for key in keys], np.int64),
-        staleness=_column(rows, "staleness", np.int64),
+        staleness=staleness,
         rewards=rewards,
         trajectory_ids=ids,
         versions=tuple(
@@ -86,6 +93,19 @@ def join(rows: Sequence[MicroBatch]) -> TrainingBatch:
             for epoch, number in zip(row.version_epochs.to_pylist(), row.version_numbers.to_pylist(), strict=True)
         ),
     )
+
+
+def refuse_unknown_tokens(batch: TrainingBatch, vocabulary: int) -> None:
+    """Raise ValueError naming the first trajectory with a token id that is not in [0, `vocabulary`)."""
+    unknown = (batch.token_ids < 0) | (batch.token_ids >= vocabulary)
+    if unknown.any():
+        of = np.add.reduceat(unknown, batch.starts) > 0
+        _refuse(batch.trajectory_ids, of, f"has a token that the model, of {vocabulary}, does not know")
+
+
+def _same_length(batch: int, what: str, count: int, name: str, column: np.ndarray) -> None:
+    if len(column) != count:
+        raise ValueError(f"batch {batch} has {count} {what}, but {len(column)} {name}")
 
 
 def _column(rows: Sequence[MicroBatch], name: str, dtype: type) -> np.ndarray:

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from infra.models.weights import weight_tensors
 from operators.trainer.advantages import Rewards, value_targets
 from operators.trainer.algorithms import AGGREGATIONS, resolve
-from operators.trainer.batch import TrainingBatch, join
+from operators.trainer.batch import TrainingBatch, join, refuse_unknown_tokens
 from operators.trainer.config import LearnerConfig
 from operators.trainer.critic import Critic
 from operators.trainer.losses import kl_penalty
@@ -154,6 +154,7 @@ class Learner:
         """This rank's part of the batch; if any rank's cannot be trained, ValueError on every one."""
         try:
             batch, why = join(rows), None
+            refuse_unknown_tokens(batch, self._model.get_input_embeddings().num_embeddings)
         except ValueError as error:
             batch, why = None, error
         if self._ranks.most(why is not None):

@@ -79,7 +79,7 @@ def answer(config: LearnerConfig, rank: int, model: Path, out: Path) -> None:
     for each in (learner, resumed):
         each.update(parts(0)[rank])
     pairs = zip(learner.state().weights.values(), resumed.state().weights.values(), strict=True)
-    same = all([torch.equal(one, other) for one, other in pairs])
+    same = all(torch.equal(one, other) for one, other in pairs)
     save_file(tensors, out, {"told": json.dumps(told), "resumed": json.dumps(same)})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from operators.trainer.batch import join
 from operators.trainer.config import AlgorithmConfig, AlgorithmName, CriticConfig, LearnerConfig
 from operators.trainer.learner import Learner
 from operators.trainer.packing import mini_batches
+from schemas import columns
 from schemas.records import MicroBatch
 
 CONFIG = LearnerConfig(learning_rate=1e-2, warmup_steps=2, micro_batch_tokens=64, weight_decay=0.01)
@@ -123,6 +125,24 @@ def test_data_that_cannot_be_used_change_nothing(folder: Path) -> None:
     with pytest.raises(ValueError, match=row.trajectory_ids[1]):
         learner.update([with_floats(row, "rewards", {1: math.nan})])
     assert (digest(learner), learner.updates) == (before, 0)
+
+
+@pytest.mark.parametrize("token", [-1, 10**6])
+def test_tokens_of_another_tokenizer_change_nothing(folder: Path, token: int) -> None:
+    learner = Learner(CONFIG, folder)
+    before = digest(learner)
+    (row,) = make_batch()
+    ids = row.token_ids.to_numpy().copy()
+    ids[row.lengths.to_numpy()[0]] = token
+    with pytest.raises(ValueError, match=rf"{row.trajectory_ids[1]} has a token that the model, of \d+, does not know"):
+        learner.update([replace(row, token_ids=columns.token_ids(ids))])
+    assert (digest(learner), learner.updates) == (before, 0)
+
+
+def test_a_sequence_of_many_times_the_budget_is_trained_alone(folder: Path) -> None:
+    config = LearnerConfig(micro_batch_tokens=2, max_gradient_norm=1e9)
+    long, short = Learner(config, folder), Learner(LearnerConfig(max_gradient_norm=1e9), folder)
+    assert long.update(make_batch())["grad_norm"] == pytest.approx(short.update(make_batch())["grad_norm"], rel=1e-4)
 
 
 def test_a_gradient_that_is_not_finite_is_skipped_and_counted(folder: Path) -> None:

@@ -76,5 +76,15 @@ def test_malformed_sequences_are_refused_by_name() -> None:
         join([replace(row, loss_mask=columns.flags(mask))])
     with pytest.raises(ValueError, match=rf"{name} is in the batch twice"):
         join([replace(row, trajectory_ids=(*row.trajectory_ids[:3], name, *row.trajectory_ids[4:]))])
-    with pytest.raises(ValueError, match="its lengths sum to"):
+    with pytest.raises(ValueError, match="tokens by its lengths"):
         join([replace(row, lengths=columns.integers([*row.lengths.to_pylist()[:-1], 1]))])
+
+
+@pytest.mark.parametrize(
+    "column",
+    ["token_ids", "logprobs", "loss_mask", "lengths", "prompt_lengths", "rewards", "staleness"],
+)
+def test_columns_that_do_not_agree_are_named(column: str) -> None:
+    (row,) = make_batch()
+    with pytest.raises(ValueError, match=rf"but \d+ {column}|tokens by its lengths"):
+        join([replace(row, **{column: getattr(row, column)[:-1]})])
