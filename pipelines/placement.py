@@ -10,17 +10,18 @@ from operators.io.write_transactionally import WriteTransactionally
 from operators.placement.place_trajectories import PlaceTrajectories
 from pipelines.config import Config
 from pipelines.shards import partitions_of, reading, shard
-from schemas.topics import EVAL_PROMPTS, INBOX, PROGRESS, PROMPTS, RELAY, REPLICAS, SETTLED, TRAJECTORIES
+from schemas.topics import EVAL_PROMPTS, INBOX, PROGRESS, PROMPTS, RELAY, RELAY_CHAIN, REPLICAS, SETTLED, TRAJECTORIES
 
 
 def build(pipeline: beam.Pipeline, config: Config) -> None:
-    """Prompts, heartbeats, progress, trajectories, settled, relay → inbox, progress (closed), plans."""
+    """Prompts, heartbeats, progress, trajectories, settled, relay → inbox, progress (closed), plans, relay-chain."""
     source = shard(
         config,
         "placement",
         *(reading(config, topic) for topic in (PROMPTS, EVAL_PROMPTS, PROGRESS, TRAJECTORIES, SETTLED)),
         reading(config, RELAY, start="earliest"),
-        reading(config, REPLICAS, start="latest", keys="rollout-"),
+        reading(config, RELAY_CHAIN, start="earliest"),
+        reading(config, REPLICAS, start="latest"),
         ledger=(INBOX,),
     )
     place = PlaceTrajectories(
@@ -31,6 +32,7 @@ def build(pipeline: beam.Pipeline, config: Config) -> None:
         hosted=config.rollout.replicas,
         replicas=len(partitions_of(config, INBOX)),
         global_batch=config.experience.global_batch,
+        relay_schedule=config.relay.schedule,
     )
     (
         pipeline

@@ -1,4 +1,4 @@
-"""relay: one worker a machine. It checks what the machine's store holds against the manifests and says so."""
+"""relay: one worker a machine. It gets the run's newest weights from other machines, hands them on, and says so."""
 
 from __future__ import annotations
 
@@ -12,15 +12,24 @@ from operators.io.write_transactionally import WriteTransactionally
 from operators.relay.relay import RelayStep
 from pipelines.config import Config
 from pipelines.shards import reading, shard, store_folder
-from schemas.topics import RELAY
+from schemas.topics import RELAY, RELAY_CHAIN, REPLICAS
 
 
 def build(pipeline: beam.Pipeline, config: Config, index: int = 0) -> None:
-    """Relay → replicas (relay rows)."""
-    source = shard(config, "relay", reading(config, RELAY, start="earliest"), index=index, patient=True)
+    """Relay, relay-chain, replicas (rollout rows) → replicas (relay rows)."""
+    source = shard(
+        config,
+        "relay",
+        reading(config, RELAY, start="earliest"),
+        reading(config, RELAY_CHAIN, start="earliest"),
+        reading(config, REPLICAS, start="latest", keys="rollout-"),
+        index=index,
+        patient=True,
+    )
+    relay = replace(config.relay, store=str(store_folder(config)), relay=index)
     (
         pipeline
         | "read manifests" >> ReadTopics(source)
-        | "keep weights" >> FoldRecords(RelayStep(replace(config.relay, store=str(store_folder(config)), relay=index)))
+        | "keep weights" >> FoldRecords(RelayStep(relay, run=config.run.name))
         | "write relay status" >> WriteTransactionally(source)
     )

@@ -11,16 +11,17 @@ from operators.io.write_transactionally import WriteTransactionally
 from operators.trainer.emulate_training import EmulateTraining
 from pipelines.config import Config
 from pipelines.shards import reading, shard, store_folder
-from schemas.topics import BATCHES, RELAY
+from schemas.topics import BATCHES, RELAY, RELAY_CHAIN
 
 
 def build(pipeline: beam.Pipeline, config: Config) -> None:
-    """Batches → relay, metrics."""
+    """Batches, relay, relay-chain → relay, metrics."""
     source = shard(
         config,
         "trainer",
         reading(config, BATCHES),
         reading(config, RELAY, start="earliest"),
+        *(() if config.emulated else (reading(config, RELAY_CHAIN, start="earliest"),)),
         attentive=config.emulated,
     )
     train, resumed = (_emulation if config.emulated else _training)(config, source)
@@ -33,6 +34,7 @@ def build(pipeline: beam.Pipeline, config: Config) -> None:
 
 
 def _training(config: Config, source: ShardConfig) -> tuple[Step, ShardConfig]:
+    from operators.trainer.publishing import WayToRelays
     from operators.trainer.train_batches import TrainBatches  # here: it imports torch
 
     train = TrainBatches(
@@ -43,6 +45,9 @@ def _training(config: Config, source: ShardConfig) -> tuple[Step, ShardConfig]:
         checkpoints=config.run_folder / "checkpoints",
         result=config.run_folder / "model",
         keep_versions=config.relay.keep_versions,
+        way=WayToRelays(
+            config.relay.token(), config.relay.chunk_bytes, config.relay.max_megabytes_per_s, config.relay.deltas
+        ),
     )
     return train, train.resumed()
 

@@ -128,6 +128,16 @@ RELAY = Topic(
     ("relay", "rollout", "placement", "experience", "evaluation"),
     "weight manifests, never bytes",
 )
+RELAY_CHAIN = Topic(
+    "relay-chain",
+    (records.RelayChain,),
+    "run",
+    "one",
+    "compact",
+    ("placement",),
+    ("relay", "trainer", "placement"),
+    "which relay is master, and in what order they stand",
+)
 REPLICAS = Topic(
     "replicas",
     (records.ReplicaStatus, records.RelayStatus),
@@ -191,6 +201,7 @@ CATALOGUE: Mapping[str, Topic] = {
         SETTLED,
         BATCHES,
         RELAY,
+        RELAY_CHAIN,
         REPLICAS,
         PLANS,
         METRICS,

@@ -61,6 +61,20 @@ class Layout:
         data = np.frombuffer(file, np.uint8)[len(self.header) :]
         return {name: data[start:end] for name, (start, end) in self._ranges.items()}
 
+    def spans(self) -> list[tuple[int, int, int]]:
+        """Start, end and bytes an element of the header and of every tensor, in file order, without gaps."""
+        first = len(self.header)
+        tensors = [
+            (first + start, first + end, _DTYPES[spec.dtype])
+            for spec in self.specs
+            for start, end in (self._ranges[spec.name],)
+        ]
+        return [(0, first, 1), *tensors]
+
+    def describes(self, file: memoryview) -> bool:
+        """Whether `file` has this header and this size."""
+        return len(file) == self.size and bytes(file[: len(self.header)]) == self.header
+
     def _header(self) -> bytes:
         entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
         for spec in self.specs:

@@ -25,10 +25,15 @@ SPARE = "spare.partial"
 WEIGHTS = ".safetensors"
 SIDECAR = ".json"
 PARTIAL = ".partial"
+DELTA = ".delta"
+LIVE = "live.json"
+"""The versions that live trajectories name."""
 
 _VERSION = r"[0-9]{1,18}\.[0-9]{1,18}"
 _WEIGHTS = re.compile(rf"({_VERSION})\.safetensors")
-_FILES = re.compile(rf"{_VERSION}\.(safetensors|json|partial)|{OWNER}|{USERS}|{WRITER}|{SPARE}")
+_FILES = re.compile(
+    rf"{_VERSION}\.(safetensors|json|partial|delta)|{OWNER}|{LIVE}({PARTIAL})?|{USERS}|{WRITER}|{SPARE}"
+)
 
 
 def default_root(run: str, base: Path = SHARED_MEMORY) -> Path:
@@ -54,15 +59,10 @@ def is_ours(name: str) -> bool:
 
 
 def orphans(root: Path) -> list[Path]:
-    """What a killed writer left: versions that were arriving, and seals without a version."""
+    """What a killed writer left: versions that were arriving, and seals and deltas without a version."""
     names = {path.name for path in root.iterdir()}
     left = [name for name in names if is_ours(name) and name.endswith(PARTIAL)]
-    left += [
-        name
-        for name in names
-        if is_ours(name)
-        and name != OWNER
-        and name.endswith(SIDECAR)
-        and f"{name.removesuffix(SIDECAR)}{WEIGHTS}" not in names
-    ]
+    for suffix in (SIDECAR, DELTA):
+        beside = (name for name in names if is_ours(name) and name.endswith(suffix) and name[0].isdigit())
+        left += [name for name in beside if f"{name.removesuffix(suffix)}{WEIGHTS}" not in names]
     return [root / name for name in sorted(left)]

@@ -7,6 +7,7 @@ comes too early is skipped where that is allowed, and what it would have told go
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -17,14 +18,23 @@ from typing import Any
 import numpy as np
 
 from infra.store.arriving import Arriving
+from infra.store.chunks import DEFAULT_CHUNK_BYTES, checks_of, chunk_size
+from infra.store.deltas import encode_delta
 from infra.store.errors import NoRoom, StoreError
 from infra.store.layout import Layout
 from infra.store.names import weight_file
 from infra.store.weight_store import WeightStore
-from schemas.records import PolicyVersion, TensorSpec, WeightVersion
+from schemas.records import PolicyVersion, TensorSpec, WeightDelta, WeightVersion
+
+log = logging.getLogger(__name__)
 
 Copy = Callable[[np.ndarray, Any], None]
 Announce = Callable[[WeightVersion], None]
+
+SHORT = 0.5
+"""A delta of more than this share of the version is not worth its work."""
+FULL_EVERY = 16
+"""Of so many versions one goes out without a delta, so that no error of one could live for ever."""
 
 
 class PublishFailed(RuntimeError):
@@ -43,7 +53,9 @@ class Publisher:
 
     `announce` makes a manifest known and returns once it is safe (see `announce.ManifestLog`). `parent` is the version
     that training began from. `copy(place, tensor)` copies a tensor of whatever kind to `place`, uint8[bytes]; the
-    default takes numpy arrays. One thread uses a publisher, and nobody else writes to the store; close it before the
+    default takes numpy arrays. `deltas` says, at each version, whether anybody would take a delta.
+
+    One thread uses a publisher, and nobody else writes to the store; close it before the
     store. Raises ValueError for specs that make no file.
     """
 
@@ -55,6 +67,8 @@ class Publisher:
         parent: PolicyVersion | None = None,
         copy: Copy = copy_array,
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+        deltas: Callable[[], bool] = lambda: False,
     ) -> None:
         self._store = store
         self._announce = announce
@@ -62,6 +76,9 @@ class Publisher:
         self._parent = parent
         self._copy = copy
         self._wall_ms = wall_ms
+        self._chunk_bytes = chunk_size(self._layout.size, chunk_bytes)
+        self._deltas = deltas
+        self._since_full = 0
         self._thread = ThreadPoolExecutor(1, "publish weights")
         self._preparing = self._thread.submit(self._reserve)
         self._under_way: Future[WeightVersion] | None = None
@@ -182,8 +199,32 @@ class Publisher:
 
     def _finish(self, arriving: Arriving, told: WeightVersion) -> WeightVersion:
         """Everything after the copy; runs in the publisher's thread."""
-        self._sealed = replace(told, blake3=arriving.seal().blake3)
+        checks = checks_of(arriving.view, self._chunk_bytes)
+        sealed = replace(told, blake3=arriving.seal().blake3, chunk_bytes=self._chunk_bytes, chunks=checks)
+        self._sealed = replace(sealed, delta=self._delta(self._sealed, sealed))
         return self._tell(self._sealed)
+
+    def _delta(self, parent: WeightVersion | None, child: WeightVersion) -> WeightDelta | None:
+        """What turns the last version that reached the store into this one, kept beside it; None where it is not worth
+        it.
+        """
+        self._since_full += 1
+        if parent is None or self._since_full >= FULL_EVERY or not self._deltas():
+            self._since_full = 0
+            return None
+        try:
+            with (
+                self._store.read(parent.version, parent.blake3) as before,
+                self._store.read(child.version) as after,
+            ):
+                delta = encode_delta(before, after, self._layout.spans())
+            if len(delta) > SHORT * child.bytes:
+                return None
+            self._store.add_delta(child.version, delta)
+        except StoreError as error:  # the full version is there: nobody needs more
+            log.warning("version %s goes out without a delta: %s", child.version, error)
+            return None
+        return WeightDelta(parent.version, parent.blake3, len(delta), checks_of(memoryview(delta), self._chunk_bytes))
 
     def _tell(self, manifest: WeightVersion) -> WeightVersion:
         try:

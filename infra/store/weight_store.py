@@ -7,8 +7,10 @@ reader's pin is a lock on that file, so that a killed reader pins nothing; who g
 
 from __future__ import annotations
 
+import json
+import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +22,17 @@ from infra.store.ownership import open_folder, remove_store
 from schemas.records import PolicyVersion
 
 DEFAULT_KEEP = 4
+
+
+def to_evict(versions: Sequence[PolicyVersion], live: Collection[PolicyVersion], keep: int) -> list[PolicyVersion]:
+    """Of the complete `versions` those that go, so that `keep` stay.
+
+    The newest two stay, then those that `live` trajectories name, then the newest of the others.
+    """
+    newest = sorted(versions, reverse=True)
+    first = newest[: min(2, keep)]
+    kept = [*first, *sorted(newest[len(first) :], key=lambda version: version not in live)][:keep]
+    return [version for version in newest if version not in kept]
 
 
 class WeightStore:
@@ -83,7 +96,49 @@ class WeightStore:
         finally:
             lock.release()
 
+    @contextmanager
+    def read(self, version: PolicyVersion, blake3: str | None = None) -> Iterator[memoryview]:
+        """The bytes of a version, pinned and mapped. Raises as `pin`, and BufferError if a part is still held then."""
+        with self.pin(version, blake3) as path, mapped(path) as data:
+            yield data
+
+    def open_delta(self, version: PolicyVersion) -> memoryview | None:
+        """The bytes that turn this version's parent into it, mapped; None where there are none."""
+        try:
+            return open_mapped(self._delta(version))
+        except FileNotFoundError:
+            return None
+
+    def live(self) -> set[PolicyVersion]:
+        """The versions that live trajectories name, as far as the machine's relay has heard."""
+        try:
+            return {
+                PolicyVersion.parse(text) for text in json.loads((self.root / names.LIVE).read_text(encoding="utf-8"))
+            }
+        except (OSError, ValueError, TypeError):
+            return set()
+
     # Writing.
+
+    def say_live(self, versions: Iterable[PolicyVersion]) -> None:
+        """Say which versions live trajectories name: `evict` takes them last. Any process may say it."""
+        unfinished = self.root / f"{names.LIVE}{names.PARTIAL}"
+        try:
+            unfinished.write_text(json.dumps(sorted(map(str, versions))), encoding="utf-8")
+            unfinished.replace(self.root / names.LIVE)
+        except FileNotFoundError as error:
+            raise StoreError(f"{self.root} was removed") from error
+
+    def add_delta(self, version: PolicyVersion, data: bytes) -> None:
+        """Keep the delta of a version that is there, as long as the version is kept. Raises StoreError."""
+        unfinished = self.root / f"{version}{names.PARTIAL}"
+        try:
+            with unfinished.open("xb") as file:
+                file.write(data)
+            unfinished.replace(self._delta(version))
+        except OSError as error:
+            unfinished.unlink(missing_ok=True)
+            raise StoreError(f"the delta of version {version} cannot be kept: {error}") from error
 
     def begin(self, version: PolicyVersion, size: int) -> Arriving:
         """Memory for `size` bytes of a new version.
@@ -122,9 +177,19 @@ class WeightStore:
         self._spare = memory
 
     def evict(self, keep: int | None = None) -> list[PolicyVersion]:
-        """Remove all but the newest `keep` versions (never the newest, nor a pinned one); those that were removed."""
-        keep = self.keep if keep is None else keep
-        return [version for version in self.versions()[max(keep, 1) :] if self._remove(version)]
+        """Remove all but `keep` versions (never the newest, nor a pinned one), see `to_evict`; those removed."""
+        keep = max(self.keep if keep is None else keep, 1)
+        versions = self.versions()
+        if len(versions) <= keep:
+            return []
+        return [version for version in to_evict(versions, self.live(), keep) if self._remove(version)]
+
+    def rest(self) -> None:
+        """Be the store's writer no more, until the next `begin`: another process may write then."""
+        if self._arriving is None and self._writer is not None:
+            self._drop_spare()
+            self._writer.release()
+            self._writer = None
 
     def close(self) -> None:
         """Give up what is arriving and let go of the store; complete versions stay."""
@@ -151,6 +216,9 @@ class WeightStore:
 
     def _file(self, version: PolicyVersion) -> Path:
         return self.root / names.weight_file(version)
+
+    def _delta(self, version: PolicyVersion) -> Path:
+        return self.root / f"{version}{names.DELTA}"
 
     def _become_writer(self) -> None:
         if self._writer is not None:
@@ -202,6 +270,24 @@ class WeightStore:
             return False
         # The seal last: whoever sees the weights finds it.
         path.unlink(missing_ok=True)
+        self._delta(version).unlink(missing_ok=True)
         (self.root / f"{version}{names.SIDECAR}").unlink(missing_ok=True)
         lock.release()
         return True
+
+
+def open_mapped(path: Path) -> memoryview:
+    """The bytes of a file, mapped for reading; the memory lives as long as the view. Raises FileNotFoundError."""
+    with path.open("rb") as file:
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+@contextmanager
+def mapped(path: Path) -> Iterator[memoryview]:
+    """The bytes of a file, mapped for reading until the `with` block ends."""
+    with (
+        path.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory,
+        memoryview(memory) as view,
+    ):
+        yield view

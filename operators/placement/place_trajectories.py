@@ -19,6 +19,7 @@ from operators.placement.dispatch import Dispatcher
 from operators.placement.ending import rejected
 from operators.placement.leases import Leases
 from operators.placement.moving import Moving
+from operators.placement.relay_chain import RelayChainKeeper
 from operators.placement.replicas import ReplicaTable
 from operators.placement.rounds import Rounds
 from operators.placement.tracking import Tracking
@@ -29,12 +30,14 @@ from schemas.records import (
     Progress,
     Prompt,
     Refused,
+    RelayChain,
+    RelayStatus,
     ReplicaStatus,
     Settled,
     Trajectory,
     WeightVersion,
 )
-from schemas.topics import INBOX, group_name
+from schemas.topics import INBOX, RELAY_CHAIN, group_name
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ class PlaceTrajectories:
     hosted: int = 1
     replicas: int = 8
     global_batch: int = 1
+    relay_schedule: str = "chain"
 
     def restore(self, restored: Restored) -> _Placing:
         return _Placing(self, restored, self._fence)
@@ -70,10 +74,12 @@ class _Placing:
         now: Callable[[], int] = lambda: time.time_ns() // 10**6,
     ) -> None:
         self._step, self._fence, self._clock, config = step, fence_process, clock, step.config
+        self._now = now
         self._leases = Leases(restored.marks.get("lease", 0))
         self._tracking = Tracking(restored, step.partitions, config.max_attempts, self._leases, now)
         self._waiting = WaitingWork(self._tracking.pending, self._tracking.is_known)
         self._replicas = ReplicaTable()
+        self._relays = RelayChainKeeper(config.heartbeat_timeout_s, step.relay_schedule)
         self._moving = Moving(config, self._tracking, self._replicas, self._leases, restored.start, now)
         self._rounds = Rounds(config.rules.round_batches * step.global_batch, restored.marks.get("round", 0))
         self._dispatcher = Dispatcher(
@@ -97,6 +103,7 @@ class _Placing:
         now = self._clock()
         if now - self._turned_at > self._step.config.heartbeat_timeout_s / 2:
             self._replicas.forgive(now)
+            self._relays.forgive(now)
             self._started_at = now
         self._turned_at = now
         outputs: list[Output] = []
@@ -109,6 +116,8 @@ class _Placing:
                 self._started_at = now
             outputs += self._recover(now)
             outputs += self._dispatch(now)
+            if (chain := self._relays.decide(now, self._tracking.newest, self._now())) is not None:
+                outputs.append(Output(RELAY_CHAIN, self._step.shard.run, chain))
         # First: what is given to a replica after its cancellation elsewhere, or in another plan, is to stay.
         return [*self._tracking.take_cancels(), *outputs]
 
@@ -134,6 +143,10 @@ class _Placing:
                 self._waiting.add(received)
             case ReplicaStatus() as status:
                 return self._hear(received, status, now)
+            case RelayStatus() as relay:
+                self._relays.hear(relay, now)
+            case RelayChain() as chain:
+                self._relays.learn(chain, now)
             case Trajectory() as trajectory:
                 return self._tracking.finish(received, trajectory)
             case Settled() as settled:

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from infra.store.chunks import MAX_CHUNK_BYTES
+from infra.transport.node import Door
+from infra.transport.throttle import Link
 
 AUTO = "auto"
+_MEGABYTE = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -20,6 +28,22 @@ class RelayConfig:
     may have to start afresh."""
     heartbeat_s: float = 1.0
     """Seconds between heartbeats, each a transaction: a new version does not make one."""
+    listen: str = "127.0.0.1"
+    """Address at which other machines' relays ask for weights; for more than this machine, set token_file too."""
+    port: int = 0
+    """Port of it; 0: any free one, which the heartbeats tell."""
+    advertise: str = ""
+    """host:port at which others reach this relay, where that is not listen and port."""
+    token_file: str = ""
+    """A file whose first line is a secret that relays and trainer of a run share; it is never sent."""
+    schedule: Literal["chain", "tree", "binomial"] = "chain"
+    """How a version goes from the master to the other relays."""
+    chunk_bytes: int = 8 << 20
+    """Bytes that are checked and passed on at a time."""
+    max_megabytes_per_s: float | None = None
+    """What a relay may send and receive, each; None: what the network gives."""
+    deltas: bool = True
+    """Whether relays are sent what has changed, where that is shorter; on one machine alone nothing is sent at all."""
 
     def __post_init__(self) -> None:
         if not self.store:
@@ -30,3 +54,42 @@ class RelayConfig:
             raise ValueError(f"keep_versions must be at least 1, not {self.keep_versions}")
         if not self.heartbeat_s > 0:
             raise ValueError(f"heartbeat_s must be positive, not {self.heartbeat_s}")
+        if not 0 <= self.port < 1 << 16:
+            raise ValueError(f"port must be 0 to 65535, not {self.port}")
+        if self.advertise and not self.advertise.rpartition(":")[2].isdecimal():
+            raise ValueError(f"advertise must be host:port, not {self.advertise!r}")
+        if not self.token_file and not _is_here(self.listen):
+            raise ValueError(f"listen = {self.listen!r} lets strangers in: set token_file, the same on every machine")
+        if not 1024 <= self.chunk_bytes <= MAX_CHUNK_BYTES:
+            raise ValueError(f"chunk_bytes must be 1024 to {MAX_CHUNK_BYTES}, not {self.chunk_bytes}")
+        if self.max_megabytes_per_s is not None and not self.max_megabytes_per_s > 0:
+            raise ValueError(f"max_megabytes_per_s must be positive, not {self.max_megabytes_per_s}")
+
+    def token(self) -> str:
+        """The shared secret, empty where there is none. Raises ValueError for a file without one."""
+        if not self.token_file:
+            return ""
+        try:
+            text = Path(self.token_file).read_text(encoding="utf-8").partition("\n")[0].strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"token_file {self.token_file} cannot be read: {error}") from error
+        if not text:
+            raise ValueError(f"token_file {self.token_file} has no secret in its first line")
+        return text
+
+    def door(self) -> Door:
+        """Where the relay listens. Raises ValueError as `token`."""
+        return Door(self.listen, self.port, self.advertise, self.token())
+
+    def link(self) -> Link:
+        """One direction of its network link."""
+        rate = self.max_megabytes_per_s
+        return Link(None if rate is None else rate * _MEGABYTE)
+
+
+def _is_here(host: str) -> bool:
+    """Whether `host` can be reached from this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

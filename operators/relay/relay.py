@@ -1,13 +1,12 @@
-"""The relay of one machine: checks what its store holds against the manifests, evicts, and says what it has.
+"""The relay of one machine: has the newest version fetched, checks all it has against the manifests, and says so.
 
-A version counts as held when it is complete in the store and its seal is what its manifest claims. A manifest whose
-bytes are not here (evicted, or not arrived yet) claims nothing false and waits; one that the seal contradicts is a dead
-letter.
+This is the control plane; bytes move in the threads of a `RelayNode` beside it. A version counts as held when it is
+complete in the store and its seal is what its manifest claims. A manifest whose bytes are not here (evicted, or not
+arrived yet) claims nothing false and waits; one that the seal, or what arrives, contradicts is a dead letter.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,15 +16,13 @@ from infra.store.arriving import Seal
 from infra.store.errors import VersionGone
 from infra.store.names import weight_file
 from infra.store.weight_store import WeightStore
-from operators.io.config import Reading
+from infra.transport.node import RelayNode
 from operators.io.elements import Checkpoint, Output, Place, Polled, Received, Restored
 from operators.relay.config import AUTO, RelayConfig
+from operators.relay.status import StatusMaker
 from schemas.codec import encode
-from schemas.records import DeadLetter, PolicyVersion, RelayStatus, WeightVersion
+from schemas.records import DeadLetter, PolicyVersion, RelayChain, ReplicaStatus, WeightVersion
 from schemas.topics import DEAD_LETTERS, RELAY, REPLICAS
-
-READINGS = (Reading(RELAY),)
-"""What a relay's shard reads."""
 
 _REFUSED = "refused"
 _MAX_CLAIMS = 8
@@ -71,6 +68,7 @@ class RelayStep:
     config: RelayConfig
     clock: Callable[[], float] = time.monotonic
     wall_s: Callable[[], float] = time.time
+    run: str = "run"
 
     def __post_init__(self) -> None:
         if self.config.store == AUTO:
@@ -78,15 +76,22 @@ class RelayStep:
 
     def restore(self, restored: Restored) -> RelayFolder:
         """A relay that knows no manifest yet: reading resumes at the oldest that it needs."""
-        return RelayFolder(self, WeightStore(Path(self.config.store), self.config.keep_versions), restored.marks)
+        config = self.config
+        store = WeightStore(Path(config.store), config.keep_versions)
+        node = RelayNode(store, self.run, config.relay, config.door(), config.link(), config.link())
+        return RelayFolder(self, store, node, restored.marks)
 
 
 class RelayFolder:
     """What a relay knows during one start: the manifests of versions that are here, and of newer ones that are not."""
 
-    def __init__(self, step: RelayStep, store: WeightStore, marks: Mapping[str, object]) -> None:
+    def __init__(self, step: RelayStep, store: WeightStore, node: RelayNode, marks: Mapping[str, object]) -> None:
         self._step = step
         self._store = store
+        self._node = node
+        self._status = StatusMaker(node, str(store.root), step.clock())
+        self._live: dict[int, PolicyVersion] = {}
+        """What each replica generates under."""
         self._waiting: dict[PolicyVersion, list[Received]] = {}
         """What is claimed of versions that are not here; claims may differ, and one lies then."""
         self._held: dict[PolicyVersion, Received] = {}
@@ -98,10 +103,15 @@ class RelayFolder:
         """Dead letters for manifests that lie, and a heartbeat when one is due."""
         outputs: list[Output] = []
         for received in polled.records:
-            if isinstance(received.record, WeightVersion):
-                self._waiting.setdefault(received.record.version, []).append(received)
-            else:
-                outputs += self._refuse(received, f"a relay cannot read a {type(received.record).__name__}")
+            match received.record:
+                case WeightVersion() as manifest:
+                    self._waiting.setdefault(manifest.version, []).append(received)
+                case RelayChain() as chain:
+                    self._node.obey(chain)
+                case ReplicaStatus() as replica:
+                    self._hear(replica)
+                case other:
+                    outputs += self._refuse(received, f"a relay cannot read a {type(other).__name__}")
         self._store.evict()
         complete = set(self._store.versions())
         for version in self._held.keys() - complete:
@@ -113,6 +123,9 @@ class RelayFolder:
             del self._waiting[version]
         for claims in self._waiting.values():
             del claims[:-_MAX_CLAIMS]
+        for manifest, reason in self._node.lies():
+            outputs += self._disbelieve(manifest, reason)
+        self._node.learn(claims[-1].record for claims in self._waiting.values())
         return outputs + self._heartbeat()
 
     def checkpoint(self, positions: Mapping[Place, int]) -> Checkpoint:
@@ -128,8 +141,26 @@ class RelayFolder:
         return False
 
     def close(self) -> None:
-        """Let go of the store; the versions in it stay."""
+        """Stop handing out, and let go of the store; the versions in it stay."""
+        self._node.close()
         self._store.close()
+
+    def _hear(self, replica: ReplicaStatus) -> None:
+        """Note under what a replica generates: those versions are evicted last."""
+        if replica.policy_version is None or replica.state == "stopped":
+            self._live.pop(replica.replica, None)
+        elif self._live.get(replica.replica) != replica.policy_version:
+            self._live[replica.replica] = replica.policy_version
+            self._store.say_live(set(self._live.values()))
+
+    def _disbelieve(self, manifest: WeightVersion, reason: str) -> list[Output]:
+        """Drop the claims that the data plane has found to be lies."""
+        claims = self._waiting.get(manifest.version, [])
+        lies = [received for received in claims if received.record == manifest]
+        self._waiting[manifest.version] = [received for received in claims if received.record != manifest]
+        if not self._waiting[manifest.version]:
+            del self._waiting[manifest.version]
+        return [output for received in lies for output in self._refuse(received, reason)]
 
     def _judge(self, received: Received) -> list[Output]:
         """Enter a manifest whose version is complete in the store."""
@@ -157,11 +188,10 @@ class RelayFolder:
         if now < self._due:
             return []
         versions = sorted(self._held, reverse=True)
-        held = tuple(str(version) for version in versions), sum(self._held[v].record.bytes for v in versions)
+        size = sum(self._held[version].record.bytes for version in versions)
         self._due = now + self._step.config.heartbeat_s
-        relay = self._step.config.relay
-        status = RelayStatus(relay, *held, os.uname().nodename, os.getpid(), self._wall_ms())
-        return [Output(REPLICAS, relay_key(relay), status)]
+        status = self._status.make(versions, size, now, self._wall_ms())
+        return [Output(REPLICAS, relay_key(self._step.config.relay), status)]
 
     def _wall_ms(self) -> int:
         return int(self._step.wall_s() * 1000)

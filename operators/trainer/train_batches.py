@@ -6,18 +6,14 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from infra.kafka.producer import BoundedProducer, DeliveryFailed
 from infra.models.checkpoint_folder import load_tokenizer, save_folder
-from infra.store.announce import ManifestLog
 from infra.store.errors import StoreError
-from infra.store.publisher import Publisher, PublishFailed
-from infra.store.weight_store import WeightStore
+from infra.store.publisher import PublishFailed
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, Place, Polled, Restored
 from operators.trainer.assembly import BatchAssembly, WholeBatch
@@ -30,9 +26,10 @@ from operators.trainer.checkpoint import (
     write_checkpoint,
 )
 from operators.trainer.learner import Learner
-from operators.trainer.tensor_bytes import copy_tensor, tensor_specs
+from operators.trainer.publishing import Publishing, WayToRelays
+from operators.trainer.tensor_bytes import tensor_specs
 from operators.trainer.training_config import TrainingConfig
-from schemas.records import DeadLetter, Metric, MicroBatch, PolicyVersion, WeightVersion
+from schemas.records import DeadLetter, Metric, MicroBatch, PolicyVersion, RelayChain, WeightVersion
 from schemas.topics import BATCHES, DEAD_LETTERS, METRICS
 
 log = logging.getLogger(__name__)
@@ -67,6 +64,7 @@ class TrainBatches:
     checkpoints: Path
     result: Path
     keep_versions: int
+    way: WayToRelays = WayToRelays()  # noqa: RUF009 - frozen
 
     def resumed(self) -> ShardConfig:
         """The shard, reading on from the newest checkpoint."""
@@ -102,15 +100,10 @@ class _Training:
             self._learner.restore(state)
             parent = self._position.version
             log.info("resumed from checkpoint %s as epoch %d", parent, epoch)
-        self._store = WeightStore(step.store, step.keep_versions)
-        self._producer = BoundedProducer(step.shard.client)
-        self._publisher = Publisher(
-            self._store,
-            ManifestLog(self._producer, step.shard.run),
-            tensor_specs(self._learner.state().weights),
-            parent,
-            copy_tensor,
-        )
+        specs = tensor_specs(self._learner.state().weights)
+        shard = step.shard
+        self._publishing = Publishing(step.store, step.keep_versions, shard.client, shard.run, specs, parent, step.way)
+        self._publisher = self._publishing.publisher
 
     def fold(self, polled: Polled) -> list[Output]:
         outputs: list[Output] = []
@@ -118,6 +111,8 @@ class _Training:
             if isinstance(received.record, WeightVersion):
                 if received.record.version.epoch != self._epoch:
                     self._published_before = max([self._published_before, *received.record.batches])
+            elif isinstance(received.record, RelayChain):
+                self._publishing.obey(received.record)
             elif isinstance(received.record, MicroBatch):
                 self._whole.extend(self._assembly.add(received.record, received.partition, received.offset))
         if not polled.caught_up:
@@ -145,16 +140,7 @@ class _Training:
         return bool(self._whole) and not self._done()
 
     def close(self) -> None:
-        with ExitStack() as stack:
-            stack.callback(self._store.close)
-            stack.callback(self._close_producer)
-            stack.callback(self._close_publisher)
-
-    def _close_producer(self) -> None:
-        try:
-            self._producer.close(timeout_s=2)
-        except (DeliveryFailed, TimeoutError) as error:
-            log.error("a manifest may not be in the log: %s", error)
+        self._publishing.close()
 
     def _done(self) -> bool:
         return self._trained() >= self._step.config.optimizer_steps
@@ -257,9 +243,3 @@ class _Training:
     def _save_result(self) -> None:
         if not self._step.result.exists():  # an earlier epoch's is the same: weights are a function of the log
             save_folder(self._learner.model, load_tokenizer(self._step.model), self._step.result)
-
-    def _close_publisher(self) -> None:
-        try:
-            self._publisher.close(timeout_s=10)
-        except (PublishFailed, TimeoutError) as error:
-            log.error("the last version may not be out: %s", error)

@@ -1,19 +1,23 @@
-"""`laminar weights`: the weight versions that a run has published, from the manifests in its relay topic."""
+"""`laminar weights`: the versions that a run has published, by the manifests in its relay topic, and their bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from infra.kafka.reading import read_topic
-from pipelines.cli.options import BrokersOption, Connection, JsonOption, PropertiesOption, RunOption, connect
+from pipelines.cli.options import RUNS, BrokersOption, Connection, JsonOption, PropertiesOption, RunOption, connect
 from pipelines.cli.output import Report, Row, table
 from pipelines.cli.record_text import utc
 from schemas.plain import to_plain
 from schemas.records import PolicyVersion, WeightVersion
 from schemas.topics import RELAY
+
+if TYPE_CHECKING:
+    from pipelines.config import Config
 
 app = typer.Typer(no_args_is_help=True)
 COLUMNS = ("version", "parent", "step", "trained", "batches", "bytes", "created", "final", "line")
@@ -21,7 +25,7 @@ COLUMNS = ("version", "parent", "step", "trained", "batches", "bytes", "created"
 
 @app.callback()
 def weights() -> None:
-    """Look at the weight versions that a run has published."""
+    """Look at the weight versions that a run has published, take one out, put one in."""
 
 
 @app.command("list")
@@ -62,15 +66,158 @@ def show(
       laminar weights show
       laminar weights show 1.12 --json | jq .blake3
     """
-    wanted = None if version == "latest" else _parsed(version)
+    _, (manifest,) = _find([version], run, brokers, command_config)
+    return Report(to_plain(manifest), lambda: _manifest_text(manifest), as_json=json)
+
+
+VersionArgument = Annotated[
+    str, typer.Argument(metavar="VERSION", help="epoch.number, or `latest`.", show_default=False)
+]
+StoreOption = Annotated[
+    Path | None, typer.Option("--store", metavar="DIR", help="This machine's weight store; by default the run's.")
+]
+
+
+@app.command()
+def verify(
+    version: VersionArgument = "latest",
+    store: StoreOption = None,
+    run: RunOption = None,
+    brokers: BrokersOption = None,
+    command_config: PropertiesOption = None,
+    json: JsonOption = False,
+) -> Report:
+    """Compare the bytes that this machine holds of a version with its manifest. Exit code 1 if they differ.
+
+    \b
+    Examples:
+      laminar weights verify
+      laminar weights verify 1.12 --json | jq 'all(.[]; .right)'
+    """
+    from infra.store.weight_store import WeightStore
+    from pipelines.cli.weight_bytes import store_root
+    from pipelines.cli.weight_bytes import verify as verify_bytes
+
+    to, (manifest,) = _find([version], run, brokers, command_config)
+    with WeightStore(store_root(to, _config(run), store)) as opened:
+        rows = verify_bytes(opened, manifest)
+    wrong = any(not row["right"] for row in rows)
+    columns = ("claim", "manifest", "store", "right")
+    return Report(rows, lambda: table(rows, columns), as_json=json, exit_code=int(wrong))
+
+
+@app.command()
+def diff(
+    old: Annotated[str, typer.Argument(metavar="OLD", help="epoch.number.", show_default=False)],
+    new: VersionArgument = "latest",
+    store: StoreOption = None,
+    run: RunOption = None,
+    brokers: BrokersOption = None,
+    command_config: PropertiesOption = None,
+    json: JsonOption = False,
+) -> Report:
+    """Say how many elements of each tensor differ between two versions that this machine holds.
+
+    \b
+    Examples:
+      laminar weights diff 1.11 1.12
+    """
+    from infra.store.weight_store import WeightStore
+    from pipelines.cli.weight_bytes import diff as diff_bytes
+    from pipelines.cli.weight_bytes import store_root
+
+    to, (before, after) = _find([old, new], run, brokers, command_config)
+    with WeightStore(store_root(to, _config(run), store)) as opened:
+        rows = diff_bytes(opened, before, after)
+    shown = [{**row, "share": f"{100 * row['share']:.3f} %"} for row in rows]
+    return Report(rows, lambda: table(shown, ("tensor", "elements", "changed", "share")), as_json=json)
+
+
+@app.command()
+def pull(
+    version: VersionArgument,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.", show_default=False)],
+    model: Annotated[
+        Path | None,
+        typer.Option("--model", metavar="DIR", help="Whose configuration and tokenizer go with it; the run's model."),
+    ] = None,
+    store: StoreOption = None,
+    run: RunOption = None,
+    brokers: BrokersOption = None,
+    command_config: PropertiesOption = None,
+    json: JsonOption = False,
+) -> Report:
+    """Leave a version in a Hugging Face folder: from this machine's memory, else from a relay that has it.
+
+    \b
+    Examples:
+      laminar weights pull latest best-model
+      laminar weights pull 1.12 out --model models/base
+    """
+    from pipelines.cli.relays import read_chain
+    from pipelines.cli.weight_bytes import pull as pull_bytes
+    from pipelines.cli.weight_bytes import store_root
+
+    to, (manifest,) = _find([version], run, brokers, command_config)
+    config = _config(run)
+    base = model or (Path(config.model.path) if config is not None else Path())
+    token = config.relay.token() if config is not None else ""
+    source = pull_bytes(to, store_root(to, config, store), manifest, read_chain(to), token, base, folder)
+    data = {"version": str(manifest.version), "folder": str(folder), "bytes": manifest.bytes, "from": source}
+    return Report(data, lambda: f"version {manifest.version} is in {folder}, from {source}", as_json=json)
+
+
+@app.command()
+def publish(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A Hugging Face folder.", show_default=False)],
+    store: StoreOption = None,
+    run: RunOption = None,
+    brokers: BrokersOption = None,
+    command_config: PropertiesOption = None,
+    json: JsonOption = False,
+) -> Report:
+    """Publish the weights in a Hugging Face folder as a run's newest version, on the machine where its trainer was.
+
+    \b
+    Examples:
+      laminar weights publish best-model
+    """
+    from pipelines.cli.weight_bytes import publish as publish_bytes
+    from pipelines.cli.weight_bytes import store_root
+    from pipelines.config import Config
+
+    to = connect(run, brokers, command_config)
+    config = _config(run)
+    terms = (config or Config()).relay
+    manifests = read_manifests(to)
+    newest = manifests[max(manifests)] if manifests else None
+    root = store_root(to, config, store)
+    version = publish_bytes(to, root, terms.keep_versions, newest, folder, terms.chunk_bytes)
+    data = {"version": str(version), "store": str(root)}
+    return Report(data, lambda: f"{folder} is version {version} of run {to.run}, in {root}", as_json=json)
+
+
+def _find(
+    versions: list[str], run: str | None, brokers: str | None, command_config: Path | None
+) -> tuple[Connection, list[WeightVersion]]:
+    """The connection and the manifests of `versions`. Raises RuntimeError where there is none."""
+    wanted = [None if version == "latest" else _parsed(version) for version in versions]
     to = connect(run, brokers, command_config)
     manifests = read_manifests(to)
     if not manifests:
         raise RuntimeError(f"run {to.run} has no weights yet")
-    if wanted is not None and wanted not in manifests:
-        raise RuntimeError(f"run {to.run} has no version {wanted}: it has {min(manifests)} to {max(manifests)}")
-    manifest = manifests[wanted or max(manifests)]
-    return Report(to_plain(manifest), lambda: _manifest_text(manifest), as_json=json)
+    for version in wanted:
+        if version is not None and version not in manifests:
+            raise RuntimeError(f"run {to.run} has no version {version}: it has {min(manifests)} to {max(manifests)}")
+    return to, [manifests[version or max(manifests)] for version in wanted]
+
+
+def _config(run: str | None) -> Config | None:
+    """The configuration of a run under ./runs; None where there is none."""
+    from pipelines.config import load_config
+
+    file = RUNS / (run or "latest") / "config.toml"
+    return load_config(file) if file.is_file() else None
 
 
 def read_manifests(to: Connection) -> dict[PolicyVersion, WeightVersion]:

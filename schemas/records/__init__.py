@@ -11,7 +11,8 @@ from schemas.records.inbox import Assignment, Cancel, Drain, Release, Reserve
 from schemas.records.plans import PlannedMove, RepackPlan, ReplicaLoad
 from schemas.records.progress import Closed, NextOwner, Progress, Refused
 from schemas.records.prompts import Prompt, Sampling
-from schemas.records.status import CommitNote, DeadLetter, Metric, RelayStatus, ReplicaState, ReplicaStatus
+from schemas.records.relays import RelayChain, RelayLink, RelayStatus
+from schemas.records.status import CommitNote, DeadLetter, Metric, ReplicaState, ReplicaStatus
 from schemas.records.trajectories import (
     Experience,
     Fate,
@@ -22,7 +23,7 @@ from schemas.records.trajectories import (
     Trajectory,
     VersionSpan,
 )
-from schemas.records.versions import PolicyVersion, TensorSpec, WeightVersion
+from schemas.records.versions import PolicyVersion, TensorSpec, WeightDelta, WeightVersion
 
 RECORDS: tuple[type, ...] = (
     Prompt,
@@ -42,6 +43,7 @@ RECORDS: tuple[type, ...] = (
     WeightVersion,
     ReplicaStatus,
     RelayStatus,
+    RelayChain,
     Metric,
     DeadLetter,
     CommitNote,
@@ -66,6 +68,8 @@ __all__ = [
     "Progress",
     "Prompt",
     "Refused",
+    "RelayChain",
+    "RelayLink",
     "RelayStatus",
     "Release",
     "RepackPlan",
@@ -80,5 +84,6 @@ __all__ = [
     "TensorSpec",
     "Trajectory",
     "VersionSpan",
+    "WeightDelta",
     "WeightVersion",
 ]

@@ -38,21 +38,6 @@ class ReplicaStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class RelayStatus:
-    """A relay worker's heartbeat: the complete and verified versions it holds, newest first.
-
-    Made by relay, eaten by placement.
-    """
-
-    relay: int
-    versions: tuple[str, ...]
-    bytes: int
-    host: str
-    pid: int
-    sent_at: int
-
-
-@dataclass(frozen=True, slots=True)
 class Metric:
     """Measured values of one kind at one step. Made by every role, eaten by watchers and trackers."""
 

@@ -37,13 +37,27 @@ class TensorSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class WeightDelta:
+    """What turns the bytes of version `parent`, whose blake3 is `parent_blake3`, into those of the next version.
+
+    `chunks` are the CRC-32C of its chunks, which are as long as those of the version.
+    """
+
+    parent: PolicyVersion
+    parent_blake3: str
+    bytes: int
+    chunks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class WeightVersion:
     """The manifest of one weight version; its bytes lie in the relay tier.
 
     Made by the trainer, eaten by relay, rollout, experience, evaluation.
 
     `batches` are the numbers of the global batches trained since `parent`; `batch_offsets` are where the trainer's
-    reading stood, by partition of the batches topic. `final` marks a run's last version.
+    reading stood, by partition of the batches topic. `final` marks a run's last version. `blake3` is that of the whole
+    file, `chunks` are the CRC-32C of each `chunk_bytes` of it; a `delta` is there where it is the shorter way.
     """
 
     version: PolicyVersion
@@ -58,3 +72,6 @@ class WeightVersion:
     trajectories_trained: int
     final: bool
     created_at: int
+    chunk_bytes: int = 0
+    chunks: tuple[int, ...] = ()
+    delta: WeightDelta | None = None

@@ -11,13 +11,14 @@ from operators.io.elements import Output, Restored
 from operators.io.fold_records import Folder
 from operators.placement.config import PlacementConfig
 from operators.placement.place_trajectories import PlaceTrajectories, _Placing
-from schemas.records import Assignment, Cancel, PolicyVersion, Trajectory
+from schemas.records import Assignment, Cancel, PolicyVersion, RelayStatus, Trajectory
 from schemas.topics import (
     EVAL_PROMPTS,
     INBOX,
     PROGRESS,
     PROMPTS,
     RELAY,
+    RELAY_CHAIN,
     REPLICAS,
     SETTLED,
     TRAJECTORIES,
@@ -61,6 +62,10 @@ class Placement:
 
     def beat(self, replica: int, under: PolicyVersion | None, incarnation: int = 1, **changes: Any) -> None:
         self.log.append(REPLICAS, status(replica, under, incarnation, **changes), f"rollout-{replica}")
+
+    def relay_beats(self, relay: int) -> None:
+        said = RelayStatus(relay, (), 0, "host", 1, 0, address="host:1", store="/store")
+        self.log.append(REPLICAS, said, f"relay-{relay}")
 
     def publish(self, number: int, *batches: int, epoch: int = 1, final: bool = False) -> PolicyVersion:
         of = version(number, epoch)
@@ -108,6 +113,7 @@ SHARD = shard(
     "placement",
     *_COMMITTED,
     reading(RELAY, start="earliest"),
-    reading(REPLICAS, start="latest", keys="rollout-"),
+    reading(RELAY_CHAIN, start="earliest"),
+    reading(REPLICAS, start="latest"),
     ledger=(INBOX.noun,),
 )

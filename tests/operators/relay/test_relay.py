@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 from blake3 import blake3
+from records_here import status, version
 
 from infra.store.arriving import Seal
 from infra.store.weight_store import WeightStore
@@ -17,7 +19,7 @@ from operators.io.elements import Output, Place, Polled, Received, Restored
 from operators.relay.config import RelayConfig
 from operators.relay.relay import RelayFolder, RelayStep, contradiction, resume_from, to_forget
 from schemas.codec import decode, encode
-from schemas.records import DeadLetter, Metric, PolicyVersion, RelayStatus, WeightVersion
+from schemas.records import DeadLetter, Metric, PolicyVersion, RelayChain, RelayLink, RelayStatus, WeightVersion
 from schemas.topics import DEAD_LETTERS, REPLICAS
 
 DATA = b"weights"
@@ -98,9 +100,9 @@ def test_a_version_is_held_once_its_manifest_is_true(relay: Relay, store: Weight
     told = add(store, "1.1")
     assert held(relay.sees()) == [()]  # complete, but nobody has announced it
     (output,) = relay.sees(told)
-    assert output == Output(
-        REPLICAS, "relay-3", RelayStatus(3, ("1.1",), len(DATA), os.uname().nodename, os.getpid(), 1500)
-    )
+    assert output.record.address.startswith("127.0.0.1:")
+    said = RelayStatus(3, ("1.1",), len(DATA), os.uname().nodename, os.getpid(), 1500, store=str(store.root))
+    assert output == Output(REPLICAS, "relay-3", replace(said, address=output.record.address))
     encode(output.record)
 
 
@@ -252,6 +254,12 @@ def test_a_true_manifest_contradicts_nothing() -> None:
         ({"heartbeat_s": 0.0}, "heartbeat_s must be positive, not 0.0"),
         ({"heartbeat_s": float("nan")}, "heartbeat_s must be positive"),
         ({"relay": -1}, "relay must not be negative, not -1"),
+        ({"listen": "0.0.0.0"}, "lets strangers in: set token_file"),
+        ({"listen": "my-host"}, "lets strangers in: set token_file"),
+        ({"port": 65536}, "port must be 0 to 65535"),
+        ({"advertise": "host"}, "advertise must be host:port"),
+        ({"chunk_bytes": 0}, "chunk_bytes must be 1024 to"),
+        ({"max_megabytes_per_s": 0.0}, "max_megabytes_per_s must be positive"),
     ],
 )
 def test_a_bad_setting_is_named(config: dict[str, Any], message: str) -> None:
@@ -262,3 +270,39 @@ def test_a_bad_setting_is_named(config: dict[str, Any], message: str) -> None:
 def test_a_folder_that_is_not_settled_is_refused() -> None:
     with pytest.raises(ValueError, match="the store's folder is not settled"):
         RelayStep(RelayConfig())
+
+
+def test_versions_that_replicas_generate_under_are_evicted_last(relay: Relay, store: WeightStore) -> None:
+    for number in (1, 2):
+        add(store, f"1.{number}")
+    store.rest()
+    relay.sees(status(0, version(1)), status(1, version(3)))
+    assert store.live() == {version(1), version(3)}
+    relay.sees(status(0, None), status(1, version(3), state="stopped"))
+    relay.sees(status(0, version(2)))
+    assert store.live() == {version(2)}
+
+
+def test_a_lie_found_while_it_arrives_is_a_dead_letter_once(relay: Relay, store: WeightStore) -> None:
+    lie = manifest("1.1", chunk_bytes=0)  # no chunks: nothing can be fetched
+    relay.sees(lie, RelayChain(1, (RelayLink(3, "", "", ""), RelayLink(4, "", "", "")), (), "chain", 0))
+    found: list[DeadLetter] = []
+    deadline = time.monotonic() + 10
+    while not found and time.monotonic() < deadline:
+        found += letters(relay.sees(after_s=0))
+        time.sleep(0.01)
+    (letter,) = found
+    assert "cannot be true: version 1.1 is said to have chunks of 0 bytes" in letter.reason
+    assert (letter.offset, letters(relay.sees(lie))) == (0, [])
+    assert relay.checkpoint()[1] == {"refused": [0]}
+
+
+def test_a_token_is_the_first_line_of_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("secret\nmore\n")
+    assert RelayConfig(listen="0.0.0.0", token_file=str(file)).door().token == "secret"
+    file.write_text("\n")
+    with pytest.raises(ValueError, match="has no secret in its first line"):
+        RelayConfig(token_file=str(file)).token()
+    with pytest.raises(ValueError, match="cannot be read"):
+        RelayConfig(token_file=str(tmp_path / "none")).token()

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from log_model import Log, Shard
@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 from trainer_batches import make_batch, save_tiny_model, with_floats
 
 from infra.store.weight_store import WeightStore
-from operators.trainer import train_batches
+from operators.trainer import publishing, train_batches
 from operators.trainer.assembly import BatchAssembly
 from operators.trainer.config import LearnerConfig
 from operators.trainer.replay import Replay, folder_digest
@@ -32,8 +32,11 @@ DEADLINE = 20.0
 class Producer:
     """Stands for a connection."""
 
+    made: ClassVar[list[Producer]] = []
+
     def __init__(self, client: object) -> None:
         self.closed = False
+        self.made.append(self)
 
     def close(self, timeout_s: float) -> None:
         self.closed = True
@@ -122,8 +125,8 @@ def trainer(
 ) -> Iterator[Trainer]:
     """A trainer of six batches, a checkpoint every second (or as its parameter says); not started."""
     made = Trainer(tmp_path, model, checkpoint_every=getattr(request, "param", 2))
-    monkeypatch.setattr(train_batches, "BoundedProducer", Producer)
-    monkeypatch.setattr(train_batches, "ManifestLog", lambda producer, run: made.announce)
+    monkeypatch.setattr(publishing, "BoundedProducer", Producer)
+    monkeypatch.setattr(publishing, "ManifestLog", lambda producer, run: made.announce)
     monkeypatch.setattr(train_batches, "RETRY_S", 0.0)
     yield made
     made.shard.crash()
@@ -340,11 +343,10 @@ def test_a_batch_that_cannot_be_trained_is_a_dead_letter_and_the_next_goes_on(tr
 def test_closing_lets_go_of_everything_though_the_last_version_did_not_get_out(trainer: Trainer) -> None:
     trainer.start()
     trainer.run()
-    folder = trainer.shard.folder
     trainer.failures = [OSError("no broker")]
     trainer.feed(0)
     trainer.shard.run()
     trainer.shard.crash()
-    assert folder._producer.closed  # type: ignore[union-attr]
+    assert Producer.made[-1].closed
     with WeightStore(trainer.folder / "store") as store:
         store.reserve(8)  # nobody else is its writer

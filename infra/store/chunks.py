@@ -1,0 +1,22 @@
+"""A version's bytes in chunks, each with its CRC-32C: what is checked on the way from machine to machine."""
+
+from __future__ import annotations
+
+from crc32c import crc32c
+
+MAX_CHUNK_BYTES = 64 << 20
+MAX_CHUNKS = 16_384
+"""The most chunks that a manifest names, unless those would be longer than `MAX_CHUNK_BYTES`."""
+DEFAULT_CHUNK_BYTES = 8 << 20
+
+
+def checks_of(data: memoryview, chunk_bytes: int) -> tuple[int, ...]:
+    """The CRC-32C of each chunk of `data`."""
+    return tuple(crc32c(data[start : start + chunk_bytes]) for start in range(0, len(data), chunk_bytes))
+
+
+def chunk_size(size: int, wanted: int = DEFAULT_CHUNK_BYTES) -> int:
+    """Bytes a chunk for a version of `size` bytes: `wanted`, doubled until a manifest can name all chunks."""
+    while -(-size // wanted) > MAX_CHUNKS and wanted < MAX_CHUNK_BYTES:
+        wanted *= 2
+    return min(wanted, MAX_CHUNK_BYTES)

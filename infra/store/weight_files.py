@@ -1,0 +1,65 @@
+"""Safetensors files read as they lie on a disk: which tensors, and where their bytes are. No vendor, no copies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from infra.store.weight_store import mapped
+from schemas.records import TensorSpec
+
+MAX_HEADER = 100_000_000
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def tensors_in(data: memoryview) -> dict[str, tuple[TensorSpec, np.ndarray]]:
+    """The tensors of a safetensors file by name: what they are, and their bytes in place, uint8[bytes].
+
+    Raises ValueError for what is no such file.
+    """
+    try:
+        length = int.from_bytes(data[:8], "little")
+        if len(data) < 8 or length > min(MAX_HEADER, len(data) - 8):
+            raise ValueError(f"a header of {length} bytes in a file of {len(data)}")
+        header = json.loads(bytes(data[8 : 8 + length]))
+        body = np.frombuffer(data, np.uint8)[8 + length :]
+        found = {}
+        for name, entry in header.items():
+            if name != "__metadata__":
+                start, end = entry["data_offsets"]
+                if not 0 <= start <= end <= len(body):
+                    raise ValueError(f"tensor {name!r} lies at {start} to {end} of {len(body)} bytes")
+                found[name] = TensorSpec(name, entry["dtype"], tuple(entry["shape"])), body[start:end]
+        return found
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"not a safetensors file: {error}") from error
+
+
+def weight_paths(folder: Path) -> list[Path]:
+    """The weight files of a Hugging Face folder. Raises FileNotFoundError, ValueError for an index that is none."""
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
+    if not (folder / INDEX).is_file():
+        raise FileNotFoundError(f"{folder} has neither {SINGLE} nor {INDEX}")
+    try:
+        names = sorted(set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{folder / INDEX} is no index: {error!r}") from error
+    if any(Path(name).name != name for name in names):
+        raise ValueError(f"{folder / INDEX} points out of its folder")
+    return [folder / name for name in names]
+
+
+@contextmanager
+def folder_tensors(folder: Path) -> Iterator[dict[str, tuple[TensorSpec, np.ndarray]]]:
+    """The tensors of a Hugging Face folder, mapped as long as the `with` block lasts. Raises as `weight_paths`."""
+    with ExitStack() as stack:
+        found: dict[str, tuple[TensorSpec, np.ndarray]] = {}
+        stack.callback(found.clear)
+        for path in weight_paths(folder):
+            found |= tensors_in(stack.enter_context(mapped(path)))
+        yield found

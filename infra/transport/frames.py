@@ -1,0 +1,129 @@
+"""Frames on a connection: a kind, a small JSON body, and bytes that go from memory to memory. Every length is bounded.
+
+A frame is "LMN1", one byte of kind, u32 body length, u64 payload length (big endian), the body, the payload.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from infra.store.chunks import MAX_CHUNK_BYTES
+from infra.transport.throttle import Link
+
+_MAGIC = b"LMN1"
+_HEADER = struct.Struct("!4sBIQ")
+MAX_BODY = 4096
+
+
+class TransportError(RuntimeError):
+    """A connection is of no use any more."""
+
+
+class ProtocolError(TransportError):
+    """A peer said what no relay says: garbage, too much, or out of turn."""
+
+
+class PeerGone(TransportError):
+    """A peer closed the connection, or is silent."""
+
+
+class Kind(IntEnum):
+    """What a frame is."""
+
+    CHALLENGE = 1
+    HELLO = 2
+    WELCOME = 3
+    REFUSED = 4
+    WANT = 5
+    CHUNK = 6
+    WAIT = 7
+    ABSENT = 8
+    OFFER = 9
+
+
+class Frame(NamedTuple):
+    """A frame whose payload, if it has one, is still to be read."""
+
+    kind: Kind
+    body: dict[str, Any]
+    payload: int
+
+
+def send(connection: socket.socket, kind: Kind, **body: object) -> None:
+    """Send a frame without payload. Raises PeerGone."""
+    text = json.dumps(body, separators=(",", ":")).encode()
+    try:
+        connection.sendall(_HEADER.pack(_MAGIC, kind, len(text), 0) + text)
+    except OSError as error:
+        raise PeerGone(f"{error}") from error
+
+
+def send_chunk(connection: socket.socket, payload: memoryview, link: Link, **body: object) -> None:
+    """Send `payload` out of the memory where it lies, at the pace of `link`. Raises PeerGone."""
+    text = json.dumps(body, separators=(",", ":")).encode()
+    head = memoryview(_HEADER.pack(_MAGIC, Kind.CHUNK, len(text), len(payload)) + text)
+    try:
+        if link.slice is None:
+            sent = connection.sendmsg([head, payload])
+            head, rest = head[sent:], payload[max(0, sent - len(head)) :]
+            if len(head):
+                connection.sendall(head)
+            if len(rest):
+                connection.sendall(rest)
+            link.take(len(payload))
+            return
+        connection.sendall(head)
+        for start in range(0, len(payload), link.slice):
+            part = payload[start : start + link.slice]
+            link.take(len(part))
+            connection.sendall(part)
+    except OSError as error:
+        raise PeerGone(f"{error}") from error
+
+
+def receive(connection: socket.socket) -> Frame:
+    """The next frame. Raises ProtocolError for what is none, PeerGone for a closed or silent connection."""
+    head = bytearray(_HEADER.size)
+    _fill(connection, memoryview(head))
+    magic, number, length, payload = _HEADER.unpack(head)
+    if magic != _MAGIC:
+        raise ProtocolError(f"not a relay's frame: {bytes(head[:8])!r}")
+    if length > MAX_BODY or payload > MAX_CHUNK_BYTES:
+        raise ProtocolError(f"a frame of {length} + {payload} bytes; bounds are {MAX_BODY} + {MAX_CHUNK_BYTES}")
+    text = bytearray(length)
+    _fill(connection, memoryview(text))
+    try:
+        kind, body = Kind(number), json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"a frame that cannot be read: {error}") from error
+    if not isinstance(body, dict):
+        raise ProtocolError(f"the body of a {kind.name} is no object")
+    if payload and kind is not Kind.CHUNK:
+        raise ProtocolError(f"a {kind.name} with a payload")
+    return Frame(kind, body, payload)
+
+
+def receive_payload(connection: socket.socket, memory: memoryview, link: Link) -> None:
+    """Fill `memory` from the connection, at the pace of `link`. Raises PeerGone."""
+    step = link.slice or len(memory)
+    for start in range(0, len(memory), step):
+        part = memory[start : start + step]
+        _fill(connection, part)
+        link.take(len(part))
+
+
+def _fill(connection: socket.socket, memory: memoryview) -> None:
+    while memory:
+        try:
+            count = connection.recv_into(memory)
+        except TimeoutError as error:
+            raise PeerGone("the peer is silent") from error
+        except OSError as error:
+            raise PeerGone(f"{error}") from error
+        if not count:
+            raise PeerGone("the peer closed the connection")
+        memory = memory[count:]

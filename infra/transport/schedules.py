@@ -1,0 +1,156 @@
+"""Who sends which block to whom, in which step: chain, tree, binomial pipeline and their k-way form. Pure.
+
+Nodes are numbered from 0; a schedule is a sequence of steps, in each of which a node sends at most one block and
+receives at most one (but where the number of nodes is no power of two, see `binomial`). The transport pulls in this
+order, and the simulation adds times to it. Source: λScale (2502.09922) §4; closed form of the binomial pipeline:
+RDMC (Behrens et al., DSN 2018) §4.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+Schedule = Literal["chain", "tree", "binomial"]
+
+
+class Step(NamedTuple):
+    """What happens at once: `sources[i]` sends `blocks[i]` to `receivers[i]`. int64[transfers] each."""
+
+    sources: np.ndarray
+    receivers: np.ndarray
+    blocks: np.ndarray
+
+
+class Pull(NamedTuple):
+    """One block that a node is to pull, and from which node."""
+
+    block: int
+    source: int
+
+
+def chain(nodes: int, blocks: int) -> Iterator[Step]:
+    """Node 0 sends to 1, which sends to 2, and so on: blocks + nodes − 2 steps."""
+    hops = np.arange(nodes - 1)
+    for step in range(blocks + nodes - 2 if nodes > 1 else 0):
+        sending = hops[max(0, step - blocks + 1) : step + 1]
+        yield Step(sending, sending + 1, step - sending)
+
+
+def tree(nodes: int, blocks: int) -> Iterator[Step]:
+    """A binomial tree of whole copies: who has all sends all to one who has none; blocks · ⌈log2 nodes⌉ steps."""
+    holders = 1
+    while holders < nodes:
+        sources = np.arange(min(holders, nodes - holders))
+        for block in range(blocks):
+            yield Step(sources, sources + holders, np.full(len(sources), block))
+        holders *= 2
+
+
+def binomial(nodes: int, blocks: int) -> Iterator[Step]:
+    """Blocks in a pipeline along the dimensions of a hypercube: blocks + ⌈log2 nodes⌉ − 1 steps.
+
+    Where `nodes` is no power of two some stand at two corners of the next larger cube: what they have at one corner
+    they have at both, so nobody is sent a block twice, but such a node may move two blocks in a step.
+    """
+    if nodes < 2:
+        return
+    dimensions = (nodes - 1).bit_length()
+    corners = np.arange(1 << dimensions)
+    node = np.where(corners < nodes, corners, corners - (1 << dimensions >> 1))
+    has = None if nodes == len(corners) else np.zeros((nodes, blocks), bool)
+    if has is not None:
+        has[0] = True
+    for step in range(blocks + dimensions - 1):
+        turn = step % dimensions
+        rotated = (corners >> turn) | ((corners << (dimensions - turn)) & (len(corners) - 1))
+        lowest = np.bitwise_count((rotated & -rotated) - 1).astype(np.int64)  # zeros behind the last one
+        block = np.where(rotated == 0, step, step - dimensions + lowest)
+        sends = (rotated != 1) & (block >= 0)
+        made = Step(node[sends], node[(corners ^ (1 << turn))[sends]], np.minimum(block, blocks - 1)[sends])
+        yield from [made] if has is None else _apart(made, has)
+
+
+SCHEDULES: Mapping[str, Callable[[int, int], Iterator[Step]]] = {"chain": chain, "tree": tree, "binomial": binomial}
+
+
+def k_way(schedule: str, sources: int, nodes: int, blocks: int) -> Iterator[Step]:
+    """Nodes 0 … `sources` − 1 have all, the others nothing: each source serves a group, block orders shifted.
+
+    After about blocks / sources steps the groups together hold every block, so a first complete copy across nodes is
+    there; each group goes on to its end. With fewer receivers than sources each receiver has several sources, and pulls
+    a stripe from each at once. Groups have nothing to do with one another, so their steps are taken together.
+    """
+    receivers = nodes - sources
+    if receivers < 1:
+        return
+    if receivers < sources:
+        yield from _striped(sources, receivers, blocks)
+        return
+    groups = [np.array([first, *range(sources + first, nodes, sources)]) for first in range(sources)]
+    running = [SCHEDULES[schedule](len(group), blocks) for group in groups]
+    while True:
+        parts = []
+        for index, (group, steps) in enumerate(zip(groups, running, strict=True)):
+            if (step := next(steps, None)) is not None:
+                shifted = (step.blocks + index * blocks // sources) % blocks
+                parts.append(Step(group[step.sources], group[step.receivers], shifted))
+        if not parts:
+            return
+        yield Step(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+
+def pulls(steps: Iterator[Step], node: int) -> list[Pull]:
+    """What `node` pulls, in order."""
+    found: list[Pull] = []
+    for step in steps:
+        for place in np.flatnonzero(step.receivers == node):
+            found.append(Pull(int(step.blocks[place]), int(step.sources[place])))
+    return found
+
+
+def pulls_of(schedule: str, sources: Sequence[int], receivers: Sequence[int], node: int, blocks: int) -> list[Pull]:
+    """What `node`, one of `receivers`, pulls when those get `blocks` blocks from `sources`; ids are the caller's.
+
+    A chain and a tree have one source, the first; the binomial pipeline takes them all. Raises ValueError for an
+    unknown schedule or a node that receives nothing.
+    """
+    if schedule not in SCHEDULES:
+        raise ValueError(f"there is no schedule {schedule!r}: {', '.join(SCHEDULES)}")
+    ids = [*sources, *receivers]
+    place = ids.index(node)
+    if place < len(sources):
+        raise ValueError(f"node {node} is a source: it pulls nothing")
+    if schedule == "chain" and len(sources) == 1:  # the common case, without a loop over everybody's steps
+        return [Pull(block, ids[place - 1]) for block in range(blocks)]
+    return [Pull(block, ids[source]) for block, source in pulls(k_way(schedule, len(sources), len(ids), blocks), place)]
+
+
+def _striped(sources: int, receivers: int, blocks: int) -> Iterator[Step]:
+    """Receiver r pulls from sources r, r + receivers, …: from each its stripe of the blocks, all at once.
+
+    Receivers begin at different places of their stripes. One takes in several blocks in a step: its link sets the pace.
+    """
+    plans = []
+    for receiver in range(receivers):
+        mine = range(receiver, sources, receivers)
+        bounds = [blocks * part // len(mine) for part in range(len(mine) + 1)]
+        for part, source in enumerate(mine):
+            stripe = np.arange(bounds[part], bounds[part + 1])
+            plans.append((source, sources + receiver, np.roll(stripe, -len(stripe) * receiver // receivers)))
+    for step in range(max(len(stripe) for *_, stripe in plans)):
+        now = [(source, to, stripe[step]) for source, to, stripe in plans if step < len(stripe)]
+        yield Step(*(np.array(column) for column in zip(*now, strict=True)))
+
+
+def _apart(step: Step, has: np.ndarray) -> Iterator[Step]:
+    """`step` without what its receivers have, or get twice; `has` is bool[nodes, blocks] and is brought up to date."""
+    kept = [
+        place
+        for place, (_, receiver, block) in enumerate(zip(*step, strict=True))
+        if not has[receiver, block] and not has.__setitem__((receiver, block), True)
+    ]
+    if kept:
+        yield Step(*(column[kept] for column in step))

@@ -1,0 +1,145 @@
+"""A relay's open door: whoever proves to be of the run asks for chunks, and gets each as soon as it is there."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from infra.store.chunks import MAX_CHUNK_BYTES
+from infra.transport.frames import Kind, ProtocolError, TransportError, receive, send, send_chunk
+from infra.transport.handshake import expect, tune, welcome
+from infra.transport.shelf import Holding, Key, Shelf
+from infra.transport.throttle import Link
+
+log = logging.getLogger(__name__)
+
+MAX_CONNECTIONS = 64
+WAIT_S = 0.5
+"""How often whoever waits for a chunk hears that it is waited for."""
+UNKNOWN_S = 1.0
+"""How long a version may be unknown here before whoever patiently wants it is sent elsewhere."""
+
+Offered = Callable[[socket.socket, Mapping[str, Any]], None]
+
+
+class Server:
+    """Hands out what is on `shelf` at `host`:`port` (0: any free one) to peers of `run` that know its `token`.
+
+    What is sent passes through `link`. `offered(connection, body)` takes over a connection over which a trainer offers
+    a version. A version that makes no progress for `stall_s` seconds is answered with "absent".
+    """
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        run: str,
+        token: str,
+        link: Link,
+        offered: Offered | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        stall_s: float = 5.0,
+    ) -> None:
+        self._shelf, self._run, self._token, self._link, self._offered = shelf, run, token, link, offered
+        self._stall_s = stall_s
+        self._lock = threading.Lock()
+        self._connections: set[socket.socket] = set()
+        self._closed = False
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listening = socket.create_server((host, port), family=family, backlog=MAX_CONNECTIONS)
+        self.port: int = self._listening.getsockname()[1]
+        self._thread = threading.Thread(target=self._accept, name="relay door", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Close the door, and every connection that came through it."""
+        with self._lock:
+            self._closed = True
+            connections = list(self._connections)
+        with suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+        for connection in connections:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        self._thread.join(timeout=5)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listening.accept()
+            except OSError:
+                return
+            with self._lock:
+                if self._closed:
+                    connection.close()
+                    return
+                self._connections.add(connection)
+                full = len(self._connections) > MAX_CONNECTIONS
+                flood = len(self._connections) > 2 * MAX_CONNECTIONS
+            if flood:  # too many even to be told so
+                self._end(connection)
+                continue
+            name = f"relay peer {connection.fileno()}"
+            threading.Thread(target=self._attend, args=(connection, full), name=name, daemon=True).start()
+
+    def _attend(self, connection: socket.socket, full: bool) -> None:
+        try:
+            tune(connection)
+            welcome(connection, self._run, self._token, full=full)
+            frame = receive(connection)
+            if frame.kind is Kind.OFFER and self._offered is not None:
+                self._offered(connection, frame.body)
+                return
+            while True:
+                answer(connection, expect(frame, Kind.WANT).body, self._shelf, self._link, self._stall_s)
+                frame = receive(connection)
+        except ProtocolError as error:
+            log.warning("a peer is sent away: %s", error)
+        except (TransportError, OSError) as error:
+            log.debug("a connection ends: %s", error)
+        finally:
+            self._end(connection)
+
+    def _end(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._connections.discard(connection)
+        connection.close()
+
+
+def answer(connection: socket.socket, body: Mapping[str, Any], shelf: Shelf, link: Link, stall_s: float = 5.0) -> None:
+    """Answer one WANT: with the chunk once it is there, or with ABSENT where it is not to be expected.
+
+    Raises ProtocolError for a question that makes no sense, PeerGone.
+    """
+    key, span, patient = _wanted(body)
+    holding = shelf.wait(key, UNKNOWN_S if patient else 0.0)
+    while holding is not None:
+        there = holding.wait(span, WAIT_S if patient else 0.0)
+        if there:
+            if span.stop > len(holding.data):
+                raise ProtocolError(f"bytes {span.start} to {span.stop} of {len(holding.data)}")
+            send_chunk(connection, holding.data[span], link, start=span.start)
+            return
+        if there is None or not patient or _stalls(holding, stall_s):
+            break
+        send(connection, Kind.WAIT)
+    send(connection, Kind.ABSENT, start=span.start)
+
+
+def _stalls(holding: Holding, stall_s: float) -> bool:
+    return holding.idle_s > stall_s
+
+
+def _wanted(body: Mapping[str, Any]) -> tuple[Key, slice, bool]:
+    version, form, blake3 = (body.get(name) for name in ("version", "form", "blake3"))
+    start, length = body.get("start"), body.get("length")
+    if not (isinstance(version, str) and isinstance(blake3, str) and form in ("full", "delta")):
+        raise ProtocolError("a WANT that does not say of what")
+    if not (isinstance(start, int) and isinstance(length, int) and start >= 0 and 0 < length <= MAX_CHUNK_BYTES):
+        raise ProtocolError(f"a WANT of {length!r} bytes from {start!r}")
+    return (version, form, blake3), slice(start, start + length), body.get("patient") is True

@@ -1,0 +1,95 @@
+"""In what order relays stand: from the live ones and what they hold to the chain, and who is new in it. Pure but for
+the keeper, which remembers heartbeats.
+
+Placement alone decides it (design §7). An order once found stays: relays that are gone leave it, new ones come last.
+The master stays while it lives; when it is gone, the first that is complete takes its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from schemas.records import PolicyVersion, RelayChain, RelayLink, RelayStatus
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRelay:
+    """A relay that is alive; `newest` is the newest version that it holds, `complete` whether that is the run's."""
+
+    link: RelayLink
+    newest: PolicyVersion | None
+    complete: bool
+
+
+def chain_of(
+    before: RelayChain | None, alive: Mapping[int, LiveRelay]
+) -> tuple[tuple[RelayLink, ...], tuple[int, ...]]:
+    """Links and joining of the chain that follows `before`; `before`'s own while nobody is alive."""
+    known = [] if before is None else [link.relay for link in before.links]
+    if not alive:
+        return (before.links, before.joining) if before is not None else ((), ())
+    stayed = [relay for relay in known if relay in alive]
+    new = sorted(alive.keys() - set(stayed))
+    joined = {*new, *(before.joining if before is not None else ())}
+    order = [*stayed, *new]
+    if not stayed or stayed[0] != known[0]:  # there is no master, or it is gone
+        master = max(order, key=lambda relay: _rank(alive[relay].newest))  # the first of the best
+        order = [master, *(relay for relay in order if relay != master)]
+    someone = any(each.complete for each in alive.values())
+    joining = [relay for relay in order[1:] if relay in joined and someone and not alive[relay].complete]
+    return tuple(alive[relay].link for relay in order), tuple(joining)
+
+
+class RelayChainKeeper:
+    """Hears heartbeats and says when a new chain is due. A relay that is silent for `timeout_s` seconds is gone."""
+
+    def __init__(self, timeout_s: float, schedule: str) -> None:
+        self._timeout_s, self._schedule = timeout_s, schedule
+        self._heard: dict[int, tuple[RelayStatus | None, float]] = {}
+        self._chain: RelayChain | None = None
+
+    def learn(self, chain: RelayChain, now: float) -> None:
+        """This chain is in the log; who stands in it has a time-out's time to be heard of."""
+        if self._chain is None or chain.number > self._chain.number:
+            self._chain = chain
+        for link in chain.links:
+            self._heard.setdefault(link.relay, (None, now))
+
+    def hear(self, status: RelayStatus, now: float) -> None:
+        """A heartbeat came; one without an address is of no data plane."""
+        if status.address:
+            self._heard[status.relay] = (status, now)
+
+    def forgive(self, now: float) -> None:
+        """Start every time-out anew: it was placement itself that paused."""
+        self._heard = {relay: (status, now) for relay, (status, _) in self._heard.items()}
+
+    def decide(self, now: float, newest: PolicyVersion | None, wall_ms: int) -> RelayChain | None:
+        """The chain that must be written now, None while the last one stands."""
+        self._heard = {relay: heard for relay, heard in self._heard.items() if now - heard[1] <= self._timeout_s}
+        before = self._chain
+        links, joining = chain_of(before, self._alive(newest))
+        if not links:
+            return None
+        made = RelayChain(0 if before is None else before.number, links, joining, self._schedule, wall_ms)
+        if before is not None and replace(before, written_at=wall_ms) == made:
+            return None
+        self._chain = replace(made, number=made.number + 1)
+        return self._chain
+
+    def _alive(self, newest: PolicyVersion | None) -> dict[int, LiveRelay]:
+        known = {} if self._chain is None else {link.relay: link for link in self._chain.links}
+        alive = {}
+        for relay, (status, _) in self._heard.items():
+            if status is None:
+                alive[relay] = LiveRelay(known[relay], None, False)
+                continue
+            held = max(map(PolicyVersion.parse, status.versions), default=None)
+            link = RelayLink(relay, status.address, status.host, status.store)
+            alive[relay] = LiveRelay(link, held, held is not None and newest is not None and held >= newest)
+        return alive
+
+
+def _rank(version: PolicyVersion | None) -> tuple[int, int]:
+    return (-1, -1) if version is None else (version.epoch, version.number)

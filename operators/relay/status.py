@@ -1,0 +1,46 @@
+"""What a relay's heartbeat says of its data plane."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from infra.transport.node import RelayNode
+from schemas.records import PolicyVersion, RelayStatus
+
+
+class StatusMaker:
+    """Makes the heartbeats of one relay; rates are those since the one before."""
+
+    def __init__(self, node: RelayNode, store: str, now: float) -> None:
+        self._node, self._store = node, store
+        self._before = (now, 0, 0)
+
+    def make(self, held: Sequence[PolicyVersion], size: int, now: float, wall_ms: int) -> RelayStatus:
+        """The heartbeat at `now` (monotonic seconds): complete versions, newest first, and their bytes."""
+        node = self._node
+        received, sent = node.receiving.passed, node.sending.passed
+        at, received_before, sent_before = self._before
+        seconds = max(now - at, 1e-3)
+        self._before = (now, received, sent)
+        arrival = node.arriving()
+        return RelayStatus(
+            relay=node.relay,
+            versions=tuple(map(str, held)),
+            bytes=size,
+            host=os.uname().nodename,
+            pid=os.getpid(),
+            sent_at=wall_ms,
+            address=node.address,
+            store=self._store,
+            arriving=arrival.version if arrival else None,
+            arrived_bytes=arrival.arrived if arrival else 0,
+            arriving_bytes=arrival.bytes if arrival else 0,
+            received=received,
+            sent=sent,
+            received_per_s=(received - received_before) / seconds,
+            sent_per_s=(sent - sent_before) / seconds,
+            corrupted=node.counts.corrupted,
+            lost=node.counts.lost,
+            chain=node.chain.number if node.chain else 0,
+        )

@@ -1,0 +1,82 @@
+"""`laminar relays`: in what order the relays of a run stand, what each holds, and what moves between them."""
+
+from __future__ import annotations
+
+import time
+
+import typer
+
+from infra.kafka.reading import read_topic
+from pipelines.cli.options import BrokersOption, Connection, JsonOption, PropertiesOption, RunOption, connect
+from pipelines.cli.output import Report, Row, table
+from schemas.plain import to_plain
+from schemas.records import RelayChain, RelayStatus
+from schemas.topics import RELAY_CHAIN, REPLICAS
+
+app = typer.Typer()
+COLUMNS = ("place", "relay", "role", "versions", "arriving", "in", "out", "corrupted", "lost", "heard", "address")
+SILENT_S = 15.0
+
+
+@app.command()
+def relays(
+    run: RunOption = None,
+    brokers: BrokersOption = None,
+    command_config: PropertiesOption = None,
+    json: JsonOption = False,
+) -> Report:
+    """Show the chain of relays: its order, what each holds, what arrives and how fast. The first one is the master.
+
+    \b
+    Examples:
+      laminar relays
+      laminar relays --json | jq '.relays[].versions[0]'
+    """
+    to = connect(run, brokers, command_config)
+    chain, said = read_chain(to), read_status(to)
+    now = int(time.time() * 1000)
+    rows = relay_rows(chain, said, now)
+    data = {
+        "chain": None if chain is None else to_plain(chain),
+        "relays": [to_plain(said[row["relay"]]) | {"place": row["place"], "role": row["role"]} for row in rows],
+    }
+    return Report(data, lambda: table(rows, COLUMNS) if rows else f"run {to.run} has no relays yet", as_json=json)
+
+
+def read_chain(to: Connection) -> RelayChain | None:
+    """The newest chain of a run."""
+    rows = [row for record in read_topic(to.client, RELAY_CHAIN.name(to.run)) for row in record.rows]
+    return max((row for row in rows if isinstance(row, RelayChain)), key=lambda chain: chain.number, default=None)
+
+
+def read_status(to: Connection) -> dict[int, RelayStatus]:
+    """The last heartbeat of each relay of a run."""
+    rows = (row for record in read_topic(to.client, REPLICAS.name(to.run)) for row in record.rows)
+    return {row.relay: row for row in rows if isinstance(row, RelayStatus)}
+
+
+def relay_rows(chain: RelayChain | None, said: dict[int, RelayStatus], now: int) -> list[Row]:
+    """A row a relay that was heard of, those of the chain first, in its order. `now` is in Unix milliseconds."""
+    order = [] if chain is None else [link.relay for link in chain.links]
+    rows: list[Row] = []
+    for relay in [*(each for each in order if each in said), *sorted(said.keys() - set(order))]:
+        status = said[relay]
+        joins = chain is not None and relay in chain.joining
+        role = "gone" if relay not in order else "master" if relay == order[0] else "joining" if joins else "relay"
+        arrived = 100 * status.arrived_bytes // max(1, status.arriving_bytes)
+        rows.append(
+            {
+                "place": order.index(relay) if relay in order else None,
+                "relay": relay,
+                "role": role,
+                "versions": ", ".join(status.versions) or "none",
+                "arriving": f"{status.arriving} {arrived} %" if status.arriving else None,
+                "in": f"{status.received_per_s / 1e6:.1f} MB/s",
+                "out": f"{status.sent_per_s / 1e6:.1f} MB/s",
+                "corrupted": status.corrupted,
+                "lost": status.lost,
+                "heard": f"{max(0, now - status.sent_at) / 1000:.0f} s ago",
+                "address": status.address,
+            }
+        )
+    return rows

@@ -1,0 +1,170 @@
+"""What `laminar weights` does with bytes: verify, compare, take out to a folder and put in from one."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from blake3 import blake3
+
+from infra.kafka.producer import BoundedProducer
+from infra.store.announce import ManifestLog
+from infra.store.chunks import checks_of
+from infra.store.errors import StoreError, VersionGone
+from infra.store.layout import Layout
+from infra.store.names import default_root
+from infra.store.publisher import Publisher
+from infra.store.weight_files import SINGLE, folder_tensors, tensors_in
+from infra.store.weight_store import WeightStore
+from infra.transport.download import download
+from pipelines.cli.options import Connection
+from pipelines.cli.output import Row
+from pipelines.config import Config
+from schemas.records import PolicyVersion, RelayChain, WeightVersion
+
+BESIDE = ("*.json", "*.jinja", "*.model", "*.txt")
+"""What of a model's folder goes with its weights: configuration and tokenizer."""
+
+
+def store_root(to: Connection, config: Config | None, given: Path | None) -> Path:
+    """The weight store of this machine: as given, as the run's configuration says, or where it is by default."""
+    if given is not None:
+        return given
+    said = "" if config is None else config.relay.store
+    return Path(said) if said not in ("", "auto") else default_root(to.run)
+
+
+def verify(store: WeightStore, manifest: WeightVersion) -> list[Row]:
+    """Each claim of `manifest`, and whether the bytes in `store` agree. Raises VersionGone."""
+    with store.read(manifest.version) as data:
+        layout = Layout(manifest.tensors)
+        found: list[tuple[str, Any, Any]] = [
+            ("bytes", manifest.bytes, len(data)),
+            ("blake3", manifest.blake3, blake3(data, max_threads=blake3.AUTO).hexdigest()),
+            ("tensors", True, layout.describes(data)),
+        ]
+        if manifest.chunks:
+            checks = checks_of(data, manifest.chunk_bytes)
+            right = sum(said == has for said, has in zip(manifest.chunks, checks, strict=False))
+            found.append(("chunks", f"{len(manifest.chunks)} right", f"{right} right"))
+    return [{"claim": name, "manifest": said, "store": has, "right": said == has} for name, said, has in found]
+
+
+def diff(store: WeightStore, old: WeightVersion, new: WeightVersion) -> list[Row]:
+    """How many elements of each tensor differ between two versions, the most changed first. Raises VersionGone."""
+    with store.read(old.version) as before, store.read(new.version) as after:
+        rows = _differences(before, after)
+    return sorted(rows, key=lambda row: -row["share"])
+
+
+def _differences(before: memoryview, after: memoryview) -> list[Row]:
+    old, new = tensors_in(before), tensors_in(after)
+    rows: list[Row] = []
+    for name in [*old, *(name for name in new if name not in old)]:
+        if name not in old or name not in new or old[name][0] != new[name][0]:
+            rows.append({"tensor": name, "elements": None, "changed": None, "share": 1.0})
+            continue
+        spec, data = new[name]
+        elements = int(np.prod(spec.shape))
+        width = len(data) // max(1, elements)
+        changed = (data != old[name][1]).reshape(-1, max(1, width)).any(axis=1).sum()
+        rows.append(
+            {"tensor": name, "elements": elements, "changed": int(changed), "share": float(changed) / max(1, elements)}
+        )
+    return rows
+
+
+def pull(
+    to: Connection,
+    root: Path,
+    manifest: WeightVersion,
+    chain: RelayChain | None,
+    token: str,
+    model: Path,
+    folder: Path,
+) -> str:
+    """Leave a version in the new `folder`, as `from_pretrained` reads it, with the rest of `model`; where it came from.
+
+    Raises FileExistsError, FileNotFoundError for a model folder without configuration, StoreError, TransportError.
+    """
+    if folder.exists():
+        raise FileExistsError(f"{folder} is there already: choose another folder or remove it")
+    if not (model / "config.json").is_file():
+        raise FileNotFoundError(f"{model} has no config.json: name the run's model folder with --model")
+    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    unfinished.mkdir(parents=True)
+    try:
+        source = _take_out(to, root, manifest, chain, token, unfinished / SINGLE)
+        for path in sorted(path for pattern in BESIDE for path in model.glob(pattern)):
+            if path.name != "model.safetensors.index.json":
+                shutil.copyfile(path, unfinished / path.name)
+        unfinished.replace(folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return source
+
+
+def _take_out(
+    to: Connection, root: Path, manifest: WeightVersion, chain: RelayChain | None, token: str, file: Path
+) -> str:
+    if root.is_dir():
+        try:
+            with WeightStore(root) as store, store.read(manifest.version, manifest.blake3) as data:
+                file.write_bytes(data)
+            return str(root)
+        except VersionGone:
+            pass
+    if chain is None or not chain.links:
+        raise StoreError(f"version {manifest.version} is not in {root}, and run {to.run} has no relays to ask")
+    with file.open("xb+") as out:
+        out.truncate(manifest.bytes)
+        with mmap.mmap(out.fileno(), manifest.bytes) as memory, memoryview(memory) as view:
+            download(manifest, chain, to.run, token, view)
+    return f"{len(chain.links)} relays"
+
+
+def publish(
+    to: Connection, root: Path, keep: int, newest: WeightVersion | None, folder: Path, chunk_bytes: int
+) -> PolicyVersion:
+    """Let the weights in Hugging Face folder `folder` go out as the version after `newest`, and return it.
+
+    Raises StoreBusy while the run's trainer publishes from this machine, ValueError if the tensors are not those of the
+    run, and PublishFailed.
+    """
+    with folder_tensors(folder) as tensors:
+        specs = [spec for spec, _ in tensors.values()]
+        if newest is not None and set(specs) != set(newest.tensors):
+            strange = sorted({spec.name for spec in set(specs) ^ set(newest.tensors)})[:3]
+            raise ValueError(
+                f"the weights in {folder} are not of this run's model: they differ in {', '.join(strange)}"
+            )
+        before = PolicyVersion(0, 0) if newest is None else newest.version
+        version = PolicyVersion(before.epoch, before.number + 1)
+        producer = BoundedProducer(to.client)
+        try:
+            with WeightStore(root, keep) as store:
+                publisher = Publisher(
+                    store,
+                    ManifestLog(producer, to.run),
+                    specs,
+                    None if newest is None else newest.version,
+                    chunk_bytes=chunk_bytes,
+                )
+                try:
+                    publisher.publish(
+                        {name: data for name, (_, data) in tensors.items()},
+                        version,
+                        step=0 if newest is None else newest.step,
+                        batches=(),
+                        batch_offsets=() if newest is None else newest.batch_offsets,
+                        trajectories_trained=0 if newest is None else newest.trajectories_trained,
+                    )
+                finally:
+                    publisher.close()
+        finally:
+            producer.close(timeout_s=5)
+    return version

@@ -1,0 +1,104 @@
+"""Deltas: whatever changed, the bytes come back; little changed is short; and a bad delta is an error."""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infra.store import deltas
+from infra.store.deltas import apply_delta, encode_delta
+
+SPANS = [(0, 40, 1), (40, 40 + 2 * 5003, 2), (10046, 10046 + 4 * 1001, 4), (14050, 14050 + 8 * 17, 8)]
+SIZE = SPANS[-1][1]
+
+
+def parent_file(seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, SIZE, np.uint8)
+
+
+def applied(delta: bytes, parent: np.ndarray) -> np.ndarray:
+    out = np.zeros_like(parent)
+    apply_delta(memoryview(delta), memoryview(parent), memoryview(out))
+    return out
+
+
+@given(st.lists(st.tuples(st.integers(0, SIZE - 1), st.integers(1, 255)), max_size=200), st.integers(1, 4))
+@settings(max_examples=60, deadline=None)
+def test_any_change_comes_back(changes: list[tuple[int, int]], threads: int) -> None:
+    parent = parent_file()
+    child = parent.copy()
+    for place, flip in changes:
+        child[place] ^= flip
+    delta = encode_delta(memoryview(parent), memoryview(child), SPANS, threads)
+    assert np.array_equal(applied(delta, parent), child)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.01, 0.3, 1.0])
+def test_the_shorter_way_is_taken(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deltas, "_PIECE", 4096)
+    parent, random = parent_file(), np.random.default_rng(1)
+    child = parent.copy()
+    chosen = random.random(5003) < share
+    child[40:10046].view(np.uint16)[chosen] ^= 1
+    delta = encode_delta(memoryview(parent), memoryview(child), SPANS)
+    assert np.array_equal(applied(delta, parent), child)
+    assert len(delta) < 600 + 4 * chosen.sum() + (2000 if share > 0.1 else 0)
+
+
+def test_new_bytes_throughout_cost_little_more_than_themselves() -> None:
+    parent, child = parent_file(0), parent_file(1)
+    delta = encode_delta(memoryview(parent), memoryview(child), SPANS)
+    assert np.array_equal(applied(delta, parent), child)
+    assert len(delta) < SIZE * 1.05 + 500
+
+
+def test_files_of_two_layouts_have_no_delta() -> None:
+    with pytest.raises(ValueError, match="not of 3 and 4 bytes"):
+        encode_delta(memoryview(b"abc"), memoryview(b"abcd"), [])
+
+
+def forged(rows: Any, parts: bytes = b"") -> bytes:
+    header = json.dumps([SIZE, rows]).encode()
+    return struct.pack("!4sI", b"LMND", len(header)) + header + parts
+
+
+@pytest.mark.parametrize(
+    ("delta", "message"),
+    [
+        (b"", "without a head"),
+        (b"LMNX" + b"\0" * 20, "not a delta"),
+        (b"LMND\xff\xff\xff\xff", "not a delta"),
+        (struct.pack("!4sI", b"LMND", 3) + b"[1,", "cannot be read"),
+        (struct.pack("!4sI", b"LMND", 2) + b"{}", "is not one"),
+        (struct.pack("!4sI", b"LMND", 6) + b"[5,[]]", "a delta of 5 bytes does not fit"),
+        (forged([]), "pieces have 0 and"),
+        (forged([[SIZE, 1, "same", 0, 0]], b"more"), "pieces have"),
+        (forged([[SIZE + 1, 1, "same", 0, 0]]), "pieces have"),
+        (forged([[1 << 40, 1, "same", 0, 0]]), "a piece of a delta that cannot be"),
+        (forged([[-1, 1, "same", 0, 0]]), "a piece of a delta that cannot be"),
+        (forged([[SIZE, 3, "same", 0, 0]]), "a piece of a delta that cannot be"),
+        (forged([[SIZE, 1, "sparse", SIZE + 1, 1, 0, 0]]), "a piece of a delta that cannot be"),
+        (forged([[SIZE, 1, "raw", 0, 0, 4]], b"junk"), "cannot be unpacked"),
+        (
+            forged([[SIZE, 1, "sparse", 2, 2, 13, 11]], b"x" * 24),
+            "cannot be unpacked",
+        ),
+    ],
+)
+def test_a_delta_that_cannot_be_is_an_error(delta: bytes, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        applied(delta, parent_file())
+
+
+def test_an_element_beyond_the_end_is_an_error() -> None:
+    gaps = deltas._pack(np.array([SIZE - 1, 5], np.uint16))
+    values = deltas._pack(np.array([1, 1], np.uint8))
+    delta = forged([[SIZE, 1, "sparse", 2, 2, len(gaps), len(values)]], gaps + values)
+    with pytest.raises(ValueError, match="changes element"):
+        applied(delta, parent_file())

@@ -1,0 +1,141 @@
+"""Relays for tests: each with a store of its own and a port of its own, on one machine, over real sockets."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from blake3 import blake3
+
+from infra.store.chunks import checks_of
+from infra.store.layout import Layout
+from infra.store.names import SHARED_MEMORY, default_root
+from infra.store.weight_store import WeightStore
+from infra.transport.node import Door, RelayNode
+from infra.transport.throttle import Link
+from schemas.records import PolicyVersion, RelayChain, RelayLink, TensorSpec, WeightVersion
+
+RUN = "r"
+CHUNK = 64 << 10
+DEADLINE_S = 20.0
+_numbers = itertools.count(1)
+_chain_numbers = itertools.count(1)
+
+
+def until(what: Callable[[], Any], why: str = "") -> Any:
+    """The first true answer of `what`."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not (answer := what()):
+        assert time.monotonic() < deadline, why or "it did not happen"
+        time.sleep(0.005)
+    return answer
+
+
+def new_root() -> Path:
+    base = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else Path("/tmp")
+    return default_root(f"test-{os.getpid()}-relay-{next(_numbers)}", base)
+
+
+def weights(seed: int, megabytes: float = 1.0) -> np.ndarray:
+    """A weight file with one tensor of random bfloat16 bits."""
+    elements = int(megabytes * (1 << 20)) // 2
+    layout = Layout(specs(elements))
+    body = np.random.default_rng(seed).integers(0, 1 << 16, elements, np.uint16)
+    return np.concatenate([np.frombuffer(layout.header, np.uint8), body.view(np.uint8)])
+
+
+def specs(elements: int) -> list[TensorSpec]:
+    return [TensorSpec("w", "BF16", (elements,))]
+
+
+def elements_of(data: np.ndarray) -> int:
+    header = 8 + int.from_bytes(data[:8].tobytes(), "little")
+    return (len(data) - header) // 2
+
+
+def manifest_of(version: str, data: np.ndarray, **changes: Any) -> WeightVersion:
+    fields: dict[str, Any] = {
+        "version": PolicyVersion.parse(version),
+        "parent": None,
+        "step": 1,
+        "file": f"{version}.safetensors",
+        "bytes": len(data),
+        "blake3": blake3(data).hexdigest(),
+        "tensors": tuple(specs(elements_of(data))),
+        "batches": (),
+        "batch_offsets": (),
+        "trajectories_trained": 0,
+        "final": False,
+        "created_at": 0,
+        "chunk_bytes": CHUNK,
+        "chunks": checks_of(memoryview(data), CHUNK),
+    }
+    return WeightVersion(**{**fields, **changes})
+
+
+def put(store: WeightStore, manifest: WeightVersion, data: np.ndarray) -> None:
+    """Have `store` hold a version, as a trainer's machine does."""
+    arriving = store.begin(manifest.version, len(data))
+    arriving.view[:] = memoryview(data)
+    arriving.seal()
+    store.rest()
+
+
+class Machine:
+    """A store and its relay."""
+
+    def __init__(self, relay: int, run: str = RUN, rate: float | None = None, keep: int = 4, **door: Any) -> None:
+        self.relay = relay
+        self.store = WeightStore(new_root(), keep)
+        self.node = RelayNode(self.store, run, relay, Door(**door), Link(rate), Link(rate))
+
+    @property
+    def link(self) -> RelayLink:
+        return RelayLink(self.relay, self.node.address, "here", str(self.store.root))
+
+    def has(self, version: str) -> bool:
+        return PolicyVersion.parse(version) in self.store.versions()
+
+    def bytes_of(self, version: str) -> bytes:
+        return self.store.path(PolicyVersion.parse(version)).read_bytes()
+
+    def close(self) -> None:
+        self.node.close()
+        self.store.close()
+        shutil.rmtree(self.store.root, ignore_errors=True)
+
+
+@contextmanager
+def machines(count: int, **how: Any) -> Iterator[list[Machine]]:
+    """So many machines, numbered from 0."""
+    made = [Machine(relay, **how) for relay in range(count)]
+    try:
+        yield made
+    finally:
+        enders = [threading.Thread(target=machine.close) for machine in made]
+        for ender in enders:
+            ender.start()
+        for ender in enders:
+            ender.join()
+
+
+def chain_over(links: Sequence[RelayLink], joining: Sequence[int] = (), schedule: str = "chain") -> RelayChain:
+    return RelayChain(next(_chain_numbers), tuple(links), tuple(joining), schedule, 0)
+
+
+def tell(
+    relays: Sequence[Machine], *manifests: WeightVersion, joining: Sequence[int] = (), schedule: str = "chain"
+) -> None:
+    """Tell all `relays` that they stand in this order, and that there are these versions."""
+    chain = chain_over([each.link for each in relays], joining, schedule)
+    for each in relays:
+        each.node.obey(chain)
+        each.node.learn(manifests)

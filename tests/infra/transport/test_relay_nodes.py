@@ -1,0 +1,250 @@
+"""Relays over real sockets: broadcast, repair, joins, several versions, and nothing that is not what it should be."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from relays_here import CHUNK, Machine, machines, manifest_of, put, tell, until, weights
+
+from schemas.records import PolicyVersion
+
+
+@pytest.mark.parametrize("schedule", ["chain", "tree", "binomial"])
+def test_a_version_reaches_every_relay_bit_for_bit(schedule: str) -> None:
+    data = weights(1)
+    manifest = manifest_of("1.1", data)
+    with machines(5) as relays:
+        put(relays[0].store, manifest, data)
+        tell(relays, manifest, schedule=schedule)
+        for relay in relays:
+            until(lambda relay=relay: relay.has("1.1"), f"relay {relay.relay} has nothing")
+            assert relay.bytes_of("1.1") == data.tobytes()
+        received = [relay.node.receiving.passed for relay in relays]
+    assert received == [0] + [len(data)] * 4  # nobody pulls anything twice
+
+
+def test_a_chunk_is_passed_on_before_the_version_is_whole() -> None:
+    """The middle one is slow; the last one is never more than a few chunks behind it."""
+    data = weights(2)
+    manifest = manifest_of("1.1", data)
+    with machines(3, rate=4e6) as relays:
+        put(relays[0].store, manifest, data)
+        tell(relays, manifest)
+        last = relays[2].node
+        until(lambda: (arrival := last.arriving()) and arrival.arrived > 2 * CHUNK)
+        assert not relays[1].has("1.1")
+        until(lambda: relays[2].has("1.1"))
+
+
+def test_the_newest_counts_and_nobody_goes_back() -> None:
+    old, new = weights(3), weights(4)
+    manifests = manifest_of("1.1", old), manifest_of("2.0", new)
+    with machines(2) as relays:
+        put(relays[0].store, manifests[0], old)
+        put(relays[0].store, manifests[1], new)
+        tell(relays, *manifests)
+        until(lambda: relays[1].has("2.0"))
+        tell(relays, manifests[0])  # a number that goes back is no news
+        data = weights(5)
+        third = manifest_of("2.1", data)
+        put(relays[0].store, third, data)
+        tell(relays, manifests[0], third)
+        until(lambda: relays[1].has("2.1"))
+        assert not relays[1].has("1.1")
+
+
+def test_two_versions_of_one_name_do_not_mix() -> None:
+    """The master has other bytes under this name: they are not taken for what the manifest says."""
+    mine, told = weights(6), weights(7)
+    with machines(2) as relays:
+        put(relays[0].store, manifest_of("1.1", mine), mine)
+        tell(relays, manifest_of("1.1", told))
+        until(lambda: relays[1].node.sending is not None and relays[1].node.counts.lost == 0)
+        data = weights(8)
+        manifest = manifest_of("1.2", data)
+        put(relays[0].store, manifest, data)
+        tell(relays, manifest_of("1.1", told), manifest)
+        until(lambda: relays[1].has("1.2"))
+        assert not relays[1].has("1.1")
+
+
+def test_who_joins_pulls_from_all_that_are_complete() -> None:
+    data = weights(9, 2.0)
+    manifest = manifest_of("1.1", data)
+    with machines(4) as relays:
+        for relay in relays[:3]:
+            put(relay.store, manifest, data)
+        tell(relays, manifest, joining=[3])
+        until(lambda: relays[3].has("1.1"))
+        assert relays[3].bytes_of("1.1") == data.tobytes()
+        sent = [relay.node.sending.passed for relay in relays[:3]]
+    assert sum(sent) == len(data)
+    assert min(sent) > len(data) // 4
+
+
+def test_relays_that_join_together_feed_each_other() -> None:
+    data = weights(10, 2.0)
+    manifest = manifest_of("1.1", data)
+    with machines(6) as relays:
+        for relay in relays[:2]:
+            put(relay.store, manifest, data)
+        tell(relays, manifest, joining=[2, 3, 4, 5])
+        for relay in relays[2:]:
+            until(lambda relay=relay: relay.has("1.1"))
+            assert relay.bytes_of("1.1") == data.tobytes()
+        sent = [relay.node.sending.passed for relay in relays]
+    assert sum(sent) == 4 * len(data)
+    assert sum(sent[2:]) >= len(data)
+
+
+def test_a_lost_relay_costs_its_successor_the_chunks_under_way() -> None:
+    data = weights(11, 2.0)
+    manifest = manifest_of("1.1", data)
+    with machines(4, rate=6e6) as relays:
+        put(relays[0].store, manifest, data)
+        tell(relays, manifest)
+        last = relays[2].node
+        until(lambda: (arrival := last.arriving()) and arrival.arrived > 4 * CHUNK)
+        relays[1].node.close()
+        for relay in relays[2:]:
+            until(lambda relay=relay: relay.has("1.1"))
+            assert relay.bytes_of("1.1") == data.tobytes()
+        assert last.counts.lost >= 1
+        assert len(data) <= last.receiving.passed <= len(data) + 2 * CHUNK
+
+
+def test_the_masters_place_is_taken_by_who_has_the_version() -> None:
+    data = weights(12)
+    manifest = manifest_of("1.1", data)
+    with machines(3) as relays:
+        put(relays[1].store, manifest, data)
+        tell(relays, manifest)  # the master itself lacks it: it pulls from one that has it
+        until(lambda: all(relay.has("1.1") for relay in relays))
+
+
+def test_a_store_keeps_its_bound_and_the_relay_hands_out_what_is_left() -> None:
+    with machines(2, keep=2) as relays:
+        manifests = []
+        for number in range(1, 6):
+            data = weights(number)
+            manifests.append(manifest_of(f"1.{number}", data))
+            put(relays[0].store, manifests[-1], data)
+            relays[0].store.evict()
+            tell(relays, *manifests)
+            until(lambda number=number: relays[1].has(f"1.{number}"))
+            assert len(relays[1].store.versions()) <= 2
+        assert relays[1].store.newest() == PolicyVersion(1, 5)
+
+
+def test_a_delta_is_pulled_where_the_parent_is_here_and_else_the_whole() -> None:
+    from infra.store.chunks import checks_of
+    from infra.store.deltas import encode_delta
+    from infra.store.layout import Layout
+    from schemas.records import WeightDelta
+
+    old = weights(13)
+    new = old.copy()
+    new[1000:2000:10] ^= 1
+    parent = manifest_of("1.1", old)
+    child = manifest_of("1.2", new)
+    delta = encode_delta(memoryview(old), memoryview(new), Layout(parent.tensors).spans())
+    short = WeightDelta(parent.version, parent.blake3, len(delta), checks_of(memoryview(delta), CHUNK))
+    child = manifest_of("1.2", new, delta=short)
+    with machines(4) as relays:
+        put(relays[0].store, parent, old)
+        tell(relays[:3], parent)
+        until(lambda: all(relay.has("1.1") for relay in relays[:3]))
+        before = [relay.node.receiving.passed for relay in relays]
+        put(relays[0].store, child, new)
+        relays[0].store.add_delta(child.version, delta)
+        tell(relays, parent, child)  # the fourth is new, and lacks the parent
+        until(lambda: all(relay.has("1.2") for relay in relays))
+        assert {relay.bytes_of("1.2") for relay in relays} == {new.tobytes()}
+        got = [relay.node.receiving.passed - was for relay, was in zip(relays, before, strict=True)]
+    assert got == [0, len(delta), len(delta), len(new)]
+
+
+def test_a_delta_that_makes_something_else_is_left_for_the_whole() -> None:
+    from infra.store.chunks import checks_of
+    from infra.store.deltas import encode_delta
+    from infra.store.layout import Layout
+    from schemas.records import WeightDelta
+
+    old, other, new = weights(14), weights(15), weights(16)
+    parent = manifest_of("1.1", old)
+    wrong = encode_delta(memoryview(old), memoryview(other), Layout(parent.tensors).spans())
+    short = WeightDelta(parent.version, parent.blake3, len(wrong), checks_of(memoryview(wrong), CHUNK))
+    child = manifest_of("1.2", new, delta=short)
+    with machines(2) as relays:
+        for relay in relays:
+            put(relay.store, parent, old)
+        put(relays[0].store, child, new)
+        relays[0].store.add_delta(child.version, wrong)
+        tell(relays, parent, child)
+        until(lambda: relays[1].has("1.2"))
+        assert relays[1].bytes_of("1.2") == new.tobytes()
+        assert relays[1].node.counts.corrupted == 1
+
+
+@pytest.mark.parametrize(
+    ("lie", "reason"),
+    [
+        ({"blake3": "ab" * 32}, "blake3"),
+        ({"bytes": 77}, "chunks"),
+        ({"chunk_bytes": 0}, "chunks of 0 bytes"),
+        ({"chunk_bytes": 1 << 40}, "chunks of 1099511627776 bytes"),
+        ({"chunks": ()}, "0 chunks"),
+        ({"bytes": -5}, "-5 bytes"),
+        ({"tensors": ()}, ""),
+    ],
+)
+def test_a_manifest_that_lies_is_told_and_leaves_nothing(lie: dict[str, object], reason: str) -> None:
+    data = weights(17)
+    manifest = manifest_of("1.1", data, **lie)
+    with machines(2) as relays:
+        put(relays[0].store, manifest_of("1.1", data), data)
+        if "blake3" in lie:  # the master's seal agrees with the lie: the bytes decide
+            path = relays[0].store.root / "1.1.json"
+            path.write_text(path.read_text().replace(manifest_of("1.1", data).blake3, "ab" * 32))
+        tell(relays, manifest)
+        if not reason:
+            until(lambda: relays[1].has("1.1"))
+            return
+        ((told, why),) = until(relays[1].node.lies)
+        assert told == manifest
+        assert reason in why
+        assert not relays[1].has("1.1")
+        assert not list(relays[1].store.root.glob("*.partial"))
+
+
+def test_relays_of_two_runs_do_not_mix() -> None:
+    data = weights(18)
+    manifest = manifest_of("1.1", data)
+    stranger = Machine(1, run="another")
+    with machines(1) as relays:
+        try:
+            put(relays[0].store, manifest, data)
+            tell([relays[0], stranger], manifest)
+            until(lambda: stranger.node.counts.lost > 1)
+            assert not stranger.has("1.1")
+            assert relays[0].node.sending.passed == 0
+        finally:
+            stranger.close()
+
+
+def test_random_kills_of_connections_lose_nothing() -> None:
+    """Joins and leaves at random while versions go out: in the end everybody alive has the newest, bit for bit."""
+    random = np.random.default_rng(3)
+    with machines(4, rate=3e7) as relays:
+        manifests = []
+        for number in range(1, 7):
+            data = weights(number)
+            manifests.append(manifest_of(f"1.{number}", data))
+            put(relays[0].store, manifests[-1], data)
+            relays[0].store.evict()
+            order = [0, *(1 + random.permutation(3)).tolist()]
+            tell([relays[each] for each in order], *manifests)
+            if number < 6:
+                until(lambda: any(relay.node.arriving() for relay in relays[1:]))
+        until(lambda: all(relay.has("1.6") for relay in relays))
+        assert {relay.bytes_of("1.6") for relay in relays} == {weights(6).tobytes()}
