@@ -9,8 +9,8 @@ from operators.io.fold_records import FoldRecords
 from operators.io.read_topics import ReadTopics
 from operators.io.write_transactionally import WriteTransactionally
 from pipelines.config import Config
-from pipelines.shards import reading, shard
-from schemas.topics import EXPERIENCES, RELAY, SETTLED
+from pipelines.shards import partitions_of, reading, shard
+from schemas.topics import BATCHES, EXPERIENCES, RELAY, SETTLED
 
 
 def build(pipeline: beam.Pipeline, config: Config) -> None:
@@ -18,13 +18,14 @@ def build(pipeline: beam.Pipeline, config: Config) -> None:
     source = shard(
         config,
         "experience",
-        reading(config, EXPERIENCES, keys="p"),
+        reading(config, EXPERIENCES, keys="p", blocks=True),
         reading(config, RELAY, start="earliest"),
         ledger=(SETTLED,),
     )
+    make = MakeBatches(config.experience, config.kafka.partitions, ranks=len(partitions_of(config, BATCHES)))
     (
         pipeline
         | "read experiences" >> ReadTopics(source)
-        | "make batches" >> FoldRecords(MakeBatches(config.experience, config.kafka.partitions))
+        | "make batches" >> FoldRecords(make)
         | "write batches" >> WriteTransactionally(source)
     )

@@ -15,6 +15,7 @@ from itertools import compress
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from schemas.scalars import finite, fitted
 from schemas.shape import Field, fields_of
@@ -24,9 +25,9 @@ from schemas.shape import Field, fields_of
 class _Layout:
     """The columns of a record kind. `row_bytes` is what a row takes at the least, with empty lists and strings."""
 
+    columns: tuple[tuple[str, Field, bool], ...]
     schema: pa.Schema
     rows: pa.DataType
-    names: tuple[str, ...]
     arrays: frozenset[str]
     row_bytes: int
 
@@ -36,6 +37,26 @@ def encode_arrow(rows: Sequence[Any]) -> bytes:
 
     Raises TypeError or ValueError if a value does not fit its field.
     """
+    return flatten_records(rows).serialize().to_pybytes()  # type: ignore[no-any-return]
+
+
+def decode_arrow(kind: type, data: bytes) -> list[Any]:
+    """The records of class `kind` in `data`. Raises ValueError if the bytes are not a valid batch of them."""
+    return build_records(kind, _read(kind, data))
+
+
+def decode_columns(kind: type, data: bytes) -> pa.RecordBatch:
+    """The columns of the records of class `kind` in `data`, checked as `decode_arrow` does. Raises ValueError."""
+    batch = _read(kind, data)
+    for (name, field, _), column in zip(_layout(kind).columns, batch.columns, strict=True):
+        _check(name, batch.schema.field(name), column)
+        if field.choices is not None and not pc.all(pc.is_in(column, pa.array(sorted(field.choices)))).as_py():
+            raise ValueError(f"{name}: a value is not one of {sorted(field.choices)}")
+    return batch
+
+
+def flatten_records(rows: Sequence[Any]) -> pa.RecordBatch:
+    """`rows`, one or more records of one class, as columns. Raises TypeError or ValueError as `encode_arrow` does."""
     kind: Any = type(rows[0])
     flat = []
     for row in rows:
@@ -45,18 +66,22 @@ def encode_arrow(rows: Sequence[Any]) -> bytes:
         _flatten(kind, row, "", values)
         flat.append(values)
     try:
+        # Its schema is set again: a struct array forgets which of its fields may be null.
         batch = pa.RecordBatch.from_struct_array(pa.array(flat, _layout(kind).rows))
+        return pa.RecordBatch.from_arrays(batch.columns, schema=_layout(kind).schema)
     except OverflowError as error:
         raise ValueError(f"{kind.__name__}: an integer is beyond 64 bits ({error})") from error
-    return batch.serialize().to_pybytes()  # type: ignore[no-any-return]
 
 
-def decode_arrow(kind: type, data: bytes) -> list[Any]:
-    """The records of class `kind` in `data`. Raises ValueError if the bytes are not a valid batch of them."""
-    layout = _layout(kind)
+def build_records(kind: type, batch: pa.RecordBatch) -> list[Any]:
+    """The records of class `kind` whose columns `batch` has. Raises ValueError if they are none."""
+    arrays = _layout(kind).arrays
     try:
-        values = _read(layout, data)
-    except (pa.ArrowException, OSError, EOFError, OverflowError, UnicodeDecodeError, struct.error) as error:
+        values = {
+            name: _arrays(column) if name in arrays else column.to_pylist()
+            for name, column in zip(batch.schema.names, batch.columns, strict=True)
+        }
+    except (pa.ArrowException, OverflowError, UnicodeDecodeError) as error:
         raise ValueError(f"{kind.__name__}: not a valid Arrow record batch ({error})") from error
     return _build(kind, "", values)
 
@@ -71,9 +96,9 @@ def _layout(kind: Any) -> _Layout:
     columns = _columns(kind, "", nullable=False)
     schema = pa.schema([pa.field(name, field.arrow, nullable=nullable) for name, field, nullable in columns])
     return _Layout(
+        columns=tuple(columns),
         schema=schema,
         rows=pa.struct(list(schema)),
-        names=tuple(name for name, _, _ in columns),
         arrays=frozenset(name for name, field, _ in columns if field.kind == "array"),
         row_bytes=sum(8 if field.of in (int, float) and field.kind == "scalar" else 4 for _, field, _ in columns),
     )
@@ -129,20 +154,35 @@ def _plain(where: str, field: Field, value: Any) -> Any:
     return fitted(where, field.of, value)
 
 
-def _read(layout: _Layout, data: bytes) -> dict[str, list[Any]]:
-    """The columns in `data` as Python values; array fields as Arrow arrays."""
-    message = pa.ipc.read_message(pa.py_buffer(data))
-    _refuse_compression(message.metadata)
-    batch = pa.ipc.read_record_batch(message, layout.schema)
-    rows = batch.num_rows
-    # Columns that share their bytes would make many values of few.
-    if not 0 < rows * layout.row_bytes <= len(data):
-        raise OverflowError(f"{rows} rows in {len(data)} bytes")
-    batch.validate(full=True)
-    return {
-        name: _arrays(column) if name in layout.arrays else column.to_pylist()
-        for name, column in zip(layout.names, batch.columns, strict=True)
-    }
+def _read(kind: type, data: bytes) -> pa.RecordBatch:
+    """The columns in `data`: valid Arrow, whatever their values. Raises ValueError."""
+    layout = _layout(kind)
+    try:
+        message = pa.ipc.read_message(pa.py_buffer(data))
+        _refuse_compression(message.metadata)
+        batch = pa.ipc.read_record_batch(message, layout.schema)
+        rows = batch.num_rows
+        # Columns that share their bytes would make many values of few.
+        if not 0 < rows * layout.row_bytes <= len(data):
+            raise OverflowError(f"{rows} rows in {len(data)} bytes")
+        batch.validate(full=True)
+    except (pa.ArrowException, OSError, EOFError, OverflowError, struct.error) as error:
+        raise ValueError(f"{kind.__name__}: not a valid Arrow record batch ({error})") from error
+    return batch
+
+
+def _check(where: str, field: pa.Field, column: pa.Array) -> None:
+    """Raise ValueError for a null where there must be none, and for a number of double precision that is not finite."""
+    if not field.nullable and column.null_count:
+        raise ValueError(f"{where} is null, or holds a null")
+    if pa.types.is_float64(column.type):
+        if not pc.all(pc.is_finite(column)).as_py() and len(column) > column.null_count:
+            raise ValueError(f"{where}: a number is not finite")
+    elif pa.types.is_list(column.type):
+        _check(where, column.type.value_field, column.flatten())
+    elif pa.types.is_struct(column.type):
+        for part, values in zip(column.type, column.flatten(), strict=True):
+            _check(f"{where}.{part.name}", part, values)
 
 
 def _refuse_compression(metadata: pa.Buffer) -> None:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from schemas import records
-from schemas.arrow import decode_arrow, encode_arrow
+from schemas.arrow import decode_arrow, decode_columns, encode_arrow
+from schemas.block import Block
 from schemas.plain import decode_json, encode_json
 
 MAX_VALUE_BYTES = 8 * 1024 * 1024
@@ -67,6 +68,7 @@ _ARROW = {
     records.Progress,
     records.Trajectory,
     records.Experience,
+    records.Settled,
     records.MicroBatch,
     records.DeadLetter,
 }
@@ -89,14 +91,26 @@ def encode(*rows: Any) -> tuple[bytes, Headers]:
     Raises ValueError if the value is larger than `MAX_VALUE_BYTES` or a row does not fit its schema.
     """
     entry = _BY_KIND[type(rows[0])]
-    value = _ENCODE[entry.encoding](rows)
-    if len(value) > MAX_VALUE_BYTES:
-        raise ValueTooLarge(f"{entry.schema} of {len(value)} bytes is larger than {MAX_VALUE_BYTES}")
-    headers: Headers = (("content-type", _CONTENT_TYPES[entry.encoding]), ("laminar-schema", entry.schema.encode()))
+    value, headers = _within_bounds(entry, _ENCODE[entry.encoding](rows))
     version = getattr(rows[0], "policy_version", None)
     if version is not None:
         headers += (("policy-version", str(version).encode()),)
     return value, headers
+
+
+def encode_block(block: Block) -> Iterator[tuple[bytes, Headers]]:
+    """`block`, of an Arrow-encoded class, in as few values as the bounds allow. Raises ValueError as `encode_all`."""
+    entry = _BY_KIND[block.kind]
+    for first in range(0, len(block), MAX_ROWS):
+        part = block.part(first, MAX_ROWS)
+        try:
+            yield _within_bounds(entry, part.batch.serialize().to_pybytes())
+        except ValueTooLarge:
+            half = len(part) // 2
+            if not half:
+                raise
+            yield from encode_block(part.part(0, half))
+            yield from encode_block(part.part(half, len(part) - half))
 
 
 def encode_all(rows: Sequence[Any]) -> Iterator[tuple[bytes, Headers]]:
@@ -114,6 +128,32 @@ def encode_all(rows: Sequence[Any]) -> Iterator[tuple[bytes, Headers]]:
 
 def decode(value: bytes | None, headers: Iterable[tuple[str, bytes]]) -> list[Any]:
     """The records in `value`, at least one. Raises UndecodableRecord."""
+    entry, value = _typed(value, headers)
+    try:
+        return _DECODE[entry.encoding](entry.kind, value)
+    except (ValueError, TypeError) as error:
+        raise UndecodableRecord(str(error)) from error
+
+
+def decode_block(value: bytes | None, headers: Iterable[tuple[str, bytes]]) -> Block:
+    """The records in `value`, at least one, as columns; of an Arrow-encoded class. Raises UndecodableRecord."""
+    entry, value = _typed(value, headers)
+    if entry.encoding != "arrow":
+        raise UndecodableRecord(f"{entry.schema} does not travel as columns")
+    try:
+        return Block(entry.kind, decode_columns(entry.kind, value))
+    except (ValueError, TypeError) as error:
+        raise UndecodableRecord(str(error)) from error
+
+
+def _within_bounds(entry: RecordType, value: bytes) -> tuple[bytes, Headers]:
+    if len(value) > MAX_VALUE_BYTES:
+        raise ValueTooLarge(f"{entry.schema} of {len(value)} bytes is larger than {MAX_VALUE_BYTES}")
+    return value, (("content-type", _CONTENT_TYPES[entry.encoding]), ("laminar-schema", entry.schema.encode()))
+
+
+def _typed(value: bytes | None, headers: Iterable[tuple[str, bytes]]) -> tuple[RecordType, bytes]:
+    """What `value` says it is, and itself, within bounds. Raises UndecodableRecord."""
     if value is None:
         raise UndecodableRecord("no value (a tombstone)")
     if len(value) > MAX_VALUE_BYTES:
@@ -124,7 +164,4 @@ def decode(value: bytes | None, headers: Iterable[tuple[str, bytes]]) -> list[An
     entry = _BY_SCHEMA.get(schema)
     if entry is None:
         raise UndecodableRecord(f"unknown schema {schema[:80]!r}")
-    try:
-        return _DECODE[entry.encoding](entry.kind, value)
-    except (ValueError, TypeError) as error:
-        raise UndecodableRecord(str(error)) from error
+    return entry, value

@@ -101,7 +101,7 @@ EXPERIENCES = Topic(
 SETTLED = Topic(
     "settled",
     (records.Settled,),
-    "trajectory_id",
+    "",
     "one",
     "delete",
     ("experience", "evaluation"),

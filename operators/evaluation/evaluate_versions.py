@@ -123,7 +123,7 @@ class _Evaluating:
             tokens = len(trajectory.response.token_ids)
             reason = f"round {current.name}"
             record = Settled(trajectory.trajectory_id, 1, "evaluated", reason, None, None, tokens, self._now())
-            outputs.append(Output(SETTLED, trajectory.trajectory_id, record))
+            outputs.append(Output(SETTLED, "", record))
         values = {"questions": float(current.counted()), "final": float(current.final)}
         accuracy = current.accuracy()
         if accuracy is not None:

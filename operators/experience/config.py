@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from operators.experience.evictions import EVICTIONS, Eviction, Staleness
+from operators.experience.parts import Part, make
+from operators.experience.samplers import SAMPLERS, Sampler
+from operators.experience.writers import WRITERS, Writer
 
 MOST_TOKENS = 400_000
 """Of one micro-batch record: token, logprob and mask take 8.2 bytes, and a record may have 8 MiB."""
 
+PartialGroups = Literal["train", "drop"]
+
 
 @dataclass(frozen=True)
 class ExperienceConfig:
-    """Raises ValueError naming the field that does not fit."""
+    """What enters the buffer, what leaves it, what is dropped. Raises ValueError naming what does not fit."""
 
     global_batch: int = 128
     """Trajectories in a batch, at least: a batch takes whole groups until it has so many."""
@@ -21,6 +29,19 @@ class ExperienceConfig:
     dropping starves long answers."""
     micro_batch_tokens: int = 65_536
     """Tokens in one micro-batch record; a longer sequence has a record of its own."""
+    writers: tuple[Part, ...] = ()
+    """What may enter (see writers.WRITERS): each may refuse. What cannot be trained at all never enters."""
+    sampler: Part = field(default_factory=lambda: Part("fifo"))
+    """What leaves (see samplers.SAMPLERS)."""
+    evictions: tuple[Part, ...] = ()
+    """What is dropped (see evictions.EVICTIONS): each may drop."""
+    group_timeout_s: float = 0.0
+    """How long a group waits for its missing members after the first has come; 0: for ever, since placement ends every
+    trajectory."""
+    partial_groups: PartialGroups = "train"
+    """What becomes of a group that has waited so long: trained as it is, or dropped. Who comes later is dropped."""
+    seed: int = 0
+    """Of samplers that draw."""
 
     def __post_init__(self) -> None:
         for name, least in (("global_batch", 1), ("max_staleness", 0), ("micro_batch_tokens", 1)):
@@ -28,3 +49,27 @@ class ExperienceConfig:
                 raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
         if self.micro_batch_tokens > MOST_TOKENS:
             raise ValueError(f"micro_batch_tokens must be at most {MOST_TOKENS}, not {self.micro_batch_tokens}")
+        if not self.group_timeout_s >= 0:
+            raise ValueError(f"group_timeout_s must not be negative, not {self.group_timeout_s}")
+        if self.partial_groups not in get_args(PartialGroups):
+            raise ValueError(f"partial_groups must be 'train' or 'drop', not {self.partial_groups!r}")
+        for what, part, known, base in (
+            ("sampler", self.sampler, SAMPLERS, Sampler),
+            *(("writers", part, WRITERS, Writer) for part in self.writers),
+            *(("evictions", part, EVICTIONS, Eviction) for part in self.evictions),
+        ):
+            if not part.is_custom:  # a user's class is imported where it runs, and there alone
+                make(what, part, known, base)  # type: ignore[type-var]
+
+    def make_sampler(self) -> Sampler:
+        """The sampler. Raises ValueError if a class of the user's is none."""
+        return make("sampler", self.sampler, SAMPLERS, Sampler)
+
+    def make_writers(self) -> tuple[Writer, ...]:
+        """The writers. Raises ValueError if a class of the user's is none."""
+        return tuple(make("writers", part, WRITERS, Writer) for part in self.writers)
+
+    def make_evictions(self) -> tuple[Eviction, ...]:
+        """The evictions. Raises ValueError if a class of the user's is none."""
+        own = tuple(make("evictions", part, EVICTIONS, Eviction) for part in self.evictions)
+        return (Staleness(self.max_staleness), *own) if self.drop_over_age else own

@@ -1,79 +1,147 @@
-"""Groups on their way to completion: the memory of the experience buffer."""
+"""Groups of samples of one prompt, on their way to completion and ready to leave: the memory of the buffer.
+
+What is ready stands in the order of completion as the log tells it (when the last member was scored, then partition and
+offset), not in that in which polls brought it: a restart rebuilds the same order.
+"""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+import bisect
+from collections.abc import Iterable, Iterator, Sequence
 
-from schemas.records import Experience, Prompt
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """An experience in the buffer and where it stands in its topic."""
-
-    partition: int
-    offset: int
-    experience: Experience
+from operators.experience.members import Member
+from schemas.records import PolicyVersion
 
 
-class GroupBuffer:
-    """Experiences by group; complete groups leave first in, first out, in the order of their completion."""
+class Group:
+    """Members of one prompt. `completed` orders groups; `expected` is how many members the prompt has."""
+
+    __slots__ = ("completed", "members", "number", "seen_at")
+
+    def __init__(self, first: Member, seen_at: float) -> None:
+        self.number = first.number
+        self.members = [first]
+        self.seen_at = seen_at
+        """When its first member came, by this process's monotonic clock."""
+        self.completed = (0, 0, 0)
+
+    @property
+    def task(self) -> str:
+        """The task that asked."""
+        return self.members[0].task
+
+    @property
+    def expected(self) -> int:
+        """How many samples its prompt has."""
+        return self.members[0].size
+
+    @property
+    def tokens(self) -> int:
+        """Of all members, prompts included."""
+        return sum(member.length for member in self.members)
+
+    @property
+    def rewards(self) -> list[float]:
+        """Of its members."""
+        return [member.reward for member in self.members]
+
+    def staleness(self, newest: PolicyVersion | None) -> int:
+        """That of its stalest member."""
+        return max(member.staleness(newest) for member in self.members)
+
+    def close(self) -> None:
+        """No member is to come any more."""
+        self.completed = max((member.scored_at, member.partition, member.offset) for member in self.members)
+
+
+class Groups:
+    """All groups that the buffer holds."""
 
     def __init__(self) -> None:
-        self._open: dict[str, list[Held]] = {}
-        self._complete: deque[list[Held]] = deque()
-        self._ready = 0
-        self._size = 0
+        self.open: dict[int, Group] = {}
+        """By number, in the order in which they began."""
+        self.ready: list[Group] = []
+        """In the order of their completion."""
+        self.held = 0
+        """Trajectories, in open and in ready groups."""
+        self._ready_members = 0
 
-    def add(self, held: Held) -> None:
-        """Put an experience to its group."""
-        self._open.setdefault(held.experience.trajectory.prompt.prompt_id, []).append(held)
-        self._size += 1
+    def __len__(self) -> int:
+        return len(self.open) + len(self.ready)
 
-    def complete(self, prompt: Prompt, answered: int) -> None:
-        """Close the group of `prompt` if what it holds and `answered` members that are settled already are all."""
-        group = self._open.get(prompt.prompt_id, [])
-        if group and len(group) + answered >= prompt.samples:
-            self._complete.append(self._open.pop(prompt.prompt_id))
-            self._ready += len(group)
+    def __iter__(self) -> Iterator[Group]:
+        """What is ready, then what is open."""
+        yield from self.ready
+        yield from self.open.values()
 
-    @property
-    def trajectories(self) -> int:
-        """Experiences held, of complete and of open groups."""
-        return self._size
+    def add(self, member: Member, now: float) -> None:
+        """Put a member to its group."""
+        group = self.open.get(member.number)
+        if group is None:
+            self.open[member.number] = Group(member, now)
+        else:
+            group.members.append(member)
+        self.held += 1
 
-    @property
-    def groups(self) -> int:
-        """Groups held, complete and open."""
-        return len(self._open) + len(self._complete)
+    def complete(self, number: int, size: int, answered: int) -> Group | None:
+        """Group `number`, taken out, if what it holds and `answered` members that are settled are all `size`."""
+        group = self.open.get(number)
+        return self.close(number) if group is not None and len(group.members) + answered >= size else None
 
-    def has(self, least: int) -> bool:
-        """Whether complete groups hold `least` experiences or more."""
-        return self._ready >= least
+    def close(self, number: int) -> Group:
+        """Open group `number`, taken out: it waits for nobody any more. It is neither open nor ready."""
+        group = self.open.pop(number)
+        self.held -= len(group.members)
+        group.close()
+        return group
 
-    def take(self, least: int) -> list[list[Held]] | None:
-        """The oldest complete groups with `least` experiences or more together; None while there are too few."""
-        if not self.has(least):
+    def make_ready(self, group: Group) -> None:
+        """Take in a group that is closed and may leave."""
+        bisect.insort(self.ready, group, key=_completed)
+        self.held += len(group.members)
+        self._ready_members += len(group.members)
+
+    def take(self, wanted: int, order: Iterable[Group]) -> list[Group] | None:
+        """The first groups of `order`, which gives ready ones, with `wanted` members or more; None: too few."""
+        if self._ready_members < wanted:
             return None
-        taken: list[list[Held]] = []
+        taken: list[Group] = []
         count = 0
-        while count < least:
-            group = self._complete.popleft()
+        for group in order:
             taken.append(group)
-            count += len(group)
-        self._ready -= count
-        self._size -= count
-        return taken
+            count += len(group.members)
+            if count >= wanted:
+                self._leave(taken, count)
+                return taken
+        return None
 
-    def evict(self, unwanted: Callable[[Held], bool]) -> list[Held]:
-        """Take what is `unwanted` out of the complete groups."""
-        evicted = [held for group in self._complete for held in group if unwanted(held)]
-        if evicted:
-            gone = set(map(id, evicted))
-            kept = ([held for held in group if id(held) not in gone] for group in self._complete)
-            self._complete = deque(group for group in kept if group)
-            self._ready -= len(evicted)
-            self._size -= len(evicted)
-        return evicted
+    def remove(self, members: Sequence[Member]) -> set[int]:
+        """Take `members` out, wherever they are; the numbers of the groups that have none left by that."""
+        gone = set(map(id, members))
+        touched = {member.number for member in members}
+        emptied: set[int] = set()
+        for group in [group for group in self if group.number in touched]:
+            before = len(group.members)
+            group.members = [member for member in group.members if id(member) not in gone]
+            lost = before - len(group.members)
+            self.held -= lost
+            if group.number not in self.open:
+                self._ready_members -= lost
+            if not group.members:
+                emptied.add(group.number)
+                self.open.pop(group.number, None)
+        self.ready = [group for group in self.ready if group.members]
+        return emptied
+
+    def _leave(self, taken: list[Group], count: int) -> None:
+        if all(mine is theirs for mine, theirs in zip(self.ready, taken, strict=False)):
+            del self.ready[: len(taken)]
+        else:
+            gone = set(map(id, taken))
+            self.ready = [group for group in self.ready if id(group) not in gone]
+        self._ready_members -= count
+        self.held -= count
+
+
+def _completed(group: Group) -> tuple[int, int, int]:
+    return group.completed

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from operators.experience.config import ExperienceConfig
-from operators.experience.groups import GroupBuffer, Held
+from operators.experience.endings import Endings
+from operators.experience.groups import Group, Groups
+from operators.experience.measures import BufferMeasures
+from operators.experience.members import Member, read_members
+from operators.experience.moment import Moment
 from operators.experience.packing import pack
 from operators.experience.trainable import untrainable
 from operators.io.elements import Checkpoint, Output, Place, Polled, Received, Restored
-from operators.io.ledger import TrajectoryLedger
 from operators.io.pending import PendingOffsets
-from schemas.identity import TrajectoryKey, parse_trajectory_id
-from schemas.records import Fate, Metric, PolicyVersion, Settled, WeightVersion
+from schemas.records import Fate, PolicyVersion, WeightVersion
 from schemas.topics import BATCHES, EXPERIENCES, METRICS, SETTLED
 
 
@@ -25,59 +26,61 @@ class MakeBatches:
 
     A batch has `global_batch` trajectories at least, all of which can be trained; what cannot is settled as it comes,
     and its group completes without it. Staleness is measured here, at consumption: newest announced version minus the
-    version that generated.
+    version that generated. `partitions` of the topics keyed by group, `ranks` of the trainer.
     """
 
     config: ExperienceConfig
     partitions: int
+    ranks: int = 1
 
     def restore(self, restored: Restored) -> _Buffering:
-        settled = TrajectoryLedger(self.partitions, restored.marks.get("settled"))
-        for received in restored.ledger:
-            key = parse_trajectory_id(received.record.trajectory_id)
-            if key.purpose == "train":  # evaluation settles its own, in the same topic
-                settled.add(key, received.record.group_size, 0)
-        return _Buffering(self, settled, restored.marks.get("batch", 0))
+        return _Buffering(self, Endings.restored(restored, self.partitions), restored.marks.get("batch", 0))
 
 
 class _Buffering:
+    """What is held is in the log from the low-water mark on; what is settled, in the ledger of endings."""
+
     def __init__(
         self,
         step: MakeBatches,
-        settled: TrajectoryLedger,
+        endings: Endings,
         batch: int,
         now: Callable[[], int] = lambda: time.time_ns() // 10**6,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._config, self._settled, self._now = step.config, settled, now
+        self._config, self._ranks = step.config, step.ranks
+        self._writers = step.config.make_writers()
+        self._sampler = step.config.make_sampler()
+        self._evictions = step.config.make_evictions()
+        self._endings, self._now, self._clock = endings, now, clock
         self._batch = batch
-        self._buffer = GroupBuffer()
-        self._held: set[TrajectoryKey] = set()
+        self._groups = Groups()
         self._pending = PendingOffsets()
         self._newest: PolicyVersion | None = None
-        self._emissions = 0
-        self._dropped = 0
+        self._log_time = 0
+        self._measures = BufferMeasures()
 
     def fold(self, polled: Polled) -> list[Output]:
-        self._emissions += 1
-        outputs: list[Output] = []
+        self._endings.begin()
         for received in polled.records:
             if isinstance(received.record, WeightVersion):
                 self._newest = max(filter(None, (self._newest, received.record.version)))
             else:
-                outputs += self._take(received)
-        while polled.caught_up and self._buffer.has(self._config.global_batch):
-            if self._config.drop_over_age:
-                outputs += self._drop_over_age()
-            groups = self._buffer.take(self._config.global_batch)
-            if groups is not None:
-                outputs += self._make_batch([held for group in groups for held in group])
-        return outputs
+                self._take_in(received)
+        outputs: list[Output] = []
+        if polled.caught_up:
+            self._end_waiting()
+            if polled.records:
+                self._evict()
+            outputs = self._make_batches()
+        settled = self._endings.settled(self._now())
+        return [*outputs, Output(SETTLED, "", settled)] if settled is not None else outputs
 
     def checkpoint(self, positions: Mapping[Place, int]) -> Checkpoint:
         return Checkpoint(
             low_water=self._pending.low_water(positions),
-            ledger_from=self._settled.oldest_emission(),
-            marks={"settled": self._settled.marks(), "batch": self._batch},
+            ledger_from=self._endings.oldest_emission(),
+            marks={"settled": self._endings.marks(), "batch": self._batch},
         )
 
     def busy(self) -> bool:
@@ -86,63 +89,101 @@ class _Buffering:
     def close(self) -> None:
         pass
 
-    def _take(self, received: Received) -> list[Output]:
-        trajectory = received.record.trajectory
-        key = parse_trajectory_id(trajectory.trajectory_id)
-        if key in self._settled or key in self._held:
-            return []  # settled before a restart, or a second finish
-        self._held.add(key)
-        self._pending.add(Place(received.topic, received.partition), received.offset)
-        held = Held(received.partition, received.offset, received.record)
-        reason = untrainable(received.record)
-        outputs: list[Output] = []
+    # -- what enters --------------------------------------------------------------------------------------------------
+
+    def _take_in(self, received: Received) -> None:
+        place = Place(received.topic, received.partition)
+        members = read_members(received.record, received.partition, received.offset)
+        for member, reason in zip(members, untrainable(members), strict=True):
+            self._log_time = max(self._log_time, member.scored_at)
+            if not self._endings.expect(member.key):
+                continue  # settled before a restart, or a second finish
+            self._pending.add(place, received.offset)
+            if self._endings.has_left(member.number):
+                self._drop([member], "its group had left")
+            elif reason is not None:
+                self._end([member], "failed", reason)
+            elif (refusal := self._refusal(member)) is not None:
+                self._drop([member], refusal)
+            else:
+                self._groups.add(member, self._clock())
+            group = self._groups.complete(member.number, member.size, self._endings.answered(member.number))
+            if group is not None:
+                self._judge(group)
+
+    def _refusal(self, member: Member) -> str | None:
+        return next(filter(None, (writer.refuse(member) for writer in self._writers)), None)
+
+    def _judge(self, group: Group) -> None:
+        """A group that waits for nobody any more is ready, or is refused for good."""
+        reason = self._sampler.refuse(group)
         if reason is None:
-            self._buffer.add(held)
+            self._groups.make_ready(group)
         else:
-            outputs = [self._settle(held, "failed", reason, None)]
-        self._buffer.complete(trajectory.prompt, self._settled.answered(key.purpose, key.number))
+            self._drop(group.members, reason, left={group.number})
+
+    def _end_waiting(self) -> None:
+        """Let go of the groups that have waited too long for their members."""
+        if not self._config.group_timeout_s:
+            return
+        due = self._clock() - self._config.group_timeout_s
+        waited = [number for number, group in self._groups.open.items() if group.seen_at <= due]
+        for number in waited:
+            group = self._groups.close(number)
+            self._endings.leave(number)
+            if self._config.partial_groups == "train":
+                self._judge(group)
+            else:
+                lacking = f"{len(group.members)} of {group.expected} members came"
+                self._drop(group.members, f"{lacking} in {self._config.group_timeout_s:g} s", left={number})
+
+    # -- what is dropped ----------------------------------------------------------------------------------------------
+
+    def _evict(self) -> None:
+        for eviction in self._evictions:
+            drops = list(eviction.evict(list(self._groups), self._moment()))
+            emptied = self._groups.remove([drop.member for drop in drops])
+            for member, reason in drops:
+                self._drop([member], reason, left=emptied)
+
+    def _drop(self, members: Sequence[Member], reason: str, left: Iterable[int] = ()) -> None:
+        self._measures.drop(members, reason)
+        self._end(members, "dropped", reason, left=left)
+
+    # -- what leaves --------------------------------------------------------------------------------------------------
+
+    def _make_batches(self) -> list[Output]:
+        outputs: list[Output] = []
+        wanted = self._config.global_batch
+        while (taken := self._groups.take(wanted, self._sampler.order(self._groups.ready, self._moment()))) is not None:
+            outputs += self._make_batch([member for group in taken for member in group.members])
         return outputs
 
-    def _drop_over_age(self) -> list[Output]:
-        most = self._config.max_staleness
-        dropped = [
-            (held, self._staleness(held)) for held in self._buffer.evict(lambda held: self._staleness(held) > most)
-        ]
-        self._dropped += len(dropped)
-        return [self._settle(held, "dropped", f"staleness {age} > {most}", age) for held, age in dropped]
-
-    def _make_batch(self, members: Sequence[Held]) -> list[Output]:
-        ages = [self._staleness(held) for held in members]
-        parts = pack(self._batch, members, ages, self._config.micro_batch_tokens)
+    def _make_batch(self, members: Sequence[Member]) -> list[Output]:
+        ages = [member.staleness(self._newest) for member in members]
+        parts = pack(self._batch, members, ages, self._config.micro_batch_tokens, self._ranks)
         outputs = [Output(BATCHES, str(self._batch), part, part.rank) for part in parts]
-        outputs += [self._settle(held, "batched", "", age) for held, age in zip(members, ages, strict=True)]
-        outputs.append(
-            Output(METRICS, "experience", Metric("experience", self._batch, self._values(ages), self._now()))
-        )
+        self._end(members, "batched", "", ages)
+        metric = self._measures.metric(self._batch, members, ages, self._groups, self._now())
         self._batch += 1
-        return outputs
+        return [*outputs, Output(METRICS, "experience", metric)]
 
-    def _staleness(self, held: Held) -> int:
-        """Versions between the newest announced and the one that generated."""
-        version = held.experience.trajectory.version_spans[0].version
-        return max(0, self._newest.number - version.number) if self._newest else 0
-
-    def _settle(self, held: Held, fate: Fate, reason: str, staleness: int | None) -> Output:
-        trajectory = held.experience.trajectory
-        key, size = parse_trajectory_id(trajectory.trajectory_id), trajectory.prompt.samples
-        self._settled.add(key, size, self._emissions)
-        self._held.discard(key)
-        self._pending.remove(Place(EXPERIENCES.noun, held.partition), held.offset)
+    def _end(
+        self,
+        members: Sequence[Member],
+        fate: Fate,
+        reason: str,
+        ages: Sequence[int] | None = None,
+        left: Iterable[int] = (),
+    ) -> None:
+        if ages is None and fate == "dropped":
+            ages = [member.staleness(self._newest) for member in members]
         batch = self._batch if fate == "batched" else None
-        tokens = len(trajectory.response.token_ids)
-        record = Settled(trajectory.trajectory_id, size, fate, reason, batch, staleness, tokens, self._now())
-        return Output(SETTLED, trajectory.trajectory_id, record)
+        self._endings.end(members, fate, reason, batch, ages, left)
+        self._measures.end(members, fate)
+        for member in members:
+            self._pending.remove(Place(EXPERIENCES.noun, member.partition), member.offset)
 
-    def _values(self, ages: Sequence[int]) -> dict[str, float]:
-        histogram = {f"staleness/{age}": float(count) for age, count in sorted(Counter(ages).items())}
-        return {
-            "buffer/trajectories": float(self._buffer.trajectories),
-            "buffer/groups": float(self._buffer.groups),
-            "dropped/stale": float(self._dropped),
-            **histogram,
-        }
+    def _moment(self) -> Moment:
+        config, held = self._config, self._groups.held
+        return Moment(self._batch, config.global_batch, self._ranks, config.seed, self._newest, self._log_time, held)

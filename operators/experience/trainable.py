@@ -2,28 +2,66 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 
 import numpy as np
 
-from schemas.records import Experience
+from operators.experience.members import Member, Shelf
+
+MOST_LOGPROB = 1e-3
+"""A logprob is at most 0; rounding may put it a little above."""
 
 
-def untrainable(experience: Experience) -> str | None:
-    """Why `experience` cannot be trained; None if it can."""
-    trajectory = experience.trajectory
-    response, count = trajectory.response, len(trajectory.response.token_ids)
-    if trajectory.finish_reason == "failed":
-        return trajectory.error or experience.error or "generation failed"
-    if not count or not trajectory.version_spans:
+def untrainable(members: Sequence[Member]) -> list[str | None]:
+    """Why each of `members`, all of one shelf and in its order, cannot be trained; None if it can."""
+    shelf = members[0].shelf
+    suspects = _unequal(shelf) | _nonsense(shelf)
+    return [_why(member, member.row in suspects) for member in members]
+
+
+def _why(member: Member, suspect: bool) -> str | None:
+    if member.failed:
+        return member.error or "generation failed"
+    if not member.tokens or member.version is None:
         return "nothing was generated"
-    if not len(trajectory.prompt.token_ids):
+    if member.length == member.tokens:
         return "the prompt is empty"
-    if len(response.logprobs) != count or len(response.loss_mask) != count:
-        return f"{count} tokens with {len(response.logprobs)} logprobs and a mask of {len(response.loss_mask)}"
-    if not math.isfinite(experience.reward):
-        return f"the reward is {experience.reward}"
-    trained = response.loss_mask.to_numpy(zero_copy_only=False)
-    if not np.isfinite(response.logprobs.to_numpy(zero_copy_only=False)[trained]).all():
+    return _look_closely(member.shelf, member.row) if suspect else None
+
+
+def _unequal(shelf: Shelf) -> set[int]:
+    """Rows whose logprobs or mask are not as long as the response."""
+    counts = shelf.responses.counts()
+    masks = np.diff(shelf.column("response.loss_mask").offsets.to_numpy())
+    return set(np.flatnonzero((shelf.logprobs.counts() != counts) | (masks != counts)).tolist())
+
+
+def _nonsense(shelf: Shelf) -> set[int]:
+    """Rows with a logprob that is no logprob, or a token id that is none, whether or not it is trained."""
+    found: set[int] = set()
+    for ragged, sound in (
+        (shelf.logprobs, lambda values: values <= MOST_LOGPROB),
+        (shelf.responses, lambda values: values >= 0),
+        (shelf.prompts, lambda values: values >= 0),
+    ):
+        used = ragged.values
+        right = sound(used) & (used > -np.inf)
+        if not right.all():
+            rows = np.searchsorted(ragged.ends, np.flatnonzero(~right), side="right") - 1
+            found |= set(rows.tolist())
+    return found
+
+
+def _look_closely(shelf: Shelf, row: int) -> str | None:
+    ids = shelf.responses.between(row, row + 1)
+    logprobs, mask = shelf.logprobs.between(row, row + 1), shelf.loss_masks.between(row, row + 1)
+    if not len(ids) == len(logprobs) == len(mask):
+        return f"{len(ids)} tokens with {len(logprobs)} logprobs and a mask of {len(mask)}"
+    if (ids < 0).any() or (shelf.prompts.between(row, row + 1) < 0).any():
+        return "a token id is negative"
+    trained = logprobs[mask]
+    if not np.isfinite(trained).all():
         return "a behaviour logprob is not finite"
+    if (trained > MOST_LOGPROB).any():
+        return "a behaviour logprob is above 0"
     return None

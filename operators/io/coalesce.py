@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from infra.kafka.session import Outgoing
 from operators.io.elements import Output
-from schemas.codec import encode_all, record_type
+from schemas.block import Block
+from schemas.codec import Headers, encode_all, encode_block, record_type
 from schemas.topics import Topic
 
 
 def coalesce(outputs: Iterable[Output], name_of: Callable[[Topic], str]) -> list[Outgoing]:
     """`outputs` encoded, in order within each topic, partition and key; `name_of` gives a topic its full name.
 
-    Neighbours of one class become rows of one record where their encoding allows. Raises ValueError for an output that
-    is too large or does not fit its schema, KeyError for a class that does not travel.
+    Neighbours of one class become rows of one record where their encoding allows, and so do neighbouring blocks.
+    Raises ValueError for an output that is too large or does not fit its schema, KeyError for a class that does not
+    travel.
     """
     runs: list[tuple[Topic, int | None, str, list[Any]]] = []
     last: dict[tuple[str, int | None, str], list[Any]] = {}
     for topic, key, record, partition in outputs:
         stream = (topic.noun, partition, key)
         run = last.get(stream)
-        if run is not None and type(run[0]) is type(record) and record_type(type(record)).rows:
+        if run is not None and _together(run[0], record):
             run.append(record)
         else:
             last[stream] = run = [record]
@@ -30,5 +32,16 @@ def coalesce(outputs: Iterable[Output], name_of: Callable[[Topic], str]) -> list
     return [
         Outgoing(name_of(topic), partition, key.encode() or None, value, headers)
         for topic, partition, key, run in runs
-        for value, headers in encode_all(run)
+        for value, headers in _encoded(run)
     ]
+
+
+def _together(first: Any, record: Any) -> bool:
+    """Whether the two may be rows of one record."""
+    if isinstance(first, Block) or isinstance(record, Block):
+        return isinstance(first, Block) and isinstance(record, Block) and first.kind is record.kind
+    return type(first) is type(record) and record_type(type(record)).rows
+
+
+def _encoded(run: Sequence[Any]) -> Iterator[tuple[bytes, Headers]]:
+    return encode_block(Block.concatenated(run)) if isinstance(run[0], Block) else encode_all(run)

@@ -14,12 +14,16 @@ from schemas.topics import RESTORE, Topic, group_name
 
 @dataclass(frozen=True)
 class Reading:
-    """A topic to read. `keys` limits it to records whose key starts so: others are passed over undecoded."""
+    """A topic to read. `keys` limits it to records whose key starts so: others are passed over undecoded.
+
+    With `blocks` the rows of a Kafka record come together, as one `Received` with a Block.
+    """
 
     topic: Topic
     partitions: tuple[int, ...] = (0,)
     start: Literal["committed", "earliest", "latest"] = "committed"
     keys: str = ""
+    blocks: bool = False
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from schemas.topics import Topic
 
 
 class Received(NamedTuple):
-    """A decoded record and where it stood. `topic` is the noun."""
+    """A decoded record, or a Block of them, and where it stood. `topic` is the noun."""
 
     topic: str
     partition: int
@@ -62,7 +62,7 @@ class Polled:
 
 
 class Output(NamedTuple):
-    """A record to write. `partition` None leaves the choice to the key."""
+    """A record to write, or a Block of them. `partition` None leaves the choice to the key."""
 
     topic: Topic
     key: str

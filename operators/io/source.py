@@ -11,7 +11,7 @@ from infra.kafka.session import SESSIONS, Fenced, Partition, Session, SessionLos
 from infra.runners.stopping import STOPPING
 from operators.io.config import ShardConfig
 from operators.io.elements import Place, Polled, Received, Restored
-from schemas.codec import MAX_VALUE_BYTES, UndecodableRecord, decode
+from schemas.codec import MAX_VALUE_BYTES, UndecodableRecord, decode, decode_block
 from schemas.records import DeadLetter
 
 log = logging.getLogger(__name__)
@@ -41,6 +41,8 @@ class ShardSource:
         self._wall_ms = wall_ms
         self._nouns = {r.topic.name(config.run): r.topic.noun for r in config.readings}
         self._nouns |= {topic.name(config.run): topic.noun for topic, _ in config.ledger}
+        self._kinds = {t.noun: t.records for t in (*(r.topic for r in config.readings), *(t for t, _ in config.ledger))}
+        self._blocks = {r.topic.name(config.run) for r in config.readings if r.blocks}
         self._keys = {r.topic.name(config.run): r.keys.encode() for r in config.readings if r.keys}
         self._places = {
             Partition(r.topic.name(config.run), p): Place(r.topic.noun, p)
@@ -98,7 +100,7 @@ class ShardSource:
                 continue
             noun = self._nouns[raw.topic]
             try:
-                rows = decode(raw.value, raw.headers)
+                rows = self._rows(raw, noun)
             except UndecodableRecord as error:
                 rejected.append(self._dead_letter(raw, f"read {noun}", str(error)))
                 continue
@@ -139,6 +141,14 @@ class ShardSource:
                     raise
                 lost, pause = error, min(2 * pause, MAX_PAUSE_S)
         raise lost
+
+    def _rows(self, raw: Any, noun: str) -> list[Any]:
+        """The records in `raw`, or their one block. Raises UndecodableRecord, also for what does not belong there."""
+        rows = [decode_block(raw.value, raw.headers)] if raw.topic in self._blocks else decode(raw.value, raw.headers)
+        kind = rows[0].kind if raw.topic in self._blocks else type(rows[0])
+        if kind not in self._kinds[noun]:
+            raise UndecodableRecord(f"a {kind.__name__} does not belong on {noun}")
+        return rows
 
     def _dead_letter(self, raw: Any, step: str, reason: str) -> DeadLetter:
         payload = raw.value or b""

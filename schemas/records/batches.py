@@ -9,9 +9,11 @@ from schemas.columns import Flags, Floats, Integers, TokenIds
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """A packed part of global batch `batch`: part `index` of `count`.
+    """A packed part of global batch `batch`: part `index` of the `count` that its rank has.
 
-    Made by experience, eaten by the trainer of `rank`.
+    Made by experience, eaten by the trainer of `rank`, which reads that partition of the batches topic. Every rank has
+    as many parts; where a rank has less work its last parts are empty (n = t = 0). All sequences of a group are on one
+    rank, next to each other, so what an algorithm says of a group needs no other rank.
 
     With n sequences of t tokens in all: token_ids, logprobs and loss_mask are [t] (prompt positions carry logprob 0 and
     mask False); lengths and prompt_lengths are [n], as are rewards, staleness, the version columns and the lineage

@@ -96,7 +96,8 @@ class Experience:
 class Settled:
     """The end of a trajectory's story, written in the transaction that ends it.
 
-    Made by experience and evaluation, eaten by placement.
+    Made by experience and evaluation, eaten by placement. `tokens` of its response; `staleness` in versions, where it
+    was looked at. `group_left`: its group leaves the buffer with it, so members that finish later are dropped.
     """
 
     trajectory_id: str
@@ -107,3 +108,4 @@ class Settled:
     staleness: int | None
     tokens: int
     settled_at: int
+    group_left: bool = False

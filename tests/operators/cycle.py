@@ -87,7 +87,7 @@ class Cycle:
         self.score = Shard(self.log, score, _restore_score)
         buffer = MakeBatches(ExperienceConfig(shape.global_batch, shape.staleness), PARTITIONS)
         relay = reading(RELAY, start="earliest")
-        experience = shard("experience", reading(EXPERIENCES, keys="p"), relay, ledger=("settled",))
+        experience = shard("experience", reading(EXPERIENCES, keys="p", blocks=True), relay, ledger=("settled",))
         self.experience = Shard(self.log, experience, buffer.restore)
         evaluation = shard("evaluation", reading(EXPERIENCES, keys="e"), relay)
         self.evaluation = Shard(self.log, evaluation, self._restore_evaluation)

@@ -15,6 +15,7 @@ from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Emission, Output, Place, Polled, Received, Restored
 from operators.io.fold_records import Folder
 from operators.io.ledger_floors import LedgerFloors
+from schemas.block import Block
 from schemas.codec import record_type
 from schemas.topics import Topic
 
@@ -29,6 +30,13 @@ class _Slot:
 
     key: str = ""
     rows: list[Any] = field(default_factory=list)
+    made: Block | None = None
+
+    def block(self) -> Block:
+        """The rows as columns, made once."""
+        if self.made is None or len(self.made) != len(self.rows):
+            self.made = Block.of(self.rows)
+        return self.made
 
 
 @dataclass
@@ -62,11 +70,12 @@ class Log:
                 partition = 0
             slots = self._place(topic.noun, partition)
             slot = last.get((topic.noun, partition, key))
-            if slot is None or type(slot.rows[0]) is not type(record) or not record_type(type(record)).rows:
+            kind = record.kind if isinstance(record, Block) else type(record)
+            if slot is None or type(slot.rows[0]) is not kind or not record_type(kind).rows:
                 slot = last[topic.noun, partition, key] = _Slot(key)
                 first.setdefault(f"{topic.noun}:{partition}", len(slots))
                 slots.append(slot)
-            slot.rows.append(record)
+            slot.rows += record.records() if isinstance(record, Block) else [record]
         for place in first:
             noun, _, partition_text = place.rpartition(":")
             self._place(noun, int(partition_text)).append(_Slot())
@@ -85,9 +94,15 @@ class Log:
             for row in s.rows
         ]
 
-    def received(self, place: Place, start: int, stop: int, keys: str = "") -> list[Received]:
-        """The records of `place` from offset `start` to before `stop`."""
+    def received(self, place: Place, start: int, stop: int, keys: str = "", blocks: bool = False) -> list[Received]:
+        """The records of `place` from offset `start` to before `stop`, those of a slot together if `blocks`."""
         slots = self._place(*place)
+        if blocks:
+            return [
+                Received(*place, offset, slots[offset].block())
+                for offset in range(start, min(stop, len(slots)))
+                if slots[offset].key.startswith(keys) and slots[offset].rows
+            ]
         return [
             Received(*place, offset, row)
             for offset in range(start, min(stop, len(slots)))
@@ -156,9 +171,9 @@ class Shard:
         assert self.folder is not None
         received: list[Received] = []
         for place in self.places if only is None else only:
-            keys = next(r.keys for r in self.config.readings if r.topic.noun == place.topic)
+            keys, blocks = next((r.keys, r.blocks) for r in self.config.readings if r.topic.noun == place.topic)
             until = min(self._positions[place] + most, self.log.end(place))
-            received += self.log.received(place, self._positions[place], until, keys)
+            received += self.log.received(place, self._positions[place], until, keys, blocks)
             self._positions[place] = until
         caught_up = all(self._positions[place] >= end for place, end in self._ends.items())
         assert self.restored is not None

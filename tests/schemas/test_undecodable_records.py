@@ -129,31 +129,31 @@ def test_a_tombstone_is_undecodable() -> None:
         decode(None, ENCODED[r.Settled][1])
 
 
-SETTLED = json.loads(ENCODED[r.Settled][0])
+STATUS = json.loads(ENCODED[r.ReplicaStatus][0])
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
         ({"colour": 1}, "unknown fields"),
-        ({"tokens": "3"}, "tokens: expected int, got str"),
-        ({"tokens": 3.0}, "tokens: expected int, got float"),
-        ({"tokens": True}, "tokens: expected int, got bool"),
-        ({"tokens": 2**63}, "beyond 64 bits"),
-        ({"tokens": None}, "tokens is null"),
-        ({"fate": "eaten"}, "is not one of"),
-        ({"fate": ["batched"]}, "unhashable|is not one of"),
-        ({"reason": "\ud800"}, "surrogates"),
+        ({"running": "3"}, "running: expected int, got str"),
+        ({"running": 3.0}, "running: expected int, got float"),
+        ({"running": True}, "running: expected int, got bool"),
+        ({"running": 2**63}, "beyond 64 bits"),
+        ({"running": None}, "running is null"),
+        ({"state": "eating"}, "is not one of"),
+        ({"state": ["running"]}, "unhashable|is not one of"),
+        ({"host": "\ud800"}, "surrogates"),
     ],
 )
 def test_json_fields_out_of_their_type(change: dict[str, object], reason: str) -> None:
     with pytest.raises(UndecodableRecord, match=reason):
-        decode(json.dumps(SETTLED | change).encode(), ENCODED[r.Settled][1])
+        decode(json.dumps(STATUS | change).encode(), ENCODED[r.ReplicaStatus][1])
 
 
 def test_a_missing_json_field_is_named() -> None:
-    with pytest.raises(UndecodableRecord, match=r"missing fields \['fate'\]"):
-        decode(json.dumps({k: v for k, v in SETTLED.items() if k != "fate"}).encode(), ENCODED[r.Settled][1])
+    with pytest.raises(UndecodableRecord, match=r"missing fields \['state'\]"):
+        decode(json.dumps({k: v for k, v in STATUS.items() if k != "state"}).encode(), ENCODED[r.ReplicaStatus][1])
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "1" + "0" * 400])

@@ -14,6 +14,7 @@ from records_here import PARTITIONS, experience, failed, manifest, prompt, readi
 from operators.experience.config import MOST_TOKENS, ExperienceConfig
 from operators.experience.make_batches import MakeBatches
 from operators.experience.packing import split_by_tokens
+from operators.experience.parts import Part
 from schemas.columns import flags, floats, token_ids
 from schemas.identity import parse_trajectory_id
 from schemas.records import Experience, MicroBatch, Response, Settled
@@ -26,7 +27,7 @@ class Buffer:
     def __init__(self, global_batch: int = 4, **config: Any) -> None:
         self.log = Log()
         step = MakeBatches(ExperienceConfig(global_batch=global_batch, **config), PARTITIONS)
-        readings = reading(EXPERIENCES, keys="p"), reading(RELAY, start="earliest")
+        readings = reading(EXPERIENCES, keys="p", blocks=True), reading(RELAY, start="earliest")
         self.shard = Shard(self.log, shard("experience", *readings, ledger=("settled",)), step.restore)
         self.shard.start()
 
@@ -111,10 +112,10 @@ def nonsense(kind: str, member: int = 0) -> Experience:
         return experience(trajectory(asked, member, tokens=0))
     if kind == "the prompt is empty":
         return experience(trajectory(prompt(0, token_ids=token_ids([])), member))
-    if kind == "the reward is nan":
-        return experience(trajectory(asked, member), reward=float("nan"))
-    logprobs = [-0.5, float("-inf")] if kind == "a behaviour logprob is not finite" else [-0.5]
-    response = Response(token_ids([5, 5]), floats(logprobs), flags([True, True]))
+    unsound = {"unequal": [-0.5], "not a number": [-0.5, float("nan")], "infinite": [-0.5, float("-inf")]}
+    ids = [5, -1] if kind == "a token id is negative" else [5, 5]
+    logprobs = unsound.get(kind, [-0.5, 3.0] if kind == "a behaviour logprob is above 0" else [-0.5, -0.5])
+    response = Response(token_ids(ids), floats(logprobs), flags([True, True]))
     return experience(trajectory(asked, member, response=response))
 
 
@@ -123,8 +124,10 @@ def nonsense(kind: str, member: int = 0) -> Experience:
     [
         ("failed", "out of memory"),
         ("no version", "nothing was generated"),
-        *((kind, kind) for kind in ("nothing was generated", "the prompt is empty", "the reward is nan")),
-        ("a behaviour logprob is not finite", "a behaviour logprob is not finite"),
+        *((kind, kind) for kind in ("nothing was generated", "the prompt is empty", "a token id is negative")),
+        ("a behaviour logprob is above 0", "a behaviour logprob is above 0"),
+        ("not a number", "a behaviour logprob is not finite"),
+        ("infinite", "a behaviour logprob is not finite"),
         ("unequal", "2 tokens with 1 logprobs and a mask of 2"),
     ],
 )
@@ -204,16 +207,105 @@ def test_what_the_buffer_holds_is_told_with_each_batch() -> None:
     buffer.publish(5)
     buffer.group(0, under=version(5))
     buffer.group(2, under=version(3))
-    buffer.score(experience(trajectory(prompt(4), 0)))
+    buffer.score(experience(trajectory(prompt(4), 0, under=version(5))))
     buffer.shard.run()
     (metric,) = buffer.log.rows(METRICS)
     assert metric.values == {
         "buffer/trajectories": 1.0,
         "buffer/groups": 1.0,
         "dropped/stale": 2.0,
+        "dropped/all": 2.0,
         "staleness/0": 2.0,
-    }
+        "staleness_at_finish/0": 2.0,
+    } | {f"dropped_share/{decile}": 0.5 for decile in range(1, 11)}
     assert buffer.batches() == [("p0.0", "p0.1")]
+
+
+@pytest.mark.parametrize("policy", ["train", "drop"])
+@pytest.mark.parametrize("restart", [True, False])
+def test_a_group_that_waits_too_long_leaves_as_configured_and_late_members_are_dropped(
+    policy: str, restart: bool
+) -> None:
+    buffer = Buffer(global_batch=2, group_timeout_s=10, partial_groups=policy)
+    folder: Any = buffer.shard.folder
+    folder._clock = lambda: 0.0
+    asked = prompt(0, 4)
+    buffer.score(*(experience(trajectory(asked, member)) for member in (0, 2)))
+    buffer.shard.run()
+    folder._clock = lambda: 9.0
+    assert buffer.shard.run() == []
+    folder._clock = lambda: 10.0
+    buffer.shard.run()
+    assert buffer.batches() == ([("p0.0", "p0.2")] if policy == "train" else [])
+    if restart:
+        buffer.shard.start()
+    buffer.score(*(experience(trajectory(asked, member)) for member in (3, 1)))
+    buffer.shard.run(2)
+    late = dict.fromkeys(("p0.3", "p0.1"), "dropped")
+    assert buffer.fates() == dict.fromkeys(("p0.0", "p0.2"), "batched" if policy == "train" else "dropped") | late
+    reasons = {r.trajectory_id: r.reason for r in buffer.log.rows(SETTLED)}
+    assert reasons["p0.1"] == "its group had left"
+    assert reasons["p0.0"] == ("" if policy == "train" else "2 of 4 members came in 10 s")
+    buffer.shard.start()
+    assert not buffer.shard.folder._endings._left  # type: ignore[union-attr]
+
+
+def test_what_the_sampler_refuses_is_settled_with_its_reason_and_trained_never() -> None:
+    buffer = Buffer(global_batch=2, sampler=Part("dynamic"))
+    for number, rewards in enumerate([(1.0, 1.0), (0.0, 0.0), (0.5, 0.5), (0.5, 0.6)]):
+        asked = prompt(number, 2)
+        buffer.score(*(experience(trajectory(asked, m), reward) for m, reward in enumerate(rewards)))
+    buffer.shard.run()
+    assert buffer.batches() == [("p3.0", "p3.1")]
+    assert Counter(r.reason for r in buffer.log.rows(SETTLED)) == {"": 2, "all rewards of the group are alike": 6}
+
+
+def test_a_full_buffer_drops_the_oldest_and_knows_the_group_has_left() -> None:
+    buffer = Buffer(global_batch=9, evictions=(Part("capacity", {"trajectories": 4}),))
+    buffer.score(experience(trajectory(prompt(0, 3), 0)))
+    for number in (2, 4):
+        buffer.group(number)
+    buffer.shard.run()
+    assert buffer.fates() == dict.fromkeys(("p2.0", "p2.1"), "dropped")
+    buffer.group(6)
+    buffer.group(8)
+    buffer.group(10)
+    buffer.shard.run()
+    buffer.shard.start()
+    buffer.score(experience(trajectory(prompt(0, 3), 1)))
+    buffer.shard.run()
+    assert set(buffer.fates()) == {f"p{number}.{member}" for number in (2, 4, 6, 8) for member in (0, 1)}
+
+
+def test_the_prompts_and_answers_of_a_batch_are_those_of_its_members_wherever_they_stood() -> None:
+    buffer = Buffer(global_batch=6)
+    for member in range(2):
+        for number in range(3):
+            tokens = 1 + number + member
+            response = Response(
+                token_ids([10 * number + member] * tokens), floats([-number - 1.0] * tokens), flags([True] * tokens)
+            )
+            asked = prompt(number, 2, token_ids=token_ids([100 + number] * (number + 1)))
+            buffer.score(experience(trajectory(asked, member, response=response), float(number)))
+    buffer.shard.run()
+    (part,) = buffer.log.rows(BATCHES)
+    start = 0
+    for name, length, asked, reward in zip(
+        part.trajectory_ids,
+        part.lengths.to_pylist(),
+        part.prompt_lengths.to_pylist(),
+        part.rewards.to_pylist(),
+        strict=True,
+    ):
+        key = parse_trajectory_id(name)
+        number, answered = key.number, 1 + key.number + key.member
+        ids = part.token_ids.to_pylist()[start : start + length]
+        assert ids == [100 + number] * (number + 1) + [10 * number + key.member] * answered
+        assert part.logprobs.to_pylist()[start : start + length] == [0.0] * asked + [-number - 1.0] * answered
+        assert part.loss_mask.to_pylist()[start : start + length] == [False] * asked + [True] * answered
+        assert reward == number
+        start += length
+    assert start == len(part.token_ids)
 
 
 def test_a_second_answer_is_passed_over() -> None:
@@ -330,4 +422,4 @@ def test_restarts_at_any_point_lose_nothing_and_settle_nothing_twice(seed: int) 
     groups = [{parse_trajectory_id(name).number for name in batch} for batch in buffer.batches()]
     assert sum(map(len, groups)) == len(set().union(*groups))
     assert 72 - len(fates) < max(least, 1)
-    assert len(buffer.shard.folder._held) == 72 - len(fates)
+    assert len(buffer.shard.folder._endings._held) == 72 - len(fates)

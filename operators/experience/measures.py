@@ -1,0 +1,73 @@
+"""What the buffer tells of itself with each batch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from operators.experience.groups import Groups
+from operators.experience.members import Member
+from schemas.records import Fate, Metric
+
+DECILES = 10
+
+
+class BufferMeasures:
+    """Counts since this start, and the histograms of one batch."""
+
+    def __init__(self) -> None:
+        self._dropped: Counter[str] = Counter()
+        self._ended: Counter[int] = Counter()
+        self._dropped_lengths: Counter[int] = Counter()
+
+    def drop(self, members: Sequence[Member], reason: str) -> None:
+        """Members are dropped for `reason`, whose words before its first number name its kind."""
+        self._dropped[kind_of(reason)] += len(members)
+        self._dropped_lengths.update(coarse(member.tokens) for member in members)
+
+    def end(self, members: Sequence[Member], fate: Fate) -> None:
+        """Members' stories have ended; failed ones say nothing of lengths."""
+        if fate != "failed":
+            self._ended.update(coarse(member.tokens) for member in members)
+
+    def metric(self, batch: int, members: Sequence[Member], ages: Sequence[int], groups: Groups, now: int) -> Metric:
+        """Of `batch`: what is held and was dropped; staleness at consumption (`ages`) and at finish as histograms."""
+        values = {
+            "buffer/trajectories": float(groups.held),
+            "buffer/groups": float(len(groups)),
+            "dropped/stale": float(self._dropped["staleness"]),
+            "dropped/all": float(self._dropped.total()),
+            **{f"staleness/{age}": float(count) for age, count in sorted(Counter(ages).items())},
+        }
+        at_finish = Counter(member.finish_staleness for member in members)
+        values |= {f"staleness_at_finish/{age}": float(count) for age, count in sorted(at_finish.items())}
+        if self._dropped_lengths:
+            values |= by_decile(self._ended, self._dropped_lengths)
+        return Metric("experience", batch, values, now)
+
+
+def kind_of(reason: str) -> str:
+    """The first word of a reason."""
+    return reason.partition(" ")[0]
+
+
+def coarse(tokens: int) -> int:
+    """A length with at most seven significant bits: at most 64 different ones in each doubling of length."""
+    drop = max(0, tokens.bit_length() - 7)
+    return tokens >> drop << drop
+
+
+def by_decile(ended: Mapping[int, int], dropped: Mapping[int, int]) -> dict[str, float]:
+    """The share dropped of each tenth of what has ended, by response length; `dropped_share/1` is of the shortest."""
+    lengths = sorted(ended)
+    counts = np.array([ended[length] for length in lengths], float)
+    losses = np.array([dropped.get(length, 0) for length in lengths], float)
+    edges = np.concatenate([[0.0], np.cumsum(counts)])
+    shares = {}
+    for decile in range(DECILES):
+        low, high = edges[-1] * decile / DECILES, edges[-1] * (decile + 1) / DECILES
+        inside = np.clip(np.minimum(edges[1:], high) - np.maximum(edges[:-1], low), 0, None)
+        shares[f"dropped_share/{decile + 1}"] = float((inside / counts * losses).sum() / (high - low))
+    return shares

@@ -1,0 +1,39 @@
+"""When a decision is taken, as the log knows it: what samplers and evictions may depend on besides the groups."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+
+from operators.experience.groups import Group
+from schemas.records import PolicyVersion
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Global batch `batch` is to be made, of `wanted` trajectories at least, for `ranks` trainer ranks.
+
+    `newest` is the newest weight version announced; `log_time` when the latest experience was scored, in Unix
+    milliseconds; `held` how many trajectories the buffer holds.
+    """
+
+    batch: int
+    wanted: int
+    ranks: int
+    seed: int
+    newest: PolicyVersion | None
+    log_time: int
+    held: int
+
+    def draw(self, group: Group) -> float:
+        """A number in (0, 1) for `group` in this batch: a function of seed, batch and group alone.
+
+        So what is drawn does not depend on the order in which groups came, nor on what was drawn before.
+        """
+        text = f"{self.seed}/{self.batch}/{group.number}".encode()
+        return (int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") + 0.5) / 2**64
+
+    def race(self, group: Group, weight: float) -> float:
+        """Sort by this to draw without replacement in proportion to `weight` (Efraimidis and Spirakis, 2006)."""
+        return -math.log(self.draw(group)) / weight if weight > 0 else math.inf

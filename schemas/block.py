@@ -1,0 +1,64 @@
+"""Records of one kind as columns: for steps that look at many at a time and at few of their fields.
+
+A record costs tens of microseconds to build from its columns, a column some nanoseconds a row to look at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from schemas.arrow import arrow_schema, build_records, flatten_records
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """Records of class `kind`; `batch` has a column for each field, those of nested records by dotted name."""
+
+    kind: type
+    batch: pa.RecordBatch
+
+    def __len__(self) -> int:
+        return int(self.batch.num_rows)
+
+    @classmethod
+    def of(cls, records: Sequence[Any]) -> Block:
+        """`records`, one or more of one class. Raises TypeError or ValueError if a value does not fit its field."""
+        return cls(type(records[0]), flatten_records(records))
+
+    @classmethod
+    def from_columns(cls, kind: type, columns: Mapping[str, Any]) -> Block:
+        """Records of class `kind` by column: Arrow or NumPy arrays or sequences, all columns and equally long.
+
+        Raises KeyError, TypeError or ValueError (pyarrow's) where they do not make up such records.
+        """
+        schema = arrow_schema(kind)
+        arrays = [
+            values if isinstance(values := columns[field.name], pa.Array) else pa.array(values, field.type)
+            for field in schema
+        ]
+        return cls(kind, pa.RecordBatch.from_arrays(arrays, schema=schema))
+
+    @classmethod
+    def concatenated(cls, blocks: Sequence[Block]) -> Block:
+        """One or more blocks of one kind, one after the other."""
+        return blocks[0] if len(blocks) == 1 else cls(blocks[0].kind, pa.concat_batches([b.batch for b in blocks]))
+
+    def column(self, name: str) -> pa.Array:
+        """The values of field `name`. Raises KeyError."""
+        return self.batch.column(name)
+
+    def part(self, first: int, count: int) -> Block:
+        """`count` records from number `first` on, without a copy."""
+        return Block(self.kind, self.batch.slice(first, count))
+
+    def take(self, rows: Sequence[int]) -> Block:
+        """Those records, in that order."""
+        return Block(self.kind, self.batch.take(pa.array(rows, pa.int64())))
+
+    def records(self) -> list[Any]:
+        """The records themselves. Raises ValueError where a value does not fit its field."""
+        return build_records(self.kind, self.batch)

@@ -1,0 +1,206 @@
+"""What leaves and what is dropped, as tables: each part is a function of the groups and the moment alone."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from records_here import experience, prompt, trajectory, version
+
+from operators.experience.config import ExperienceConfig
+from operators.experience.evictions import Age, Capacity, Staleness
+from operators.experience.groups import Group, Groups
+from operators.experience.members import read_members
+from operators.experience.moment import Moment
+from operators.experience.packing import balance, pack
+from operators.experience.parts import Part
+from operators.experience.samplers import SAMPLERS, DynamicSampling, GroupComplete, Sampler
+from operators.experience.writers import Bounded, Finished, Verified
+from schemas.block import Block
+from schemas.records import RewardComponent
+
+
+def group(number: int, rewards: tuple[float, ...] = (0.0, 1.0), at: int = 0, expected: int = 0, **how: Any) -> Group:
+    """A closed group whose members were scored at `at`."""
+    asked = prompt(number, expected or len(rewards))
+    rows = [
+        experience(trajectory(asked, member, **how), reward, scored_at=at, components=_accuracy(reward))
+        for member, reward in enumerate(rewards)
+    ]
+    members = read_members(Block.of(rows), number % 2, number)
+    made = Group(members[0], 0.0)
+    made.members = members
+    made.close()
+    return made
+
+
+def _accuracy(reward: float) -> tuple[RewardComponent, ...]:
+    return (RewardComponent("accuracy", float(reward >= 1), 0.0),) if reward in (0, 1) else ()
+
+
+def moment(batch: int = 0, newest: int = 9, **changes: Any) -> Moment:
+    fields = {"wanted": 4, "ranks": 1, "seed": 0, "newest": version(newest), "log_time": 0, "held": 0}
+    return Moment(batch=batch, **(fields | changes))
+
+
+def numbers(sampler: Sampler, ready: list[Group], **how: Any) -> list[int]:
+    return [each.number for each in sampler.order(ready, moment(**how))]
+
+
+READY = [group(number, at=number) for number in range(8)]
+
+
+def test_fifo_and_newest_first_go_by_completion() -> None:
+    assert numbers(SAMPLERS["fifo"](), READY) == list(range(8))
+    assert numbers(SAMPLERS["newest_first"](), READY) == list(range(8))[::-1]
+
+
+@pytest.mark.parametrize("name", ["staleness_weighted", "prioritised", "windowed"])
+def test_what_is_drawn_is_a_function_of_seed_batch_and_groups(name: str) -> None:
+    sampler = SAMPLERS[name]()
+    first = numbers(sampler, READY)
+    assert first == numbers(sampler, READY)
+    assert len({tuple(numbers(sampler, READY, batch=batch)) for batch in range(9)}) > 5
+    assert first != numbers(sampler, READY, seed=1)
+    without = [each for each in READY if each.number != 3]
+    assert numbers(sampler, without) == [number for number in first if number != 3]
+
+
+@pytest.mark.parametrize(
+    ("name", "likely", "unlikely"),
+    [
+        ("staleness_weighted", group(1, under=version(9)), group(2, under=version(6))),
+        ("prioritised", group(1, (0.0, 1.0)), group(2, (1.0, 1.0))),
+    ],
+)
+def test_weights_are_odds(name: str, likely: Group, unlikely: Group) -> None:
+    first = [numbers(SAMPLERS[name](), [unlikely, likely], batch=batch)[0] for batch in range(300)]
+    assert first.count(1) > 240
+    assert 2 in first
+
+
+def test_a_window_takes_nothing_younger() -> None:
+    assert sorted(numbers(SAMPLERS["windowed"](window=3), READY)) == [0, 1, 2]
+
+
+def test_balanced_lengths_take_long_and_short_in_turn_after_the_oldest() -> None:
+    ready = [group(number, tokens=tokens) for number, tokens in enumerate([5, 1, 90, 2, 80, 3])]
+    assert numbers(SAMPLERS["length_balanced"](window=6), ready) == [0, 2, 1, 4, 3, 5]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "reason"),
+    [
+        ((0.0, 1.0), None),
+        ((0.0, 0.0), "no answer of the group is right"),
+        ((1.0, 1.0), "every answer of the group is right"),
+        ((0.3, 0.4), None),
+        ((0.3, 0.3), "all rewards of the group are alike"),
+    ],
+)
+def test_dynamic_sampling_keeps_groups_with_some_right_and_some_wrong(rewards: tuple[float, ...], reason: str) -> None:
+    assert DynamicSampling().refuse(group(0, rewards)) == reason
+
+
+def test_only_whole_groups() -> None:
+    assert GroupComplete().refuse(group(0)) is None
+    assert GroupComplete().refuse(group(0, expected=5)) == "the group lacks 3 of its 5 members"
+
+
+@pytest.mark.parametrize(
+    ("eviction", "how", "dropped"),
+    [
+        (Staleness(most=2), {"newest": 9}, [(0, "staleness 9 > 2"), (0, "staleness 9 > 2")]),
+        (Age(seconds=1.0), {"log_time": 2500}, [(0, "age 2 s > 1 s"), (0, "age 2 s > 1 s")]),
+        (Capacity(trajectories=4), {"held": 6}, [(0, "more than 4 are held"), (0, "more than 4 are held")]),
+        (Capacity(trajectories=6), {"held": 6}, []),
+    ],
+)
+def test_evictions_say_what_they_drop_and_why(eviction: Any, how: dict[str, Any], dropped: list[Any]) -> None:
+    groups = [group(0, under=version(0)), group(1, at=1600, under=version(9)), group(2, at=1600, under=version(8))]
+    assert [(drop.member.number, drop.reason) for drop in eviction.evict(groups, moment(**how))] == dropped
+
+
+def test_writers_refuse() -> None:
+    (member,) = group(0, (1.0,), tokens=5, finish_reason="length").members
+    assert Finished().refuse(member) == "cut off after 5 tokens"
+    assert Bounded(tokens=7).refuse(member) == "8 tokens are more than 7"
+    assert Bounded(tokens=8).refuse(member) is None
+    assert Verified().refuse(member) is None
+    member.error = "exact: raised"
+    assert Verified().refuse(member) == "not verified: exact: raised"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"sampler": Part("fifp")}, "sampler: there is none called 'fifp'; did you mean 'fifo'"),
+        ({"sampler": Part("windowed", {"windo": 3})}, "windowed has no option 'windo'; did you mean 'window'"),
+        ({"sampler": Part("windowed", {"window": 0})}, "window must be positive"),
+        ({"sampler": Part("dynamic", {"order_by": "dynamic"})}, "no sampler that orders"),
+        ({"evictions": (Part("capacity", {"trajectories": 0}),)}, "trajectories must be at least 1"),
+        ({"writers": (Part("al"),)}, "writers: there is none called 'al'; did you mean 'all'"),
+        ({"group_timeout_s": -1.0}, "group_timeout_s must not be negative"),
+    ],
+)
+def test_a_part_that_does_not_fit_is_named(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ExperienceConfig(**settings)
+
+
+def test_a_sampler_of_the_users_own(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\nfrom operators.experience.samplers import Sampler\n\n"
+        "@dataclass(frozen=True)\nclass Longest(Sampler):\n    least: int = 0\n"
+        "    def order(self, ready, moment):\n        return sorted(ready, key=lambda group: -group.tokens)\n"
+        "class NoSampler:\n    pass\n"
+    )
+    config = ExperienceConfig(sampler=Part(f"{tmp_path}/mine.py:Longest", {"least": 3}))
+    ready = [group(number, tokens=tokens) for number, tokens in enumerate([5, 9, 2])]
+    assert numbers(config.make_sampler(), ready) == [1, 0, 2]
+    with pytest.raises(ValueError, match="must be a class that derives from"):
+        ExperienceConfig(sampler=Part(f"{tmp_path}/mine.py:NoSampler")).make_sampler()
+
+
+def test_the_order_of_what_is_ready_is_that_of_the_log_whatever_polls_brought_first() -> None:
+    orders = set()
+    for seed in range(5):
+        groups = Groups()
+        shuffled = [group(number, at=number // 2) for number in range(8)]
+        random.Random(seed).shuffle(shuffled)
+        for each in shuffled:
+            groups.make_ready(each)
+        orders.add(tuple(each.number for each in groups.ready))
+    assert orders == {tuple(range(8))}
+
+
+def test_ranks_get_as_many_parts_and_nearly_as_many_tokens() -> None:
+    rng = random.Random(0)
+    members = [m for number in range(24) for m in group(number, tokens=rng.randint(1, 60)).members]
+    parts = pack(7, members, [0] * len(members), 100, 3)
+    assert {(part.rank, part.count) for part in parts} == {(rank, parts[0].count) for rank in range(3)}
+    assert all([p.index for p in parts if p.rank == rank] == list(range(parts[0].count)) for rank in range(3))
+    tokens = [sum(len(part.token_ids) for part in parts if part.rank == rank) for rank in range(3)]
+    assert max(tokens) - min(tokens) <= max(2 * member.length for member in members)
+    by_group: dict[str, set[int]] = {}
+    for part in parts:
+        for name in part.trajectory_ids:
+            by_group.setdefault(name.partition(".")[0], set()).add(part.rank)
+    assert all(len(ranks) == 1 for ranks in by_group.values())
+    assert sum(len(part.trajectory_ids) for part in parts) == len(members)
+
+
+def test_a_rank_without_work_has_empty_parts() -> None:
+    (part, padding) = pack(0, group(0).members, [0, 0], 100, 2)
+    assert (part.rank, padding.rank, part.count, padding.count) == (0, 1, 1, 1)
+    assert (len(padding.token_ids), padding.trajectory_ids, len(padding.lengths)) == (0, (), 0)
+
+
+@pytest.mark.parametrize(
+    ("loads", "ranks", "expected"),
+    [([], 2, []), ([5, 4, 3], 1, [0, 0, 0]), ([1, 9, 4, 5], 2, [0, 0, 1, 1]), ([3, 3, 3], 4, [0, 1, 2])],
+)
+def test_the_longest_goes_where_there_is_least(loads: list[int], ranks: int, expected: list[int]) -> None:
+    assert balance(loads, ranks) == expected
