@@ -41,7 +41,7 @@ class ShardSource:
         self._wall_ms = wall_ms
         self._nouns = {r.topic.name(config.run): r.topic.noun for r in config.readings}
         self._nouns |= {topic.name(config.run): topic.noun for topic, _ in config.ledger}
-        self._kinds = {t.noun: t.records for t in (*(r.topic for r in config.readings), *(t for t, _ in config.ledger))}
+        self._kinds = {r.topic.noun: r.topic.records for r in config.readings}
         self._blocks = {r.topic.name(config.run) for r in config.readings if r.blocks}
         self._keys = {r.topic.name(config.run): r.keys.encode() for r in config.readings if r.keys}
         self._places = {
@@ -143,12 +143,13 @@ class ShardSource:
         raise lost
 
     def _rows(self, raw: Any, noun: str) -> list[Any]:
-        """The records in `raw`, or their one block. Raises UndecodableRecord, also for what does not belong there."""
-        rows = [decode_block(raw.value, raw.headers)] if raw.topic in self._blocks else decode(raw.value, raw.headers)
-        kind = rows[0].kind if raw.topic in self._blocks else type(rows[0])
-        if kind not in self._kinds[noun]:
-            raise UndecodableRecord(f"a {kind.__name__} does not belong on {noun}")
-        return rows
+        """The records in `raw`, or their one block, of a class that belongs there. Raises UndecodableRecord."""
+        if raw.topic not in self._blocks:
+            return decode(raw.value, raw.headers)
+        block = decode_block(raw.value, raw.headers)
+        if block.kind not in self._kinds[noun]:
+            raise UndecodableRecord(f"a {block.kind.__name__} does not belong on {noun}")
+        return [block]
 
     def _dead_letter(self, raw: Any, step: str, reason: str) -> DeadLetter:
         payload = raw.value or b""

@@ -8,52 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from log_model import Log, Shard
-from records_here import PARTITIONS, experience, failed, manifest, prompt, reading, settled, shard, trajectory, version
+from buffer_on_a_log import Buffer
+from records_here import experience, failed, prompt, settled, trajectory, version
 
 from operators.experience.config import MOST_TOKENS, ExperienceConfig
-from operators.experience.make_batches import MakeBatches
 from operators.experience.packing import split_by_tokens
 from operators.experience.parts import Part
 from schemas.columns import flags, floats, token_ids
 from schemas.identity import parse_trajectory_id
-from schemas.records import Experience, MicroBatch, Response, Settled
-from schemas.topics import BATCHES, EXPERIENCES, METRICS, RELAY, SETTLED, partition_of
-
-
-class Buffer:
-    """The experience operator on a log in memory."""
-
-    def __init__(self, global_batch: int = 4, **config: Any) -> None:
-        self.log = Log()
-        step = MakeBatches(ExperienceConfig(global_batch=global_batch, **config), PARTITIONS)
-        readings = reading(EXPERIENCES, keys="p", blocks=True), reading(RELAY, start="earliest")
-        self.shard = Shard(self.log, shard("experience", *readings, ledger=("settled",)), step.restore)
-        self.shard.start()
-
-    def score(self, *records: Experience) -> None:
-        for record in records:
-            asked = record.trajectory.prompt
-            self.log.append(EXPERIENCES, record, asked.prompt_id, partition_of(asked.number, PARTITIONS))
-
-    def group(self, number: int, samples: int = 2, **how: Any) -> None:
-        asked = prompt(number, samples)
-        self.score(*(experience(trajectory(asked, member, **how)) for member in range(samples)))
-
-    def publish(self, number: int) -> None:
-        self.log.append(RELAY, manifest(version(number)))
-
-    def batches(self) -> list[tuple[str, ...]]:
-        found: dict[int, list[str]] = {}
-        for part in sorted(self.log.rows(BATCHES), key=lambda part: (part.batch, part.index)):
-            found.setdefault(part.batch, []).extend(part.trajectory_ids)
-        assert list(found) == list(range(len(found)))
-        return [tuple(names) for names in found.values()]
-
-    def fates(self) -> dict[str, str]:
-        records: list[Settled] = self.log.rows(SETTLED)
-        assert len({r.trajectory_id for r in records}) == len(records)
-        return {r.trajectory_id: r.fate for r in records}
+from schemas.records import Experience, MicroBatch, Response
+from schemas.topics import BATCHES, EXPERIENCES, METRICS, SETTLED
 
 
 def test_a_batch_is_whole_groups_until_it_has_enough() -> None:

@@ -1,0 +1,48 @@
+"""The experience operator on a log in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from log_model import Log, Shard
+from records_here import PARTITIONS, experience, manifest, prompt, reading, shard, trajectory, version
+
+from operators.experience.config import ExperienceConfig
+from operators.experience.make_batches import MakeBatches
+from schemas.records import Experience, Settled
+from schemas.topics import BATCHES, EXPERIENCES, RELAY, SETTLED, partition_of
+
+
+class Buffer:
+    """The experience operator on a log in memory."""
+
+    def __init__(self, global_batch: int = 4, **config: Any) -> None:
+        self.log = Log()
+        step = MakeBatches(ExperienceConfig(global_batch=global_batch, **config), PARTITIONS)
+        readings = reading(EXPERIENCES, keys="p", blocks=True), reading(RELAY, start="earliest")
+        self.shard = Shard(self.log, shard("experience", *readings, ledger=("settled",)), step.restore)
+        self.shard.start()
+
+    def score(self, *records: Experience) -> None:
+        for record in records:
+            asked = record.trajectory.prompt
+            self.log.append(EXPERIENCES, record, asked.prompt_id, partition_of(asked.number, PARTITIONS))
+
+    def group(self, number: int, samples: int = 2, **how: Any) -> None:
+        asked = prompt(number, samples)
+        self.score(*(experience(trajectory(asked, member, **how)) for member in range(samples)))
+
+    def publish(self, number: int) -> None:
+        self.log.append(RELAY, manifest(version(number)))
+
+    def batches(self) -> list[tuple[str, ...]]:
+        found: dict[int, list[str]] = {}
+        for part in sorted(self.log.rows(BATCHES), key=lambda part: (part.batch, part.index)):
+            found.setdefault(part.batch, []).extend(part.trajectory_ids)
+        assert list(found) == list(range(len(found)))
+        return [tuple(names) for names in found.values()]
+
+    def fates(self) -> dict[str, str]:
+        records: list[Settled] = self.log.rows(SETTLED)
+        assert len({r.trajectory_id for r in records}) == len(records)
+        return {r.trajectory_id: r.fate for r in records}
