@@ -3,10 +3,10 @@
     python benchmarks/experience.py --trajectories 20000 --log 1000 10000 100000
 
 A real broker, the real pipeline on the embedded runner, everything committed in transactions. `write` is what it takes
-to encode and send experiences (score's way out, its verifiers apart). `buffer` is from the first batch that a
-read_committed reader sees to the last. `--log` gives how many trajectories the buffer's log holds when the next
-`--trajectories` are measured: the cost of each must not grow with it. CPU seconds are of this process and of the broker,
-so they tell of a machine that has other work, too.
+to encode and send experiences (score's way out, its verifiers apart). `buffer` is from the session, before anything
+is fetched, to the last batch that a read_committed reader sees. `--log` gives how many trajectories the buffer's log holds when the next
+`--trajectories` are measured: the cost of each must not grow with it. CPU time is of this process and of the broker, so
+it tells of a machine that has other work, too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
@@ -32,6 +32,7 @@ from rich.table import Table
 from infra.kafka.broker import Broker, BrokerConfig, start_broker
 from infra.kafka.producer import BoundedProducer
 from infra.kafka.reading import read_topic
+from infra.kafka.session import SESSIONS
 from infra.runners.run import run_pipeline
 from infra.runners.stopping import STOPPING
 from operators.experience.config import ExperienceConfig
@@ -43,10 +44,13 @@ from schemas import records as r
 from schemas.block import Block
 from schemas.codec import MAX_ROWS, encode_block
 from schemas.columns import flags, floats, token_ids
-from schemas.topics import EXPERIENCES, METRICS
+from schemas.topics import EXPERIENCES, METRICS, group_name
 
 SAMPLES = 8
-PUBLISHED = "PipelineRL's files 34.8k writes and 10.0k reads a second, not durable; TransferQueue 8.6k puts and 7.5k gets, in memory"
+PUBLISHED = (
+    "PipelineRL's files 34.8k writes and 10.0k reads a second, not durable; "
+    "TransferQueue 8.6k puts and 7.5k gets, in memory"
+)
 LIMIT_S = 900.0
 
 
@@ -114,6 +118,15 @@ def _template(tokens: int) -> Block:
     return Block.of(rows)
 
 
+class Sample(NamedTuple):
+    """Batches committed by then, and seconds: of the clock, of this process's CPU time, of the broker's."""
+
+    batches: int
+    at: float
+    own: float
+    brokers: float
+
+
 class Watch(threading.Thread):
     """Looks at the committed end of the metrics topic, which has one record a batch, until `batches` are there."""
 
@@ -121,25 +134,31 @@ class Watch(threading.Thread):
         super().__init__(daemon=True)
         self._config, self._broker = config, psutil.Process(broker.pid)
         self._batches = batches
-        self.samples: list[tuple[float, int, float, float]] = []
+        self.samples: list[Sample] = []
         self.done = False
 
     def run(self) -> None:
         limit = threading.Timer(LIMIT_S, STOPPING.set)
         limit.start()
+        group = group_name(self._config.run.name, "experience")
+        while SESSIONS.get(group) is None and not STOPPING.wait(0.002):
+            pass
+        self._look(0)
         topic = METRICS.name(self._config.run.name)
         for record in read_topic(self._config.kafka.client(), topic, follow=True):
-            broker = self._broker.cpu_times()
-            batches = 1 + record.rows[-1].step
-            self.samples.append((time.monotonic(), batches, time.process_time(), broker.user + broker.system))
-            if batches >= self._batches:
+            self._look(1 + record.rows[-1].step)
+            if self.samples[-1].batches >= self._batches:
                 break
         self.done = True
         limit.cancel()
         STOPPING.set()
 
+    def _look(self, batches: int) -> None:
+        broker = self._broker.cpu_times()
+        self.samples.append(Sample(batches, time.monotonic(), time.process_time(), broker.user + broker.system))
 
-def drain(config: Config, broker: Broker, batches: int) -> list[tuple[float, int, float, float]]:
+
+def drain(config: Config, broker: Broker, batches: int) -> list[Sample]:
     """Run the pipeline until `batches` global batches are committed. Raises RuntimeError if they do not come."""
     STOPPING.clear()
     watch = Watch(config, broker, batches)
@@ -147,7 +166,7 @@ def drain(config: Config, broker: Broker, batches: int) -> list[tuple[float, int
     run_pipeline(partial(experience.build, config=config), close=close_shards)
     watch.join(10)
     if not watch.done:
-        raise RuntimeError(f"only {watch.samples[-1][1]} of {batches} batches came in {LIMIT_S:g} s")
+        raise RuntimeError(f"only {watch.samples[-1].batches} of {batches} batches came in {LIMIT_S:g} s")
     return watch.samples
 
 
@@ -167,12 +186,11 @@ def measure(config: Config, broker: Broker, tokens: int, count: int, logs: list[
         seconds, own, theirs = (b - a for a, b in zip(before, after, strict=True))
         yield Measured("write", held, written, written / seconds, own / written * 1e6, theirs / written * 1e6)
         samples = drain(config, broker, feeder.written // size)
-        first = next(sample for sample in samples if sample[1] > held // size)
-        last = samples[-1]
-        through = (last[1] - first[1]) * size
-        if through:
-            seconds, own, theirs = last[0] - first[0], last[2] - first[2], last[3] - first[3]
-            yield Measured("buffer", held, through, through / seconds, own / through * 1e6, theirs / through * 1e6)
+        first, last = samples[0], samples[-1]
+        through = (last.batches - held // size) * size
+        own, theirs = last.own - first.own, last.brokers - first.brokers
+        rate = through / (last.at - first.at)
+        yield Measured("buffer", held, through, rate, own / through * 1e6, theirs / through * 1e6)
 
 
 @contextmanager
