@@ -3,10 +3,10 @@
     python benchmarks/experience.py --trajectories 20000 --log 1000 10000 100000
 
 A real broker, the real pipeline on the embedded runner, everything committed in transactions. `write` is what it takes
-to encode and send experiences (score's way out, its verifiers apart). `buffer` is from the session, before anything
-is fetched, to the last batch that a read_committed reader sees. `--log` gives how many trajectories the buffer's log holds when the next
-`--trajectories` are measured: the cost of each must not grow with it. CPU time is of this process and of the broker, so
-it tells of a machine that has other work, too.
+to encode and send experiences (score's way out, its verifiers apart). `buffer` is from the session, before anything is
+fetched, to the last batch that a read_committed reader sees. `--log` gives how many trajectories the buffer's log holds
+when the next `--trajectories` are measured: the cost of each must not grow with it. CPU time is of this process and of
+the broker, so it tells of a machine that has other work, too.
 """
 
 from __future__ import annotations

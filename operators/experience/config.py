@@ -59,7 +59,7 @@ class ExperienceConfig:
             *(("evictions", part, EVICTIONS, Eviction) for part in self.evictions),
         ):
             if not part.is_custom:  # a user's class is imported where it runs, and there alone
-                make(what, part, known, base)  # type: ignore[type-var]
+                make(what, part, known, base)
 
     def make_sampler(self) -> Sampler:
         """The sampler. Raises ValueError if a class of the user's is none."""
