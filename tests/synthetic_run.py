@@ -38,7 +38,16 @@ def evaluation_metric(version: int, mode: str, accuracy: float, final: bool = Fa
 
 def experience_metric(batch: int) -> Metric:
     """A batch's staleness histogram: most of it fresh."""
-    values = {"staleness/0": 40.0, "staleness/1": 72.0, "staleness/2": 16.0, "buffer/trajectories": 90.0}
+    finish = {"staleness_at_finish/0": 100.0, "staleness_at_finish/1": 28.0}
+    dropped = {f"dropped_share/{decile}": decile / 100 for decile in range(1, 11)}
+    values = {
+        **finish,
+        **dropped,
+        "staleness/0": 40.0,
+        "staleness/1": 72.0,
+        "staleness/2": 16.0,
+        "buffer/trajectories": 90.0,
+    }
     return Metric("experience", batch, {**values, "buffer/groups": 11.0, "dropped/stale": 0.0}, START + batch)
 
 

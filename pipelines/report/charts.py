@@ -32,6 +32,7 @@ def charts(metrics: Sequence[Metric], summary: Mapping[str, Any]) -> list[Chart]
         reward(metrics),
         held_out(metrics, best),
         staleness(metrics),
+        staleness(metrics, "staleness_at_finish", "Staleness as generation ended"),
         response_length(metrics),
         trained_per_second(metrics),
         generated_per_second(metrics),
@@ -69,12 +70,11 @@ def held_out(metrics: Sequence[Metric], best: float | None) -> Chart:
     return Chart(title, svg, note if levels else "")
 
 
-def staleness(metrics: Sequence[Metric]) -> Chart:
-    """How old trajectories were when they were trained."""
-    histogram = staleness_histogram(metrics)
+def staleness(metrics: Sequence[Metric], when: str = "staleness", title: str = "Staleness at training") -> Chart:
+    """How old trajectories were when they were trained, or as they finished."""
+    histogram = staleness_histogram(metrics, when)
     ages = range(max(histogram) + 1) if histogram else range(0)
     bars = {str(age): float(histogram.get(age, 0)) for age in ages}
-    title = "Staleness at training"
     x, y = Axis("versions behind the newest", _whole), Axis("trajectories", count, low=0)
     return Chart(title, bar_plot(title, bars, x, y))
 

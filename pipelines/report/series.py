@@ -29,15 +29,23 @@ def evaluations(metrics: Iterable[Metric]) -> list[Evaluation]:
     return [by_version[version] for version in sorted(by_version)]
 
 
-def staleness_histogram(metrics: Iterable[Metric]) -> dict[int, int]:
-    """Trained trajectories by staleness at consumption, in versions."""
+def staleness_histogram(metrics: Iterable[Metric], when: str = "staleness") -> dict[int, int]:
+    """Trained trajectories by staleness at consumption, in versions; `when` "staleness_at_finish": as they finished."""
     counts: dict[int, int] = defaultdict(int)
     for metric in newest_by_step(metrics, "experience"):
         for key, value in metric.values.items():
-            age = key.removeprefix("staleness/")
+            age = key.removeprefix(f"{when}/")
             if age != key and age.isdigit():
                 counts[int(age)] += round(value)
     return dict(sorted(counts.items()))
+
+
+def dropped_by_length(metrics: Iterable[Metric]) -> list[float]:
+    """The share that the buffer dropped of each tenth of the trajectories, from the shortest answers to the longest, by
+    its last word; empty where it dropped nothing."""
+    told = newest_by_step(metrics, "experience")
+    shares = {key: value for key, value in told[-1].values.items() if key.startswith("dropped_share/")} if told else {}
+    return [shares[f"dropped_share/{decile}"] for decile in range(1, len(shares) + 1)]
 
 
 @dataclass(frozen=True, slots=True)

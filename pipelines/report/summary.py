@@ -13,6 +13,7 @@ from pipelines.report.machine import describe_machine, package_versions
 from pipelines.report.metrics_file import read_metrics
 from pipelines.report.series import (
     batches,
+    dropped_by_length,
     evaluations,
     mean_between,
     newest_by_step,
@@ -114,6 +115,10 @@ def figures_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
         "staleness_mean": weighted_mean(trained, "staleness/mean"),
         "staleness_max": int(max(stalest)) if stalest else None,
         "staleness_histogram": {str(age): count for age, count in staleness_histogram(metrics).items()},
+        "staleness_at_finish_histogram": {
+            str(age): count for age, count in staleness_histogram(metrics, "staleness_at_finish").items()
+        },
+        "dropped_share_by_length_decile": dropped_by_length(metrics) or None,
         "response_length_first": mean_between(trained, "response_length/mean", 0, TENTH * total),
         "response_length_last": mean_between(trained, "response_length/mean", (1 - TENTH) * total, total),
         "tokens_generated": tokens_generated(metrics),

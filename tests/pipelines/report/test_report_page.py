@@ -96,7 +96,7 @@ def test_the_page_shows_the_run(tmp_path: Path) -> None:
     ):  # fmt: skip
         assert expected in text, expected
     assert "broker 0:00" not in text
-    assert found.seen.count("svg") == 10  # nine plots and the phases
+    assert found.seen.count("svg") == 11  # ten plots and the phases
     assert "nothing was measured" not in text
     assert "48" in found.text  # in flight, the stages summed
 
@@ -132,7 +132,7 @@ def test_what_comes_from_the_run_is_escaped() -> None:
 def test_the_page_of_a_run_of_which_nothing_is_known() -> None:
     html = page(figures_of([], RunFacts("empty")), [], None, "", Path("runs/empty"))
     text = " ".join(checked(html).text)
-    assert text.count("nothing was measured") == 10
+    assert text.count("nothing was measured") == 11
     assert "Nothing was trained." in text
     assert "not audited" in text
     assert "None" not in text

@@ -54,6 +54,8 @@ def test_the_summary_of_a_metrics_file(tmp_path: Path) -> None:
         "staleness_mean": pytest.approx(0.8),
         "staleness_max": 3,
         "staleness_histogram": {"0": 40 * STEPS, "1": 72 * STEPS, "2": 16 * STEPS},
+        "staleness_at_finish_histogram": {"0": 100 * STEPS, "1": 28 * STEPS},
+        "dropped_share_by_length_decile": [decile / 100 for decile in range(1, 11)],
         "tokens_generated": 2 * 900 * STEPS,
         "wall_seconds": 133.2,
         "phases": {"warm start": 12.0, "training": 100.0},
