@@ -15,7 +15,7 @@ from scripted_engine import ScriptedWeights
 from tiny_engines import VOCABULARY, engine, tiny_model
 
 from operators.rollout.replica import Replica
-from operators.rollout.sampling import stream_key, uniforms
+from operators.rollout.streams import stream_key, uniforms
 from schemas.columns import token_ids
 from schemas.records import Assignment, Progress, Prompt, Release, Sampling, Trajectory
 
@@ -51,18 +51,20 @@ def generate(count: int, moves: bool) -> tuple[dict[str, Trajectory], set[str]]:
     done: dict[str, Trajectory] = {}
     moved: set[str] = set()
     owners: dict[str, int] = {}
-    for number in range(count):
-        owners[f"p{number}.0"] = 0
-        replicas[0].take(Assignment(asked(number), 0, 1, 1, 0, 1, None, None, 0))
+    given = 0
     while len(done) < count:
+        for number in range(given, min(count, len(done) + SLOTS)):  # so many that all of them run
+            owners[f"p{number}.0"] = number % 2
+            replicas[number % 2].take(Assignment(asked(number), 0, 1, 1, number % 2, 1, None, None, 0))
+            given = number + 1
         for each in replicas:
             for word in each.step():
                 if isinstance(word, Trajectory):
                     done[word.trajectory_id] = word
-        left = [name for name in owners if name not in done]
+                    del owners[word.trajectory_id]
         for source in (0, 1) if moves and rng.random() < 0.3 else ():
-            here = [name for name in left if owners[name] == source][: 2 * SLOTS]  # the first of them run
-            leaving = rng.sample(here, min(len(here), rng.randint(1, SLOTS // 2)))
+            here = [name for name, owner in owners.items() if owner == source]
+            leaving = rng.sample(here, rng.randint(0, len(here)))
             lease += 1
             order = Release("1-1.1", tuple(leaving), (lease,) * len(leaving), 1 - source, 1, source, 1)
             for word in replicas[source].hand_over(order):
