@@ -10,7 +10,7 @@ from log_model import Log, Shard
 from records_here import experience, manifest, prompt, reading, shard, trajectory, version
 
 from infra.kafka.producer import DeliveryFailed
-from operators.experience.groups import Held
+from operators.experience.members import read_members
 from operators.experience.packing import pack
 from operators.io.elements import Restored
 from operators.io.fold_records import Folder
@@ -18,6 +18,7 @@ from operators.trainer.batch_figures import batch_figures
 from operators.trainer.emulate_training import RETRY_S, EmulateTraining, _Emulating
 from operators.trainer.emulation import TrainerEmulation
 from operators.trainer.training_config import TrainingConfig
+from schemas.block import Block
 from schemas.records import MicroBatch, PolicyVersion, WeightVersion
 from schemas.topics import BATCHES, METRICS, RELAY
 
@@ -27,8 +28,8 @@ def _batch(number: int) -> list[MicroBatch]:
     """16 trajectories in two parts."""
     asked = [prompt(4 * number + group, 4) for group in range(4)]
     rows = [experience(trajectory(one, member, tokens=1 + member), member / 4) for one in asked for member in range(4)]
-    held = [Held(0, offset, row) for offset, row in enumerate(rows)]
-    return pack(number, held, [number % 3] * 16, budget=60)
+    members = read_members(Block.of(rows), 0, 0)
+    return pack(number, members, [number % 3] * 16, budget=60, ranks=1)
 
 
 class Trainer:
