@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from infra.kafka.start_offset import BEGINNING, StartOffset
 from schemas.codec import UndecodableRecord, decode
 
 POLL_MS = 500
+Decoder = Callable[[bytes | None, Iterable[tuple[str, bytes]]], Sequence[Any]]
 
 
 class UnknownTopic(RuntimeError):
@@ -66,11 +67,12 @@ def read_topic(
     partitions: Sequence[int] | None = None,
     follow: bool = False,
     until: Mapping[int, int] | None = None,
+    decoder: Decoder = decode,
 ) -> Iterator[StoredRecord]:
     """The committed records of `topic` from `start` to its end as of now, or for ever when it is to `follow`.
 
-    `until` gives the end of each partition where it is not to be that of now. In order within each partition. Raises
-    UnknownTopic.
+    `until` gives the end of each partition where it is not to be that of now; `decoder` gives a record's `rows` of its
+    value and headers, or raises UndecodableRecord. In order within each partition. Raises UnknownTopic.
     """
     with _consumer(client) as consumer:
         ranges = _ranges(consumer, topic, partitions)
@@ -86,7 +88,7 @@ def read_topic(
             for records in consumer.poll(timeout_ms=POLL_MS).values():
                 for record in records:
                     if follow or record.offset < ranges[record.partition].end:
-                        yield _stored(record)
+                        yield _stored(record, decoder)
 
 
 def last_records(
@@ -134,10 +136,10 @@ def _ranges(consumer: KafkaConsumer, topic: str, partitions: Sequence[int] | Non
     return {each.partition: PartitionRange(first[each], max(first[each], last[each])) for each in wanted}
 
 
-def _stored(record: ConsumerRecord) -> StoredRecord:
+def _stored(record: ConsumerRecord, decoder: Decoder) -> StoredRecord:
     headers = tuple(record.headers)
     try:
-        rows, error = tuple(decode(record.value, headers)), None
+        rows, error = tuple(decoder(record.value, headers)), None
     except UndecodableRecord as why:
         rows, error = (), str(why)
     return StoredRecord(

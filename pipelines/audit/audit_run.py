@@ -12,7 +12,8 @@ from infra.kafka.properties import ClientProperties
 from infra.kafka.reading import StoredRecord, read_topic
 from pipelines.audit.balance import Audit
 from pipelines.audit.fold import Fold
-from schemas.records import Assignment, Experience, MicroBatch, Settled, Trajectory, WeightVersion
+from pipelines.audit.sight import Seen, look
+from schemas.records import Experience, MicroBatch, Settled, Trajectory, WeightVersion
 from schemas.topics import (
     BATCHES,
     CATALOGUE,
@@ -48,7 +49,7 @@ def audit(
         name = topic.name(run)
         # One partition after the other: which Trajectory of an id is its first is a matter of partition and offset.
         for partition, end in sorted(snapshot.ends.get(name, {}).items()):
-            for record in read_topic(client, name, partitions=[partition], until={partition: end}):
+            for record in read_topic(client, name, partitions=[partition], until={partition: end}, decoder=look):
                 _enter(fold, record, snapshot)
     return fold.audit(name_waiting=ended)
 
@@ -102,10 +103,15 @@ def _enter(fold: Fold, record: StoredRecord, snapshot: _Snapshot) -> None:
             fold.settled(row)
         elif isinstance(row, MicroBatch):
             fold.batch(row)
-        elif isinstance(row, Experience):
-            eater = "evaluation" if row.trajectory.prompt.purpose == "evaluation" else "experience"
-            fold.experience(row, done=record.offset < snapshot.marks[eater].get(where, 0))
-        elif isinstance(row, Trajectory):
-            fold.trajectory(row, done=record.offset < snapshot.marks["score"].get(where, 0))
-        elif isinstance(row, Assignment):
-            fold.assignment(row)
+        elif isinstance(row, Seen):
+            _enter_seen(fold, row, record.offset, {name: marks.get(where, 0) for name, marks in snapshot.marks.items()})
+
+
+def _enter_seen(fold: Fold, seen: Seen, offset: int, marks: Mapping[str, int]) -> None:
+    if seen.kind is Experience:
+        eater = "evaluation" if seen.key.purpose == "evaluation" else "experience"
+        fold.experience(seen.key, done=offset < marks[eater])
+    elif seen.kind is Trajectory:
+        fold.trajectory(seen.key, done=offset < marks["score"])
+    else:
+        fold.assignment(seen.key)

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 
 from pipelines.audit.balance import Audit, Placed, Stage
-from schemas.identity import parse_trajectory_id, trajectory_id
-from schemas.records import Assignment, Experience, MicroBatch, PolicyVersion, Settled, Trajectory, WeightVersion
+from schemas.identity import TrajectoryKey, parse_trajectory_id, trajectory_id
+from schemas.records import MicroBatch, PolicyVersion, Settled, WeightVersion
 
 # What is known of a trajectory, as bits of one integer; above them stands the batch that Settled names, plus one.
 _DISPATCHED = 1 << 0
@@ -76,22 +76,22 @@ class Fold:
                 known |= _IN_ITS_BATCH
             self._known[key] = known
 
-    def experience(self, record: Experience, *, done: bool) -> None:
+    def experience(self, key: TrajectoryKey, *, done: bool) -> None:
         """A scored trajectory; `done` when the restore offset of who eats it is beyond it."""
-        self._add(record.trajectory.trajectory_id, _SCORED | (_SCORED_DONE if done else 0))
+        self._add(key, _SCORED | (_SCORED_DONE if done else 0))
 
-    def trajectory(self, record: Trajectory, *, done: bool) -> None:
+    def trajectory(self, trajectory: TrajectoryKey, *, done: bool) -> None:
         """A finished trajectory; `done` when score's restore offset is beyond it. The first counts."""
-        key = _key(record.trajectory_id)
+        key = _packed(trajectory)
         known = self._known.get(key, 0)
         if known & _FINISHED:
             self.duplicate_finishes += 1
             return
         self._known[key] = known | _FINISHED | (_FINISHED_DONE if done else 0)
 
-    def assignment(self, record: Assignment) -> None:
+    def assignment(self, key: TrajectoryKey) -> None:
         """A dispatch; every later one of the same trajectory is the same dispatch."""
-        self._add(record.trajectory_id, _DISPATCHED)
+        self._add(key, _DISPATCHED)
 
     def audit(self, *, name_waiting: bool = False) -> Audit:
         """The balance. `name_waiting` names what is in flight, too."""
@@ -165,8 +165,8 @@ class Fold:
             self._line_is_cut = version is not None
         return self._times_trained
 
-    def _add(self, name: str, bits: int) -> None:
-        key = _key(name)
+    def _add(self, trajectory: TrajectoryKey, bits: int) -> None:
+        key = _packed(trajectory)
         self._known[key] = self._known.get(key, 0) | bits
 
     def _names(self, keys: Iterable[int]) -> tuple[str, ...]:
@@ -186,8 +186,13 @@ def _contradicts(known: int) -> bool:
 
 
 def _key(name: str) -> int:
-    """A trajectory id as an integer that sorts by number, then member, then purpose. Raises ValueError."""
-    purpose, number, member = parse_trajectory_id(name)
+    """The key of a trajectory id. Raises ValueError."""
+    return _packed(parse_trajectory_id(name))
+
+
+def _packed(key: TrajectoryKey) -> int:
+    """A trajectory's key as an integer that sorts by number, then member, then purpose."""
+    purpose, number, member = key
     return (number << _MEMBER_BITS | member) << 1 | (purpose == "evaluation")
 
 

@@ -10,6 +10,7 @@ from run_stories import assignment, experience, manifest, micro_batch, settled, 
 
 from pipelines.audit.balance import Audit, Placed
 from pipelines.audit.fold import Fold
+from schemas.identity import parse_trajectory_id as key
 
 ASKED = assignment("p1.0")
 SCORED = (experience("p1.0"), trajectory("p1.0"), ASKED)
@@ -22,9 +23,9 @@ def folded(*rows: object, done: bool = True, trimmed: tuple[str, ...] = ()) -> A
         "WeightVersion": fold.manifest,
         "Settled": fold.settled,
         "MicroBatch": fold.batch,
-        "Assignment": fold.assignment,
-        "Experience": lambda row: fold.experience(row, done=done),
-        "Trajectory": lambda row: fold.trajectory(row, done=done),
+        "Assignment": lambda row: fold.assignment(key(row.trajectory_id)),
+        "Experience": lambda row: fold.experience(key(row.trajectory.trajectory_id), done=done),
+        "Trajectory": lambda row: fold.trajectory(key(row.trajectory_id), done=done),
     }
     for row in sorted(rows, key=lambda row: ORDER.index(type(row).__name__)):
         enter[type(row).__name__](row)
@@ -141,8 +142,8 @@ def test_repeats_are_counted_and_change_nothing() -> None:
 
 def test_the_first_finish_is_the_one_that_is_waited_for() -> None:
     fold = Fold()
-    fold.trajectory(trajectory("p1.0"), done=False)
-    fold.trajectory(trajectory("p1.0"), done=True)
+    fold.trajectory(key("p1.0"), done=False)
+    fold.trajectory(key("p1.0"), done=True)
     assert fold.audit().lost == ()
 
 
