@@ -35,7 +35,8 @@ class Endings:
             if key.purpose == "train":  # evaluation settles its own, in the same topic
                 if received.record.group_left:
                     endings._left.add(key.number)
-                endings._enter(key, received.record.group_size, 0)
+                endings._ledger.add(key, received.record.group_size, 0)
+        endings._forget(set(endings._left))
         return endings
 
     def begin(self) -> None:
@@ -80,7 +81,8 @@ class Endings:
             if group_left:
                 self._left.add(member.number)
         for member in members:
-            self._enter(member.key, member.size, self._emissions)
+            self._ledger.add(member.key, member.size, self._emissions)
+        self._forget({member.number for member in members})
 
     def settled(self, now: int) -> Block | None:
         """The Settled records of this emission, written at `now`; None if there are none."""
@@ -109,7 +111,6 @@ class Endings:
         """What a commit's note says of the ledger."""
         return self._ledger.marks()
 
-    def _enter(self, key: TrajectoryKey, size: int, emission: int) -> None:
-        self._ledger.add(key, size, emission)
-        if key.number in self._left and not self._ledger.answered(key.purpose, key.number):
-            self._left.discard(key.number)  # all its members have ended
+    def _forget(self, numbers: set[int]) -> None:
+        """Of groups that have left, those of which all members have ended need not be known any more."""
+        self._left.difference_update([n for n in numbers if not self._ledger.answered("train", n)])

@@ -94,11 +94,14 @@ class _Buffering:
     def _take_in(self, received: Received) -> None:
         place = Place(received.topic, received.partition)
         members = read_members(received.record, received.partition, received.offset)
+        self._log_time = max(self._log_time, *(member.scored_at for member in members))
+        now = self._clock()
+        numbers: dict[int, int] = {}
         for member, reason in zip(members, untrainable(members), strict=True):
-            self._log_time = max(self._log_time, member.scored_at)
             if not self._endings.expect(member.key):
                 continue  # settled before a restart, or a second finish
             self._pending.add(place, received.offset)
+            numbers[member.number] = member.size
             if self._endings.has_left(member.number):
                 self._drop([member], "its group had left")
             elif reason is not None:
@@ -106,8 +109,9 @@ class _Buffering:
             elif (refusal := self._refusal(member)) is not None:
                 self._drop([member], refusal)
             else:
-                self._groups.add(member, self._clock())
-            group = self._groups.complete(member.number, member.size, self._endings.answered(member.number))
+                self._groups.add(member, now)
+        for number, size in numbers.items():
+            group = self._groups.complete(number, size, self._endings.answered(number))
             if group is not None:
                 self._judge(group)
 

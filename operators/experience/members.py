@@ -5,7 +5,7 @@ A member is what writers, samplers and evictions look at. Its tokens stay where 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -64,15 +64,17 @@ class Shelf:
 class Member:
     """One scored trajectory: row `row` of `shelf`, from `offset` of `partition` of the experiences topic.
 
-    `number` is its prompt's and its group's, `member` its own in a group of `size`. `accuracy` is None where nothing
-    can tell; `tokens` are its response's, `length` is prompt and response. `version` made it (None: nothing did), and
-    `finish_staleness` newer ones had been announced when it finished. `scored_at` in Unix milliseconds.
+    `key` is its identity: the `number` of its prompt and group, and its own, `member`, in a group of `size`. `accuracy`
+    is None where nothing can tell; `tokens` are its response's, `length` is prompt and response. `version` made it
+    (None: nothing did), and `finish_staleness` newer ones had been announced when it finished. `scored_at` in Unix
+    milliseconds.
     """
 
     shelf: Shelf
     row: int
     partition: int
     offset: int
+    key: TrajectoryKey
     purpose: Purpose
     number: int
     member: int
@@ -88,11 +90,6 @@ class Member:
     tokens: int
     length: int
     scored_at: int
-
-    @property
-    def key(self) -> TrajectoryKey:
-        """Its identity."""
-        return TrajectoryKey(self.purpose, self.number, self.member)
 
     def staleness(self, newest: PolicyVersion | None) -> int:
         """Versions between `newest`, the newest announced, and the one that made it."""
@@ -110,10 +107,14 @@ def read_members(block: Block, partition: int, offset: int) -> list[Member]:
     responses = shelf.responses.counts()
     finish = shelf.column("finish_reason").to_pylist()
     errors = shelf.column("error").to_pylist()
-    columns: tuple[Iterator[Any] | list[Any], ...] = (
+    identities = (
         shelf.column("prompt.purpose").to_pylist(),
         shelf.column("prompt.number").to_numpy().tolist(),
         shelf.column("member").to_numpy().tolist(),
+    )
+    columns: tuple[Iterable[Any], ...] = (
+        map(TrajectoryKey, *identities),
+        *identities,
         shelf.column("prompt.samples").to_numpy().tolist(),
         shelf.column("prompt.task").to_pylist(),
         block.column("reward").to_numpy().tolist(),
