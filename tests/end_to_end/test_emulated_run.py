@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from pipelines.config import load_config
 from pipelines.report.metrics_file import read_metrics
 from pipelines.report.series import batches
 
-NAME = "emulated-run"
+NAME = f"emulated-run-{os.getpid()}"
 STEPS = 4
 SMALL = {
     "run": {"time_scale": 100.0},

@@ -18,7 +18,7 @@ from pipelines.report.metrics_file import read_metrics
 from pipelines.roles import roles_of
 from schemas.records import PolicyVersion
 
-NAME = "whole-run"
+NAME = f"whole-run-{os.getpid()}"
 STEPS = 8
 
 
