@@ -29,8 +29,9 @@ class PlacementConfig:
     """Most training assignments a replica gets under one weight version; None: as many as it has slots."""
     max_replicas: int = 8
     """Replicas that a run can grow to: the inbox has a partition for each."""
-    prefetch: int = 0
-    """Assignments a replica may hold beyond its slots, so that a free slot refills without a round trip."""
+    prefetch: int | None = None
+    """Assignments a replica may hold beyond what its slots and its KV take at once, by the lengths seen last. None:
+    its batch as a whole, of which the engine lets in what fits, so that its KV is full until nothing waits any more."""
     prompt_lead: int = 64
     """How many prompts the prompts pipeline stays ahead of dispatch."""
     heartbeat_timeout_s: float = 10.0

@@ -5,7 +5,9 @@ What has lost its owner goes on where its version is loaded, or on an idle repli
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from heapq import heapify, heappop, heappush
 
 from operators.placement.config import PlacementConfig
 from operators.placement.leases import Leases
@@ -53,10 +55,8 @@ class Dispatcher:
         if self._has("train") and not self._tracking.final:
             if self._tracking.table.lost("train"):
                 sent += self._resumed(running)
-            for replica in running:
-                if self._nothing_fresh():
-                    break
-                sent += self._training(replica)
+            if not self._nothing_fresh():
+                sent += self._training(running)
         return sent
 
     def _has(self, purpose: Purpose) -> bool:
@@ -118,25 +118,53 @@ class Dispatcher:
 
     # -- what is fresh ------------------------------------------------------------------------------------------------
 
-    def _training(self, replica: Replica) -> list[Assignment]:
-        """Fresh work, under the newest version only: what was announced since is taken between two batches."""
-        table, config, owner = self._tracking.table, self._config, replica.owner
+    def _training(self, replicas: Sequence[Replica]) -> list[Assignment]:
+        """Fresh work, each group to whoever has least and its rest to the next: all replicas begin alike."""
+        takers = []
+        for replica in replicas:
+            room = self._room_for_fresh(replica)
+            if room > 0:
+                takers.append((self._tracking.table.load(replica.owner), replica.status.replica, replica, room))
+        heapify(takers)
+        interrupts = self._rules.refresh == "interrupt"
+        lost = self._tracking.table.lost("train") if takers else []
+        fresh = deque(owned.work for owned in lost if interrupts or self._partial(owned.work) is None)
+        sent: list[Assignment] = []
+        while takers:
+            load, index, replica, room = heappop(takers)
+            here = [self._assign(fresh.popleft(), replica)] if fresh else self._group(replica, room)
+            if not here:
+                break
+            replica.sent += len(here)
+            if len(here) < room:
+                heappush(takers, (load + len(here), index, replica, room - len(here)))
+            sent += here
+        return sent
+
+    def _room_for_fresh(self, replica: Replica) -> int:
+        """Room under the newest version only: what was announced since is taken between two batches."""
+        table, owner = self._tracking.table, replica.owner
         if table.load(owner) == 0:
             replica.target = replica.resumed = None
         version, newest, interrupts = replica.version, self._tracking.newest, self._rules.refresh == "interrupt"
         if version is None or newest is None or (version < newest and not interrupts) or self._is_moving(owner):
-            return []
+            return 0
         room = self._room(replica)
         if self._rules.refresh == "drain":
-            room = min(room, replica.quota(table.load(owner, "train"), config.replica_batch))
-        lost = [owned.work for owned in table.lost("train") if interrupts or self._partial(owned.work) is None]
-        sent = [self._assign(work, replica) for work in lost[: max(0, room)]]
-        while len(sent) < room and (work := self._waiting.head("train")) is not None:
-            if not self._admits(work):
-                break
+            room = min(room, replica.quota(table.load(owner, "train"), self._config.replica_batch))
+        return room
+
+    def _group(self, replica: Replica, room: int) -> list[Assignment]:
+        """What waits of the next group, if it may begin: members of one place compute their prompt once."""
+        sent: list[Assignment] = []
+        first = self._waiting.head("train")
+        if first is None or not self._admits(first):
+            return sent
+        work: Work | None = first
+        while work is not None and len(sent) < room and work.prompt is first.prompt:
             self._rounds.count()
             sent.append(self._assign(self._waiting.pop("train"), replica))
-        replica.sent += len(sent)
+            work = self._waiting.head("train")
         return sent
 
     def _nothing_fresh(self) -> bool:
@@ -157,15 +185,17 @@ class Dispatcher:
         return room > 0 and (self._rules.refresh != "boundary" or self._rounds.admits(table.under_way(), room))
 
     def _room(self, replica: Replica) -> int:
-        """How many more trajectories it has slots for, and KV as far as lengths seen so far tell."""
-        status, table = replica.status, self._tracking.table
+        """How many more trajectories it may have: its batch, or what runs at once by the lengths seen, and a few."""
+        status, table, config = replica.status, self._tracking.table, self._config
         load = table.load(replica.owner) + table.expected(replica.owner)
-        evaluations = table.load(replica.owner, "evaluation")
-        room = status.capacity + self._config.prefetch - (load - evaluations)
+        training = load - table.load(replica.owner, "evaluation")
+        if config.prefetch is None:
+            return max(0, max(status.capacity, config.replica_batch or 0) - training)
+        room = status.capacity - training
         each = self._tracking.lengths.kv()
         if each and status.kv_capacity:
             room = min(room, max(int(status.kv_capacity / each), 1) - load)
-        return max(0, room)
+        return max(0, room + config.prefetch)
 
     def _is_free(self, replica: Replica) -> bool:
         table, owner = self._tracking.table, replica.owner

@@ -106,9 +106,11 @@ class Moving:
         requests = tracking.table.load(replica.owner)
         running = max(1, status.running)
         growth = tracking.lengths.remaining(status.kv_used / running) * requests
+        # What has come to it since that heartbeat, or waits there, holds no KV yet and will.
+        coming = max(0, requests - status.running)
         return Load(
             replica=status.replica,
-            kv_used=status.kv_used,
+            kv_used=min(status.kv_capacity, status.kv_used + int(coming * tracking.lengths.kv())),
             kv_capacity=status.kv_capacity,
             kv_before=replica.kv_before,
             requests=requests,

@@ -15,10 +15,21 @@ def names(outputs: list) -> list[str]:
 
 @pytest.mark.parametrize(
     ("capacity", "prefetch", "replica_batch", "expected"),
-    [(4, 0, None, 4), (4, 0, 8, 4), (4, 1, 8, 5), (4, 2, None, 4), (4, 0, 3, 3), (10, 0, None, 6), (0, 0, None, 0)],
+    [
+        (4, 0, None, 4),
+        (4, 0, 8, 4),
+        (4, 1, 8, 5),
+        (4, 2, None, 4),
+        (4, 0, 3, 3),
+        (10, 0, None, 6),
+        (0, 0, None, 0),
+        (4, None, None, 4),
+        (4, None, 5, 5),
+        (4, None, 3, 3),
+    ],
 )
 def test_a_replica_gets_what_it_has_room_for(
-    capacity: int, prefetch: int, replica_batch: int | None, expected: int
+    capacity: int, prefetch: int | None, replica_batch: int | None, expected: int
 ) -> None:
     placement = Placement(prefetch=prefetch, replica_batch=replica_batch)
     placement.prompts(0, 1, 2)
@@ -37,6 +48,32 @@ def test_a_group_may_go_to_several_replicas() -> None:
         *((f"p0.{member}", 0) for member in range(4)),
         *((f"p0.{member}", 1) for member in (4, 5)),
     ]
+
+
+def test_groups_go_to_whoever_has_least() -> None:
+    placement = Placement(admitted=8)
+    placement.prompts(*range(9), samples=2)
+    first = placement.publish(0)
+    for replica in range(3):
+        placement.beat(replica, first, capacity=50)
+    placement.run()
+    placement.beat(3, first, capacity=50)
+    placement.finish(trajectory(prompt(0), 0), trajectory(prompt(1), 0))
+    placement.tell(SETTLED, *(settled(f"p{n}.{m}", fate="dropped") for n in (0, 1) for m in (0, 1)))
+    given = assigned(placement.run())
+    assert [(name, replica) for name, replica, _ in given] == [("p4.0", 1), ("p4.1", 1), ("p5.0", 3), ("p5.1", 3)]
+
+
+@pytest.mark.parametrize(("prefetch", "expected"), [(0, 1), (3, 4), (None, 10)])
+def test_beyond_what_its_kv_takes_a_replica_holds_what_it_prefetches(prefetch: int | None, expected: int) -> None:
+    placement = Placement(prefetch=prefetch)
+    placement.prompts(0, samples=1)
+    first = placement.publish(0)
+    placement.beat(0, first, capacity=10, kv_capacity=2)
+    assert names(placement.run()) == ["p0.0"]
+    placement.finish(trajectory(prompt(0, 1), 0))  # longer than half of the KV
+    placement.prompts(*range(1, 9))
+    assert len(names(placement.run())) == expected
 
 
 @pytest.mark.parametrize("state", ["starting", "loading", "stopped"])
