@@ -50,7 +50,8 @@ class Polled:
     """Records of one poll, none on an idle tick. `positions` are the next offsets to read.
 
     `caught_up` is False until everything that had been written when the shard started has been seen.
-    `rejected` are records that could not be decoded.
+    `rejected` are records that could not be decoded. The `last` one comes when this process is asked to stop: what the
+    step writes now is still committed.
     """
 
     group: str
@@ -59,6 +60,7 @@ class Polled:
     rejected: tuple[Any, ...]
     positions: Mapping[Place, int]
     caught_up: bool
+    last: bool = False
 
 
 class Output(NamedTuple):

@@ -63,6 +63,9 @@ class _PollTopicsFn(beam.DoFn):
         until = time.monotonic() + (element.slice_s or self._slice_s)
         while time.monotonic() < until:
             if STOPPING.is_set():
+                last = source.last() if tracker.try_claim(poll) else None
+                if last is not None:
+                    yield last
                 tracker.try_claim(_FOREVER - 1)  # to the end of the range: the runner finishes cleanly
                 return
             if not tracker.try_claim(poll):

@@ -90,6 +90,14 @@ class ShardSource:
         received, rejected = self.decode(records)
         return Polled(self.config.group, session.start, received, rejected, positions, self._caught_up)
 
+    def last(self) -> Polled | None:
+        """The end of this start, which reads no more; None where there is no session to write in."""
+        session = self._session
+        if session is None or session.lost is not None or SESSIONS.get(self.config.group) is not session:
+            return None
+        self._polls += 1
+        return Polled(self.config.group, session.start, (), (), self._positions, self._caught_up, last=True)
+
     def decode(self, records: Iterable[Any]) -> tuple[tuple[Received, ...], tuple[DeadLetter, ...]]:
         """Kafka records as `Received` rows, and a dead letter for each that is no record of ours."""
         received: list[Received] = []

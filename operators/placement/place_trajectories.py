@@ -139,7 +139,8 @@ class _Placing:
         match received.record:
             case Prompt() as prompt:
                 if not fits_inbox(prompt, 0):
-                    return [rejected(received, f"{prompt.prompt_id}: a prompt so large fits into no inbox")]
+                    reason = f"{prompt.prompt_id}: a prompt so large fits into no inbox"
+                    return [rejected(received, reason), *self._tracking.turn_away(prompt, reason)]
                 self._waiting.add(received)
             case ReplicaStatus() as status:
                 return self._hear(received, status, now)

@@ -7,6 +7,7 @@ here before it has finished here, and an owner's last words may come after its s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from operators.io.elements import Output, Place, Received, Restored
 from operators.io.ledger import TrajectoryLedger
@@ -25,6 +26,7 @@ from schemas.records import (
     Closed,
     PolicyVersion,
     Progress,
+    Prompt,
     Refused,
     Release,
     Settled,
@@ -155,6 +157,17 @@ class Tracking:
         record = failed_trajectory(owned, reason, self.newest, self._now())
         where = partition_of(prompt.number, self._partitions)
         return [Output(TRAJECTORIES, prompt.prompt_id, record, where), *self._close(name)]
+
+    def turn_away(self, prompt: Prompt, reason: str) -> list[Output]:
+        """End every trajectory of a prompt that fits nowhere, so that whoever waits for its group goes on.
+
+        What is said of them is without the prompt's content: that would fit into no record either.
+        """
+        without = replace(prompt, text="", reference="{}", token_ids=prompt.token_ids.slice(0, 0))
+        works = [Work(without, member) for member in range(prompt.samples)]
+        nobody = Owner(-1, 0)
+        ended = [self.fail(Owned(work, *nobody, 0), reason) for work in works if not self.is_known(work)]
+        return [output for outputs in ended for output in outputs]
 
     def assign(self, owned: Owned) -> Partial | None:
         """`owned` is to be written as an assignment; returns what it resumes from."""

@@ -85,7 +85,11 @@ class _Generating:
                     replica.announce(received.record.version)
             else:
                 self._hear(received.record)
-        self._generate()
+        if polled.last:
+            for replica in self._replicas.values():
+                self._say(replica.tell(), urgent=True)  # what runs is resumed elsewhere: from here, not from long ago
+        else:
+            self._generate()
         return self._outputs()
 
     def _hear(self, order: Assignment | Cancel | Reserve | Release | Drain) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -273,11 +273,21 @@ class Replica:
             return []
         self._look_step = self._steps + max(1, config.progress_tokens // 8)
         self._look_at = clock + config.progress_s / 8
-        due = {
-            name: running.told
-            for name, running in self._running.items()
-            if self._steps - running.told_step >= config.progress_tokens or clock - running.told_at >= config.progress_s
-        }
+        return self._told(
+            {
+                name: running.told
+                for name, running in self._running.items()
+                if self._steps - running.told_step >= config.progress_tokens
+                or clock - running.told_at >= config.progress_s
+            },
+            clock,
+        )
+
+    def tell(self) -> list[Word]:
+        """Everything that placement has not been told, whatever it costs."""
+        return self._told({name: running.told for name, running in self._running.items()}, self._clock())
+
+    def _told(self, due: Mapping[str, int], clock: float) -> list[Word]:
         words: list[Word] = []
         for name, gained in self.engine.generated(due).items() if due else ():
             running = self._running[name]

@@ -71,6 +71,17 @@ def test_records_with_other_keys_are_passed_over_undecoded() -> None:
     assert ([r.offset for r in received], rejected) == ([1], ())
 
 
+def test_the_last_element_is_of_the_session_that_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = ScriptedSession(3, [[raw(0)]])
+    source = source_with(monkeypatch, session)
+    assert source.last() is None
+    source.next(wait=False)
+    source.next(wait=False)
+    assert source.last() == Polled(CONFIG.group, 3, (), (), {HERE: 1}, True, last=True)
+    session.lost = SessionLost("gone")
+    assert source.last() is None
+
+
 def test_a_start_opens_with_what_was_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     own = raw(8, topic=REPLICAS.name("run"))
     session = ScriptedSession(3, [[raw(0)], [], [raw(1)]], Note(2, {}, {"mark": 1}), [own], end=2)

@@ -231,12 +231,16 @@ def test_what_is_too_large_for_an_inbox_starts_afresh(placement: Placement, monk
     assert partials(lose_replica(placement)) == {"p0.0": ([], None), "p0.1": ([5], version(0))}
 
 
-def test_a_prompt_that_no_inbox_takes_is_set_aside(placement: Placement) -> None:
+def test_a_prompt_that_no_inbox_takes_is_set_aside_and_its_group_ends(placement: Placement) -> None:
     placement.log.append(PROMPTS, prompt(7, text="x" * (8 * 1024 * 1024 - 40_000)), "p7")
     placement.prompts(8)
     outputs = placement.run()
-    assert letters(outputs) == ["p7: a prompt so large fits into no inbox"]
+    reason = "p7: a prompt so large fits into no inbox"
+    assert letters(outputs) == [reason]
+    assert given_up(outputs) == {"p7.0": reason, "p7.1": reason}
     assert [name for name, _, _ in assigned(outputs)] == ["p8.0", "p8.1"]
+    placement.restart()
+    assert given_up(placement.run()) == {}
 
 
 def test_nobody_who_was_replaced_works_on(placement: Placement) -> None:

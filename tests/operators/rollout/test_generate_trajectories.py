@@ -10,7 +10,7 @@ from records_here import PARTITIONS, manifest, prompt, reading, shard, version
 from scripted_engine import ScriptedBackend, ScriptedEngine, ScriptedWeights, SilentHeartbeats
 
 from operators.io.config import Reading
-from operators.io.elements import Restored
+from operators.io.elements import Polled, Restored
 from operators.io.fold_records import Folder
 from operators.rollout.config import RolloutConfig
 from operators.rollout.generate_trajectories import PROBE_S, _Generating
@@ -113,6 +113,19 @@ def test_finished_trajectories_wait_a_little_for_each_other() -> None:
     assert rollout.finished() == []
     rollout.now += 0.6  # the first has waited long enough
     assert rollout.finished() == [("p3.0", 1), ("p4.0", 0)]
+
+
+def test_what_runs_is_told_before_the_process_stops() -> None:
+    rollout = Rollout(steps=4, linger_s=100.0)
+    rollout.assign(1)
+    rollout.assign(2)
+    assert rollout.finished(2) == []
+    assert rollout.shard.folder is not None
+    told = [output.record for output in rollout.shard.folder.fold(Polled("", 1, (), (), {}, True, last=True))]
+    assert [(each.trajectory_id, each.start, len(each.gained.token_ids)) for each in told] == [
+        ("p1.0", 0, 2),
+        ("p2.0", 0, 2),
+    ]
 
 
 def test_a_refusal_goes_to_progress() -> None:
