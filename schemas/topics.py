@@ -185,8 +185,8 @@ RESTORE = Topic(
     "one",
     "compact",
     ("every pipeline",),
-    ("every pipeline",),
-    "notes of commits that are too long for a commit's metadata",
+    (),
+    "notes of commits that are too long for a commit's metadata; each is read by its own writer's next start",
 )
 
 CATALOGUE: Mapping[str, Topic] = {
