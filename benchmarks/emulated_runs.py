@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,8 @@ from infra.kafka.reading import read_topic
 from pipelines.config import load_config
 from pipelines.report.metrics_file import read_metrics
 from pipelines.report.series import Batch, batches
-from schemas.records import Metric
-from schemas.topics import TRAJECTORIES
+from schemas.records import Metric, Progress, RepackPlan
+from schemas.topics import PLANS, PROGRESS, TRAJECTORIES
 
 WARM_UP = 2
 """Optimizer steps before the measured time: pipelines that fill, replicas that begin all at once."""
@@ -47,6 +48,11 @@ class Ran:
     trainer_idle: float
     rollout_idle: float
     """Shares of time: of the trainer without a batch, of replicas without a request."""
+    planned: int = 0
+    moved: int = 0
+    """Trajectories that were to move, and that did, over the whole run; counted once a move."""
+    hand_over_s: float = math.nan
+    """Median from a plan to the hand-over of what it names, in seconds that are not emulated."""
 
     @property
     def bubbles(self) -> float:
@@ -76,14 +82,38 @@ def run_emulated(example: Path, name: str, folder: Path, changes: Sequence[str])
             raise RunFailed(f"run {name} ended with {done.returncode}: {(done.stdout + done.stderr)[-2000:]}")
         config = load_config(folder / name / "config.toml")
         metrics = read_metrics(folder / name / "metrics.jsonl")
-        spans = finished_spans(ClientProperties.at(broker.bootstrap_servers), name)
-    return measure(metrics, spans, config.run.time_scale, config.rollout.emulation.stride)
+        client = ClientProperties.at(broker.bootstrap_servers)
+        spans, moves = finished_spans(client, name), moves_of(client, name)
+    return replace(measure(metrics, spans, config.run.time_scale, config.rollout.emulation.stride), **moves)
 
 
 def finished_spans(client: ClientProperties, run: str) -> list[tuple[int, int]]:
     """When each trajectory was started and finished, in Unix milliseconds."""
     topic = TRAJECTORIES.name(run)
     return [(row.started_at, row.finished_at) for record in read_topic(client, topic) for row in record.rows]
+
+
+def moves_of(client: ClientProperties, run: str) -> dict[str, Any]:
+    """What was to be moved in `run`, what was, and how long it took: fields of Ran."""
+    plans = _rows(client, PLANS.name(run), RepackPlan)
+    planned: dict[str, list[int]] = defaultdict(list)
+    for plan in plans:
+        for name in (name for move in plan.moves for name in move.trajectory_ids):
+            planned[name].append(plan.planned_at)
+    given = [told for told in _rows(client, PROGRESS.name(run), Progress) if told.next_owner is not None]
+    took = []
+    for told in given:
+        before = [at for at in planned[told.trajectory_id] if at <= told.written_at]
+        took += [(told.written_at - before[-1]) / 1000] if before else []
+    return {
+        "planned": sum(map(len, planned.values())),
+        "moved": len(given),
+        "hand_over_s": statistics.median(took) if took else math.nan,
+    }
+
+
+def _rows(client: ClientProperties, topic: str, kind: type) -> list[Any]:
+    return [row for record in read_topic(client, topic) for row in record.rows if isinstance(row, kind)]
 
 
 def measure(metrics: Sequence[Metric], spans: Sequence[tuple[int, int]], time_scale: float, stride: int) -> Ran:

@@ -1,10 +1,10 @@
 """What repack gains: the same emulated cluster with it and without, on the real Kafka and pipelines, and its bound.
 
-    python benchmarks/repack.py [--time-scale 10] [--steps 6] [--seed 0] [--json]
+    python benchmarks/repack.py [--replicas 16] [--time-scale 10] [--steps 6] [--seed 0] [--json]
 
-16 replicas of a 32B model on four H800 each take 512 trajectories at a time; the trainer is quick, so that nothing but
-generation is measured. The bound is that of `benchmarks/repack_bound.py`: the same schedulers and lengths, with moves
-that are free and planned every second.
+Replicas of a 32B model on four H800 each take 512 trajectories at a time; a global batch is as many from each. The
+trainer is quick, so that nothing but generation is measured. The bound is that of `benchmarks/repack_bound.py`: the
+same schedulers and lengths, with moves that are free and planned every second.
 """
 
 from __future__ import annotations
@@ -23,20 +23,23 @@ from benchmarks.repack_bound import PLACEMENTS, Cluster, Figures, Simulation
 from pipelines.report.machine import describe_machine
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "emulated.toml"
+BATCH = 512
+"""Trajectories that a replica takes at once."""
 PERIOD_S = 5.0
 """Emulated seconds between two plans."""
 
 
-def changes(repack: bool, time_scale: float, steps: int, seed: int) -> list[str]:
+def changes(repack: bool, replicas: int, time_scale: float, steps: int, seed: int) -> list[str]:
     """What the benchmark changes of the example."""
     return [
         f"run.seed={seed}",
         f"run.time_scale={time_scale}",
-        "rollout.slots=512",
+        f"rollout.replicas={replicas}",
+        f"rollout.slots={BATCH}",
         "rollout.heartbeat_s=0.25",
         f"placement.repack={str(repack).lower()}",
         f"placement.repack_s={PERIOD_S / time_scale}",
-        "experience.global_batch=8192",
+        f"experience.global_batch={BATCH * replicas}",
         "experience.max_staleness=2",
         f"trainer.optimizer_steps={steps}",
         "trainer.emulation.step_s=[[0.0, 1.0], [1e6, 1.1]]",
@@ -47,6 +50,7 @@ def changes(repack: bool, time_scale: float, steps: int, seed: int) -> list[str]
 def main() -> None:
     """Measure and print."""
     arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    arguments.add_argument("--replicas", type=int, default=16)
     arguments.add_argument("--time-scale", type=float, default=10.0)
     arguments.add_argument("--steps", type=int, default=6)
     arguments.add_argument("--seed", type=int, default=0)
@@ -60,19 +64,25 @@ def main() -> None:
                 EXAMPLE,
                 f"{name}-{options.seed}",
                 folder,
-                changes(name == "repack", options.time_scale, options.steps, options.seed),
+                changes(name == "repack", options.replicas, options.time_scale, options.steps, options.seed),
             )
             for name in ("none", "repack")
         }
-    cluster = Cluster(seed=options.seed)
+    cluster = Cluster(options.replicas, BATCH, global_batch=BATCH * options.replicas, seed=options.seed)
     bound = {name: _simulated(name, cluster) for name in PLACEMENTS}
     if options.json:
         found = {name: each.to_json() for name, each in ran.items()}
         print(json.dumps({"measured": found, "bound": {name: vars(each) for name, each in bound.items()}}))
         return
     console = Console(width=110)
-    console.print(_table(ran, bound))
-    console.print(f"time scale {options.time_scale:g}, {options.steps} global batches of 8,192, seed {options.seed}")
+    console.print(_table(ran, bound, options.replicas))
+    moved = ran["repack"]
+    console.print(
+        f"{moved.planned:,.0f} moves planned, {moved.moved:,.0f} made;"
+        f" from plan to hand-over {moved.hand_over_s:.2f} s by the clock on the wall (median)"
+    )
+    steps = f"{options.steps} global batches of {BATCH * options.replicas:,}"
+    console.print(f"time scale {options.time_scale:g}, {steps}, seed {options.seed}")
     console.print(describe_machine())
 
 
@@ -81,8 +91,8 @@ def _simulated(name: str, cluster: Cluster) -> Figures:
     return Simulation(cluster, free).run(3600.0, place, every_s)
 
 
-def _table(ran: Mapping[str, Ran], bound: Mapping[str, Figures]) -> Table:
-    table = Table(title="16 replicas, 32B on 4 H800 each; p50 2,000 and p99 16,000 tokens")
+def _table(ran: Mapping[str, Ran], bound: Mapping[str, Figures], replicas: int) -> Table:
+    table = Table(title=f"{replicas} replicas, 32B on 4 H800 each; p50 2,000 and p99 16,000 tokens")
     for column in ("", "generated tokens/s", "gain", "mean KV use", "gain", "mean latency s"):
         table.add_column(column, justify="right" if column else "left")
     base = ran["none"]
