@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from run_stories import assignment, experience, manifest, micro_batch, settled, trajectory
@@ -138,6 +139,14 @@ def test_repeats_are_counted_and_change_nothing() -> None:
     assert audit.trained == audit.dispatched == 1
     assert audit.duplicate_finishes == 1
     assert audit.settled_again == 1
+
+
+def test_a_hand_over_is_no_second_dispatch() -> None:
+    handed_over = replace(ASKED, lease=2, replica=1)
+    under_way = folded(ASKED, handed_over)
+    assert (under_way.balanced, under_way.dispatched, under_way.in_flight) == (True, 1, 1)
+    ended = folded(manifest("1.1", None, 3), *BATCHED, handed_over)
+    assert (ended.balanced, ended.dispatched, ended.trained, ended.duplicate_finishes) == (True, 1, 1, 0)
 
 
 def test_the_first_finish_is_the_one_that_is_waited_for() -> None:
