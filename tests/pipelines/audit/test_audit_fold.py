@@ -144,7 +144,7 @@ def test_repeats_are_counted_and_change_nothing() -> None:
 def test_a_hand_over_is_no_second_dispatch() -> None:
     handed_over = replace(ASKED, lease=2, replica=1)
     under_way = folded(ASKED, handed_over)
-    assert (under_way.balanced, under_way.dispatched, under_way.in_flight) == (True, 1, 1)
+    assert (under_way.balanced, under_way.dispatched, under_way.in_flight) == (True, 1, {"generation": 1})
     ended = folded(manifest("1.1", None, 3), *BATCHED, handed_over)
     assert (ended.balanced, ended.dispatched, ended.trained, ended.duplicate_finishes) == (True, 1, 1, 0)
 
