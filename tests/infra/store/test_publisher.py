@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from blake3 import blake3
+from crc32c import crc32c
 from safetensors.numpy import load_file, save
 
 from infra.store import arriving
+from infra.store.chunks import DEFAULT_CHUNK_BYTES
 from infra.store.errors import NoRoom, StoreError
 from infra.store.publisher import Publisher, PublishFailed
 from infra.store.weight_store import WeightStore
@@ -99,6 +101,8 @@ def test_a_version_is_what_the_library_would_save(publish: Any, store: WeightSto
             trajectories_trained=8,
             final=False,
             created_at=1234,
+            chunk_bytes=DEFAULT_CHUNK_BYTES,
+            chunks=(crc32c(file),),
         )
     ]
 
