@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
 
-from infra.store.weight_store import mapped
+from infra.store.weight_store import open_mapped
 from schemas.records import TensorSpec
 
 MAX_HEADER = 100_000_000
@@ -54,12 +52,12 @@ def weight_paths(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-@contextmanager
-def folder_tensors(folder: Path) -> Iterator[dict[str, tuple[TensorSpec, np.ndarray]]]:
-    """The tensors of a Hugging Face folder, mapped as long as the `with` block lasts. Raises as `weight_paths`."""
-    with ExitStack() as stack:
-        found: dict[str, tuple[TensorSpec, np.ndarray]] = {}
-        stack.callback(found.clear)
-        for path in weight_paths(folder):
-            found |= tensors_in(stack.enter_context(mapped(path)))
-        yield found
+def folder_tensors(folder: Path) -> dict[str, tuple[TensorSpec, np.ndarray]]:
+    """The tensors of a Hugging Face folder, mapped as long as any of them is held. Raises as the two above."""
+    found: dict[str, tuple[TensorSpec, np.ndarray]] = {}
+    for path in weight_paths(folder):
+        try:
+            found |= tensors_in(open_mapped(path))
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+    return found

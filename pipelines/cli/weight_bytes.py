@@ -135,36 +135,34 @@ def publish(
     Raises StoreBusy while the run's trainer publishes from this machine, ValueError if the tensors are not those of the
     run, and PublishFailed.
     """
-    with folder_tensors(folder) as tensors:
-        specs = [spec for spec, _ in tensors.values()]
-        if newest is not None and set(specs) != set(newest.tensors):
-            strange = sorted({spec.name for spec in set(specs) ^ set(newest.tensors)})[:3]
-            raise ValueError(
-                f"the weights in {folder} are not of this run's model: they differ in {', '.join(strange)}"
+    tensors = folder_tensors(folder)
+    specs = [spec for spec, _ in tensors.values()]
+    if newest is not None and set(specs) != set(newest.tensors):
+        strange = sorted({spec.name for spec in set(specs) ^ set(newest.tensors)})[:3]
+        raise ValueError(f"the weights in {folder} are not of this run's model: they differ in {', '.join(strange)}")
+    before = PolicyVersion(0, 0) if newest is None else newest.version
+    version = PolicyVersion(before.epoch, before.number + 1)
+    producer = BoundedProducer(to.client)
+    try:
+        with WeightStore(root, keep) as store:
+            publisher = Publisher(
+                store,
+                ManifestLog(producer, to.run),
+                specs,
+                None if newest is None else newest.version,
+                chunk_bytes=chunk_bytes,
             )
-        before = PolicyVersion(0, 0) if newest is None else newest.version
-        version = PolicyVersion(before.epoch, before.number + 1)
-        producer = BoundedProducer(to.client)
-        try:
-            with WeightStore(root, keep) as store:
-                publisher = Publisher(
-                    store,
-                    ManifestLog(producer, to.run),
-                    specs,
-                    None if newest is None else newest.version,
-                    chunk_bytes=chunk_bytes,
+            try:
+                publisher.publish(
+                    {name: data for name, (_, data) in tensors.items()},
+                    version,
+                    step=0 if newest is None else newest.step,
+                    batches=(),
+                    batch_offsets=() if newest is None else newest.batch_offsets,
+                    trajectories_trained=0 if newest is None else newest.trajectories_trained,
                 )
-                try:
-                    publisher.publish(
-                        {name: data for name, (_, data) in tensors.items()},
-                        version,
-                        step=0 if newest is None else newest.step,
-                        batches=(),
-                        batch_offsets=() if newest is None else newest.batch_offsets,
-                        trajectories_trained=0 if newest is None else newest.trajectories_trained,
-                    )
-                finally:
-                    publisher.close()
-        finally:
-            producer.close(timeout_s=5)
+            finally:
+                publisher.close()
+    finally:
+        producer.close(timeout_s=5)
     return version

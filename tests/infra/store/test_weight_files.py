@@ -1,0 +1,79 @@
+"""Safetensors files and Hugging Face folders, read in place."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from infra.store.publisher import Publisher
+from infra.store.weight_files import folder_tensors
+from infra.store.weight_store import WeightStore
+from schemas.records import PolicyVersion, TensorSpec, WeightVersion
+
+ONE, TWO = np.arange(6, dtype=np.float32).reshape(2, 3), np.array([1, 2], np.uint8)
+
+
+def shards(folder: Path, **places: str) -> Path:
+    """A folder whose tensors lie in several files."""
+    save_file({"one": ONE}, folder / "first.safetensors")
+    save_file({"two": TWO}, folder / "second.safetensors")
+    found = {"one": "first.safetensors", "two": "second.safetensors"} | places
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": found}))
+    return folder
+
+
+def test_tensors_of_several_files_are_found_where_they_lie(tmp_path: Path) -> None:
+    found = folder_tensors(shards(tmp_path))
+    assert {name: spec for name, (spec, _) in found.items()} == {
+        "one": TensorSpec("one", "F32", (2, 3)),
+        "two": TensorSpec("two", "U8", (2,)),
+    }
+    assert found["one"][1].tobytes() == ONE.tobytes()
+
+
+def test_a_folder_can_be_published_as_it_lies(tmp_path: Path) -> None:
+    found = folder_tensors(shards(tmp_path))
+    manifests: list[WeightVersion] = []
+    how = {"step": 1, "batches": (), "batch_offsets": (), "trajectories_trained": 0}
+    with WeightStore(tmp_path / "store") as store:
+        publisher = Publisher(store, manifests.append, [spec for spec, _ in found.values()])
+        publisher.publish({name: data for name, (_, data) in found.items()}, PolicyVersion(0, 1), **how)
+        publisher.close()
+        assert store.seal(PolicyVersion(0, 1)).blake3 == manifests[0].blake3
+        with store.pin(PolicyVersion(0, 1)) as path:
+            assert path.read_bytes().endswith(ONE.tobytes() + TWO.tobytes())
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "cannot mmap an empty file"),
+        (b"\xff" * 100, "a header of"),
+        ((2).to_bytes(8, "little") + b"[]", "not a safetensors file"),
+        ((4).to_bytes(8, "little") + b"{[}]", "not a safetensors file"),
+        (
+            (70).to_bytes(8, "little")
+            + json.dumps({"w": {"dtype": "F32", "shape": [9], "data_offsets": [0, 36]}}).ljust(70).encode(),
+            "lies at 0 to 36 of 0 bytes",
+        ),
+    ],
+)
+def test_what_is_no_weight_file_is_named(data: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(data)
+    with pytest.raises(ValueError, match=message) as caught:
+        folder_tensors(tmp_path)
+    assert str(tmp_path / "model.safetensors") in str(caught.value)
+
+
+def test_an_index_does_not_lead_out_of_its_folder(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="points out of its folder"):
+        folder_tensors(shards(tmp_path, two="../second.safetensors"))
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(ValueError, match="is no index"):
+        folder_tensors(tmp_path)
+    with pytest.raises(FileNotFoundError, match="neither"):
+        folder_tensors(tmp_path / "nowhere")
