@@ -1,0 +1,45 @@
+"""A link's token bucket, as a table of what passes when: its clock and its sleep are the test's."""
+
+from __future__ import annotations
+
+import pytest
+
+from infra.transport.throttle import Link
+
+
+class Clock:
+    """Time that passes only when somebody sleeps, or the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.slept: list[float] = []
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+@pytest.mark.parametrize(
+    ("rate", "takes", "slept"),
+    [
+        (100.0, [(0, 50), (0, 50)], [0.5, 0.5]),  # one after the other
+        (100.0, [(0, 50), (10, 50)], [0.5, 0.5]),  # what was not used is not saved up
+        (100.0, [(0, 100), (0.25, 25)], [1.0, 0.25]),
+        (50.0, [(0, 0)], []),
+        (None, [(0, 1 << 40), (0, 5)], []),
+    ],
+)
+def test_what_passes_when(rate: float | None, takes: list[tuple[float, int]], slept: list[float]) -> None:
+    clock = Clock()
+    link = Link(rate, lambda: clock.now, clock.sleep)
+    for idle, count in takes:
+        clock.now += idle
+        link.take(count)
+    assert clock.slept == slept
+    assert link.passed == sum(count for _, count in takes)
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan")])
+def test_a_link_passes_something(rate: float) -> None:
+    with pytest.raises(ValueError, match="passes more than"):
+        Link(rate)
