@@ -108,13 +108,16 @@ class Moving:
         growth = tracking.lengths.remaining(status.kv_used / running) * requests
         # What has come to it since that heartbeat, or waits there, holds no KV yet and will.
         coming = max(0, requests - status.running)
+        unseen = coming - status.waiting
+        # Few may have ended and not been told yet; where most are unseen it has only begun, and is not nearly done.
+        waiting = unseen if unseen > status.running + status.waiting else status.waiting
         return Load(
             replica=status.replica,
             kv_used=min(status.kv_capacity, status.kv_used + int(coming * tracking.lengths.kv())),
             kv_capacity=status.kv_capacity,
             kv_before=replica.kv_before,
             requests=requests,
-            waiting=status.waiting,
+            waiting=waiting,
             most_requests=min(status.capacity, self._config.repack_requests or status.capacity),
             growth=int(growth),
             leaving=status.state == "draining",

@@ -65,10 +65,12 @@ def hand_over(placement: Placement, order: Release, *, told: bool = True) -> Non
 
 def test_what_a_replica_was_given_since_its_heartbeat_counts(placement: Placement) -> None:
     placement.beat(0, version(0), running=2, kv_used=10)
-    placement.beat(1, version(0), running=0, kv_used=0)
+    placement.beat(1, version(0), running=0, kv_used=0)  # it has only begun: not one that is nearly done
+    assert of(RepackPlan, placement.run(PERIOD_S)) == []
+    placement.beat(1, version(0), running=1, kv_used=10)
     (plan,) = of(RepackPlan, placement.run(PERIOD_S))
     each = len(prompt(0).token_ids) + len(trajectory(prompt(0), 0).response.token_ids) / 2
-    assert ReplicaLoad(1, int(2 * each), 100, 2) in plan.before
+    assert ReplicaLoad(1, 10 + int(each), 100, 2) in plan.before
 
 
 def test_room_is_reserved_before_anything_is_let_go(placement: Placement) -> None:
