@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from relay_processes import RelayProcess
@@ -20,7 +21,8 @@ class Tier:
     """Relay processes 0, 1, 2 and a trainer's courier over the store of the first."""
 
     def __init__(self) -> None:
-        self.relays = [RelayProcess(new_root(), relay, RATE) for relay in range(3)]
+        with ThreadPoolExecutor(3) as at_once:
+            self.relays = list(at_once.map(lambda relay: RelayProcess(new_root(), relay, RATE), range(3)))
         self.store = WeightStore(self.relays[0].root, 4)
         self.courier = Courier(self.store, "r", host="here")
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from relays_here import CHUNK, Machine, machines, manifest_of, put, tell, until, weights
 
-from schemas.records import PolicyVersion
+from schemas.records import PolicyVersion, TensorSpec
 
 
 @pytest.mark.parametrize("schedule", ["chain", "tree", "binomial"])
@@ -195,6 +195,10 @@ def test_a_delta_that_makes_something_else_is_left_for_the_whole() -> None:
         ({"chunk_bytes": 1 << 40}, "chunks of 1099511627776 bytes"),
         ({"chunks": ()}, "0 chunks"),
         ({"bytes": -5}, "-5 bytes"),
+        ({"tensors": (TensorSpec("w", "BF16", (77,)),)}, "its tensors take"),
+        ({"tensors": (TensorSpec("w", "BF16", (-1,)),)}, "has shape"),
+        ({"tensors": (TensorSpec("w", "BF16", (2, 262_144)),)}, "its tensors"),  # as many elements in another shape
+        ({"tensors": (TensorSpec("v", "BF16", (524_288,)),)}, "its tensors are not those of its bytes"),
         ({"tensors": ()}, ""),
     ],
 )
@@ -232,8 +236,8 @@ def test_relays_of_two_runs_do_not_mix() -> None:
             stranger.close()
 
 
-def test_random_kills_of_connections_lose_nothing() -> None:
-    """Joins and leaves at random while versions go out: in the end everybody alive has the newest, bit for bit."""
+def test_a_chain_that_is_shuffled_while_versions_go_out_loses_nothing() -> None:
+    """Relays change places at random while versions go out: in the end everybody has the newest, bit for bit."""
     random = np.random.default_rng(3)
     with machines(4, rate=3e7) as relays:
         manifests = []
