@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -37,7 +39,7 @@ def closing_lines(folder: Path, summary: Mapping[str, Any], file: Path) -> str:
         lines.append(f"  {'restarts':<22}{sum(restarts.values()):>7}   {', '.join(map(_times, restarts.items()))}")
     told = compared_with_warm_start(summary)
     lines += ["", learned(summary), *([told] if told else []), accounted(summary)]
-    again = f"laminar run {file} --set run.seed={(summary.get('seed') or 0) + 1}"
+    again = f"{laminar()} run {file} --set run.seed={(summary.get('seed') or 0) + 1}"
     commands = [*next_commands(run, folder), (again, "the same with another seed")]
     width = max(len(command) for command, _ in commands)
     return "\n".join([*lines, "", "Next:", *(f"  {command:<{width}}  {about}" for command, about in commands), ""])
@@ -47,10 +49,18 @@ def next_commands(run: str, folder: Path) -> list[tuple[str, str]]:
     """Commands that work as they stand, each with what it is for."""
     return [
         (f"{folder}/report.html", "the run in plots: open it in a browser"),
-        (f"laminar runs audit --run {run}", "prove again that nothing was lost or trained twice"),
-        (f"laminar topics tail trajectories --run {run}", "read what the model wrote"),
-        (f"laminar weights list --run {run}", "the weight versions that were published"),
+        (f"{laminar()} runs audit --run {run}", "prove again that nothing was lost or trained twice"),
+        (f"{laminar()} topics tail trajectories --run {run}", "read what the model wrote"),
+        (f"{laminar()} weights list --run {run}", "the weight versions that were published"),
     ]
+
+
+def laminar() -> str:
+    """The command as it must be written here: by its path where the shell would not find it."""
+    if shutil.which("laminar"):
+        return "laminar"
+    here, command = Path.cwd(), Path(sys.executable).with_name("laminar")
+    return str(command.relative_to(here) if command.is_relative_to(here) else command)
 
 
 def _rises(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from synthetic_run import GROUP_BATCH, START, STEPS, evaluation_metric, history, trainer_metric
 
-from pipelines.report.closing import closing_lines
+from pipelines.report.closing import closing_lines, laminar
 from pipelines.report.machine import cpu_model, describe_machine, package_versions
 from pipelines.report.metrics_file import MetricsFile, read_metrics
 from pipelines.report.series import batches, evaluations, mean_between, newest_by_step, staleness_histogram
@@ -205,14 +205,23 @@ def test_the_closing_lines_say_what_was_reached_and_what_to_do_next() -> None:
         "0.24 → 0.86",
         "rollout-0 1×",
         "runs/sums/report.html",
-        "laminar runs audit --run sums",
-        "laminar run my.toml --set run.seed=4",
+        f"{laminar()} runs audit --run sums",
+        f"{laminar()} run my.toml --set run.seed=4",
     ):
         assert expected in text, expected
     stopped = figures_of([], RunFacts("sums", reached=False, error="the broker went away"))
     text = closing_lines(Path("runs/sums"), stopped, Path("my.toml"))
     assert "ended before its goal" in text
     assert "Error: the broker went away" in text
+
+
+def test_commands_are_written_as_they_work_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("sys.executable", str(tmp_path / ".venv" / "bin" / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert laminar() == ".venv/bin/laminar"
+    (tmp_path / "laminar").touch(mode=0o755)
+    assert laminar() == "laminar"
 
 
 def test_the_summary_of_a_folder(tmp_path: Path) -> None:
