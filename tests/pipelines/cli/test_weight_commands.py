@@ -1,0 +1,217 @@
+"""`laminar relays` and what `laminar weights` does with bytes, against a real broker, a real store and a real relay."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from infra.kafka.admin import TopicSpec, admin_client, create_topics
+from infra.kafka.broker import Broker
+from infra.kafka.producer import BoundedProducer
+from infra.kafka.properties import ClientProperties
+from infra.models.checkpoint_folder import save_folder
+from infra.models.demo import build_demo_model
+from infra.models.demo_config import DemoModelConfig
+from infra.store.names import default_root
+from infra.store.ownership import remove_store
+from infra.store.weight_store import WeightStore
+from infra.transport.node import RelayNode
+from pipelines.cli.main import main
+from schemas.codec import encode
+from schemas.records import PolicyVersion, RelayChain, RelayLink, RelayStatus, WeightVersion
+from schemas.topics import RELAY, RELAY_CHAIN, REPLICAS
+
+RUN = f"weight-commands-{os.getpid()}"
+Laminar = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def client(broker: Broker) -> ClientProperties:
+    client = ClientProperties.at(broker.bootstrap_servers)
+    with admin_client(client) as admin:
+        create_topics(admin, [TopicSpec(topic.name(RUN), 1) for topic in (RELAY, RELAY_CHAIN, REPLICAS)])
+    return client
+
+
+@pytest.fixture
+def laminar(client: ClientProperties, capsys: pytest.CaptureFixture[str]) -> Laminar:
+    def run(*words: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main([*words, "--run", RUN, "-b", client.bootstrap_servers])
+        printed = capsys.readouterr()
+        return int(ended.value.code or 0), printed.out, printed.err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def root() -> Iterator[Path]:
+    """The store of the machine on which the commands are given."""
+    root = default_root(RUN)
+    yield root
+    remove_store(root, in_use=True)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "demo"
+    save_folder(*build_demo_model(DemoModelConfig()), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def changed(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model with one element of one tensor changed."""
+    folder = tmp_path_factory.mktemp("models") / "changed"
+    network = AutoModelForCausalLM.from_pretrained(model)
+    with torch.no_grad():
+        next(network.parameters()).view(-1)[7] += 1.0
+    network.save_pretrained(folder)
+    return folder
+
+
+def send(client: ClientProperties, *records: RelayChain | RelayStatus) -> None:
+    with BoundedProducer(client) as producer:
+        for record in records:
+            value, headers = encode(record)
+            topic = RELAY_CHAIN if isinstance(record, RelayChain) else REPLICAS
+            producer.send(topic.name(RUN), value, key=b"k", headers=headers)
+
+
+def told(laminar: Laminar, *words: str) -> object:
+    code, out, err = laminar(*words, "--json")
+    assert code == 0, err
+    return json.loads(out)
+
+
+def test_a_folder_goes_in_and_comes_out_again_as_it_was(
+    laminar: Laminar, root: Path, model: Path, changed: Path, tmp_path: Path
+) -> None:
+    assert "no weights yet" in laminar("weights", "verify")[2]
+    assert told(laminar, "weights", "publish", str(model)) == {"version": "0.1", "store": str(root)}
+    code, out, _ = laminar("weights", "publish", str(changed))
+    assert (code, "is version 0.2 of run" in " ".join(out.split())) == (0, True)
+
+    rows = told(laminar, "weights", "verify", "0.1")
+    assert [row["claim"] for row in rows] == ["bytes", "blake3", "tensors", "chunks"]  # type: ignore[attr-defined]
+    assert all(row["right"] for row in rows)  # type: ignore[attr-defined]
+
+    rows = told(laminar, "weights", "diff", "0.1", "0.2")
+    assert [row["changed"] for row in rows if row["changed"]] == [1]  # type: ignore[attr-defined]
+    assert "0.000 %" in laminar("weights", "diff", "0.1")[1]
+
+    folder = tmp_path / "out"
+    said = told(laminar, "weights", "pull", "latest", str(folder), "--model", str(model))
+    assert said["from"] == str(root)  # type: ignore[index]
+    network = AutoModelForCausalLM.from_pretrained(folder)
+    for name, tensor in load_file(changed / "model.safetensors").items():
+        assert torch.equal(network.state_dict()[name], tensor)
+    code, _, err = laminar("weights", "pull", "latest", str(folder), "--model", str(model))
+    assert (code, "is there already" in err) == (1, True)
+    assert "has no config.json" in laminar("weights", "pull", "latest", str(tmp_path / "x"), "--model", "/")[2]
+    assert not list(tmp_path.glob(".*.tmp"))
+
+    lie(root, PolicyVersion(0, 2))
+    code, out, _ = laminar("weights", "verify", "--json")
+    assert code == 1
+    assert {row["claim"] for row in json.loads(out) if not row["right"]} == {"blake3", "chunks"}
+
+
+def lie(root: Path, version: PolicyVersion) -> None:
+    """Change a byte of a version that is in place, which nothing but a fault of memory does."""
+    with WeightStore(root) as store:
+        path = store.path(version)
+    path.chmod(0o600)
+    with path.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        (last,) = file.read(1)
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last ^ 1]))
+
+
+def test_what_is_no_model_of_this_run_is_not_published(laminar: Laminar, model: Path, tmp_path: Path) -> None:
+    if "no weights" in laminar("weights", "list")[1]:
+        laminar("weights", "publish", str(model))
+    from safetensors.torch import save_file
+
+    save_file({"w": torch.zeros(3)}, tmp_path / "model.safetensors")
+    code, _, err = laminar("weights", "publish", str(tmp_path))
+    assert (code, "are not of this run's model" in " ".join(err.split())) == (1, True)
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 100)
+    assert "not a safetensors file" in laminar("weights", "publish", str(tmp_path))[2]
+    assert "neither model.safetensors" in " ".join(laminar("weights", "publish", "/")[2].split())
+
+
+def test_a_version_that_is_elsewhere_comes_from_a_relay(
+    laminar: Laminar, client: ClientProperties, root: Path, model: Path, tmp_path: Path
+) -> None:
+    said = told(laminar, "weights", "publish", str(model))
+    version = said["version"]  # type: ignore[index]
+    empty = tmp_path / "empty"
+    words = ("weights", "pull", version, str(tmp_path / "out"), "--model", str(model), "--store", str(empty))
+    assert "has no relays to ask" in " ".join(laminar(*words)[2].split())
+    with WeightStore(root) as store:
+        node = RelayNode(store, RUN, 0)
+        try:
+            send(client, RelayChain(1, (RelayLink(0, node.address, "elsewhere", "/"),), (), "chain", 0))
+            assert told(laminar, *words)["from"] == "1 relays"  # type: ignore[index]
+        finally:
+            node.close()
+    ours, theirs = load_file(model / "model.safetensors"), load_file(tmp_path / "out" / "model.safetensors")
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    code, _, err = laminar(*words[:3], str(tmp_path / "again"), *words[4:])
+    assert (code, "could be asked for version" in " ".join(err.split())) == (1, True)
+
+
+def test_relays_stand_in_the_chains_order(laminar: Laminar, client: ClientProperties) -> None:
+    links = tuple(RelayLink(relay, f"h{relay}:1", f"h{relay}", "/") for relay in (2, 0, 1))
+    beat = {"bytes": 10, "host": "h", "pid": 1, "sent_at": 0}
+    send(
+        client,
+        RelayStatus(0, ("1.1",), **beat, arriving=PolicyVersion(1, 2), arrived_bytes=1, arriving_bytes=4),
+        RelayStatus(1, (), **beat, received_per_s=2e6),
+        RelayStatus(2, ("1.2", "1.1"), **beat, sent_per_s=3e6),
+        RelayStatus(7, ("1.0",), **beat),
+        RelayChain(9, links, (1,), "binomial", 0),
+    )
+    said = told(laminar, "relays")
+    assert said["chain"]["schedule"] == "binomial"  # type: ignore[index]
+    found = [(row["relay"], row["place"], row["role"]) for row in said["relays"]]  # type: ignore[index]
+    assert found == [(2, 0, "master"), (0, 1, "relay"), (1, 2, "joining"), (7, None, "gone")]
+    shown = laminar("relays")[1]
+    for text in ("1.2 25 %", "2.0 MB/s", "3.0 MB/s", "1.2, 1.1"):
+        assert text in shown
+
+
+def test_versions_differ_by_elements_not_by_bytes(tmp_path: Path) -> None:
+    from pipelines.cli.weight_bytes import diff
+    from schemas.records import TensorSpec
+
+    specs = (TensorSpec("w", "F32", (4,)), TensorSpec("s", "BF16", ()))
+    with WeightStore(tmp_path / "store") as store:
+        manifests = [published(store, number, specs) for number in (1, 2)]
+        rows = diff(store, *manifests)
+    assert rows == [
+        {"tensor": "s", "elements": 1, "changed": 1, "share": 1.0},
+        {"tensor": "w", "elements": 4, "changed": 2, "share": 0.5},
+    ]
+
+
+def published(store: WeightStore, number: int, specs: tuple[object, ...]) -> WeightVersion:
+    from infra.store.publisher import Publisher
+
+    manifests: list[WeightVersion] = []
+    publisher = Publisher(store, manifests.append, specs)  # type: ignore[arg-type]
+    arrays = {"w": np.array([0, 1, number * 65537, number], np.float32), "s": np.array(number, np.uint16)}
+    how = {"step": 1, "batches": (), "batch_offsets": (), "trajectories_trained": 0}
+    publisher.publish(arrays, PolicyVersion(1, number), **how)  # type: ignore[arg-type]
+    publisher.close()
+    return manifests[0]
