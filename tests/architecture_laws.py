@@ -26,6 +26,7 @@ VENDORS: dict[str, tuple[str, ...]] = {
     "transformers": _TENSORS,
     "tokenizers": _TENSORS,
     "safetensors": _TENSORS,
+    "peft": ("operators/trainer/lora.py",),
     "tensorboardX": ("pipelines/report/trackers.py",),
     "trackio": ("pipelines/report/trackers.py",),
     "wandb": ("pipelines/report/trackers.py",),

@@ -1,8 +1,8 @@
 """Checkpoints of the trainer: all of its state in one folder, whole or not at all, and no pickle in it.
 
 A folder is named by its policy version and holds `weights.safetensors` (as rollouts load them), `trainer.safetensors`
-(optimizer moments, the critic, random state) and `checkpoint.json` (the rest, and the BLAKE3 of both files). It is
-written beside its place, synced to the disk, then renamed: a checkpoint that can be seen is complete.
+(optimizer moments, the critic, LoRA's adapters, random state) and `checkpoint.json` (the rest, and the BLAKE3 of both
+files). It is written beside its place, synced to the disk, then renamed: a checkpoint that can be seen is complete.
 """
 
 from __future__ import annotations
@@ -96,6 +96,7 @@ def read_checkpoint(folder: Path) -> tuple[LearnerState, TrainerPosition]:
             skipped_updates=scalars["skipped_updates"],
             critic_weights=_under("critic.weights.", tensors),
             critic_moments=_under("critic.moments.", tensors),
+            adapters=_under("adapters.", tensors),
         )
         return state, _position(scalars)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
@@ -127,6 +128,7 @@ def _write_files(folder: Path, state: LearnerState, position: TrainerPosition) -
         **_on_host("moments.", state.moments),
         **_on_host("critic.weights.", state.critic_weights),
         **_on_host("critic.moments.", state.critic_moments),
+        **_on_host("adapters.", state.adapters),
         "random_state": state.random_state,
     }
     save_file(rest, folder / _TRAINER)

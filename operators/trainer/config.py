@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Literal, get_args
 
 AlgorithmName = Literal[
@@ -132,6 +133,25 @@ class ParameterGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoraConfig:
+    """Low-rank adapters in place of the policy's own weights; a critic, where there is one, is trained whole.
+
+    Raises ValueError naming the field that does not fit, or what is not installed.
+    """
+
+    rank: int = 0  # r, the adapters' inner width; 0 trains all weights
+    alpha: float = 32.0  # α: an adapter's product counts α/r times
+    targets: tuple[str, ...] = ()  # last parts of the names of the layers that get one; empty: all but the output's
+    seed: int = 0  # of the random half of each adapter
+
+    def __post_init__(self) -> None:
+        _within("lora.rank", self.rank, 0)
+        _within("lora.alpha", self.alpha, 0, open_low=True)
+        if self.rank and find_spec("peft") is None:
+            raise ValueError("lora.rank needs peft, which is not installed: pip install 'laminar-rl[lora]'")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerConfig:
     """How a global batch changes the weights: AdamW on gradients accumulated over micro-batches, one step a mini-batch.
 
@@ -140,6 +160,7 @@ class LearnerConfig:
 
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     learning_rate: float = 2e-4
     warmup_steps: int = 5  # batches over which the learning rate rises linearly from 0
     schedule: Schedule = "constant"  # after the warm-up

@@ -18,12 +18,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from infra.models.checkpoint_folder import load_model
 from infra.models.weights import weight_tensors
 from operators.trainer.advantages import Rewards, value_targets
 from operators.trainer.algorithms import AGGREGATIONS, resolve
 from operators.trainer.batch import TrainingBatch, join, refuse_unknown_tokens
 from operators.trainer.config import LearnerConfig
 from operators.trainer.critic import Critic
+from operators.trainer.lora import adapters, add_adapters, merged_weights
 from operators.trainer.losses import kl_penalty
 from operators.trainer.metrics import TokenMetrics, batch_metrics
 from operators.trainer.optimizer import learning_rate
@@ -40,7 +42,7 @@ from schemas.records import MicroBatch
 @dataclass(frozen=True, slots=True, eq=False)
 class LearnerState:
     """All that a learner is: weights and optimizer moments by name, of the policy and of the critic if there is one,
-    torch's random state, and how many batches it has taken.
+    torch's random state, and how many batches it has taken. With LoRA the policy's weights have the `adapters` in them.
 
     Tensors are the learner's own, not copies: write or copy them before the next update.
     """
@@ -52,6 +54,7 @@ class LearnerState:
     skipped_updates: int
     critic_weights: Mapping[str, Tensor] = field(default_factory=dict)
     critic_moments: Mapping[str, Tensor] = field(default_factory=dict)
+    adapters: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Learner:
@@ -67,6 +70,11 @@ class Learner:
         place = torch.device("cpu") if config.share_device else self._device
         again, chunk = config.gradient_checkpointing, config.logits_chunk_tokens
         self._model = load_policy(model_folder, place, gradient_checkpointing=again)
+        if config.lora.rank:
+            if ranks.count > 1:
+                raise ValueError("lora.rank: adapters are trained by one rank alone")
+            add_adapters(self._model, config.lora)
+        self._model_folder = model_folder
         self._policy = Policy(self._model, chunk)
         ranks.shard(self._policy, layers_of(self._model), place)
         self._actor = TrainedModel(self._policy, config)
@@ -97,6 +105,14 @@ class Learner:
         """The policy; `update` changes its weights in place."""
         return self._model
 
+    def plain_model(self) -> PreTrainedModel:
+        """The policy as anyone may load it: itself, or with LoRA a copy in which the adapters are merged."""
+        if not adapters(self._model):
+            return self._model
+        plain = load_model(self._model_folder)
+        copy_into(weight_tensors(plain), merged_weights(self._model))
+        return plain
+
     def update(self, rows: Sequence[MicroBatch]) -> dict[str, float]:
         """Train one global batch, whose parts (of this rank) are `rows`, and say how it went.
 
@@ -126,25 +142,27 @@ class Learner:
         """What `restore` needs to go on as if nothing had happened. All ranks must ask, and each gets all of it."""
         critic = {} if self._critic is None else self._critic.state_dict()
         return LearnerState(
-            {name: whole(tensor) for name, tensor in weight_tensors(self._model).items()},
+            {name: whole(tensor) for name, tensor in merged_weights(self._model).items()},
             self._actor.moments(),
             torch.get_rng_state(),
             self._updates,
             self._skipped_updates,
             {name: whole(tensor) for name, tensor in critic.items()},
             self._critic_trained.moments() if critic else {},
+            adapters(self._model),
         )
 
     def restore(self, state: LearnerState) -> None:
         """Become the learner that gave `state`. Raises ValueError where names or shapes are not this model's."""
-        own = weight_tensors(self._model)
+        own, own_adapters = merged_weights(self._model), adapters(self._model)
         own_critic = {} if self._critic is None else dict(self._critic.state_dict())
         fit(own, state.weights, "model")
         fit(own_critic, state.critic_weights, "critic")
+        fit(own_adapters, state.adapters, "adapters")
         self._actor.restore_moments(state.moments)
         if own_critic:
             self._critic_trained.restore_moments(state.critic_moments)
-        copy_into(own, state.weights)
+        copy_into(own_adapters or own, state.adapters or state.weights)
         copy_into(own_critic, state.critic_weights)
         torch.set_rng_state(state.random_state)
         self._updates = state.updates

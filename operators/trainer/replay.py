@@ -52,11 +52,11 @@ class Replay:
 
     def save(self, folder: Path) -> None:
         """Write the model to the new folder `folder`. Raises FileExistsError if it is there."""
-        save_folder(self._learner.model, load_tokenizer(self._model), folder)
+        save_folder(self._learner.plain_model(), load_tokenizer(self._model), folder)
 
     def digest(self) -> str:
         """`weights_digest` of the weights as they are."""
-        return weights_digest(weight_tensors(self._learner.model))
+        return weights_digest(self._learner.state().weights)
 
     def _update(self, number: int, parts: tuple[MicroBatch, ...]) -> Update:
         try:

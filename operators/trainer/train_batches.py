@@ -242,4 +242,4 @@ class _Training:
 
     def _save_result(self) -> None:
         if not self._step.result.exists():  # an earlier epoch's is the same: weights are a function of the log
-            save_folder(self._learner.model, load_tokenizer(self._step.model), self._step.result)
+            save_folder(self._learner.plain_model(), load_tokenizer(self._step.model), self._step.result)

@@ -18,8 +18,8 @@ class TrainedModel:
 
     def __init__(self, module: nn.Module, config: LearnerConfig) -> None:
         self._module = module
-        # Tied weights once, under the names that the model's own weights have.
-        self._parameters = {name.removeprefix("model."): p for name, p in module.named_parameters()}
+        # What is trained, tied weights once, under the names that the model's own weights have.
+        self._parameters = {name.removeprefix("model."): p for name, p in module.named_parameters() if p.requires_grad}
         self._optimizer = build_optimizer(self._parameters, config)
         self._bound = config.max_gradient_norm
 

@@ -1,0 +1,102 @@
+"""LoRA: only adapters are trained, what leaves the learner is a plain model's weights, and it resumes to the bit."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from trainer_batches import make_batch, save_tiny_model
+
+from infra.models.checkpoint_folder import load_model, load_tokenizer, save_folder
+from infra.models.weights import weight_tensors
+from operators.trainer.batch import join
+from operators.trainer.checkpoint import TrainerPosition, read_checkpoint, write_checkpoint
+from operators.trainer.config import LearnerConfig, LoraConfig
+from operators.trainer.learner import Learner
+from operators.trainer.packing import micro_batches
+from operators.trainer.policy import load_policy, token_logprobs
+from schemas.records import PolicyVersion
+
+pytest.importorskip("peft", reason="the extra `lora` is not installed")
+
+CONFIG = LearnerConfig(learning_rate=1e-2, warmup_steps=0, lora=LoraConfig(rank=4), micro_batch_tokens=64)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("lora") / "model")
+
+
+def test_a_plain_model_of_the_merged_weights_is_the_policy(folder: Path, tmp_path: Path) -> None:
+    before = weight_tensors(load_model(folder))
+    learner = Learner(CONFIG, folder)
+    start = learner.state().weights
+    assert list(start) == list(before)
+    assert all(torch.equal(start[name], before[name]) for name in before)
+    for number in range(3):
+        learner.update(make_batch(seed=number, number=number))
+    after = learner.state().weights
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {name for name in before if "_proj." in name}
+    save_folder(learner.plain_model(), load_tokenizer(folder), tmp_path / "plain")
+    plain = load_policy(tmp_path / "plain", CPU)
+    assert all(torch.equal(tensor, after[name]) for name, tensor in weight_tensors(plain).items())
+    batch = join(make_batch())
+    (part,) = micro_batches(batch, torch.arange(len(batch)).numpy(), 10**6, CPU)
+    with torch.no_grad():
+        ours, first = (
+            token_logprobs(model, part.packed, 10**6)[0] for model in (learner.model, load_policy(folder, CPU))
+        )
+        torch.testing.assert_close(token_logprobs(plain, part.packed, 10**6)[0], ours, atol=1e-4, rtol=1e-4)
+    assert (ours - first).abs().max() > 0.1
+
+
+def test_only_adapters_have_moments_and_the_first_are_the_same_at_every_start(folder: Path) -> None:
+    one = Learner(CONFIG, folder)
+    torch.manual_seed(7)
+    drawn = torch.get_rng_state()
+    other = Learner(CONFIG, folder)
+    assert torch.equal(torch.get_rng_state(), drawn)
+    ours, theirs = one.state().adapters, other.state().adapters
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert {tensor.shape[0] for name, tensor in ours.items() if "lora_A" in name} == {4}
+    one.update(make_batch())
+    assert {name.partition(".")[2] for name in one.state().moments} == set(ours)
+
+
+def test_a_checkpoint_has_the_adapters_and_goes_on_to_the_same_bits(folder: Path, tmp_path: Path) -> None:
+    learner = Learner(CONFIG, folder)
+    learner.update(make_batch())
+    place = write_checkpoint(tmp_path, learner.state(), TrainerPosition(PolicyVersion(1, 1), (3,), 16))
+    resumed = Learner(CONFIG, folder)
+    resumed.restore(read_checkpoint(place)[0])
+    for each in (learner, resumed):
+        each.update(make_batch(seed=1, number=1))
+    one, other = learner.state(), resumed.state()
+    for kind in ("weights", "adapters", "moments"):
+        ours, theirs = getattr(one, kind), getattr(other, kind)
+        assert set(ours) == set(theirs)
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours), kind
+
+
+def test_a_checkpoint_of_another_rank_or_of_none_changes_nothing(folder: Path) -> None:
+    learner = Learner(CONFIG, folder)
+    for lora in (LoraConfig(rank=2), LoraConfig()):
+        state = Learner(LearnerConfig(lora=lora), folder).state()
+        with pytest.raises(ValueError, match="do not fit the adapters"):
+            learner.restore(state)
+
+
+def test_targets_that_the_model_lacks_are_named(folder: Path) -> None:
+    with pytest.raises(ValueError, match="no_such_layer"):
+        Learner(LearnerConfig(lora=LoraConfig(rank=2, targets=("no_such_layer",))), folder)
+
+
+def test_without_peft_the_configuration_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(ValueError, match=r"pip install 'laminar-rl\[lora\]'"):
+        LoraConfig(rank=8)
+    assert LoraConfig().rank == 0
