@@ -16,7 +16,7 @@ from pipelines.report.closing import closing_lines
 from pipelines.report.html import render_report
 from pipelines.report.summary import summarise
 from pipelines.run.state import RunStateFile, point_latest
-from pipelines.run.stop_requests import Interrupted
+from pipelines.run.stop_requests import Interrupted, StopRequests
 from pipelines.run.supervisor import Supervisor
 from pipelines.view.live import LiveView
 from schemas.topics import run_prefix
@@ -42,20 +42,21 @@ def run_locally(config: Config, file: Path, *, as_json: bool = False) -> Report:
     (folder / "logs").mkdir(parents=True)
     point_latest(folder)
     state = RunStateFile(folder, config.run.name, config.trainer.optimizer_steps)
-    state.write()
     console = Console(stderr=as_json)
-    try:
-        with LiveView(console, config.run.name, config.trainer.optimizer_steps) as view:
-            balance = Supervisor(config, view, state).run()
-    except (Interrupted, KeyboardInterrupt) as error:
-        stop = error if isinstance(error, Interrupted) else Interrupted()
-        state.end(f"{stop} before its goal", "stopped")
-        answer = {"run": config.run.name, "error": state.error}
-        text = f"{state.error}; what there is lies in {_as_seen_from_here(folder)}"
-        return Report(answer, lambda: text, as_json, stop.exit_code)
-    except BaseException as error:
-        state.end(f"{type(error).__name__}: {error}")
-        raise
+    with StopRequests() as stops:  # before anybody can see that there is a run to stop
+        state.write()
+        try:
+            with LiveView(console, config.run.name, config.trainer.optimizer_steps) as view:
+                balance = Supervisor(config, view, state, stops).run()
+        except (Interrupted, KeyboardInterrupt) as error:
+            stop = error if isinstance(error, Interrupted) else Interrupted()
+            state.end(f"{stop} before its goal", "stopped")
+            answer = {"run": config.run.name, "error": state.error}
+            text = f"{state.error}; what there is lies in {_as_seen_from_here(folder)}"
+            return Report(answer, lambda: text, as_json, stop.exit_code)
+        except BaseException as error:
+            state.end(f"{type(error).__name__}: {error}")
+            raise
     state.end()
     audited = {**balance.numbers(), "balanced": balance.balanced}
     write_atomically(folder / "audit.json", json.dumps(balance.to_json(), indent=1))

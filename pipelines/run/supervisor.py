@@ -39,12 +39,15 @@ TICK_S = 0.1
 
 
 class Supervisor:
-    """Runs `config`, whose run has a name, to its goal; shows it in `view`, leaves everything in the run's folder."""
+    """Runs `config`, whose run has a name, to its goal; shows it in `view`, leaves everything in the run's folder.
 
-    def __init__(self, config: Config, view: LiveView, state: RunStateFile) -> None:
+    `stops` hears requests to stop already.
+    """
+
+    def __init__(self, config: Config, view: LiveView, state: RunStateFile, stops: StopRequests) -> None:
         self.config, self.view, self.state = config, view, state
         self.folder = config.run_folder
-        self._stops = StopRequests()
+        self._stops = stops
         self._told_of_warm_start: Mapping[str, object] = {}
         self._kafka = KafkaOfRun(config.kafka, self.folder / "kafka", view.note)
 
@@ -57,7 +60,7 @@ class Supervisor:
         started = new_run(self.config.run.name, self.config.trainer.optimizer_steps, time.time_ns() // 10**6)
         trackers = open_trackers(self.config.run.trackers, self.config.run.name, self.folder)
         metrics = Sinks(MetricsFile(self.folder / "metrics.jsonl"), trackers)
-        with self._stops, Watch(started, file=metrics, view=self.view) as self._watch, ExitStack() as stack:
+        with Watch(started, file=metrics, view=self.view) as self._watch, ExitStack() as stack:
             self._claim_store()
             stack.callback(self._kafka.close, HURRIED_S)
             self._fleet = stack.enter_context(closing(self._open_fleet()))  # ends before the broker: roles commit

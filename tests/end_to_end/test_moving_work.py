@@ -72,6 +72,7 @@ def test_repack_moves_what_then_finishes_elsewhere(
     assert all(moved[key] == ended[key] for key in elsewhere)
 
 
+@pytest.mark.soak  # whether a kill meets an answer half done is chance
 def test_what_a_killed_rollout_had_goes_on_from_what_it_had(
     start_run: StartRun, client: ClientProperties, broker: Broker, run_id: str
 ) -> None:
