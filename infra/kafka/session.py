@@ -36,6 +36,8 @@ LEDGER_POLL_MS = 20
 """Short: what ends a topic is a transaction's marker, which no poll returns."""
 REOPEN_S = 60.0
 """How long a commit under way may take to end before a new session replaces its own: a broker may have to come back."""
+ANSWER_MS = 10_000
+"""How long one question to Kafka may take. Unless told, kafka-python waits for ever where a connection broke."""
 CATCH_UP_S = 60.0
 """How long reading the ledger back may stand still: longer than any transaction of another producer may stay open."""
 
@@ -139,9 +141,16 @@ class Session:
     def positions(self) -> dict[Partition, int]:
         """The next offset to read of every input partition. Raises SessionLost."""
         try:
-            return {Partition(*tp): self._consumer.position(tp) for tp in self._assigned}
+            return {Partition(*tp): self._position(tp) for tp in self._assigned}
         except KafkaError as error:
             raise self._give_up(error) from error
+
+    def _position(self, place: TopicPartition) -> int:
+        """The next offset to read. Raises KafkaTimeoutError."""
+        position: int | None = self._consumer.position(place, timeout_ms=ANSWER_MS)
+        if position is None:
+            raise KafkaTimeoutError(f"{self.config.group}: where reading stands in {place} is not known")
+        return position
 
     def seek(self, offsets: Offsets) -> None:
         """Read on from `offsets` instead of where the last start stood."""
@@ -227,7 +236,7 @@ class Session:
         config, consumer, assigned = self.config, self._consumer, self._assigned
         anchor = TopicPartition(*config.anchored)
         committed = {
-            tp: consumer.committed(tp, metadata=True)
+            tp: consumer.committed(tp, metadata=True, timeout_ms=ANSWER_MS)
             for tp in dict.fromkeys([anchor, *(t for t, i in self._inputs() if i.start == "committed")])
         }
         self.note = self._noted(committed[anchor].metadata if committed[anchor] else "")
@@ -278,10 +287,10 @@ class Session:
             consumer.seek(tp, offset)
         records: list[ConsumerRecord] = []
         before, moved_at = -1, time.monotonic()
-        while any(consumer.position(tp) < end for tp, end in ends.items()):
+        while any(self._position(tp) < end for tp, end in ends.items()):
             for polled in consumer.poll(timeout_ms=LEDGER_POLL_MS).values():
                 records.extend(polled)
-            if (now := sum(map(consumer.position, ends))) != before:
+            if (now := sum(map(self._position, ends))) != before:
                 before, moved_at = now, time.monotonic()
             elif time.monotonic() - moved_at > CATCH_UP_S:
                 raise KafkaTimeoutError(f"{self.config.group}: its own output cannot be read on to {ends}")
