@@ -48,21 +48,25 @@ AGGREGATIONS: dict[AggregationName, Coefficients] = {
 
 CLIP_HIGHER = Clip(0.2, 0.28)
 SYMMETRIC = Clip(0.2, 0.2)
-UNCORRECTED = Correction("none")
+TRUNCATED = Correction("truncate", cap=5.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """What to do with a batch. `proximal` "behaviour" takes π_o = μ, so that ρ itself carries the staleness and w = 1;
-    "update_start" takes the policy as the update found it, and w = π_o/μ carries it (decoupled). A `critic` is a second
-    model that learns to foresee returns."""
+    """What to do with a batch. `proximal` "update_start" takes the policy as the update found it, and w = π_o/μ carries
+    the staleness (decoupled PPO, arXiv 2110.00641); "behaviour" takes π_o = μ, so that ρ itself carries it and w = 1.
+
+    Decoupled is the rule, since batches are stale here: ratios against μ are clipped where the policy has changed most
+    since, and the tokens that decide an answer then have no gradient. On fresh batches both are the same. A `critic` is
+    a second model that learns to foresee returns.
+    """
 
     advantage: advantages.Estimator
     loss: losses.TokenLoss = losses.clipped_surrogate
     aggregation: AggregationName = "token_mean"
     clip: Clip = CLIP_HIGHER
-    proximal: Proximal = "behaviour"
-    correction: Correction = UNCORRECTED
+    proximal: Proximal = "update_start"
+    correction: Correction = TRUNCATED
     critic: bool = False
 
 
@@ -79,14 +83,16 @@ ALGORITHMS: dict[str, Algorithm] = {
         aggregation="sequence_mean",
         clip=Clip(3e-4, 4e-4),
     ),
-    "cispo": Algorithm(advantages.group_normalised, losses.clipped_weight_reinforce),
-    "decoupled_ppo": Algorithm(
-        advantages.group_normalised, proximal="update_start", correction=Correction("truncate", cap=5.0)
+    # Its clipped weight is taken against μ: it is the correction.
+    "cispo": Algorithm(
+        advantages.group_normalised,
+        losses.clipped_weight_reinforce,
+        proximal="behaviour",
+        correction=Correction("none"),
     ),
-    "tis": Algorithm(advantages.group_normalised, proximal="update_start", correction=Correction("truncate", cap=2.0)),
-    "icepop": Algorithm(
-        advantages.group_normalised, proximal="update_start", correction=Correction("mask", low=0.5, cap=5.0)
-    ),
+    "decoupled_ppo": Algorithm(advantages.group_normalised),
+    "tis": Algorithm(advantages.group_normalised, correction=Correction("truncate", cap=2.0)),
+    "icepop": Algorithm(advantages.group_normalised, correction=Correction("mask", low=0.5, cap=5.0)),
     "ppo": Algorithm(advantages.generalised, clip=SYMMETRIC, critic=True),
 }
 

@@ -71,7 +71,7 @@ def test_the_vectors_are_many_and_of_every_algorithm() -> None:
 
 @pytest.mark.parametrize("label", SETTINGS)
 def test_advantages_losses_and_gradients(label: str) -> None:
-    config = AlgorithmConfig(**SETTINGS[label])
+    config = AlgorithmConfig(**{"correction": "none", **SETTINGS[label]})
     algorithm = resolve(config)
     for case in cases():
         lengths = case.of_rows("lengths")
