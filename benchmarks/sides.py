@@ -14,11 +14,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from benchmarks.ended_runs import read_ended
 from benchmarks.measures import SETTLED_AFTER, Step, outside, seconds_a_batch, seconds_to
 from benchmarks.processes import CpuWatch
-from infra.kafka.broker import BrokerConfig, start_broker
-from infra.kafka.properties import ClientProperties
-from infra.kafka.reading import read_topic
 from infra.models.checkpoint_folder import load_tokenizer
 from operators.prompts.rendering import prompt_text
 from operators.prompts.sources import open_source
@@ -28,7 +26,7 @@ from pipelines.report.machine import package_versions
 from pipelines.report.metrics_file import read_metrics
 from pipelines.report.series import Batch, batches
 from pipelines.run.warm import PROGRESS_FILE, make_warm_start
-from schemas.records import Metric
+from schemas.records import Assignment, Metric
 from schemas.topics import INBOX
 
 TRL_PYTHON = Path(".venv-trl/bin/python")
@@ -166,11 +164,8 @@ def write_questions(config: Config, model: Path, file: Path) -> None:
 
 
 def first_dispatch(folder: Path, run: str) -> float:
-    """When the first assignment was made (Unix seconds), read from the run's log, which outlives its broker."""
-    with start_broker(BrokerConfig(folder / "kafka")) as broker:
-        client = ClientProperties.at(broker.bootstrap_servers)
-        records = read_topic(client, INBOX.name(run))
-        return min(row.assigned_at for record in records for row in record.rows if hasattr(row, "assigned_at")) / 1000
+    """When the first assignment was made (Unix seconds)."""
+    return min(assignment.assigned_at for assignment in read_ended(folder, run, INBOX, Assignment)) / 1000
 
 
 def _trl_settings(work: Work) -> list[str]:

@@ -26,12 +26,11 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.ended_runs import read_ended
 from benchmarks.measures import median
 from benchmarks.processes import OthersWatch
-from infra.kafka.broker import BrokerConfig, start_broker
-from infra.kafka.properties import ClientProperties
-from infra.kafka.reading import read_topic
 from pipelines.report.machine import describe_machine
+from schemas.records import Trajectory
 from schemas.topics import TRAJECTORIES
 
 EXAMPLE = Path("examples/chain_sum.toml")
@@ -115,10 +114,8 @@ def _left(name: str, family: list[psutil.Process]) -> list[str]:
 
 
 def _first_trajectory(folder: Path, run: str) -> float:
-    """When the first trajectory had finished (Unix seconds), read from the run's log, which outlives its broker."""
-    with start_broker(BrokerConfig(folder / "kafka")) as broker:
-        records = read_topic(ClientProperties.at(broker.bootstrap_servers), TRAJECTORIES.name(run))
-        return min(row.finished_at for record in records for row in record.rows) / 1000
+    """When the first trajectory had finished (Unix seconds)."""
+    return min(trajectory.finished_at for trajectory in read_ended(folder, run, TRAJECTORIES, Trajectory)) / 1000
 
 
 def _print(found: dict[str, list[Measured]], console: Console) -> None:

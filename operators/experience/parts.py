@@ -6,13 +6,11 @@ A user's class is code you trust: it runs in the experience pipeline's own proce
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import importlib
-import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
+
+from infra.by_name import nearest, user_module
 
 T = TypeVar("T")
 
@@ -34,11 +32,11 @@ def make(what: str, part: Part, known: Mapping[str, type[T]], base: type[T]) -> 
     """The `what` (as errors call it) that `part` names. Raises ValueError naming what does not fit."""
     kind = _load(what, part.name, base) if part.is_custom else known.get(part.name)
     if kind is None:
-        raise ValueError(f"{what}: there is none called {part.name!r}{_nearest(part.name, known)}")
+        raise ValueError(f"{what}: there is none called {part.name!r}{nearest(part.name, known)}")
     options = {option.name for option in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else None
     for name in part.options:
         if options is not None and name not in options:
-            raise ValueError(f"{what}: {part.name} has no option {name!r}{_nearest(name, dict.fromkeys(options))}")
+            raise ValueError(f"{what}: {part.name} has no option {name!r}{nearest(name, options)}")
     try:
         return kind(**part.options)
     except (TypeError, ValueError) as error:
@@ -48,26 +46,9 @@ def make(what: str, part: Part, known: Mapping[str, type[T]], base: type[T]) -> 
 def _load(what: str, name: str, base: type[T]) -> type[T]:
     module_name, _, class_name = name.rpartition(":")
     try:
-        found = getattr(_module(module_name), class_name, None)
-    except (ImportError, OSError) as error:
+        found = getattr(user_module(module_name), class_name, None)
+    except (ImportError, OSError, ValueError) as error:
         raise ValueError(f"{what}: {name!r} cannot be loaded: {error}") from error
     if not isinstance(found, type) or not issubclass(found, base):
         raise ValueError(f"{what}: {name!r} must be a class that derives from {base.__module__}.{base.__qualname__}")
     return found
-
-
-def _module(name: str) -> Any:
-    if not name.endswith(".py"):
-        return importlib.import_module(name)
-    path = Path(name).expanduser().resolve()
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise ImportError(f"there is no file {path}")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def _nearest(name: str, valid: Mapping[str, Any]) -> str:
-    close = difflib.get_close_matches(name, valid, n=1)
-    return f"; did you mean {close[0]!r}?" if close else f"; it must be one of {sorted(valid)}"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from infra.by_name import nearest
+
 SOURCES = ("reasoning_gym", "jsonl", "parquet", "dataset", "synthetic")
+MOST_NAMED = 12
+"""So many valid names an error lists at the most."""
 SLOT = "{prompt}"
 """Where a template takes the question."""
 
@@ -73,7 +76,7 @@ class PromptsConfig:
 
     def __post_init__(self) -> None:
         if self.source not in SOURCES:
-            raise ValueError(f"source {self.source!r} is unknown{nearest(self.source, SOURCES)}")
+            raise ValueError(f"source {self.source!r} is unknown{nearest(self.source, SOURCES, MOST_NAMED)}")
         if self.source == "reasoning_gym":
             self._check_task()
         elif self.source == "synthetic":
@@ -115,11 +118,3 @@ class PromptsConfig:
             raise ValueError(f"top_p must be in (0, 1], not {self.top_p}")
         if not 0 <= self.seed < 2**29:
             raise ValueError(f"seed must be in [0, 2**29), not {self.seed}")
-
-
-def nearest(name: str, valid: Sequence[str]) -> str:
-    """The end of an error message about an unknown `name`: the closest valid one, or all of a short list."""
-    close = difflib.get_close_matches(name, valid, n=1)
-    if close:
-        return f"; did you mean {close[0]!r}?"
-    return f"; it must be one of {sorted(valid)}" if len(valid) <= 12 else ""

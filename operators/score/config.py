@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
+from infra.by_name import nearest
 from operators.score.attempt import AnswerKind, Extraction
 from operators.score.rewards import REWARDS, is_custom
 
@@ -34,7 +34,7 @@ class RewardSpec:
                 raise ValueError(f"rewards: name {self.name!r} must be 'module:function' or 'file.py:function'")
             return
         if self.name not in REWARDS:
-            raise ValueError(f"rewards: there is no reward {self.name!r}{_nearest(self.name, REWARDS)}")
+            raise ValueError(f"rewards: there is no reward {self.name!r}{nearest(self.name, REWARDS)}")
         self._check_options()
 
     @property
@@ -46,7 +46,7 @@ class RewardSpec:
         known = REWARDS[self.name].options
         for name in self.options:
             if name not in known:
-                raise ValueError(f"rewards: {self.name} has no option {name!r}{_nearest(name, known)}")
+                raise ValueError(f"rewards: {self.name} has no option {name!r}{nearest(name, known)}")
         for name, default in known.items():
             if default is None and name not in self.options:
                 raise ValueError(f"rewards: {self.name} needs option {name!r}")
@@ -88,7 +88,7 @@ class ScoreConfig:
             if names.count(name) > 1 or name == "accuracy":
                 raise ValueError(f"rewards: two components would be called {name!r}; set label")
         if self.answer not in get_args(AnswerKind):
-            raise ValueError(f"answer {self.answer!r} is unknown{_nearest(self.answer, get_args(AnswerKind))}")
+            raise ValueError(f"answer {self.answer!r} is unknown{nearest(self.answer, get_args(AnswerKind))}")
         if self.answer == "marker" and not self.answer_marker:
             raise ValueError("answer_marker must not be empty")
         if self.answer == "regex":
@@ -112,8 +112,3 @@ def _check_pattern(name: str, pattern: str) -> None:
         re.compile(pattern)
     except re.error as error:
         raise ValueError(f"{name} {pattern!r} is no regular expression: {error}") from error
-
-
-def _nearest(name: str, valid: Sequence[str] | Mapping[str, Any]) -> str:
-    close = difflib.get_close_matches(name, valid, n=1)
-    return f"; did you mean {close[0]!r}?" if close else f"; it must be one of {sorted(valid)}"

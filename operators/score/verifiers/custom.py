@@ -6,12 +6,11 @@ task, tokens; and with its options. It returns a number.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
+
+from infra.by_name import user_module
 
 ARGUMENTS = ("text", "answer", "reference", "prompt", "task", "tokens")
 
@@ -22,7 +21,7 @@ def load(target: str, options: Mapping[str, Any]) -> tuple[Callable[..., Any], t
     Raises ValueError if it cannot be called with them and `options`; importing raises what the module raises.
     """
     module_name, _, function_name = target.rpartition(":")
-    function = getattr(_module(module_name), function_name, None)
+    function = getattr(user_module(module_name), function_name, None)
     if not callable(function):
         raise ValueError(f"{module_name} has no function {function_name!r}")
     parameters = inspect.signature(function).parameters.values()
@@ -43,15 +42,3 @@ def load(target: str, options: Mapping[str, Any]) -> tuple[Callable[..., Any], t
         ):
             raise ValueError(f"{target} needs {parameter.name!r}, which is neither an option nor one of {ARGUMENTS}")
     return function, taken
-
-
-def _module(name: str) -> Any:
-    if not name.endswith(".py"):
-        return importlib.import_module(name)
-    path = Path(name).expanduser().resolve()
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise ValueError(f"no file {path}")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
