@@ -11,9 +11,14 @@ def is_trained(state: RunState, config: Config) -> bool:
     return state.step >= config.trainer.optimizer_steps
 
 
+def is_evaluated(config: Config) -> bool:
+    """Whether held-out questions are asked of the last version."""
+    return bool(config.prompts.heldout or config.prompts.heldout_path)
+
+
 def is_reached(state: RunState, config: Config) -> bool:
     """Whether nothing is left to do but to drain."""
-    if not is_trained(state, config) or not (config.prompts.heldout or config.prompts.heldout_path):
+    if not is_trained(state, config) or not is_evaluated(config):
         return is_trained(state, config)
     last = state.evaluation
     if last is None or not last.final:

@@ -19,7 +19,7 @@ from pipelines.report.metrics_file import MetricsFile
 from pipelines.report.trackers import Sinks, open_trackers
 from pipelines.roles import EMULATED, roles_of
 from pipelines.run.fleet import Fleet, RoleFailed, last_line
-from pipelines.run.goal import is_reached, is_trained
+from pipelines.run.goal import is_evaluated, is_reached, is_trained
 from pipelines.run.kafka_of_run import KafkaOfRun
 from pipelines.run.state import RunStateFile
 from pipelines.run.stop_requests import StopRequests
@@ -145,13 +145,15 @@ class Supervisor:
         self._enter("starting")
         for role in roles_of(self.config):
             self._fleet.add(role)
+        while not self._watch.state.step:
+            self._tick()
+        self._enter("training")
+        while not is_trained(self._watch.state, self.config):
+            self._tick()
+        if is_evaluated(self.config):
+            self._enter("final evaluation")
         while not is_reached(self._watch.state, self.config):
             self._tick()
-            if is_trained(self._watch.state, self.config):
-                if not is_reached(self._watch.state, self.config):
-                    self._enter("final evaluation")
-            elif self._watch.state.step:
-                self._enter("training")
 
     def _drain(self) -> None:
         """Every role commits what it has and ends; what takes too long is ended by the fleet."""
