@@ -6,6 +6,8 @@ READY  := $(VENV)/.ready
 CONFIG ?= examples/chain_sum.toml
 
 export OMP_NUM_THREADS ?= 1
+# Bytecode is kept, whatever the shell says: or every process compiles Beam and torch anew, which takes half a minute.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: run test lint types pytest soak requirements clean trl-env trl-requirements verl-env verl-requirements verl-vectors benchmark-end-to-end
 
