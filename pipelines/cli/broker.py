@@ -10,12 +10,24 @@ import typer
 from pipelines.cli.options import JsonOption
 from pipelines.cli.output import Report
 
-app = typer.Typer(no_args_is_help=True, help="Start, stop and look at a local Kafka that stays.")
+app = typer.Typer(no_args_is_help=True)
 
 FolderOption = Annotated[
     Path, typer.Option("--folder", metavar="DIR", help="Where its data, log and state lie.", envvar="LAMINAR_BROKER")
 ]
 DEFAULT_FOLDER = Path.home() / ".local" / "share" / "laminar" / "broker"
+
+
+@app.callback()
+def broker() -> None:
+    """Start, stop and look at a local Kafka that stays.
+
+    \b
+    Examples:
+      laminar broker start --port 9092
+      laminar run run.toml --set kafka.bootstrap_servers=localhost:9092
+      laminar broker stop
+    """
 
 
 @app.command()
@@ -34,7 +46,7 @@ def start(
     from infra.kafka.broker import BrokerConfig
     from infra.kafka.detached_broker import start_detached
 
-    status = start_detached(folder, BrokerConfig(folder / "data", port=port), lambda line: typer.echo(line, err=True))
+    status = start_detached(folder, BrokerConfig(folder, port=port), lambda line: typer.echo(line, err=True))
     return _report(status, json)
 
 

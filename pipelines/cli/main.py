@@ -1,6 +1,8 @@
 """The command `laminar`: where its commands live, and how it ends.
 
-Exit codes: 0 done, 1 an error or an answer that is a no (an audit that does not balance), 2 a wrong use of the command.
+Exit codes: 0 done, 1 an error or an answer that is a no (an audit that does not balance), 2 a wrong use of the command,
+128 + n ended by signal n before it was done (130 Ctrl-C, 143 SIGTERM, 129 a terminal that went away). `laminar submit`
+drains on Ctrl-C and SIGTERM: that is its proper end, 0.
 """
 
 from __future__ import annotations
@@ -42,7 +44,17 @@ app = typer.Typer(
 def laminar(
     debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error. Stands anywhere."),
 ) -> None:
-    """Reinforcement-learning post-training of language models as a dataflow on Apache Beam and Apache Kafka."""
+    """Reinforcement-learning post-training of language models as a dataflow on Apache Beam and Apache Kafka.
+
+    Exit codes: 0 done; 1 an error, or an answer that is a no; 2 a wrong use; 128 + n ended by signal n (130: Ctrl-C).
+
+    \b
+    Examples:
+      laminar doctor
+      laminar run examples/chain_sum.toml
+      laminar topics tail trajectories -n 3
+      laminar runs audit
+    """
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -19,7 +19,14 @@ MAX_NAMES = 20
 
 @app.callback()
 def runs() -> None:
-    """Look after runs."""
+    """Look after runs.
+
+    \b
+    Examples:
+      laminar runs list
+      laminar runs status
+      laminar runs audit --run first
+    """
 
 
 app.command("list")(local_runs.list_command)

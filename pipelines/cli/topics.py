@@ -25,7 +25,14 @@ LAG_COLUMNS = ("group", "topic", "partition", "current_offset", "log_end_offset"
 
 @app.callback()
 def topics() -> None:
-    """Look into a run's topics."""
+    """Look into a run's topics.
+
+    \b
+    Examples:
+      laminar topics list
+      laminar topics tail trajectories -n 3
+      laminar topics lag
+    """
 
 
 @app.command("list")

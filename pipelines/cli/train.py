@@ -26,7 +26,13 @@ SECTION = "trainer."
 
 @app.callback()
 def train() -> None:
-    """Train apart from a run."""
+    """Train apart from a run.
+
+    \b
+    Examples:
+      laminar train replay latest
+      laminar train replay first --set trainer.learner.algorithm.name=cispo
+    """
 
 
 @app.command()

@@ -25,7 +25,14 @@ COLUMNS = ("version", "parent", "step", "trained", "batches", "bytes", "created"
 
 @app.callback()
 def weights() -> None:
-    """Look at the weight versions that a run has published, take one out, put one in."""
+    """Look at the weight versions that a run has published, take one out, put one in.
+
+    \b
+    Examples:
+      laminar weights list
+      laminar weights diff 1.3 1.4
+      laminar weights pull latest best-model
+    """
 
 
 @app.command("list")

@@ -17,16 +17,16 @@ from pipelines.cli.output import Report, Stream, show
 
 
 def commands(command: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    inner = getattr(command, "commands", None)
-    if inner is None:
-        yield words, command
-    for name, each in (inner or {}).items():
+    """A command, and those below it where it is a group."""
+    yield words, command
+    for name, each in getattr(command, "commands", {}).items():
         yield from commands(each, (*words, name))
 
 
 def every_command() -> Iterator[tuple[tuple[str, ...], Any]]:
     import importlib
 
+    yield (), typer.main.get_command(command_line.app)
     for name, where in COMMANDS.items():
         app = importlib.import_module(where.module).app
         yield from commands(typer.main.get_command(app), (name,))
@@ -35,7 +35,9 @@ def every_command() -> Iterator[tuple[tuple[str, ...], Any]]:
 @pytest.mark.parametrize(("words", "command"), list(every_command()), ids=lambda part: str(part)[:40])
 def test_every_command_has_examples_of_itself(words: tuple[str, ...], command: Any) -> None:
     text = command.help or ""
-    assert f"laminar {' '.join(words)}" in text.partition("Examples:")[2], f"laminar {' '.join(words)} has no examples"
+    spelt = " ".join(("laminar", *words))
+    examples = text.partition("Examples:")[2].split("\n")
+    assert any(f"{line} ".startswith(f"  {spelt} ") for line in examples), f"{spelt} has no examples"
 
 
 def test_help_is_quick_and_loads_no_command() -> None:
