@@ -12,6 +12,7 @@ from pathlib import Path
 from infra.kafka.broker import (
     Broker,
     BrokerConfig,
+    BrokerStartError,
     Progress,
     port_is_free,
     running_broker,
@@ -37,9 +38,13 @@ def start_detached(
     """Start a broker whose data is in `state_dir` and leave it running; return the one that already runs there.
 
     Of `config` the data folder and the lifetime are set here. Port 0 is the port this folder's broker had last, where
-    that is free, so that addresses written down stay right. Raises what `start_broker` raises.
+    that is free, so that addresses written down stay right. Raises what `start_broker` raises, and BrokerStartError
+    where one runs already on another port than is asked for.
     """
     if (running := detached_status(state_dir)) is not None:
+        if config is not None and config.port not in (0, int(running.bootstrap_servers.rpartition(":")[2])):
+            where = running.bootstrap_servers
+            raise BrokerStartError(f"a broker on {state_dir} runs at {where} already; stop it first")
         return running
     wanted = replace(config or BrokerConfig(state_dir), data_dir=state_dir, die_with_parent=False)
     if wanted.port == 0:

@@ -1,0 +1,68 @@
+"""`laminar broker start`, `status` and `stop`, with a real broker: what they say and how they end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from infra.kafka.broker import Broker
+from infra.kafka.detached_broker import stop_detached
+from infra.kafka.properties import ClientProperties
+from infra.kafka.readiness import why_unreachable
+from pipelines.cli.main import main
+
+Laminar = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def laminar(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Laminar]:
+    """`laminar broker` with these words, on a folder of its own; gives its exit code, stdout and stderr."""
+
+    def call(*words: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(["broker", *words, "--folder", str(tmp_path)])
+        printed = capsys.readouterr()
+        return int(ended.value.code or 0), printed.out, printed.err
+
+    yield call
+    stop_detached(tmp_path)
+
+
+def test_where_none_runs_there_is_nothing_to_stop(laminar: Laminar) -> None:
+    assert laminar("status") == (1, "no broker is running\n", "")
+    assert laminar("stop") == (0, "no broker was running\n", "")
+    code, out, _ = laminar("status", "--json")
+    assert (code, json.loads(out)) == (1, {"running": False})
+    code, out, _ = laminar("stop", "--json")
+    assert (code, json.loads(out)) == (0, {"stopped": False})
+
+
+def test_from_start_to_stop(laminar: Laminar, tmp_path: Path) -> None:
+    code, out, err = laminar("start", "--json")
+    told = json.loads(out)
+    assert (code, told["running"], told["data"]) == (0, True, str(tmp_path))
+    assert "starting Apache Kafka on 127.0.0.1:" in err
+    assert Path(told["log"]).is_file()
+    assert why_unreachable(ClientProperties.at(told["bootstrap_servers"]).admin()) is None
+    assert laminar("start", "--json") == (0, out, "")  # the one that runs
+    assert laminar("status", "--json") == (0, out, "")
+    text = f"Apache Kafka at {told['bootstrap_servers']} (pid {told['pid']}, data in {tmp_path})\n"
+    assert laminar("status") == (0, text, "")
+    other = 1 + int(told["bootstrap_servers"].rpartition(":")[2])
+    code, out, err = laminar("start", "--port", str(other))
+    assert (code, out) == (1, "")
+    assert err == f"laminar: a broker on {tmp_path} runs at {told['bootstrap_servers']} already; stop it first\n"
+    assert laminar("stop") == (0, "stopped\n", "")
+    assert not psutil.pid_exists(told["pid"])
+    assert laminar("status")[0] == 1
+
+
+def test_a_port_that_is_taken_is_named(laminar: Laminar, broker: Broker) -> None:
+    code, out, err = laminar("start", "--port", str(broker.port))
+    assert (code, out) == (1, "")
+    taken = f"port {broker.port} on 127.0.0.1 is taken by another process; choose another, or 0 for any free one"
+    assert err == f"laminar: {taken}\n"
