@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from kafka import KafkaProducer
+from kafka.errors import KafkaError
 
 from infra.kafka.properties import ClientProperties
+from infra.kafka.readiness import why_unreachable
+
+
+class CannotFence(RuntimeError):
+    """Kafka does not answer: whoever seems silent may be as well as ever."""
 
 
 def fence(client: ClientProperties, transactional_id: str) -> None:
-    """End the open transaction of `transactional_id` and make its holder's next commit fail. Raises KafkaError."""
-    producer = KafkaProducer(**client.producer(transactional_id=transactional_id, retry_backoff_ms=5))
+    """End the open transaction of `transactional_id` and make its holder's next commit fail. Raises CannotFence."""
+    if (reason := why_unreachable(client.admin(), timeout_s=2.0)) is not None:
+        raise CannotFence(reason)
     try:
-        producer.init_transactions()
-    finally:
-        producer.close(timeout=1)
+        producer = KafkaProducer(**client.producer(transactional_id=transactional_id, retry_backoff_ms=5))
+        try:
+            producer.init_transactions()
+        finally:
+            producer.close(timeout=1)
+    except KafkaError as error:
+        raise CannotFence(repr(error)) from error

@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 
 BUSY_POLL_S = 0.02
 """How long a busy step is left alone after a poll that found nothing: each costs it 0.5 ms. Records wait so long."""
+POSITIONS_S = 0.5
+"""How old the positions of a poll that found nothing may be: each partition's costs a question to the client."""
 PATIENCE_S = 120.0
 """How long a running shard waits for Kafka to be back before it gives up."""
 MAX_FUTILE = 8
@@ -52,6 +54,7 @@ class ShardSource:
         self._session: Session | None = None
         self._positions: Mapping[Place, int] = {}
         self._rest_until = 0.0
+        self._look_at = 0.0
         self._caught_up = False
         self._futile = 0
         self._polls = 0
@@ -80,15 +83,13 @@ class ShardSource:
             return Polled(self.config.group, session.start, (), (), self._positions, self._caught_up)
         try:
             records = session.poll(self.config.poll_s if wait else 0.0)
-            positions = {self._places[p]: offset for p, offset in session.positions().items()}
+            if records or not self._caught_up or self._clock() >= self._look_at:
+                self._look(session)
         except SessionLost:
             return self._open(session)
-        if not self._caught_up:
-            self._caught_up = all(positions[self._places[p]] >= end for p, end in session.ends.items())
-        self._positions = positions
         self._rest_until = 0.0 if records else self._clock() + BUSY_POLL_S
         received, rejected = self.decode(records)
-        return Polled(self.config.group, session.start, received, rejected, positions, self._caught_up)
+        return Polled(self.config.group, session.start, received, rejected, self._positions, self._caught_up)
 
     def last(self) -> Polled | None:
         """The end of this start, which reads no more; None where there is no session to write in."""
@@ -121,6 +122,13 @@ class ShardSource:
             self._session = None
             SESSIONS.close(self.config.group)
 
+    def _look(self, session: Session) -> None:
+        """See where reading stands. Between records only the marks of transactions move it, and being late is safe."""
+        self._positions = {self._places[p]: offset for p, offset in session.positions().items()}
+        self._look_at = self._clock() + POSITIONS_S
+        if not self._caught_up:
+            self._caught_up = all(self._positions[self._places[p]] >= end for p, end in session.ends.items())
+
     def _open(self, before: Session | None) -> Restored:
         config = self.config
         session = self._session = SESSIONS.open(config.session()) if before is None else self._reopen(before)
@@ -152,12 +160,15 @@ class ShardSource:
 
     def _rows(self, raw: Any, noun: str) -> list[Any]:
         """The records in `raw`, or their one block, of a class that belongs there. Raises UndecodableRecord."""
-        if raw.topic not in self._blocks:
-            return decode(raw.value, raw.headers)
-        block = decode_block(raw.value, raw.headers)
-        if block.kind not in self._kinds[noun]:
-            raise UndecodableRecord(f"a {block.kind.__name__} does not belong on {noun}")
-        return [block]
+        if raw.topic in self._blocks:
+            block = decode_block(raw.value, raw.headers)
+            rows, kind = [block], block.kind
+        else:
+            rows = decode(raw.value, raw.headers)
+            kind = type(rows[0])
+        if kind not in self._kinds.get(noun, (kind,)):  # what this shard itself has written is taken as it is
+            raise UndecodableRecord(f"a {kind.__name__} does not belong on {noun}")
+        return rows
 
     def _dead_letter(self, raw: Any, step: str, reason: str) -> DeadLetter:
         payload = raw.value or b""

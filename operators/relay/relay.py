@@ -18,11 +18,11 @@ from infra.store.names import weight_file
 from infra.store.weight_store import WeightStore
 from infra.transport.node import RelayNode
 from operators.io.elements import Checkpoint, Output, Place, Polled, Received, Restored
+from operators.io.reject import rejected
 from operators.relay.config import AUTO, RelayConfig
 from operators.relay.status import StatusMaker
-from schemas.codec import encode
-from schemas.records import DeadLetter, PolicyVersion, RelayChain, ReplicaStatus, WeightVersion
-from schemas.topics import DEAD_LETTERS, RELAY, REPLICAS
+from schemas.records import PolicyVersion, RelayChain, ReplicaStatus, WeightVersion
+from schemas.topics import RELAY, REPLICAS
 
 _REFUSED = "refused"
 _MAX_CLAIMS = 8
@@ -177,11 +177,7 @@ class RelayFolder:
         if received.offset in self._refused:  # read again after a restart
             return []
         self._refused.add(received.offset)
-        payload, _ = encode(received.record)
-        letter = DeadLetter(
-            "relay", reason, received.topic, received.partition, received.offset, payload, self._wall_ms()
-        )
-        return [Output(DEAD_LETTERS, letter.topic, letter)]
+        return [rejected(received, "relay", reason, self._wall_ms())]
 
     def _heartbeat(self) -> list[Output]:
         now = self._step.clock()

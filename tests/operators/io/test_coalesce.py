@@ -13,7 +13,7 @@ from schemas.topics import INBOX, METRICS, PROMPTS, Topic
 
 PROMPT = Prompt(3, "train", "sum", "2 + 3?", token_ids([1, 2]), "{}", 4, Sampling(1.0, 1.0, 0, 8, (2,), 1))
 ASSIGNMENT = Assignment(PROMPT, 1, 5, 1, 0, 4, None, None, 1_700_000_000_000)
-CANCEL = Cancel(("p3.1",), 0, 4)
+CANCEL = Cancel(("p3.1",), (5,), 0, 4)
 METRIC = Metric("loss", 1, {"value": 0.5}, 1_700_000_000_000)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from records_here import status
 from scripted_sessions import CONFIG, INPUT, ScriptedSession, ScriptedSessions, metric, raw
 
 import operators.io.source
@@ -48,6 +49,10 @@ def test_records_are_received_in_order_row_by_row() -> None:
         ({"value": None}, "tombstone"),
         ({"headers": []}, "no laminar-schema header"),
         ({"headers": [("laminar-schema", b"Metric/99")]}, "unknown schema"),
+        (
+            dict(zip(("value", "headers"), encode(status(0, None)), strict=True)),
+            "a ReplicaStatus does not belong on metrics",
+        ),
     ],
 )
 def test_what_cannot_be_decoded_is_a_dead_letter_between_good_neighbours(changes: dict, reason: str) -> None:
@@ -83,11 +88,12 @@ def test_the_last_element_is_of_the_session_that_is_open(monkeypatch: pytest.Mon
 
 
 def test_a_start_opens_with_what_was_restored(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = raw(8, topic=REPLICAS.name("run"))
+    beat = status(0, None)
+    own = raw(8, beat, topic=REPLICAS.name("run"))
     session = ScriptedSession(3, [[raw(0)], [], [raw(1)]], Note(2, {}, {"mark": 1}), [own], end=2)
     source = source_with(monkeypatch, session)
     elements = [source.next(wait=False) for _ in range(4)]
-    assert elements[0] == Restored(CONFIG.group, 3, (Received("replicas", 0, 8, metric(8)),), {"mark": 1}, {HERE: 0})
+    assert elements[0] == Restored(CONFIG.group, 3, (Received("replicas", 0, 8, beat),), {"mark": 1}, {HERE: 0})
     assert [(len(e.records), e.positions, e.caught_up) for e in elements[1:] if isinstance(e, Polled)] == [
         (1, {HERE: 1}, False),
         (0, {HERE: 1}, False),

@@ -1,0 +1,16 @@
+"""Records that were read, and decoded, but cannot be right."""
+
+from __future__ import annotations
+
+from operators.io.elements import Output, Received
+from operators.io.source import MAX_PAYLOAD_BYTES
+from schemas.codec import encode
+from schemas.records import DeadLetter
+from schemas.topics import DEAD_LETTERS
+
+
+def rejected(received: Received, step: str, reason: str, now: int) -> Output:
+    """The dead letter in which `step` sets `received` aside, at `now` in Unix milliseconds."""
+    topic, partition, offset, record = received
+    payload = encode(record)[0][:MAX_PAYLOAD_BYTES]
+    return Output(DEAD_LETTERS, topic, DeadLetter(step, reason, topic, partition, offset, payload, now))

@@ -1,0 +1,65 @@
+"""A replica joins a run that is under way and gets work; another one drains, and what it had goes on elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import tomli_w
+from laminar_runs import Command, LaminarRun, Nursery
+from test_emulated_run import SMALL
+from test_moving_work import assert_balanced, written
+
+from infra.kafka.broker import Broker
+from infra.kafka.properties import ClientProperties
+from schemas.records import Assignment, ReplicaStatus
+from schemas.topics import INBOX, REPLICAS
+
+JOINED, DRAINED = 2, 0
+
+
+def test_one_joins_and_one_drains(nursery: Nursery, broker: Broker, run_id: str, tmp_path: Path) -> None:
+    client = ClientProperties.at(broker.bootstrap_servers)
+    config = tmp_path / "emulated.toml"
+    changes = {
+        "run": {"time_scale": 5.0},
+        "kafka": {"bootstrap_servers": broker.bootstrap_servers},
+        "rollout": {**SMALL["rollout"], "processes": 2, "replicas": 1, "heartbeat_s": 1.0},
+        "placement": {"max_replicas": 3},
+        "trainer": {"optimizer_steps": 12, "emulation": {"step_s": [[0, 1], [100_000, 2]]}},
+    }
+    config.write_text(tomli_w.dumps({**SMALL, **changes}))
+    run = LaminarRun(nursery, tmp_path / "run", config, run_id)
+    joining = draining = None
+
+    def given(replica: int) -> list[Assignment]:
+        return [each for each in written(client, run, INBOX, Assignment) if each.replica == replica]
+
+    try:
+        run.until_phase("training")
+        joining = Command(
+            nursery,
+            tmp_path / "joining",
+            "submit",
+            "rollout",
+            str(run.folder / "config.toml"),
+            "--replica",
+            str(JOINED),
+        )
+        run.until(lambda: given(JOINED), 60, "work for the replica that joined")
+        draining = Command(
+            nursery,
+            tmp_path / "draining",
+            *("replicas", "drain", str(DRAINED), "--run", run_id, "--bootstrap-server", broker.bootstrap_servers),
+            *("--wait", "60"),
+        )
+        assert draining.wait(90) == 0, draining.said()
+        before = len(given(DRAINED))
+        assert_balanced(run, 12 * 32)
+    finally:
+        for each in (run, joining, draining):
+            if each is not None:
+                each.end()
+    assert len(given(DRAINED)) == before
+    beats = [each for each in written(client, run, REPLICAS, ReplicaStatus) if each.replica == JOINED]
+    first = min(each.assigned_at for each in given(JOINED))
+    assert sum(each.state == "running" and each.sent_at < first for each in beats) <= 2

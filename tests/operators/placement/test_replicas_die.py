@@ -1,0 +1,152 @@
+"""Replicas that die, fall silent or come back: their work goes on under the next lease, and ends."""
+
+from __future__ import annotations
+
+import pytest
+from placement_here import TIMEOUT_S, Placement, assigned, given_up, leases
+from records_here import prompt, trajectory, version
+
+from schemas.records import PolicyVersion
+
+BOTH = [("p0.0", 0, 1), ("p0.1", 0, 1)]
+
+
+@pytest.fixture
+def placement() -> Placement:
+    """One prompt of two samples, both at replica 0."""
+    placement = Placement()
+    placement.prompts(0)
+    placement.beat(0, placement.publish(0))
+    assert assigned(placement.run()) == BOTH
+    return placement
+
+
+def newest() -> PolicyVersion:
+    return version(0)
+
+
+def test_a_silent_replica_is_fenced_and_its_work_goes_on_elsewhere(placement: Placement) -> None:
+    placement.beat(1, newest())
+    placement.run(TIMEOUT_S / 2)
+    placement.beat(1, newest())
+    placement.run(TIMEOUT_S / 2)
+    assert placement.fenced == []
+    placement.beat(1, newest())
+    outputs = placement.run(0.1)
+    assert placement.fenced == [0]
+    assert assigned(outputs) == [("p0.0", 1, 2), ("p0.1", 1, 2)]
+    assert min(leases(outputs).values()) > 2
+    assert placement.run() == []
+    assert placement.fenced == [0]
+
+
+def test_what_a_fenced_life_still_says_is_not_heard(placement: Placement) -> None:
+    placement.run(TIMEOUT_S / 2)
+    placement.run(TIMEOUT_S / 2)
+    placement.run(0.1)
+    placement.beat(0, newest())
+    assert placement.run() == []
+    placement.beat(0, newest(), incarnation=2)
+    assert assigned(placement.run()) == [("p0.0", 0, 2), ("p0.1", 0, 2)]
+
+
+@pytest.mark.parametrize(("incarnation", "state"), [(2, "running"), (2, "starting"), (1, "stopped")])
+def test_a_life_that_is_over_loses_its_work_at_once(placement: Placement, incarnation: int, state: str) -> None:
+    placement.beat(1, newest())
+    placement.run()
+    placement.beat(0, newest(), incarnation, state=state, capacity=0)
+    assert assigned(placement.run()) == [("p0.0", 1, 2), ("p0.1", 1, 2)]
+    assert placement.fenced == []
+
+
+def test_an_older_life_is_not_heard(placement: Placement) -> None:
+    placement.beat(0, newest(), incarnation=0, state="stopped")
+    placement.beat(1, newest())
+    assert placement.run() == []
+
+
+def test_a_pause_of_placement_itself_is_no_silence_of_replicas(placement: Placement) -> None:
+    placement.run(10 * TIMEOUT_S)
+    assert placement.fenced == []
+    placement.run(TIMEOUT_S / 2)
+    placement.run(TIMEOUT_S / 2)
+    placement.run(0.1)
+    assert placement.fenced == [0]
+
+
+def test_nobody_is_given_up_while_kafka_is_away(placement: Placement) -> None:
+    placement.kafka_is_away = True
+    for _ in range(6):
+        assert placement.run(TIMEOUT_S / 2 - 1) == []
+    placement.kafka_is_away = False
+    assert placement.run(TIMEOUT_S / 4) == []
+    placement.beat(0, newest())
+    for _ in range(2):
+        assert placement.run(TIMEOUT_S / 2 - 1) == []
+    assert placement.fenced == []
+    for _ in range(2):
+        placement.run(TIMEOUT_S / 2 - 1)
+    assert placement.fenced == [0]
+
+
+def test_after_a_restart_an_older_life_says_nothing_of_a_later_one() -> None:
+    placement = Placement()
+    placement.prompts(0)
+    first = placement.publish(0)
+    placement.beat(0, first, incarnation=2)
+    assert assigned(placement.run()) == BOTH
+    placement.restart()
+    placement.beat(0, first, incarnation=1)  # fenced long ago, but it still beats
+    placement.beat(1, first)
+    assert placement.run() == []
+    placement.beat(0, first, incarnation=2)
+    assert placement.run() == []
+    placement.beat(0, first, incarnation=2, state="stopped")
+    assert assigned(placement.run()) == [("p0.0", 1, 2), ("p0.1", 1, 2)]
+
+
+def test_after_a_restart_a_life_that_is_not_heard_of_is_over_in_the_end() -> None:
+    placement = Placement()
+    placement.prompts(0)
+    first = placement.publish(0)
+    placement.beat(0, first, incarnation=2)
+    placement.run()
+    placement.restart()
+    for _ in range(4):
+        placement.beat(0, first, incarnation=1)
+        placement.beat(1, first)
+        outputs = placement.run(TIMEOUT_S / 2 - 1)
+    assert placement.fenced == [0]
+    assert assigned(outputs) == [("p0.0", 1, 2), ("p0.1", 1, 2)]
+
+
+def test_what_may_crash_engines_ends_alone() -> None:
+    """Four trajectories share a replica that dies each time: one of them is to blame."""
+    placement = Placement(max_attempts=3)
+    placement.prompts(0, 1, samples=2)
+    first = placement.publish(0)
+    for life in range(1, 4):
+        placement.beat(0, first, incarnation=life)
+        outputs = placement.run()
+    assert assigned(outputs) == [("p0.0", 0, 3)]  # the others wait: it may be this one
+    placement.beat(0, first, incarnation=4)
+    outputs = placement.run()
+    assert given_up(outputs) == {"p0.0": "given up after 3 attempts"}
+    for name, lease in leases(outputs).items():
+        assert name == "p0.1"
+        placement.finish(trajectory(prompt(0), 1, lease=lease))
+    assert assigned(placement.run()) == [("p1.0", 0, 3)]
+
+
+def test_a_trajectory_that_kills_its_replicas_ends_as_failed() -> None:
+    placement = Placement(max_attempts=3)
+    placement.prompts(0, samples=1)
+    first = placement.publish(0)
+    for life in (1, 2, 3):
+        placement.beat(0, first, incarnation=life)
+        assert assigned(placement.run()) == [("p0.0", 0, life)]
+    placement.beat(0, first, incarnation=4)
+    outputs = placement.run()
+    assert given_up(outputs) == {"p0.0": "given up after 3 attempts"}
+    assert assigned(outputs) == []
+    assert placement.run() == []
