@@ -25,7 +25,7 @@ from rich.table import Table
 from operators.placement.repack import Load, plan_repack
 from operators.rollout.emulated_engine import EmulatedEngine, emulated_scheduling
 from operators.rollout.emulated_rows import EmulatedRows
-from operators.rollout.emulation import DEFAULT_CONTEXT, LengthsConfig, RooflineConfig
+from operators.rollout.emulation import DEFAULT_CONTEXT, EngineEmulation, LengthsConfig, RooflineConfig
 from operators.rollout.engine import Request
 from operators.rollout.lengths import open_lengths
 from operators.rollout.roofline import Roofline
@@ -47,6 +47,8 @@ class Cluster:
     prompt: int = 2048
     p50: float = 2000.0
     p99: float = 16_000.0
+    most_requests: int = 128
+    """Requests that a replica may have by moves."""
     pull_s: float = 0.57
     global_batch: int = 8192
     stride: int = 8
@@ -67,9 +69,8 @@ class Figures:
 class FreeRows(EmulatedRows):
     """Rows that are resumed without being computed anew."""
 
-    def to_prefill(self, new: range) -> int:
-        fresh = [row for row in new if not self.generated[row]]
-        return super().to_prefill(range(fresh[0], fresh[-1] + 1)) if fresh else 0
+    def uncomputed(self, request: Request) -> int:
+        return 0 if request.partial is not None else super().uncomputed(request)
 
 
 @dataclass
@@ -124,7 +125,8 @@ class Simulation:
 
     def _engine(self, free: bool) -> EmulatedEngine:
         cluster, stride = self.cluster, self.cluster.stride
-        config = emulated_scheduling(cluster.batch, DEFAULT_CONTEXT // stride, cluster.kv_tokens // stride, 32_000, 16)
+        emulation = EngineEmulation(stride=stride)
+        config = emulated_scheduling(cluster.batch, DEFAULT_CONTEXT // stride, cluster.kv_tokens // stride, emulation)
         lengths = open_lengths(LengthsConfig(cluster.p50 / stride, cluster.p99 / stride))
         engine = EmulatedEngine(
             config, Roofline(RooflineConfig(), stride), lengths, pull_s=cluster.pull_s, clock=lambda: self.now
@@ -188,12 +190,12 @@ def repack(simulation: Simulation) -> None:
                     kv_before=replica.kv_before,
                     requests=len(replica.holds),
                     waiting=status.waiting,
-                    most_requests=simulation.cluster.batch,
+                    most_requests=simulation.cluster.most_requests,
                 )
             )
         for move in plan_repack(loads):
             source = group[move.source]
-            simulation.move(source, list(source.holds), group[move.destination])
+            simulation.move(source, list(source.holds)[: move.requests], group[move.destination])
 
 
 def oracle(simulation: Simulation) -> None:

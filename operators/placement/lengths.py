@@ -34,13 +34,15 @@ class LengthsSeen:
         """
         return self._prompt + self._squares / (2 * self._sum) if self._sum else self._prompt
 
-    def remaining(self, length: float) -> float:
-        """Tokens still to come for a response that has `length`: the mean over longer ones, half as many if none was.
+    def remaining(self, kv: float) -> float:
+        """Tokens still to come for a trajectory that holds `kv`, its prompt included: the mean over longer responses,
+        half as many as it has if none was.
 
         0 before any has finished.
         """
         if not self._responses:
             return 0.0
+        length = max(0.0, kv - self._prompt)
         if self._ranked is None:
             self._ranked = sorted(self._responses)
         longer = self._ranked[bisect_right(self._ranked, length) :]

@@ -6,8 +6,9 @@ receive never gives; what fits includes what the moved trajectories may still gr
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -58,21 +59,25 @@ def plan_repack(loads: Sequence[Load], kv_share: float = 0.99, *, only_leaving: 
     the others stay as they are.
     """
     idle = [load for load in loads if load.requests and not load.leaving and is_idle(load, kv_share)]
-    leaving = [load for load in loads if load.requests and load.leaving]
-    takers = [load for load in loads if not load.leaving] if leaving else idle
-    room = _Room(takers, kv_share)
+    room = _Room([load for load in loads if not load.leaving], kv_share)
     moves: list[Move] = []
-    for load in leaving:
-        moves += room.spread(load)
+    for load in loads:
+        if load.leaving and load.requests:
+            moves += room.take(load)
+    if only_leaving:
+        return moves
+    room.keep([load.replica for load in idle])
     received = {move.destination for move in moves}
-    for load in [] if only_leaving else sorted(idle, key=lambda load: (load.kv_used, load.requests)):
-        if load.replica in received:
+    most_kv = most_requests = math.inf  # of what found no room: there is less and less
+    for load in sorted(idle, key=lambda load: (load.kv_used, load.requests)):
+        kv = load.kv_used + load.growth
+        if load.replica in received or (kv >= most_kv and load.requests >= most_requests):
             continue
-        destination = room.fullest_for(load, only={each.replica for each in idle} if leaving else None)
-        if destination is not None:
-            moves.append(room.move(load, destination, load.requests))
-            received.add(destination)
-            room.close(load.replica)
+        parts = room.take(load, whole=True)
+        if not parts:
+            most_kv, most_requests = kv, load.requests
+        received |= {part.destination for part in parts}
+        moves += parts
     return moves
 
 
@@ -84,42 +89,59 @@ class _Room:
             load.replica: (int(kv_share * load.kv_capacity) - load.kv_used, load.most_requests - load.requests)
             for load in loads
         }
-        self._order = sorted((kv, replica) for replica, (kv, _) in self._free.items())
+        self._order = sorted((kv, replica) for replica, (kv, requests) in self._free.items() if kv > 0 < requests)
 
-    def fullest_for(self, load: Load, only: set[int] | None) -> int | None:
-        """Who takes all of `load`; never itself, and one of `only` where that is given."""
+    def keep(self, replicas: Collection[int]) -> None:
+        """None but these receive from now on."""
+        kept = set(replicas)
+        self._order = [(kv, replica) for kv, replica in self._order if replica in kept]
+
+    def take(self, load: Load, *, whole: bool = False) -> list[Move]:
+        """Moves of `load` to the fullest that takes it all, else in parts. Who gives receives no more.
+
+        Parts go to as few as possible, as far as there is room; where it is to be the `whole` or nothing they go to
+        the fullest, so that the emptier ones may still give.
+        """
+        parts = self._one(load) or self._several(load, self._order if whole else self._order[::-1])
+        if whole and sum(requests for _, requests in parts) < load.requests:
+            return []
+        if parts:
+            self._close(load.replica)
+        return [self._move(load, replica, requests) for replica, requests in parts]
+
+    def _one(self, load: Load) -> list[tuple[int, int]]:
+        """Who takes all of `load`, if there is one."""
         first = bisect_left(self._order, (load.kv_used + load.growth, -1))
         for place in range(first, len(self._order)):
             replica = self._order[place][1]
-            fits = replica != load.replica and self._free[replica][1] >= load.requests
-            if fits and (only is None or replica in only):
-                return replica
-        return None
+            if replica != load.replica and self._free[replica][1] >= load.requests:
+                return [(replica, load.requests)]
+        return []
 
-    def spread(self, load: Load) -> list[Move]:
-        """Moves of as much of `load` as anybody takes, to as few as possible."""
-        moves, left = [], load.requests
-        whole = self.fullest_for(load, None)
-        if whole is not None:
-            return [self.move(load, whole, left)]
+    def _several(self, load: Load, order: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Who takes how many of its requests, asked in this order."""
+        parts, left = [], load.requests
         each = max(1, -(-(load.kv_used + load.growth) // load.requests))
-        for kv, replica in reversed(self._order.copy()):
+        for kv, replica in order:
             count = min(left, self._free[replica][1], kv // each)
             if count > 0 and replica != load.replica:
-                moves.append(self.move(load, replica, count))
+                parts.append((replica, count))
                 left -= count
-        return moves
+        return parts
 
-    def move(self, load: Load, destination: int, requests: int) -> Move:
+    def _move(self, load: Load, destination: int, requests: int) -> Move:
         """Enter a move, and what it takes."""
         kv, free = self._free[destination]
         share = requests / load.requests
-        self.close(destination)
-        self._free[destination] = (kv - int((load.kv_used + load.growth) * share), free - requests)
-        insort(self._order, (self._free[destination][0], destination))
+        self._close(destination)
+        left = self._free[destination] = (kv - int((load.kv_used + load.growth) * share), free - requests)
+        if min(left) > 0:
+            insort(self._order, (left[0], destination))
         return Move(load.replica, destination, requests, int(load.kv_used * share))
 
-    def close(self, replica: int) -> None:
+    def _close(self, replica: int) -> None:
         """`replica` receives no more."""
-        entry = (self._free[replica][0], replica)
-        del self._order[bisect_left(self._order, entry)]
+        entry = (self._free.get(replica, (0, 0))[0], replica)
+        place = bisect_left(self._order, entry)
+        if self._order[place : place + 1] == [entry]:
+            del self._order[place]

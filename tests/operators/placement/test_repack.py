@@ -39,6 +39,10 @@ def moves(*loads: Load, **how: bool) -> list[tuple[int, int, int]]:
         ([load(0, 40, waiting=1, kv_before=40), load(1, 20)], []),
         ([load(0, 12, 1, kv_before=5), load(1, 20)], [(0, 1, 1)]),  # a straggler that still grows is seen
         ([load(0, 10, 8), load(1, 20, 8)], []),  # as many as pay off
+        ([load(0, 30, 6), load(1, 72, 6), load(2, 75, 6)], []),  # 33 of KV are free, but 4 places
+        ([load(0, 30, 4), load(1, 72, 6), load(2, 75, 6)], []),  # 8 each: one and two fit
+        ([load(0, 30, 3), load(1, 70, 6), load(2, 75, 6)], [(0, 2, 1), (0, 1, 2)]),  # nobody takes all, but two do
+        ([load(0, 10), load(1, 30, 3), load(2, 70, 4), load(3, 70, 4)], [(0, 2, 2), (1, 2, 1), (1, 3, 2)]),
     ],
 )
 def test_plans(loads: list[Load], expected: list[tuple[int, int, int]]) -> None:
@@ -130,7 +134,7 @@ def test_what_is_still_to_come(length: int, expected: float) -> None:
     lengths = LengthsSeen()
     for response in (10, 30, 20 if length == 0 else 30):
         lengths.add(5, response)
-    assert lengths.remaining(length) == pytest.approx(expected)
+    assert lengths.remaining(5 + length) == pytest.approx(expected)
 
 
 def test_old_lengths_are_forgotten() -> None:
