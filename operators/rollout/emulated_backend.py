@@ -59,8 +59,7 @@ class EmulatedBackend:
             config.slots,
             config.context or DEFAULT_CONTEXT // emulation.stride,
             config.kv_capacity,
-            emulation.vocabulary,
-            emulation.block,
+            emulation,
         )
         self._roofline = Roofline(emulation.roofline, emulation.stride)
         self._lengths = open_lengths(emulation.lengths)

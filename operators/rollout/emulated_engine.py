@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from operators.rollout.emulated_rows import EmulatedRows
+from operators.rollout.emulation import EngineEmulation
 from operators.rollout.engine import Completion, EngineStatus, Partial, Request
 from operators.rollout.lengths import Lengths
 from operators.rollout.requests import check_loadable
@@ -57,6 +58,7 @@ class EmulatedEngine:
         self._event_at = math.inf
         """No request ends and none is sent back before."""
         self._tokens_generated = 0
+        self._begun: list[str] = []
 
     @property
     def version(self) -> PolicyVersion | None:
@@ -84,6 +86,11 @@ class EmulatedEngine:
             self._catch_up()
         done, self._done = self._done, []
         return done
+
+    def begun(self) -> Sequence[str]:
+        """Requests that were given their first token since this was asked last, those that ended included."""
+        begun, self._begun = self._begun, []
+        return begun
 
     def due(self) -> float:
         """Seconds until `step` may have something to return; infinite where it never will."""
@@ -123,7 +130,8 @@ class EmulatedEngine:
         while self._at <= now:
             if self._round_ends is None:
                 self._scheduler.preempt()
-                pace = self._pace(self._scheduler.admit())
+                self._scheduler.admit()
+                pace = self._pace(self._scheduler.rows.take_prefill())
                 if pace is None:
                     self._at = now
                     break
@@ -142,21 +150,25 @@ class EmulatedEngine:
 
     def _advance(self, rounds: int) -> None:
         rows = self._scheduler.rows
+        self._begun += self._scheduler.admitted
+        self._scheduler.admitted = []
         self._tokens_generated += rounds * rows.count
         ended = rows.advance(rounds)
         for row, reason in ended.items():
             self._done.append(Completion(rows.requests[row].trajectory_id, rows.partial(row), reason))
         self._scheduler.leave(ended)
 
-    def _pace(self, new: range) -> Pace | None:
-        """How fast the rounds go that begin now, with rows `new` just started; None where nothing runs."""
+    def _pace(self, prefill: int) -> Pace | None:
+        """How fast the rounds go that begin now, after `prefill` tokens of new contexts; None where nothing runs."""
         rows = self._scheduler.rows
         if not rows.count:
             return None
-        return self._roofline.pace(rows.count, rows.tokens, rows.to_prefill(new))
+        return self._roofline.pace(rows.count, rows.tokens, prefill)
 
     def _until_event(self) -> int:
-        """Rounds after which a row ends or the KV has overflown; the rows before it are the same in each."""
+        """Rounds after which a row ends, comes in or the KV has overflown; the rows before are the same in each."""
+        if self._scheduler.held_back:
+            return 1
         rows, config = self._scheduler.rows, self._scheduler.config
         first_end = int(rows.left().min())
         lengths = rows.length[: rows.count]
@@ -179,15 +191,21 @@ class EmulatedEngine:
         rounds, start = self._until_event(), self._at
         if self._round_ends is not None:
             rounds, start = rounds - 1, self._round_ends
-        pace = self._pace(range(0))
+        pace = self._pace(0)
         assert pace is not None
         self._event_at = start + pace.seconds(rounds)
 
 
 def emulated_scheduling(
-    slots: int, context: int, kv_capacity: int | None, vocabulary: int, block: int
+    slots: int, context: int, kv_capacity: int | None, emulation: EngineEmulation
 ) -> SchedulerConfig:
     """How an emulated engine schedules; without a KV capacity every slot has room for a whole context."""
-    blocks = -(-context // block) * block
-    capacity = slots * blocks if kv_capacity is None else kv_capacity
-    return SchedulerConfig(slots, context, capacity, vocabulary, block=block)
+    blocks = -(-context // emulation.block) * emulation.block
+    return SchedulerConfig(
+        slots,
+        context,
+        slots * blocks if kv_capacity is None else kv_capacity,
+        emulation.vocabulary,
+        block=emulation.block,
+        round_prefill=emulation.round_prefill // emulation.stride,
+    )

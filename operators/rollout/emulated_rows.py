@@ -26,8 +26,10 @@ class EmulatedRows(Rows):
         """Whether it ends with a stop token."""
         self._sharing: dict[bytes, int] = {}
         """How many rows have each prompt."""
+        self._prefill = 0
 
     def start(self, request: Request) -> int:
+        self._prefill += self.uncomputed(request)
         row = super().start(request)
         end, self._stops[row] = int(self.limit[row]), False
         if request.sampling.stop_token_ids:
@@ -39,22 +41,14 @@ class EmulatedRows(Rows):
         self._sharing[prompt] = self._sharing.get(prompt, 0) + 1
         return row
 
-    def to_prefill(self, new: range) -> int:
-        """Tokens of rows `new` that are to be computed before the next round, which takes the last one of each itself.
+    def uncomputed(self, request: Request) -> int:
+        """A prompt that a row has is there already, as in engines that cache prefixes."""
+        shared = len(request.prompt) if request.prompt.tobytes() in self._sharing else 0
+        return max(0, super().uncomputed(request) - shared)
 
-        A prompt that several fresh rows have is computed once; what was resumed is computed whole.
-        """
-        tokens = 0
-        joined: dict[bytes, int] = {}
-        for row in new:
-            prompt = self.requests[row].prompt.tobytes()
-            joined[prompt] = joined.get(prompt, 0) + 1
-        for row in new:
-            prompt = self.requests[row].prompt.tobytes()
-            first = joined.get(prompt) == self._sharing[prompt]  # nobody had it before these
-            if first or self.generated[row]:
-                tokens += int(self.length[row]) - 1
-            joined.pop(prompt, None)
+    def take_prefill(self) -> int:
+        """Tokens of the rows started since this was asked last that are to be computed before the next round."""
+        tokens, self._prefill = self._prefill, 0
         return tokens
 
     def advance(self, rounds: int) -> dict[int, str]:

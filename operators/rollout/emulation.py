@@ -81,11 +81,13 @@ class EngineEmulation:
     """Real tokens that an emulated one stands for."""
     block: int = 16
     """Tokens of KV that are taken at a time."""
+    round_prefill: int = 8192
+    """Real tokens of new contexts that are computed in one round; a longer one is computed by itself."""
     vocabulary: int = 32_000
     pull_s: float = 0.57
     """Emulated seconds in which a replica takes new weights from its machine's memory (PCIe, 32B over four GPUs)."""
 
     def __post_init__(self) -> None:
-        for name, least in (("stride", 1), ("block", 1), ("vocabulary", 2), ("pull_s", 0)):
+        for name, least in (("stride", 1), ("block", 1), ("round_prefill", 1), ("vocabulary", 2), ("pull_s", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")

@@ -92,6 +92,9 @@ class Engine(Protocol):
     def step(self) -> Sequence[Completion]:
         """Run one round and return what finished in it; an empty engine returns at once."""
 
+    def begun(self) -> Sequence[str]:
+        """Requests that were given their first token here since this was asked last, those that ended included."""
+
     def due(self) -> float:
         """Seconds until `step` has something to do or to return; infinite where it never will."""
 

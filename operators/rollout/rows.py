@@ -49,6 +49,10 @@ class Rows(ABC):
         self.count += 1
         return row
 
+    def uncomputed(self, request: Request) -> int:
+        """Tokens to compute before `request`, not yet here, is given its next one: the last that is known is not."""
+        return len(request.prompt) + (0 if request.partial is None else len(request.partial.token_ids)) - 1
+
     @property
     def tokens(self) -> int:
         """Tokens known over all rows: what the KV holds, the newest token of each row included."""

@@ -34,6 +34,9 @@ class SchedulerConfig:
     """Tokens that every running request may still grow by when another is admitted, lest one be sent back at once."""
     block: int = 1
     """Tokens of KV that are taken at a time: a request holds whole blocks."""
+    round_prefill: int | None = None
+    """Tokens of new contexts that are computed in one round, lest those that run wait for long; the first of a round
+    may have more."""
 
     def __post_init__(self) -> None:
         if min(self.slots, self.context - 1, self.vocabulary) < 1:
@@ -65,6 +68,10 @@ class Scheduler(Generic[R]):
         self._waiting: OrderedDict[str, Request] = OrderedDict()
         self._running: dict[str, Request] = {}
         self._ended: list[Completion] = []
+        self.admitted: list[str] = []
+        """Who was let in by the last round."""
+        self.held_back = False
+        """Whether the last round would have let in more but for what their contexts take to compute."""
 
     @property
     def idle(self) -> bool:
@@ -115,10 +122,12 @@ class Scheduler(Generic[R]):
         """Start whoever waits and fits, in order; returns the new rows."""
         rows, capacity = self.rows, self.config.kv_capacity
         first = rows.count
+        self.held_back, self.admitted = False, []
         if not self._waiting or first == rows.slots:
             return range(first, first)
         growth = np.minimum(rows.limit[:first] - rows.generated[:first], self.config.headroom)
         planned = self.config.held_by(rows.length[:first] + growth)
+        most, prefill = self.config.round_prefill, 0
         while self._waiting and rows.count < rows.slots:
             request = next(iter(self._waiting.values()))
             known = _known(request)
@@ -126,8 +135,14 @@ class Scheduler(Generic[R]):
             planned += self.config.held(known + min(left, self.config.headroom))
             if planned > capacity and rows.count:
                 break
+            if most is not None:
+                prefill += rows.uncomputed(request)
+                if prefill > most and rows.count > first:
+                    self.held_back = True
+                    break
             del self._waiting[request.trajectory_id]
             self._running[request.trajectory_id] = request
+            self.admitted.append(request.trajectory_id)
             rows.start(request)
         return range(first, rows.count)
 

@@ -82,6 +82,7 @@ class TransformersEngine:
         self._version = version
         self._tokens_generated = 0
         self._model_seconds = 0.0
+        self._begun: list[str] = []
 
     @property
     def version(self) -> PolicyVersion | None:
@@ -131,9 +132,15 @@ class TransformersEngine:
                 self._kv.clear(broken.tolist())
             self._tokens_generated += count - broken.size
             ended = rows.record(token_ids, logprobs)
+            self._begun += self._scheduler.admitted
             self._kv.copy(self._scheduler.leave(ended))
             self._reorder(count)
         return [*completions, *ended.values()]
+
+    def begun(self) -> Sequence[str]:
+        """Requests that were given their first token here since this was asked last, those that ended included."""
+        begun, self._begun = self._begun, []
+        return begun
 
     def due(self) -> float:
         """0 while there are requests, whose next tokens take as long as they take; infinite without."""

@@ -36,11 +36,12 @@ def emulated(
     block: int = 1,
     lengths: LengthsConfig = _SHORT,
     roofline: RooflineConfig = _DEFAULT,
+    round_prefill: int | None = None,
     **options: Any,
 ) -> EmulatedEngine:
     """A small one; without a clock one round or so passes whenever it looks at its own."""
     capacity = slots * -(-context // block) * block if kv_capacity is None else kv_capacity
-    config = SchedulerConfig(slots, context, capacity, VOCABULARY, block=block)
+    config = SchedulerConfig(slots, context, capacity, VOCABULARY, block=block, round_prefill=round_prefill)
     clock = ManualClock(ticks=0.008) if clock is None else clock
     options = {"fresh_s": 0.0, **options}
     return EmulatedEngine(config, Roofline(roofline), open_lengths(lengths), clock=clock, **options)

@@ -83,6 +83,19 @@ def test_who_comes_to_an_idle_engine_does_not_begin_in_its_past() -> None:
     assert advance_to(it, clock, 200.0201) == ["a"]
 
 
+def test_long_contexts_come_in_one_by_one_and_the_first_does_not_wait_for_the_last() -> None:
+    clock = ManualClock()
+    it = emulated(clock=clock, roofline=FLAT, round_prefill=30)
+    it.load(None, PolicyVersion(1, 0))  # type: ignore[arg-type]
+    for number in range(3):
+        it.submit(request(f"{number}", prompt=31, new=9, fill=number + 1))
+    begun = []
+    for now in (100.039, 100.041, 100.081, 100.121):  # rounds of 30 ms for a prompt and 10 for a token of each
+        assert advance_to(it, clock, now) == []
+        begun.append(it.begun())
+    assert begun == [[], ["0"], ["1"], ["2"]]
+
+
 def test_a_prompt_that_samples_share_is_computed_once() -> None:
     for prompts, seconds in (((1, 1, 1), 0.010), ((1, 2, 3), 0.020)):
         clock = ManualClock()
@@ -97,19 +110,19 @@ def test_a_prompt_that_samples_share_is_computed_once() -> None:
 def test_a_row_that_shares_its_prompt_with_an_older_one_computes_nothing() -> None:
     rows = EmulatedRows(8, CONTEXT, VOCABULARY, open_lengths(SHORT))
     rows.start(request("a"))
-    assert rows.to_prefill(range(1)) == 5
+    assert rows.take_prefill() == 5
     for name in "bc":
         rows.start(request(name))
-    assert rows.to_prefill(range(1, 3)) == 0
+    assert rows.take_prefill() == 0
     rows.remove(np.array([0, 1, 2]))
     rows.start(request("d"))
-    assert rows.to_prefill(range(1)) == 5
+    assert rows.take_prefill() == 5
     generated = emulated(clock=ManualClock())
     generated.submit(request("e"))
     partial = generated.release(["e"])["e"]
     more = replace(partial, token_ids=np.ones(4, np.int32), logprobs=np.zeros(4, np.float32))
     rows.start(replace(request("e"), partial=more))
-    assert rows.to_prefill(range(1, 2)) == 9
+    assert rows.take_prefill() == 3
 
 
 # --- leaps
@@ -124,8 +137,8 @@ def round_by_round(asked: list[Request], config: SchedulerConfig, roofline: Roof
     at, ends = 0.0, {}
     while scheduler.waiting or rows.count:
         scheduler.preempt()
-        new = scheduler.admit()
-        at += line.pace(rows.count, rows.tokens, rows.to_prefill(new)).seconds(1)
+        scheduler.admit()
+        at += line.pace(rows.count, rows.tokens, rows.take_prefill()).seconds(1)
         ended = rows.advance(1)
         ends |= {rows.requests[row].trajectory_id: at for row in ended}
         scheduler.leave(ended)

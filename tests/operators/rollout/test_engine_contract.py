@@ -71,6 +71,18 @@ def test_load_while_busy_raises_and_changes_nothing(make: MakeEngine, weights: P
 # --- what comes out
 
 
+def test_each_request_begins_once(make: MakeEngine) -> None:
+    it, asked = make(slots=3), stopping(8)
+    for one in asked:
+        it.submit(one)
+    begun: list[str] = []
+    while it.due() < math.inf:
+        done = {completion.trajectory_id for completion in it.step()}
+        begun += it.begun()
+        assert done <= set(begun)
+    assert sorted(begun) == sorted(one.trajectory_id for one in asked)
+
+
 def test_everything_ends_once_as_it_was_asked_to(make: MakeEngine) -> None:
     asked = stopping(24)
     done = run(make(slots=5), asked)

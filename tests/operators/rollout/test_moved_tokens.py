@@ -27,8 +27,8 @@ def asked(number: int) -> Prompt:
     rng = np.random.default_rng(number)
     sampling = Sampling(
         temperature=float(rng.choice([1.0, 0.7])),
-        top_p=1.0,
-        top_k=0,
+        top_p=float(rng.choice([1.0, 1.0, 0.9])),
+        top_k=int(rng.choice([0, 0, 8])),
         max_new_tokens=int(rng.integers(4, 40)),
         stop_token_ids=(3,),
         seed=5,
@@ -78,14 +78,21 @@ def generate(count: int, moves: bool) -> tuple[dict[str, Trajectory], set[str]]:
 
 
 def distance_to_boundary(of: Trajectory, position: int) -> float:
-    """How far the draw of the token at `position` lies from where another token would have been drawn."""
+    """How far the draw of the token at `position` lies from where another token would have been drawn, or how far what
+    is kept of the tokens is from being another set."""
     sampling = of.prompt.sampling
     known = of.prompt.token_ids.to_pylist() + of.response.token_ids.to_pylist()[:position]
     with torch.inference_mode():
         logits = tiny_model()(input_ids=torch.tensor([known])).logits[0, -1].double() / sampling.temperature
-    cumulative = logits.softmax(-1).cumsum(-1).numpy()
+    ranked = logits.sort(descending=True)
+    kept = ranked.values[: sampling.top_k or VOCABULARY].softmax(-1)
+    before = (kept.cumsum(-1) - kept).numpy()
+    nucleus = ranked.indices[: len(kept)][before < sampling.top_p]
+    edge = float(np.abs(before - sampling.top_p).min()) if sampling.top_p < 1 else 1.0
+    cut = torch.full_like(logits, -torch.inf).index_copy(0, nucleus, logits[nucleus])
+    cumulative = cut.softmax(-1).cumsum(-1).numpy()
     key = np.array([stream_key(sampling.seed, of.trajectory_id)], np.uint64)
-    return float(np.abs(cumulative - uniforms(key, np.array([position]))[0]).min())
+    return min(edge, float(np.abs(cumulative - uniforms(key, np.array([position]))[0]).min()))
 
 
 def test_moved_trajectories_are_what_they_would_have_been() -> None:

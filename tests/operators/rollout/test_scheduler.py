@@ -21,8 +21,8 @@ def request(name: str, prompt: int = 4, new: int = 8, generated: int = 0, last: 
     return Request(name, np.arange(prompt, dtype=np.int32) % 8, Sampling(1.0, 1.0, 0, new, (STOP,), 0), partial)
 
 
-def scheduler(slots: int = 4, context: int = 32, kv: int = 128, headroom: int = 4, block: int = 1) -> Scheduler:
-    config = SchedulerConfig(slots, context, kv, vocabulary=10, headroom=headroom, block=block)
+def scheduler(slots: int = 4, context: int = 32, kv: int = 128, headroom: int = 4, **options: int) -> Scheduler:
+    config = SchedulerConfig(slots, context, kv, vocabulary=10, headroom=headroom, **options)
     return Scheduler(config, TokenRows(slots, context))
 
 
@@ -53,6 +53,17 @@ def test_a_large_request_is_not_overtaken() -> None:
         it.add(request(name, prompt=prompt))
     it.admit()
     assert names(it) == ["a"]
+
+
+def test_a_round_begins_with_so_many_new_tokens_and_no_more() -> None:
+    it = scheduler(round_prefill=8)
+    for name, prompt in (("large", 12), ("b", 5), ("c", 5), ("d", 2)):
+        it.add(request(name, prompt=prompt))
+    admitted = []
+    for _ in range(4):
+        it.admit()
+        admitted.append((it.admitted, it.held_back))
+    assert admitted == [(["large"], True), (["b", "c"], True), (["d"], False), ([], False)]
 
 
 def test_admission_leaves_running_rows_room_to_grow() -> None:
