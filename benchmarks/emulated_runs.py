@@ -7,7 +7,8 @@ import statistics
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -19,8 +20,8 @@ from infra.kafka.reading import read_topic
 from pipelines.config import load_config
 from pipelines.report.metrics_file import read_metrics
 from pipelines.report.series import Batch, batches
-from schemas.records import Metric, Progress, RepackPlan
-from schemas.topics import PLANS, PROGRESS, TRAJECTORIES
+from schemas.records import Assignment, Metric, Progress, RepackPlan, Trajectory
+from schemas.topics import INBOX, PLANS, PROGRESS, TRAJECTORIES
 
 WARM_UP = 2
 """Optimizer steps before the measured time: pipelines that fill, replicas that begin all at once."""
@@ -42,7 +43,7 @@ class Ran:
     kv_use: float
     """Mean over replicas and time."""
     latency_s: float
-    """Mean from a trajectory's start to its finish."""
+    """Mean from a trajectory's first assignment to its finish."""
     staleness_mean: float
     staleness_max: float
     trainer_idle: float
@@ -52,7 +53,10 @@ class Ran:
     moved: int = 0
     """Trajectories that were to move, and that did, over the whole run; counted once a move."""
     hand_over_s: float = math.nan
-    """Median from a plan to the hand-over of what it names, in seconds that are not emulated."""
+    resumed_s: float = math.nan
+    plan_resumed_s: float = math.nan
+    """Medians from a plan to the hand-over of what it names, to its next token, and to the first of those of a plan;
+    in seconds that are not emulated."""
 
     @property
     def bubbles(self) -> float:
@@ -64,55 +68,87 @@ class Ran:
         return {**asdict(self), "bubbles": self.bubbles}
 
 
-def run_emulated(example: Path, name: str, folder: Path, changes: Sequence[str]) -> Ran:
-    """Run `example` with `changes` ("section.key=value") as run `name` in `folder`, which must not have it yet.
+@contextmanager
+def emulated_run(
+    example: Path, name: str, folder: Path, changes: Sequence[str], meddle: Callable[[Path], None] = lambda folder: None
+) -> Iterator[tuple[Path, ClientProperties]]:
+    """The folder of an ended run and the Kafka of its topics, which goes when the context ends.
 
-    Raises RunFailed with what the run said.
+    It is `example` with `changes` ("section.key=value"), run as `name` in `folder`, which must not have it yet;
+    `meddle` is called with the run's folder once its process has been started. Raises RunFailed with what it said.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with start_broker(BrokerConfig(folder / f"kafka-{name}")) as broker:
+    with start_broker(BrokerConfig(folder / f"kafka-{name}")) as broker, (folder / f"{name}.log").open("w") as said:
         everything = [*changes, f"run.name={name}", f"run.folder={folder}"]
         everything.append(f"kafka.bootstrap_servers={broker.bootstrap_servers}")
         sets = [word for change in everything for word in ("--set", change)]
         command = [sys.executable, "-W", "ignore", "-c", "from pipelines.cli.main import main; main()", "run"]
-        done = subprocess.run(
-            [*command, str(example), *sets], capture_output=True, text=True, check=False, timeout=LIMIT_S
-        )
-        if done.returncode:
-            raise RunFailed(f"run {name} ended with {done.returncode}: {(done.stdout + done.stderr)[-2000:]}")
-        config = load_config(folder / name / "config.toml")
-        metrics = read_metrics(folder / name / "metrics.jsonl")
-        client = ClientProperties.at(broker.bootstrap_servers)
+        with subprocess.Popen([*command, str(example), *sets], stdout=said, stderr=subprocess.STDOUT) as process:
+            try:
+                meddle(folder / name)
+                code = process.wait(LIMIT_S)
+            finally:
+                process.terminate()
+        if code:
+            raise RunFailed(f"run {name} ended with {code}: {Path(said.name).read_text()[-2000:]}")
+        yield folder / name, ClientProperties.at(broker.bootstrap_servers)
+
+
+def run_emulated(example: Path, name: str, folder: Path, changes: Sequence[str]) -> Ran:
+    """What an `emulated_run` measures. Raises RunFailed."""
+    with emulated_run(example, name, folder, changes) as (run, client):
+        config = load_config(run / "config.toml")
+        metrics = read_metrics(run / "metrics.jsonl")
         spans, moves = finished_spans(client, name), moves_of(client, name)
     return replace(measure(metrics, spans, config.run.time_scale, config.rollout.emulation.stride), **moves)
 
 
 def finished_spans(client: ClientProperties, run: str) -> list[tuple[int, int]]:
-    """When each trajectory was started and finished, in Unix milliseconds."""
-    topic = TRAJECTORIES.name(run)
-    return [(row.started_at, row.finished_at) for record in read_topic(client, topic) for row in record.rows]
+    """When each trajectory was first assigned and when it was finished, in Unix milliseconds."""
+    assigned: dict[str, int] = {}
+    for each in rows_of(client, INBOX.name(run), Assignment):
+        assigned[each.trajectory_id] = min(each.assigned_at, assigned.get(each.trajectory_id, each.assigned_at))
+    finished = {each.trajectory_id: each.finished_at for each in rows_of(client, TRAJECTORIES.name(run), Trajectory)}
+    return [(assigned[name], at) for name, at in finished.items()]
 
 
 def moves_of(client: ClientProperties, run: str) -> dict[str, Any]:
     """What was to be moved in `run`, what was, and how long it took: fields of Ran."""
-    plans = _rows(client, PLANS.name(run), RepackPlan)
-    planned: dict[str, list[int]] = defaultdict(list)
+    plans = rows_of(client, PLANS.name(run), RepackPlan)
+    told = rows_of(client, PROGRESS.name(run), Progress)
+    first_token: dict[tuple[str, int], int] = {}
+    for each in [*told, *rows_of(client, TRAJECTORIES.name(run), Trajectory)]:
+        if each.first_token_at is not None:
+            first_token.setdefault((each.trajectory_id, each.lease), each.first_token_at)
+    planned: dict[str, list[RepackPlan]] = defaultdict(list)
     for plan in plans:
         for name in (name for move in plan.moves for name in move.trajectory_ids):
-            planned[name].append(plan.planned_at)
-    given = [told for told in _rows(client, PROGRESS.name(run), Progress) if told.next_owner is not None]
-    took = []
-    for told in given:
-        before = [at for at in planned[told.trajectory_id] if at <= told.written_at]
-        took += [(told.written_at - before[-1]) / 1000] if before else []
+            planned[name].append(plan)
+    handed: list[int] = []
+    resumed: dict[str, list[int]] = defaultdict(list)
+    given = [each for each in told if each.next_owner is not None]
+    for each in given:
+        before = [plan for plan in planned[each.trajectory_id] if plan.planned_at <= each.written_at]
+        if before:
+            plan = before[-1]
+            handed.append(each.written_at - plan.planned_at)
+            at = first_token.get((each.trajectory_id, each.next_owner.lease))
+            if at is not None:
+                resumed[plan.plan_id].append(at - plan.planned_at)
     return {
         "planned": sum(map(len, planned.values())),
         "moved": len(given),
-        "hand_over_s": statistics.median(took) if took else math.nan,
+        "hand_over_s": _median_s(handed),
+        "resumed_s": _median_s([took for each in resumed.values() for took in each]),
+        "plan_resumed_s": _median_s([min(each) for each in resumed.values()]),
     }
 
 
-def _rows(client: ClientProperties, topic: str, kind: type) -> list[Any]:
+def _median_s(milliseconds: Sequence[int]) -> float:
+    return statistics.median(milliseconds) / 1000 if milliseconds else math.nan
+
+
+def rows_of(client: ClientProperties, topic: str, kind: type) -> list[Any]:
     return [row for record in read_topic(client, topic) for row in record.rows if isinstance(row, kind)]
 
 

@@ -178,7 +178,7 @@ def _progress(a: Assignment, start: int) -> Progress:
     tokens = TOKENS // 4
     spans = (VersionSpan(VERSION, tokens),)
     return Progress(
-        a.trajectory_id, a.lease, a.attempt, a.replica, a.incarnation, start, _response(tokens), spans, None, 0
+        a.trajectory_id, a.lease, a.attempt, a.replica, a.incarnation, start, _response(tokens), spans, None, None, 0
     )
 
 
@@ -197,6 +197,7 @@ def _finished(a: Assignment) -> Trajectory:
         finish_reason="stop",
         error=None,
         started_at=0,
+        first_token_at=None,
         finished_at=0,
     )
 

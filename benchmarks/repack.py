@@ -25,6 +25,8 @@ from pipelines.report.machine import describe_machine
 EXAMPLE = Path(__file__).parents[1] / "examples" / "emulated.toml"
 BATCH = 512
 """Trajectories that a replica takes at once."""
+MOST_REQUESTS = 128
+"""Requests that a replica may have by moves: beyond the roofline's knee decoding is slower for each of them."""
 PERIOD_S = 5.0
 """Emulated seconds between two plans."""
 
@@ -36,6 +38,8 @@ def changes(repack: bool, replicas: int, time_scale: float, steps: int, seed: in
         f"run.time_scale={time_scale}",
         f"rollout.replicas={replicas}",
         f"rollout.slots={BATCH}",
+        f"placement.max_replicas={replicas}",
+        f"placement.repack_requests={MOST_REQUESTS}",
         "rollout.heartbeat_s=0.25",
         f"placement.repack={str(repack).lower()}",
         f"placement.repack_s={PERIOD_S / time_scale}",
@@ -79,7 +83,8 @@ def main() -> None:
     moved = ran["repack"]
     console.print(
         f"{moved.planned:,.0f} moves planned, {moved.moved:,.0f} made;"
-        f" from plan to hand-over {moved.hand_over_s:.2f} s by the clock on the wall (median)"
+        f" from plan to hand-over {moved.hand_over_s:.2f} s, to the next token {moved.resumed_s:.2f} s, to a plan's"
+        f" first {moved.plan_resumed_s:.2f} s by the clock on the wall (medians)"
     )
     steps = f"{options.steps} global batches of {BATCH * options.replicas:,}"
     console.print(f"time scale {options.time_scale:g}, {steps}, seed {options.seed}")

@@ -43,6 +43,8 @@ class Dispatcher:
         self._waiting, self._leases, self._rounds, self._is_moving = waiting, leases, rounds, is_moving
         self._now = now
         self._emission = 0
+        self._awaited: Owner | None = None
+        """Who gets nothing fresh, to be free for evaluation: where weights interrupt nobody is so by itself."""
 
     def dispatch(self, replicas: Sequence[Replica], emission: int) -> list[Assignment]:
         """Assignments to `replicas`, which run; `emission` is the one that will write them."""
@@ -52,6 +54,7 @@ class Dispatcher:
         if self._has("evaluation"):
             for replica in running:
                 sent += self._evaluation(replica)
+        self._awaited = self._await(running)
         if self._has("train") and not self._tracking.final:
             if self._tracking.table.lost("train"):
                 sent += self._resumed(running)
@@ -83,6 +86,13 @@ class Dispatcher:
             sent.append(self._assign(waiting.pop("evaluation"), replica))
             head = waiting.head("evaluation")
         return sent
+
+    def _await(self, running: Sequence[Replica]) -> Owner | None:
+        """Who is to be free for evaluation next: the same until it is."""
+        if self._rules.refresh != "interrupt" or not self._has("evaluation") or any(each.target for each in running):
+            return None
+        loads = {replica.owner: self._tracking.table.load(replica.owner) for replica in running}
+        return self._awaited if self._awaited in loads else min(loads, key=loads.__getitem__, default=None)
 
     # -- what goes on -------------------------------------------------------------------------------------------------
 
@@ -132,7 +142,8 @@ class Dispatcher:
         sent: list[Assignment] = []
         while takers:
             load, index, replica, room = heappop(takers)
-            here = [self._assign(fresh.popleft(), replica)] if fresh else self._group(replica, room)
+            again = self._afresh(fresh, replica)
+            here = self._group(replica, room) if again is None else [self._assign(again, replica)]
             if not here:
                 break
             replica.sent += len(here)
@@ -141,6 +152,21 @@ class Dispatcher:
             sent += here
         return sent
 
+    def _afresh(self, fresh: deque[Work], replica: Replica) -> Work | None:
+        """The first of what starts afresh that may do so here.
+
+        One whose last start it is shares its replica with no other such: what crashes engines is to end alone.
+        """
+        last = self._config.max_attempts
+        for work in fresh:
+            if 1 <= work.attempt == last - 1:
+                others = self._tracking.table.at(replica.owner)
+                if any(owned.work.attempt >= last for owned in others):
+                    continue
+            fresh.remove(work)
+            return work
+        return None
+
     def _room_for_fresh(self, replica: Replica) -> int:
         """Room under the newest version only: what was announced since is taken between two batches."""
         table, owner = self._tracking.table, replica.owner
@@ -148,6 +174,8 @@ class Dispatcher:
             replica.target = replica.resumed = None
         version, newest, interrupts = replica.version, self._tracking.newest, self._rules.refresh == "interrupt"
         if version is None or newest is None or (version < newest and not interrupts) or self._is_moving(owner):
+            return 0
+        if owner == self._awaited:
             return 0
         room = self._room(replica)
         if self._rules.refresh == "drain":

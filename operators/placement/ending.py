@@ -1,16 +1,10 @@
-"""How placement ends a trajectory that nobody will generate, and sets a record aside that cannot be right."""
+"""How placement ends a trajectory that nobody will generate."""
 
 from __future__ import annotations
 
-import time
-
-from operators.io.elements import Output, Received
-from operators.io.source import MAX_PAYLOAD_BYTES
 from operators.placement.work import Owned
-from schemas.codec import encode
 from schemas.columns import flags, floats, token_ids
-from schemas.records import DeadLetter, PolicyVersion, Response, Trajectory
-from schemas.topics import DEAD_LETTERS
+from schemas.records import PolicyVersion, Response, Trajectory
 
 
 def failed_trajectory(owned: Owned, reason: str, newest: PolicyVersion | None, now: int) -> Trajectory:
@@ -30,13 +24,6 @@ def failed_trajectory(owned: Owned, reason: str, newest: PolicyVersion | None, n
         finish_reason="failed",
         error=reason,
         started_at=now,
+        first_token_at=None,
         finished_at=now,
     )
-
-
-def rejected(received: Received, reason: str) -> Output:
-    """The dead letter of a record that was read but cannot be right."""
-    topic, partition, offset, record = received
-    payload = encode(record)[0][:MAX_PAYLOAD_BYTES]
-    now = time.time_ns() // 10**6
-    return Output(DEAD_LETTERS, topic, DeadLetter("place trajectories", reason, topic, partition, offset, payload, now))

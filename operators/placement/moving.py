@@ -34,7 +34,10 @@ class _Proposed:
 
 @dataclass(frozen=True, slots=True)
 class _Released:
+    """What its source has been told to let go; `until` then it may take to do so."""
+
     source: Owner
+    destination: Owner
     names: tuple[str, ...]
     until: float
 
@@ -58,6 +61,12 @@ class Moving:
         self._planned_for: PolicyVersion | None = None
         self._proposed: list[_Proposed] = []
         self._released: list[_Released] = []
+
+    def resume(self, clock: float) -> None:
+        """Take on what an earlier start had told sources to let go."""
+        until = clock + self._config.heartbeat_timeout_s
+        for (source, to), names in self._tracking.table.all_leaving().items():
+            self._released.append(_Released(source, to, tuple(names), until))
 
     def involves(self, owner: Owner) -> bool:
         """Whether `owner` is to give or get trajectories."""
@@ -161,13 +170,16 @@ class Moving:
             names = tuple(name for name in each.names if self._is_at(name, each.source))
             if replica is None or not names or clock > each.until:
                 for name in each.names:
-                    self._tracking.cancel(each.destination, name)
+                    self._tracking.call_off(each.destination, name)
             elif each.plan_id in replica.status.reserved:
                 outputs.append(self._release(each, names, clock))
             else:
                 kept.append(each)
         self._proposed = kept
-        self._released = [each for each in self._released if clock <= each.until and self._gives(each)]
+        for order in self._released.copy():
+            if clock > order.until or not self._gives(order):
+                self._released.remove(order)
+                self._give_up(order)
         return outputs
 
     def _gives(self, each: _Released) -> bool:
@@ -175,14 +187,23 @@ class Moving:
         leaving = self._tracking.table.leaving
         return any(leaving(name) is not None and self._is_at(name, each.source) for name in each.names)
 
+    def _give_up(self, each: _Released) -> None:
+        """Nobody waits any more for what has not been handed over; if it is after all, that counts."""
+        for name in each.names:
+            if not self._is_at(name, each.destination):
+                self._tracking.call_off(each.destination, name)
+            if self._is_at(name, each.source):
+                self._tracking.table.stay(name)
+
     def _release(self, each: _Proposed, names: tuple[str, ...], clock: float) -> Output:
         leases = tuple(self._leases.mint() for _ in names)
         for name, lease in zip(names, leases, strict=True):
             self._tracking.table.release_to(name, HandOver(lease, each.destination))
         for name in each.names:
             if name not in names:
-                self._tracking.cancel(each.destination, name)
-        self._released.append(_Released(each.source, names, clock + self._config.heartbeat_timeout_s))
+                self._tracking.call_off(each.destination, name)
+        until = clock + self._config.heartbeat_timeout_s
+        self._released.append(_Released(each.source, each.destination, names, until))
         order = Release(each.plan_id, names, leases, *each.destination, *each.source)
         return Output(INBOX, "", order, each.source.replica)
 

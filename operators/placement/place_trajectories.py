@@ -7,16 +7,16 @@ started.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from infra.kafka.fencing import fence
+from infra.kafka.fencing import CannotFence, fence
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, Place, Polled, Received, Restored
 from operators.placement.config import PlacementConfig
 from operators.placement.dispatch import Dispatcher
-from operators.placement.ending import rejected
 from operators.placement.leases import Leases
 from operators.placement.moving import Moving
 from operators.placement.relay_chain import RelayChainKeeper
@@ -24,7 +24,6 @@ from operators.placement.replicas import ReplicaTable
 from operators.placement.rounds import Rounds
 from operators.placement.tracking import Tracking
 from operators.placement.waiting import WaitingWork
-from operators.placement.work import Owner
 from schemas.bounds import fits_inbox
 from schemas.records import (
     Progress,
@@ -38,6 +37,8 @@ from schemas.records import (
     WeightVersion,
 )
 from schemas.topics import INBOX, RELAY_CHAIN, group_name
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -106,13 +107,14 @@ class _Placing:
             self._relays.forgive(now)
             self._started_at = now
         self._turned_at = now
-        outputs: list[Output] = []
+        outputs, self._tracking.rejections = self._tracking.rejections, []
         for received in polled.records:
             outputs += self._take(received, now)
         if polled.caught_up:
             if not self._ready:
                 self._ready = True
                 self._tracking.forget_released()
+                self._moving.resume(now)
                 self._started_at = now
             outputs += self._recover(now)
             outputs += self._dispatch(now)
@@ -140,7 +142,7 @@ class _Placing:
             case Prompt() as prompt:
                 if not fits_inbox(prompt, 0):
                     reason = f"{prompt.prompt_id}: a prompt so large fits into no inbox"
-                    return [rejected(received, reason), *self._tracking.turn_away(prompt, reason)]
+                    return [self._tracking.reject(received, reason), *self._tracking.turn_away(prompt, reason)]
                 self._waiting.add(received)
             case ReplicaStatus() as status:
                 return self._hear(received, status, now)
@@ -163,9 +165,9 @@ class _Placing:
     def _hear(self, received: Received, status: ReplicaStatus, now: float) -> list[Output]:
         run, replicas = self._step.shard.run, self._step.replicas
         if status.run != run:
-            return [rejected(received, f"a heartbeat of run {status.run!r}, not of {run!r}")]
+            return [self._tracking.reject(received, f"a heartbeat of run {status.run!r}, not of {run!r}")]
         if not 0 <= status.replica < replicas:
-            return [rejected(received, f"replica {status.replica} has no inbox: there are {replicas}")]
+            return [self._tracking.reject(received, f"replica {status.replica} has no inbox: there are {replicas}")]
         self._replicas.hear(status, now)
         return []
 
@@ -174,17 +176,18 @@ class _Placing:
     def _recover(self, now: float) -> list[Output]:
         """Work of replicas that are gone goes on elsewhere, under the next lease."""
         timeout, table = self._step.config.heartbeat_timeout_s, self._tracking.table
-        silent = {replica.status.process for replica in self._replicas.silent(now, timeout)}
+        gone = self._replicas.silent(now, timeout)
         if now - self._started_at >= timeout:  # until then one never heard of may be alive: its heartbeats come in now
-            unheard = [owner for owner in table.owners() if not self._replicas.known(owner.replica)]
-            silent |= {owner.replica // self._step.hosted for owner in unheard}
-            self._replicas.presume_gone(unheard)
-        for process in sorted(silent):
-            self._fence(process)
-        return [output for owned in table.orphans(self._is_gone) for output in self._tracking.lose(owned)]
-
-    def _is_gone(self, owner: Owner) -> bool:
-        return self._replicas.known(owner.replica) and not self._replicas.is_alive(owner)
+            gone += [owner for owner in table.owners() if not self._replicas.heard_of(owner)]
+        try:
+            for process in sorted({owner.replica // self._step.hosted for owner in gone}):
+                self._fence(process)
+            self._replicas.presume_gone(gone)
+        except CannotFence as error:
+            log.warning("nobody is given up while Kafka is away: %s", error)
+            self._replicas.forgive(now)
+            self._started_at = now
+        return [output for owned in table.orphans(self._replicas.is_over) for output in self._tracking.lose(owned)]
 
     def _dispatch(self, now: float) -> list[Output]:
         moves = self._moving.go_on(now)

@@ -84,21 +84,26 @@ class ReplicaTable:
         """Whether this life of a replica goes on."""
         return self.incarnation(owner.replica) == owner.incarnation
 
-    def known(self, replica: int) -> bool:
-        """Whether `replica` was ever heard of in this start, or is presumed to be gone."""
-        return replica in self._replicas or replica in self._presumed_gone
+    def heard_of(self, owner: Owner) -> bool:
+        """Whether this life of a replica, or a later one, was heard of in this start, or is presumed to be gone."""
+        known = self._replicas.get(owner.replica)
+        latest = -1 if known is None else known.status.incarnation
+        return owner.incarnation <= max(latest, self._presumed_gone.get(owner.replica, -1))
+
+    def is_over(self, owner: Owner) -> bool:
+        """Whether this life of a replica is known to have ended; one that was not heard of yet may go on."""
+        return self.heard_of(owner) and not self.is_alive(owner)
 
     def presume_gone(self, owners: Iterable[Owner]) -> None:
         """These lives of replicas, never heard of, are over."""
         for replica, incarnation in owners:
             self._presumed_gone[replica] = max(incarnation, self._presumed_gone.get(replica, -1))
+            if (known := self._replicas.get(replica)) is not None and known.status.incarnation <= incarnation:
+                known.gone = True
 
-    def silent(self, now: float, timeout: float) -> list[Replica]:
-        """Replicas not heard of for longer than `timeout` seconds, now gone."""
-        found = [replica for replica in self.alive() if now - replica.heard_at > timeout]
-        for replica in found:
-            replica.gone = True
-        return found
+    def silent(self, now: float, timeout: float) -> list[Owner]:
+        """Replicas not heard of for longer than `timeout` seconds."""
+        return [replica.owner for replica in self.alive() if now - replica.heard_at > timeout]
 
     def forgive(self, now: float) -> None:
         """Start every time-out anew: it was placement itself that paused."""

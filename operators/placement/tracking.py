@@ -12,8 +12,9 @@ from dataclasses import replace
 from operators.io.elements import Output, Place, Received, Restored
 from operators.io.ledger import TrajectoryLedger
 from operators.io.pending import PendingOffsets
+from operators.io.reject import rejected
 from operators.placement.coverage import Coverage
-from operators.placement.ending import failed_trajectory, rejected
+from operators.placement.ending import failed_trajectory
 from operators.placement.holds import Holds
 from operators.placement.leases import Leases
 from operators.placement.lengths import LengthsSeen
@@ -58,8 +59,9 @@ class Tracking:
         self._finished = Holds(self.pending)  # until they are settled
         self._refused = Holds(self.pending)  # until they are assigned again: the inbox says that their owners have them
         self._told = Holds(self.pending)  # the first Progress under a lease, until there is a later assignment
-        self._cancels: dict[Owner, list[str]] = {}
-        self._remember(restored.ledger)
+        self._cancels: dict[Owner, dict[str, int]] = {}
+        self.rejections = self._remember(restored.ledger)
+        """What cannot be right of all that was read back."""
 
     # -- what is read -------------------------------------------------------------------------------------------------
 
@@ -76,7 +78,11 @@ class Tracking:
     def settle(self, received: Received, settled: Settled) -> list[Output]:
         """A trajectory's story has ended."""
         name = settled.trajectory_id
-        self._released.add(parse_trajectory_id(name), settled.group_size, received.offset)
+        try:
+            key = parse_trajectory_id(name)
+        except ValueError as error:
+            return [self.reject(received, str(error))]
+        self._released.add(key, settled.group_size, received.offset)
         self._finished.let_go(name)
         outputs = self._end(name, None)
         if not self._coverage.settle(settled, received.offset):
@@ -107,7 +113,7 @@ class Tracking:
         outputs: list[Output] = []
         for member in filter(None, members):
             if member is not owned and self.table.owner(member.work.trajectory_id) is member:
-                self._cancel(member.owner, member.work.trajectory_id)
+                self._cancel(member.owner, member.work.trajectory_id, member.work.lease)
             outputs += self.fail(member, refused.reason)
         return outputs
 
@@ -116,20 +122,22 @@ class Tracking:
         name, to = record.trajectory_id, record.next_owner
         latest = max(record.lease, 0 if to is None else to.lease)
         if latest > self._leases.last:
-            return [rejected(received, f"{name}: lease {latest} was never given, the last is {self._leases.last}")]
+            return [self.reject(received, f"{name}: lease {latest} was never given, the last is {self._leases.last}")]
         current = self.table.unfinished(name)
-        if current is None:
-            return []  # it has ended meanwhile
+        if current is None:  # it has ended meanwhile, so its next owner need not go on
+            if to is not None and is_alive(Owner(to.replica, to.incarnation)):
+                self._cancel(Owner(to.replica, to.incarnation), name, to.lease)
+            return []
         teller = Owner(record.replica, record.incarnation)
         if record.lease < current.work.lease:
             if to is not None and to.lease == current.work.lease:
                 return []  # known from the inbox
             late = teller if to is None else Owner(to.replica, to.incarnation)
             if late != current.owner and is_alive(late):
-                self._cancel(late, name)  # it works on what is another's
+                self._cancel(late, name, latest)  # it works on what is another's
             return []
         if record.lease == current.work.lease and teller != current.owner:
-            return [rejected(received, f"{name}: replica {record.replica} does not have lease {record.lease}")]
+            return [self.reject(received, f"{name}: replica {record.replica} does not have lease {record.lease}")]
         whole = self.pool.fold(record)
         if to is not None:
             self.table.hand_over(name, to.lease, Owner(to.replica, to.incarnation))
@@ -138,7 +146,7 @@ class Tracking:
         else:
             self._told.hold_first(name, received)
         reason = f"{name}: what came before token {record.start} is missing; it will start afresh if its owner is lost"
-        return [] if whole else [rejected(received, reason)]
+        return [] if whole else [self.reject(received, reason)]
 
     # -- what is decided ----------------------------------------------------------------------------------------------
 
@@ -186,14 +194,17 @@ class Tracking:
         key = TrajectoryKey(work.prompt.purpose, work.prompt.number, work.member)
         return work.trajectory_id in self.table or key in self._released
 
-    def cancel(self, owner: Owner, name: str) -> None:
-        """Tell `owner` to stop, or not to wait for, trajectory `name`."""
-        self._cancel(owner, name)
+    def call_off(self, owner: Owner, name: str) -> None:
+        """Tell `owner` to wait no more for trajectory `name`; if it has it meanwhile it keeps it."""
+        self._cancel(owner, name, 0)
 
     def take_cancels(self) -> list[Output]:
         """Who is to stop what."""
         cancels, self._cancels = self._cancels, {}
-        return [Output(INBOX, "", Cancel(tuple(names), *to), to.replica) for to, names in cancels.items()]
+        return [
+            Output(INBOX, "", Cancel(tuple(names), tuple(names.values()), *to), to.replica)
+            for to, names in cancels.items()
+        ]
 
     # -- what a restart needs -----------------------------------------------------------------------------------------
 
@@ -216,15 +227,23 @@ class Tracking:
                 self.table.release(name)
                 self.pool.drop(name)
 
-    def _remember(self, ledger: tuple[Received, ...]) -> None:
+    def reject(self, received: Received, reason: str) -> Output:
+        """Set aside a record that cannot be right."""
+        return rejected(received, "place trajectories", reason, self._now())
+
+    def _remember(self, ledger: tuple[Received, ...]) -> list[Output]:
         """Enter what the inboxes say: who was given what, by placement or by the owner before."""
-        releases = []
+        releases, rejections = [], []
         for received in ledger:
             record = received.record
             if isinstance(record, Release):
                 releases.append(record)
             elif isinstance(record, Assignment):
                 name = record.trajectory_id
+                if record.lease > self._leases.last:
+                    reason = f"{name}: lease {record.lease} was never given, the last is {self._leases.last}"
+                    rejections.append(self.reject(received, reason))
+                    continue
                 before = self.table.owner(name)
                 if before is not None and before.work.lease >= record.lease:
                     continue
@@ -240,6 +259,7 @@ class Tracking:
                 if owned is not None and owned.owner == (order.replica, order.incarnation) and owned.work.lease < lease:
                     to = Owner(order.destination, order.destination_incarnation)
                     self.table.release_to(name, HandOver(lease, to))
+        return rejections
 
     # -- endings ------------------------------------------------------------------------------------------------------
 
@@ -248,16 +268,17 @@ class Tracking:
         self._refused.let_go(name)
         leaving = self.table.leaving(name)
         if leaving is not None:
-            self._cancel(leaving.to, name)
+            self._cancel(leaving.to, name, leaving.lease)
         owned = self.table.finish(name)
         # Settled before its finish is seen here, it may be its owner that finished it: then it passes the word over.
         if owned is not None and owned.work.lease != lease:
-            self._cancel(owned.owner, name)
+            self._cancel(owned.owner, name, owned.work.lease)
         return self._close(name)
 
     def _close(self, name: str) -> list[Output]:
         self._told.let_go(name)
         return [Output(PROGRESS, name, Closed(name))] if self.pool.drop(name) else []
 
-    def _cancel(self, owner: Owner, name: str) -> None:
-        self._cancels.setdefault(owner, []).append(name)
+    def _cancel(self, owner: Owner, name: str, lease: int) -> None:
+        names = self._cancels.setdefault(owner, {})
+        names[name] = max(lease, names.get(name, 0))

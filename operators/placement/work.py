@@ -88,7 +88,7 @@ class WorkTable:
 
     def release_to(self, name: str, hand_over: HandOver) -> None:
         """The owner of trajectory `name` is told to give it away; it has it until `hand_over` says otherwise."""
-        self._stay(name)
+        self.stay(name)
         self._leaving[name] = hand_over
         self._expected[hand_over.to] += 1
 
@@ -98,9 +98,24 @@ class WorkTable:
         assert owned is not None
         self._put(name, Owned(replace(owned.work, lease=lease), to.replica, to.incarnation, owned.emission))
 
+    def stay(self, name: str) -> None:
+        """Trajectory `name` is on its way no more."""
+        hand_over = self._leaving.pop(name, None)
+        if hand_over is not None:
+            self._expected[hand_over.to] -= 1
+            if not self._expected[hand_over.to]:
+                del self._expected[hand_over.to]
+
     def leaving(self, name: str) -> HandOver | None:
         """Where trajectory `name` is on its way to."""
         return self._leaving.get(name)
+
+    def all_leaving(self) -> dict[tuple[Owner, Owner], list[str]]:
+        """Trajectories that are on their way, by whence and whither."""
+        found: dict[tuple[Owner, Owner], list[str]] = {}
+        for name, hand_over in self._leaving.items():
+            found.setdefault((self._owned[name].owner, hand_over.to), []).append(name)
+        return found
 
     def expected(self, owner: Owner) -> int:
         """Trajectories on their way to `owner`."""
@@ -184,7 +199,7 @@ class WorkTable:
 
     def _take(self, name: str) -> Owned | None:
         """Remove trajectory `name` from wherever it is."""
-        self._stay(name)
+        self.stay(name)
         owned = self._owned.pop(name, None)
         if owned is None:
             for purpose, names in self._lost.items():
@@ -198,14 +213,6 @@ class WorkTable:
         if not any(loads.values()):
             del self._by_owner[owned.owner]
         return owned
-
-    def _stay(self, name: str) -> None:
-        """Trajectory `name` is on its way no more."""
-        hand_over = self._leaving.pop(name, None)
-        if hand_over is not None:
-            self._expected[hand_over.to] -= 1
-            if not self._expected[hand_over.to]:
-                del self._expected[hand_over.to]
 
     def _forget(self, emission: int) -> None:
         self._emissions[emission] -= 1

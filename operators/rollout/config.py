@@ -37,6 +37,8 @@ class RolloutConfig:
     """Tokens that a trajectory gains before placement is told of them: what is lost at most where a process dies."""
     progress_s: float = 5.0
     """How long what a trajectory has gained may go untold, in seconds. A shorter trajectory costs nothing."""
+    stuck_s: float = 600.0
+    """A step that takes longer than so many seconds ends its process, whose work goes on elsewhere."""
     reserve_s: float = 30.0
     """How long a replica keeps room for trajectories that do not come, in seconds."""
 
@@ -44,7 +46,7 @@ class RolloutConfig:
         for name in ("processes", "replicas", "slots", "threads", "progress_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("step_s", "linger_s", "heartbeat_s", "progress_s", "reserve_s"):
+        for name in ("step_s", "linger_s", "heartbeat_s", "progress_s", "reserve_s", "stuck_s"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from infra.kafka.producer import BoundedProducer
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, Place, Polled, Restored
+from operators.io.reject import rejected
 from operators.rollout.backend import Backend, BackendSpec
 from operators.rollout.config import RolloutConfig
 from operators.rollout.heartbeats import Heartbeats
@@ -37,7 +38,9 @@ class GenerateTrajectories:
     def restore(self, restored: Restored) -> _Generating:
         producer, run = BoundedProducer(self.shard.client), self.shard.run
         hosted = self.config.hosted(self.process)
-        heartbeats = Heartbeats(producer, run, self.process, hosted, restored.start, self.config.heartbeat_s)
+        heartbeats = Heartbeats(
+            producer, run, self.process, hosted, restored.start, self.config.heartbeat_s, self.config.stuck_s
+        )
         try:
             backend = self.backend.open()
             replicas = [
@@ -78,19 +81,23 @@ class _Generating:
         self._urgent = False
 
     def fold(self, polled: Polled) -> list[Output]:
+        outputs: list[Output] = []
         for received in polled.records:
             if isinstance(received.record, WeightVersion):
                 self._backend.hear(received.record)
                 for replica in self._replicas.values():
                     replica.announce(received.record.version)
-            else:
+            elif received.record.replica in self._replicas:
                 self._hear(received.record)
+            else:
+                reason = f"replica {received.record.replica} is not hosted here"
+                outputs.append(rejected(received, "generate trajectories", reason, _wall_ms()))
         if polled.last:
             for replica in self._replicas.values():
                 self._say(replica.tell(), urgent=True)  # what runs is resumed elsewhere: from here, not from long ago
         else:
             self._generate()
-        return self._outputs()
+        return [*outputs, *self._outputs()]
 
     def _hear(self, order: Assignment | Cancel | Reserve | Release | Drain) -> None:
         replica = self._replicas[order.replica]
@@ -101,7 +108,7 @@ class _Generating:
             case Assignment():
                 replica.take(order)
             case Cancel():
-                replica.cancel(order.trajectory_ids)
+                replica.cancel(dict(zip(order.trajectory_ids, order.leases, strict=False)))
             case Reserve():
                 replica.reserve(order)
             case Release():
@@ -128,15 +135,13 @@ class _Generating:
         """Step the engines in turn for a while; an idle replica still looks for newer weights."""
         until = self._clock() + self._config.step_s
         while True:
-            started = self._clock()
-            for replica in self._replicas.values():
-                news = replica.news
-                self._say(replica.step())
-                if replica.news != news:
-                    self._heartbeats.changed()
-            ended = self._clock()
-            self._heartbeats.step_seconds = ended - started
-            if ended >= until or not any(replica.busy() for replica in self._replicas.values()):
+            with self._heartbeats.step():
+                for replica in self._replicas.values():
+                    news = replica.news
+                    self._say(replica.step())
+                    if replica.news != news:
+                        self._heartbeats.changed()
+            if self._clock() >= until or not any(replica.busy() for replica in self._replicas.values()):
                 return
 
     def _say(self, words: list[Word], urgent: bool = False) -> None:

@@ -6,11 +6,13 @@ They begin before there is an engine: placement then knows at once that the life
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from infra.kafka.producer import BoundedProducer, DeliveryFailed
 from operators.rollout.engine import EngineStatus
@@ -21,6 +23,8 @@ from schemas.topics import METRICS, REPLICAS
 
 log = logging.getLogger(__name__)
 
+STUCK_CODE = 70
+"""What a process exits with that is stuck: an internal error, as sysexits.h has it."""
 _NO_ENGINE = EngineStatus(0, 0, 0, 0, 0, 0)
 
 
@@ -29,7 +33,8 @@ class Heartbeats:
     seconds, and at once when `changed` is called.
 
     Until `attend` gives it the replicas it says that they are starting. What Kafka does not take is not tried again:
-    the next beat says more.
+    the next beat says more. A step that takes longer than `stuck_s` seconds `end`s the process: what hangs in a kernel
+    or a collective does not come back.
     """
 
     def __init__(
@@ -40,6 +45,8 @@ class Heartbeats:
         hosted: Sequence[int],
         incarnation: int,
         period_s: float,
+        stuck_s: float = math.inf,
+        end: Callable[[], None] = lambda: os._exit(STUCK_CODE),
     ) -> None:
         self._producer, self._process, self._run = producer, process, run
         self._replicas_topic, self._metrics_topic = REPLICAS.name(run), METRICS.name(run)
@@ -49,7 +56,9 @@ class Heartbeats:
         self._failing = False
         self._wake = threading.Event()
         self._ended = threading.Event()
-        self.step_seconds = 0.0
+        self._stuck_s, self._end = stuck_s, end
+        self._step_began: float | None = None
+        self._step_seconds = 0.0
         self._thread = threading.Thread(target=self._beat, name="heartbeats", daemon=True)
         self._thread.start()
 
@@ -61,6 +70,21 @@ class Heartbeats:
     def changed(self) -> None:
         """Send now: something that placement waits for has changed."""
         self._wake.set()
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """A step of the replicas, from its beginning to its end."""
+        self._step_began = began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._step_began, self._step_seconds = None, time.monotonic() - began
+
+    @property
+    def step_seconds(self) -> float:
+        """How long the last step took, or the present one if it takes longer by now."""
+        began = self._step_began
+        return max(self._step_seconds, 0.0 if began is None else time.monotonic() - began)
 
     def close(self) -> None:
         """Say that the replicas have stopped, and end."""
@@ -78,6 +102,10 @@ class Heartbeats:
         while not self._ended.is_set():
             self._wake.clear()
             self._send()
+            began = self._step_began
+            if began is not None and time.monotonic() - began > self._stuck_s:
+                log.critical("a step has not ended for %.0f s: this process ends", self._stuck_s)
+                self._end()
             self._wake.wait(self._period_s)
 
     def _send(self) -> None:

@@ -112,13 +112,15 @@ class Replica:
                 return
         self._waiting.append(assignment)
 
-    def cancel(self, trajectory_ids: Collection[str]) -> None:
-        """Drop these trajectories, whether they run, wait or are still to come."""
-        self._reservations.settle(trajectory_ids, self._clock())
-        self._waiting = deque(a for a in self._waiting if a.trajectory_id not in trajectory_ids)
-        self.engine.release([name for name in trajectory_ids if name in self._running])
-        for name in trajectory_ids:
-            self._running.pop(name, None)
+    def cancel(self, leases: Mapping[str, int]) -> None:
+        """Drop these trajectories, whether they run, wait or are still to come; not those under a later lease."""
+        self._reservations.settle(leases, self._clock())
+        self._waiting = deque(a for a in self._waiting if a.lease > leases.get(a.trajectory_id, 0))
+        running = [name for name in leases if name in self._running]
+        ended = [name for name in running if self._running[name].assignment.lease <= leases[name]]
+        self.engine.release(ended)
+        for name in ended:
+            del self._running[name]
 
     def reserve(self, order: Reserve) -> None:
         """Keep these weights and the room that `order` asks for, if they are here."""
@@ -177,7 +179,11 @@ class Replica:
         if not self._running:
             return refused
         self._steps += 1
-        ended = [self._finish(completion) for completion in self.engine.step()]
+        completions = self.engine.step()
+        for name in self.engine.begun():
+            if (running := self._running.get(name)) is not None and running.first_token_at is None:
+                running.first_token_at = self._now()
+        ended = [self._finish(completion) for completion in completions]
         return [*refused, *ended, *self._progress()]
 
     # -- weights ------------------------------------------------------------------------------------------------------
@@ -322,4 +328,5 @@ class Replica:
             generated = known if known is not None else Partial(np.zeros(0, np.int32), np.zeros(0, np.float32))
         gained = Partial(generated.token_ids[running.told :], generated.logprobs[running.told :])
         version = self.engine.version
-        return [running.progress(gained, version, to, now), running.handed_over(to, generated, version, now)]
+        given = running.handed_over(to, generated, version, now, pinned=not self._interrupts)
+        return [running.progress(gained, version, to, now), given]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -32,12 +32,12 @@ class Reservations:
         """KV in tokens kept for them."""
         return sum(plan.kv for plan in self._plans.values())
 
-    def grant(self, plan_id: str, trajectory_ids: Collection[str], kv: int, now: float) -> None:
+    def grant(self, plan_id: str, trajectory_ids: Iterable[str], kv: int, now: float) -> None:
         """Keep room for a plan."""
         self._plans[plan_id] = _Reserved(set(trajectory_ids), kv, now + self._patience_s)
         self._tidy(now)
 
-    def settle(self, trajectory_ids: Collection[str], now: float) -> None:
+    def settle(self, trajectory_ids: Iterable[str], now: float) -> None:
         """These have come, or will not."""
         for plan in self._plans.values():
             here = plan.waited_for.intersection(trajectory_ids)

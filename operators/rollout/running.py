@@ -24,7 +24,7 @@ from schemas.records import (
 @dataclass(slots=True)
 class Running:
     """`spans` are of what was made before the present weights; `told` tokens of it placement knows, since `told_at`
-    (monotonic seconds) and step number `told_step`."""
+    (monotonic seconds) and step number `told_step`. `first_token_at` is when it got its first token here."""
 
     assignment: Assignment
     started_at: int
@@ -32,6 +32,7 @@ class Running:
     told: int
     told_at: float
     told_step: int
+    first_token_at: int | None = None
 
     @classmethod
     def start(cls, assignment: Assignment, started_at: int, clock: float, step: int) -> Running:
@@ -73,14 +74,18 @@ class Running:
             gained=Response(token_ids(gained.token_ids), floats(gained.logprobs), flags([True] * count)),
             version_spans=_from(spans, self.told),
             next_owner=next_owner,
+            first_token_at=self.first_token_at,
             written_at=now,
         )
 
-    def handed_over(self, to: NextOwner, generated: Partial, version: PolicyVersion | None, now: int) -> Assignment:
-        """The assignment with which its next owner goes on. What has grown under one version goes on under it."""
+    def handed_over(
+        self, to: NextOwner, generated: Partial, version: PolicyVersion | None, now: int, *, pinned: bool = True
+    ) -> Assignment:
+        """The assignment with which its next owner goes on; `pinned`, what has grown under one version does so under
+        it."""
         a, count = self.assignment, len(generated.token_ids)
         spans = self.spans_of(count, version) if count and version is not None else ()
-        versions = {span.version for span in spans}
+        versions = {span.version for span in spans} if pinned else set()
         return replace(
             a,
             lease=to.lease,
@@ -117,6 +122,7 @@ class Running:
             finish_reason=reason,
             error=completion.error,
             started_at=self.started_at,
+            first_token_at=self.first_token_at,
             finished_at=now,
         )
 

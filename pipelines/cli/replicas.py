@@ -24,7 +24,7 @@ from schemas.topics import INBOX, REPLICAS
 
 app = typer.Typer(invoke_without_command=True)
 COLUMNS = ("replica", "state", "version", "kv", "running", "waiting", "tokens_s", "heard", "incarnation", "where")
-BEATS = 2000
+BEATS = 20_000
 """Heartbeats that are looked at, of all replicas together."""
 RATE_MS = 10_000
 
@@ -128,9 +128,9 @@ def replica_row(beats: list[ReplicaStatus], now: int) -> dict[str, Any]:
 
 
 def _rate(beats: list[ReplicaStatus]) -> float | None:
-    """Tokens a second over the last heartbeats."""
+    """Tokens a second over the last heartbeats; None where the sender's clock has gone back since."""
     last = beats[-1]
-    first = next(beat for beat in beats if last.sent_at - beat.sent_at <= RATE_MS)
+    first = next(beat for beat in beats if 0 <= last.sent_at - beat.sent_at <= RATE_MS)
     milliseconds = last.sent_at - first.sent_at
     return round(1000 * (last.tokens_generated - first.tokens_generated) / milliseconds, 1) if milliseconds else None
 

@@ -39,9 +39,14 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Stop working on these trajectories, and wait for them no more: they have ended, or stay where they are."""
+    """Stop working on these trajectories, and wait for them no more: they have ended, or stay where they are.
+
+    Each under the lease in `leases` or an older one: what was given to the replica anew since is to stay. A lease of 0
+    ends nothing but the waiting.
+    """
 
     trajectory_ids: tuple[str, ...]
+    leases: tuple[int, ...]
     replica: int
     incarnation: int
 

@@ -20,8 +20,9 @@ class NextOwner:
 class Progress:
     """What a trajectory has gained since its last Progress: tokens from position `start` of its response on.
 
-    Made by rollout, eaten by placement. `version_spans` say what made the gain. `next_owner` is named by the last
-    Progress of an owner that hands the trajectory over: its Assignment was written in the same transaction.
+    Made by rollout, eaten by placement. `version_spans` say what made the gain. `first_token_at` is when this owner
+    made its first token of the trajectory, in Unix milliseconds; None where it has made none. `next_owner` is named by
+    the last Progress of an owner that hands the trajectory over: its Assignment was written in the same transaction.
     """
 
     trajectory_id: str
@@ -33,6 +34,7 @@ class Progress:
     gained: Response
     version_spans: tuple[VersionSpan, ...]
     next_owner: NextOwner | None
+    first_token_at: int | None
     written_at: int
 
 

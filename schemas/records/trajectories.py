@@ -40,7 +40,9 @@ class VersionSpan:
 class Trajectory:
     """A finished sample. Made by rollout (by placement where it gave up), eaten by score and placement.
 
-    `newest_version` is the newest one announced when it finished: staleness at finish is measured against it.
+    `newest_version` is the newest one announced when it finished: staleness at finish is measured against it. Times
+    are in Unix milliseconds: when its last owner was free to start it, made its first token of it (None where it made
+    none), and finished it.
     """
 
     prompt: Prompt
@@ -56,6 +58,7 @@ class Trajectory:
     finish_reason: FinishReason
     error: str | None
     started_at: int
+    first_token_at: int | None
     finished_at: int
 
     @property

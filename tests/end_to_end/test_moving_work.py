@@ -8,7 +8,6 @@ from typing import TypeVar
 
 import pytest
 import tomli_w
-from conftest import StartRun
 from kills import kill
 from laminar_runs import LaminarRun, Nursery
 from test_emulated_run import SMALL
@@ -31,6 +30,11 @@ def written(client: ClientProperties, run: LaminarRun, topic: Topic, kind: type[
     """What `run` has written of `kind`."""
     for record in read_topic(client, topic.name(run.name)):
         yield from (row for row in record.rows if isinstance(row, kind))
+
+
+def told(client: ClientProperties, run: LaminarRun) -> int:
+    """How often placement was told of answers under way."""
+    return sum(1 for _ in written(client, run, PROGRESS, Progress))
 
 
 def assert_balanced(run: LaminarRun, trained: int) -> None:
@@ -72,24 +76,28 @@ def test_repack_moves_what_then_finishes_elsewhere(
     assert all(moved[key] == ended[key] for key in elsewhere)
 
 
-@pytest.mark.soak  # whether a kill meets an answer half done is chance
 def test_what_a_killed_rollout_had_goes_on_from_what_it_had(
-    start_run: StartRun, client: ClientProperties, broker: Broker, run_id: str
+    nursery: Nursery, client: ClientProperties, broker: Broker, run_id: str, tmp_path: Path
 ) -> None:
-    steps = 40
-    run = start_run(
-        run_id,
-        f"kafka.bootstrap_servers={broker.bootstrap_servers}",
-        "rollout.processes=2",
-        "rollout.replicas=2",
-        "rollout.progress_tokens=2",
-        f"trainer.optimizer_steps={steps}",
-        "trainer.checkpoint_every=5",
-    )
-    run.until_phase("training")
-    for name in ("rollout-0", "placement", "rollout-1"):
-        kill(run, name)
-    assert_balanced(run, 16 * steps)
+    """Answers take seconds and placement is told of them all the while, so each kill meets some half done."""
+    config = tmp_path / "emulated.toml"
+    changes = {
+        "run": {"time_scale": 2.0},
+        "kafka": {"bootstrap_servers": broker.bootstrap_servers},
+        "rollout": {**SMALL["rollout"], "processes": 2, "replicas": 2, "progress_tokens": 2, "progress_s": 0.2},
+        "trainer": {"optimizer_steps": 4, "emulation": {"step_s": [[0, 1], [100_000, 2]]}},
+    }
+    config.write_text(tomli_w.dumps({**SMALL, **changes}))
+    run = LaminarRun(nursery, tmp_path, config, run_id)
+    try:
+        run.pid_of("rollout-0")  # then there are topics
+        for name in ("rollout-0", "placement", "rollout-1"):
+            seen = told(client, run)
+            run.until(lambda seen=seen: told(client, run) > seen, 60, "progress")
+            kill(run, name)
+        assert_balanced(run, 4 * 32)
+    finally:
+        run.end()
     resumed = {
         (each.trajectory_id, each.lease): each.partial.token_ids.to_pylist()
         for each in written(client, run, INBOX, Assignment)

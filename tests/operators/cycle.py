@@ -289,7 +289,8 @@ class Cycle:
     def _check_version(self, record: Trajectory) -> None:
         if record.finish_reason != "failed":
             made_by = [span.version.number for span in record.version_spans for _ in range(span.length)]
-            assert record.response.token_ids.to_pylist() == made_by
+            expected = [_token(number, position) for position, number in enumerate(made_by)]
+            assert record.response.token_ids.to_pylist() == expected
             assert len(made_by) == self._length(record.trajectory_id), "cut short, or longer than it is"
         if self.shape.schedule != "partial_rollout":
             assert len(record.version_spans) <= 1
@@ -354,11 +355,17 @@ class Cycle:
             self._length,
             lambda name: zlib.crc32(b"failing" + name.encode()) % self.shape.failing == 0,
             kv_capacity=self.shape.kv_capacity,
+            token=_token,
         )
 
     def _restore_evaluation(self, restored: Restored) -> Folder:
         questions = [prompt(n, 1, purpose="evaluation") for n in range(self.shape.questions)]
         return _Evaluating(EvaluationConfig(every=2, periodic_questions=2), questions, restored, lambda: 0)
+
+
+def _token(number: int, position: int) -> int:
+    """What version `number` makes at a position: shifted, repeated or mixed-up tokens are seen."""
+    return 1000 * number + position
 
 
 def _placement_shard() -> object:

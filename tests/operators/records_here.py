@@ -52,6 +52,7 @@ def trajectory(
         "finish_reason": "stop",
         "error": None,
         "started_at": 0,
+        "first_token_at": None,
         "finished_at": 0,
     }
     return r.Trajectory(**(fields | changes))

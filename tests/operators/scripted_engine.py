@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,8 @@ from schemas.records import PolicyVersion, WeightVersion
 class ScriptedEngine:
     """A request takes `steps(trajectory_id)` steps, a token each; `fails` says which come to nothing.
 
-    A token is the number of the version that made it. A prompt of `context` tokens is refused.
+    A token is the number of the version that made it, or what `token` makes of that and its position. A prompt of
+    `context` tokens is refused.
     """
 
     def __init__(
@@ -27,11 +28,14 @@ class ScriptedEngine:
         fails: Callable[[str], bool] = lambda name: False,
         context: int = 64,
         kv_capacity: int = 1000,
+        token: Callable[[int, int], int] = lambda number, position: number,
     ) -> None:
         self._slots, self._steps, self._fails, self._context = slots, steps, fails, context
-        self._kv_capacity = kv_capacity
+        self._kv_capacity, self._token = kv_capacity, token
         self._made: dict[str, list[int]] = {}
         self._wanted: dict[str, int] = {}
+        self._fresh: set[str] = set()
+        self._begun: list[str] = []
         self.version: PolicyVersion | None = None
         self.loads: list[PolicyVersion] = []
         self.generated_tokens = 0
@@ -51,17 +55,25 @@ class ScriptedEngine:
         known = [] if request.partial is None else request.partial.token_ids.tolist()
         self._made[request.trajectory_id] = known
         self._wanted[request.trajectory_id] = self._steps(request.trajectory_id)
+        self._fresh.add(request.trajectory_id)
 
     def step(self) -> Sequence[Completion]:
         assert self.version is not None
         ended = []
         for name in list(self._made)[: self._slots]:
+            if name in self._fresh:
+                self._fresh.remove(name)
+                self._begun.append(name)
             if len(self._made[name]) < self._wanted[name]:
-                self._made[name].append(self.version.number)
+                self._made[name].append(self._token(self.version.number, len(self._made[name])))
                 self.generated_tokens += 1
             if len(self._made[name]) >= self._wanted[name]:
                 ended.append(name)
         return [self._completion(name, self._made.pop(name)) for name in ended]
+
+    def begun(self) -> Sequence[str]:
+        begun, self._begun = self._begun, []
+        return begun
 
     def due(self) -> float:
         return 0.0 if self._made else math.inf
@@ -140,11 +152,13 @@ class SilentHeartbeats:
 
     def __init__(self) -> None:
         self.changes = 0
-        self.step_seconds = 0.0
         self.closed = False
 
     def changed(self) -> None:
         self.changes += 1
+
+    def step(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def close(self) -> None:
         self.closed = True

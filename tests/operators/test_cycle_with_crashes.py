@@ -25,6 +25,7 @@ MOVING = {
     "stream": Shape(**{**vars(LONG), "schedule": "stream"}),
     "partial_rollout": Shape(**{**vars(LONG), "schedule": "partial_rollout"}),
     "replicas that drain": Shape(**{**vars(LONG), "drains": True}),
+    "replicas that drain under partial_rollout": Shape(**{**vars(LONG), "drains": True, "schedule": "partial_rollout"}),
 }
 
 

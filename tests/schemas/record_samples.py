@@ -31,6 +31,7 @@ TRAJECTORY = r.Trajectory(
     finish_reason="stop",
     error=None,
     started_at=1_700_000_000_000,
+    first_token_at=1_700_000_000_050,
     finished_at=1_700_000_000_250,
 )
 
@@ -44,7 +45,17 @@ SAMPLES: dict[type, object] = {
         r.Release("3-1", ("p12.3", "p12.4"), (8, 9), 1, 6, 0, 4),
         r.Drain(0, 4),
         r.Progress(
-            "p12.3", 5, 1, 0, 4, 64, RESPONSE, (r.VersionSpan(VERSION, 3),), r.NextOwner(8, 1, 6), 1_700_000_000_100
+            trajectory_id="p12.3",
+            lease=5,
+            attempt=1,
+            replica=0,
+            incarnation=4,
+            start=64,
+            gained=RESPONSE,
+            version_spans=(r.VersionSpan(VERSION, 3),),
+            next_owner=r.NextOwner(8, 1, 6),
+            first_token_at=1_700_000_000_050,
+            written_at=1_700_000_000_100,
         ),
         r.Closed("p12.3"),
         r.RepackPlan(
@@ -56,7 +67,7 @@ SAMPLES: dict[type, object] = {
             reason="repack",
             planned_at=1_700_000_000_150,
         ),
-        r.Cancel(("p12.3", "p12.4"), 0, 4),
+        r.Cancel(("p12.3", "p12.4"), (8, 0), 0, 4),
         r.Refused("p12.3", 5, 0, 4, "no room", True),
         r.Experience(TRAJECTORY, 0.75, (r.RewardComponent("exact", 1.0, 0.75),), None, 1_700_000_000_300),
         r.Settled("p12.3", 8, "batched", "", 9, 1, 3, 1_700_000_000_400),

@@ -7,6 +7,7 @@ from typing import Any
 from log_model import Log, Shard
 from records_here import PARTITIONS, REPLICAS_AT_MOST, manifest, prompt, reading, shard, status, version
 
+from infra.kafka.fencing import CannotFence
 from operators.io.elements import Output, Restored
 from operators.io.fold_records import Folder
 from operators.placement.config import PlacementConfig
@@ -35,13 +36,19 @@ class Placement:
         self.log = Log()
         self.now = 0.0
         self.fenced: list[int] = []
+        self.kafka_is_away = False
         settings = PlacementConfig(**{"heartbeat_timeout_s": TIMEOUT_S, **config})
         self._step = PlaceTrajectories(settings, SHARD, PARTITIONS, admitted, hosted, REPLICAS_AT_MOST, global_batch)
         self.shard = Shard(self.log, SHARD, self._restore)
         self.shard.start()
 
     def _restore(self, restored: Restored) -> Folder:
-        return _Placing(self._step, restored, self.fenced.append, lambda: self.now, lambda: 0)
+        return _Placing(self._step, restored, self._fence, lambda: self.now, lambda: 0)
+
+    def _fence(self, process: int) -> None:
+        if self.kafka_is_away:
+            raise CannotFence("nobody answers")
+        self.fenced.append(process)
 
     def run(self, seconds: float = 0.0) -> list[Output]:
         self.now += seconds

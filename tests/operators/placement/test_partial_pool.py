@@ -22,7 +22,7 @@ def response(tokens: list[int]) -> Response:
 
 def progress(tokens: list[int], start: int, lease: int, name: str = "p0.0", number: int = 0) -> Progress:
     spans = (VersionSpan(version(number), len(tokens)),) if tokens else ()
-    return Progress(name, lease, 1, 0, 1, start, response(tokens), spans, None, 0)
+    return Progress(name, lease, 1, 0, 1, start, response(tokens), spans, None, None, 0)
 
 
 def held(pool: PartialPool, name: str = "p0.0") -> list[int]:

@@ -179,6 +179,47 @@ def test_a_destination_that_keeps_no_room_is_not_waited_for_for_ever(placement: 
     assert kinds == [Cancel, Reserve, RepackPlan]  # another is tried, and the first one's end does not end it
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+def test_what_is_handed_over_late_stays_with_its_new_owner(placement: Placement, restarted: bool) -> None:
+    order = released(placement)
+    if restarted:
+        placement.restart()
+    outputs: list[Output] = []
+    while not of(Cancel, outputs):
+        beat(placement)
+        outputs = placement.run(TIMEOUT_S / 2 - 1)
+    (called_off,) = of(Cancel, outputs)
+    assert (called_off.trajectory_ids, called_off.leases) == (("p0.2", "p0.3"), (0, 0))
+    (reserve,) = of(Reserve, outputs)  # the same move is planned again, and now the first one is made
+    hand_over(placement, order)
+    beat(placement, reserve.plan_id)
+    outputs = placement.run()
+    assert of(Release, outputs) == []
+    assert all(set(cancel.leases) == {0} for cancel in of(Cancel, outputs))
+    placement.beat(0, version(0), state="stopped")
+    assert assigned(placement.run()) == []
+    placement.beat(2, version(0))
+    placement.beat(1, version(0), state="stopped")
+    assert {name for name, _, _ in assigned(placement.run())} == {"p0.2", "p0.3", "p1.2", "p1.3"}
+
+
+def test_who_waits_for_a_source_that_died_is_told(placement: Placement) -> None:
+    released(placement)
+    placement.beat(0, version(0), state="stopped")
+    assert cancelled(placement.run()) == {("p0.2", 1, 1), ("p0.3", 1, 1)}
+
+
+def test_the_next_owner_of_what_has_ended_is_told_to_stop(placement: Placement) -> None:
+    order = released(placement)
+    placement.finish(*(trajectory(prompt(0, 4), m, lease=m + 1) for m in (2, 3)))
+    placement.run()
+    hand_over(placement, order)
+    (cancel,) = of(Cancel, placement.run())
+    assert dict(zip(cancel.trajectory_ids, cancel.leases, strict=True)) == dict(
+        zip(order.trajectory_ids, order.leases, strict=True)
+    )
+
+
 @pytest.mark.parametrize("who", [0, 1])
 def test_who_dies_before_the_release_moves_nothing(placement: Placement, who: int) -> None:
     planned(placement)

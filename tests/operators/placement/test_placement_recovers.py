@@ -8,7 +8,7 @@ from records_here import failed, prompt, settled, trajectory, version
 
 from operators.io.elements import Place
 from schemas.records import Assignment, PolicyVersion, Refused
-from schemas.topics import PROGRESS, PROMPTS, SETTLED, TRAJECTORIES
+from schemas.topics import DEAD_LETTERS, INBOX, PROGRESS, PROMPTS, SETTLED, TRAJECTORIES
 
 BOTH = [("p0.0", 0, 1), ("p0.1", 0, 1)]
 
@@ -29,72 +29,6 @@ def newest() -> PolicyVersion:
 
 def low_water(placement: Placement, place: Place) -> int:
     return placement.log.committed(placement.shard.config.group).offsets[place]
-
-
-# -- replicas that die ------------------------------------------------------------------------------------------------
-
-
-def test_a_silent_replica_is_fenced_and_its_work_goes_on_elsewhere(placement: Placement) -> None:
-    placement.beat(1, newest())
-    placement.run(TIMEOUT_S / 2)
-    placement.beat(1, newest())
-    placement.run(TIMEOUT_S / 2)
-    assert placement.fenced == []
-    placement.beat(1, newest())
-    outputs = placement.run(0.1)
-    assert placement.fenced == [0]
-    assert assigned(outputs) == [("p0.0", 1, 2), ("p0.1", 1, 2)]
-    assert min(leases(outputs).values()) > 2
-    assert placement.run() == []
-    assert placement.fenced == [0]
-
-
-def test_what_a_fenced_life_still_says_is_not_heard(placement: Placement) -> None:
-    placement.run(TIMEOUT_S / 2)
-    placement.run(TIMEOUT_S / 2)
-    placement.run(0.1)
-    placement.beat(0, newest())
-    assert placement.run() == []
-    placement.beat(0, newest(), incarnation=2)
-    assert assigned(placement.run()) == [("p0.0", 0, 2), ("p0.1", 0, 2)]
-
-
-@pytest.mark.parametrize(("incarnation", "state"), [(2, "running"), (2, "starting"), (1, "stopped")])
-def test_a_life_that_is_over_loses_its_work_at_once(placement: Placement, incarnation: int, state: str) -> None:
-    placement.beat(1, newest())
-    placement.run()
-    placement.beat(0, newest(), incarnation, state=state, capacity=0)
-    assert assigned(placement.run()) == [("p0.0", 1, 2), ("p0.1", 1, 2)]
-    assert placement.fenced == []
-
-
-def test_an_older_life_is_not_heard(placement: Placement) -> None:
-    placement.beat(0, newest(), incarnation=0, state="stopped")
-    placement.beat(1, newest())
-    assert placement.run() == []
-
-
-def test_a_pause_of_placement_itself_is_no_silence_of_replicas(placement: Placement) -> None:
-    placement.run(10 * TIMEOUT_S)
-    assert placement.fenced == []
-    placement.run(TIMEOUT_S / 2)
-    placement.run(TIMEOUT_S / 2)
-    placement.run(0.1)
-    assert placement.fenced == [0]
-
-
-def test_a_trajectory_that_kills_its_replicas_ends_as_failed() -> None:
-    placement = Placement(max_attempts=3)
-    placement.prompts(0, samples=1)
-    first = placement.publish(0)
-    for life in (1, 2, 3):
-        placement.beat(0, first, incarnation=life)
-        assert assigned(placement.run()) == [("p0.0", 0, life)]
-    placement.beat(0, first, incarnation=4)
-    outputs = placement.run()
-    assert given_up(outputs) == {"p0.0": "given up after 3 attempts"}
-    assert assigned(outputs) == []
-    assert placement.run() == []
 
 
 # -- finishing and settling -------------------------------------------------------------------------------------------
@@ -133,6 +67,23 @@ def test_a_finish_is_remembered_until_it_is_settled(placement: Placement) -> Non
     placement.tell(SETTLED, settled("p0.0", batch=0))
     placement.run()
     assert low_water(placement, Place(TRAJECTORIES.noun, 0)) == 1
+
+
+def test_who_settles_what_is_no_trajectory_is_set_aside(placement: Placement) -> None:
+    placement.tell(SETTLED, settled("rubbish"))
+    assert [o.topic for o in placement.run()] == [DEAD_LETTERS]
+
+
+def test_a_lease_that_was_never_given_is_set_aside_at_a_restart(placement: Placement) -> None:
+    forged = Assignment(prompt(0), 0, 99, 1, 3, 1, None, None, 0)
+    placement.log.append(INBOX, forged, partition=3)
+    placement.restart()
+    placement.beat(0, newest())
+    outputs = placement.run()
+    assert [o.record.reason for o in outputs] == ["p0.0: lease 99 was never given, the last is 2"]
+    placement.beat(1, newest())
+    placement.beat(0, newest(), state="stopped")
+    assert {name for name, _, _ in assigned(placement.run())} == {"p0.0", "p0.1"}
 
 
 def test_a_second_finish_is_passed_over(placement: Placement) -> None:

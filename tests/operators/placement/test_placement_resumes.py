@@ -25,6 +25,7 @@ def progress(name: str, tokens: list[int], lease: int, start: int = 0, under: in
         "gained": response(tokens),
         "version_spans": (VersionSpan(version(under), len(tokens)),),
         "next_owner": None,
+        "first_token_at": None,
         "written_at": 0,
     }
     return Progress(**(fields | changes))

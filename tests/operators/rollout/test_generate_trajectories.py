@@ -17,7 +17,7 @@ from operators.rollout.generate_trajectories import PROBE_S, _Generating
 from operators.rollout.replica import Replica
 from schemas.columns import token_ids
 from schemas.records import Assignment, Cancel
-from schemas.topics import INBOX, PROGRESS, RELAY, TRAJECTORIES
+from schemas.topics import DEAD_LETTERS, INBOX, PROGRESS, RELAY, TRAJECTORIES
 
 
 class Rollout:
@@ -72,15 +72,24 @@ def test_words_for_another_life_are_not_heard() -> None:
     assert rollout.finished(3) == []
     rollout.assign(1)
     rollout.finished()
-    rollout.log.append(INBOX, Cancel(("p1.0",), 2, 2), partition=2)
+    rollout.log.append(INBOX, Cancel(("p1.0",), (9,), 2, 2), partition=2)
     assert rollout.finished(3) == [("p1.0", 1)]
+
+
+def test_a_word_for_a_replica_of_elsewhere_is_set_aside_and_the_others_go_on() -> None:
+    rollout = Rollout()
+    rollout.log.append(INBOX, Cancel(("p1.0",), (9,), 7, 1), partition=2)
+    rollout.assign(1)
+    outputs = rollout.shard.run(1)
+    assert [o.record.reason for o in outputs if o.topic is DEAD_LETTERS] == ["replica 7 is not hosted here"]
+    assert [o.record.trajectory_id for o in outputs if o.topic is TRAJECTORIES] == ["p1.0"]
 
 
 def test_a_cancel_is_obeyed() -> None:
     rollout = Rollout(steps=3)
     rollout.assign(1)
     rollout.finished()
-    rollout.log.append(INBOX, Cancel(("p1.0",), 2, 1), partition=2)
+    rollout.log.append(INBOX, Cancel(("p1.0",), (9,), 2, 1), partition=2)
     assert rollout.finished(5) == []
 
 

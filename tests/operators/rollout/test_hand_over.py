@@ -130,7 +130,30 @@ def test_what_it_hands_over_it_stops_and_its_next_owner_completes() -> None:
     assert told(words) == [(6, [0] * 4)]
     (done,) = [word for word in words if isinstance(word, Trajectory)]
     assert (done.lease, done.replica, len(done.response.token_ids)) == (5, 1, 12)
+    assert last.first_token_at == done.first_token_at == 42
     assert done.version_spans == (VersionSpan(version(0), 12),)
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_only_who_has_an_old_lease_is_cancelled(running: bool) -> None:
+    rig = Rig(held=2)
+    rig.replica.take(assignment(0, lease=5, under=version(1 if running else 0)))
+    rig.steps(running)
+    for lease in (0, 4):
+        rig.replica.cancel({"p0.0": lease})
+        assert not rig.replica.idle
+    rig.replica.cancel({"p0.0": 5})
+    assert rig.replica.idle
+
+
+def test_where_weights_interrupt_nothing_that_moves_is_bound_to_a_version() -> None:
+    rig = Rig(interrupts=True)
+    rig.replica.take(assignment())
+    rig.steps(2)
+    _, given = rig.replica.hand_over(release(("p0.0", 5)))
+    assert isinstance(given, Assignment)
+    assert given.policy_version is None
+    assert given.version_spans == (VersionSpan(version(0), 2),)
 
 
 def test_what_has_not_begun_is_handed_over_as_it_came() -> None:
@@ -191,7 +214,7 @@ def test_kept_room_keeps_the_weights_too_until_what_is_to_come_has_come() -> Non
     rig.steps(2)
     assert rig.engine.version == version(0)
     rig.replica.take(assignment(0, under=version(0)))
-    rig.replica.cancel(["p1.0"])
+    rig.replica.cancel({"p1.0": 9})
     assert rig.replica.reserved == ()
     rig.steps(20)
     assert rig.engine.version == version(1)
@@ -229,7 +252,7 @@ def test_rooms_add_up() -> None:
     rig.replica.reserve(reserve("p2.0", kv=500, plan="b"))
     rig.replica.reserve(reserve("p3.0", "p4.0", "p5.0", kv=1, plan="c"))
     assert rig.replica.reserved == ("a",)
-    rig.replica.cancel(["p0.0"])
+    rig.replica.cancel({"p0.0": 9})
     rig.replica.reserve(reserve("p2.0", kv=500, plan="b"))
     assert rig.replica.reserved == ("a", "b")
 

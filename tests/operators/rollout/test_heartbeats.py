@@ -81,12 +81,14 @@ def test_a_new_life_is_heard_before_its_engines_are_there(producer: Producer, be
 
 
 def test_replicas_are_described_as_they_are_and_news_does_not_wait(producer: Producer, beats: Heartbeats) -> None:
-    beats.step_seconds = 0.25
+    with beats.step():
+        time.sleep(0.002)
+    took = beats.step_seconds
     beats.attend(replicas())
     producer.wait_for(lambda: len(producer.sent) >= 4)
     status = producer.sent[-1]
     assert (status.replica, status.state, status.policy_version, status.capacity) == (3, "running", version(0), 5)
-    assert status.step_seconds == 0.25
+    assert status.step_seconds == took >= 0.002
     beats.changed()
     producer.wait_for(lambda: len(producer.sent) >= 6)
 
@@ -98,6 +100,24 @@ def test_what_the_process_uses_is_told_with_them(producer: Producer, beats: Hear
     told = producer.metrics[-1]
     assert (told.name, told.step) == ("rollout", 1)
     assert 0 <= told.values["cpu/model_seconds"] <= told.values["cpu/process_seconds"]
+
+
+def test_a_step_without_end_ends_the_process(producer: Producer) -> None:
+    ended = threading.Event()
+    beats = Heartbeats(
+        producer,  # type: ignore[arg-type]
+        "r",
+        1,
+        range(2, 4),
+        9,
+        period_s=0.001,
+        stuck_s=0.01,
+        end=ended.set,
+    )
+    with beats.step():
+        assert ended.wait(5)
+        assert beats.step_seconds > 0.01  # it is told while it goes on
+    beats.close()
 
 
 @pytest.mark.parametrize("failure", [DeliveryFailed("gone"), TimeoutError("slow")])

@@ -137,7 +137,7 @@ def test_cancel_drops_what_runs_and_what_waits_and_nothing_else() -> None:
     for number, under in ((0, None), (1, None), (2, version(0)), (3, None)):
         rig.replica.take(assignment(number, under))
     rig.replica.step()
-    rig.replica.cancel(["p0.0", "p2.0", "p8.0"])
+    rig.replica.cancel(dict.fromkeys(["p0.0", "p2.0", "p8.0"], 9))
     assert [done.trajectory_id for done in rig.drain()] == ["p1.0", "p3.0"]
     assert rig.engine.loads == [version(1)]
 

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from records_here import prompt, version
 from tiny_engines import (
     CONTEXT,
     FAMILIES,
@@ -19,10 +22,53 @@ from tiny_engines import (
     tiny_model,
 )
 
-from operators.rollout.engine import Completion, Partial
+from infra.models.weights import save_weights
+from operators.rollout.engine import Completion, Partial, Request
+from operators.rollout.replica import Replica
 from operators.rollout.transformers_engine import TransformersEngine
+from schemas.records import Assignment, PolicyVersion, Sampling, Trajectory
+
+
+class OnDisk:
+    """One file of weights, which is whatever was written there last."""
+
+    def __init__(self, file: Path) -> None:
+        self._file, self.held = file, [version(0)]
+
+    def versions(self) -> list[PolicyVersion]:
+        return self.held
+
+    def pin(self, version: PolicyVersion) -> AbstractContextManager[Path]:
+        return nullcontext(self._file)
+
 
 # --- what is generated
+
+
+def test_what_is_interrupted_goes_on_under_the_newer_weights_alone(tmp_path: Path) -> None:
+    save_weights(tiny_model(), tmp_path / "weights")
+    weights = OnDisk(tmp_path / "weights")
+    replica = Replica(0, 1, engine(slots=8), weights, str, lambda: 0, interrupts=True)
+    replica.announce(version(0))
+    asked = [prompt(number, 1, sampling=Sampling(1.0, 1.0, 0, 20, (), 3)) for number in range(6)]
+    for each in asked:
+        replica.take(Assignment(each, 0, 1, 1, 0, 1, None, None, 0))
+    words = [word for _ in range(7) for word in replica.step()]
+    save_weights(tiny_model(seed=1), tmp_path / "weights")
+    weights.held.append(version(1))
+    replica.announce(version(1))
+    while replica.busy():
+        words += replica.step()
+    done = [word for word in words if isinstance(word, Trajectory)]
+    assert len(done) == 6
+    for each in done:
+        spans = each.version_spans
+        assert [span.version for span in spans] == [version(0), version(1)]
+        generated = Partial(each.response.token_ids.to_numpy(), each.response.logprobs.to_numpy())
+        one = Request(each.trajectory_id, each.prompt.token_ids.to_numpy(), each.prompt.sampling)
+        before = plain_logprobs(tiny_model(), one, generated)[: spans[0].length]
+        after = plain_logprobs(tiny_model(seed=1), one, generated)[spans[0].length :]
+        assert np.abs(np.concatenate([before, after]) - generated.logprobs).max() < 1e-4
 
 
 @pytest.mark.parametrize("family", FAMILIES)

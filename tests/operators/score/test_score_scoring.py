@@ -42,6 +42,7 @@ def trajectory(text: str, reference: Any = None, task: str = "sums", tokens: int
         finish_reason="stop",
         error=None,
         started_at=1,
+        first_token_at=None,
         finished_at=2,
     )
     return replace(made, **changes)

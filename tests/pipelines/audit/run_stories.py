@@ -51,6 +51,7 @@ def trajectory(name: str) -> r.Trajectory:
         finish_reason="stop",
         error=None,
         started_at=0,
+        first_token_at=None,
         finished_at=0,
     )
 

@@ -134,6 +134,7 @@ def test_one_trajectory_is_one_trajectory() -> None:
         ([status(0, 1000, 5)], None),
         ([status(0, 1000, 5), status(0, 3000, 25)], 10.0),
         ([status(0, 0, 0), status(0, 90_000, 500), status(0, 92_000, 600)], 50.0),  # the last seconds alone
+        ([status(0, 9000, 5), status(0, 3000, 25)], None),  # its clock was set back
     ],
 )
 def test_speed_is_of_the_last_heartbeats(beats: list[ReplicaStatus], expected: float | None) -> None:
