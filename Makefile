@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 # Bytecode is kept, whatever the shell says: or every process compiles Beam and torch anew, which takes half a minute.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test lint types pytest soak requirements clean trl-env trl-requirements verl-env verl-requirements verl-vectors benchmark-end-to-end
+.PHONY: run test lint types pytest prism soak requirements clean trl-env trl-requirements verl-env verl-requirements verl-vectors benchmark-end-to-end
 
 run: $(READY)
 	$(BIN)/laminar run $(CONFIG) $(ARGS)
@@ -25,6 +25,10 @@ types: $(READY)
 
 pytest: $(READY)
 	$(BIN)/pytest -m "not soak" $(ARGS)
+
+# Prism, Beam's portable runner, built by Go once a user: tests then run on it too.
+prism: $(READY)
+	$(BIN)/python -m infra.runners.prism
 
 # Hours of kills and stops; tests/soak/campaign.py does as much as one likes, and goes on where it was stopped.
 soak: $(READY)

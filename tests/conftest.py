@@ -1,4 +1,4 @@
-"""Fixtures that tests of more than one folder share: one real Kafka broker a session, and a run name of one's own."""
+"""Fixtures that tests of more than one folder share: one real Kafka broker a session, a run name, the Beam runners."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from infra.kafka.broker import Broker, BrokerConfig, start_broker
+from infra.runners.options import Runner
+from infra.runners.prism import find_prism
 
 _run_numbers = itertools.count(1)
 
@@ -38,3 +40,11 @@ def run_id(request: pytest.FixtureRequest) -> str:
     """A run name that no other test of this session has, so that tests share the broker but no topic."""
     name = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower()).strip("-")[:40].strip("-")
     return f"{name}-{next(_run_numbers)}"
+
+
+@pytest.fixture(scope="module", params=["embedded", "prism"])
+def runner(request: pytest.FixtureRequest) -> Runner:
+    """Each runner that pipelines can be tested on: the embedded one, and Prism where its binary is."""
+    if request.param == "prism" and find_prism() is None:
+        pytest.skip("no Prism is found: `make prism` builds it, with Go")
+    return request.param

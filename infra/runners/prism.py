@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -33,7 +34,7 @@ def find_prism() -> Path | None:
 
 
 def prism_binary() -> Path:
-    """The Prism binary, built from source with Go where it is missing (once, about a minute).
+    """The Prism binary, built from source with Go where it is missing (once, 250 s of CPU).
 
     Raises PrismMissing, saying what to do, when there is neither.
     """
@@ -79,3 +80,10 @@ def _go_folders() -> list[Path]:
     gopath = os.environ.get("GOPATH", "").split(os.pathsep)[0]
     folders = [os.environ.get("GOBIN", ""), os.path.join(gopath, "bin") if gopath else "", "~/go/bin"]
     return [Path(folder).expanduser() for folder in folders if folder]
+
+
+if __name__ == "__main__":
+    try:
+        print(prism_binary())
+    except PrismMissing as missing:
+        sys.exit(str(missing))

@@ -1,57 +1,138 @@
-"""Each pipeline alone: `laminar submit` against a broker, drained by SIGTERM."""
+"""Each pipeline alone: `laminar submit` against a broker, on each runner; together they are a run, until SIGTERM."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tomli_w
-from laminar_runs import Command, Nursery
+from laminar_runs import Command, Nursery, kill_what_lives_in
 from small_runs import SMALL
 
 from infra.kafka.broker import Broker
+from infra.kafka.observe import Observer
+from infra.kafka.reading import read_topic
+from infra.runners.options import Runner
 from infra.store.names import default_root
 from infra.store.ownership import remove_store
-from pipelines.roles import PIPELINES, Role
-from schemas.topics import group_name
+from pipelines.audit.audit_run import audit
+from pipelines.config import Config, load_config
+from pipelines.roles import PIPELINES
+from pipelines.run.goal import is_reached
+from pipelines.view.state import fold_all, new_run
+from schemas import records as r
+from schemas.topics import (
+    BATCHES,
+    EVAL_PROMPTS,
+    EXPERIENCES,
+    INBOX,
+    PROMPTS,
+    RELAY,
+    REPLICAS,
+    TRAJECTORIES,
+    Topic,
+    group_name,
+)
 
-RUN = "submitted"
+STEPS = 2
+WRITES: Mapping[str, tuple[Topic, type]] = {
+    "prompts": (PROMPTS, r.Prompt),
+    "placement": (INBOX, r.Assignment),
+    "rollout": (TRAJECTORIES, r.Trajectory),
+    "score": (EXPERIENCES, r.Experience),
+    "experience": (BATCHES, r.MicroBatch),
+    "trainer": (RELAY, r.WeightVersion),
+    "evaluation": (EVAL_PROMPTS, r.Prompt),
+    "relay": (REPLICAS, r.RelayStatus),
+}
+"""A topic that each pipeline alone writes such records to."""
+
+
+def write_config(folder: Path, run: str, broker: Broker, model: Path) -> Path:
+    """The configuration of a run that nobody has started."""
+    known = {
+        "run": {"name": run, "folder": str(folder / "runs")},
+        "kafka": {"bootstrap_servers": broker.bootstrap_servers},
+        "model": {"path": str(model)},
+        "trainer": {"optimizer_steps": STEPS},
+    }
+    (folder / "config.toml").write_text(tomli_w.dumps({**SMALL, **known}))
+    return folder / "config.toml"
 
 
 @pytest.fixture(scope="module")
-def config(broker: Broker, model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The configuration of a run that nobody has started."""
-    folder = tmp_path_factory.mktemp("submit")
-    known = {
-        "run": {"name": RUN, "folder": str(folder / "runs")},
-        "kafka": {"bootstrap_servers": broker.bootstrap_servers},
-        "model": {"path": str(model_folder)},
-    }
-    (folder / "config.toml").write_text(tomli_w.dumps({**SMALL, **known}))
-    yield folder / "config.toml"
-    remove_store(default_root(RUN))
+def config(broker: Broker, model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_config(tmp_path_factory.mktemp("config"), "never-submitted", broker, model_folder)
 
 
 def submit(nursery: Nursery, here: Path, *words: str) -> Command:
     return Command(nursery, here, "submit", *words)
 
 
-@pytest.mark.parametrize("pipeline", PIPELINES)
-def test_a_pipeline_runs_alone_until_it_is_stopped(
-    pipeline: str, nursery: Nursery, config: Path, tmp_path: Path
-) -> None:
-    command = submit(nursery, tmp_path, pipeline, str(config))
+@dataclass(frozen=True)
+class Submitted:
+    """A run whose pipelines were all submitted one by one; it has reached its goal."""
+
+    config: Config
+    commands: Mapping[str, Command]
+
+    def wait(self, seconds: float = 120.0) -> None:
+        for command in self.commands.values():
+            command.until(lambda c=command: "start 1 of " in c.said(), 60, "its start")  # type: ignore[misc]
+        state, deadline = new_run(self.config.run.name, STEPS, 0), time.monotonic() + seconds
+        with Observer(self.config.kafka.client(), self.config.run.name) as observer:
+            while not is_reached(state, self.config):
+                state = fold_all(state, observer.poll(0.2))
+                all_up = all(command.exit_code() is None for command in self.commands.values())
+                if not all_up or time.monotonic() > deadline:
+                    said = "\n".join(f"{name}: {command.said()[-2000:]}" for name, command in self.commands.items())
+                    raise AssertionError(f"it stands at step {state.step}, with {state.evaluation}\n{said}")
+
+    def rows(self, topic: Topic, kind: type) -> list[Any]:
+        found = read_topic(self.config.kafka.client(), topic.name(self.config.run.name))
+        return [row for record in found for row in record.rows if isinstance(row, kind)]
+
+
+@pytest.fixture(scope="module")
+def submitted(
+    runner: Runner, broker: Broker, nursery: Nursery, model_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Submitted]:
+    folder, run = tmp_path_factory.mktemp(runner), f"submitted-{runner}"
+    file = write_config(folder, run, broker, model_folder)
+    commands = {
+        pipeline: submit(nursery, folder / pipeline, pipeline, str(file), "--runner", runner) for pipeline in PIPELINES
+    }
     try:
-        started = f"start 1 of {group_name(RUN, pipeline)}"
-        command.until(lambda: started in command.said(), 60, f"the start of {Role(pipeline).name}")
-        command.signal(signal.SIGTERM)
-        assert command.wait(15) == 0, command.said()
-        assert "Traceback" not in command.said()
-        assert not command.processes()
+        submitted = Submitted(load_config(file), commands)
+        submitted.wait()
+        yield submitted
     finally:
-        command.end()
+        kill_what_lives_in(command.here for command in commands.values())
+        remove_store(default_root(run), in_use=True)
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES)
+def test_a_pipeline_alone_works_until_it_is_stopped(pipeline: str, submitted: Submitted) -> None:
+    assert submitted.rows(*WRITES[pipeline])
+    command = submitted.commands[pipeline]
+    command.signal(signal.SIGTERM)
+    assert command.wait(15) == 0, command.said()
+    assert f"start 1 of {group_name(submitted.config.run.name, pipeline)}" in command.said()
+    assert "start 2 of" not in command.said()
+    assert "Traceback" not in command.said()
+    assert not command.processes()
+
+
+def test_the_books_of_all_of_them_balance(submitted: Submitted) -> None:
+    found = audit(submitted.config.kafka.client(), submitted.config.run.name)
+    assert found.balanced
+    assert found.trained == STEPS * 16
+    assert found.evaluated == 32  # eight questions, greedy and sampled, of the first and the last version
 
 
 @pytest.mark.parametrize(

@@ -65,21 +65,20 @@ def test_a_build_that_fails_shows_why(bare: Path) -> None:
 
 PRISM = find_prism()
 
-if PRISM is not None:  # where there is none, nothing is to be said about it
 
-    def test_a_killed_pipeline_leaves_no_prism() -> None:
-        program = (
-            "import psutil, time; from infra.runners.prism import running_prism\n"
-            "with running_prism() as endpoint:\n"
-            "    [prism] = psutil.Process().children(); print(prism.pid, endpoint, flush=True); time.sleep(60)"
-        )
-        with subprocess.Popen(
-            [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=REPOSITORY
-        ) as owner:
-            assert owner.stdout is not None
-            pid, endpoint = owner.stdout.readline().split()
-            prism = psutil.Process(int(pid))
-            assert Path(prism.exe()) == PRISM.resolve()
-            assert endpoint.startswith("127.0.0.1:")
-            owner.kill()
-            prism.wait(5)
+@pytest.mark.skipif(PRISM is None, reason="no Prism is found: `make prism` builds it, with Go")
+def test_a_killed_pipeline_leaves_no_prism() -> None:
+    program = (
+        "import psutil, time; from infra.runners.prism import running_prism\n"
+        "with running_prism() as endpoint:\n"
+        "    [prism] = psutil.Process().children(); print(prism.pid, endpoint, flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as owner:
+        assert owner.stdout is not None
+        assert PRISM is not None
+        pid, endpoint = owner.stdout.readline().split()
+        prism = psutil.Process(int(pid))
+        assert Path(prism.exe()) == PRISM.resolve()
+        assert endpoint.startswith("127.0.0.1:")
+        owner.kill()
+        prism.wait(5)
