@@ -1,0 +1,70 @@
+"""`laminar submit --runner flink -- ...` as a job server sees it: the pipeline, our options and the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import tomli_w
+from apache_beam.portability.api import beam_job_api_pb2, beam_job_api_pb2_grpc
+from laminar_runs import Command, Nursery
+from small_runs import SMALL
+
+from infra.kafka.broker import Broker
+
+REFUSAL = "no jobs today"
+FLINK_OPTIONS = ("checkpointing_interval", "max_bundle_size", "max_bundle_time_mills", "number_of_execution_retries")
+
+
+class RefusingJobServer(beam_job_api_pb2_grpc.JobServiceServicer):
+    """Keeps what it is asked to prepare, and prepares nothing."""
+
+    def __init__(self) -> None:
+        self.asked: list[beam_job_api_pb2.PrepareJobRequest] = []
+        self.port = 0
+
+    def DescribePipelineOptions(self, request: Any, context: Any) -> Any:
+        """Options that Beam in Python knows by name from a Flink job server alone."""
+        described = [beam_job_api_pb2.PipelineOptionDescriptor(name=name) for name in FLINK_OPTIONS]
+        return beam_job_api_pb2.DescribePipelineOptionsResponse(options=described)
+
+    def Prepare(self, request: Any, context: Any) -> Any:
+        self.asked.append(request)
+        context.abort(grpc.StatusCode.FAILED_PRECONDITION, REFUSAL)
+
+
+@pytest.fixture
+def job_server() -> Iterator[RefusingJobServer]:
+    server, jobs = grpc.server(ThreadPoolExecutor(2)), RefusingJobServer()
+    beam_job_api_pb2_grpc.add_JobServiceServicer_to_server(jobs, server)
+    jobs.port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield jobs
+    server.stop(None).wait()
+
+
+def test_runner_and_options_reach_the_job_server(
+    job_server: RefusingJobServer, nursery: Nursery, broker: Broker, model_folder: Path, run_id: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "config.toml"
+    known = {"run": {"name": run_id}, "kafka": {"bootstrap_servers": broker.bootstrap_servers}}
+    file.write_text(tomli_w.dumps({**SMALL, **known, "model": {"path": str(model_folder)}}))
+    endpoint = f"--job_endpoint=127.0.0.1:{job_server.port}"
+    own = ("--flink_master=localhost:8081", "--checkpointing_interval=9000", endpoint)
+    command = Command(nursery, tmp_path, "submit", "placement", str(file), "--runner", "flink", "--", *own)
+    try:
+        assert command.wait(60) == 1
+    finally:
+        command.end()
+    assert REFUSAL in command.said().splitlines()[-1]
+    (asked,) = job_server.asked
+    steps = {step.unique_name for step in asked.pipeline.components.transforms.values()}
+    assert {"read work and replicas", "place trajectories", "write inboxes"} <= steps
+    options = {name.split(":")[2]: value for name, value in asked.pipeline_options.items()}
+    assert options["flink_master"] == "localhost:8081"
+    assert options["checkpointing_interval"] == "9000"  # the user's, not ours
+    assert (options["max_bundle_size"], options["max_bundle_time_mills"], options["streaming"]) == ("100", "20", True)
