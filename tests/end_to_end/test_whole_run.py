@@ -1,4 +1,4 @@
-"""`laminar run`, from the command to the files that it leaves."""
+"""`laminar run` with a warm start, from the command to the files that it leaves, and a next run that finds it made."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from conftest import StartRun
 from laminar_runs import REPOSITORY, LaminarRun
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from infra.kafka.broker import Broker
 from operators.trainer.checkpoint import list_checkpoints, read_position
 from pipelines.config import load_config
 from pipelines.report.metrics_file import read_metrics
@@ -20,6 +23,10 @@ from schemas.records import PolicyVersion
 
 NAME = f"whole-run-{os.getpid()}"
 STEPS = 8
+WARM_START = (
+    "model.path=''",
+    "warm_start={examples = 64, steps = 2, batch = 8, measured = 8, measure_every = 1, max_new_tokens = 4}",
+)
 
 
 class _Terminal:
@@ -42,7 +49,8 @@ class _Terminal:
 
 @pytest.fixture(scope="module")
 def ended(small_config: Path, tmp_path_factory: pytest.TempPathFactory) -> LaminarRun:
-    run = LaminarRun(_Terminal(), tmp_path_factory.mktemp("here"), small_config, NAME)  # type: ignore[arg-type]
+    here = tmp_path_factory.mktemp("here")
+    run = LaminarRun(_Terminal(), here, small_config, NAME, *WARM_START)  # type: ignore[arg-type]
     try:
         run.wait(170)
         left = run.traces()
@@ -59,20 +67,63 @@ def test_it_ends_well_and_its_books_balance(ended: LaminarRun) -> None:
     assert audit["trained"] == STEPS * 16
     assert audit["evaluated"] == 32  # eight questions, greedy and sampled, of the first and the last version
     assert (audit["lost"], audit["trained_twice"]) == (0, 0)
-    summary = json.loads((ended.folder / "summary.json").read_text())
-    assert summary["reached"]
-    assert summary["balanced"]
     state = ended.state()
     assert (state["phase"], state["error"], state["goal"]) == ("ended", None, {"optimizer_steps": STEPS})
-    assert list(state["phases"]) == ["starting", "broker", "training", "final evaluation", "draining", "audit"]
+    before, after = ["starting", "broker", "warm start"], ["training", "final evaluation", "draining", "audit"]
+    assert list(state["phases"]) == [*before, *after]
     assert not any(role["restarts"] or role["alive"] for role in state["roles"].values())
 
 
-def test_the_folder_holds_all_of_it(ended: LaminarRun, model_folder: Path) -> None:
+def summary_of(run: LaminarRun) -> dict[str, Any]:
+    return dict(json.loads((run.folder / "summary.json").read_text()))
+
+
+def test_its_summary_tells_all_of_it(ended: LaminarRun) -> None:
+    summary, audit, state = summary_of(ended), ended.audit(), ended.state()
+    told = {"run": NAME, "reached": True, "error": None, "balanced": True, "lost": 0, "trained_twice": 0}
+    told |= {"trajectories_trained": STEPS * 16, "optimizer_steps": STEPS, "weight_versions": STEPS + 1}
+    told |= {"heldout_questions": 8, "phases": state["phases"]}
+    assert {key: summary[key] for key in told} == told
+    shares = [f"heldout_{which}" for which in ("before", "after", "sampled_before", "sampled_after", "warm_start_best")]
+    for key in ("reward_first", "reward_last", *shares):
+        assert 0 <= summary[key] <= 1, key
+    assert 0 <= summary["staleness_mean"] <= summary["staleness_max"]
+    assert summary["tokens_generated"] >= audit["trained"] + audit["evaluated"]
+    assert summary["wall_seconds"] == pytest.approx(state["ended_at"] - state["started_at"])
+
+
+def test_the_next_run_finds_the_warm_start_made(
+    ended: LaminarRun, start_run: StartRun, broker: Broker, run_id: str
+) -> None:
+    servers = f"kafka.bootstrap_servers={broker.bootstrap_servers}"
+    run = start_run(run_id, servers, *WARM_START, "trainer.optimizer_steps=1", here=ended.here)
+    assert run.wait() == 0, run.said()
+    made, found = (json.loads((each.folder / "warm_start.json").read_text()) for each in (ended, run))
+    assert found == {**made, "seconds": 0.0}
+    assert (ended.folder / "logs" / "warm-start.log").exists()
+    assert not (run.folder / "logs" / "warm-start.log").exists()
+    assert load_config(run.folder / "config.toml").model.path == made["folder"]
+    assert summary_of(run)["heldout_warm_start_best"] == summary_of(ended)["heldout_warm_start_best"]
+    assert (run.folder.parent / "latest").resolve() == run.folder
+
+
+def test_a_warm_start_that_fails_ends_the_run_with_its_reason(start_run: StartRun, broker: Broker, run_id: str) -> None:
+    servers = f"kafka.bootstrap_servers={broker.bootstrap_servers}"
+    learning = "warm_start={examples = 8, model = {task = 'leg_counting'}}"
+    run = start_run(run_id, servers, "model.path=''", learning)
+    assert run.wait() == 1
+    why = "there are no worked answers for 'leg_counting', only for chain_sum, gcd"
+    reason = f"the warm start failed: ValueError: {why}"
+    assert run.said().splitlines()[-1] == f"laminar: {reason} (see {run.folder / 'logs' / 'warm-start.log'})"
+    assert reason in run.state()["error"]
+    assert not run.traces()
+
+
+def test_the_folder_holds_all_of_it(ended: LaminarRun) -> None:
     folder = ended.folder
-    assert (folder.parent / "latest").resolve() == folder
     config = load_config(folder / "config.toml")
-    assert (config.run.name, config.run_folder, config.model.path) == (NAME, folder, str(model_folder))
+    assert (config.run.name, config.run_folder) == (NAME, folder)
+    assert Path(config.model.path).parent == folder.parent / "warm-starts"
     assert config.kafka.bootstrap_servers == ended.state()["bootstrap_servers"]
     for role in roles_of(config):
         log = (folder / "logs" / f"{role.name}.log").read_text()
