@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import tomli_w
+from kafka import KafkaProducer
 from laminar_runs import REPOSITORY, LaminarRun, Nursery
 
+from infra.kafka.broker import Broker
 from pipelines.config import load_config
 from pipelines.report.metrics_file import read_metrics
 from pipelines.report.series import batches
+from schemas.codec import encode
+from schemas.records import Settled
+from schemas.topics import SETTLED
 
 NAME = f"emulated-run-{os.getpid()}"
 STEPS = 4
@@ -73,6 +80,27 @@ def test_every_replica_has_worked(ended: LaminarRun) -> None:
     metrics = read_metrics(ended.folder / "metrics.jsonl")
     worked = {each.step for each in metrics if each.name == "replica" and each.values["tokens_generated"]}
     assert worked == {0, 1, 2, 3}
+
+
+def test_a_run_whose_books_do_not_balance_ends_with_1(
+    nursery: Nursery, broker: Broker, run_id: str, tmp_path: Path
+) -> None:
+    config = tmp_path / "emulated.toml"
+    kafka, trainer = {"bootstrap_servers": broker.bootstrap_servers}, {**SMALL["trainer"], "optimizer_steps": 1}
+    config.write_text(tomli_w.dumps({**SMALL, "kafka": kafka, "trainer": trainer}))
+    run = LaminarRun(nursery, tmp_path, config, run_id)
+    try:
+        run.pid_of("placement")  # by then there are topics
+        value, headers = encode(Settled("p999999.0", 4, "batched", "", 0, 0, 1, 0))  # no batch will hold it
+        with KafkaProducer(bootstrap_servers=broker.bootstrap_servers) as producer:
+            producer.send(SETTLED.name(run_id), value, headers=list(headers), partition=0).get(10)
+        assert run.wait() == 1
+    finally:
+        run.end()
+    assert run.audit()["named"]["lost"] == [{"trajectory_id": "p999999.0", "stage": "experience"}]
+    summary = json.loads((run.folder / "summary.json").read_text())
+    assert (summary["reached"], summary["balanced"], summary["lost"]) == (True, False, 1)
+    assert "The audit does NOT balance: 1 lost" in run.said()
 
 
 def test_what_an_emulation_imports_is_light() -> None:
