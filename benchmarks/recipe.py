@@ -107,6 +107,7 @@ class Loop:
             lengths=columns.integers([len(p) + len(g.token_ids) for p, g in rows]),
             prompt_lengths=columns.integers([len(p) for p in prompts]),
             rewards=columns.floats(rewards),
+            temperatures=columns.floats([self.config.prompts.temperature] * len(rows)),
             trajectory_ids=tuple(completion.trajectory_id for completion in done),
             version_epochs=zeros,
             version_numbers=zeros,

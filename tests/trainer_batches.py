@@ -30,7 +30,7 @@ def save_tiny_model(folder: Path, seed: int = 0) -> Path:
 def make_batch(
     seed: int = 0, groups: int = 4, samples: int = 4, number: int = 0, parts: int = 1, longest: int = 20
 ) -> list[MicroBatch]:
-    """A batch of `groups` × `samples` sequences of many lengths; some response tokens are not trained."""
+    """A batch of `groups` × `samples` sequences of many lengths and temperatures; some tokens are not trained."""
     source = np.random.default_rng(seed)
     rows = []
     for group in range(groups):
@@ -64,6 +64,7 @@ def pack_rows(
         lengths=columns.integers([len(p) + len(r) for _, p, r, _ in rows]),
         prompt_lengths=columns.integers([len(p) for _, p, _, _ in rows]),
         rewards=columns.floats([reward for *_, reward in rows]),
+        temperatures=columns.floats([(1.0, 0.7, 1.3)[i % 3] for i in range(count_of_rows)]),
         trajectory_ids=tuple(name for name, *_ in rows),
         version_epochs=columns.integers([0] * count_of_rows),
         version_numbers=columns.integers([3] * count_of_rows),

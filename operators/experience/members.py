@@ -66,8 +66,8 @@ class Member:
 
     `key` is its identity: the `number` of its prompt and group, and its own, `member`, in a group of `size`. `accuracy`
     is None where nothing can tell; `tokens` are its response's, `length` is prompt and response. `version` made it
-    (None: nothing did), and `finish_staleness` newer ones had been announced when it finished. `scored_at` in Unix
-    milliseconds.
+    (None: nothing did), drawing at `temperature`; `finish_staleness` newer ones had been announced when it finished.
+    `scored_at` in Unix milliseconds.
     """
 
     shelf: Shelf
@@ -80,6 +80,7 @@ class Member:
     member: int
     size: int
     task: str
+    temperature: float
     reward: float
     accuracy: float | None
     failed: bool
@@ -117,6 +118,7 @@ def read_members(block: Block, partition: int, offset: int) -> list[Member]:
         *identities,
         shelf.column("prompt.samples").to_numpy().tolist(),
         shelf.column("prompt.task").to_pylist(),
+        shelf.column("prompt.sampling.temperature").to_numpy().tolist(),
         block.column("reward").to_numpy().tolist(),
         _accuracies(block),
         [reason == "failed" for reason in finish],

@@ -85,6 +85,7 @@ def _micro_batch(
         lengths=integers(lengths),
         prompt_lengths=integers(prompt_lengths),
         rewards=floats([member.reward for member in members]),
+        temperatures=floats([member.temperature for member in members]),
         trajectory_ids=tuple([trajectory_id(m.purpose, m.number, m.member) for m in members]),
         version_epochs=integers([member.version.epoch for member in members if member.version]),
         version_numbers=integers([member.version.number for member in members if member.version]),

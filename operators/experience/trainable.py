@@ -10,12 +10,13 @@ from operators.experience.members import Member, Shelf
 
 MOST_LOGPROB = 1e-3
 """A logprob is at most 0; rounding may put it a little above."""
+_SAMPLING = ("temperature", "top_p", "top_k")
 
 
 def untrainable(members: Sequence[Member]) -> list[str | None]:
     """Why each of `members`, all of one shelf and in its order, cannot be trained; None if it can."""
     shelf = members[0].shelf
-    suspects = _unequal(shelf) | _nonsense(shelf)
+    suspects = _unequal(shelf) | _nonsense(shelf) | _unweighable(shelf)
     return [_why(member, member.row in suspects) for member in members]
 
 
@@ -52,6 +53,18 @@ def _nonsense(shelf: Shelf) -> set[int]:
     return found
 
 
+def _unweighable(shelf: Shelf) -> set[int]:
+    """Rows drawn from a distribution that no trainer has: greedily, or from what top-p or top-k left of it."""
+    temperatures, top_p, top_k = _sampling(shelf)
+    return set(np.flatnonzero((temperatures <= 0) | (top_p < 1) | (top_k > 0)).tolist())
+
+
+def _sampling(shelf: Shelf) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Temperature as float32[rows], as a micro-batch has it, top-p and top-k."""
+    temperature, *cuts = (shelf.column(f"prompt.sampling.{name}").to_numpy() for name in _SAMPLING)
+    return temperature.astype(np.float32), *cuts
+
+
 def _look_closely(shelf: Shelf, row: int) -> str | None:
     ids = shelf.responses.between(row, row + 1)
     logprobs, mask = shelf.logprobs.between(row, row + 1), shelf.loss_masks.between(row, row + 1)
@@ -64,4 +77,9 @@ def _look_closely(shelf: Shelf, row: int) -> str | None:
         return "a behaviour logprob is not finite"
     if (trained > MOST_LOGPROB).any():
         return "a behaviour logprob is above 0"
+    temperature, top_p, top_k = (column[row] for column in _sampling(shelf))
+    if temperature <= 0:
+        return f"drawn at temperature {temperature:g}: greedy answers have no probability to train"
+    if top_p < 1 or top_k > 0:
+        return f"drawn with top_p {top_p:g} and top_k {top_k}: the trainer's distribution has no such cut"
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,8 +61,11 @@ class PromptsConfig:
 
     samples_per_prompt: int = 8
     temperature: float = 1.0
+    """Above 0; the trainer divides its logits by it too."""
     top_p: float = 1.0
     top_k: int = 0
+    """Must be 1 and 0: the trainer's distribution has no such cut, so importance ratios would be off by the share that
+    was kept (see docs/training.md)."""
     max_new_tokens: int = 256
     """Bound of a response in tokens; shorter where the context ends first."""
 
@@ -111,10 +115,15 @@ class PromptsConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
-        for name in ("temperature", "top_k", "heldout"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must be in (0, 1], not {self.top_p}")
+        if self.heldout < 0:
+            raise ValueError(f"heldout must not be negative, not {self.heldout}")
+        if not 0 < self.temperature < math.inf:
+            raise ValueError(f"temperature must be positive, not {self.temperature}: greedy answers cannot be trained")
+        for name, off in (("top_p", 1), ("top_k", 0)):
+            if getattr(self, name) != off:
+                raise ValueError(
+                    f"{name} must be {off}, not {getattr(self, name)}: what is trained must be drawn from the whole "
+                    "distribution (see docs/training.md); a lower temperature sharpens it"
+                )
         if not 0 <= self.seed < 2**29:
             raise ValueError(f"seed must be in [0, 2**29), not {self.seed}")

@@ -17,7 +17,8 @@ class TrainingBatch:
 
     token_ids int64[t]; loss_mask bool[t], True where a token is trained; behaviour float32[t], logprobs under the
     rollout's policy in nats; starts, lengths, prompt_lengths, trained (the number of True in loss_mask), group_keys
-    (one a group, the same in every part of a global batch) and staleness int64[n]; rewards float64[n].
+    (one a group, the same in every part of a global batch) and staleness int64[n]; temperatures float32[n], at which
+    the rollout drew; rewards float64[n].
     """
 
     token_ids: np.ndarray
@@ -29,6 +30,7 @@ class TrainingBatch:
     trained: np.ndarray
     group_keys: np.ndarray
     staleness: np.ndarray
+    temperatures: np.ndarray
     rewards: np.ndarray
     trajectory_ids: tuple[str, ...]
     versions: tuple[PolicyVersion, ...]
@@ -41,9 +43,8 @@ def join(rows: Sequence[MicroBatch]) -> TrainingBatch:
     """The batch whose parts are `rows`, in the order of their index.
 
     Raises ValueError for no rows, rows of more than one batch or with the same index, columns of lengths that do not
-    agree, and, naming the trajectory: a
-    reward or a logprob of a trained token that is not finite, a sequence without a prompt, and one that repeats
-    another's id.
+    agree, and, naming the trajectory: a reward or a logprob of a trained token that is not finite, a temperature that
+    is not a positive number, a sequence without a prompt, and one that repeats another's id.
     """
     rows = sorted(rows, key=lambda row: row.index)
     if not rows:
@@ -58,9 +59,15 @@ def join(rows: Sequence[MicroBatch]) -> TrainingBatch:
     rewards = _column(rows, "rewards", np.float64)
     token_ids = _column(rows, "token_ids", np.int64)
     staleness = _column(rows, "staleness", np.int64)
-    for name, column in (("prompt_lengths", prompt_lengths), ("rewards", rewards), ("staleness", staleness)):
+    temperatures = _column(rows, "temperatures", np.float32)
+    for name, column in (
+        ("lengths", lengths),
+        ("prompt_lengths", prompt_lengths),
+        ("rewards", rewards),
+        ("temperatures", temperatures),
+        ("staleness", staleness),
+    ):
         _same_length(rows[0].batch, "sequences", len(ids), name, column)
-    _same_length(rows[0].batch, "sequences", len(ids), "lengths", lengths)
     _refuse(ids, lengths < 0, "has a length below 0")
     sequences = np.repeat(np.arange(len(lengths)), lengths)
     for name, column in (("token_ids", token_ids), ("loss_mask", loss_mask), ("logprobs", behaviour)):
@@ -68,6 +75,7 @@ def join(rows: Sequence[MicroBatch]) -> TrainingBatch:
     starts = np.cumsum(lengths) - lengths
     _refuse(ids, (prompt_lengths < 1) | (prompt_lengths > lengths), "has no prompt, or one longer than itself")
     _refuse(ids, ~np.isfinite(rewards), "has a reward that is not finite")
+    _refuse(ids, ~((temperatures > 0) & (temperatures < np.inf)), "was drawn at a temperature that is not positive")
     broken = loss_mask & ~np.isfinite(behaviour)
     _refuse(ids, np.bincount(sequences, broken, len(ids)) > 0, "has a behaviour logprob that is not finite")
     in_prompt = np.arange(len(sequences)) - starts[sequences] < prompt_lengths[sequences]
@@ -85,6 +93,7 @@ def join(rows: Sequence[MicroBatch]) -> TrainingBatch:
         trained=np.bincount(sequences, loss_mask, len(ids)).astype(np.int64),
         group_keys=np.array([2 * key.number + (key.purpose != "train") for key in keys], np.int64),
         staleness=staleness,
+        temperatures=temperatures,
         rewards=rewards,
         trajectory_ids=ids,
         versions=tuple(

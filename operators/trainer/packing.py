@@ -20,13 +20,15 @@ from operators.trainer.ranks import ALONE, Ranks
 class PackedTokens:
     """t tokens of whole sequences, of which m are to be predicted.
 
-    token_ids int64[1, t]; predictors int64[m], the places whose hidden states predict `targets` int64[m].
+    token_ids int64[1, t]; predictors int64[m], the places whose hidden states predict `targets` int64[m]; temperatures
+    float32[m], by which logits are divided there, None where all are 1.
     """
 
     token_ids: Tensor
     layout: PackedLayout
     predictors: Tensor
     targets: Tensor
+    temperatures: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,16 +56,23 @@ class TrainingMicroBatch:
 
 
 def pack_tokens(
-    token_ids: np.ndarray, loss_mask: np.ndarray, lengths: np.ndarray, device: torch.device
+    token_ids: np.ndarray,
+    loss_mask: np.ndarray,
+    lengths: np.ndarray,
+    device: torch.device,
+    temperatures: np.ndarray | None = None,
 ) -> PackedTokens:
     """The packed sequences of `lengths` int64[n], token_ids int64[t], whose tokens under loss_mask bool[t] are
-    predicted.
+    predicted, at `temperatures` float32[n] (None: at 1).
 
     No sequence may have its first token under the mask: nothing predicts it.
     """
     trained = torch.from_numpy(np.flatnonzero(loss_mask)).to(device)
     ids = torch.from_numpy(token_ids).to(device)
-    return PackedTokens(ids[None], lay_out(lengths).to(device), trained - 1, ids[trained])
+    of_targets = None
+    if temperatures is not None and (temperatures != 1).any():
+        of_targets = torch.from_numpy(np.repeat(temperatures, lengths)[loss_mask]).to(device)
+    return PackedTokens(ids[None], lay_out(lengths).to(device), trained - 1, ids[trained], of_targets)
 
 
 def plan_micro_batches(lengths: np.ndarray, rows: np.ndarray, token_budget: int) -> list[np.ndarray]:
@@ -90,7 +99,7 @@ def pack(batch: TrainingBatch, rows: np.ndarray, device: torch.device) -> Traini
     trained = batch.trained[rows]
     places = torch.from_numpy(_ranges((np.cumsum(batch.trained) - batch.trained)[rows], trained))
     return TrainingMicroBatch(
-        packed=pack_tokens(batch.token_ids[taken], loss_mask, batch.lengths[rows], device),
+        packed=pack_tokens(batch.token_ids[taken], loss_mask, batch.lengths[rows], device, batch.temperatures[rows]),
         behaviour=torch.from_numpy(batch.behaviour[taken][loss_mask]).to(device),
         segments=torch.from_numpy(np.repeat(np.arange(len(rows)), trained)).to(device),
         places=places,

@@ -51,7 +51,7 @@ def token_logprobs(
     model: PreTrainedModel, packed: PackedTokens, chunk: int, *, with_entropy: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """Logprobs in nats of `packed.targets`, float32[m] with gradient, and where asked the entropies there, without
-    gradient.
+    gradient: both of the softmax of logits / temperature, from which the rollout drew.
 
     Logits are made for the m predicting places alone, at most `chunk` of them at once; where there are more, each
     chunk's are made again in the backward pass, so that memory does not grow with m times the vocabulary.
@@ -59,11 +59,13 @@ def token_logprobs(
     hidden = hidden_states(model.base_model, packed)
     head = model.get_output_embeddings()
     if len(hidden) <= chunk:
-        logprobs, entropies = _score(hidden, packed.targets, head, with_entropy)
+        logprobs, entropies = _score(hidden, packed.targets, packed.temperatures, head, with_entropy)
         return logprobs, entropies if with_entropy else None
+    targets = torch.split(packed.targets, chunk)
+    drawn_at = [None] * len(targets) if packed.temperatures is None else torch.split(packed.temperatures, chunk)
     parts = [
-        checkpoint(_score, states, targets, head, with_entropy, use_reentrant=False, preserve_rng_state=False)
-        for states, targets in zip(torch.split(hidden, chunk), torch.split(packed.targets, chunk), strict=True)
+        checkpoint(_score, *part, head, with_entropy, use_reentrant=False, preserve_rng_state=False)
+        for part in zip(torch.split(hidden, chunk), targets, drawn_at, strict=True)
     ]
     logprobs = torch.cat([logprobs for logprobs, _ in parts])
     return logprobs, torch.cat([entropies for _, entropies in parts]) if with_entropy else None
@@ -82,8 +84,13 @@ class Policy(nn.Module):
         return logprobs.clone(), entropies  # FSDP's hooks want no view
 
 
-def _score(hidden: Tensor, targets: Tensor, head: nn.Module, with_entropy: bool) -> tuple[Tensor, Tensor]:
-    logprobs = head(hidden).float().log_softmax(-1)
+def _score(
+    hidden: Tensor, targets: Tensor, temperatures: Tensor | None, head: nn.Module, with_entropy: bool
+) -> tuple[Tensor, Tensor]:
+    logits = head(hidden).float()
+    if temperatures is not None:
+        logits = logits / temperatures[:, None]
+    logprobs = logits.log_softmax(-1)
     entropies = hidden.new_empty(0)
     if with_entropy:
         with torch.no_grad():

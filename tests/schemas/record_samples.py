@@ -82,6 +82,7 @@ SAMPLES: dict[type, object] = {
             lengths=integers([7]),
             prompt_lengths=integers([4]),
             rewards=floats([0.75]),
+            temperatures=floats([1.0]),
             trajectory_ids=("p12.3",),
             version_epochs=integers([2]),
             version_numbers=integers([17]),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from buffer_on_a_log import Buffer
-from records_here import experience, failed, prompt, settled, trajectory, version
+from records_here import SAMPLING, experience, failed, prompt, settled, trajectory, version
 
 from operators.experience.config import MOST_TOKENS, ExperienceConfig
 from operators.experience.packing import split_by_tokens
@@ -65,6 +66,13 @@ def test_staleness_is_that_at_consumption() -> None:
     assert metric.values["buffer/trajectories"] == 0.0
 
 
+_CUTS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "top-p": {"temperature": 0.7, "top_p": 0.9},
+    "top-k": {"top_k": 4},
+}
+
+
 def nonsense(kind: str, member: int = 0) -> Experience:
     """An experience that cannot be trained."""
     asked = prompt(0)
@@ -74,6 +82,8 @@ def nonsense(kind: str, member: int = 0) -> Experience:
         return experience(trajectory(asked, member, version_spans=()))
     if kind == "nothing was generated":
         return experience(trajectory(asked, member, tokens=0))
+    if kind in _CUTS:
+        return experience(trajectory(prompt(0, sampling=replace(SAMPLING, **_CUTS[kind])), member))
     if kind == "the prompt is empty":
         return experience(trajectory(prompt(0, token_ids=token_ids([])), member))
     unsound = {"unequal": [-0.5], "not a number": [-0.5, float("nan")], "infinite": [-0.5, float("-inf")]}
@@ -93,6 +103,9 @@ def nonsense(kind: str, member: int = 0) -> Experience:
         ("not a number", "a behaviour logprob is not finite"),
         ("infinite", "a behaviour logprob is not finite"),
         ("unequal", "2 tokens with 1 logprobs and a mask of 2"),
+        ("greedy", "drawn at temperature 0: greedy answers have no probability to train"),
+        ("top-p", "drawn with top_p 0.9 and top_k 0: the trainer's distribution has no such cut"),
+        ("top-k", "drawn with top_p 1 and top_k 4: the trainer's distribution has no such cut"),
     ],
 )
 def test_what_cannot_be_trained_is_settled_as_it_comes_and_its_group_completes(kind: str, reason: str) -> None:
@@ -249,16 +262,18 @@ def test_the_prompts_and_answers_of_a_batch_are_those_of_its_members_wherever_th
             response = Response(
                 token_ids([10 * number + member] * tokens), floats([-number - 1.0] * tokens), flags([True] * tokens)
             )
-            asked = prompt(number, 2, token_ids=token_ids([100 + number] * (number + 1)))
+            sampling = replace(SAMPLING, temperature=0.5 + number)
+            asked = prompt(number, 2, token_ids=token_ids([100 + number] * (number + 1)), sampling=sampling)
             buffer.score(experience(trajectory(asked, member, response=response), float(number)))
     buffer.shard.run()
     (part,) = buffer.log.rows(BATCHES)
     start = 0
-    for name, length, asked, reward in zip(
+    for name, length, asked, reward, temperature in zip(
         part.trajectory_ids,
         part.lengths.to_pylist(),
         part.prompt_lengths.to_pylist(),
         part.rewards.to_pylist(),
+        part.temperatures.to_pylist(),
         strict=True,
     ):
         key = parse_trajectory_id(name)
@@ -267,7 +282,7 @@ def test_the_prompts_and_answers_of_a_batch_are_those_of_its_members_wherever_th
         assert ids == [100 + number] * (number + 1) + [10 * number + key.member] * answered
         assert part.logprobs.to_pylist()[start : start + length] == [0.0] * asked + [-number - 1.0] * answered
         assert part.loss_mask.to_pylist()[start : start + length] == [False] * asked + [True] * answered
-        assert reward == number
+        assert (reward, temperature) == (number, 0.5 + number)
         start += length
     assert start == len(part.token_ids)
 

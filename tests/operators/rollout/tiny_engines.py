@@ -101,11 +101,23 @@ def run(it: Engine, requests: Sequence[Request]) -> dict[str, Completion]:
 
 
 def plain_logprobs(of: PreTrainedModel, one: Request, generated: Partial) -> np.ndarray:
-    """Logprobs of `generated` by one forward over prompt and completion, at temperature 1."""
+    """Logprobs of `generated` by one forward over prompt and completion, under what it was drawn from."""
     ids = torch.from_numpy(np.concatenate([one.prompt, generated.token_ids]).astype(np.int64))[None]
     with torch.inference_mode():
-        logprobs = of(input_ids=ids).logits[0].float().log_softmax(-1)
-    return logprobs[len(one.prompt) - 1 : -1].gather(1, ids[0, len(one.prompt) :, None])[:, 0].numpy()
+        logits = of(input_ids=ids).logits[0, len(one.prompt) - 1 : -1].float()
+    logprobs = torch.stack([drawn_from(row, one.sampling) for row in logits])
+    return logprobs.gather(1, ids[0, len(one.prompt) :, None])[:, 0].numpy()
+
+
+def drawn_from(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """Logprobs [vocabulary] of the distribution that `sampling` draws from; greedy ones are told by the plain one."""
+    scores = logits / (sampling.temperature or 1.0)
+    if sampling.temperature:
+        ranking = scores.argsort(descending=True)[: sampling.top_k or None]
+        before = scores[ranking].softmax(-1).cumsum(-1) - scores[ranking].softmax(-1)
+        kept = ranking[before < sampling.top_p]
+        scores = torch.full_like(scores, -torch.inf).index_copy(0, kept, scores[kept])
+    return scores.log_softmax(-1)
 
 
 def assert_same(one: Completion, other: Completion) -> None:

@@ -50,7 +50,8 @@ def test_the_gradient_is_that_of_the_formula(folder: Path) -> None:
     for row in range(len(batch)):
         tokens = slice(batch.starts[row], batch.starts[row] + batch.lengths[row])
         ids, mask = torch.from_numpy(batch.token_ids[tokens]), torch.from_numpy(batch.loss_mask[tokens])
-        logprobs = model(input_ids=ids[None]).logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
+        logits = model(input_ids=ids[None]).logits[0, :-1] / float(batch.temperatures[row])
+        logprobs = logits.log_softmax(-1).gather(1, ids[1:, None])[:, 0]
         ratios = (logprobs - torch.from_numpy(batch.behaviour[tokens])[1:]).exp()[mask[1:]]
         group = batch.rewards[batch.group_keys == batch.group_keys[row]]
         advantage = float((batch.rewards[row] - group.mean()) / (group.std(ddof=1) + 1e-6))

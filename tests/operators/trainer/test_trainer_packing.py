@@ -45,7 +45,7 @@ def test_logprobs_of_packed_sequences_are_those_of_each_alone(tmp_path: Path) ->
     for segment, row in enumerate(rows):
         tokens = slice(batch.starts[row], batch.starts[row] + batch.lengths[row])
         ids, mask = torch.from_numpy(batch.token_ids[tokens]), torch.from_numpy(batch.loss_mask[tokens])
-        logprobs = plain(input_ids=ids[None]).logits[0].log_softmax(-1)
+        logprobs = (plain(input_ids=ids[None]).logits[0] / float(batch.temperatures[row])).log_softmax(-1)
         expected.append(logprobs[:-1].gather(1, ids[1:, None])[:, 0][mask[1:]])
         expected_entropies.append(torch.distributions.Categorical(logits=logprobs[:-1][mask[1:]]).entropy())
         behaviour += batch.behaviour[tokens][batch.loss_mask[tokens]].tolist()

@@ -47,6 +47,13 @@ def test_a_number_that_is_not_finite_is_found_at_its_trajectory() -> None:
             join([with_floats(row, "rewards", {5: value, 7: value})])
 
 
+@pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan"), float("inf")])
+def test_what_was_drawn_at_no_temperature_is_refused(temperature: float) -> None:
+    (row,) = make_batch()
+    with pytest.raises(ValueError, match=rf"{row.trajectory_ids[2]} was drawn at a temperature that is not positive"):
+        join([with_floats(row, "temperatures", {2: temperature})])
+
+
 def test_what_is_not_trained_may_hold_anything() -> None:
     (row,) = make_batch()
     untrained = int(np.flatnonzero(~join([row]).loss_mask)[3])
@@ -82,7 +89,7 @@ def test_malformed_sequences_are_refused_by_name() -> None:
 
 @pytest.mark.parametrize(
     "column",
-    ["token_ids", "logprobs", "loss_mask", "lengths", "prompt_lengths", "rewards", "staleness"],
+    ["token_ids", "logprobs", "loss_mask", "lengths", "prompt_lengths", "rewards", "temperatures", "staleness"],
 )
 def test_columns_that_do_not_agree_are_named(column: str) -> None:
     (row,) = make_batch()

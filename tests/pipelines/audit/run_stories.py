@@ -86,6 +86,7 @@ def micro_batch(batch: int, *names: str) -> r.MicroBatch:
         lengths=counts,
         prompt_lengths=counts,
         rewards=floats([0.0] * len(names)),
+        temperatures=floats([1.0] * len(names)),
         trajectory_ids=names,
         version_epochs=counts,
         version_numbers=counts,

@@ -1,0 +1,109 @@
+"""Real engine, real buffer, real learner: what a rollout drew at some temperature is trained under that temperature."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from records_here import SAMPLING, experience, prompt, trajectory
+from trainer_batches import save_tiny_model
+
+from infra.models.checkpoint_folder import load_model
+from operators.experience.members import read_members
+from operators.experience.packing import pack as pack_members
+from operators.rollout.engine import Completion, Request
+from operators.rollout.transformers_engine import TransformersEngine
+from operators.trainer.batch import TrainingBatch, join
+from operators.trainer.config import AlgorithmConfig, LearnerConfig
+from operators.trainer.learner import Learner
+from operators.trainer.losses import kl_penalty
+from schemas.block import Block
+from schemas.columns import flags, floats, token_ids
+from schemas.records import MicroBatch, Response, Sampling
+
+TEMPERATURES = (0.7, 1.0, 1.6)
+SAMPLES = 4
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("tempered") / "model")
+
+
+@pytest.fixture(scope="module")
+def drawn(folder: Path) -> list[MicroBatch]:
+    """A batch as the engine drew it and the buffer packed it: one group a temperature."""
+    engine, source = TransformersEngine(load_model(folder), slots=8), np.random.default_rng(0)
+    prompts = [
+        prompt(number, SAMPLES, token_ids=token_ids(source.integers(2, 200, 5)), sampling=_drawing(temperature))
+        for number, temperature in enumerate(TEMPERATURES)
+    ]
+    members = [trajectory(asked, member) for asked in prompts for member in range(SAMPLES)]
+    for one in members:
+        engine.submit(Request(one.trajectory_id, one.prompt.token_ids.to_numpy(), one.prompt.sampling))
+    done: dict[str, Completion] = {}
+    while len(done) < len(members):
+        done |= {completion.trajectory_id: completion for completion in engine.step()}
+    scored = [
+        experience(replace(one, response=_response(done[one.trajectory_id])), float(number % 2))
+        for number, one in enumerate(members)
+    ]
+    return pack_members(0, read_members(Block.of(scored), 0, 0), [0] * len(scored), budget=60, ranks=1)
+
+
+def test_every_ratio_is_one_at_staleness_0(folder: Path, drawn: list[MicroBatch]) -> None:
+    config = LearnerConfig(algorithm=AlgorithmConfig(kl_coefficient=0.1), micro_batch_tokens=80, logits_chunk_tokens=50)
+    metrics = Learner(config, folder).update(drawn)
+    for name in ("importance_ratio/mean", "importance_ratio/max", "ess"):
+        assert metrics[name] == pytest.approx(1, abs=1e-4), name
+    for name in ("kl/mismatch", "kl/ref", "clip_ratio/low", "clip_ratio/high"):
+        assert metrics[name] == pytest.approx(0, abs=1e-6), name
+    batch = join(drawn)
+    tempered = distributions(load_model(folder), batch)
+    assert metrics["entropy"] == pytest.approx(float(entropies(tempered).mean()), rel=1e-5)
+    told = torch.from_numpy(batch.behaviour[batch.loss_mask])
+    torch.testing.assert_close(of_targets(tempered, batch), told, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kl_in", ["loss", "reward"])
+def test_the_reference_has_the_same_temperature(folder: Path, drawn: list[MicroBatch], kl_in: str) -> None:
+    algorithm = AlgorithmConfig(kl_coefficient=0.1, kl_in=kl_in, proximal="update_start")  # type: ignore[arg-type]
+    learner = Learner(LearnerConfig(algorithm=algorithm, learning_rate=1e-2, warmup_steps=0), folder)
+    learner.update(drawn)
+    moved, initial, batch = load_model(folder), load_model(folder), join(drawn)
+    moved.load_state_dict(learner.model.state_dict())
+    now, before = (of_targets(distributions(model, batch), batch) for model in (moved, initial))
+    assert learner.update(drawn)["kl/ref"] == pytest.approx(float(kl_penalty(now, before).mean()), rel=1e-4)
+
+
+def distributions(model: torch.nn.Module, batch: TrainingBatch) -> torch.Tensor:
+    """Logprobs [trained tokens, vocabulary] by a plain forward of each sequence alone."""
+    found = []
+    for start, length, temperature in zip(batch.starts, batch.lengths, batch.temperatures, strict=True):
+        ids, mask = (torch.from_numpy(each[start : start + length]) for each in (batch.token_ids, batch.loss_mask))
+        with torch.inference_mode():
+            logits = model(input_ids=ids[None]).logits[0, :-1][mask[1:]]
+        found.append((logits / float(temperature)).log_softmax(-1))
+    return torch.cat(found)
+
+
+def entropies(logprobs: torch.Tensor) -> torch.Tensor:
+    return -(logprobs.exp() * logprobs).sum(-1)
+
+
+def of_targets(logprobs: torch.Tensor, batch: TrainingBatch) -> torch.Tensor:
+    targets = torch.from_numpy(batch.token_ids[batch.loss_mask])
+    return logprobs.gather(1, targets[:, None])[:, 0]
+
+
+def _drawing(temperature: float) -> Sampling:
+    return replace(SAMPLING, temperature=temperature, max_new_tokens=12, stop_token_ids=())
+
+
+def _response(done: Completion) -> Response:
+    generated = done.generated
+    mask = flags([True] * len(generated.token_ids))
+    return Response(token_ids(generated.token_ids), floats(generated.logprobs), mask)
