@@ -17,6 +17,10 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 PACKED = "laminar_packed"
+_INERT = frozenset({"position_ids", "cache_position"})
+"""Told to attention by some models; they have been used by then."""
+_WITHOUT: dict[str, object] = {"dropout": 0.0, "is_causal": True}
+"""What these keywords say where nothing is asked for; of all others it is False."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,13 +65,16 @@ def packed_attention(
     *,
     packed: PackedLayout,
     scaling: float | None = None,
-    **_: object,
+    **others: object,
 ) -> tuple[Tensor, None]:
     """Each token's attention to those before it in its own sequence.
 
-    query float[1, h, t, d], key and value float[1, h_kv, t, d] with h_kv dividing h; gives float[1, t, h, d]. No
-    dropout.
+    query float[1, h, t, d], key and value float[1, h_kv, t, d] with h_kv dividing h; gives float[1, t, h, d].
+
+    Raises ValueError for a mask and for whatever else a model asks of its attention (a window, a soft cap, sinks,
+    dropout): this is causal attention and no more.
     """
+    _refuse(module, attention_mask=attention_mask, **others)
     heads, width = query.shape[1], query.shape[3]
 
     def block(tensor: Tensor) -> Tensor:
@@ -79,6 +86,18 @@ def packed_attention(
     )
     rows = output.transpose(1, 2).reshape(packed.count * packed.width, heads, width)
     return rows.index_select(0, packed.flat)[None], None
+
+
+def _refuse(module: nn.Module, **asked: object) -> None:
+    for name, value in asked.items():
+        if value is None or name in _INERT or (not isinstance(value, Tensor) and value == _WITHOUT.get(name, False)):
+            continue
+        kind = getattr(getattr(module, "config", None), "model_type", "unknown")
+        what = f"{tuple(value.shape)} numbers" if isinstance(value, Tensor) else repr(value)
+        raise ValueError(
+            f"{type(module).__name__}, of model type {kind}, asks attention for {name} ({what}), "
+            "which packed attention does not know"
+        )
 
 
 def _no_mask(*_: object, **__: object) -> None:

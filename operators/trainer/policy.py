@@ -13,20 +13,28 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from infra.models.checkpoint_folder import load_model
 from operators.trainer.packed_attention import PACKED
 from operators.trainer.packing import PackedTokens
+from operators.trainer.policy_check import PlainAnswers
 
 
 def load_policy(folder: Path, device: torch.device, *, gradient_checkpointing: bool = False) -> PreTrainedModel:
     """The causal language model in `folder`, float32, in evaluation mode (no dropout: π must be the rollout's
     distribution).
 
-    Raises ValueError for a model with sliding-window layers, which packed attention does not know, and for one whose
-    layers cannot be computed twice where `gradient_checkpointing` asks for it.
+    Raises ValueError for a model whose packed logprobs are not those of its own forward (layers with a sliding window,
+    attention with a soft cap, scaled logits), and for one whose layers cannot be computed twice where
+    `gradient_checkpointing` asks for it.
     """
     model = load_model(folder)
     other = set(getattr(model.config, "layer_types", None) or ()) - {"full_attention"}
     if other:
         raise ValueError(f"the model in {folder} has {', '.join(sorted(other))} layers: only full attention is trained")
+    plain = PlainAnswers(model)
     model.set_attn_implementation(PACKED)
+    try:
+        with torch.inference_mode():
+            plain.refuse(token_logprobs(model, plain.packed, len(plain.packed.targets))[0])
+    except (ValueError, TypeError) as error:  # TypeError: a forward that takes no keywords for its attention
+        raise ValueError(f"the model in {folder} cannot be trained: {error}") from error
     if gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
         for layer in layers_of(model):

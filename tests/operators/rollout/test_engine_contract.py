@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from emulated_engines import emulated
-from tiny_engines import CONTEXT, VOCABULARY, engine, mixed, request, run, tiny_model
+from tiny_engines import engine, mixed, request, run
+from tiny_models import CONTEXT, VOCABULARY, tiny_model
 
 from infra.models.weights import save_weights
 from operators.rollout.engine import Completion, Engine, Partial, Request

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from records_here import prompt, version
 from scripted_engine import ScriptedWeights
-from tiny_engines import VOCABULARY, engine, tiny_model
+from tiny_engines import engine
+from tiny_models import VOCABULARY, tiny_model
 
 from operators.rollout.replica import Replica
 from operators.rollout.streams import stream_key, uniforms

@@ -10,17 +10,8 @@ import numpy as np
 import pytest
 import torch
 from records_here import prompt, version
-from tiny_engines import (
-    CONTEXT,
-    FAMILIES,
-    assert_same,
-    engine,
-    mixed,
-    plain_logprobs,
-    request,
-    run,
-    tiny_model,
-)
+from tiny_engines import assert_same, engine, mixed, plain_logprobs, request, run
+from tiny_models import CONTEXT, FAMILIES, tiny_model
 
 from infra.models.weights import save_weights
 from operators.rollout.engine import Completion, Partial, Request

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from tiny_engines import GQA, assert_same, engine, mixed, request, run, tiny_model
+from tiny_engines import assert_same, engine, mixed, request, run
+from tiny_models import GQA, tiny_model
 from transformers import Gemma2Config, Gemma2ForCausalLM, MistralConfig, MistralForCausalLM
 
 from infra.models.weights import save_weights, weight_tensors

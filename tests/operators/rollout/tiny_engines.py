@@ -1,76 +1,18 @@
-"""Tiny random models of several families, engines over them and requests to them."""
+"""Engines over tiny random models, and requests to them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import (
-    GemmaConfig,
-    GemmaForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from tiny_models import VOCABULARY, tiny_model
+from transformers import PreTrainedModel
 
 from operators.rollout.engine import Completion, Engine, Partial, Request
 from operators.rollout.transformers_engine import TransformersEngine
 from schemas.records import Sampling
-
-VOCABULARY = 40
-CONTEXT = 64
-GQA: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 48,
-    "max_position_embeddings": CONTEXT,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
-    "initializer_range": 0.3,
-}
-NEOX = {key: value for key, value in GQA.items() if key != "num_key_value_heads"}
-GPT2 = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT}
-TOKENS = {"bos_token_id": None, "eos_token_id": None, "initializer_range": 0.3}
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 10_000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 16,
-}
-
-# How to make one, and whether its modules can be run directly.
-FAMILIES: dict[str, tuple[Callable[[], PreTrainedModel], bool]] = {
-    "qwen2": (lambda: Qwen2ForCausalLM(Qwen2Config(**GQA, tie_word_embeddings=True)), True),
-    "llama": (lambda: LlamaForCausalLM(LlamaConfig(**GQA, rope_parameters=LLAMA3_ROPE)), True),
-    "mistral": (lambda: MistralForCausalLM(MistralConfig(**GQA, sliding_window=None)), True),
-    "qwen3": (lambda: Qwen3ForCausalLM(Qwen3Config(**GQA, head_dim=12)), True),
-    "gemma": (lambda: GemmaForCausalLM(GemmaConfig(**GQA, head_dim=8)), False),  # llama's modules, other arithmetic
-    "gpt_neox": (lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**NEOX)), False),
-    "gpt2": (lambda: GPT2LMHeadModel(GPT2Config(**GPT2, **TOKENS)), False),
-}
-
-
-def tiny_model(family: str = "qwen2", seed: int = 0) -> PreTrainedModel:
-    torch.manual_seed(seed)
-    return FAMILIES[family][0]().eval()
 
 
 def engine(family: str = "qwen2", slots: int = 8, **options: Any) -> TransformersEngine:

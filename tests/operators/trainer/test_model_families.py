@@ -1,0 +1,96 @@
+"""Packed logprobs are those of a plain forward, for every family that the engine is shown to run, or it is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny_models import FAMILIES, GQA, VOCABULARY, tiny_model
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from operators.trainer.packing import pack_tokens
+from operators.trainer.policy import load_policy, token_logprobs
+
+CPU = torch.device("cpu")
+FULL = {"layer_types": ["full_attention"] * 2}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packed_logprobs_and_their_gradient_are_those_of_a_plain_forward(tmp_path: Path, family: str) -> None:
+    plain = tiny_model(family)
+    plain.save_pretrained(tmp_path)
+    policy = load_policy(tmp_path, CPU)
+    source = np.random.default_rng(1)
+    lengths, temperatures = np.array([40, 23, 22, 9, 2]), np.array([1.0, 0.7, 1.0, 1.5, 1.0], np.float32)
+    rows = [torch.from_numpy(source.integers(0, VOCABULARY, length)) for length in lengths]
+    later = np.concatenate([np.arange(length) > 0 for length in lengths])
+    packed = pack_tokens(torch.cat(rows).numpy(), later, lengths, CPU, temperatures)
+    found, _ = token_logprobs(policy, packed, 1000)
+    logits = [plain(input_ids=row[None]).logits[0, :-1] / float(t) for row, t in zip(rows, temperatures, strict=True)]
+    expected = torch.cat(
+        [own.log_softmax(-1).gather(1, row[1:, None])[:, 0] for own, row in zip(logits, rows, strict=True)]
+    )
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+    weights = torch.linspace(-1, 2, len(found))
+    for logprobs in (found, expected):
+        torch.autograd.backward((weights * logprobs).sum())
+    gradients = {name: parameter.grad for name, parameter in plain.named_parameters()}
+    for name, parameter in policy.named_parameters():
+        wanted = gradients[name]
+        assert (parameter.grad is None) is (wanted is None), name
+        if wanted is not None:
+            assert (parameter.grad - wanted).norm() <= 1e-4 * wanted.norm() + 1e-6, name
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (
+            lambda: Qwen2ForCausalLM(
+                Qwen2Config(**GQA, use_sliding_window=True, sliding_window=16, max_window_layers=1)
+            ),
+            "has sliding_attention layers: only full attention is trained",
+        ),
+        (
+            lambda: MistralForCausalLM(MistralConfig(**GQA, sliding_window=16)),
+            r"MistralAttention, of model type mistral, asks attention for sliding_window \(16\)",
+        ),
+        (
+            lambda: Gemma2ForCausalLM(Gemma2Config(**GQA, **FULL, head_dim=8)),
+            r"Gemma2Attention, of model type gemma2, asks attention for softcap \(50.0\)",
+        ),
+        (
+            lambda: GptOssForCausalLM(
+                GptOssConfig(**GQA, **FULL, head_dim=8, num_local_experts=2, num_experts_per_tok=1)
+            ),
+            r"GptOssAttention, of model type gpt_oss, asks attention for s_aux \(\(4,\) numbers\)",
+        ),
+        (
+            lambda: GraniteForCausalLM(GraniteConfig(**GQA, logits_scaling=8.0)),
+            "its logprobs differ by .* of the largest from those of its own forward",
+        ),
+    ],
+)
+def test_a_model_that_packed_attention_does_not_know_is_refused(
+    tmp_path: Path, make: Callable[[], PreTrainedModel], why: str
+) -> None:
+    torch.manual_seed(0)
+    make().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=why) as refusal:
+        load_policy(tmp_path, CPU)
+    assert str(tmp_path) in str(refusal.value)
