@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from operators.trainer.warm_start_config import WarmStartConfig
 from pipelines.report.machine import describe_machine, package_versions
 from pipelines.report.metrics_file import read_metrics
 from pipelines.report.series import (
@@ -32,7 +33,8 @@ class RunFacts:
     """What is known of a run beside its metrics.
 
     `phases`: seconds by name, in order. `audit`: what `Audit.to_json()` says. `restarts`: by role. `warm_start`: values
-    as in the series of that name, where they are not in the metrics. `reached`: whether the run made its goal.
+    as in the series of that name, where they are not in the metrics; `teaching`: its section of the configuration.
+    `reached`: whether the run made its goal.
     """
 
     run: str
@@ -45,6 +47,7 @@ class RunFacts:
     audit: Mapping[str, Any] | None = None
     restarts: Mapping[str, int] = field(default_factory=dict)
     warm_start: Mapping[str, Any] = field(default_factory=dict)
+    teaching: Mapping[str, Any] | None = None
     goal: int | None = None
     machine: Mapping[str, Any] = field(default_factory=dict)
     packages: Mapping[str, str] = field(default_factory=dict)
@@ -75,6 +78,7 @@ def facts_of(folder: Path, audit: Mapping[str, Any] | None, phases: Mapping[str,
         audit=audit,
         restarts={name: role["restarts"] for name, role in state.get("roles", {}).items()},
         warm_start=_json(folder / "warm_start.json"),
+        teaching=config.get("warm_start"),
         goal=state.get("goal", {}).get("optimizer_steps"),
         machine=describe_machine(),
         packages=package_versions(),
@@ -85,8 +89,9 @@ def figures_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
     """The summary, JSON-ready.
 
     reward_first and reward_last are means over the first and the last tenth of the trained trajectories. heldout_before
-    is of the first version evaluated, heldout_after of the evaluation marked final (greedy; `_sampled_` at temperature
-    1); heldout_warm_start_best is the greedy accuracy of the best supervised checkpoint of the warm start.
+    is of the first version evaluated, heldout_after of the one marked final (greedy; `_sampled_` as in training);
+    heldout_warm_start_best is the greedy accuracy of the best supervised checkpoint of the warm start, and the shares
+    beside it are of its worked answers that a careful teacher wrote and of those that taught a bad habit.
     """
     trained = batches(metrics)
     total = trained[-1].cumulative if trained else 0.0
@@ -107,6 +112,8 @@ def figures_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
         "heldout_sampled_before": before and before.sampled,
         "heldout_sampled_after": after and after.sampled,
         "heldout_warm_start_best": best_warm_start(metrics, facts.warm_start),
+        "warm_start_careful_share": careful_share(facts.teaching),
+        "warm_start_habit_share": habit_share(facts.teaching),
         "heldout_questions": next((each.questions for each in (after, before) if each), None),
         "trajectories_trained": int(total) if trained else None,
         "optimizer_steps": steps[-1].step if steps else None,
@@ -133,6 +140,24 @@ def figures_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
         "machine": dict(facts.machine),
         "packages": dict(facts.packages),
     }
+
+
+def careful_share(teaching: Mapping[str, Any] | None) -> float | None:
+    """The worked answers, among all, of a teacher who never slips; None without a warm start."""
+    if teaching is None:
+        return None
+    slips = teaching.get("slip_rate", WarmStartConfig.slip_rate)
+    return 1.0 - teaching.get("careless_share", WarmStartConfig.careless_share) if slips else 1.0
+
+
+def habit_share(teaching: Mapping[str, Any] | None) -> float | None:
+    """The answers of the bad habit's phase that had no work, 0 without that phase; None without a warm start."""
+    if teaching is None:
+        return None
+    if not teaching.get("habit_steps", WarmStartConfig.habit_steps):
+        return 0.0
+    share: float = teaching.get("habit_share", WarmStartConfig.habit_share)
+    return share
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -40,32 +40,39 @@ def compared_with_warm_start(summary: Summary) -> str | None:
     best, before, after = (summary.get(key) for key in ("heldout_warm_start_best", "heldout_before", "heldout_after"))
     if best is None or before is None or after is None:
         return None
-    margin = _margin(summary, best, after) or 0.0
-    drop = best - before
     lines = []
-    if drop > (_margin(summary, best, before) or 0.0):
+    if habit := summary.get("warm_start_habit_share"):
         lines.append(
-            f"What the rise is: the warm start first taught worked answers ({best:.2f} at its best checkpoint), "
-            f"then, on purpose, a bad habit, mostly bare answers, which left {before:.2f}. Reinforcement learning "
-            "found that showing its work pays, and undid the habit."
+            f"The warm start first taught worked answers ({best:.2f} at its best checkpoint), then, on purpose, a bad "
+            f"habit, bare answers in {habit:.0%} of its examples, which left {before:.2f}."
         )
+        if after - before > (_margin(summary, before, after) or 0.0):
+            lines.append("Reinforcement learning from the verifier alone has worked against the habit.")
+    margin = _margin(summary, best, after) or 0.0
     if after > best + margin:
-        beyond = "beyond undoing the habit it learned" if lines else "it learned"
+        errors = f", {2 * (after - best) / margin:.0f} standard errors of the difference" if margin else ""
         lines.append(
-            f"It ended at {after:.2f}, above the best supervised checkpoint ({best:.2f}) by more than the noise: "
-            f"{beyond} something that the supervised phase had not taught."
+            f"It ended at {after:.2f}, above every supervised checkpoint that was measured: {after - best:.2f} above "
+            f"the best ({best:.2f}){errors}."
         )
+        lines += _in_the_data(summary.get("warm_start_careful_share"))
     elif after >= best - margin:
         lines.append(
-            f"It ended at {after:.2f}, level with the best supervised checkpoint ({best:.2f}) within the noise: "
-            "nothing shows that it learned what the supervised phase had not taught."
+            f"It ended at {after:.2f}, level with the best supervised checkpoint ({best:.2f}) within the noise."
         )
     else:
-        lines.append(
-            f"It ended at {after:.2f}, below the best supervised checkpoint ({best:.2f}): it did not learn "
-            "anything that the supervised phase had not taught."
-        )
+        lines.append(f"It ended at {after:.2f}, below the best supervised checkpoint ({best:.2f}).")
     return " ".join(lines)
+
+
+def _in_the_data(careful: float | None) -> list[str]:
+    """What a rise above supervision could build on, where the teachers differed."""
+    if careful is None or not 0 < careful < 1:
+        return []
+    return [
+        f"The right way of working was in the warm start's examples: a careful teacher wrote {careful:.0%} of them "
+        f"(warm_start.careless_share = {1 - careful:g})."
+    ]
 
 
 def accounted(summary: Summary) -> str:

@@ -147,30 +147,43 @@ def test_series_keep_the_newest_account_of_a_step() -> None:
     assert staleness_histogram([*odd, *odd]) == {1: 3}
 
 
-def summary(best: float, before: float, after: float, questions: int | None = 256) -> dict[str, Any]:
+def summary(
+    best: float, before: float, after: float, questions: int | None = 256, careful: float = 1.0, habit: float = 0.0
+) -> dict[str, Any]:
     return {
+        "warm_start_careful_share": careful, "warm_start_habit_share": habit,
         "heldout_warm_start_best": best, "heldout_before": before, "heldout_after": after,
         "heldout_questions": questions, "reward_first": 0.4, "reward_last": 0.9, "balanced": True,
     }  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("best", "before", "after", "says", "says_not"),
+    ("figures", "says", "says_not"),
     [
-        (0.94, 0.24, 0.86, "0.86, below the best supervised checkpoint (0.94)", "level"),
-        (0.94, 0.24, 0.93, "0.93, level with the best supervised checkpoint (0.94) within the noise", "above"),
-        (0.94, 0.24, 0.95, "level with", "above"),
-        (0.60, 0.24, 0.86, "0.86, above the best supervised checkpoint (0.60) by more than the noise", "below"),
-        (0.25, 0.21, 0.93, "more than the noise: it learned something that", "habit"),
-        (0.60, 0.24, 0.86, "beyond undoing the habit it learned", "below"),
-        (0.94, 0.24, 0.86, "bad habit, mostly bare answers, which left 0.24", "above"),
-        (0.60, 0.60, 0.62, "level with", "bad habit"),  # nothing was lost that could be undone
+        ((0.94, 0.24, 0.86), "0.86, below the best supervised checkpoint (0.94).", "level"),
+        ((0.94, 0.24, 0.93), "0.93, level with the best supervised checkpoint (0.94) within the noise", "above"),
+        ((0.94, 0.24, 0.95), "level with", "above"),
+        (
+            (0.25, 0.21, 0.93, 256, 0.25),
+            "0.93, above every supervised checkpoint that was measured: 0.68 above the best (0.25), 22 standard errors "
+            "of the difference. The right way of working was in the warm start's examples: a careful teacher wrote 25% "
+            "of them (warm_start.careless_share = 0.75).",
+            "habit",
+        ),
+        ((0.25, 0.21, 0.93), "above every supervised checkpoint", "careful teacher"),  # all of them were careful
+        ((0.25, 0.21, 0.93, None, 0.25), "0.68 above the best (0.25).", "standard errors"),
+        (
+            (0.94, 0.24, 0.86, 256, 1.0, 0.7),
+            "bad habit, bare answers in 70% of its examples, which left 0.24. Reinforcement learning from the verifier "
+            "alone has worked against the habit. It ended at 0.86, below",
+            "above",
+        ),
+        ((0.94, 0.24, 0.25, 256, 1.0, 0.7), "which left 0.24. It ended at 0.25, below", "worked against"),
+        ((0.60, 0.24, 0.62), "level with", "bad habit"),  # a model that lost something was taught no habit
     ],
 )
-def test_what_the_rise_is_follows_from_the_numbers(
-    best: float, before: float, after: float, says: str, says_not: str
-) -> None:
-    text = compared_with_warm_start(summary(best, before, after))
+def test_what_is_said_of_the_rise_follows_from_the_numbers(figures: tuple[Any, ...], says: str, says_not: str) -> None:
+    text = compared_with_warm_start(summary(*figures))
     assert text is not None
     assert says in text
     assert says_not not in text
@@ -230,13 +243,15 @@ def test_the_summary_of_a_folder(tmp_path: Path) -> None:
     roles = {"rollout-0": {"pid": 3, "restarts": 2, "alive": False}}
     state = {"run": "sums", "started_at": 100.0, "ended_at": 160.5, "error": None, "roles": roles}
     (tmp_path / "state.json").write_text(json.dumps({**state, "goal": {"optimizer_steps": 90}}))
-    (tmp_path / "config.toml").write_text("[run]\nname = 'sums'\nseed = 7\n")
+    (tmp_path / "config.toml").write_text(
+        "[run]\nname = 'sums'\nseed = 7\n[warm_start]\ncareless_share = 0.75\nslip_rate = 1.0\nhabit_steps = 9\n"
+    )
     (tmp_path / "warm_start.json").write_text('{"best": 0.97, "folder": "x"}')
     found = summarise(tmp_path, {"lost": 0, "trained_twice": 0, "balanced": True}, {"training": 50.0})
     expected = {
         "run": "sums", "reached": True, "seed": 7, "wall_seconds": 60.5, "restarts": {"rollout-0": 2}, "lost": 0,
         "heldout_warm_start_best": 0.97, "optimizer_steps": STEPS, "optimizer_steps_goal": 90, "weight_versions": 81,
-        "phases": {"training": 50.0},
+        "phases": {"training": 50.0}, "warm_start_careful_share": 0.25, "warm_start_habit_share": 0.7,
     }  # fmt: skip
     assert {key: found[key] for key in expected} == expected
     json.dumps(found, allow_nan=False)
