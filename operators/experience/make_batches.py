@@ -13,9 +13,11 @@ from operators.experience.measures import BufferMeasures
 from operators.experience.members import Member, read_members
 from operators.experience.moment import Moment
 from operators.experience.packing import pack
-from operators.experience.trainable import untrainable
+from operators.experience.trainable import failure, nonsense
 from operators.io.elements import Checkpoint, Output, Place, Polled, Received, Restored
 from operators.io.pending import PendingOffsets
+from operators.io.reject import rejected
+from schemas.identity import trajectory_id
 from schemas.records import Fate, PolicyVersion, WeightVersion
 from schemas.topics import BATCHES, EXPERIENCES, METRICS, SETTLED
 
@@ -24,9 +26,10 @@ from schemas.topics import BATCHES, EXPERIENCES, METRICS, SETTLED
 class MakeBatches:
     """One global batch is one transaction: its micro-batches, a Settled for each member, and the low-water mark.
 
-    A batch has `global_batch` trajectories at least, all of which can be trained; what cannot is settled as it comes,
-    and its group completes without it. Staleness is measured here, at consumption: newest announced version minus the
-    version that generated. `partitions` of the topics keyed by group, `ranks` of the trainer.
+    A batch has `global_batch` trajectories at least, all of which can be trained; what cannot is settled as it comes
+    (and is a dead letter where it is no failure but nonsense), and its group completes without it. Staleness is
+    measured here, at consumption: newest announced version minus the version that generated. `partitions` of the topics
+    keyed by group, `ranks` of the trainer.
     """
 
     config: ExperienceConfig
@@ -59,6 +62,7 @@ class _Buffering:
         self._newest: PolicyVersion | None = None
         self._log_time = 0
         self._measures = BufferMeasures()
+        self._letters: list[Output] = []
 
     def fold(self, polled: Polled) -> list[Output]:
         self._endings.begin()
@@ -73,8 +77,9 @@ class _Buffering:
             if polled.records:
                 self._evict()
             outputs = self._make_batches()
+        letters, self._letters = self._letters, []
         settled = self._endings.settled(self._now())
-        return [*outputs, Output(SETTLED, "", settled)] if settled is not None else outputs
+        return [*letters, *outputs, *([Output(SETTLED, "", settled)] if settled is not None else [])]
 
     def checkpoint(self, positions: Mapping[Place, int]) -> Checkpoint:
         return Checkpoint(
@@ -97,15 +102,17 @@ class _Buffering:
         self._log_time = max(self._log_time, *(member.scored_at for member in members))
         now = self._clock()
         numbers: dict[int, int] = {}
-        for member, reason in zip(members, untrainable(members), strict=True):
+        for member, wrong in zip(members, nonsense(members), strict=True):
             if not self._endings.expect(member.key):
                 continue  # settled before a restart, or a second finish
             self._pending.add(place, received.offset)
             numbers[member.number] = member.size
             if self._endings.has_left(member.number):
                 self._drop([member], "its group had left")
-            elif reason is not None:
+            elif (reason := failure(member) or wrong) is not None:
                 self._end([member], "failed", reason)
+                if reason is wrong:
+                    self._letters.append(self._letter(member, reason))
             elif (refusal := self._refusal(member)) is not None:
                 self._drop([member], refusal)
             else:
@@ -114,6 +121,11 @@ class _Buffering:
             group = self._groups.complete(number, size, self._endings.answered(number))
             if group is not None:
                 self._judge(group)
+
+    def _letter(self, member: Member, reason: str) -> Output:
+        name = trajectory_id(member.purpose, member.number, member.member)
+        received = Received(EXPERIENCES.noun, member.partition, member.offset, member.experience())
+        return rejected(received, "make batches", f"{name}: {reason}", self._now())
 
     def _refusal(self, member: Member) -> str | None:
         return next(filter(None, (writer.refuse(member) for writer in self._writers)), None)

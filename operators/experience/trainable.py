@@ -13,21 +13,27 @@ MOST_LOGPROB = 1e-3
 _SAMPLING = ("temperature", "top_p", "top_k")
 
 
-def untrainable(members: Sequence[Member]) -> list[str | None]:
-    """Why each of `members`, all of one shelf and in its order, cannot be trained; None if it can."""
-    shelf = members[0].shelf
-    suspects = _unequal(shelf) | _nonsense(shelf) | _unweighable(shelf)
-    return [_why(member, member.row in suspects) for member in members]
-
-
-def _why(member: Member, suspect: bool) -> str | None:
+def failure(member: Member) -> str | None:
+    """Why `member` brought nothing to train; None if it did."""
     if member.failed:
         return member.error or "generation failed"
-    if not member.tokens or member.version is None:
-        return "nothing was generated"
-    if member.length == member.tokens:
-        return "the prompt is empty"
-    return _look_closely(member.shelf, member.row) if suspect else None
+    return "nothing was generated" if not member.tokens or member.version is None else None
+
+
+def nonsense(members: Sequence[Member]) -> list[str | None]:
+    """Why each of `members`, all of one shelf and in its order, cannot be trained though it may have been generated;
+    None if it can. No rollout of ours writes such a thing.
+    """
+    shelf = members[0].shelf
+    suspects = _unequal(shelf) | _out_of_range(shelf) | _unweighable(shelf)
+    return [
+        "the prompt is empty"
+        if member.length == member.tokens
+        else _look_closely(shelf, member.row)
+        if member.row in suspects
+        else None
+        for member in members
+    ]
 
 
 def _unequal(shelf: Shelf) -> set[int]:
@@ -37,7 +43,7 @@ def _unequal(shelf: Shelf) -> set[int]:
     return set(np.flatnonzero((shelf.logprobs.counts() != counts) | (masks != counts)).tolist())
 
 
-def _nonsense(shelf: Shelf) -> set[int]:
+def _out_of_range(shelf: Shelf) -> set[int]:
     """Rows with a logprob that is no logprob, or a token id that is none, whether or not it is trained."""
     found: set[int] = set()
     for ragged, sound in (

@@ -17,7 +17,7 @@ from operators.experience.packing import split_by_tokens
 from operators.experience.parts import Part
 from schemas.columns import flags, floats, token_ids
 from schemas.identity import parse_trajectory_id
-from schemas.records import Experience, MicroBatch, Response
+from schemas.records import MicroBatch, Response
 from schemas.topics import BATCHES, EXPERIENCES, METRICS, SETTLED
 
 
@@ -64,67 +64,6 @@ def test_staleness_is_that_at_consumption() -> None:
     (metric,) = buffer.log.rows(METRICS)
     assert metric.values["staleness/2"] == 2.0
     assert metric.values["buffer/trajectories"] == 0.0
-
-
-_CUTS: dict[str, dict[str, Any]] = {
-    "greedy": {"temperature": 0.0},
-    "top-p": {"temperature": 0.7, "top_p": 0.9},
-    "top-k": {"top_k": 4},
-}
-
-
-def nonsense(kind: str, member: int = 0) -> Experience:
-    """An experience that cannot be trained."""
-    asked = prompt(0)
-    if kind == "failed":
-        return experience(failed(asked, member, "out of memory"))
-    if kind == "no version":
-        return experience(trajectory(asked, member, version_spans=()))
-    if kind == "nothing was generated":
-        return experience(trajectory(asked, member, tokens=0))
-    if kind in _CUTS:
-        return experience(trajectory(prompt(0, sampling=replace(SAMPLING, **_CUTS[kind])), member))
-    if kind == "the prompt is empty":
-        return experience(trajectory(prompt(0, token_ids=token_ids([])), member))
-    unsound = {"unequal": [-0.5], "not a number": [-0.5, float("nan")], "infinite": [-0.5, float("-inf")]}
-    ids = [5, -1] if kind == "a token id is negative" else [5, 5]
-    logprobs = unsound.get(kind, [-0.5, 3.0] if kind == "a behaviour logprob is above 0" else [-0.5, -0.5])
-    response = Response(token_ids(ids), floats(logprobs), flags([True, True]))
-    return experience(trajectory(asked, member, response=response))
-
-
-@pytest.mark.parametrize(
-    ("kind", "reason"),
-    [
-        ("failed", "out of memory"),
-        ("no version", "nothing was generated"),
-        *((kind, kind) for kind in ("nothing was generated", "the prompt is empty", "a token id is negative")),
-        ("a behaviour logprob is above 0", "a behaviour logprob is above 0"),
-        ("not a number", "a behaviour logprob is not finite"),
-        ("infinite", "a behaviour logprob is not finite"),
-        ("unequal", "2 tokens with 1 logprobs and a mask of 2"),
-        ("greedy", "drawn at temperature 0: greedy answers have no probability to train"),
-        ("top-p", "drawn with top_p 0.9 and top_k 0: the trainer's distribution has no such cut"),
-        ("top-k", "drawn with top_p 1 and top_k 4: the trainer's distribution has no such cut"),
-    ],
-)
-def test_what_cannot_be_trained_is_settled_as_it_comes_and_its_group_completes(kind: str, reason: str) -> None:
-    buffer = Buffer(global_batch=1)
-    buffer.score(nonsense(kind))
-    buffer.shard.run()
-    (record,) = buffer.log.rows(SETTLED)
-    assert (record.trajectory_id, record.fate, record.reason, record.batch) == ("p0.0", "failed", reason, None)
-    buffer.score(experience(trajectory(prompt(0), 1)))
-    buffer.shard.run()
-    assert buffer.batches() == [("p0.1",)]
-
-
-def test_an_environments_token_needs_no_logprob() -> None:
-    buffer = Buffer(global_batch=1)
-    response = Response(token_ids([5, 6]), floats([-0.5, float("nan")]), flags([True, False]))
-    buffer.score(experience(trajectory(prompt(0, 1), 0, response=response)))
-    buffer.shard.run()
-    assert buffer.batches() == [("p0.0",)]
 
 
 def test_a_batch_has_enough_that_can_be_trained() -> None:

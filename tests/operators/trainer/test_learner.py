@@ -70,6 +70,27 @@ def test_the_gradient_is_that_of_the_formula(folder: Path) -> None:
         torch.testing.assert_close(parameter.grad, expected[name], atol=1e-5 * norm, rtol=1e-3)
 
 
+@pytest.mark.parametrize("name", ["grpo", "ppo"])
+def test_gradients_added_up_over_micro_batches_are_those_of_one_big_batch(folder: Path, name: AlgorithmName) -> None:
+    algorithm = AlgorithmConfig(name=name, kl_coefficient=0.1)
+    gradients = []
+    for budget in (10**6, 1000, 40, 1):
+        config = LearnerConfig(algorithm=algorithm, micro_batch_tokens=budget, max_gradient_norm=1e9)
+        learner = Learner(config, folder)
+        learner.update(make_batch(parts=2))
+        models = [learner.model, *([learner._critic] if learner._critic else [])]
+        gradients.append([flat_gradient(model) for model in models])
+    whole, *split = gradients
+    for parts in split:
+        for one, other in zip(parts, whole, strict=True):
+            assert (one - other).norm() <= 1e-5 * other.norm()
+            assert other.norm() > 1e-3
+
+
+def flat_gradient(model: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
+
+
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_every_algorithm_trains(folder: Path, name: AlgorithmName) -> None:
     learner = Learner(LearnerConfig(algorithm=AlgorithmConfig(name=name, max_response_tokens=20)), folder)

@@ -7,6 +7,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,6 +24,7 @@ from operators.trainer.config import LearnerConfig
 from operators.trainer.replay import Replay, folder_digest
 from operators.trainer.train_batches import TrainBatches
 from operators.trainer.training_config import TrainingConfig
+from schemas.columns import floats, token_ids
 from schemas.records import DeadLetter, Metric, PolicyVersion, WeightVersion
 from schemas.topics import BATCHES, DEAD_LETTERS, METRICS, RELAY
 
@@ -324,10 +326,21 @@ def test_a_version_that_did_not_get_out_is_tried_again(trainer: Trainer, failing
     assert (trainer.folder / "model").exists() is (failing == 6)
 
 
-def test_a_batch_that_cannot_be_trained_is_a_dead_letter_and_the_next_goes_on(trainer: Trainer) -> None:
+@pytest.mark.parametrize(
+    ("column", "reason"),
+    [
+        (floats([float("nan"), 1, 0, 0]), "has a reward that is not finite"),
+        (token_ids(range(10**6, 10**6 + 200)), "does not know"),
+    ],
+    ids=["not a number", "of another tokenizer"],
+)
+def test_a_batch_that_cannot_be_trained_is_a_dead_letter_and_the_next_goes_on(
+    trainer: Trainer, column: Any, reason: str
+) -> None:
     trainer.start()
     (row,) = make_batch(seed=0, groups=2, samples=2)
-    trainer.log.append(BATCHES, with_floats(row, "rewards", {0: float("nan")}))
+    name = "rewards" if len(column) == 4 else "token_ids"
+    trainer.log.append(BATCHES, replace(row, **{name: column[: len(getattr(row, name))]}))
     trainer.run()
     group = trainer.log.committed(trainer.shard.config.group)
     assert set(group.offsets.values()) == {1}
@@ -336,7 +349,7 @@ def test_a_batch_that_cannot_be_trained_is_a_dead_letter_and_the_next_goes_on(tr
     (letter,) = trainer.log.rows(DEAD_LETTERS)
     assert isinstance(letter, DeadLetter)
     assert (letter.step, letter.offset) == ("train", 0)
-    assert "reward" in letter.reason
+    assert reason in letter.reason
     assert trainer.manifests() == [("1.0", None, ()), ("1.1", "1.0", (1,))]
 
 
