@@ -1,14 +1,16 @@
-"""One of two ranks, as a process: trains its part of two batches, with each config, and writes down what it came to.
+"""Two ranks, each a process: they train their parts of two batches, with each config, and write down what they came to.
 
-    python rank_of_two.py RANK FOLDER
+    python two_ranks.py FOLDER
 
-FOLDER has a model and configs.json, a list of LearnerConfigs; the answer to the first goes to RANK-0.safetensors there.
-Rank 1 has fewer sequences, and of the second batch none.
+FOLDER has a model and configs.json, a list of LearnerConfigs; rank R's answer to the first goes to R-0.safetensors.
+Rank 1 has fewer sequences, and of the second batch none. Both are forked from one process, so that what takes longest,
+to import torch and transformers, is done once; a test's own process cannot be forked, for it has gone backward before.
 """
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import sys
 from dataclasses import fields, replace
 from datetime import timedelta
@@ -60,7 +62,18 @@ def train(learner: Learner, batches: list[list[MicroBatch]]) -> tuple[dict[str, 
     return tensors, told
 
 
-def main(rank: int, folder: Path) -> None:
+def main(folder: Path) -> int:
+    """Fork the ranks; 0 if both went well."""
+    context = multiprocessing.get_context("fork")
+    ranks = [context.Process(target=be, args=(rank, folder)) for rank in range(2)]
+    for each in ranks:
+        each.start()
+    for each in ranks:
+        each.join()
+    return int(any(each.exitcode for each in ranks))
+
+
+def be(rank: int, folder: Path) -> None:
     """Be rank `rank`."""
     torch.set_num_threads(1)
     settings: dict[str, Any] = {"rank": rank, "world_size": 2, "timeout": timedelta(seconds=300)}
@@ -84,4 +97,4 @@ def answer(config: LearnerConfig, rank: int, model: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    sys.exit(main(Path(sys.argv[1])))
