@@ -53,11 +53,15 @@ _TOKEN_NAMES = (
 
 @dataclass(slots=True)
 class TokenMetrics:
-    """Sums over the tokens that were computed; rows that the update skips are not among them."""
+    """Sums over the tokens that were computed; rows that the update skips are not among them.
+
+    They stay where the tokens are until they are asked for: the host waits for a device once an update.
+    """
 
     tokens: int = 0
-    largest_ratio: float = 0.0
-    sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_TOKEN_NAMES, 0.0))
+    sums: Tensor | None = None
+    """float64, in the order of `_TOKEN_NAMES`."""
+    largest_ratio: Tensor | None = None
     noted: dict[str, float] = field(default_factory=dict)
     penalised: bool = False
     """Whether the loss has a KL penalty."""
@@ -83,31 +87,31 @@ class TokenMetrics:
             ratio = importance_ratios(policy.current, policy.behaviour)
             proximal_ratio = importance_ratios(policy.current, policy.proximal)
             difference = policy.current - policy.behaviour
-            values = {
-                "importance_ratio/mean": ratio,
-                "_ratio_squares": ratio**2,
-                "kl/mismatch": difference.exp() - difference - 1,
-                "clip_ratio/low": (proximal_ratio < 1 - clip.low) & (advantages < 0),
-                "clip_ratio/high": (proximal_ratio > 1 + clip.high) & (advantages > 0),
-                "correction/weight_mean": weights,
-                "entropy": entropies,
-            }
-            if kl is not None:
-                values["kl/ref"] = kl
-            for name, value in values.items():
-                self.sums[name] += float(value.double().sum())
+            values = (
+                ratio,
+                ratio**2,
+                difference.exp() - difference - 1,
+                (proximal_ratio < 1 - clip.low) & (advantages < 0),
+                (proximal_ratio > 1 + clip.high) & (advantages > 0),
+                weights,
+                entropies,
+                ratio.new_zeros(1) if kl is None else kl,
+            )
+            sums, largest = torch.stack([value.sum(dtype=torch.float64) for value in values]), ratio.max()
+            self.sums = sums if self.sums is None else self.sums + sums
+            self.largest_ratio = largest if self.largest_ratio is None else torch.maximum(self.largest_ratio, largest)
             self.tokens += len(ratio)
-            self.largest_ratio = max(self.largest_ratio, float(ratio.max()))
 
     def means(self, ranks: Ranks = ALONE) -> dict[str, float]:
         """Means over the tokens of all ranks; `ess` is (Σw)²/(n·Σw²) of w = π/μ, 1 where data are on policy. Empty
         without tokens. All ranks must ask.
         """
-        tokens, *sums = ranks.total([self.tokens, *self.sums.values()])
-        largest = ranks.most(self.largest_ratio)
+        own = [0.0] * len(_TOKEN_NAMES) if self.sums is None else self.sums.tolist()
+        tokens, *sums = ranks.total([self.tokens, *own])
+        largest = ranks.most(0.0 if self.largest_ratio is None else float(self.largest_ratio))
         if not tokens:
             return dict(self.noted)
-        means = {name: value / tokens for name, value in zip(self.sums, sums, strict=True)}
+        means = {name: value / tokens for name, value in zip(_TOKEN_NAMES, sums, strict=True)}
         squares = means.pop("_ratio_squares")
         means["ess"] = means["importance_ratio/mean"] ** 2 / squares if squares else 0.0
         means["importance_ratio/max"] = largest

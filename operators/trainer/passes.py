@@ -55,7 +55,7 @@ def policy_gradient(
 
     coefficients float64[n] are the aggregation's, of the batch's sequences.
     """
-    total = 0.0
+    total = coefficients.new_zeros(())
     for part in parts:
         current, entropies = model(part.packed, True)
         if algorithm.proximal == "behaviour":
@@ -74,8 +74,8 @@ def policy_gradient(
         torch.autograd.backward(scale * loss)
         assert entropies is not None
         observed.add(policy, advantages, weights, entropies, algorithm.clip, penalty)
-        total += float(loss.detach())
-    return total
+        total = total.to(loss.device) + loss.detach()
+    return float(total)
 
 
 def critic_gradient(
@@ -85,10 +85,10 @@ def critic_gradient(
 
     before float[m] are the values that the update began with, returns float[m] what they should have been.
     """
-    total = 0.0
+    total = before.new_zeros(())
     for part in parts:
         losses = value_loss(critic(part.packed), part.of_tokens(before), part.of_tokens(returns), clip)
         loss = losses.sum() / tokens
         torch.autograd.backward(scale * loss)
-        total += float(loss.detach())
-    return total
+        total = total.to(loss.device) + loss.detach()
+    return float(total)
