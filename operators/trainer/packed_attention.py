@@ -1,15 +1,15 @@
 """Causal attention over sequences that lie one after the other without padding.
 
 Everything in a transformer but attention looks at one token, so it can run on packed tokens; only here are they laid
-out as a padded [n, width] block. With lengths alike this computes no more than it must, and on a CPU it was 8-10 %
-quicker than padded micro-batches of the same sequences (benchmarks/packing.py). Any Hugging Face model that takes its
-attention from `AttentionInterface` works: load it with `attn_implementation=PACKED` and call it with
-`packed=PackedLayout`.
+out as padded [rows, width] blocks, each of sequences about as long as one another, without a mask. Any Hugging Face
+model that takes its attention from `AttentionInterface` works: load it with `attn_implementation=PACKED` and call it
+with `packed=PackedLayout`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +17,10 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 PACKED = "laminar_packed"
+_BLOCK_COST = {"cpu": 4_000}
+_BLOCK_COST_ELSEWHERE = 1_000_000
+"""What one more block costs, in pairs of a query and a key that could be attended to meanwhile: about 0.1 ms on a CPU
+core, the launches of some kernels on an accelerator."""
 _INERT = frozenset({"position_ids", "cache_position"})
 """Told to attention by some models; they have been used by then."""
 _WITHOUT: dict[str, object] = {"dropout": 0.0, "is_causal": True}
@@ -25,35 +29,52 @@ _WITHOUT: dict[str, object] = {"dropout": 0.0, "is_causal": True}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedLayout:
-    """Where t packed tokens of n sequences stand: positions int64[1, t] within their sequence; `block` int64[n·width]
-    has the packed place of each place of the padded block (any, beyond a sequence's end), `flat` int64[t] the
-    reverse.
+    """Where t packed tokens of n sequences stand: positions int64[1, t] within their sequence.
+
+    `blocks` are rows and width of each padded block, the longest sequences in the first; `there` int64[Σ rows·width]
+    has the packed place of each of their places (any, beyond a sequence's end), `back` int64[t] the reverse. Both are
+    None where nothing has to be moved: sequences from the longest on, none of them padded.
     """
 
     positions: Tensor
-    block: Tensor
-    flat: Tensor
-    count: int
-    width: int
-
-    def to(self, device: torch.device) -> PackedLayout:
-        """The same layout on `device`."""
-        return replace(
-            self, positions=self.positions.to(device), block=self.block.to(device), flat=self.flat.to(device)
-        )
+    blocks: tuple[tuple[int, int], ...]
+    there: Tensor | None
+    back: Tensor | None
 
 
-def lay_out(lengths: np.ndarray) -> PackedLayout:
-    """The layout of sequences of `lengths` int64[n] ≥ 1 in their order."""
-    total, width, count = int(lengths.sum()), int(lengths.max()), len(lengths)
+def lay_out(lengths: np.ndarray, device: torch.device) -> PackedLayout:
+    """The layout on `device` of sequences of `lengths` int64[n] ≥ 1 in their order."""
+    total = int(lengths.sum())
     starts = np.cumsum(lengths) - lengths
     positions = np.arange(total) - np.repeat(starts, lengths)
+    order = np.argsort(-lengths, kind="stable")
+    widths, blocks = _split(lengths[order], _BLOCK_COST.get(device.type, _BLOCK_COST_ELSEWHERE))
     # What lies beyond a sequence's end is later in its row, so no real token attends to it and its output is not read.
-    block = np.minimum(starts[:, None] + np.arange(width), total - 1)
-    flat = np.repeat(np.arange(count) * width, lengths) + positions
-    return PackedLayout(
-        torch.from_numpy(positions)[None], torch.from_numpy(block.ravel()), torch.from_numpy(flat), count, width
-    )
+    begins = np.cumsum(widths) - widths
+    there = np.minimum(np.repeat(starts[order] - begins, widths) + np.arange(widths.sum()), total - 1)
+    first = np.empty_like(starts)
+    first[order] = begins
+    back = np.repeat(first, lengths) + positions
+    moved = len(there) > total or (there != np.arange(total)).any()
+    indices = (torch.from_numpy(each).to(device) if moved else None for each in (there, back))
+    return PackedLayout(torch.from_numpy(positions)[None].to(device), blocks, *indices)
+
+
+def _split(lengths: np.ndarray, block_cost: int) -> tuple[np.ndarray, tuple[tuple[int, int], ...]]:
+    """How wide each row is padded, of `lengths` from the longest on, and the rows and width of each block.
+
+    A block ends where one more row would make its padding cost more than another block does.
+    """
+    blocks: list[list[int]] = []
+    padding = 0
+    for length in lengths.tolist():
+        padding += blocks[-1][1] ** 2 - length**2 if blocks else 0
+        if not blocks or padding > block_cost:
+            blocks.append([0, length])
+            padding = 0
+        blocks[-1][0] += 1
+    rows, widths = np.array(blocks).T
+    return np.repeat(widths, rows), tuple((count, width) for count, width in blocks)
 
 
 def packed_attention(
@@ -75,17 +96,49 @@ def packed_attention(
     dropout): this is causal attention and no more.
     """
     _refuse(module, attention_mask=attention_mask, **others)
-    heads, width = query.shape[1], query.shape[3]
+    places = [rows * width for rows, width in packed.blocks]
 
-    def block(tensor: Tensor) -> Tensor:
-        tokens = tensor[0].transpose(0, 1).index_select(0, packed.block)
-        return tokens.view(packed.count, packed.width, tokens.shape[1], width).transpose(1, 2)
+    def blocks(tensor: Tensor) -> list[Tensor]:
+        tokens = tensor[0].transpose(0, 1)
+        if packed.there is not None:
+            tokens = _ToBlocks.apply(tokens, packed.there, packed.back)
+        parts = zip(tokens.split(places), packed.blocks, strict=True)
+        return [part.reshape(*block, *part.shape[1:]).transpose(1, 2) for part, block in parts]
 
-    output = nn.functional.scaled_dot_product_attention(
-        block(query), block(key), block(value), is_causal=True, scale=scaling, enable_gqa=True
-    )
-    rows = output.transpose(1, 2).reshape(packed.count * packed.width, heads, width)
-    return rows.index_select(0, packed.flat)[None], None
+    outputs = [
+        nn.functional.scaled_dot_product_attention(*parts, is_causal=True, scale=scaling, enable_gqa=True)
+        for parts in zip(blocks(query), blocks(key), blocks(value), strict=True)
+    ]
+    tokens = torch.cat([output.transpose(1, 2).flatten(0, 1) for output in outputs])
+    return (tokens if packed.back is None else _FromBlocks.apply(tokens, packed.back))[None], None
+
+
+class _ToBlocks(torch.autograd.Function):
+    """tokens[there]. What pads a block has no gradient, so the gradient is read from where the tokens went: adding up
+    over `there`, as indexing does, is slow on a CPU and not deterministic on a GPU.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, there: Tensor, back: Tensor) -> Tensor:
+        ctx.back = back
+        return tokens.index_select(0, there)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return gradient.index_select(0, ctx.back), None, None
+
+
+class _FromBlocks(torch.autograd.Function):
+    """places[back], each of them once."""
+
+    @staticmethod
+    def forward(ctx: Any, places: Tensor, back: Tensor) -> Tensor:
+        ctx.back, ctx.count = back, len(places)
+        return places.index_select(0, back)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient.new_zeros(ctx.count, *gradient.shape[1:]).index_copy_(0, ctx.back, gradient), None
 
 
 def _refuse(module: nn.Module, **asked: object) -> None:

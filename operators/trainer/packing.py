@@ -72,7 +72,7 @@ def pack_tokens(
     of_targets = None
     if temperatures is not None and (temperatures != 1).any():
         of_targets = torch.from_numpy(np.repeat(temperatures, lengths)[loss_mask]).to(device)
-    return PackedTokens(ids[None], lay_out(lengths).to(device), trained - 1, ids[trained], of_targets)
+    return PackedTokens(ids[None], lay_out(lengths, device), trained - 1, ids[trained], of_targets)
 
 
 def plan_micro_batches(lengths: np.ndarray, rows: np.ndarray, token_budget: int) -> list[np.ndarray]:

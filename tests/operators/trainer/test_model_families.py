@@ -36,7 +36,7 @@ def test_packed_logprobs_and_their_gradient_are_those_of_a_plain_forward(tmp_pat
     plain.save_pretrained(tmp_path)
     policy = load_policy(tmp_path, CPU)
     source = np.random.default_rng(1)
-    lengths, temperatures = np.array([40, 23, 22, 9, 2]), np.array([1.0, 0.7, 1.0, 1.5, 1.0], np.float32)
+    lengths, temperatures = np.array([9, 40, 2, 23, 22]), np.array([1.5, 1.0, 1.0, 0.7, 1.0], np.float32)
     rows = [torch.from_numpy(source.integers(0, VOCABULARY, length)) for length in lengths]
     later = np.concatenate([np.arange(length) > 0 for length in lengths])
     packed = pack_tokens(torch.cat(rows).numpy(), later, lengths, CPU, temperatures)

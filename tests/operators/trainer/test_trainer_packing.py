@@ -11,6 +11,7 @@ from trainer_batches import make_batch, save_tiny_model
 
 from infra.models.checkpoint_folder import load_model
 from operators.trainer.batch import join
+from operators.trainer.packed_attention import lay_out
 from operators.trainer.packing import micro_batches, pack, pack_tokens, plan_micro_batches
 from operators.trainer.policy import load_policy, token_logprobs
 
@@ -55,6 +56,27 @@ def test_logprobs_of_packed_sequences_are_those_of_each_alone(tmp_path: Path) ->
     torch.testing.assert_close(entropies, torch.cat(expected_entropies), atol=2e-5, rtol=0)
     assert part.behaviour.tolist() == behaviour
     assert part.segments.tolist() == segments
+
+
+@pytest.mark.parametrize(
+    ("lengths", "blocks"),
+    [
+        ([7], ((1, 7),)),
+        ([5, 5, 5], ((3, 5),)),
+        ([50, 40, 100, 98], ((2, 100), (2, 50))),
+        ([300, 20, 280, 299, 30], ((2, 300), (1, 280), (2, 30))),
+    ],
+)
+def test_attention_is_laid_out_in_blocks_of_sequences_about_as_long(
+    lengths: list[int], blocks: tuple[tuple[int, int], ...]
+) -> None:
+    layout = lay_out(np.array(lengths), CPU)
+    assert layout.blocks == blocks
+    if layout.there is None or layout.back is None:
+        assert len(set(lengths)) == 1
+        return
+    assert len(layout.there) == sum(rows * width for rows, width in blocks)
+    assert layout.there[layout.back].tolist() == list(range(sum(lengths)))
 
 
 def test_a_token_of_another_sequence_changes_nothing(tmp_path: Path) -> None:
