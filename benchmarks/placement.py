@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from infra.kafka.properties import ClientProperties
+from infra.runners.collector import collect_seldom
 from operators.io.coalesce import coalesce
 from operators.io.config import ShardConfig
 from operators.io.elements import Output, Place, Polled, Received, Restored
@@ -56,6 +57,7 @@ def main() -> None:
     parser.add_argument("--trajectories", type=int, default=16_384, help="for each number of replicas")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    collect_seldom()  # as a pipeline does
     figures: dict[str, Any] = {"machine": f"{platform.machine()}, Python {platform.python_version()}"}
     figures["plan_ms"] = plan_ms()
     figures["placement"] = [lifetime(count, arguments.trajectories) for count in arguments.replicas]

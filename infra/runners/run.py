@@ -10,6 +10,7 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.runner import PipelineResult, PipelineState
 
+from infra.runners.collector import collect_seldom
 from infra.runners.options import Runner, option_names, pipeline_options
 from infra.runners.stopping import STOPPING, stopping_on_signals
 
@@ -29,6 +30,7 @@ def run_pipeline(
     it lets go of what the steps opened in this process. Raises what made the pipeline fail, and ValueError for an
     unknown runner.
     """
+    collect_seldom()
     with stopping_on_signals():
         try:
             with _options(runner, beam_options) as options:
