@@ -113,10 +113,15 @@ class Session:
             )
         )
         self._producer.init_transactions()
-        self._consumer = KafkaConsumer(
+        # Of no group: each poll of a group's member asks another thread who coordinates it, half of what a poll costs.
+        self._consumer = self._reader(None)
+        self._restore()
+
+    def _reader(self, group: str | None) -> Any:
+        return KafkaConsumer(
             **RECONNECT
             | self.config.client.consumer(
-                group_id=self.config.group,
+                group_id=group,
                 enable_auto_commit=False,
                 isolation_level="read_committed",
                 auto_offset_reset="earliest",
@@ -125,7 +130,6 @@ class Session:
                 metrics_enabled=False,
             )
         )
-        self._restore()
 
     def poll(self, timeout_s: float) -> list[ConsumerRecord]:
         """The next records, in order within each partition; empty after `timeout_s` seconds. Raises SessionLost."""
@@ -235,10 +239,7 @@ class Session:
     def _restore(self) -> None:
         config, consumer, assigned = self.config, self._consumer, self._assigned
         anchor = TopicPartition(*config.anchored)
-        committed = {
-            tp: consumer.committed(tp, metadata=True, timeout_ms=ANSWER_MS)
-            for tp in dict.fromkeys([anchor, *(t for t, i in self._inputs() if i.start == "committed")])
-        }
+        committed = self._committed([anchor, *(t for t, i in self._inputs() if i.start == "committed")])
         self.note = self._noted(committed[anchor].metadata if committed[anchor] else "")
         self.start = self.note.start + 1
         ledger = [TopicPartition(*p) for p in config.ledger]
@@ -261,6 +262,15 @@ class Session:
         # Minting is a commit like any other, so two starts can never bear one number.
         offsets = {p: offset for p, offset in positions.items() if p in committed}
         self.commit([], offsets, self.note.ledger, self.note.marks)
+
+    def _committed(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, Any]:
+        """What the group has committed of `places`, open transactions waited for."""
+        asker = self._reader(self.config.group)
+        try:
+            asked = dict.fromkeys(places)
+            return {tp: asker.committed(tp, metadata=True, timeout_ms=ANSWER_MS) for tp in asked}
+        finally:
+            asker.close(autocommit=False, timeout_ms=1000)
 
     def _inputs(self) -> list[tuple[TopicPartition, Input]]:
         return [(TopicPartition(i.topic, p), i) for i in self.config.inputs for p in i.partitions]
