@@ -47,7 +47,9 @@ def test_two_ranks_have_the_gradients_of_one(folder: Path, number: int) -> None:
         found, metadata = read(folder / f"{rank}-{number}.safetensors")
         assert set(found) == set(expected)
         for name, tensor in expected.items():
-            assert (found[name] - tensor).norm() <= 1e-4 * tensor.norm() + 1e-7, name
+            # 2e-6 is 0.2 % of a step: AdamW makes whole steps of gradients that are hardly more than rounding, as
+            # those of the keys' biases are.
+            assert (found[name] - tensor).norm() <= 1e-4 * tensor.norm() + 2e-6, name
         for batch in range(BATCHES):
             one, other = (flat(tensors, f"gradient.{batch}.") for tensors in (found, expected))
             assert (one - other).norm() <= 1e-5 * other.norm()
