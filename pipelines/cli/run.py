@@ -20,6 +20,7 @@ SetOption = Annotated[
 
 @app.command()
 def run(
+    context: typer.Context,
     config: ConfigArgument,
     changes: SetOption = None,
     name: Annotated[str, typer.Option("--name", help="The run's name; by default made of task and time.")] = "",
@@ -37,9 +38,9 @@ def run(
     """
     from pipelines.config import load_config
     from pipelines.run.local import run_locally
+    from pipelines.run.stop_requests import StopRequests
 
-    try:
-        named = [f'run.name="{name}"'] if name else []
-        return run_locally(load_config(config, [*(changes or []), *named]), config, as_json=json)
-    except KeyboardInterrupt:  # before there was a run, or after it
-        raise typer.Exit(130) from None
+    named = [f'run.name="{name}"'] if name else []
+    loaded = load_config(config, [*(changes or []), *named])
+    stops = context.with_resource(StopRequests())  # before there is a run to stop, until its last line is printed
+    return run_locally(loaded, config, stops, as_json=json)

@@ -29,10 +29,11 @@ MODEL_PARTS = {
 """What a model folder must hold: one file of each kind. Asked before torch is imported."""
 
 
-def run_locally(config: Config, file: Path, *, as_json: bool = False) -> Report:
-    """Run `config`, read from `file`, on this machine.
+def run_locally(config: Config, file: Path, stops: StopRequests, *, as_json: bool = False) -> Report:
+    """Run `config`, read from `file`, on this machine, unless `stops` hears that it is to stop.
 
-    The report's exit code is 0 if the goal was reached and the books balance.
+    The report's exit code is 0 if the goal was reached and the books balance. Once they are made, a request changes
+    nothing: what belongs to a run that has ended is always written.
 
     Raises ConfigError before anything is started, and what keeps the run from going on.
     """
@@ -42,21 +43,18 @@ def run_locally(config: Config, file: Path, *, as_json: bool = False) -> Report:
     (folder / "logs").mkdir(parents=True)
     point_latest(folder)
     state = RunStateFile(folder, config.run.name, config.trainer.optimizer_steps)
-    console = Console(stderr=as_json)
-    with StopRequests() as stops:  # before anybody can see that there is a run to stop
-        state.write()
-        try:
-            with LiveView(console, config.run.name, config.trainer.optimizer_steps) as view:
-                balance = Supervisor(config, view, state, stops).run()
-        except (Interrupted, KeyboardInterrupt) as error:
-            stop = error if isinstance(error, Interrupted) else Interrupted()
-            state.end(f"{stop} before its goal", "stopped")
-            answer = {"run": config.run.name, "error": state.error}
-            text = f"{state.error}; what there is lies in {_as_seen_from_here(folder)}"
-            return Report(answer, lambda: text, as_json, stop.exit_code)
-        except BaseException as error:
-            state.end(f"{type(error).__name__}: {error}")
-            raise
+    state.write()
+    try:
+        with LiveView(Console(stderr=as_json), config.run.name, config.trainer.optimizer_steps) as view:
+            balance = Supervisor(config, view, state, stops).run()
+    except Interrupted as stop:
+        state.end(f"{stop} before its goal", "stopped")
+        answer = {"run": config.run.name, "error": state.error}
+        text = f"{state.error}; what there is lies in {_as_seen_from_here(folder)}"
+        return Report(answer, lambda: text, as_json, stop.exit_code)
+    except BaseException as error:
+        state.end(f"{type(error).__name__}: {error}")
+        raise
     state.end()
     audited = {**balance.numbers(), "balanced": balance.balanced}
     write_atomically(folder / "audit.json", json.dumps(balance.to_json(), indent=1))
@@ -64,9 +62,7 @@ def run_locally(config: Config, file: Path, *, as_json: bool = False) -> Report:
     write_atomically(folder / "summary.json", json.dumps(summary, indent=1))
     write_atomically(folder / "report.html", render_report(folder))
     code = 0 if balance.balanced else 1
-    return Report(
-        summary, lambda: closing_lines(_as_seen_from_here(folder), summary, file), as_json=as_json, exit_code=code
-    )
+    return Report(summary, lambda: closing_lines(_as_seen_from_here(folder), summary, file), as_json, code)
 
 
 def named(config: Config) -> Config:

@@ -9,7 +9,7 @@ import time
 
 import pytest
 from conftest import StartRun
-from stops import GONE_WITHIN_S, stop_at_a_random_moment, stop_cleanly
+from stops import GONE_WITHIN_S, stop, stop_at_a_random_moment, stop_cleanly
 
 from infra.kafka.broker import Broker, BrokerConfig, start_broker
 
@@ -23,6 +23,16 @@ def test_ctrl_c_ends_a_run_in_every_phase(phase: str, start_run: StartRun, broke
     )
     run.until_phase(phase)
     stop_cleanly(run, signal.SIGINT)
+
+
+@pytest.mark.parametrize(("phase", "left_in"), [("audit", {"stopped", "ended"}), ("ended", {"ended"})])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_has_drained_is_stopped_or_has_all_of_its_files(
+    number: int, phase: str, left_in: set[str], start_run: StartRun, broker: Broker, run_id: str
+) -> None:
+    run = start_run(run_id, f"kafka.bootstrap_servers={broker.bootstrap_servers}", "trainer.optimizer_steps=2")
+    run.until_phase(phase)  # "ended": its report is still to be written
+    assert stop(run, number) in left_in
 
 
 def test_ctrl_c_ends_a_run_whose_broker_is_starting(start_run: StartRun, run_id: str) -> None:

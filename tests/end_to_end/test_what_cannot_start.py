@@ -19,6 +19,7 @@ from infra.store.weight_store import WeightStore
 from pipelines.config import load_config
 from pipelines.run import kafka_of_run
 from pipelines.run.local import run_locally
+from pipelines.run.stop_requests import StopRequests
 from pipelines.run.topics import make_topics
 
 
@@ -84,8 +85,9 @@ def test_a_broker_that_does_not_answer_is_named_with_the_time(
         address = f"127.0.0.1:{nobody.getsockname()[1]}"
         changes = [f"run.name={run_id}", f"run.folder={tmp_path}", f"kafka.bootstrap_servers={address}"]
         started = time.monotonic()
-        with pytest.raises(kafka_of_run.BrokerUnreachable, match=f"no Kafka broker answered at {address} in 1.5 s"):
-            run_locally(load_config(small_config, changes), small_config)
+        said = pytest.raises(kafka_of_run.BrokerUnreachable, match=f"no Kafka broker answered at {address} in 1.5 s")
+        with said, StopRequests() as stops:
+            run_locally(load_config(small_config, changes), small_config, stops)
     assert 1.5 <= time.monotonic() - started < 10
     tried = [line for line in capsys.readouterr().out.splitlines() if f"waiting for Kafka at {address}" in line]
     assert 3 <= len(tried) <= 8  # ever less often
