@@ -70,12 +70,16 @@ class KafkaConfig:
     """Partitions of the data topics, fixed for a run: as many as a role may ever have shards."""
     replication_factor: int = -1
     """Copies of each partition; -1: as the brokers have it."""
+    patience_s: float = 180.0
+    """How long `laminar run` goes on without an answer from Kafka."""
 
     def __post_init__(self) -> None:
         if self.partitions < 1:
             raise ValueError(f"partitions must be at least 1, not {self.partitions}")
         if self.replication_factor != -1 and self.replication_factor < 1:
             raise ValueError(f"replication_factor must be at least 1, or -1, not {self.replication_factor}")
+        if not self.patience_s > 0:
+            raise ValueError(f"patience_s must be positive, not {self.patience_s}")
 
     def client(self) -> ClientProperties:
         """How to reach the brokers. Raises ConfigError without an address."""

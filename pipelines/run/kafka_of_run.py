@@ -16,8 +16,7 @@ from schemas.topics import run_prefix
 
 WAIT_S = 60.0
 """How long a given Kafka may take to answer at first."""
-SILENCE_S = 180.0
-"""A run whose roles die because Kafka does not answer for so long ends."""
+ASK_EVERY_S = 10.0
 _LAPSE_S = 30.0
 
 
@@ -30,6 +29,7 @@ class KafkaOfRun:
         self._own: Broker | None = None
         self._restarts = Restarts()
         self._silent_since = self._asked_at = -float("inf")
+        self._silent = False
 
     def start(self) -> None:
         """Return once Kafka answers; `config` then says where. Raises BrokerStartError, BrokerUnreachable."""
@@ -47,12 +47,37 @@ class KafkaOfRun:
                     f"Kafka at {client.bootstrap_servers} holds a run {run!r} already: choose another run.name"
                 )
 
-    def has_died(self) -> bool:
-        """Whether this run's own broker has died."""
+    def tend(self) -> None:
+        """Start the run's own broker again if it has died; ask now and then whether Kafka answers. Call it often.
+
+        Raises BrokerStartError, BrokerUnreachable.
+        """
+        if self._has_died():
+            self._restart()
+        elif time.monotonic() - self._asked_at >= min(ASK_EVERY_S, self.config.patience_s / 4):
+            self.answers()
+
+    def answers(self) -> bool:
+        """Whether Kafka answers now. Raises BrokerUnreachable once it has not for longer than a run is to wait."""
+        if self._has_died():
+            return False
+        client, now = self.config.client(), time.monotonic()
+        reason = why_unreachable(client.admin(), timeout_s=1.0)
+        if reason is None or now - self._asked_at > _LAPSE_S:
+            self._silent_since = now
+        self._asked_at = now
+        where, silence = f"Kafka at {client.bootstrap_servers}", now - self._silent_since
+        if silence > self.config.patience_s:
+            raise BrokerUnreachable(f"{where} has not answered for {silence:.0f} s: {reason}")
+        if self._silent != (reason is not None):
+            self._silent = reason is not None
+            self._note(f"{where} does not answer: {reason}" if self._silent else f"{where} answers again")
+        return reason is None
+
+    def _has_died(self) -> bool:
         return self._own is not None and not self._own.is_alive()
 
-    def restart(self) -> None:
-        """Start the run's own broker again on its data; takes seconds. Raises BrokerStartError."""
+    def _restart(self) -> None:
         assert self._own is not None
         pause = self._restarts.count()
         if pause is None:
@@ -61,19 +86,6 @@ class KafkaOfRun:
         self._own.kill()  # it may be dead and yet hold its port: it is gone once it has been waited for
         time.sleep(pause)
         self._own.start(self._note)
-
-    def answers(self) -> bool:
-        """Whether Kafka answers now. Raises BrokerUnreachable once it has not for `SILENCE_S`, asked now and then."""
-        if self.has_died():
-            return False
-        client, now = self.config.client(), time.monotonic()
-        reason = why_unreachable(client.admin(), timeout_s=1.0)
-        if reason is None or now - self._asked_at > _LAPSE_S:
-            self._silent_since = now
-        self._asked_at = now
-        if now - self._silent_since > SILENCE_S:
-            raise BrokerUnreachable(f"Kafka has not answered for {now - self._silent_since:.0f} s: {reason}")
-        return reason is None
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Stop the run's own broker, by force after `timeout_s` seconds."""

@@ -169,10 +169,8 @@ class Supervisor:
             self._watch.phase(phase)
 
     def _tick(self) -> None:
-        self._stops.check()
-        if self._kafka.has_died():
-            with self._stops.waiting():
-                self._kafka.restart()
+        with self._stops.waiting():
+            self._kafka.tend()
         self._fleet.tend(TICK_S)
         roles = self._roles()
         self.state.see({name: {**asdict(role), "alive": role.alive} for name, role in roles.items()})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import time
 
@@ -70,6 +71,25 @@ def test_ctrl_c_ends_a_run_whose_kafka_is_gone(
         gone.kill()
         time.sleep(1)
         stop_cleanly(run, signal.SIGINT)
+
+
+def test_a_run_whose_kafka_stays_away_ends(
+    start_run: StartRun, run_id: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with start_broker(BrokerConfig(tmp_path_factory.mktemp("kafka"))) as gone:
+        servers = gone.bootstrap_servers
+        run = start_run(
+            run_id, f"kafka.bootstrap_servers={servers}", "kafka.patience_s=3", "trainer.optimizer_steps=2000"
+        )
+        run.until_phase("training")
+        gone.kill()
+        assert run.wait(60) == 1
+    assert re.search(
+        rf"^laminar: Kafka at {servers} has not answered for \d+ s: .*Connection refused", run.said(), re.M
+    )
+    assert f"Kafka at {servers} does not answer: " in run.said()
+    assert run.state()["phase"] == "failed"
+    run.seconds_until_gone(1.0)
 
 
 def test_a_killed_run_takes_everything_with_it(start_run: StartRun, run_id: str) -> None:

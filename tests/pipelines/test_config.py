@@ -89,6 +89,7 @@ def test_a_value_of_another_type_is_not_converted(table: dict[str, Any], says: s
         ({"evaluation": {"every": -1}}, "evaluation: every must be at least 0"),
         ({"kafka": {"partitions": 0}}, "kafka: partitions must be at least 1"),
         ({"kafka": {"replication_factor": 0}}, "kafka: replication_factor must be at least 1, or -1"),
+        ({"kafka": {"patience_s": 0.0}}, "kafka: patience_s must be positive"),
         ({"run": {"name": "a run"}}, "run: run name 'a run' must be"),
     ],
 )
