@@ -94,10 +94,15 @@ class VerifierProcess:
             raise ProcessEnded from error
 
     def receive(self) -> dict[str, Any] | None:
-        """Take what has come. The reply once that is complete; then nothing is due any more. Raises ProcessEnded."""
-        self._read()
+        """Take what has come. The reply once that is complete; then nothing is due any more. Raises ProcessEnded.
+
+        The last reply of a process that has ended since is a reply, too.
+        """
+        ended = self._read()
         reply = self._complete_reply()
         if reply is None:
+            if ended:
+                raise ProcessEnded
             return None
         if self.ready and (self.index is None or reply.get("call") != self._call):
             raise ProcessEnded(_OUT_OF_TURN)
@@ -127,15 +132,17 @@ class VerifierProcess:
         except ValueError:
             return f"the verifier's process died of signal {-code}"
 
-    def _read(self) -> None:
+    def _read(self) -> bool:
+        """Take in what there is; whether nothing more will come."""
         while len(self._incoming) <= PREFIX_BYTES + MAX_REPLY_BYTES:
             try:
                 part = os.read(self.replies, PREFIX_BYTES + MAX_REPLY_BYTES)
             except BlockingIOError:
-                return
+                return False
             if not part:
-                raise ProcessEnded
+                return True
             self._incoming += part
+        return False
 
     def _complete_reply(self) -> dict[str, Any] | None:
         if len(self._incoming) < PREFIX_BYTES:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from operators.score.pool import Call, VerifierPool, VerifierUnavailable
+from operators.score.process import ProcessEnded, VerifierProcess
 
 BAD_VERIFIERS = """
 import os, re, signal, subprocess, sys, threading, time
@@ -139,6 +140,29 @@ def test_a_bad_verifier_costs_one_outcome(open_pool: Callable[..., VerifierPool]
     assert [outcome.value for outcome in outcomes] == [4.0, None, 7.0, 4.0]
     assert error in (outcomes[1].error or "")
     assert len(outcomes[1].error or "") < 600
+
+
+def test_the_last_reply_of_a_process_counts_however_late_it_is_read(tmp_path: Path) -> None:
+    (tmp_path / "verifiers.py").write_text(BAD_VERIFIERS)
+    setup = {
+        "rewards": [{"name": f"{tmp_path / 'verifiers.py'}:eats_memory", "options": {}}],
+        "memory_limit_mb": 512, "allow_processes": False, "extraction": ["whole", ""], "time_limit_s": 5.0,
+    }  # fmt: skip
+    process = VerifierProcess(setup, deadline=0.0)
+    try:
+        process.send()
+        while process.receive() is None:  # that it is ready
+            time.sleep(0.01)
+        process.begin(0, 1, {"reward": 0, "attempt": call(0).attempt}, deadline=0.0)
+        process.send()
+        assert wait_until(process.has_ended)  # it retires after such an error
+        reply = process.receive()
+        assert reply is not None
+        assert "MemoryError" in reply["error"]
+        with pytest.raises(ProcessEnded):
+            process.receive()
+    finally:
+        process.kill()
 
 
 def test_files_are_bounded(open_pool: Callable[..., VerifierPool], tmp_path: Path) -> None:
