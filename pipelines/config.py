@@ -85,7 +85,7 @@ class KafkaConfig:
         """How to reach the brokers. Raises ConfigError without an address."""
         entries = {"bootstrap.servers": self.bootstrap_servers} if self.bootstrap_servers else {}
         if self.client_properties:
-            return ClientProperties.from_file(Path(self.client_properties)).updated(entries)
+            return ClientProperties.from_file(Path(self.client_properties), **entries)
         if not entries:
             raise ConfigError("kafka.bootstrap_servers is not set: name a broker, or let `laminar run` start one")
         return ClientProperties.at(self.bootstrap_servers)

@@ -15,6 +15,7 @@ from pipelines.config import Config, ConfigError
 from pipelines.report.closing import closing_lines
 from pipelines.report.html import render_report
 from pipelines.report.summary import summarise
+from pipelines.run.paths import files_read, with_whole_paths
 from pipelines.run.state import RunStateFile, point_latest
 from pipelines.run.stop_requests import Interrupted, StopRequests
 from pipelines.run.supervisor import Supervisor
@@ -74,26 +75,9 @@ def named(config: Config) -> Config:
     return replace(config, run=replace(config.run, name=f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"))
 
 
-def with_whole_paths(config: Config) -> Config:
-    """`config` with paths that mean the same from any folder: roles, and `laminar submit` later, read them too."""
-    return replace(
-        config,
-        run=replace(config.run, folder=config.run.folder.expanduser().absolute()),
-        kafka=replace(config.kafka, client_properties=_whole(config.kafka.client_properties)),
-        model=replace(config.model, path=_whole(config.model.path)),
-        prompts=replace(
-            config.prompts, path=_whole(config.prompts.path), heldout_path=_whole(config.prompts.heldout_path)
-        ),
-    )
-
-
 def _as_seen_from_here(folder: Path) -> Path:
     here = Path.cwd()
     return folder.relative_to(here) if folder.is_relative_to(here) else folder
-
-
-def _whole(path: str) -> str:
-    return str(Path(path).expanduser().absolute()) if path else ""
 
 
 def check(config: Config) -> None:
@@ -107,10 +91,10 @@ def check(config: Config) -> None:
         _check_model(config.model_folder())
     elif config.warm_start is None:
         raise ConfigError("model.path is not set: name a Hugging Face folder, or give a [warm_start] section")
-    for name in ("path", "heldout_path"):
-        path = getattr(config.prompts, name)
-        if path and not Path(path).exists():
-            raise ConfigError(f"prompts.{name}: there is no {path}")
+    for key, path in files_read(config):
+        if not path.exists():
+            raise ConfigError(f"{key}: there is no {path}")
+    _check_secrets(config)
     if config.rollout.total_replicas > config.placement.max_replicas:
         raise ConfigError(
             f"rollout.processes × rollout.replicas = {config.rollout.total_replicas} replicas, "
@@ -119,6 +103,19 @@ def check(config: Config) -> None:
     unit = config.prompts.samples_per_prompt
     if unit > config.admitted:
         raise ConfigError(f"prompts.samples_per_prompt = {unit} is more than may be outstanding ({config.admitted})")
+
+
+def _check_secrets(config: Config) -> None:
+    """Login and token, as far as they can be looked at without a broker or another relay."""
+    try:
+        if config.kafka.bootstrap_servers or config.kafka.client_properties:
+            config.kafka.client().admin()
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"kafka: {error}") from error
+    try:
+        config.relay.token()
+    except ValueError as error:
+        raise ConfigError(f"relay: {error}") from error
 
 
 def _check_emulation(config: Config) -> None:

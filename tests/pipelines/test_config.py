@@ -32,6 +32,14 @@ def test_there_are_examples() -> None:
     assert len(EXAMPLES) >= 3
 
 
+def test_the_example_of_a_kafka_with_login_has_its_properties(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(EXAMPLES[0].parents[1])
+    monkeypatch.setenv("KAFKA_PASSWORD", "hush")
+    arguments = load_config(Path("examples/my_kafka.toml")).kafka.client().admin()
+    assert len(arguments["bootstrap_servers"]) == 2
+    assert (arguments["security_protocol"], arguments["sasl_plain_password"]) == ("SASL_SSL", "hush")
+
+
 def test_nothing_said_is_a_config_too(tmp_path: Path) -> None:
     file = tmp_path / "empty.toml"
     file.write_text("")
