@@ -19,10 +19,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """Let pass two warnings that are kafka-python's own; every other warning stays an error.
 
     Its import uses a deprecated way to read its resources, and it leaves to the garbage collector the socket of a
-    connection that was refused (told by having no remote address), as happens while a broker restarts.
+    connection that was refused (told by having no remote address), as happens while a broker restarts, or with which
+    TLS came to no understanding.
     """
     never_connected = r"unclosed <socket\.socket (?!.*raddr=).*laddr=\('(0\.0\.0\.0|..)'"
-    config.addinivalue_line("filterwarnings", f"ignore:{never_connected}:ResourceWarning")
+    for refused in (never_connected, r"unclosed <ssl\.SSLSocket"):
+        config.addinivalue_line("filterwarnings", f"ignore:{refused}:ResourceWarning")
     for module in (r"kafka\.protocol\.schemas\.load_json", r"importlib\.resources\._legacy"):
         for function in ("read_text", "open_text"):
             config.addinivalue_line("filterwarnings", f"ignore:{function} is deprecated:DeprecationWarning:{module}")

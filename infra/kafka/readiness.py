@@ -33,8 +33,8 @@ def why_unreachable(arguments: dict[str, Any], timeout_s: float = 5.0) -> str | 
         with KafkaAdminClient(**(arguments | timeouts | {"bootstrap_servers": listening})) as client:
             alive = [broker for broker in client.describe_cluster()["brokers"] if not broker.get("is_fenced")]
             return None if alive else "the cluster has no live broker yet"
-    except KafkaError as error:
-        return str(error)
+    except KafkaError as error:  # the client does not say that it was refused
+        return f"{error}; are login and certificates right?" if "security_protocol" in arguments else str(error)
 
 
 def wait_for_brokers(

@@ -21,10 +21,9 @@ from infra.runners.options import Runner
 from infra.store.names import default_root
 from infra.store.ownership import remove_store
 from pipelines.audit.audit_run import audit
-from pipelines.config import Config, load_config, save_config
+from pipelines.config import Config, load_config
 from pipelines.roles import PIPELINES
 from pipelines.run.goal import is_reached
-from pipelines.run.paths import with_whole_paths
 from pipelines.view.state import fold_all, new_run
 from schemas import records as r
 from schemas.topics import (
@@ -55,20 +54,14 @@ WRITES: Mapping[str, tuple[Topic, type]] = {
 
 
 def write_config(folder: Path, run: str, broker: Broker, model: Path) -> Path:
-    """The configuration of a run that nobody has started, as a run would leave it; pipelines start in other folders."""
+    """The configuration of a run that nobody has started."""
     known = {
-        "run": {"name": run, "folder": "runs"},
-        "kafka": {"client_properties": "client.properties"},
+        "run": {"name": run, "folder": str(folder / "runs")},
+        "kafka": {"bootstrap_servers": broker.bootstrap_servers},
         "model": {"path": str(model)},
-        "score": {"rewards": [{"name": "mine.py:judge"}]},
         "trainer": {"optimizer_steps": STEPS},
     }
-    (folder / "mine.py").write_text("def judge(text): return float(len(text) % 2)\n")
-    (folder / "client.properties").write_text(f"bootstrap.servers={broker.bootstrap_servers}\n")
-    (folder / "mine.toml").write_text(tomli_w.dumps({**SMALL, **known}))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        save_config(with_whole_paths(load_config(Path("mine.toml"))), folder / "config.toml")
+    (folder / "config.toml").write_text(tomli_w.dumps({**SMALL, **known}))
     return folder / "config.toml"
 
 

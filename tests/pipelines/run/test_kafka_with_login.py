@@ -1,0 +1,187 @@
+"""A Kafka that asks who one is, by password or by certificate: reached by a file with Java's names."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from kafka import KafkaProducer
+
+from infra.kafka.admin import TopicSpec, admin_client, create_topics
+from infra.kafka.broker import HOST, BrokerConfig, free_port, start_broker
+from infra.kafka.properties import ClientProperties
+from infra.kafka.readiness import why_unreachable
+from infra.kafka.reading import read_topic
+from infra.kafka.session import Outgoing, Session
+from infra.kafka.session_config import Input, Partition, SessionConfig
+from pipelines.config import KafkaConfig
+from pipelines.run.kafka_of_run import KafkaOfRun
+from schemas.codec import encode
+from schemas.records import Metric
+
+PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
+PASSWORD, KEY_PASSWORD = "a word=;", "key word"
+SEEN = Metric("seen", 1, {"x": 1.0}, 5)
+
+
+class Authority:
+    """Signs certificates for this machine; its own is in `file`."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._folder, self._name, self._key = folder, name, ec.generate_private_key(ec.SECP256R1())
+        self.file = folder / f"{name}.pem"
+        self.file.write_bytes(self._sign(name, self._key, True).public_bytes(serialization.Encoding.PEM))
+
+    def issue(self, name: str, password: str = "") -> Path:
+        """A PEM file with a new key, locked by `password`, and its certificate."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        locked = serialization.BestAvailableEncryption(password.encode()) if password else serialization.NoEncryption()
+        pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+        file = self._folder / f"{name}.pem"
+        file.write_bytes(key.private_bytes(pem, pkcs8, locked) + self._sign(name, key, False).public_bytes(pem))
+        return file
+
+    def _sign(self, name: str, key: ec.EllipticCurvePrivateKey, authority: bool) -> x509.Certificate:
+        now = datetime.datetime.now(datetime.UTC)
+        here = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(HOST))])
+        return (
+            x509.CertificateBuilder()
+            .subject_name(_called(name))
+            .issuer_name(_called(self._name))
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(days=1))
+            .not_valid_after(now + datetime.timedelta(days=1))
+            .add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
+            .add_extension(here, critical=False)
+            .sign(self._key, hashes.SHA256())
+        )
+
+
+def _called(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """A broker with a listener for each way in, and what its clients know."""
+
+    folder: Path
+    by_password: str
+    by_certificate: str
+
+    def file(self, kind: str, **others: str) -> Path:
+        """The client.properties of somebody who may come in by `kind`, but for `others` (dots as underscores)."""
+        known = {
+            "password": {
+                "bootstrap.servers": self.by_password,
+                "security.protocol": "SASL_PLAINTEXT",
+                "sasl.mechanism": "PLAIN",
+                "sasl.jaas.config": f'{PLAIN} required username="laminar" password="${{env:KAFKA_PASSWORD}}";',
+            },
+            "certificate": {
+                "bootstrap.servers": self.by_certificate,
+                "security.protocol": "SSL",
+                "ssl.truststore.location": str(self.folder / "authority.pem"),
+                "ssl.keystore.location": str(self.folder / "client.pem"),
+                "ssl.key.password": f"${{file:{self.folder / 'key-password'}}}",
+            },
+        }[kind] | {name.replace("_", "."): value for name, value in others.items()}
+        file = self.folder / "client.properties"
+        file.write_text("".join(f"{name}={value}\n" for name, value in known.items() if value))
+        return file
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    folder = tmp_path_factory.mktemp("guarded")
+    authority = Authority(folder, "authority")
+    Authority(folder, "stranger")
+    authority.issue("client", KEY_PASSWORD)
+    (folder / "key-password").write_text(f"{KEY_PASSWORD}\n")
+    ports = {name: free_port() for name in ("PLAINTEXT", "SASL_PLAINTEXT", "SSL", "CONTROLLER")}
+    listeners = {name: f"{name}://{HOST}:{port}" for name, port in ports.items()}
+    config = BrokerConfig(
+        folder / "kafka",
+        port=ports["PLAINTEXT"],
+        overrides={
+            "listeners": ",".join(listeners.values()),
+            "advertised.listeners": ",".join(each for name, each in listeners.items() if name != "CONTROLLER"),
+            "controller.quorum.voters": f"1@{HOST}:{ports['CONTROLLER']}",
+            "listener.security.protocol.map": ",".join(
+                f"{name}:{'PLAINTEXT' if name == 'CONTROLLER' else name}" for name in ports
+            ),
+            "sasl.enabled.mechanisms": "PLAIN",
+            "listener.name.sasl_plaintext.plain.sasl.jaas.config": f'{PLAIN} required user_laminar="{PASSWORD}";',
+            "ssl.client.auth": "required",
+            "ssl.keystore.type": "PEM",
+            "ssl.keystore.location": str(authority.issue("broker")),
+            "ssl.truststore.type": "PEM",
+            "ssl.truststore.location": str(authority.file),
+        },
+    )
+    with start_broker(config):
+        yield Guarded(folder, f"{HOST}:{ports['SASL_PLAINTEXT']}", f"{HOST}:{ports['SSL']}")
+
+
+@pytest.fixture(autouse=True)
+def _password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KAFKA_PASSWORD", PASSWORD)
+
+
+@pytest.mark.parametrize("kind", ["password", "certificate"])
+def test_a_session_reads_and_writes(kind: str, guarded: Guarded, run_id: str) -> None:
+    client = KafkaConfig(client_properties=str(guarded.file(kind))).client()
+    asked, answered = Partition(f"{run_id}-in", 0), Partition(f"{run_id}-out", 0)
+    with admin_client(client) as admin:
+        create_topics(admin, [TopicSpec(asked.topic, 1), TopicSpec(answered.topic, 1)])
+    with KafkaProducer(**client.producer()) as producer:
+        producer.send(asked.topic, b"question").get(10)
+    session = Session(SessionConfig(client, run_id, (Input(asked.topic, (0,)),), ledger=(answered,)))
+    try:
+        while not (found := session.poll(0.5)):
+            pass
+        value, headers = encode(SEEN)
+        session.commit([Outgoing(*answered, None, value, headers)], session.positions(), {}, {})
+    finally:
+        session.close()
+    assert [record.value for record in found] == [b"question"]
+    assert [record.rows for record in read_topic(client, answered.topic)] == [(SEEN,)]
+
+
+@pytest.mark.parametrize("kind", ["password", "certificate"])
+def test_properties_alone_name_the_kafka_of_a_run(kind: str, guarded: Guarded, run_id: str, tmp_path: Path) -> None:
+    notes: list[str] = []
+    kafka = KafkaOfRun(KafkaConfig(client_properties=str(guarded.file(kind))), tmp_path / "kafka", notes.append)
+    kafka.start()
+    kafka.refuse_known(run_id)
+    assert kafka.answers()
+    kafka.close()
+    assert not (tmp_path / "kafka").exists()
+    assert not notes
+
+
+@pytest.mark.parametrize(
+    ("kind", "others"),
+    [
+        ("password", {"sasl_jaas_config": f'{PLAIN} required username="laminar" password="guessed";'}),
+        ("password", {"bootstrap_servers": "certificate"}),
+        ("certificate", {"ssl_truststore_location": "stranger"}),
+        ("certificate", {"ssl_keystore_location": "", "ssl_key_password": ""}),
+    ],
+)
+def test_who_is_not_known_does_not_get_in(kind: str, others: dict[str, str], guarded: Guarded) -> None:
+    meant = {"certificate": guarded.by_certificate, "stranger": str(guarded.folder / "stranger.pem")}
+    file = guarded.file(kind, **{name: meant.get(value, value) for name, value in others.items()})
+    said = why_unreachable(ClientProperties.from_file(file).admin(), timeout_s=3.0)
+    assert said is not None
+    assert said.endswith("are login and certificates right?")
+    assert "guessed" not in said
