@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
-import select
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,10 +12,9 @@ from typing import Any
 from infra.store.ownership import remove_store
 from pipelines.roles import CANNOT_RUN, Role
 from pipelines.run.restarts import Restarts
+from pipelines.run.zygote_process import CLOSE_S, ZygoteEnded, ZygoteProcess
 from pipelines.view.events import RoleStatus
 
-CLOSE_S = 5.0
-"""How long the zygote may take to end: a second longer than its roles may."""
 EXCUSED_PAUSE_S = 1.0
 
 
@@ -31,9 +24,13 @@ class RoleFailed(RuntimeError):
 
 @dataclass(slots=True)
 class Member:
-    """A role's process. `wanted` until it is told to stop; `due` is when it is to be started (monotonic seconds)."""
+    """A role's process. `wanted` until it is told to stop; `due` is when it is to be started (monotonic seconds).
+
+    A `job` is done when it ends by itself, and wanted no more; `code` then says how.
+    """
 
     role: Role
+    job: bool = False
     pid: int | None = None
     restarts: int = 0
     wanted: bool = True
@@ -70,31 +67,27 @@ class Fleet:
     ) -> None:
         self._config, self._logs, self._store, self._note = config.absolute(), logs.absolute(), store, note
         self._excused = excused
+        self._model = model
         self.members: dict[str, Member] = {}
-        self._buffer = b""
-        self.ready = False
-        self._process = start_zygote(self._logs / "zygote.log", model)
+        self._deaths = Restarts()
+        self._zygote = self._new_zygote()
 
     def add(self, role: Role) -> None:
         """Start `role` and keep it running."""
         self.members[role.name] = Member(role)
 
     def once(self, name: str) -> None:
-        """Start the job `name`, which ends by itself; its member's `code` then says how."""
-        self.members[name] = Member(Role(name), wanted=False)
+        """Start the job `name`."""
+        self.members[name] = Member(Role(name), job=True)
 
     def tend(self, wait_s: float = 0.0) -> None:
         """Take in what happened and start what is due. Raises RoleFailed."""
-        output = self._process.stdout
-        assert output is not None
-        if select.select([output], [], [], wait_s)[0]:
-            data = os.read(output.fileno(), 65536)
-            if not data:
-                raise RoleFailed(self._no_zygote())
-            *lines, self._buffer = (self._buffer + data).split(b"\n")
-            for line in lines:
-                self._hear(json.loads(line))
-        if self.ready:
+        try:
+            for event in self._zygote.hear(wait_s):
+                self._hear(event)
+        except ZygoteEnded:
+            self._replace_zygote()
+        if self._zygote.ready:
             now = time.monotonic()
             for name, member in self.members.items():
                 if member.due is not None and member.due <= now:
@@ -106,7 +99,7 @@ class Fleet:
         for name in names:
             member = self.members[name]
             member.wanted, member.due = False, None
-            self._say({"signal": name, "number": int(number)})
+            self._zygote.say({"signal": name, "number": int(number)})
 
     def running(self) -> list[str]:
         """The roles that have a process."""
@@ -114,25 +107,11 @@ class Fleet:
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
         """Stop whatever still runs, and the zygote; what the roles shared is removed."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        with suppress(BrokenPipeError):
-            self._process.stdin.close()
-        try:
-            if not self.ready:
-                self._process.kill()  # it has no roles yet, and would not look up before its imports are done
-            self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            self._process.kill()  # its roles die with it
-            self._process.wait()
-        self._process.stdout.close()
+        self._zygote.close(timeout_s)
         if self._store.exists():  # of a zygote that was killed
             remove_store(self._store, in_use=True)
 
     def _hear(self, event: dict[str, Any]) -> None:
-        if "ready" in event:
-            self.ready = True
-            return
         if "started" in event:
             member = self.members[event["started"]]
             member.pid, member.code = event["pid"], None
@@ -140,6 +119,8 @@ class Fleet:
         name, code = event["ended"], event["code"]
         member = self.members[name]
         member.pid, member.code = None, code
+        if member.job and code >= 0:
+            member.wanted = False
         if not member.wanted:
             return
         log = self._logs / f"{name}.log"
@@ -157,42 +138,33 @@ class Fleet:
 
     def _start(self, name: str, member: Member) -> None:
         role = member.role
-        self._say(
+        self._zygote.say(
             {
                 "start": name,
                 "pipeline": role.pipeline,
                 "index": role.index,
                 "config": str(self._config),
                 "log": str(self._logs / f"{name}.log"),
-                "store": str(self._store),
             }
         )
 
-    def _say(self, command: dict[str, Any]) -> None:
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps(command).encode() + b"\n")
-            self._process.stdin.flush()
-        except BrokenPipeError as error:
-            raise RoleFailed(self._no_zygote()) from error
+    def _new_zygote(self) -> ZygoteProcess:
+        return ZygoteProcess(self._logs / "zygote.log", self._model, self._store)
 
-    def _no_zygote(self) -> str:
-        log = self._logs / "zygote.log"
-        return f"the process that starts roles has ended: {last_line(log)} (see {log})"
-
-
-def start_zygote(log_file: Path, model: str) -> subprocess.Popen[bytes]:
-    """The zygote, its ends of both pipes ours to use; it imports for some seconds before it answers."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    with log_file.open("ab") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "pipelines.run.zygote", model],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            env=environment,
-            start_new_session=True,  # Ctrl-C is the supervisor's to handle
-        )
+    def _replace_zygote(self) -> None:
+        """Start another zygote, and all roles from it: they have died with the last. Raises RoleFailed."""
+        log, came_up, code = self._logs / "zygote.log", self._zygote.ready, self._zygote.bury()
+        if self._deaths.count() is None or (code >= 0 and not came_up):  # what cannot be imported now cannot be then
+            raise RoleFailed(f"the process that starts roles {_how(code)}: {last_line(log)} (see {log})")
+        self._note(f"the process that starts roles {_how(code)}, and they with it; starting all again")
+        self._zygote = self._new_zygote()
+        for member in self.members.values():
+            died = member.pid is not None
+            if died:
+                member.pid, member.code = None, -signal.SIGKILL
+            if member.wanted:
+                member.restarts += died
+                member.due = time.monotonic()
 
 
 def last_line(log: Path) -> str:

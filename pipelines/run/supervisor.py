@@ -117,10 +117,10 @@ class Supervisor:
             self._use_warm_start()
             return
         self._fleet.once("warm-start")
-        while (code := self._fleet.members["warm-start"].code) is None:
+        while (job := self._fleet.members["warm-start"]).wanted:
             self._tick()
             self._hear_warm_start()
-        if code:
+        if job.code:
             log = self.folder / "logs" / "warm-start.log"
             raise RoleFailed(f"the warm start failed: {last_line(log)} (see {log})")
         del self._fleet.members["warm-start"]

@@ -1,9 +1,9 @@
 """The zygote: one process that has imported everything, from which a run's roles are forked, and their guardian.
 
 Importing Beam and torch takes seconds of CPU; forked roles share it, and a role that is restarted is back at once. The
-zygote speaks JSON lines: `{"start": name, ...}` and `{"signal": name, "number": n}` in, `{"started": name, "pid": n}`
-and `{"ended": name, "code": n}` out. When its input ends (`laminar run` is gone, however it went) it stops every role
-and removes what they shared.
+zygote speaks JSON lines: `{"guard": folder}`, `{"start": name, ...}` and `{"signal": name, "number": n}` in,
+`{"started": name, "pid": n}` and `{"ended": name, "code": n}` out. When its input ends (`laminar run` is gone, however
+it went) it stops every role and removes the weight store that it guards. When it is killed, its roles die with it.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class _Zygote:
         self._commands, self._events = commands, events
         self._buffer = b""
         self._running: dict[int, str] = {}
-        self._stores: set[str] = set()
+        self._store: Path | None = None
 
     def serve(self) -> None:
         self._say({"ready": os.getpid()})
@@ -98,14 +98,14 @@ class _Zygote:
     def _obey(self, command: Mapping[str, Any]) -> None:
         if "start" in command:
             self._start(command)
+        elif "guard" in command:
+            self._store = Path(command["guard"])
         else:
             for pid, name in self._running.items():
                 if name == command["signal"]:
                     os.kill(pid, command["number"])
 
     def _start(self, command: Mapping[str, Any]) -> None:
-        if command.get("store"):
-            self._stores.add(command["store"])
         sys.stdout.flush()
         sys.stderr.flush()
         zygote = os.getpid()
@@ -150,8 +150,8 @@ class _Zygote:
             os.waitpid(pid, 0)
         from infra.store.ownership import remove_store
 
-        for store in self._stores:
-            remove_store(Path(store), in_use=True)
+        if self._store is not None:
+            remove_store(self._store, in_use=True)
 
 
 def _become_role(command: Mapping[str, Any], zygote: int, pipes: Sequence[int]) -> NoReturn:

@@ -12,10 +12,20 @@ from laminar_runs import LaminarRun
 
 ROLES = ("prompts", "placement", "rollout-0", "score", "experience", "trainer", "evaluation", "relay-0")
 BROKER = "broker"
+ZYGOTE = "zygote"
+ALL = (*ROLES, BROKER, ZYGOTE)
 
 
 def kill(run: LaminarRun, name: str) -> None:
-    """Kill the process `name` of `run` and return once another is in its place."""
+    """Kill the process `name` of `run` and return once another is in its place.
+
+    The zygote takes the roles with it: then there are others in the place of each.
+    """
+    if name == ZYGOTE:
+        pids = set(run.role_pids())
+        os.kill(run.zygote_pid(), signal.SIGKILL)
+        run.until(lambda: len(run.role_pids()) == len(ROLES) and pids.isdisjoint(run.role_pids()), 60, "other roles")
+        return
     if name == BROKER:
         before = run.broker_pid()
         os.kill(before, signal.SIGKILL)
@@ -27,9 +37,7 @@ def kill(run: LaminarRun, name: str) -> None:
 
 
 def rounds(seed: int) -> Iterator[str]:
-    """Names of all processes in random order, again and again; a broker now and then, for it takes long."""
+    """Names of all processes in random order, again and again."""
     rng = random.Random(seed)
     while True:
-        order = [*ROLES, BROKER]
-        rng.shuffle(order)
-        yield from order
+        yield from rng.sample(ALL, len(ALL))

@@ -132,8 +132,23 @@ class LaminarRun(Command):
     def broker_pid(self) -> int:
         return int(json.loads((self.folder / "kafka" / "broker.json").read_text())["pid"])
 
+    def role_pids(self) -> list[int]:
+        """The process ids of the roles that have a process."""
+        return [role["pid"] for role in self.state()["roles"].values() if role["pid"]]
+
     def zygote_pid(self) -> int:
-        return psutil.Process(self.pid_of("placement")).ppid()
+        """The process that has started the roles that live."""
+        return int(self.until(self._zygote_pid, 30, "the process that starts roles"))
+
+    def _zygote_pid(self) -> int | None:
+        for role in self.role_pids():
+            try:
+                parent = psutil.Process(role).parent()
+                if parent is not None and parent.ppid() == self.pid:
+                    return parent.pid
+            except psutil.NoSuchProcess:
+                continue
+        return None
 
     def audit(self) -> dict[str, Any]:
         """What its audit found."""

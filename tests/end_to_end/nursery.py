@@ -18,14 +18,14 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
-import pipelines.run.fleet
+import pipelines.run.zygote_process
 from pipelines.cli.main import main as laminar
 from pipelines.run.zygote import import_everything
 from pipelines.run.zygote import main as zygote
 
 
 class ForkedZygote:
-    """As much of a Popen as a fleet needs."""
+    """As much of a Popen as a ZygoteProcess needs."""
 
     def __init__(self, log_file: Path) -> None:
         commands, said = os.pipe()
@@ -36,18 +36,19 @@ class ForkedZygote:
         os.close(commands)
         os.close(events)
         self.stdin, self.stdout = os.fdopen(said, "wb"), os.fdopen(heard, "rb")
-        self._over = False
+        self._code: int | None = None
 
-    def wait(self, timeout: float | None = None) -> None:
+    def wait(self, timeout: float | None = None) -> int:
         deadline = time.monotonic() + (timeout or 3600.0)
-        while not self._over:
-            self._over = os.waitpid(self.pid, os.WNOHANG)[0] == self.pid
-            if not self._over and time.monotonic() > deadline:
+        while self._code is None:
+            self._code = exit_code(self.pid)
+            if self._code is None and time.monotonic() > deadline:
                 raise subprocess.TimeoutExpired("zygote", timeout or 0.0)
             time.sleep(0.02)
+        return self._code
 
     def kill(self) -> None:
-        if not self._over:
+        if self._code is None:
             os.kill(self.pid, signal.SIGKILL)
 
 
@@ -81,7 +82,7 @@ def start(arguments: list[str], folder: str, output: str) -> int:
         return pid
     os.chdir(folder)
     file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    pipelines.run.fleet.start_zygote = lambda log, model: ForkedZygote(log)  # type: ignore[assignment,return-value]
+    pipelines.run.zygote_process.start_zygote = lambda log, model: ForkedZygote(log)  # type: ignore[assignment,return-value]
     become(lambda: laminar(arguments), os.open(os.devnull, os.O_RDONLY), file, file)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import signal
@@ -99,13 +98,3 @@ def test_a_killed_run_takes_everything_with_it(start_run: StartRun, run_id: str)
     run.signal(signal.SIGKILL)
     run.seconds_until_gone(GONE_WITHIN_S)
     assert run.wait() == -signal.SIGKILL
-
-
-def test_a_killed_zygote_ends_the_run(start_run: StartRun, broker: Broker, run_id: str) -> None:
-    run = start_run(run_id, f"kafka.bootstrap_servers={broker.bootstrap_servers}", "trainer.optimizer_steps=2000")
-    run.until_phase("training")
-    os.kill(run.zygote_pid(), signal.SIGKILL)
-    assert run.wait(GONE_WITHIN_S) == 1
-    run.seconds_until_gone(1.0)
-    assert "the process that starts roles has ended" in run.state()["error"]
-    assert run.said().splitlines()[-1].startswith("laminar: the process that starts roles has ended")

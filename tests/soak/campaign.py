@@ -24,7 +24,7 @@ from typing import Any
 REPOSITORY = Path(__file__).parents[2]
 sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests" / "end_to_end")]
 
-from kills import ROLES, kill, rounds  # noqa: E402
+from kills import ALL, kill, rounds  # noqa: E402
 from laminar_runs import LaminarRun, Nursery, kill_what_lives_in  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
@@ -51,15 +51,15 @@ def books_of(run: LaminarRun) -> Found:
 
 
 def processes_killed(start: Callable[..., LaminarRun], seed: int, *, kills: int) -> Found:
-    """Each process, the broker too, `kills` times in random order, at random moments of a run that trains."""
+    """Each process, broker and zygote too, `kills` times in random order, at random moments of a run that trains."""
     run = start(*ENDLESS)
     run.until_phase("training", 300)
     rng = random.Random(seed)
-    for name in itertools.islice(rounds(seed), kills * (len(ROLES) + 1)):
+    for name in itertools.islice(rounds(seed), kills * len(ALL)):
         time.sleep(rng.expovariate(1.0))
         kill(run, name)
     stop_cleanly(run, signal.SIGINT)
-    return {"kills": kills * (len(ROLES) + 1), **books_of(run)}
+    return {"kills": kills * len(ALL), **books_of(run)}
 
 
 def run_killed(start: Callable[..., LaminarRun], seed: int) -> Found:
