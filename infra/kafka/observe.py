@@ -18,6 +18,7 @@ from kafka.errors import KafkaError
 
 from infra.kafka.lag import list_groups
 from infra.kafka.properties import ClientProperties
+from infra.kafka.unreadable import Unreadable
 from schemas.codec import UndecodableRecord, decode
 from schemas.topics import CATALOGUE, METRICS, RELAY, REPLICAS, run_prefix
 
@@ -65,7 +66,6 @@ class Observer:
         self._groups: list[str] = []
         self._groups_at = self._asked_at = -float("inf")
         self._lag: dict[str, int] = {}
-        self.undecodable = 0
         self._consumer = KafkaConsumer(
             **client.consumer(
                 group_id=None,
@@ -97,7 +97,7 @@ class Observer:
     def poll(self, timeout_s: float = 0.0) -> list[Any]:
         """The Metric, WeightVersion, ReplicaStatus and RelayStatus records since the last call; waits only if told to.
 
-        What cannot be decoded is counted in `undecodable`, and the first of it logged.
+        What is no such record is Unreadable.
         """
         try:
             polled = self._consumer.poll(timeout_ms=int(timeout_s * 1000))
@@ -126,13 +126,15 @@ class Observer:
         self._consumer.close(autocommit=False, timeout_ms=1000)
 
     def _rows(self, record: Any) -> Iterable[Any]:
+        noun = record.topic.removeprefix(run_prefix(self._run))
         try:
-            return decode(record.value, record.headers)
+            rows = decode(record.value, record.headers)
         except UndecodableRecord as error:
-            if not self.undecodable:
-                log.warning("%s offset %d cannot be decoded: %s", record.topic, record.offset, error)
-            self.undecodable += 1
-            return ()
+            return (Unreadable(noun, record.partition, record.offset, str(error)),)
+        if not isinstance(rows[0], CATALOGUE[noun].records):
+            why = f"a {type(rows[0]).__name__} does not belong on {noun}"
+            return (Unreadable(noun, record.partition, record.offset, why),)
+        return rows
 
     def _ask(self, now: float) -> dict[str, int]:
         if self._admin is None:

@@ -1,8 +1,8 @@
 """`metrics.jsonl`: everything that was measured in a run, a record a line, in the order in which it was heard.
 
 Beside the series of the metrics topic it holds what only an observer knows: `replica` (heartbeats, thinned out; step =
-replica), `version` (weight manifests; step = version), `lag` (by topic) and `phase` (values: its name; step = which
-phase it is, measured_at = when it began).
+replica), `version` (weight manifests; step = version), `lag` (by topic), `unreadable` (new records that are none of
+ours, by topic) and `phase` (values: its name; step = which phase it is, measured_at = when it began).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from types import TracebackType
 from schemas.plain import decode_json, encode_json
 from schemas.records import Metric, ReplicaStatus, WeightVersion
 
-REPLICA, VERSION, LAG, PHASE = "replica", "version", "lag", "phase"
+REPLICA, VERSION, LAG, PHASE, UNREADABLE = "replica", "version", "lag", "phase", "unreadable"
 
 
 class MetricsFile:
@@ -92,6 +92,11 @@ def version_metric(manifest: WeightVersion) -> Metric:
 def lag_metric(behind: Mapping[str, int], at: int) -> Metric:
     """Records behind by topic, as a metric."""
     return Metric(LAG, 0, {noun: float(records) for noun, records in behind.items()}, at)
+
+
+def unreadable_metric(found: Mapping[str, int], at: int) -> Metric:
+    """Newly found records that cannot be read, by topic, as a metric."""
+    return Metric(UNREADABLE, 0, {noun: float(records) for noun, records in found.items()}, at)
 
 
 def phase_metric(phase: str, index: int, at: int) -> Metric:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 from operators.trainer.warm_start_config import WarmStartConfig
 from pipelines.report.machine import describe_machine, package_versions
-from pipelines.report.metrics_file import read_metrics
+from pipelines.report.metrics_file import UNREADABLE, read_metrics
 from pipelines.report.series import (
     batches,
     dropped_by_length,
@@ -135,6 +136,7 @@ def figures_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
         "lost": audit.get("lost"),
         "trained_twice": audit.get("trained_twice"),
         "balanced": audit.get("balanced"),
+        "unreadable_records": unreadable_records(metrics),
         "seed": facts.seed,
         "restarts": dict(facts.restarts),
         "machine": dict(facts.machine),
@@ -158,6 +160,13 @@ def habit_share(teaching: Mapping[str, Any] | None) -> float | None:
         return 0.0
     share: float = teaching.get("habit_share", WarmStartConfig.habit_share)
     return share
+def unreadable_records(metrics: Sequence[Metric]) -> dict[str, int]:
+    """How many records of what an observer reads were none of ours, by topic."""
+    found = Counter[str]()
+    for metric in metrics:
+        if metric.name == UNREADABLE:
+            found.update({noun: int(records) for noun, records in metric.values.items()})
+    return dict(found)
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pipelines.config import ConfigError, TrackerName
-from pipelines.report.metrics_file import LAG, PHASE, REPLICA
+from pipelines.report.metrics_file import LAG, PHASE, REPLICA, UNREADABLE
 from schemas.records import Metric
 
 log = logging.getLogger(__name__)
 
-OWN = {LAG, PHASE, REPLICA}
+OWN = {LAG, PHASE, REPLICA, UNREADABLE}
 """Series whose step is no step: they are for our own eyes."""
 PACKAGES: Mapping[TrackerName, str] = {"tensorboard": "tensorboardX", "trackio": "trackio", "wandb": "wandb"}
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Protocol
 
-from pipelines.report.metrics_file import lag_metric, phase_metric, replica_metric, version_metric
+from infra.kafka.unreadable import Unreadable
+from pipelines.report.metrics_file import lag_metric, phase_metric, replica_metric, unreadable_metric, version_metric
 from pipelines.report.trackers import Sink
 from pipelines.view.events import Event, LagSeen, PhaseStarted, Role, RolesSeen, Tick
 from pipelines.view.live import LiveView
@@ -21,7 +23,7 @@ LAG_EVERY_MS = 2_000
 class Source(Protocol):
     """Where news of a run come from: `infra.kafka.observe.Observer`."""
 
-    def poll(self) -> Iterable[Metric | WeightVersion | ReplicaStatus | RelayStatus]: ...
+    def poll(self) -> Iterable[Metric | WeightVersion | ReplicaStatus | RelayStatus | Unreadable]: ...
 
     def lag(self) -> Mapping[str, int]: ...
 
@@ -45,6 +47,7 @@ class Watch:
         self._file, self._view, self._now = file, view, now
         self._written: dict[int, int] = {}
         self._lag_at = 0
+        self._told_of: set[str] = set()
 
     def __enter__(self) -> Watch:
         return self
@@ -70,7 +73,11 @@ class Watch:
         events: list[Event] = [Tick(now)] if roles is None else [Tick(now), RolesSeen(roles)]
         kept: list[Metric] = []
         if self.source is not None:
+            unreadable = []
             for record in self.source.poll():
+                if isinstance(record, Unreadable):
+                    unreadable.append(record)
+                    continue
                 events.append(record)
                 if isinstance(record, Metric):
                     kept.append(record)
@@ -78,6 +85,9 @@ class Watch:
                     kept.append(version_metric(record))
                 elif isinstance(record, ReplicaStatus) and self._is_due(record):
                     kept.append(replica_metric(record))
+            if unreadable:
+                self._tell_of(unreadable)
+                kept.append(unreadable_metric(Counter(record.noun for record in unreadable), now))
             if now - self._lag_at >= LAG_EVERY_MS:
                 self._lag_at = now
                 lag = LagSeen(self.source.lag())
@@ -93,6 +103,14 @@ class Watch:
         if self._view is not None:
             self._view.update(self.state)
         return self.state
+
+    def _tell_of(self, unreadable: Iterable[Unreadable]) -> None:
+        """Name the first of each topic; metrics.jsonl counts them all."""
+        for record in unreadable:
+            if self._view is not None and record.noun not in self._told_of:
+                where = f"{record.noun}, partition {record.partition}, offset {record.offset}"
+                self._view.note(f"{where}: a record that cannot be read: {record.reason}")
+            self._told_of.add(record.noun)
 
     def _is_due(self, status: ReplicaStatus) -> bool:
         if status.sent_at - self._written.get(status.replica, 0) < REPLICA_EVERY_MS and status.state != "stopped":

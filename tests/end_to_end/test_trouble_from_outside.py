@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,8 +18,9 @@ from laminar_runs import LaminarRun
 from infra.kafka.broker import Broker, BrokerConfig, start_broker
 from infra.kafka.properties import ClientProperties
 from infra.kafka.reading import read_topic
-from schemas.records import DeadLetter, Experience
-from schemas.topics import CATALOGUE, DEAD_LETTERS, EXPERIENCES, Topic
+from schemas.codec import encode
+from schemas.records import CommitNote, DeadLetter, Experience, Metric
+from schemas.topics import CATALOGUE, DEAD_LETTERS, EXPERIENCES, METRICS, Topic
 
 STEPS = 60
 BROKEN_LINE = 7
@@ -46,7 +48,8 @@ class Ended:
     client: ClientProperties
 
     def records(self, run: LaminarRun, topic: Topic) -> list[Any]:
-        return [row for record in read_topic(self.client, topic.name(run.name)) for row in record.rows]
+        rows = (row for record in read_topic(self.client, topic.name(run.name)) for row in record.rows)
+        return [row for row in rows if isinstance(row, topic.records)]
 
 
 def write_questions(file: Path) -> None:
@@ -57,21 +60,25 @@ def write_questions(file: Path) -> None:
 
 
 def write_garbage(broker: Broker, run: str) -> dict[Where, bytes]:
-    """Two records that are none of ours in every topic that somebody reads."""
+    """In every topic a record that is none of ours, one of a version to come, and one that belongs elsewhere."""
     producer = KafkaProducer(bootstrap_servers=broker.bootstrap_servers, acks="all")
     written = {}
     for topic in CATALOGUE.values():
-        if topic.consumers:
-            for value, headers in ((GARBAGE, []), (b"{}", UNKNOWN_VERSION)):
-                sent = producer.send(topic.name(run), value, KEYS.get(topic.noun, b"x"), headers, partition=0).get(10)
-                written[sent.topic, sent.partition, sent.offset] = value
+        elsewhere, headers = encode(CommitNote("g", "{}", 1) if topic is METRICS else Metric("strange", 1, {}, 1))
+        for value, of_it in ((GARBAGE, []), (b"{}", UNKNOWN_VERSION), (elsewhere, list(headers))):
+            sent = producer.send(topic.name(run), value, KEYS.get(topic.noun, b"x"), of_it, partition=0).get(10)
+            written[sent.topic, sent.partition, sent.offset] = value
     producer.close()
     return written
 
 
+def read_by_pipelines(garbage: dict[Where, bytes]) -> dict[Where, bytes]:
+    return {where: value for where, value in garbage.items() if CATALOGUE[where[0].rpartition(".")[2]].consumers}
+
+
 def letters_by_place(client: ClientProperties, run: LaminarRun) -> dict[Where, DeadLetter]:
     rows = [row for record in read_topic(client, DEAD_LETTERS.name(run.name)) for row in record.rows]
-    return {(row.topic, row.partition, row.offset): row for row in rows}
+    return {(row.topic, row.partition, row.offset): row for row in rows if isinstance(row, DeadLetter)}
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +101,10 @@ def ended(start_run: StartRun, tmp_path_factory: pytest.TempPathFactory) -> Iter
             run.until_phase("training")
         garbage = write_garbage(broker, troubled.name)
         # Heartbeats and inboxes are read from a start's own moment on, so a restart would pass these by.
-        troubled.until(lambda: set(garbage) <= set(letters_by_place(client, troubled)), 30, "a letter for each record")
+        wanted = set(read_by_pipelines(garbage))
+        troubled.until(lambda: wanted <= set(letters_by_place(client, troubled)), 30, "a letter for each record")
+        for run in (troubled, calm):
+            assert not any(role["restarts"] for role in run.state()["roles"].values()), run.state()
         broker.stop()
         time.sleep(3)
         assert troubled.exit_code() is None
@@ -126,9 +136,21 @@ def test_neither_sees_the_other(ended: Ended) -> None:
 
 def test_what_is_no_record_is_kept_whole_in_the_dead_letters(ended: Ended) -> None:
     letters = letters_by_place(ended.client, ended.troubled)
-    for where, payload in ended.garbage.items():
+    for where, payload in read_by_pipelines(ended.garbage).items():
         assert letters[where].payload == payload
         assert letters[where].reason
+
+
+def test_what_is_no_record_is_told_of_where_only_people_read(ended: Ended) -> None:
+    summary = json.loads((ended.troubled.folder / "summary.json").read_text())
+    assert summary["unreadable_records"] == {"metrics": 3, "relay": 3, "replicas": 3}
+    for noun in summary["unreadable_records"]:
+        assert re.search(
+            rf"^{noun}, partition 0, offset \d+: a record that cannot be read: ", ended.troubled.said(), re.M
+        )
+    for noun in ("plans", "metrics", "dead-letters", "restore"):
+        records = read_topic(ended.client, CATALOGUE[noun].name(ended.troubled.name))
+        assert sum(record.error is not None for record in records) == 2
 
 
 def test_training_goes_on_without_checkpoints(ended: Ended) -> None:

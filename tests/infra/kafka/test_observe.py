@@ -16,6 +16,7 @@ from infra.kafka.admin import TopicSpec, admin_client, create_topics
 from infra.kafka.broker import Broker, BrokerConfig, start_broker
 from infra.kafka.observe import PATIENCE_S, Observer, topic_lags
 from infra.kafka.properties import ClientProperties
+from infra.kafka.unreadable import Unreadable
 from schemas.codec import encode
 from schemas.records import Metric, PolicyVersion, RelayStatus, WeightVersion
 from schemas.topics import INBOX, METRICS, PROMPTS, RELAY, REPLICAS, TRAJECTORIES, Topic, group_name
@@ -98,11 +99,14 @@ def test_what_is_not_committed_or_not_ours_is_not_seen(broker: Broker, client: K
         writer.abort_transaction()
         writer.begin_transaction()
         writer.send(METRICS.name(run_id), value=b"garbage")
+        send(writer, run_id, METRICS, VERSION)
         send(writer, run_id, METRICS, metric(2))
         writer.commit_transaction()
     with Observer(ClientProperties.at(broker.bootstrap_servers), run_id) as observer:
-        assert poll_until(observer, lambda records: len(records) >= 1) == [metric(2)]
-        assert observer.undecodable == 1
+        garbage, stranger, seen = poll_until(observer, lambda records: len(records) >= 3)
+    assert seen == metric(2)
+    assert garbage == Unreadable("metrics", 0, 2, "no laminar-schema header")  # after metric 1 and the mark of its end
+    assert stranger == Unreadable("metrics", 0, 3, "a WeightVersion does not belong on metrics")
 
 
 def test_lag_is_asked_for_at_most_every_two_seconds(broker: Broker, client: KafkaAdminClient, run_id: str) -> None:

@@ -12,7 +12,7 @@ from synthetic_run import GROUP_BATCH, START, STEPS, evaluation_metric, history,
 
 from pipelines.report.closing import closing_lines, laminar
 from pipelines.report.machine import cpu_model, describe_machine, package_versions
-from pipelines.report.metrics_file import MetricsFile, read_metrics
+from pipelines.report.metrics_file import MetricsFile, read_metrics, unreadable_metric
 from pipelines.report.series import batches, evaluations, mean_between, newest_by_step, staleness_histogram
 from pipelines.report.summary import RunFacts, figures_of, summarise
 from pipelines.report.verdict import accounted, compared_with_warm_start, learned
@@ -74,6 +74,11 @@ def test_of_a_run_of_which_nothing_is_known_everything_is_null() -> None:
     assert {key for key, value in summary.items() if value not in empty} == {"run"}
     assert "heldout_before" in summary
     assert "Nothing was trained." in closing_lines(Path("runs/empty"), summary, Path("my.toml"))
+
+
+def test_unreadable_records_add_up() -> None:
+    found = [unreadable_metric({"metrics": 2}, START), unreadable_metric({"metrics": 1, "relay": 1}, START + 1)]
+    assert figures_of(found, RunFacts("r"))["unreadable_records"] == {"metrics": 3, "relay": 1}
 
 
 def test_a_step_that_was_trained_again_counts_once() -> None:

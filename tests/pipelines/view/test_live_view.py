@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 from synthetic_run import START, evaluation_metric, heartbeat, history, manifest, trainer_metric
 
+from infra.kafka.unreadable import Unreadable
 from pipelines.report.metrics_file import MetricsFile, read_metrics
 from pipelines.view.braille import plot
 from pipelines.view.events import LagSeen, PhaseStarted, Role, RolesSeen, Tick
@@ -194,7 +195,7 @@ class News:
         self.polls = [
             [trainer_metric(1), heartbeat(0, START, 5), heartbeat(1, START, 6)],
             [manifest(1, 0), heartbeat(0, START + 100, 7), Metric("score", 0, {"errors": 1.0}, START + 2)],
-            [],
+            [Unreadable("metrics", 0, 17, "no laminar-schema header"), Unreadable("metrics", 0, 18, "neither")],
         ]
         self.lags = 0
 
@@ -224,12 +225,15 @@ def test_a_watch_folds_writes_and_shows(tmp_path: Path) -> None:
     assert state.roles == ROLES
     assert state.lag == {"inbox": 2}
     written = read_metrics(path)
-    names = [each.name for each in written]
-    assert names == ["phase", "phase", "trainer", "replica", "replica", "lag", "version", "score", "lag", "warm_start"]
+    series = ["phase", "phase", "trainer", "replica", "replica", "lag", "version", "score"]
+    assert [each.name for each in written] == [*series, "unreadable", "lag", "warm_start"]
+    assert written[len(series)].values == {"metrics": 2}
     assert [each.step for each in written if each.name == "replica"] == [0, 1]  # thinned out: not every heartbeat
     assert written[2] == trainer_metric(1)
     assert [list(each.values) for each in written[:2]] == [["starting"], ["training"]]
     assert "-- training" in out.getvalue()
+    told = [line for line in out.getvalue().splitlines() if "cannot be read" in line]
+    assert told == ["metrics, partition 0, offset 17: a record that cannot be read: no laminar-schema header"]
 
 
 def test_a_metrics_file_is_carried_on_where_it_was_left(tmp_path: Path) -> None:

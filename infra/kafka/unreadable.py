@@ -1,0 +1,14 @@
+"""A record that an observer cannot make sense of. Free of the client, for those who only show it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Unreadable(NamedTuple):
+    """Where it stands, by its topic's noun, and why it cannot be read."""
+
+    noun: str
+    partition: int
+    offset: int
+    reason: str
