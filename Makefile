@@ -30,9 +30,11 @@ pytest: $(READY)
 prism: $(READY)
 	$(BIN)/python -m infra.runners.prism
 
-# Hours of kills and stops; tests/soak/campaign.py does as much as one likes, and goes on where it was stopped.
+# Hours of kills and stops: a campaign that prints a table and, stopped, goes on where it was (or with what had failed)
+# when it is started again, then what else is marked so. `rm -r build/soak` begins it anew; ARGS are the campaign's.
 soak: $(READY)
-	$(BIN)/pytest -m soak $(ARGS)
+	$(BIN)/python tests/soak/campaign.py --folder build/soak $(ARGS)
+	$(BIN)/pytest -m soak
 
 # The environment: pinned packages, then the project itself in place.
 $(READY): requirements.txt pyproject.toml

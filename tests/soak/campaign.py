@@ -1,9 +1,9 @@
 """Runs that are hurt for as long as you like: every process killed again and again, stops at random moments.
 
-    python tests/soak/campaign.py --folder /tmp/soak --seeds 5 --kills 20
+    make soak ARGS="--seeds 5 --kills 20"
 
 A cell is one scenario under one seed. What it found is written to `results.json` in the folder as soon as it is known;
-started again, the campaign goes on with the cells that are missing. Exit code 1 if any cell failed.
+started again, the campaign goes on with the cells that are missing or had failed. Exit code 1 if any cell failed.
 """
 
 from __future__ import annotations
@@ -89,20 +89,22 @@ def main() -> None:
         "laminar run killed": run_killed,
         "Ctrl-C": run_stopped,
     }
-    results = campaign(options.folder, scenarios, options.seeds)
+    results = campaign(options.folder.absolute(), scenarios, options.seeds)
     show(results)
     sys.exit(any("error" in found for found in results.values()))
 
 
 def campaign(folder: Path, scenarios: dict[str, Scenario], seeds: int) -> dict[str, Found]:
-    """What each cell found, by "scenario/seed"; cells that `results.json` in `folder` has are not run again."""
+    """What each cell found, by "scenario/seed"; what went well, by `results.json` in `folder`, is not run again."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "results.json"
     results: dict[str, Found] = json.loads(file.read_text()) if file.exists() else {}
-    missing = [(name, seed) for seed in range(seeds) for name in scenarios if f"{name}/{seed}" not in results]
+    cells = [(name, seed) for seed in range(seeds) for name in scenarios]
+    missing = [(name, seed) for name, seed in cells if "error" in results.get(f"{name}/{seed}", {"error": "not run"})]
     if not missing:
         return results
-    model = folder / "model" if (folder / "model").exists() else make_model(folder / "model")
+    shutil.rmtree(folder / "model", ignore_errors=True)
+    model = make_model(folder / "model")
     config = write_config(folder / "small.toml", model)
     nursery = Nursery(model)
     try:
