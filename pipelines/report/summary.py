@@ -160,6 +160,8 @@ def habit_share(teaching: Mapping[str, Any] | None) -> float | None:
         return 0.0
     share: float = teaching.get("habit_share", WarmStartConfig.habit_share)
     return share
+
+
 def unreadable_records(metrics: Sequence[Metric]) -> dict[str, int]:
     """How many records of what an observer reads were none of ours, by topic."""
     found = Counter[str]()
