@@ -84,6 +84,7 @@ def _measure(name: str, ending: signal.Signals) -> Measured:
         _until(lambda: _trained(folder) >= TRAINED, run, log.name)
         state = json.loads((folder / "state.json").read_text("utf-8"))
         family = [psutil.Process(run.pid), *psutil.Process(run.pid).children(recursive=True)]
+        used = others.share()  # what outlives a killed run counts as others'
         asked = time.monotonic()
         run.send_signal(ending)
         run.wait(LIMIT_S)
@@ -92,7 +93,7 @@ def _measure(name: str, ending: signal.Signals) -> Measured:
     finally:
         run.kill()
         run.wait()
-    return Measured(state["phases"], _first_trajectory(folder, name) - started, gone, others.share())
+    return Measured(state["phases"], _first_trajectory(folder, name) - started, gone, used)
 
 
 def _until(condition: Callable[[], Any], run: subprocess.Popen[bytes] | None, log: str) -> None:

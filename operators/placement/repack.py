@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 
@@ -68,14 +68,13 @@ def plan_repack(loads: Sequence[Load], kv_share: float = 0.99, *, only_leaving: 
         return moves
     room.keep([load.replica for load in idle])
     received = {move.destination for move in moves}
-    most_kv = most_requests = math.inf  # of what found no room: there is less and less
-    for load in sorted(idle, key=lambda load: (load.kv_used, load.requests)):
-        kv = load.kv_used + load.growth
-        if load.replica in received or (kv >= most_kv and load.requests >= most_requests):
+    most = math.inf  # requests of what found no room; what comes later is larger, and there is less
+    for load in sorted(idle, key=lambda load: (load.kv_used + load.growth, load.requests)):
+        if load.replica in received or load.requests >= most:
             continue
         parts = room.take(load, whole=True)
         if not parts:
-            most_kv, most_requests = kv, load.requests
+            most = load.requests
         received |= {part.destination for part in parts}
         moves += parts
     return moves
@@ -102,7 +101,7 @@ class _Room:
         Parts go to as few as possible, as far as there is room; where it is to be the `whole` or nothing they go to
         the fullest, so that the emptier ones may still give.
         """
-        parts = self._one(load) or self._several(load, self._order if whole else self._order[::-1])
+        parts = self._one(load) or self._several(load, fullest_first=whole)
         if whole and sum(requests for _, requests in parts) < load.requests:
             return []
         if parts:
@@ -118,11 +117,14 @@ class _Room:
                 return [(replica, load.requests)]
         return []
 
-    def _several(self, load: Load, order: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Who takes how many of its requests, asked in this order."""
+    def _several(self, load: Load, *, fullest_first: bool) -> list[tuple[int, int]]:
+        """Who takes how many of its requests, of those that take one at all."""
         parts, left = [], load.requests
         each = max(1, -(-(load.kv_used + load.growth) // load.requests))
-        for kv, replica in order:
+        takers = self._order[bisect_left(self._order, (each, -1)) :]
+        for kv, replica in takers if fullest_first else reversed(takers):
+            if not left:
+                break
             count = min(left, self._free[replica][1], kv // each)
             if count > 0 and replica != load.replica:
                 parts.append((replica, count))
