@@ -74,7 +74,7 @@ def experience(number: int, member: int, logprobs: tuple[float, ...] = (-0.5, -0
     asked = Prompt(number, "train", "sums", "1 + 1", token_ids([1, 2]), "{}", 4, sampling)
     response = Response(token_ids([5] * len(logprobs)), floats(logprobs), flags([True] * len(logprobs)))
     spans = (VersionSpan(VERSION, len(logprobs)),)
-    made = Trajectory(asked, member, 1, 1, 0, 1, response, "2", spans, VERSION, "stop", None, 0, 0)
+    made = Trajectory(asked, member, 1, 1, 0, 1, response, "2", spans, VERSION, "stop", None, 0, None, 0)
     return Experience(made, 1.0, (), None, 0)
 
 
