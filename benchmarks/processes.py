@@ -23,7 +23,7 @@ class OthersWatch:
         self._all, self._own = psutil.cpu_times(), _own_seconds()
 
     def share(self) -> float:
-        """Of the machine's CPU time, 0 to 1. Counts children once they have ended."""
+        """Of the machine's CPU time, 0 to 1. Ask before what was started is orphaned: then it counts as others'."""
         now = psutil.cpu_times()
         whole = sum(now) - sum(self._all)
         idle = now.idle - self._all.idle + getattr(now, "iowait", 0.0) - getattr(self._all, "iowait", 0.0)
@@ -31,8 +31,14 @@ class OthersWatch:
 
 
 def _own_seconds() -> float:
+    """Of this process and all that it has started, whether it lives or has been waited for."""
     used = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(each.ru_utime + each.ru_stime for each in used)
+    seconds = sum(each.ru_utime + each.ru_stime for each in used)
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            seconds += times.user + times.system + times.children_user + times.children_system
+    return seconds
 
 
 class CpuWatch:
