@@ -14,9 +14,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from benchmarks.ended_runs import rows_of
 from infra.kafka.broker import BrokerConfig, start_broker
 from infra.kafka.properties import ClientProperties
-from infra.kafka.reading import read_topic
 from pipelines.config import load_config
 from pipelines.report.metrics_file import read_metrics
 from pipelines.report.series import Batch, batches
@@ -146,10 +146,6 @@ def moves_of(client: ClientProperties, run: str) -> dict[str, Any]:
 
 def _median_s(milliseconds: Sequence[int]) -> float:
     return statistics.median(milliseconds) / 1000 if milliseconds else math.nan
-
-
-def rows_of(client: ClientProperties, topic: str, kind: type) -> list[Any]:
-    return [row for record in read_topic(client, topic) for row in record.rows if isinstance(row, kind)]
 
 
 def measure(metrics: Sequence[Metric], spans: Sequence[tuple[int, int]], time_scale: float, stride: int) -> Ran:

@@ -13,8 +13,12 @@ from schemas.topics import Topic
 R = TypeVar("R")
 
 
+def rows_of(client: ClientProperties, topic: str, kind: type[R]) -> list[R]:
+    """All records of class `kind` in `topic`."""
+    return [row for record in read_topic(client, topic) for row in record.rows if isinstance(row, kind)]
+
+
 def read_ended(folder: Path, run: str, topic: Topic, kind: type[R]) -> list[R]:
     """All records of class `kind` in `topic` of `run`, whose folder is `folder`."""
     with start_broker(BrokerConfig(folder / "kafka")) as broker:
-        records = read_topic(ClientProperties.at(broker.bootstrap_servers), topic.name(run))
-        return [row for record in records for row in record.rows if isinstance(row, kind)]
+        return rows_of(ClientProperties.at(broker.bootstrap_servers), topic.name(run), kind)

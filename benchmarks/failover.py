@@ -27,7 +27,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.emulated_runs import emulated_run, rows_of
+from benchmarks.emulated_runs import emulated_run
+from benchmarks.ended_runs import rows_of
 from pipelines.report.machine import describe_machine
 from pipelines.report.metrics_file import read_metrics
 from schemas.records import Assignment, Metric

@@ -27,6 +27,8 @@ from schemas.topics import (
 )
 
 TIMEOUT_S = 10.0
+BOTH = [("p0.0", 0, 1), ("p0.1", 0, 1)]
+"""Where the two samples of one prompt are at first, see `with_one_prompt`."""
 
 
 class Placement:
@@ -87,6 +89,19 @@ class Placement:
     def tell(self, topic: Any, *records: Any) -> None:
         for record in records:
             self.log.append(topic, record)
+
+
+def with_one_prompt() -> Placement:
+    """One prompt of two samples, both at replica 0."""
+    placement = Placement()
+    placement.prompts(0)
+    placement.beat(0, placement.publish(0))
+    assert assigned(placement.run()) == BOTH
+    return placement
+
+
+def newest() -> PolicyVersion:
+    return version(0)
 
 
 def assigned(outputs: list[Output]) -> list[tuple[str, int, int]]:

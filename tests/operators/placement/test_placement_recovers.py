@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from placement_here import TIMEOUT_S, Placement, assigned, cancelled, given_up, leases
-from records_here import failed, prompt, settled, trajectory, version
+from placement_here import BOTH, TIMEOUT_S, Placement, assigned, cancelled, given_up, leases, newest, with_one_prompt
+from records_here import failed, prompt, settled, trajectory
 
 from operators.io.elements import Place
-from schemas.records import Assignment, PolicyVersion, Refused
+from schemas.records import Assignment, Refused
 from schemas.topics import DEAD_LETTERS, INBOX, PROGRESS, PROMPTS, SETTLED, TRAJECTORIES
-
-BOTH = [("p0.0", 0, 1), ("p0.1", 0, 1)]
 
 
 @pytest.fixture
 def placement() -> Placement:
-    """One prompt of two samples, both at replica 0."""
-    placement = Placement()
-    placement.prompts(0)
-    placement.beat(0, placement.publish(0))
-    assert assigned(placement.run()) == BOTH
-    return placement
-
-
-def newest() -> PolicyVersion:
-    return version(0)
+    return with_one_prompt()
 
 
 def low_water(placement: Placement, place: Place) -> int:

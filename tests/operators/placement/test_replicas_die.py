@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from placement_here import TIMEOUT_S, Placement, assigned, given_up, leases
-from records_here import prompt, trajectory, version
-
-from schemas.records import PolicyVersion
-
-BOTH = [("p0.0", 0, 1), ("p0.1", 0, 1)]
+from placement_here import BOTH, TIMEOUT_S, Placement, assigned, given_up, leases, newest, with_one_prompt
+from records_here import prompt, trajectory
 
 
 @pytest.fixture
 def placement() -> Placement:
-    """One prompt of two samples, both at replica 0."""
-    placement = Placement()
-    placement.prompts(0)
-    placement.beat(0, placement.publish(0))
-    assert assigned(placement.run()) == BOTH
-    return placement
-
-
-def newest() -> PolicyVersion:
-    return version(0)
+    return with_one_prompt()
 
 
 def test_a_silent_replica_is_fenced_and_its_work_goes_on_elsewhere(placement: Placement) -> None:
