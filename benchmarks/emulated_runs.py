@@ -51,11 +51,13 @@ class Ran:
     """Shares of time: of the trainer without a batch, of replicas without a request."""
     planned: int = 0
     moved: int = 0
-    """Trajectories that were to move, and that did, over the whole run; counted once a move."""
+    levelled: int = 0
+    """Trajectories that were to move, that did, and that did so before they had begun, over the whole run; counted
+    once a move."""
     hand_over_s: float = math.nan
     resumed_s: float = math.nan
     plan_resumed_s: float = math.nan
-    """Medians from a plan to the hand-over of what it names, to its next token, and to the first of those of a plan;
+    """Medians from a plan to the hand-over of what had begun, to its next token, and to the first of those of a plan;
     in seconds that are not emulated."""
 
     @property
@@ -127,7 +129,8 @@ def moves_of(client: ClientProperties, run: str) -> dict[str, Any]:
     handed: list[int] = []
     resumed: dict[str, list[int]] = defaultdict(list)
     given = [each for each in told if each.next_owner is not None]
-    for each in given:
+    begun = [each for each in given if each.start + len(each.gained.token_ids)]
+    for each in begun:
         before = [plan for plan in planned[each.trajectory_id] if plan.planned_at <= each.written_at]
         if before:
             plan = before[-1]
@@ -138,6 +141,7 @@ def moves_of(client: ClientProperties, run: str) -> dict[str, Any]:
     return {
         "planned": sum(map(len, planned.values())),
         "moved": len(given),
+        "levelled": len(given) - len(begun),
         "hand_over_s": _median_s(handed),
         "resumed_s": _median_s([took for each in resumed.values() for took in each]),
         "plan_resumed_s": _median_s([min(each) for each in resumed.values()]),

@@ -4,7 +4,7 @@
 
 Replicas take a batch of trajectories each, drain it under one weight version and take the next; a version comes with
 every so many trajectories. Three placements are compared on emulated engines, without Kafka and by a clock of their
-own: `none`; `repack`, which is `plan_repack` every five seconds, whose moves cost the prefill of what they move; and
+own: `none`; `repack`, which is placement's plan every five seconds, whose moves cost the prefill of what they move; and
 `oracle`, which packs what is left of each version's batches onto as few replicas as will hold it, every second and for
 free. Figures are of the second half of the time.
 """
@@ -22,6 +22,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from operators.placement.lengths import LengthsSeen
+from operators.placement.levelling import plan_levelling
 from operators.placement.repack import Load, plan_repack
 from operators.rollout.emulated_engine import EmulatedEngine, emulated_scheduling
 from operators.rollout.emulated_rows import EmulatedRows
@@ -47,7 +49,7 @@ class Cluster:
     prompt: int = 2048
     p50: float = 2000.0
     p99: float = 16_000.0
-    most_requests: int = 128
+    most_requests: int = 160
     """Requests that a replica may have by moves."""
     pull_s: float = 0.57
     global_batch: int = 8192
@@ -89,6 +91,7 @@ class Simulation:
     def __init__(self, cluster: Cluster, free: bool) -> None:
         self.cluster, self.now = cluster, 0.0
         self._next = self.finished = self.moved = 0
+        self.lengths = LengthsSeen()
         self._latencies: list[tuple[float, float]] = []
         self._kv: list[tuple[float, float]] = []
         self._tokens: list[tuple[float, int]] = []
@@ -151,7 +154,8 @@ class Simulation:
 
     def _step(self, replica: Replica) -> None:
         for done in replica.engine.step():
-            _, began = replica.holds.pop(done.trajectory_id)
+            request, began = replica.holds.pop(done.trajectory_id)
+            self.lengths.add(len(request.prompt), len(done.generated.token_ids))
             self.finished += 1
             self._latencies.append((self.now, self.now - began))
 
@@ -177,25 +181,30 @@ def nothing(simulation: Simulation) -> None:
 
 def repack(simulation: Simulation) -> None:
     """What placement plans, at what its moves cost the engines."""
+    lengths = simulation.lengths
     for version in {replica.version for replica in simulation.replicas}:
         group = {i: r for i, r in enumerate(simulation.replicas) if r.version == version and r.holds}
         loads = []
         for index, replica in group.items():
-            status = replica.engine.status()
+            status, requests = replica.engine.status(), len(replica.holds)
             loads.append(
                 Load(
                     replica=index,
                     kv_used=status.kv_used,
                     kv_capacity=status.kv_capacity,
                     kv_before=replica.kv_before,
-                    requests=len(replica.holds),
+                    requests=requests,
                     waiting=status.waiting,
                     most_requests=simulation.cluster.most_requests,
+                    growth=int(lengths.growth(status.kv_used / max(1, status.running), requests)),
                 )
             )
-        for move in plan_repack(loads):
+        moves = plan_repack(loads)
+        for move in [*moves, *plan_levelling(loads, moves, max(1, int(lengths.kv())))]:
             source = group[move.source]
-            simulation.move(source, list(source.holds)[: move.requests], group[move.destination])
+            names = list(source.holds)
+            taken = names[-move.requests :] if move.waiting else names[: move.requests]
+            simulation.move(source, taken, group[move.destination])
 
 
 def oracle(simulation: Simulation) -> None:

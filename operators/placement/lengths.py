@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import deque
+
+import numpy as np
 
 REMEMBERED = 1024
 
@@ -15,7 +16,7 @@ class LengthsSeen:
         self._responses: deque[int] = deque(maxlen=REMEMBERED)
         self._sum = self._squares = 0
         self._prompt = 0.0
-        self._ranked: list[int] | None = None
+        self._ranked: np.ndarray | None = None
 
     def add(self, prompt: int, response: int) -> None:
         """A trajectory has finished."""
@@ -42,8 +43,26 @@ class LengthsSeen:
         """
         if not self._responses:
             return 0.0
-        length = max(0.0, kv - self._prompt)
+        length, longer = self._longer(kv)
+        return float(longer.mean()) - length if len(longer) else length / 2
+
+    def growth(self, kv: float, requests: int) -> float:
+        """KV tokens that so many trajectories of `kv` each may come to hold together beyond what they do now.
+
+        While those that go on grow others end, so it is the expected peak of their sum, and what one may gain by
+        itself for the luck of few; never more than if all went on to their ends.
+        """
+        one = self.remaining(kv)
+        length, longer = self._longer(kv)
+        if not len(longer):
+            return requests * one
+        alive = np.arange(len(longer), 0, -1) / len(longer)  # just before each of the ends
+        peak = float((alive * (longer - length + kv)).max())
+        return min(requests * one, requests * max(0.0, peak - kv) + one)
+
+    def _longer(self, kv: float) -> tuple[float, np.ndarray]:
+        """The response of a trajectory that holds `kv`, and the responses seen that were longer, rising."""
         if self._ranked is None:
-            self._ranked = sorted(self._responses)
-        longer = self._ranked[bisect_right(self._ranked, length) :]
-        return sum(longer) / len(longer) - length if longer else length / 2
+            self._ranked = np.sort(np.array(self._responses, np.int64))
+        length = max(0.0, kv - self._prompt)
+        return length, self._ranked[np.searchsorted(self._ranked, length, side="right") :]

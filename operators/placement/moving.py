@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from operators.io.elements import Output
 from operators.placement.config import PlacementConfig
 from operators.placement.leases import Leases
+from operators.placement.levelling import plan_levelling
 from operators.placement.plans import plan_record
 from operators.placement.repack import Load, Move, plan_repack
 from operators.placement.replicas import Replica, ReplicaTable
@@ -102,7 +103,10 @@ class Moving:
         outputs: list[Output] = []
         for version, replicas in sorted(groups.items()):
             loads = [self._load(replica) for replica in replicas]
-            moves = plan_repack(loads, self._config.repack_kv, only_leaving=not self._config.rules.repack)
+            share, repacks = self._config.repack_kv, self._config.rules.repack
+            moves = plan_repack(loads, share, only_leaving=not repacks)
+            if repacks and (fresh_kv := int(self._tracking.lengths.kv())):
+                moves += plan_levelling(loads, moves, fresh_kv, share)
             if moves:
                 outputs += self._propose(version, loads, moves, clock)
         for replica in alive:
@@ -113,16 +117,17 @@ class Moving:
         """What the last heartbeat says, with the requests that placement has sent since."""
         status, tracking = replica.status, self._tracking
         requests = tracking.table.load(replica.owner)
-        running = max(1, status.running)
-        growth = tracking.lengths.remaining(status.kv_used / running) * requests
+        each = tracking.lengths.kv()
+        growth = tracking.lengths.growth(status.kv_used / max(1, status.running), requests)
         # What has come to it since that heartbeat, or waits there, holds no KV yet and will.
         coming = max(0, requests - status.running)
-        unseen = coming - status.waiting
-        # Few may have ended and not been told yet; where most are unseen it has only begun, and is not nearly done.
-        waiting = unseen if unseen > status.running + status.waiting else status.waiting
+        waiting = status.waiting
+        if coming - waiting > status.running + waiting:
+            # Few may have ended and not been told yet; where most are unseen it has only begun, and is not nearly done.
+            waiting = max(1, requests - int(status.kv_capacity / each)) if each else requests
         return Load(
             replica=status.replica,
-            kv_used=min(status.kv_capacity, status.kv_used + int(coming * tracking.lengths.kv())),
+            kv_used=min(status.kv_capacity, status.kv_used + int(coming * each)),
             kv_capacity=status.kv_capacity,
             kv_before=replica.kv_before,
             requests=requests,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from operators.placement.repack import Load, Move
 from schemas.records import PlannedMove, PolicyVersion, RepackPlan, ReplicaLoad
@@ -17,13 +18,13 @@ def plan_record(
     now: int,
 ) -> RepackPlan:
     """The plan to make `moves` among replicas with these `loads`; `names_at` tells what a source has, oldest first."""
-    given: dict[int, int] = {}
+    left: dict[int, list[str]] = {}
     planned = []
     for move in moves:
-        first = given.get(move.source, 0)
-        given[move.source] = first + move.requests
-        names = tuple(names_at(move.source)[first : first + move.requests])
-        planned.append(PlannedMove(move.source, move.destination, names, move.kv))
+        names = left.setdefault(move.source, list(names_at(move.source)))
+        taken = slice(len(names) - move.requests, None) if move.waiting else slice(move.requests)
+        planned.append(PlannedMove(move.source, move.destination, tuple(names[taken]), move.kv))
+        del names[taken]
     touched = [load for load in loads if any(load.replica in (move.source, move.destination) for move in moves)]
     return RepackPlan(
         plan_id=plan_id,
@@ -31,9 +32,17 @@ def plan_record(
         moves=tuple(planned),
         before=tuple(ReplicaLoad(load.replica, load.kv_used, load.kv_capacity, load.requests) for load in touched),
         after=tuple(_after(load, moves) for load in touched),
-        reason="drain" if all(load.leaving for load in touched if load.replica in given) else "repack",
+        reason=_reason(touched, moves),
         planned_at=now,
     )
+
+
+def _reason(touched: Sequence[Load], moves: Sequence[Move]) -> Literal["repack", "drain", "level"]:
+    """What most of a plan is for."""
+    if all(move.waiting for move in moves):
+        return "level"
+    sources = {move.source for move in moves}
+    return "drain" if all(load.leaving for load in touched if load.replica in sources) else "repack"
 
 
 def _after(load: Load, moves: Sequence[Move]) -> ReplicaLoad:

@@ -33,12 +33,16 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """`requests` requests of `source` go to `destination`, with `kv` tokens as of now."""
+    """`requests` requests of `source` go to `destination`, with `kv` tokens as of now.
+
+    They are the oldest there that no earlier move of the plan takes; or, `waiting`, the youngest, which hold no KV yet.
+    """
 
     source: int
     destination: int
     requests: int
     kv: int
+    waiting: bool = False
 
 
 def is_idle(load: Load, kv_share: float) -> bool:

@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pipelines.report.plots import Axis, Level, Line, bar_plot, line_plot, smoothed, timeline
+from pipelines.report.heat_map import heat_map
+from pipelines.report.plots import COLOURS, Axis, Level, Line, Points, bar_plot, line_plot, smoothed, timeline
 from pipelines.report.series import batches, evaluations, newest_by_step, staleness_histogram
 from pipelines.view.text import clock, count
 from schemas.records import Metric
@@ -107,12 +108,11 @@ def generated_per_second(metrics: Sequence[Metric]) -> Chart:
         if metric.name == "replica" and "tokens_generated" in metric.values:
             point = ((metric.measured_at - start) / 1000, metric.values["tokens_generated"])
             of_replica[metric.step][metric.values.get("incarnation", 0.0)].append(point)
-    lines = [
-        Line(f"replica {replica}", [rate for points in starts.values() for rate in _rates(points)], replica)
-        for replica, starts in sorted(of_replica.items())
-    ]
-    title = "Tokens generated per second"
-    return Chart(title, line_plot(title, lines, _TIME, Axis("per second", count, low=0)))
+    rates = {
+        replica: [rate for points in starts.values() for rate in _rates(points)]
+        for replica, starts in of_replica.items()
+    }
+    return _by_replica("Tokens generated per second", rates, Axis("per second", count, low=0))
 
 
 def replica_chart(metrics: Sequence[Metric], title: str, used: str, capacity: str) -> Chart:
@@ -123,8 +123,15 @@ def replica_chart(metrics: Sequence[Metric], title: str, used: str, capacity: st
         if metric.name == "replica" and used in metric.values and metric.values.get(capacity):
             at = (metric.measured_at - start) / 1000
             shares[metric.step].append((at, metric.values[used] / metric.values[capacity]))
-    lines = [Line(f"replica {replica}", points, replica) for replica, points in sorted(shares.items())]
-    y = Axis("share", lambda value: f"{100 * value:.0f} %", low=0, high=1)
+    return _by_replica(title, shares, Axis("share", lambda value: f"{100 * value:.0f} %", low=0, high=1))
+
+
+def _by_replica(title: str, series: Mapping[int, Points], y: Axis) -> Chart:
+    """A line for each replica; where there are more than colours, a row for each."""
+    if len(series) > COLOURS:
+        rows = {str(replica): points for replica, points in sorted(series.items())}
+        return Chart(title, heat_map(title, rows, _TIME, y), "A row for each replica, by its index.")
+    lines = [Line(f"replica {replica}", points, replica) for replica, points in sorted(series.items())]
     return Chart(title, line_plot(title, lines, _TIME, y))
 
 

@@ -75,7 +75,7 @@ def line_plot(title: str, lines: Sequence[Line], x: Axis, y: Axis, levels: Seque
                 f"<title>{escape(f'{each.label}: {x.text(a)}, {y.text(b)}')}</title></circle>"
                 for a, b in each.points
             ]
-    return _svg(title, parts) + legend([each for each in shown if not each.faint])
+    return svg(title, parts) + legend([each for each in shown if not each.faint])
 
 
 def bar_plot(title: str, bars: Mapping[str, float], x: Axis, y: Axis) -> str:
@@ -92,9 +92,9 @@ def bar_plot(title: str, bars: Mapping[str, float], x: Axis, y: Axis) -> str:
             f'<rect class="c0" x="{middle - thick / 2:.1f}" y="{top:.1f}" width="{thick:.1f}" '
             f'height="{up(0.0) - top:.1f}"><title>{escape(f"{label}: {y.text(value)}")}</title></rect>'
         )
-        parts.append(_text(middle, HEIGHT - BOTTOM + 15, label, "middle"))
-        parts.append(_text(middle, top - 5, f"{100 * value / total:.0f} %", "middle"))
-    return _svg(title, parts)
+        parts.append(written(middle, HEIGHT - BOTTOM + 15, label, "middle"))
+        parts.append(written(middle, top - 5, f"{100 * value / total:.0f} %", "middle"))
+    return svg(title, parts)
 
 
 def timeline(title: str, spans: Sequence[tuple[str, float]], text: Format) -> str:
@@ -115,7 +115,7 @@ def timeline(title: str, spans: Sequence[tuple[str, float]], text: Format) -> st
             parts.append(f'<text class="on" x="{at + wide / 2:.1f}" y="22" text-anchor="middle">{escape(name)}</text>')
         at += wide
     named = [Line(f"{name} {text(seconds)}", (), index) for index, (name, seconds) in enumerate(spans)]
-    return _svg(title, parts, width, height - 12) + legend(named)
+    return svg(title, parts, width, height - 12) + legend(named)
 
 
 def legend(lines: Sequence[Line]) -> str:
@@ -189,21 +189,23 @@ def _grid(across: _Scale | None, up: _Scale, x: Axis, y: Axis) -> list[str]:
     for mark in ticks(up.low, up.high, 5):
         at = up(mark)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
-        parts.append(_text(LEFT - 6, at + 4, y.text(mark), "end"))
+        parts.append(written(LEFT - 6, at + 4, y.text(mark), "end"))
     for mark in ticks(across.low, across.high) if across else ():
-        parts.append(_text(across(mark), HEIGHT - BOTTOM + 15, x.text(mark), "middle"))  # type: ignore[misc]
+        parts.append(written(across(mark), HEIGHT - BOTTOM + 15, x.text(mark), "middle"))  # type: ignore[misc]
     parts.append(f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{HEIGHT - BOTTOM}" y2="{HEIGHT - BOTTOM}"/>')
-    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, x.label, "middle", "label"))
+    parts.append(written((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, x.label, "middle", "label"))
     middle = (TOP + HEIGHT - BOTTOM) / 2
     turned = f'transform="rotate(-90 11 {middle:.0f})"'
     parts.append(f'<text class="label" x="11" y="{middle:.0f}" text-anchor="middle" {turned}>{escape(y.label)}</text>')
     return parts
 
 
-def _text(x: float, y: float, text: str, anchor: str, kind: str = "tick") -> str:
+def written(x: float, y: float, text: str, anchor: str, kind: str = "tick") -> str:
+    """A piece of text at a place."""
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
-def _svg(title: str, parts: Sequence[str], width: int = WIDTH, height: int = HEIGHT) -> str:
+def svg(title: str, parts: Sequence[str], width: int = WIDTH, height: int = HEIGHT) -> str:
+    """A whole drawing of `parts`."""
     head = f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}">'
     return f"{head}{''.join(parts)}</svg>"

@@ -20,7 +20,7 @@ class ReplicaLoad:
 
 @dataclass(frozen=True, slots=True)
 class PlannedMove:
-    """These trajectories, with `kv` tokens, go from one replica to another."""
+    """These trajectories, with `kv` tokens, go from one replica to another; without any, they wait there."""
 
     source: int
     destination: int
@@ -32,7 +32,8 @@ class PlannedMove:
 class RepackPlan:
     """Moves among the replicas of one weight version, with the load of all it touches before and after.
 
-    Made by placement, for people and tools. `after` is what the plan aims at.
+    Made by placement, for people and tools. `after` is what the plan aims at. The `reason` is that of its moves: to
+    empty replicas, because they are to drain, or, if all of them are so, that what waits can run elsewhere at once.
     """
 
     plan_id: str
@@ -40,5 +41,5 @@ class RepackPlan:
     moves: tuple[PlannedMove, ...]
     before: tuple[ReplicaLoad, ...]
     after: tuple[ReplicaLoad, ...]
-    reason: Literal["repack", "drain"]
+    reason: Literal["repack", "drain", "level"]
     planned_at: int

@@ -118,7 +118,7 @@ def test_whatever_the_loads_a_plan_fits_and_nobody_both_gives_and_gets(drawn: li
 
 def test_lengths_tell_nothing_before_any_was_seen() -> None:
     lengths = LengthsSeen()
-    assert (lengths.kv(), lengths.remaining(10)) == (0.0, 0.0)
+    assert (lengths.kv(), lengths.remaining(10), lengths.growth(10, 5)) == (0.0, 0.0, 0.0)
 
 
 def test_kv_is_what_a_trajectory_holds_at_a_random_moment() -> None:
@@ -135,6 +135,23 @@ def test_what_is_still_to_come(length: int, expected: float) -> None:
     for response in (10, 30, 20 if length == 0 else 30):
         lengths.add(5, response)
     assert lengths.remaining(5 + length) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("kv", "requests", "expected"),
+    [
+        (5, 1, 20),  # one by itself: the mean of what is still to come
+        (5, 10, 10 * 12.5 + 20),  # half of them come to hold 35, which is 17.5 for each of all
+        (15, 1, 20),
+        (15, 10, 10 * 20),  # all that are left go on to 35
+        (35, 10, 10 * 15),  # longer than any that was seen: half as much again
+    ],
+)
+def test_some_end_while_others_grow(kv: float, requests: int, expected: float) -> None:
+    lengths = LengthsSeen()
+    for response in (10, 30):
+        lengths.add(5, response)
+    assert lengths.growth(kv, requests) == pytest.approx(expected)
 
 
 def test_old_lengths_are_forgotten() -> None:

@@ -13,6 +13,7 @@ import pytest
 from synthetic_run import START, evaluation_metric, history, trainer_metric
 
 from pipelines.report.charts import charts
+from pipelines.report.heat_map import heat_map
 from pipelines.report.html import page, render_report
 from pipelines.report.metrics_file import MetricsFile
 from pipelines.report.plots import (
@@ -243,6 +244,29 @@ def test_a_restarted_replica_breaks_no_rate() -> None:
     points = re.findall(r'points="([^"]*)"', svg)[0].split()
     assert len(points) == 2  # one rate of each start, and none across the two
     assert len({point.split(",")[1] for point in points}) == 1
+
+
+def test_more_replicas_than_colours_have_a_row_each() -> None:
+    beats = [
+        Metric("replica", replica, {"kv_used": 10.0 * replica, "kv_capacity": 150.0, "capacity": 1.0}, START + at)
+        for replica in range(16)
+        for at in range(0, 10_000, 500)
+    ]
+    svg = values_drawn(beats, "KV cache in use")
+    rows: dict[str, list[float]] = {}
+    for top, shade in re.findall(r'<rect [^>]*y="([^"]*)"[^>]*fill-opacity="([^"]*)"', svg):
+        rows.setdefault(top, []).append(float(shade))
+    assert len(rows) == 15  # who had nothing is blank
+    assert [row[0] for row in rows.values()] == sorted(row[0] for row in rows.values())
+    assert max(map(max, rows.values())) == 1.0
+    assert [f">{replica}</text>" in svg for replica in (0, 15)] == [True, True]
+
+
+def test_a_heat_map_of_nothing_says_so() -> None:
+    axis = Axis("share")
+    assert "nothing was measured" in heat_map("KV", {}, axis, axis)
+    assert "nothing was measured" in heat_map("KV", {"0": []}, axis, axis)
+    assert "<rect" in heat_map("KV", {"0": [(3.0, 0.0)], "1": [(3.0, 2.0)]}, axis, axis)
 
 
 def test_divergence_is_shown_where_it_is_measured() -> None:
