@@ -72,12 +72,17 @@ class Ran:
 
 @contextmanager
 def emulated_run(
-    example: Path, name: str, folder: Path, changes: Sequence[str], meddle: Callable[[Path], None] = lambda folder: None
+    example: Path,
+    name: str,
+    folder: Path,
+    changes: Sequence[str],
+    meddle: Callable[[Path, Callable[[], bool]], None] = lambda folder, goes_on: None,
 ) -> Iterator[tuple[Path, ClientProperties]]:
     """The folder of an ended run and the Kafka of its topics, which goes when the context ends.
 
     It is `example` with `changes` ("section.key=value"), run as `name` in `folder`, which must not have it yet;
-    `meddle` is called with the run's folder once its process has been started. Raises RunFailed with what it said.
+    `meddle` is called with the run's folder once its process has been started, and with what tells whether it still
+    goes on. Raises RunFailed with what it said.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with start_broker(BrokerConfig(folder / f"kafka-{name}")) as broker, (folder / f"{name}.log").open("w") as said:
@@ -87,7 +92,7 @@ def emulated_run(
         command = [sys.executable, "-W", "ignore", "-c", "from pipelines.cli.main import main; main()", "run"]
         with subprocess.Popen([*command, str(example), *sets], stdout=said, stderr=subprocess.STDOUT) as process:
             try:
-                meddle(folder / name)
+                meddle(folder / name, lambda: process.poll() is None)
                 code = process.wait(LIMIT_S)
             finally:
                 process.terminate()

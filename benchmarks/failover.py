@@ -19,7 +19,7 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -58,10 +58,13 @@ def changes(steps: int, seed: int) -> list[str]:
     """What the benchmark changes of the example."""
     return [
         f"run.seed={seed}",
+        "run.time_scale=5",
         f"rollout.processes={PROCESSES}",
         f"rollout.replicas={HOSTED}",
         f"rollout.heartbeat_s={HEARTBEAT_S}",
         f"placement.heartbeat_timeout_s={TIMEOUT_S}",
+        "placement.repack_s=1",
+        "experience.global_batch=512",
         f"trainer.optimizer_steps={steps}",
         "trainer.emulation.step_s=[[0.0, 1.0], [1e6, 1.1]]",
     ]
@@ -75,14 +78,14 @@ class Killer:
         """When, in Unix seconds, and which process."""
         self._kills, self._every_s, self._random = kills, every_s, random.Random(seed)
 
-    def __call__(self, run: Path) -> None:
-        while self._state(run).get("phase") != "training":
+    def __call__(self, run: Path, goes_on: Callable[[], bool]) -> None:
+        while goes_on() and self._state(run).get("phase") != "training":
             time.sleep(0.1)
         for _ in range(self._kills):
             time.sleep(self._every_s)
             process = self._random.randrange(PROCESSES)
             pid = self._state(run).get("roles", {}).get(f"rollout-{process}", {}).get("pid")
-            if pid is None or self._state(run)["phase"] != "training":
+            if pid is None or not goes_on() or self._state(run)["phase"] != "training":
                 return
             os.kill(pid, signal.SIGKILL)
             self.killed.append((time.time(), process))

@@ -1,0 +1,56 @@
+"""Schedules other than our own in whole runs, on the engine that really generates."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import StartRun
+
+from infra.kafka.broker import Broker
+from infra.kafka.properties import ClientProperties
+from infra.kafka.reading import read_topic
+from pipelines.report.metrics_file import read_metrics
+from pipelines.report.series import batches, staleness_histogram
+from schemas.records import Trajectory
+from schemas.topics import TRAJECTORIES
+
+TRAINED = 8 * 16
+
+
+@pytest.fixture
+def generated(
+    request: pytest.FixtureRequest, start_run: StartRun, broker: Broker, run_id: str
+) -> tuple[list[Trajectory], dict[int, int]]:
+    """What a run under the schedule of the parameter has generated, and how stale it was when it was trained."""
+    servers = broker.bootstrap_servers
+    changes = (f"placement.schedule={request.param}", "experience.max_staleness=3", "prompts.max_new_tokens=48")
+    run = start_run(run_id, f"kafka.bootstrap_servers={servers}", *changes)
+    assert run.wait(150) == 0, run.said()
+    audit = run.audit()
+    assert audit["balanced"]
+    assert (audit["trained"], audit["lost"], audit["trained_twice"]) == (TRAINED, 0, 0)
+    metrics = read_metrics(run.folder / "metrics.jsonl")
+    assert len(batches(metrics)) == 8
+    records = read_topic(ClientProperties.at(servers), TRAJECTORIES.name(run.name))
+    rows = (row for record in records for row in record.rows if isinstance(row, Trajectory))
+    return [row for row in rows if row.prompt.purpose == "train"], staleness_histogram(metrics)
+
+
+@pytest.mark.parametrize("generated", ["partial_rollout"], indirect=True)
+def test_in_partial_rollout_each_token_carries_the_version_that_made_it(
+    generated: tuple[list[Trajectory], dict[int, int]],
+) -> None:
+    trajectories, _ = generated
+    for each in trajectories:
+        assert sum(span.length for span in each.version_spans) == len(each.response.token_ids)
+        versions = [span.version for span in each.version_spans]
+        assert versions == sorted(set(versions))
+    assert any(len(each.version_spans) > 1 for each in trajectories)
+
+
+@pytest.mark.parametrize("generated", ["synchronous"], indirect=True)
+def test_synchronous_trains_what_the_newest_weights_have_made(
+    generated: tuple[list[Trajectory], dict[int, int]],
+) -> None:
+    trajectories, staleness = generated
+    assert all(len(each.version_spans) == 1 for each in trajectories)
+    assert staleness == {0: TRAINED}
