@@ -64,7 +64,6 @@ def changes(steps: int, seed: int) -> list[str]:
         f"rollout.heartbeat_s={HEARTBEAT_S}",
         f"placement.heartbeat_timeout_s={TIMEOUT_S}",
         "placement.repack_s=1",
-        "experience.global_batch=512",
         f"trainer.optimizer_steps={steps}",
         "trainer.emulation.step_s=[[0.0, 1.0], [1e6, 1.1]]",
     ]
@@ -142,7 +141,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     arguments.add_argument("--kills", type=int, default=10)
     arguments.add_argument("--every", type=float, default=12.0, help="seconds between two kills")
-    arguments.add_argument("--steps", type=int, default=60, help="optimizer steps, enough for all kills")
+    arguments.add_argument("--steps", type=int, default=11, help="optimizer steps, enough for all kills")
     arguments.add_argument("--seed", type=int, default=0)
     arguments.add_argument("--folder", type=Path, help="where the run is left; a temporary one otherwise")
     arguments.add_argument("--json", action="store_true")
