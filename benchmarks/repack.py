@@ -1,6 +1,6 @@
 """What repack gains: the same emulated cluster with it and without, on the real Kafka and pipelines, and its bound.
 
-    python benchmarks/repack.py [--replicas 16] [--time-scale 10] [--steps 6] [--seed 0] [--json]
+    python -m benchmarks.repack [--replicas 16] [--time-scale 1] [--stride 4] [--steps 5] [--seed 0] [--json]
 
 Replicas of a 32B model on four H800 each take 512 trajectories at a time; a global batch is as many from each. The
 trainer is quick, so that nothing but generation is measured. The bound is that of `benchmarks/repack_bound.py`: the
@@ -33,13 +33,19 @@ PERIOD_S = 5.0
 """Emulated seconds between two plans."""
 
 
-def changes(repack: bool, replicas: int, time_scale: float, steps: int, seed: int) -> list[str]:
-    """What the benchmark changes of the example."""
+def changes(repack: bool, replicas: int, time_scale: float, stride: int, steps: int, seed: int) -> list[str]:
+    """What the benchmark changes of the example; `stride` real tokens are emulated as one."""
     return [
         f"run.seed={seed}",
         f"run.time_scale={time_scale}",
+        f"prompts.prompt_tokens={2048 // stride}",
+        f"prompts.max_new_tokens={16_384 // stride}",
         f"rollout.replicas={replicas}",
         f"rollout.slots={BATCH}",
+        f"rollout.context={18_432 // stride}",
+        f"rollout.kv_capacity={819_200 // stride}",
+        f"rollout.emulation.stride={stride}",
+        f"rollout.emulation.lengths={{p50 = {2000 // stride}, p99 = {16_000 // stride}}}",
         f"placement.max_replicas={replicas}",
         f"placement.repack_requests={MOST_REQUESTS}",
         "rollout.heartbeat_s=0.25",
@@ -57,8 +63,9 @@ def main() -> None:
     """Measure and print."""
     arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     arguments.add_argument("--replicas", type=int, default=16)
-    arguments.add_argument("--time-scale", type=float, default=10.0)
-    arguments.add_argument("--steps", type=int, default=6)
+    arguments.add_argument("--time-scale", type=float, default=1.0)
+    arguments.add_argument("--stride", type=int, default=4, choices=(1, 2, 4, 8))
+    arguments.add_argument("--steps", type=int, default=5)
     arguments.add_argument("--seed", type=int, default=0)
     arguments.add_argument("--folder", type=Path, help="where runs are left; a temporary one otherwise")
     arguments.add_argument("--json", action="store_true")
@@ -67,8 +74,8 @@ def main() -> None:
         folder = (options.folder or Path(temporary)).absolute()
 
         def run(name: str) -> Ran:
-            asked = changes(name == "repack", options.replicas, options.time_scale, options.steps, options.seed)
-            return run_emulated(EXAMPLE, f"{name}-{options.seed}", folder, asked)
+            how = options.replicas, options.time_scale, options.stride, options.steps, options.seed
+            return run_emulated(EXAMPLE, f"{name}-{options.seed}", folder, changes(name == "repack", *how))
 
         with ThreadPoolExecutor() as pool:  # at one time, so that what else the machine does falls on both alike
             ran = dict(zip(NAMES, pool.map(run, NAMES), strict=True))
@@ -87,7 +94,7 @@ def main() -> None:
         f" first {moved.plan_resumed_s:.2f} s by the clock on the wall (medians)"
     )
     steps = f"{options.steps} global batches of {BATCH * options.replicas:,}"
-    console.print(f"time scale {options.time_scale:g}, {steps}, seed {options.seed}")
+    console.print(f"time scale {options.time_scale:g}, stride {options.stride}, {steps}, seed {options.seed}")
     console.print(describe_machine())
 
 

@@ -18,19 +18,18 @@ SHORT_QUEUE = 8
 def plan_levelling(loads: Sequence[Load], moves: Sequence[Move], fresh_kv: int, kv_share: float = 0.99) -> list[Move]:
     """Moves of waiting requests among the replicas of one weight version, beside the `moves` of a repack plan.
 
-    Where it comes to, each counts as `fresh_kv` ≥ 1 tokens of KV. Whoever gives in `moves` is to be emptied, and takes
-    nothing; who receives there gives nothing, and has so much less room. The emptiest takes first, and from the
-    longest queue.
+    Where it comes to, each counts as `fresh_kv` ≥ 1 tokens of KV. Whoever gives or gets in `moves` is left alone. The
+    emptiest takes first, and from the longest queue.
     """
-    emptied, received = {move.source for move in moves}, {move.destination for move in moves}
-    staying = [load for load in loads if load.replica not in emptied and not load.leaving]
-    givers = (load for load in staying if load.replica not in received)
-    queues = [(-spare, load.replica) for load in givers if (spare := _spare(load)) > 0]
+    busy = {replica for move in moves for replica in (move.source, move.destination)}
+    free = [load for load in loads if load.replica not in busy and not load.leaving]
+    queues = [(-spare, load.replica) for load in free if (spare := _spare(load)) > 0]
     if not queues:
         return []
     heapify(queues)
+    rooms = [(room, load.replica) for load in free if (room := _room(load, fresh_kv, kv_share)) > 0]
     levelled: list[Move] = []
-    for room, replica in sorted(_rooms(staying, moves, fresh_kv, kv_share), reverse=True):
+    for room, replica in sorted(rooms, reverse=True):
         spare, giver = -queues[0][0], queues[0][1]
         count = min(spare, room)
         levelled.append(Move(giver, replica, count, 0, waiting=True))
@@ -49,17 +48,9 @@ def _spare(load: Load) -> int:
     return waiting - -(-(load.requests - waiting) // SHORT_QUEUE)
 
 
-def _rooms(loads: Sequence[Load], moves: Sequence[Move], fresh_kv: int, kv_share: float) -> list[tuple[int, int]]:
-    """(requests that it could run at once beside its own, replica) for each that can."""
-    coming = {load.replica: [0, 0] for load in loads}
-    for move in moves:
-        coming[move.destination][0] += move.kv
-        coming[move.destination][1] += move.requests
-    rooms = []
-    for load in loads:
-        kv, requests = coming[load.replica]
-        free = int(kv_share * load.kv_capacity) - load.kv_used - load.growth - kv
-        room = min(free // fresh_kv, load.most_requests - load.requests - requests)
-        if room > 0 and load.requests and not load.waiting:
-            rooms.append((room, load.replica))
-    return rooms
+def _room(load: Load, fresh_kv: int, kv_share: float) -> int:
+    """How many fresh requests it could run at once beside its own; who has none is free for newer weights."""
+    if load.waiting or not load.requests:
+        return 0
+    kv = int(kv_share * load.kv_capacity) - load.kv_used - load.growth
+    return min(kv // fresh_kv, load.most_requests - load.requests)

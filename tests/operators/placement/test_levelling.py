@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_repack import LOADS, load
@@ -49,16 +50,13 @@ def test_a_queue_shorter_than_all_room_is_shared_out_once() -> None:
     assert levelled(queue, load(1, 0, 1), load(2, 0, 1)) == [(0, 2, 7), (0, 1, 1)]
 
 
-def test_who_leaves_or_is_emptied_gives_no_queue_away() -> None:
+def test_who_leaves_gives_no_queue_away() -> None:
     assert levelled(load(0, **FULL, waiting=20, leaving=True), load(1, 40)) == []
-    emptied = Move(0, 1, 40, 20)
-    assert levelled(load(0, **FULL, waiting=20), load(1, 40), moves=(emptied,)) == []
 
 
-def test_who_is_emptied_takes_nothing_and_who_receives_has_so_much_less_room() -> None:
-    queue = load(2, **FULL, waiting=20)
-    given = Move(0, 1, 1, 30)
-    assert levelled(load(0, 30, 1), load(1, 40), queue, moves=(given,)) == [(2, 1, 2)]
+@pytest.mark.parametrize("move", [Move(0, 9, 40, 20), Move(9, 0, 1, 20), Move(1, 9, 2, 40), Move(9, 1, 1, 20)])
+def test_who_gives_or_gets_in_the_same_plan_is_left_alone(move: Move) -> None:
+    assert levelled(load(0, **FULL, waiting=20), load(1, 40), moves=(move,)) == []
 
 
 @given(LOADS, st.integers(1, 40))
