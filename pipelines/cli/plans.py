@@ -60,7 +60,8 @@ def plan_lines(plan: Any) -> str:
             for replica in (move["source"], move["destination"])
         )
         many = len(move["trajectory_ids"])
-        what = f"{many} trajector{'y' if many == 1 else 'ies'} of {move['kv']} KV tokens"
+        held = f"of {move['kv']} KV tokens" if move["kv"] else "not begun yet"
+        what = f"{many} trajector{'y' if many == 1 else 'ies'} {held}"
         lines.append(f"  {move['source']} → {move['destination']}  {what}; KV use of {ends}")
     return "\n".join(lines)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -145,3 +146,10 @@ def test_speed_is_of_the_last_heartbeats(beats: list[ReplicaStatus], expected: f
 def test_what_has_nothing_left_is_drained(running: int, state: str) -> None:
     row = replica_row([status(0, 1000, state="draining", running=running, waiting=0)], 3500)
     assert (row["state"], row["seconds_ago"]) == (state, 2.5)
+
+
+def test_what_moves_before_it_has_begun_holds_nothing() -> None:
+    plan = replace(PLAN, moves=(PlannedMove(0, 1, ("p3.0",), 0),), after=PLAN.before, reason="level")
+    said = plan_lines(to_plain(plan))
+    assert "plan 2-7 (level)" in said
+    assert "  0 → 1  1 trajectory not begun yet; KV use of replica 0 10 % → 10 %, replica 1 40 % → 40 %" in said
