@@ -1,6 +1,6 @@
 """What it costs to lose replicas: one of eight processes of two emulated replicas each is killed, again and again.
 
-    python -m benchmarks.failover [--kills 10] [--every 12] [--json]
+    python -m benchmarks.failover [--kills 10] [--every 25] [--json]
 
 A run on the real Kafka and pipelines; `laminar run` starts each process again. For every kill: how long until its
 replicas are back, how long then until they have work, and until all replicas together generate as much as they did
@@ -64,6 +64,7 @@ def changes(steps: int, seed: int) -> list[str]:
         f"rollout.heartbeat_s={HEARTBEAT_S}",
         f"placement.heartbeat_timeout_s={TIMEOUT_S}",
         "placement.repack_s=1",
+        "experience.max_staleness=4",
         f"trainer.optimizer_steps={steps}",
         "trainer.emulation.step_s=[[0.0, 1.0], [1e6, 1.1]]",
     ]
@@ -140,8 +141,8 @@ def main() -> None:
     """Measure and print."""
     arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     arguments.add_argument("--kills", type=int, default=10)
-    arguments.add_argument("--every", type=float, default=12.0, help="seconds between two kills")
-    arguments.add_argument("--steps", type=int, default=11, help="optimizer steps, enough for all kills")
+    arguments.add_argument("--every", type=float, default=25.0, help="seconds between two kills")
+    arguments.add_argument("--steps", type=int, default=15, help="optimizer steps, enough for all kills")
     arguments.add_argument("--seed", type=int, default=0)
     arguments.add_argument("--folder", type=Path, help="where the run is left; a temporary one otherwise")
     arguments.add_argument("--json", action="store_true")
