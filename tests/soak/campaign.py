@@ -16,7 +16,8 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,9 @@ from pipelines.audit.audit_run import audit  # noqa: E402
 
 Found = dict[str, Any]
 Scenario = Callable[[Callable[..., LaminarRun], int], Found]
+BETWEEN = ("score", "experience", "trainer")
+"""What stands between a finished trajectory and a weight version."""
+BETWEEN_KILLS = 50
 ENDLESS = ("trainer.optimizer_steps=1000000", "trainer.checkpoint_every=5")
 
 
@@ -52,14 +56,29 @@ def books_of(run: LaminarRun) -> Found:
 
 def processes_killed(start: Callable[..., LaminarRun], seed: int, *, kills: int) -> Found:
     """Each process, broker and zygote too, `kills` times in random order, at random moments of a run that trains."""
+    rng = random.Random(seed)
+    return killed(start, itertools.islice(rounds(seed), kills * len(ALL)), lambda: rng.expovariate(1.0))
+
+
+def between_killed(start: Callable[..., LaminarRun], seed: int) -> Found:
+    """50 kills spread over score, experience and trainer in one run, at random moments."""
+    rng = random.Random(seed)
+    # No faster, or a role dies oftener than a run puts up with: see pipelines/run/restarts.py.
+    return killed(start, itertools.islice(rounds(seed, BETWEEN), BETWEEN_KILLS), lambda: rng.uniform(3.5, 5.5))
+
+
+def killed(start: Callable[..., LaminarRun], names: Iterable[str], pause_s: Callable[[], float]) -> Found:
+    """A run that trains, each of `names` killed after a pause: the books once it was stopped, and each role's kills."""
     run = start(*ENDLESS)
     run.until_phase("training", 300)
-    rng = random.Random(seed)
-    for name in itertools.islice(rounds(seed), kills * len(ALL)):
-        time.sleep(rng.expovariate(1.0))
+    kills: Counter[str] = Counter()
+    for name in names:
+        time.sleep(pause_s())
         kill(run, name)
+        kills[name] += 1
     stop_cleanly(run, signal.SIGINT)
-    return {"kills": kills * len(ALL), **books_of(run)}
+    each = ", ".join(f"{name} {count}" for name, count in sorted(kills.items()))
+    return {"kills": kills.total(), "of": each, **books_of(run)}
 
 
 def run_killed(start: Callable[..., LaminarRun], seed: int) -> Found:
@@ -83,12 +102,15 @@ def main() -> None:
     arguments.add_argument("--folder", type=Path, required=True, help="where runs and results.json lie")
     arguments.add_argument("--seeds", type=int, default=3)
     arguments.add_argument("--kills", type=int, default=20, help="kills of each process in a run")
+    arguments.add_argument("--only", metavar="WORD", default="", help="the scenarios with this word in their names")
     options = arguments.parse_args()
     scenarios: dict[str, Scenario] = {
         f"{options.kills} kills a process": partial(processes_killed, kills=options.kills),
+        f"{BETWEEN_KILLS} kills of {', '.join(BETWEEN)}": between_killed,
         "laminar run killed": run_killed,
         "Ctrl-C": run_stopped,
     }
+    scenarios = {name: scenario for name, scenario in scenarios.items() if options.only in name}
     results = campaign(options.folder.absolute(), scenarios, options.seeds)
     show(results)
     sys.exit(any("error" in found for found in results.values()))
