@@ -118,8 +118,9 @@ class Simulation:
         return self._figures(seconds / 2)
 
     def move(self, source: Replica, names: list[str], destination: Replica) -> None:
-        """Hand `names` over, with what they have."""
-        for name, partial in source.engine.release(names).items():
+        """Hand `names` over, with what they have, the shortest first."""
+        released = source.engine.release(names)
+        for name, partial in sorted(released.items(), key=lambda each: len(each[1].token_ids)):
             request, began = source.holds.pop(name)
             resumed = Request(name, request.prompt, request.sampling, partial if len(partial.token_ids) else None)
             destination.engine.submit(resumed)

@@ -138,12 +138,16 @@ class Replica:
         log.info("replica %d keeps no room for plan %s: %s", self.index, order.plan_id, why)
 
     def hand_over(self, order: Release) -> list[Word]:
-        """Stop the trajectories that `order` names and give each to its next owner; what is not here is passed over."""
+        """Stop the trajectories that `order` names and give each to its next owner; what is not here is passed over.
+
+        The shortest first: they are computed anew in this order, and who is short soon goes on.
+        """
         leases = dict(zip(order.trajectory_ids, order.leases, strict=False))
         leaving = [name for name in leases if self._may_leave(name, leases[name])]
         released = self.engine.release([name for name in leaving if name in self._running])
+        lengths = {name: len(partial.token_ids) for name, partial in released.items()}
         words: list[Word] = []
-        for name in leaving:
+        for name in sorted(leaving, key=lambda name: lengths.get(name, 0)):
             to = NextOwner(leases[name], order.destination, order.destination_incarnation)
             words += self._part_with(name, to, released.get(name))
         return words

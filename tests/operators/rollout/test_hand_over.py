@@ -169,6 +169,17 @@ def test_what_has_not_begun_is_handed_over_as_it_came() -> None:
     assert (given.lease, given.policy_version, given.partial) == (5, version(0), None)
 
 
+def test_the_shortest_are_handed_over_first() -> None:
+    rig = Rig()
+    for name in (0, 1, 2):
+        rig.replica.take(assignment(name))
+        rig.steps(2)
+    rig.replica.take(assignment(3, under=version(0)))
+    words = rig.replica.hand_over(release(("p0.0", 5), ("p2.0", 6), ("p3.0", 7), ("p1.0", 8)))
+    given = [word.trajectory_id for word in words if isinstance(word, Assignment)]
+    assert given == ["p3.0", "p2.0", "p1.0", "p0.0"]
+
+
 @pytest.mark.parametrize("order", [release(("p9.0", 5)), release(("p0.0", 1)), release(("p0.0", 0))])
 def test_what_is_not_here_or_is_here_under_a_later_lease_stays(order: Release) -> None:
     rig = Rig()
