@@ -2,8 +2,8 @@
 
 A reinforcement-learning step at a small learning rate changes about 1 % of bfloat16 weights (PULSE, 2602.03839). The
 file is cut into pieces; a piece is `same`, `sparse` (gaps between changed elements, and the XOR of each with the
-parent's), `xor` (the XOR of all of it, by byte planes) or `raw`, compressed; which one, sizes decide that were measured
-on the tensor's first piece that changed. XOR makes small steps small numbers, and is its own inverse.
+parent's, by byte planes), `xor` (the XOR of all of it, by byte planes) or `raw`, compressed; which one, sizes decide
+that were measured where the tensor begins to change. XOR makes small steps small numbers, and is its own inverse.
 
 "LMND", u32 header length, JSON header [bytes, [[length, width, kind, elements, parts…]…]], the pieces' parts.
 """
@@ -26,7 +26,11 @@ _CODEC = "zstd"
 _LEVEL = 1
 _WIDTHS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _DENSE = 0.25
-"""Share of changed words beyond which a sparse piece is not even tried."""
+"""Share of changed elements beyond which a sparse piece is not even tried."""
+_BLOCK = 32 << 10
+"""Elements that are compared at a time: as many as a processor's own cache holds."""
+_SAMPLE = 128 << 10
+"""Bytes on which the ways are measured."""
 
 
 class Piece(NamedTuple):
@@ -86,59 +90,78 @@ def _encode_span(before: np.ndarray, after: np.ndarray, span: Span) -> list[Piec
     way: str | None = None
     pieces = []
     for at in range(start, end, _PIECE):
-        stop = min(at + _PIECE, end)
-        pieces.append(piece := _encode_piece(before[at:stop], after[at:stop], width, way))
-        way = way or (None if piece.kind == "same" else piece.kind)
+        place = slice(at, min(at + _PIECE, end))
+        old, new = before[place], after[place]
+        way = way or _shortest_way(old, new, width)
+        pieces.append(_encode_piece(old, new, width, way))
     return pieces
 
 
+def _shortest_way(before: np.ndarray, after: np.ndarray, width: int) -> str | None:
+    """The way that is measured to be the shortest where the piece begins to change; None if it does not."""
+    differs = before != after
+    first = int(differs.argmax()) // width * width
+    if not differs[first : first + width].any():
+        return None
+    sample = slice(first, first + _SAMPLE)
+    found = [_encode_as(way, before[sample], after[sample], width) for way in ("sparse", "xor", "raw")]
+    return min((piece for piece in found if piece is not None), key=_bytes_of).kind
+
+
 def _encode_piece(before: np.ndarray, after: np.ndarray, width: int, way: str | None) -> Piece:
-    """The piece in the given way, or in the one that is measured to be the shortest."""
+    """The piece in the given way; in another where that one does not fit it."""
     length = len(after)
-    changed = _changed(before, after, width) if way in (None, "sparse") else None
-    if changed is not None and not len(changed[0]):
+    if way is None or (way != "sparse" and np.array_equal(before, after)):
         return Piece(length, width, "same", 0, 0, ())
-    if changed is None and np.array_equal(before, after):
-        return Piece(length, width, "same", 0, 0, ())
-    ways = ["sparse", "xor", "raw"] if way is None else [way]
-    found = [made for each in ways if (made := _encode_as(each, before, after, width, changed)) is not None]
-    shortest = min(found, key=lambda piece: sum(map(len, piece.parts)), default=None)
-    if shortest is None or sum(map(len, shortest.parts)) > length:
-        return Piece(length, width, "raw", 0, 0, (_pack(after),))
-    return shortest
+    piece = _encode_as(way, before, after, width) or _encode_as("xor", before, after, width)
+    assert piece is not None
+    return piece if _bytes_of(piece) <= length else Piece(length, width, "raw", 0, 0, (_pack(after),))
 
 
-def _encode_as(
-    way: str, before: np.ndarray, after: np.ndarray, width: int, changed: tuple[np.ndarray, np.ndarray] | None
-) -> Piece | None:
+def _bytes_of(piece: Piece) -> int:
+    return sum(map(len, piece.parts))
+
+
+def _encode_as(way: str, before: np.ndarray, after: np.ndarray, width: int) -> Piece | None:
+    """The piece in one way; None where too much has changed for it. Unchanged is the shortest of the sparse ones."""
     if way == "raw":
         return Piece(len(after), width, "raw", 0, 0, (_pack(after),))
     if way == "xor":
         planes = np.bitwise_xor(before, after).reshape(-1, width).T
         return Piece(len(after), width, "xor", 0, 0, (_pack(np.ascontiguousarray(planes)),))
-    if changed is None or len(changed[0]) > _DENSE * len(after) / width:
+    index, values = _changed(before, after, width)
+    if not len(index):
+        return Piece(len(after), width, "same", 0, 0, ())
+    if len(index) > _DENSE * len(after) / width:
         return None
-    index, values = changed
     gaps = np.diff(index, prepend=-1) - 1
     gap_width = next(size for size in (1, 2, 4) if int(gaps.max()) < 1 << 8 * size)
-    parts = _pack(gaps.astype(_WIDTHS[gap_width])), _pack(values)
-    return Piece(len(after), width, "sparse", len(index), gap_width, parts)
+    parts = [_pack(part) for part in (gaps.astype(_WIDTHS[gap_width]), *_planes(values))]
+    return Piece(len(after), width, "sparse", len(index), gap_width, tuple(parts))
 
 
 def _changed(before: np.ndarray, after: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Which elements differ, int64[changed], and their XOR. Looks at eight bytes at a time first."""
-    words = len(after) // 8 * 8
-    mixed = np.bitwise_xor(before[:words].view(np.uint64), after[:words].view(np.uint64))
-    where = np.flatnonzero(mixed)
-    elements = mixed[where].view(_WIDTHS[width])
-    inside = np.flatnonzero(elements)
-    each = 8 // width
-    index, values = where[inside // each] * each + inside % each, elements[inside]
-    if words < len(after):
-        tail = np.bitwise_xor(before[words:].view(_WIDTHS[width]), after[words:].view(_WIDTHS[width]))
-        more = np.flatnonzero(tail)
-        index, values = np.concatenate([index, more + words // width]), np.concatenate([values, tail[more]])
-    return index, values
+    """Which elements differ, int64[changed], and their XOR."""
+    old, new = before.view(_WIDTHS[width]), after.view(_WIDTHS[width])
+    found, values = [], []
+    for at in range(0, len(new), _BLOCK):
+        mixed = np.bitwise_xor(old[at : at + _BLOCK], new[at : at + _BLOCK])
+        index = np.flatnonzero(mixed != 0)
+        found.append(index + at)
+        values.append(mixed[index])
+    return np.concatenate(found), np.concatenate(values)
+
+
+def _planes(values: np.ndarray) -> list[np.ndarray]:
+    """The first bytes of all `values`, the second ones, and so on: what small changes leave zero lies together."""
+    return [np.ascontiguousarray(plane) for plane in values.view(np.uint8).reshape(len(values), -1).T]
+
+
+def _joined(planes: Sequence[np.ndarray], kind: Any) -> np.ndarray:
+    values = planes[0].astype(kind)
+    for place, plane in enumerate(planes[1:], 1):
+        values |= plane.astype(kind) << kind(8 * place)
+    return values
 
 
 def _apply_piece(
@@ -166,11 +189,12 @@ def _apply_piece(
         np.bitwise_xor(old, planes.T.reshape(-1), out=new)
         return
     np.copyto(new, old)
-    if kind == "sparse":
-        gaps = _unpack(packed[0], elements * gap_width, _WIDTHS[gap_width])
-        values = _unpack(packed[1], elements * width, _WIDTHS[width])
-        index = np.cumsum(gaps, dtype=np.int64) + np.arange(elements)
-        if elements and index[-1] >= len(new) // width:
+    if kind == "sparse" and elements:
+        steps = _unpack(packed[0], elements * gap_width, _WIDTHS[gap_width]).astype(np.int64)
+        steps[1:] += 1
+        index = np.cumsum(steps, out=steps)
+        values = _joined([_unpack(part, elements, np.uint8) for part in packed[1:]], _WIDTHS[width])
+        if index[-1] >= len(new) // width:
             raise ValueError(f"a delta that changes element {index[-1]} of {len(new) // width}")
         new.view(_WIDTHS[width])[index] ^= values
 
@@ -191,9 +215,9 @@ def _header(delta: memoryview) -> tuple[Any, int]:
 
 
 def _checked(row: Any) -> tuple[int, int, str, int, int, list[int]]:
-    parts = {"same": 0, "raw": 1, "xor": 1, "sparse": 2}
     if isinstance(row, list) and len(row) >= 5:
         length, width, kind, elements, gap_width, *sizes = row
+        parts = {"same": 0, "raw": 1, "xor": 1, "sparse": 1 + width if width in _WIDTHS else 0}
         numbers: Iterable[Any] = (length, width, elements, gap_width, *sizes)
         if all(isinstance(n, int) and n >= 0 for n in numbers) and width in _WIDTHS and parts.get(kind) == len(sizes):
             fits = length % width == 0 and length <= _PIECE and elements <= length // width
