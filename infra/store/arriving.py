@@ -68,6 +68,13 @@ class Memory:
         """The same memory for reading alone; it may outlive all else."""
         return memoryview(mmap.mmap(self._file.fileno(), self.size, access=mmap.ACCESS_READ))
 
+    def is_there(self) -> bool:
+        """Whether the file still has its name: another process may have removed it, and put another in its place."""
+        try:
+            return os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
+        except FileNotFoundError:
+            return False
+
     def rename(self, path: Path) -> None:
         """Give the file another name."""
         self.path = self.path.rename(path)
@@ -79,8 +86,9 @@ class Memory:
         self._file.close()
 
     def drop(self) -> None:
-        """Remove the file; the memory lives until the last view of it is gone."""
-        self.path.unlink(missing_ok=True)
+        """Remove the file, if it is still this one; the memory lives until the last view of it is gone."""
+        if self._file.closed or self.is_there():
+            self.path.unlink(missing_ok=True)
         self._file.close()
 
 
@@ -99,6 +107,11 @@ class Arriving:
     def window(self) -> memoryview:
         """The same bytes for others to read while they come."""
         return self._memory.window()
+
+    @property
+    def hashed(self) -> int:
+        """Bytes that are hashed already."""
+        return self._hashed
 
     def absorb(self, end: int) -> None:
         """Hash the bytes before `end`, which change no more: the seal is then so much quicker."""

@@ -35,6 +35,20 @@ def to_evict(versions: Sequence[PolicyVersion], live: Collection[PolicyVersion],
     return [version for version in newest if version not in kept]
 
 
+def is_wanted(
+    version: PolicyVersion, here: Sequence[PolicyVersion], live: Collection[PolicyVersion], keep: int
+) -> bool:
+    """Whether a store that has the versions `here` should get `version`: it is the newest, or live, and no live one
+    would go for it.
+    """
+    if version in here or not here or version > max(here):
+        return version not in here
+    if version not in live:
+        return False
+    gone = {*to_evict([*here, version], live, keep), *to_evict(here, live, max(1, keep - 1))}
+    return gone.isdisjoint(live)
+
+
 class WeightStore:
     """The store in folder `root`, made if it is not there; it keeps the newest `keep` versions.
 
@@ -185,11 +199,18 @@ class WeightStore:
         return [version for version in to_evict(versions, self.live(), keep) if self._remove(version)]
 
     def rest(self) -> None:
-        """Be the store's writer no more, until the next `begin`: another process may write then."""
+        """Be the store's writer no more, until the next `begin`: another process may write then.
+
+        Reserved memory stays reserved for as long as no other process writes; see `tidy`.
+        """
         if self._arriving is None and self._writer is not None:
-            self._drop_spare()
             self._writer.release()
             self._writer = None
+
+    def tidy(self) -> None:
+        """Let go of reserved memory that another writer has removed."""
+        if self._spare is not None and not self._spare.is_there():
+            self._drop_spare()
 
     def close(self) -> None:
         """Give up what is arriving and let go of the store; complete versions stay."""
@@ -234,8 +255,10 @@ class WeightStore:
         os.ftruncate(writer.fd, 0)
         os.pwrite(writer.fd, str(os.getpid()).encode(), 0)
         self._writer = writer
+        self.tidy()
         for path in names.orphans(self.root):
-            path.unlink(missing_ok=True)
+            if self._spare is None or path != self._spare.path:
+                path.unlink(missing_ok=True)
 
     def _memory(self, path: Path, size: int) -> Memory:
         try:
@@ -245,7 +268,7 @@ class WeightStore:
 
     def _take_spare(self, size: int) -> Memory | None:
         spare = self._spare
-        if spare is None or spare.size != size or not spare.path.exists():
+        if spare is None or spare.size != size or not spare.is_there():
             self._drop_spare()
             return None
         self._spare = None

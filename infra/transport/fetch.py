@@ -60,9 +60,10 @@ class Fetch:
         wanted = [pull for pull in plan if pull.block in missing]
         self._order = [pull.block for pull in wanted]
         self._place = {block: place for place, block in enumerate(self._order)}
+        self._turns = {pull.block: pull.step for pull in wanted}
         self._queues: dict[int, deque[int]] = {}
-        for block, source in wanted:
-            self._queues.setdefault(source, deque()).append(block)
+        for pull in wanted:
+            self._queues.setdefault(pull.source, deque()).append(pull.block)
         self._lead = WINDOW + 2 * len(self._queues)
         self._low = 0
         self._orphans = deque(sorted(missing - set(self._order)))
@@ -108,8 +109,9 @@ class Fetch:
             if source is None:
                 return
             queue, self._orphans = self._orphans, deque()
-            for chunk in queue:
+            for chunk in queue:  # they are late: first of all
                 self._place.pop(chunk, None)
+                self._turns.pop(chunk, None)
         self._begin(source, queue)
 
     def _begin(self, source: int, queue: deque[int]) -> None:
@@ -151,7 +153,8 @@ class Fetch:
         corrupt = 0
         while queue or peer.asked:
             while queue and len(peer.asked) < WINDOW and self._may_ask(queue[0], wait=not peer.asked):
-                peer.ask(queue.popleft())
+                chunk = queue.popleft()
+                peer.ask(chunk, self._turns.get(chunk, 0))
             if self._ended:
                 return
             if not peer.asked:

@@ -18,7 +18,7 @@ from infra.store.arriving import Arriving
 from infra.store.deltas import apply_delta
 from infra.store.errors import CorruptVersion, StoreBusy, StoreError, VersionExists
 from infra.store.layout import Layout
-from infra.store.weight_store import WeightStore
+from infra.store.weight_store import WeightStore, is_wanted
 from infra.transport.cargo import Cargo, delta_cargo, full_cargo
 from infra.transport.fetch import Counts, Fetch
 from infra.transport.offers import Offers
@@ -36,6 +36,8 @@ STALL_S = 2.0
 """How long a version may make no progress before a newer one is fetched in its place."""
 PAUSE_S = 1.0
 """How long a version that cannot be had now is left alone."""
+HOLD_S = 60.0
+"""How long part of a version is kept while nobody has the rest: longer than placement takes to name another master."""
 MAX_WRONG = 3
 """Times that a version may arrive whole and wrong before its manifest is held to be a lie."""
 
@@ -147,6 +149,7 @@ class RelayNode:
             if manifest is None:
                 versions = {str(version) for version in self._store.versions()}
                 self._shelf.keep(lambda key, held=versions: key[0] in held)  # type: ignore[misc]
+                self._store.tidy()
                 with self._changed:
                     if not self._closed:
                         self._changed.wait(0.25)
@@ -166,14 +169,18 @@ class RelayNode:
                 self._store.rest()
 
     def _target(self) -> WeightVersion | None:
-        """The newest version that is not here, is newer than all that are, and is not resting."""
-        newest, now = self._store.newest(), time.monotonic()
+        """The newest version that is not here and that the store would take, but for those that rest."""
+        here, live = self._store.versions(), self._store.live()
         with self._changed:
             if self._chain is None:
                 return None
-            wanted = (v for v in self._known if (newest is None or v > newest) and self._resting.get(v, 0.0) <= now)
-            version = max(wanted, default=None)
-            return None if version is None else self._known[version]
+            wanted = [version for version in self._awake() if is_wanted(version, here, live, self._store.keep)]
+            return self._known[max(wanted)] if wanted else None
+
+    def _awake(self) -> list[PolicyVersion]:
+        """The versions that are known and do not rest."""
+        now = time.monotonic()
+        return [version for version in self._known if self._resting.get(version, 0.0) <= now]
 
     def _get(self, manifest: WeightVersion) -> None:
         cargo = full_cargo(manifest)
@@ -196,6 +203,7 @@ class RelayNode:
                 if layout is not None and not layout.describes(arriving.view):
                     raise ValueError("its tensors are not those of its bytes")
                 arriving.seal(manifest.blake3)
+                self._reserve(cargo.bytes)
                 log.info("version %s is here, %s", manifest.version, "by delta" if made else "in full")
             except CorruptVersion as error:
                 self.counts.corrupted += 1
@@ -230,15 +238,16 @@ class RelayNode:
                 moved = self._moved(chain, upstream, cargo)
                 return self._closed or moved or self._superseded(cargo, holding)
 
-            def progress() -> None:
-                if arriving is not None:
-                    arriving.absorb(prefix_of(cargo, holding))
-
+            progress = Hashing(cargo, holding, arriving) if arriving is not None else lambda: None
             fetch = Fetch(cargo, holding, upstream.plan, upstream.others, connect, self.counts)
             if fetch.run(stop, progress, patience):
                 return True
             if not self._moved(chain, upstream, cargo):
-                return False
+                if arriving is None or holding.empty or holding.idle_s > HOLD_S or self._superseded(cargo, holding):
+                    return False
+                with self._changed:
+                    if self._chain is chain and not self._closed:
+                        self._changed.wait(PAUSE_S)
         return False
 
     def _moved(self, before: RelayChain, upstream: Upstream, cargo: Cargo) -> bool:
@@ -251,11 +260,16 @@ class RelayNode:
         return elsewhere or upstream_of(chain, self.relay, cargo.chunks) != upstream
 
     def _superseded(self, cargo: Cargo, holding: Holding) -> bool:
-        """Whether a newer version is known while this one does not come on, or nobody speaks of this one any more."""
+        """Whether a newer version is known while this one does not come on, or nobody speaks of this one any more.
+
+        An older one gives way to the newest at once.
+        """
+        newest = self._store.newest()
         with self._changed:
             newer = any(version > cargo.version for version in self._known)
             gone = cargo.version not in self._known
-        return (newer or gone) and holding.idle_s > STALL_S
+            first = newest is not None and cargo.version < newest < max(self._awake(), default=newest)
+        return first or ((newer or gone) and holding.idle_s > STALL_S)
 
     def _fetch_delta(self, manifest: WeightVersion) -> memoryview | None:
         """The delta to this version, if its parent is here and somebody has it; else the full one is fetched."""
@@ -289,12 +303,39 @@ class RelayNode:
         log.warning("the delta of version %s is of no use, the full one is fetched: %s", manifest.version, problem)
         return False
 
+    def _reserve(self, size: int) -> None:
+        """Have memory ready for the next version: its first chunks are then passed on at once."""
+        with suppress(StoreError):  # the next version needs the room itself, and says so
+            self._store.evict()
+            self._store.reserve(size)
+
     def _call_a_lie(self, manifest: WeightVersion, reason: str) -> None:
         with self._changed:
             self._lies.append((manifest, f"the manifest of version {manifest.version} cannot be true: {reason}"))
             if self._known.get(manifest.version) == manifest:
                 del self._known[manifest.version]
         self._resting[manifest.version] = time.monotonic() + PAUSE_S
+
+
+class Hashing:
+    """Hashes what arrives, a chunk at each call, where chunks come more slowly than they are hashed.
+
+    Where they do not it would take from them the processor that moves them; the seal then hashes with all of them.
+    """
+
+    def __init__(self, cargo: Cargo, holding: Holding, arriving: Arriving) -> None:
+        self._cargo, self._holding, self._arriving = cargo, holding, arriving
+        self._takes = 0.0
+        self._free_since = 0.0
+
+    def __call__(self) -> None:
+        began = time.monotonic()
+        if began - self._free_since >= self._takes:
+            end = min(prefix_of(self._cargo, self._holding), self._arriving.hashed + self._cargo.chunk_bytes)
+            if end > self._arriving.hashed:
+                self._arriving.absorb(end)
+                self._takes = time.monotonic() - began
+        self._free_since = time.monotonic()
 
 
 def prefix_of(cargo: Cargo, holding: Holding) -> int:

@@ -43,18 +43,18 @@ class Peer:
         self._on_close = on_close
         self._connection, self._cargo, self._memory, self._link = connection, cargo, memory, link
         self._patient = patient
-        self._asked: deque[int] = deque()
+        self._asked: deque[tuple[int, int]] = deque()
         connection.settimeout(silence_s)
 
     @property
     def asked(self) -> list[int]:
         """The chunks that were asked for and have not come."""
-        return list(self._asked)
+        return [chunk for chunk, _ in self._asked]
 
-    def ask(self, chunk: int) -> None:
-        """Ask for `chunk`. Raises PeerGone."""
+    def ask(self, chunk: int, turn: int = 0) -> None:
+        """Ask for `chunk`, which comes before those of a later `turn` where a link is not for all. Raises PeerGone."""
         span, cargo = self._cargo.span(chunk), self._cargo
-        self._asked.append(chunk)
+        self._asked.append((chunk, turn))
         send(
             self._connection,
             Kind.WANT,
@@ -64,6 +64,7 @@ class Peer:
             start=span.start,
             length=span.stop - span.start,
             patient=self._patient,
+            turn=turn,
         )
 
     def take(self) -> tuple[int, bool]:
@@ -74,7 +75,8 @@ class Peer:
         frame = receive(self._connection)
         while frame.kind is Kind.WAIT:
             frame = receive(self._connection)
-        span = self._cargo.span(self._asked[0])
+        chunk, turn = self._asked[0]
+        span = self._cargo.span(chunk)
         if frame.kind is Kind.ABSENT:
             raise Absent(f"it has no bytes {span.start} to {span.stop} of version {self._cargo.version}")
         if frame.kind is not Kind.CHUNK or (frame.body.get("start"), frame.payload) != (
@@ -83,8 +85,8 @@ class Peer:
         ):
             raise ProtocolError(f"a {frame.kind.name} of {frame.payload} bytes where a chunk was asked for")
         place = self._memory[span]
-        receive_payload(self._connection, place, self._link)
-        chunk = self._asked.popleft()
+        receive_payload(self._connection, place, self._link, turn)
+        self._asked.popleft()
         return chunk, crc32c(place) == self._cargo.checks[chunk]
 
     def interrupt(self) -> None:

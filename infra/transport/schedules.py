@@ -25,10 +25,11 @@ class Step(NamedTuple):
 
 
 class Pull(NamedTuple):
-    """One block that a node is to pull, and from which node."""
+    """One block that a node is to pull, from which node, and in which step of the schedule."""
 
     block: int
     source: int
+    step: int = 0
 
 
 def chain(nodes: int, blocks: int) -> Iterator[Step]:
@@ -105,9 +106,9 @@ def k_way(schedule: str, sources: int, nodes: int, blocks: int) -> Iterator[Step
 def pulls(steps: Iterator[Step], node: int) -> list[Pull]:
     """What `node` pulls, in order."""
     found: list[Pull] = []
-    for step in steps:
+    for number, step in enumerate(steps):
         for place in np.flatnonzero(step.receivers == node):
-            found.append(Pull(int(step.blocks[place]), int(step.sources[place])))
+            found.append(Pull(int(step.blocks[place]), int(step.sources[place]), number))
     return found
 
 
@@ -124,8 +125,9 @@ def pulls_of(schedule: str, sources: Sequence[int], receivers: Sequence[int], no
     if place < len(sources):
         raise ValueError(f"node {node} is a source: it pulls nothing")
     if schedule == "chain" and len(sources) == 1:  # the common case, without a loop over everybody's steps
-        return [Pull(block, ids[place - 1]) for block in range(blocks)]
-    return [Pull(block, ids[source]) for block, source in pulls(k_way(schedule, len(sources), len(ids), blocks), place)]
+        return [Pull(block, ids[place - 1], block + place - 1) for block in range(blocks)]
+    steps = k_way(schedule, len(sources), len(ids), blocks)
+    return [Pull(block, ids[source], step) for block, source, step in pulls(steps, place)]
 
 
 def _striped(sources: int, receivers: int, blocks: int) -> Iterator[Step]:

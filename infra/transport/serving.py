@@ -116,14 +116,14 @@ def answer(connection: socket.socket, body: Mapping[str, Any], shelf: Shelf, lin
 
     Raises ProtocolError for a question that makes no sense, PeerGone.
     """
-    key, span, patient = _wanted(body)
+    key, span, patient, turn = _wanted(body)
     holding = shelf.wait(key, UNKNOWN_S if patient else 0.0)
     while holding is not None:
         there = holding.wait(span, WAIT_S if patient else 0.0)
         if there:
             if span.stop > len(holding.data):
                 raise ProtocolError(f"bytes {span.start} to {span.stop} of {len(holding.data)}")
-            send_chunk(connection, holding.data[span], link, start=span.start)
+            send_chunk(connection, holding.data[span], link, turn, start=span.start)
             return
         if there is None or not patient or _stalls(holding, stall_s):
             break
@@ -135,11 +135,13 @@ def _stalls(holding: Holding, stall_s: float) -> bool:
     return holding.idle_s > stall_s
 
 
-def _wanted(body: Mapping[str, Any]) -> tuple[Key, slice, bool]:
+def _wanted(body: Mapping[str, Any]) -> tuple[Key, slice, bool, int]:
     version, form, blake3 = (body.get(name) for name in ("version", "form", "blake3"))
     start, length = body.get("start"), body.get("length")
     if not (isinstance(version, str) and isinstance(blake3, str) and form in ("full", "delta")):
         raise ProtocolError("a WANT that does not say of what")
     if not (isinstance(start, int) and isinstance(length, int) and start >= 0 and 0 < length <= MAX_CHUNK_BYTES):
         raise ProtocolError(f"a WANT of {length!r} bytes from {start!r}")
-    return (version, form, blake3), slice(start, start + length), body.get("patient") is True
+    turn = body.get("turn")
+    patient, turn = body.get("patient") is True, turn if isinstance(turn, int) else 0
+    return (version, form, blake3), slice(start, start + length), patient, turn

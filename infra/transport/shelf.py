@@ -32,6 +32,11 @@ class Holding:
     def whole(self) -> bool:
         return not self._left
 
+    @property
+    def empty(self) -> bool:
+        """Whether nothing has come."""
+        return 0 < self._left == len(self._have)
+
     def missing(self) -> list[int]:
         """The chunks that are not there yet."""
         with self._changed:

@@ -15,7 +15,7 @@ from pathlib import Path
 from infra.store.arriving import Seal
 from infra.store.errors import VersionGone
 from infra.store.names import weight_file
-from infra.store.weight_store import WeightStore
+from infra.store.weight_store import WeightStore, to_evict
 from infra.transport.node import RelayNode
 from operators.io.elements import Checkpoint, Output, Place, Polled, Received, Restored
 from operators.io.reject import rejected
@@ -47,10 +47,12 @@ def relay_key(relay: int) -> str:
     return f"relay-{relay}"
 
 
-def to_forget(waiting: Collection[PolicyVersion], held: Collection[PolicyVersion], keep: int) -> list[PolicyVersion]:
+def to_forget(
+    waiting: Collection[PolicyVersion], held: Collection[PolicyVersion], live: Collection[PolicyVersion], keep: int
+) -> list[PolicyVersion]:
     """Of the versions whose bytes are not here, those that would be evicted if they came."""
-    kept = sorted({*waiting, *held}, reverse=True)[:keep]
-    return [version for version in waiting if version not in kept]
+    gone = to_evict([*{*waiting, *held}], live, keep)
+    return [version for version in waiting if version in gone]
 
 
 def resume_from(position: int, needed: Collection[int]) -> int:
@@ -119,7 +121,8 @@ class RelayFolder:
         for version in self._waiting.keys() & complete:
             for received in self._waiting.pop(version):
                 outputs += self._judge(received)
-        for version in to_forget(self._waiting, self._held, self._step.config.keep_versions):
+        live = set(self._live.values())
+        for version in to_forget(self._waiting, self._held, live, self._step.config.keep_versions):
             del self._waiting[version]
         for claims in self._waiting.values():
             del claims[:-_MAX_CLAIMS]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from infra.store.weight_store import to_evict
+from infra.store.weight_store import is_wanted, to_evict
 from schemas.records import PolicyVersion
 
 
@@ -27,3 +27,22 @@ def versions(text: str) -> list[PolicyVersion]:
 )
 def test_to_evict(there: str, live: str, keep: int, evicted: str) -> None:
     assert to_evict(versions(there), set(versions(live)), keep) == versions(evicted)
+
+
+@pytest.mark.parametrize(
+    ("version", "here", "live", "keep", "wanted"),
+    [
+        ("1.1", "", "", 2, True),
+        ("1.2", "1.1", "", 2, True),
+        ("1.2", "1.2 1.1", "1.2", 2, False),  # it is here
+        ("1.1", "1.2", "", 4, False),
+        ("1.1", "1.2", "1.1", 4, True),  # trajectories run under it, elsewhere
+        ("1.1", "1.5 1.4 1.3", "1.1", 3, True),  # 1.3 goes for it
+        ("1.1", "1.5 1.4 1.3", "1.1 1.3", 3, False),  # 1.3 would, and is live too
+        ("1.1", "1.5 1.4", "1.1", 2, False),  # it would not stay
+        ("2.1", "1.9", "", 1, True),
+    ],
+)
+def test_is_wanted(version: str, here: str, live: str, keep: int, wanted: bool) -> None:
+    (number,) = versions(version)
+    assert is_wanted(number, versions(here), set(versions(live)), keep) is wanted

@@ -210,6 +210,26 @@ def test_reserved_memory_becomes_the_next_version(store: WeightStore) -> None:
     assert "spare.partial" not in files(store.root)
 
 
+def test_reserved_memory_outlives_a_rest_unless_another_writes_meanwhile(root: Path, store: WeightStore) -> None:
+    spare = root / "spare.partial"
+    store.reserve(100)
+    store.rest()
+    ready = spare.stat().st_ino
+    with store.begin(PolicyVersion(1, 1), 100) as arriving:
+        arriving.seal()
+    assert store.path(PolicyVersion(1, 1)).stat().st_ino == ready
+    store.reserve(100)
+    store.rest()
+    with WeightStore(root) as other:
+        other.reserve(100)
+        theirs = spare.stat().st_ino
+        store.tidy()
+        assert spare.stat().st_ino == theirs
+    with store.begin(PolicyVersion(1, 2), 100) as arriving:
+        arriving.seal()
+    assert len(store.versions()) == 2
+
+
 def test_two_runs_side_by_side(root: Path, store: WeightStore) -> None:
     other_root = default_root(f"{root.name}-other", root.parent)
     with WeightStore(other_root) as other:

@@ -114,9 +114,9 @@ class Machine:
 
 
 @contextmanager
-def machines(count: int, **how: Any) -> Iterator[list[Machine]]:
-    """So many machines, numbered from 0."""
-    made = [Machine(relay, **how) for relay in range(count)]
+def machines(count: int, first: int = 0, **how: Any) -> Iterator[list[Machine]]:
+    """So many machines, numbered from `first`."""
+    made = [Machine(relay, **how) for relay in range(first, first + count)]
     try:
         yield made
     finally:

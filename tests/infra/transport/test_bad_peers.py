@@ -15,8 +15,10 @@ from relays_here import CHUNK, Machine, chain_over, machines, manifest_of, put, 
 
 from infra.store import arriving
 from infra.transport import handshake, peer, serving
+from infra.transport.cargo import full_cargo
 from infra.transport.frames import Kind, PeerGone, ProtocolError, receive, send
 from infra.transport.handshake import Refused, connect
+from infra.transport.throttle import Link
 from schemas.records import RelayLink
 
 HEADER = struct.Struct("!4sBIQ")
@@ -138,6 +140,23 @@ def _may(relay: Machine) -> bool:
     except Refused:
         return False
     return True
+
+
+@pytest.mark.parametrize(
+    ("body", "payload"),
+    [({"start": 0}, CHUNK + 1), ({"start": 0}, CHUNK - 1), ({"start": CHUNK}, CHUNK), ({"start": "0"}, CHUNK), ({}, 0)],
+)
+def test_a_source_that_sends_too_much_or_something_else_is_left(body: dict[str, object], payload: int) -> None:
+    """Nothing of it is written anywhere."""
+    cargo = full_cargo(manifest_of("1.1", weights(5)))
+    memory = memoryview(bytearray(cargo.bytes))
+    with pair() as (ours, theirs):
+        asking = peer.Peer(ours, cargo, memory, Link(), patient=False)
+        asking.ask(0)
+        theirs.sendall(frame(6, body, payload))
+        with pytest.raises(ProtocolError, match="where a chunk was asked for"):
+            asking.take()
+    assert not any(memory)
 
 
 class Meddler:

@@ -113,6 +113,109 @@ def test_a_lost_relay_costs_its_successor_the_chunks_under_way() -> None:
         assert len(data) <= last.receiving.passed <= len(data) + 2 * CHUNK
 
 
+def test_what_has_arrived_stays_while_nobody_has_the_rest() -> None:
+    """The only source is gone for longer than it takes to find that there is no other; then there is one."""
+    data = weights(19, 2.0)
+    manifest = manifest_of("1.1", data)
+    with machines(3, rate=6e6) as relays:
+        put(relays[0].store, manifest, data)
+        tell(relays[:2], manifest)
+        last = relays[1].node
+        until(lambda: (arrival := last.arriving()) and arrival.arrived > 4 * CHUNK)
+        relays[0].node.close()
+        until(lambda: last.counts.lost > 6)
+        put(relays[2].store, manifest, data)
+        tell([relays[2], relays[1]], manifest)
+        until(lambda: relays[1].has("1.1"))
+        assert relays[1].bytes_of("1.1") == data.tobytes()
+        assert last.receiving.passed <= len(data) + 2 * CHUNK
+
+
+def test_a_slow_relay_does_not_slow_those_before_it() -> None:
+    data = weights(20)
+    manifest = manifest_of("1.1", data)
+    with machines(2) as fast, machines(2, first=2, rate=1e6) as slow:
+        put(fast[0].store, manifest, data)
+        tell([*fast, *slow], manifest)
+        until(lambda: fast[1].has("1.1"))
+        assert sum(relay.node.receiving.passed for relay in slow) < len(data) // 2
+
+
+def test_one_that_is_back_after_long_has_the_newest_in_full() -> None:
+    """What it has is no version's parent any more, and versions in between have gone."""
+    from infra.store.chunks import checks_of
+    from infra.store.deltas import encode_delta
+    from infra.store.layout import Layout
+    from schemas.records import WeightDelta
+
+    files = [weights(21)]
+    for step in range(1, 6):
+        files.append(files[-1].copy())
+        files[-1][1000 + step : 2000 : 10] ^= 1
+    manifests = [manifest_of("1.0", files[0])]
+    with machines(2, keep=2) as relays:
+        for relay in relays:
+            put(relay.store, manifests[0], files[0])
+        for step in range(1, 6):
+            before, after = map(memoryview, files[step - 1 : step + 1])
+            delta = encode_delta(before, after, Layout(manifests[0].tensors).spans())
+            short = WeightDelta(
+                manifests[-1].version, manifests[-1].blake3, len(delta), checks_of(memoryview(delta), CHUNK)
+            )
+            manifests.append(manifest_of(f"1.{step}", files[step], delta=short))
+            put(relays[0].store, manifests[-1], files[step])
+            relays[0].store.add_delta(manifests[-1].version, delta)
+            relays[0].store.evict()
+        tell(relays, *manifests[-2:], joining=[1])
+        until(lambda: relays[1].has("1.5"))
+        assert relays[1].bytes_of("1.5") == files[5].tobytes()
+        assert relays[1].node.receiving.passed == len(files[5])
+
+
+def test_an_older_version_comes_when_trajectories_run_under_it() -> None:
+    files = [weights(seed) for seed in (22, 23, 24)]
+    manifests = [manifest_of(f"1.{number}", file) for number, file in enumerate(files, 1)]
+    with machines(3) as relays:
+        for relay in relays[:2]:
+            for manifest, file in zip(manifests, files, strict=True):
+                put(relay.store, manifest, file)
+        relays[2].store.say_live([manifests[0].version])
+        tell(relays, *manifests)
+        until(lambda: relays[2].has("1.1"))
+        assert relays[2].bytes_of("1.1") == files[0].tobytes()
+        assert relays[2].store.versions() == [manifests[2].version, manifests[0].version]
+
+
+def test_the_newest_does_not_wait_for_an_older_one() -> None:
+    files = [weights(25, 4.0), weights(26, 0.1), weights(27, 0.1)]
+    manifests = [manifest_of(f"1.{number}", file) for number, file in enumerate(files, 1)]
+    with machines(2, rate=1e6) as relays:
+        for manifest, file in zip(manifests[:2], files, strict=False):
+            put(relays[0].store, manifest, file)
+        relays[1].store.say_live([manifests[0].version])
+        tell(relays, *manifests[:2])
+        until(lambda: (arrival := relays[1].node.arriving()) and arrival.version == manifests[0].version)
+        put(relays[0].store, manifests[2], files[2])
+        tell(relays, *manifests)
+        until(lambda: relays[1].has("1.3"))
+        assert not relays[1].has("1.1")
+
+
+def test_memory_is_ready_before_the_next_version_comes() -> None:
+    files = [weights(seed) for seed in (28, 29)]
+    manifests = [manifest_of(f"1.{number}", file) for number, file in enumerate(files, 1)]
+    with machines(2) as relays:
+        put(relays[0].store, manifests[0], files[0])
+        tell(relays, manifests[0])
+        spare = relays[1].store.root / "spare.partial"
+        until(lambda: relays[1].has("1.1") and spare.exists())
+        ready = spare.stat().st_ino
+        put(relays[0].store, manifests[1], files[1])
+        tell(relays, *manifests)
+        until(lambda: relays[1].has("1.2"))
+        assert relays[1].store.path(manifests[1].version).stat().st_ino == ready
+
+
 def test_the_masters_place_is_taken_by_who_has_the_version() -> None:
     data = weights(12)
     manifest = manifest_of("1.1", data)

@@ -65,12 +65,12 @@ def test_several_sources_make_a_complete_copy_across_receivers_early(sources: in
 
 def test_a_lone_receiver_stripes_over_all_sources() -> None:
     wanted = pulls_of("binomial", [10, 11, 12, 13], [20], 20, 8)
-    assert wanted[:4] == [Pull(0, 10), Pull(2, 11), Pull(4, 12), Pull(6, 13)]
+    assert wanted[:4] == [Pull(0, 10, 0), Pull(2, 11, 0), Pull(4, 12, 0), Pull(6, 13, 0)]
     assert sorted(pull.block for pull in wanted) == list(range(8))
 
 
 def test_the_chains_short_cut_is_the_chain() -> None:
-    long = [Pull(block, [7, 8, 9][source]) for block, source in pulls(k_way("chain", 1, 3, 5), 2)]
+    long = [Pull(block, [7, 8, 9][source], step) for block, source, step in pulls(k_way("chain", 1, 3, 5), 2)]
     assert pulls_of("chain", [7], [8, 9], 9, 5) == long
 
 

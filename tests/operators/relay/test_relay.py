@@ -221,19 +221,20 @@ def test_what_is_remembered_is_bounded(relay: Relay, store: WeightStore) -> None
 
 
 @pytest.mark.parametrize(
-    ("waiting", "held", "keep", "forgotten"),
+    ("waiting", "held", "live", "keep", "forgotten"),
     [
-        ("1.1 1.2 2.0", "", 2, "1.1"),
-        ("1.1", "", 1, ""),
-        ("1.1", "1.2", 1, "1.1"),
-        ("1.3", "1.2 1.1", 1, ""),
-        ("1.0 1.2", "1.1 1.3", 3, "1.0"),
-        ("", "1.1", 4, ""),
+        ("1.1 1.2 2.0", "", "", 2, "1.1"),
+        ("1.1", "", "", 1, ""),
+        ("1.1", "1.2", "", 1, "1.1"),
+        ("1.3", "1.2 1.1", "", 1, ""),
+        ("1.0 1.2", "1.1 1.3", "", 3, "1.0"),
+        ("1.0 1.2", "1.1 1.3", "1.0", 3, ""),  # trajectories still run under it
+        ("", "1.1", "", 4, ""),
     ],
 )
-def test_to_forget(waiting: str, held: str, keep: int, forgotten: str) -> None:
-    absent, present = ([PolicyVersion.parse(v) for v in versions.split()] for versions in (waiting, held))
-    assert " ".join(map(str, to_forget(absent, present, keep))) == forgotten
+def test_to_forget(waiting: str, held: str, live: str, keep: int, forgotten: str) -> None:
+    named = ([PolicyVersion.parse(version) for version in versions.split()] for versions in (waiting, held, live))
+    assert " ".join(map(str, to_forget(*named, keep))) == forgotten
 
 
 @pytest.mark.parametrize(("position", "needed", "offset"), [(9, [], 9), (9, [4, 7], 4), (0, [], 0)])

@@ -1,11 +1,13 @@
-"""A relay as a process of its own, to be killed; run as `python relay_processes.py ROOT RELAY RATE`.
+"""A relay as a process of its own, to be measured and killed; run as `python relay_processes.py ROOT RELAY RATE`.
 
 A line of JSON in is a chain or a manifest; a line out says where it listens, then, on every change, what it holds.
+RATE is that of its links, in bytes a second; 0: as fast as it goes.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -21,21 +23,27 @@ from schemas.records import PolicyVersion, RelayChain, RelayLink, WeightVersion
 
 
 class RelayProcess:
-    """The test's end: what it says is in `said`, the newest last."""
+    """The end of whoever started it. What it says is in `heard`, the newest last; `had` is when it first had what."""
 
-    def __init__(self, root: Path, relay: int, rate: float) -> None:
+    def __init__(self, root: Path, relay: int, rate: float = 0.0) -> None:
         self.root, self.relay = root, relay
         self._process = subprocess.Popen(
             [sys.executable, __file__, str(root), str(relay), str(rate)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            cwd=Path(__file__).parents[3],
+            cwd=Path(__file__).parents[1],
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
         )
         assert self._process.stdout is not None
-        self.said: dict[str, Any] = json.loads(self._process.stdout.readline())
+        self.heard: list[dict[str, Any]] = [json.loads(self._process.stdout.readline())]
+        self.had: dict[str, float] = {}
         self.link = RelayLink(relay, self.said["address"], "here", str(root))
         threading.Thread(target=self._listen, daemon=True).start()
+
+    @property
+    def said(self) -> dict[str, Any]:
+        return self.heard[-1]
 
     def tell(self, record: RelayChain | WeightVersion) -> None:
         assert self._process.stdin is not None
@@ -59,7 +67,9 @@ class RelayProcess:
         assert self._process.stdout is not None
         try:
             for line in self._process.stdout:
-                self.said = json.loads(line)
+                self.heard.append(said := json.loads(line))
+                for version in said["versions"]:
+                    self.had.setdefault(version, said["at"])
         except ValueError:  # closed, or killed in the middle of a line
             return
 
@@ -67,7 +77,7 @@ class RelayProcess:
 def main(root: Path, relay: int, rate: float) -> None:
     """Be a relay until the input ends."""
     store = WeightStore(root, 2)
-    link = Link(rate), Link(rate)
+    link = Link(rate or None), Link(rate or None)
     node = RelayNode(store, "r", relay, sending=link[0], receiving=link[1])
     manifests: dict[PolicyVersion, WeightVersion] = {}
 
@@ -79,16 +89,16 @@ def main(root: Path, relay: int, rate: float) -> None:
                 "address": node.address,
                 "versions": [str(version) for version in store.versions()],
                 "arrived": arrival.arrived if arrival else 0,
-                "arrived_at": time.monotonic(),
                 "received": node.receiving.passed,
                 "sent": node.sending.passed,
                 "lost": node.counts.lost,
+                "asked_again": node.counts.asked_again,
                 "corrupted": node.counts.corrupted,
             }
-            if any(now[name] != before.get(name) for name in now if name != "arrived_at"):
-                print(json.dumps(now), flush=True)
+            if now != before:
+                print(json.dumps({**now, "at": time.monotonic()}), flush=True)
                 before = now
-            time.sleep(0.002)
+            time.sleep(0.005)
 
     threading.Thread(target=report, daemon=True).start()
     for line in sys.stdin:
