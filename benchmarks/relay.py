@@ -1,139 +1,128 @@
-"""What publishing costs the trainer and pulling a rollout, against a plain copy of the same bytes, in one run.
+"""What the relay tier costs, in one table: stall, pull, hop, chains over equal links, repair, deltas.
 
-    OMP_NUM_THREADS=1 python benchmarks/relay.py
+    OMP_NUM_THREADS=1 python -m benchmarks.relay [--only memory hop ...]
 
-The copy it is measured against is torch's own, tensor by tensor, between memory that is there already; repetitions
-alternate. A publish is timed as the trainer feels it: until `publish` returns. "pages" is what it takes to get memory
-ready for a version, which the publisher does beforehand, in its thread; "behind" is what that thread does after a
-publish: hash, seal, evict, and pages for the next. A pull is what a rollout does: pin, map, and copy tensor by tensor
-into the model's; "read" reads the file into the tensors without mapping it.
-No broker takes part: the trainer does not wait for a manifest's way into the log.
+Every figure is measured beside what it is compared with, in the same run. relay_simulation.py has what more relays than
+a machine can run would take.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
-import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 
 import torch
 from rich.console import Console
 from rich.table import Table
-from safetensors import safe_open
 
-from infra.store.names import default_root
-from infra.store.publisher import Publisher
-from infra.store.weight_store import WeightStore
-from operators.trainer.tensor_bytes import copy_tensor, tensor_specs
-from schemas.records import PolicyVersion, WeightVersion
+from benchmarks.processes import OthersWatch
+from benchmarks.relay_delta import measure_delta
+from benchmarks.relay_memory import measure_memory
+from benchmarks.relay_network import measure_hop, measure_repair, measure_throttled
 
-_MEGABYTE = 1_000_000
-_TENSOR_BYTES = 16 * _MEGABYTE
-_COLUMNS = (
-    "weights",
-    "copy ms",
-    "publish ms",
-    "ratio",
-    "(min-max)",
-    "pages ms",
-    "behind ms",
-    "pull ms",
-    "ratio",
-    "(min-max)",
-    "read ms",
-    "ratio",
-)
+MEGABYTE = 1_000_000
 
-Tensors = dict[str, torch.Tensor]
+
+@dataclass(frozen=True)
+class Figure:
+    """One row: what, how much, and what it should be."""
+
+    what: str
+    measured: str
+    goal: str
+    met: bool
 
 
 def main() -> None:
     """Measure and print."""
-    arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    arguments.add_argument("--megabytes", type=float, nargs="+", default=[2.4, 100, 1000])
-    arguments.add_argument("--repetitions", type=int, default=7)
-    arguments.add_argument("--threads", type=int, default=1)
-    options = arguments.parse_args()
-    torch.set_num_threads(options.threads)
-    table = Table(title=f"Publish and pull, {options.threads} thread(s), torch {torch.__version__}")
-    for column in _COLUMNS:
-        table.add_column(column, justify="right")
-    for megabytes in options.megabytes:
-        table.add_row(f"{megabytes:g} MB", *_measure(_tensors(int(megabytes * _MEGABYTE)), options.repetitions))
-    Console(width=140).print(table)
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
+    told = parser.parse_args()
+    torch.set_num_threads(1)
+    watch = OthersWatch()
+    figures = [figure for part in told.only for figure in PARTS[part](told.repetitions)]
+    others = watch.share()
+    if told.json:
+        print(json.dumps({"figures": [asdict(figure) for figure in figures], "others": others}))
+        return
+    table = Table(title=f"The relay tier; others took {100 * others:.0f} % of the machine's CPU time meanwhile")
+    for column in ("figure", "measured", "goal", ""):
+        table.add_column(column)
+    for figure in figures:
+        table.add_row(figure.what, figure.measured, figure.goal, "met" if figure.met else "missed")
+    Console(width=150).print(table)
 
 
-def _tensors(size: int) -> Tensors:
-    """Random float32 tensors of `size` bytes in all, at least eight."""
-    count = max(8, -(-size // _TENSOR_BYTES))
-    return {f"layer.{index}.weight": torch.randn(size // count // 4) for index in range(count)}
+def memory(repetitions: int) -> Iterator[Figure]:
+    """The trainer's stall, and a rollout's pull."""
+    times = measure_memory(1000, repetitions)
+    for what, ours, goal in (("trainer's stall", times.publish, 1.2), ("local pull into torch", times.pull, 1.5)):
+        ratio = times.ratio(ours)
+        took = f"{_ms(ours)} beside a copy's {_ms(times.copy)}: {ratio:.2f}"
+        yield Figure(f"{what}, 1 GB", took, f"≤ {goal}", ratio <= goal)
 
 
-def _measure(weights: Tensors, repetitions: int) -> Iterator[str]:
-    """The cells of a row."""
-    copies = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
-    manifests: list[WeightVersion] = []
-    with WeightStore(default_root("benchmark"), keep=1) as store:
-        try:
-            started = time.perf_counter()
-            publisher = Publisher(store, manifests.append, tensor_specs(weights), copy=copy_tensor)
-            publisher.flush()
-            pages = time.perf_counter() - started
-            copy, publish, behind, pull, read = [], [], [], [], []
-            for number in range(1, repetitions + 1):
-                copy.append(_timed(lambda: _copy(weights, copies)))
-                publish.append(_timed(lambda n=number: _publish(publisher, weights, n)))
-                behind.append(_timed(publisher.flush))
-                pull.append(_timed(lambda: _pull(store, manifests[-1], copies)))
-                read.append(_timed(lambda: _read(store, manifests[-1], copies)))
-            publisher.close()
-        finally:
-            store.destroy()
-    yield from (_ms(copy), _ms(publish), *_ratio(publish, copy))
-    yield from (_ms([pages]), _ms(behind), _ms(pull), *_ratio(pull, copy), _ms(read), _ratio(read, copy)[0])
+def hop(repetitions: int) -> Iterator[Figure]:
+    """One hop without a limit."""
+    found = measure_hop(500, 8 << 20, repetitions)
+    moved, visible, bare = (statistics.median(rates) / 1e9 for rates in (found.moved, found.visible, found.bare))
+    said = f"{moved:.2f} GB/s beside {bare:.2f} of a bare socket pair: {found.share:.2f}; {visible:.2f} until visible"
+    yield Figure("one hop, 500 MB, chunks checked", said, "≥ 0.70", found.share >= 0.7)
 
 
-def _copy(weights: Tensors, copies: Tensors) -> None:
-    for name, tensor in weights.items():
-        copies[name].copy_(tensor)
+def throttled(repetitions: int) -> Iterator[Figure]:
+    """Schedules over links of one rate."""
+    found = measure_throttled(32, 8e6, min(repetitions, 3))
+    chain = found.chain
+    growth, error = chain[8] / chain[2], found.fitted / chain[8] - 1
+    at = ", ".join(f"T({relays}) {seconds:.2f} s" for relays, seconds in chain.items())
+    yield Figure("chain, 128 chunks, 8 MB/s", f"{at}: T(8)/T(2) {growth:.3f}", "≤ 1.1", growth <= 1.1)
+    fitted = f"{found.fitted:.2f} s by T(2) and T(4): {100 * error:+.1f} %"
+    yield Figure("its cost model for 8", fitted, "± 10 %", abs(error) <= 0.1)
+    few = f"chain {found.few_chain:.2f} s, binomial {found.few_binomial:.2f} s"
+    yield Figure("8 relays, 4 chunks", few, "binomial ≤ chain", found.few_binomial <= found.few_chain)
 
 
-def _publish(publisher: Publisher, weights: Tensors, number: int) -> None:
-    publisher.publish(
-        weights, PolicyVersion(1, number), step=number, batches=(), batch_offsets=(), trajectories_trained=0
+def repair(repetitions: int) -> Iterator[Figure]:
+    """A relay killed in the middle of a chain."""
+    found = [measure_repair(16, 8e6) for _ in range(min(repetitions, 3))]
+    seconds, chunks = max(each.seconds for each in found), max(each.chunks for each in found)
+    said = f"next chunk after {seconds:.2f} s, {chunks:.1f} chunks sent again (worst of {len(found)})"
+    yield Figure("a middle relay killed", said, "< 1 s, ≤ 2", seconds < 1 and chunks <= 2)
+
+
+def delta(repetitions: int) -> Iterator[Figure]:
+    """What one optimizer step changes."""
+    found = measure_delta(steps=3, repetitions=repetitions)
+    size = f"{found.bytes / MEGABYTE:.1f} of {found.full / MEGABYTE:.0f} MB: {found.full / found.bytes:.0f}× fewer"
+    yield Figure(
+        f"delta of an AdamW step, lr 1e-6, {found.parameters / 1e6:.0f} M",
+        size,
+        "≥ 30×",
+        found.full >= 30 * found.bytes,
     )
-
-
-def _pull(store: WeightStore, manifest: WeightVersion, copies: Tensors) -> None:
-    """What a rollout does: pin the version and copy it into tensors that are there."""
-    with store.pin(manifest.version, manifest.blake3) as path, safe_open(path, framework="pt") as file:
-        for name in file.keys():  # noqa: SIM118 - not a dict
-            copies[name].copy_(file.get_tensor(name))
-
-
-def _read(store: WeightStore, manifest: WeightVersion, copies: Tensors) -> None:
-    with store.pin(manifest.version, manifest.blake3) as path, path.open("rb", buffering=0) as file:
-        file.seek(8 + int.from_bytes(file.read(8), "little"))
-        for spec in manifest.tensors:  # in the order of the file
-            memory = memoryview(copies[spec.name].numpy()).cast("B")
-            assert file.readinto(memory) == len(memory)
-
-
-def _timed(run: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    run()
-    return time.perf_counter() - started
+    took = f"encode {1000 * found.encode_s:.0f} + decode {1000 * found.decode_s:.0f} ms, bit-exact: {found.exact}"
+    goal = found.full / 1.25e9
+    met = found.exact and found.encode_s + found.decode_s < goal
+    yield Figure("its work", took, f"< {1000 * goal:.0f} ms (10 Gbit/s)", met)
 
 
 def _ms(seconds: list[float]) -> str:
-    return f"{statistics.median(seconds) * 1000:.2f}"
+    return f"{1000 * statistics.median(seconds):.0f} ms"
 
 
-def _ratio(ours: list[float], copy: list[float]) -> tuple[str, str]:
-    """Median of the ratios of each repetition, and their range."""
-    ratios = [mine / its for mine, its in zip(ours, copy, strict=True)]
-    return f"{statistics.median(ratios):.2f}", f"({min(ratios):.2f}-{max(ratios):.2f})"
+PARTS: dict[str, Callable[[int], Iterator[Figure]]] = {
+    "memory": memory,
+    "hop": hop,
+    "throttled": throttled,
+    "repair": repair,
+    "delta": delta,
+}
 
 
 if __name__ == "__main__":

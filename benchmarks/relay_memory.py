@@ -1,0 +1,93 @@
+"""What publishing costs the trainer and pulling a rollout, against torch's own copy of the same bytes in the same run.
+
+The copy goes tensor by tensor between memory that is there already; repetitions alternate. A publish is timed as the
+trainer feels it: until `publish` returns. A pull is what a rollout does: pin the version and read it into the model's
+tensors. No broker takes part: the trainer does not wait for a manifest's way into the log.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from infra.models.weights import read_tensors
+from infra.store.names import default_root
+from infra.store.publisher import Publisher
+from infra.store.weight_store import WeightStore
+from operators.trainer.tensor_bytes import copy_tensor, tensor_specs
+from schemas.records import PolicyVersion, WeightVersion
+
+TENSOR_BYTES = 16_000_000
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class MemoryTimes:
+    """Seconds of each repetition; `pages` made memory ready for the first version, `behind` is the publisher's thread:
+    hash, seal, evict, and memory for the next."""
+
+    copy: list[float]
+    publish: list[float]
+    pull: list[float]
+    behind: list[float]
+    pages: float
+
+    def ratio(self, ours: list[float]) -> float:
+        """The median over repetitions of what ours took beside the copy."""
+        return statistics.median(mine / its for mine, its in zip(ours, self.copy, strict=True))
+
+
+def measure_memory(megabytes: float, repetitions: int) -> MemoryTimes:
+    """Publish and pull a version of so many 10^6 bytes."""
+    weights = _tensors(int(megabytes * 1_000_000))
+    copies = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
+    manifests: list[WeightVersion] = []
+    copy, publish, pull, behind = [], [], [], []
+    with WeightStore(default_root("benchmark"), keep=1) as store:
+        try:
+            started = time.perf_counter()
+            publisher = Publisher(store, manifests.append, tensor_specs(weights), copy=copy_tensor)
+            publisher.flush()
+            pages = time.perf_counter() - started
+            for number in range(1, repetitions + 1):
+                copy.append(_timed(lambda: _copy(weights, copies)))
+                publish.append(_timed(lambda n=number: _publish(publisher, weights, n)))
+                behind.append(_timed(publisher.flush))
+                pull.append(_timed(lambda: _pull(store, manifests[-1], copies)))
+            publisher.close()
+        finally:
+            store.destroy()
+    return MemoryTimes(copy, publish, pull, behind, pages)
+
+
+def _tensors(size: int) -> Tensors:
+    """Random float32 tensors of `size` bytes in all, at least eight."""
+    count = max(8, -(-size // TENSOR_BYTES))
+    return {f"layer.{index}.weight": torch.randn(size // count // 4) for index in range(count)}
+
+
+def _copy(weights: Tensors, copies: Tensors) -> None:
+    for name, tensor in weights.items():
+        copies[name].copy_(tensor)
+
+
+def _publish(publisher: Publisher, weights: Tensors, number: int) -> None:
+    publisher.publish(
+        weights, PolicyVersion(1, number), step=number, batches=(), batch_offsets=(), trajectories_trained=0
+    )
+
+
+def _pull(store: WeightStore, manifest: WeightVersion, copies: Tensors) -> None:
+    with store.pin(manifest.version, manifest.blake3) as path:
+        read_tensors(path, copies)
+
+
+def _timed(run: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    run()
+    return time.perf_counter() - started
