@@ -58,7 +58,7 @@ class Dispatcher:
         if self._has("train") and not self._tracking.final:
             if self._tracking.table.lost("train"):
                 sent += self._resumed(running)
-            if not self._nothing_fresh():
+            if not self.nothing_fresh():
                 sent += self._training(running)
         return sent
 
@@ -195,7 +195,7 @@ class Dispatcher:
             work = self._waiting.head("train")
         return sent
 
-    def _nothing_fresh(self) -> bool:
+    def nothing_fresh(self) -> bool:
         """Whether no replica, whatever its room, would get anything fresh."""
         head = self._waiting.head("train")
         return not self._tracking.table.lost("train") and (head is None or not self._admits(head))

@@ -15,11 +15,14 @@ SHORT_QUEUE = 8
 """A queue is left alone that has at most one request to so many that run: it is served within moments."""
 
 
-def plan_levelling(loads: Sequence[Load], moves: Sequence[Move], fresh_kv: int, kv_share: float = 0.99) -> list[Move]:
+def plan_levelling(
+    loads: Sequence[Load], moves: Sequence[Move], fresh_kv: int, kv_share: float = 0.99, *, idle_too: bool = False
+) -> list[Move]:
     """Moves of waiting requests among the replicas of one weight version, beside the `moves` of a repack plan.
 
-    Where it comes to, each counts as `fresh_kv` ≥ 1 tokens of KV. Whoever gives or gets in `moves` is left alone. The
-    emptiest takes first, and from the longest queue.
+    Where it comes to, each counts as `fresh_kv` ≥ 1 tokens of KV. Whoever gives or gets in `moves` is left alone. Those
+    who have nothing take only if the `idle_too` are to: else they are free for newer weights. The emptiest takes first,
+    and from the longest queue.
     """
     busy = {replica for move in moves for replica in (move.source, move.destination)}
     free = [load for load in loads if load.replica not in busy and not load.leaving]
@@ -27,7 +30,8 @@ def plan_levelling(loads: Sequence[Load], moves: Sequence[Move], fresh_kv: int, 
     if not queues:
         return []
     heapify(queues)
-    rooms = [(room, load.replica) for load in free if (room := _room(load, fresh_kv, kv_share)) > 0]
+    takers = (load for load in free if not load.waiting and (load.requests or idle_too))
+    rooms = [(room, load.replica) for load in takers if (room := _room(load, fresh_kv, kv_share)) > 0]
     levelled: list[Move] = []
     for room, replica in sorted(rooms, reverse=True):
         spare, giver = -queues[0][0], queues[0][1]
@@ -49,8 +53,6 @@ def _spare(load: Load) -> int:
 
 
 def _room(load: Load, fresh_kv: int, kv_share: float) -> int:
-    """How many fresh requests it could run at once beside its own; who has none is free for newer weights."""
-    if load.waiting or not load.requests:
-        return 0
+    """How many fresh requests it could run at once beside its own."""
     kv = int(kv_share * load.kv_capacity) - load.kv_used - load.growth
     return min(kv // fresh_kv, load.most_requests - load.requests)

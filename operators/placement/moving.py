@@ -44,7 +44,10 @@ class _Released:
 
 
 class Moving:
-    """Plans moves every `repack_s` seconds and after each global batch, and sees them through."""
+    """Plans moves every `repack_s` seconds and after each global batch, and sees them through.
+
+    `nothing_fresh` tells that no replica would get anything fresh: then an idle one takes of others' queues.
+    """
 
     def __init__(
         self,
@@ -54,8 +57,10 @@ class Moving:
         leases: Leases,
         start: int,
         now: Callable[[], int],
+        nothing_fresh: Callable[[], bool],
     ) -> None:
         self._config, self._tracking, self._replicas, self._leases = config, tracking, replicas, leases
+        self._nothing_fresh = nothing_fresh
         self._start, self._now = start, now
         self._plans = 0
         self._due_at = 0.0
@@ -106,7 +111,8 @@ class Moving:
             share, repacks = self._config.repack_kv, self._config.rules.repack
             moves = plan_repack(loads, share, only_leaving=not repacks)
             if repacks and (fresh_kv := int(self._tracking.lengths.kv())):
-                moves += plan_levelling(loads, moves, fresh_kv, share)
+                idle_too = version == self._tracking.newest and self._nothing_fresh()
+                moves += plan_levelling(loads, moves, fresh_kv, share, idle_too=idle_too)
             if moves:
                 outputs += self._propose(version, loads, moves, clock)
         for replica in alive:

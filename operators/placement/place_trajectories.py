@@ -81,7 +81,15 @@ class _Placing:
         self._waiting = WaitingWork(self._tracking.pending, self._tracking.is_known)
         self._replicas = ReplicaTable()
         self._relays = RelayChainKeeper(config.heartbeat_timeout_s, step.relay_schedule)
-        self._moving = Moving(config, self._tracking, self._replicas, self._leases, restored.start, now)
+        self._moving = Moving(
+            config,
+            self._tracking,
+            self._replicas,
+            self._leases,
+            restored.start,
+            now,
+            nothing_fresh=lambda: self._dispatcher.nothing_fresh(),
+        )
         self._rounds = Rounds(config.rules.round_batches * step.global_batch, restored.marks.get("round", 0))
         self._dispatcher = Dispatcher(
             config,

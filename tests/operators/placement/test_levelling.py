@@ -16,8 +16,8 @@ FRESH = 10
 FULL = {"kv": 95, "requests": 40}
 
 
-def levelled(*loads: Load, moves: tuple[Move, ...] = ()) -> list[tuple[int, int, int]]:
-    found = plan_levelling(loads, moves, FRESH, 0.9)
+def levelled(*loads: Load, moves: tuple[Move, ...] = (), idle_too: bool = False) -> list[tuple[int, int, int]]:
+    found = plan_levelling(loads, moves, FRESH, 0.9, idle_too=idle_too)
     assert all(move.waiting and move.kv == 0 for move in found)
     return [(move.source, move.destination, move.requests) for move in found]
 
@@ -32,6 +32,7 @@ def test_what_waits_goes_where_it_can_run_at_once() -> None:
     assert levelled(queue, load(1, 85)) == []
     assert levelled(queue, load(1, 40, waiting=1)) == []  # it has a queue of its own
     assert levelled(queue, load(1, 0, 0)) == []  # it is free for newer weights
+    assert levelled(queue, load(1, 0, 0), idle_too=True) == [(0, 1, 8)]
     assert levelled(queue, load(1, 40, leaving=True)) == []
 
 

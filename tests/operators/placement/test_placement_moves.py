@@ -296,6 +296,31 @@ def test_a_draining_replica_gets_nothing_and_gives_what_fits() -> None:
     assert assigned(outputs) == []
 
 
+# -- queues -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_replica_for_which_there_is_nothing_fresh_takes_of_a_queue() -> None:
+    placement = Placement(repack_s=PERIOD_S)
+    placement.prompts(0, samples=8)
+    placement.beat(0, placement.publish(0), capacity=8)
+    given = leases(placement.run())
+    placement.finish(trajectory(prompt(0, 8), 0, lease=given["p0.0"]))
+    placement.beat(0, version(0), capacity=8, running=2, waiting=5, kv_used=90)
+    placement.run()
+    placement.beat(0, version(0), capacity=8, running=2, waiting=5, kv_used=90)
+    placement.beat(1, version(0), capacity=8)  # it joins
+    outputs = placement.run(PERIOD_S)
+    (plan,) = of(RepackPlan, outputs)
+    assert plan.reason == "level"
+    assert plan.moves == (PlannedMove(0, 1, ("p0.4", "p0.5", "p0.6", "p0.7"), 0),)
+    (reserve,) = of(Reserve, outputs)
+    assert (reserve.replica, reserve.kv) == (1, 0)
+    placement.prompts(1, samples=2)
+    placement.beat(1, version(0), capacity=8, reserved=(reserve.plan_id,))
+    assert of(Release, placement.run())
+    assert placement.fenced == []
+
+
 # -- bad input --------------------------------------------------------------------------------------------------------
 
 
