@@ -129,7 +129,11 @@ def _pickle_law(path: str, tree: ast.Module) -> Iterator[Breach]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             called = _called(node)
-            if called in ("eval", "exec", "torch.load", "torch.save", "builtins.eval", "builtins.exec"):
+            walled_in = called == "exec" and path == "infra/sandbox/confine.py"  # whose data are programs
+            if (
+                called in ("eval", "exec", "torch.load", "torch.save", "builtins.eval", "builtins.exec")
+                and not walled_in
+            ):
                 yield node.lineno, f"calls {called}(); data is never code"
             for keyword in node.keywords:
                 allowed = isinstance(keyword.value, ast.Constant) and not keyword.value.value

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-AnswerKind = Literal["marker", "regex", "boxed", "whole"]
+AnswerKind = Literal["marker", "regex", "boxed", "fenced", "whole"]
+_FENCE = "```"
 _BOXES = ("\\boxed", "\\fbox")
 _BRACES = re.compile("[{}]")
 
@@ -17,11 +18,22 @@ class Extraction(NamedTuple):
     """Where the answer stands in a text.
 
     `marker`: after the last `pattern`. `regex`: the first group (or all) of the last match of `pattern`. `boxed`: in
-    the last \\boxed{}. `whole`: all of it. White space around an answer is dropped.
+    the last \\boxed{}. `fenced`: in the last block of ```, where programs stand. `whole`: all of it. White space around
+    an answer is dropped.
     """
 
     kind: AnswerKind
     pattern: str = ""
+
+
+class Answer(NamedTuple):
+    """What verifiers are told of a trajectory, JSON-ready: `reference` is JSON, `tokens` the response's length."""
+
+    text: str
+    tokens: int
+    prompt: str
+    task: str
+    reference: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +70,18 @@ def extract_answer(text: str, extraction: Extraction) -> str | None:
         return answer.strip() if marker else None
     if kind == "boxed":
         return _last_boxed(text)
+    if kind == "fenced":
+        return _last_fenced(text)
     matches = deque(re.finditer(pattern, text, re.DOTALL), maxlen=1)
     found = matches[0][1 if matches[0].re.groups else 0] if matches else None
     return None if found is None else found.strip()
+
+
+def _last_fenced(text: str) -> str | None:
+    """The content of the last block of ``` that is closed, without the language's name."""
+    parts = text.split(_FENCE)
+    closed = (len(parts) - 1) // 2
+    return parts[2 * closed - 1].partition("\n")[2].strip() if closed else None
 
 
 def _last_boxed(text: str) -> str | None:

@@ -55,6 +55,8 @@ class RewardSpec:
             _check_pattern("rewards: regex's pattern", given["pattern"])
         if self.name == "length" and not 0 <= given["target"] < given["limit"]:
             raise ValueError("rewards: length needs 0 <= target < limit")
+        if self.name == "code" and not (given.get("seconds", 1) > 0 and given.get("memory_mb", 1) > 0):
+            raise ValueError("rewards: code needs seconds > 0 and memory_mb > 0")
         if self.name == "overlong" and not 0 < given["buffer"] <= given["limit"]:
             raise ValueError("rewards: overlong needs 0 < buffer <= limit")
 
@@ -96,6 +98,10 @@ class ScoreConfig:
         for name in ("time_limit_s", "memory_limit_mb", "workers"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
+        limit = self.time_limit_s
+        for spec in self.rewards:
+            if spec.name == "code" and (seconds := {**REWARDS["code"].options, **spec.options}["seconds"]) >= limit:
+                raise ValueError(f"time_limit_s must be above the seconds of reward code, {seconds:g}, not {limit:g}")
         if not -1e6 <= self.on_error <= 1e6:
             raise ValueError(f"on_error must be between -1e6 and 1e6, not {self.on_error}")
 

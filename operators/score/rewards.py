@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from operators.score.attempt import Attempt
-from operators.score.verifiers import custom, exact, format, length, math_answer, numeric, reasoning, regex
+from operators.score.verifiers import code, custom, exact, format, length, math_answer, numeric, reasoning, regex
 
 Options = Mapping[str, Any]
 Judge = Callable[[Attempt], float]
@@ -32,6 +32,8 @@ class Reward:
     options: Options = field(default_factory=dict)
     prepare: Callable[[], object] = bool
     """Fetches the verifier's libraries, which may take seconds."""
+    processes: bool = False
+    """Whether it starts processes of its own."""
 
 
 REWARDS: Mapping[str, Reward] = {
@@ -64,6 +66,14 @@ REWARDS: Mapping[str, Reward] = {
         in_process=False,
         accuracy=False,
         options={"pattern": None},
+    ),
+    "code": Reward(
+        lambda a, o: code.verify(a.answer, a.reference, o["seconds"], o["memory_mb"], o["partial"]),
+        in_process=False,
+        accuracy=True,
+        options={"seconds": 4.0, "memory_mb": 512, "partial": False},
+        prepare=code.prepare,
+        processes=True,
     ),
     "format": Reward(
         lambda a, o: format.verify(a.text, o["tags"]),
