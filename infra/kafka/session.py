@@ -22,6 +22,7 @@ from infra.kafka.note import MAX_METADATA_BYTES, Note, pointed_at, pointer
 from infra.kafka.readiness import why_unreachable
 from infra.kafka.session_config import Input, Offsets, Partition, SessionConfig
 from infra.kafka.transactions import TransactionalProducer
+from infra.kafka.wide_reads import read_widely
 from schemas.codec import decode, encode
 from schemas.records import CommitNote
 
@@ -96,6 +97,7 @@ class Session:
             raise
 
     def _open(self) -> None:
+        read_widely()
         # Asked first: a client that finds no broker takes 30 s to say so, and leaves its sockets open.
         if (reason := why_unreachable(self.config.client.admin(), timeout_s=2.0)) is not None:
             raise SessionLost(f"{self.config.group}: {reason}")
