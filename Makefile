@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 # Bytecode is kept, whatever the shell says: or every process compiles Beam and torch anew, which takes half a minute.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test lint types pytest prism soak requirements clean trl-env trl-requirements verl-env verl-requirements verl-vectors benchmark-end-to-end
+.PHONY: run test lint types pytest prism soak requirements clean trl-env trl-requirements streams-env streams-requirements verl-env verl-requirements verl-vectors benchmark-end-to-end
 
 run: $(READY)
 	$(BIN)/laminar run $(CONFIG) $(ARGS)
@@ -59,6 +59,19 @@ $(TRL_VENV)/.ready: benchmarks/trl/requirements.txt | $(READY)
 
 trl-requirements: requirements.txt | $(READY)
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --constraint requirements.txt --no-emit-index-url --no-annotate --no-header benchmarks/trl/requirements.in -o benchmarks/trl/requirements.txt
+
+# What the buffer is measured beside: ray, which TransferQueue runs on, stays out of our environment.
+STREAMS_VENV := .venv-streams
+
+streams-env: $(STREAMS_VENV)/.ready
+
+$(STREAMS_VENV)/.ready: benchmarks/streams/requirements.txt | $(READY)
+	$(PYTHON) -m venv $(STREAMS_VENV)
+	$(BIN)/uv pip install --quiet --python $(STREAMS_VENV)/bin/python -r benchmarks/streams/requirements.txt
+	touch $@
+
+streams-requirements: requirements.txt | $(READY)
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --constraint requirements.txt --no-emit-index-url --no-annotate --no-header benchmarks/streams/requirements.in -o benchmarks/streams/requirements.txt
 
 # verl too: the oracle of the trainer's losses. Without its own dependencies, which are those of a cluster.
 VERL_VENV := .venv-verl

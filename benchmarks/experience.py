@@ -6,13 +6,15 @@ A real broker, the real pipeline on the embedded runner, everything committed in
 to encode and send experiences (score's way out, its verifiers apart). `buffer` is from the session, before anything is
 fetched, to the last batch that a read_committed reader sees. `--log` gives how many trajectories the buffer's log holds
 when the next `--trajectories` are measured: the cost of each must not grow with it. CPU time is of this process and of
-the broker, so it tells of a machine that has other work, too.
+the broker, so it tells of a machine that has other work, too. Beside it stand PipelineRL's file streams and
+TransferQueue, which are not durable: measured here where `make streams-env` has been run, else as published.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import tempfile
 import threading
 import time
@@ -48,9 +50,11 @@ from schemas.topics import EXPERIENCES, METRICS, group_name
 
 SAMPLES = 8
 PUBLISHED = (
-    "PipelineRL's files 34.8k writes and 10.0k reads a second, not durable; "
-    "TransferQueue 8.6k puts and 7.5k gets, in memory"
+    "On other machines, as published: PipelineRL's files 34.8k writes and 10.0k reads a second, not durable; "
+    "TransferQueue 8.6k puts and 7.5k gets, in memory."
 )
+OTHERS = Path(".venv-streams/bin/python")
+"""The environment in which the others run."""
 LIMIT_S = 900.0
 
 
@@ -109,7 +113,9 @@ def _template(tokens: int) -> Block:
             flags(np.ones(answered, bool)),
         )
         spans = (r.VersionSpan(version, answered),)
-        made = r.Trajectory(prompt, row % SAMPLES, 1, 1, 0, 1, response, "y" * 64, spans, version, "stop", None, 0, 0)
+        made = r.Trajectory(
+            prompt, row % SAMPLES, 1, 1, 0, 1, response, "y" * 64, spans, version, "stop", None, 0, None, 0
+        )
         components = (
             r.RewardComponent("exact", float(row % 2), 1.0),
             r.RewardComponent("accuracy", float(row % 2), 0.0),
@@ -205,6 +211,23 @@ def _running(folder: Path, options: Any) -> Iterator[tuple[Config, Broker]]:
         yield config, broker
 
 
+def measure_others(tokens: int, count: int) -> list[tuple[str, float]]:
+    """What the others do a second, on this machine; nothing where they are not installed."""
+    if not OTHERS.exists():
+        return []
+    script = str(Path(__file__).parent / "streams" / "others.py")
+    command = [str(OTHERS), script, "--trajectories", str(count), "--tokens", str(tokens)]
+    answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return [(f"{each['what']}: {each['way']}", each["per_second"]) for each in json.loads(answer.splitlines()[-1])]
+
+
+def machine() -> str:
+    """The processor's name and how many cores of it there are."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+    return f"{name}, {psutil.cpu_count()} cores"
+
+
 def main() -> None:
     """Measure and print."""
     arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -216,8 +239,9 @@ def main() -> None:
     options = arguments.parse_args()
     with tempfile.TemporaryDirectory(prefix="laminar-benchmark-") as folder, _running(Path(folder), options) as run:
         found = list(measure(*run, options.tokens, options.trajectories, options.log))
+    others = measure_others(options.tokens, options.trajectories)
     if options.json:
-        print(json.dumps([asdict(each) for each in found]))
+        print(json.dumps([*map(asdict, found), *({"stage": what, "per_second": rate} for what, rate in others)]))
         return
     table = Table(title=f"{options.tokens} tokens a trajectory, global batch {options.global_batch}, one partition")
     for name in ("stage", "in the log", "trajectories", "a second", "CPU µs each", "broker's CPU µs each"):
@@ -225,9 +249,11 @@ def main() -> None:
     for each in found:
         figures = f"{each.per_second:,.0f}", f"{each.cpu_us:.0f}", f"{each.broker_cpu_us:.0f}"
         table.add_row(each.stage, f"{each.log:,}", f"{each.trajectories:,}", *figures)
+    for what, rate in others:
+        table.add_row(what, "", f"{options.trajectories:,}", f"{rate:,.0f}", "", "")
     console = Console(width=120)
     console.print(table)
-    console.print(f"Published, on other machines, not measured here: {PUBLISHED}.")
+    console.print(f"Measured on {machine()}." if others else f"Measured on {machine()}. {PUBLISHED}")
 
 
 if __name__ == "__main__":
