@@ -10,19 +10,21 @@ from operators.io.read_topics import ReadTopics
 from operators.io.write_transactionally import WriteTransactionally
 from pipelines.config import Config
 from pipelines.shards import partitions_of, reading, shard
-from schemas.topics import BATCHES, EXPERIENCES, RELAY, SETTLED
+from schemas.topics import BATCHES, BEGUN, CURRICULUM, EXPERIENCES, RELAY, SETTLED
 
 
 def build(pipeline: beam.Pipeline, config: Config) -> None:
-    """Experiences, relay → batches, settled."""
+    """Experiences, relay → batches, settled; with a curriculum, levels begun → levels asked for."""
     source = shard(
         config,
         "experience",
         reading(config, EXPERIENCES, keys="p", blocks=True),
         reading(config, RELAY, start="earliest"),
+        *([reading(config, CURRICULUM, start="earliest", keys=BEGUN)] if config.prompts.levels else []),
         ledger=(SETTLED,),
     )
-    make = MakeBatches(config.experience, config.kafka.partitions, ranks=len(partitions_of(config, BATCHES)))
+    ranks, levels = len(partitions_of(config, BATCHES)), len(config.prompts.levels)
+    make = MakeBatches(config.experience, config.kafka.partitions, ranks, levels)
     (
         pipeline
         | "read experiences" >> ReadTopics(source)

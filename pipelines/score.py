@@ -15,7 +15,7 @@ from schemas.topics import EXPERIENCES, TRAJECTORIES
 
 def build(pipeline: beam.Pipeline, config: Config) -> None:
     """Trajectories → experiences."""
-    source = shard(config, "score", reading(config, TRAJECTORIES), ledger=(EXPERIENCES,))
+    source = shard(config, "score", reading(config, TRAJECTORIES, blocks=True), ledger=(EXPERIENCES,))
     (
         pipeline
         | "read trajectories" >> ReadTopics(source)

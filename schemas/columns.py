@@ -34,3 +34,10 @@ def flags(values: object) -> pa.Array:
 def integers(values: object) -> pa.Array:
     """An int64 Arrow array of `values`."""
     return pa.array(values, pa.int64())
+
+
+def one_list(kind: pa.DataType, values: object) -> pa.Array:
+    """A column of list type `kind` with one row, which has `values`; an Arrow array or a NumPy one of its element's
+    type is not copied."""
+    items = values if isinstance(values, pa.Array) else pa.array(values, kind.value_type)
+    return pa.ListArray.from_arrays(pa.array([0, len(items)], pa.int32()), items, type=kind)

@@ -58,6 +58,18 @@ EVAL_PROMPTS = Topic(
     ("placement",),
     "evaluation's own way in, never behind training prompts",
 )
+CURRICULUM = Topic(
+    "curriculum",
+    (records.LevelAsked, records.LevelBegun),
+    "kind",
+    "one",
+    "delete",
+    ("experience", "prompts"),
+    ("prompts", "experience"),
+    "how hard questions are to be, and from which prompt on they are: asked and answered",
+)
+ASKED, BEGUN = "asked", "begun"
+"""Keys of the curriculum topic: each side reads the other's words alone."""
 INBOX = Topic(
     "inbox",
     (records.Assignment, records.Cancel, records.Reserve, records.Release, records.Drain),
@@ -96,7 +108,7 @@ EXPERIENCES = Topic(
     "delete",
     ("score",),
     ("experience", "evaluation"),
-    "trajectories with rewards: the exportable record",
+    "trajectories with rewards: the exportable record; rows of several groups may share one, whose key is the first's",
 )
 SETTLED = Topic(
     "settled",
@@ -194,6 +206,7 @@ CATALOGUE: Mapping[str, Topic] = {
     for topic in (
         PROMPTS,
         EVAL_PROMPTS,
+        CURRICULUM,
         INBOX,
         PROGRESS,
         TRAJECTORIES,

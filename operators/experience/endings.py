@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from operators.experience.members import Member
+import numpy as np
+
+from operators.experience.members import Run
 from operators.io.elements import Restored
 from operators.io.ledger import TrajectoryLedger
 from schemas.block import Block
-from schemas.identity import TrajectoryKey, parse_trajectory_id, trajectory_id
+from schemas.identity import parse_trajectory_id
 from schemas.records import Fate, Settled
-
-_Row = tuple[Member, Fate, str, int | None, int | None, bool]
 
 
 class Endings:
-    """Each trajectory is expected once and ended once, across restarts. It also knows the groups that have left with
-    members still to come: these are late when they do."""
+    """Each trajectory of training is expected once and ended once, across restarts. It also knows the groups that have
+    left with members still to come: these are late when they do."""
 
     def __init__(self, ledger: TrajectoryLedger) -> None:
         self._ledger = ledger
-        self._held: set[TrajectoryKey] = set()
+        self._held: dict[int, set[int]] = {}
+        """Members expected and not ended, by group."""
         self._left: set[int] = set()
         self._emissions = 0
-        self._rows: list[_Row] = []
+        self._columns: dict[str, list[Any]] = defaultdict(list)
 
     @classmethod
     def restored(cls, restored: Restored, partitions: int) -> Endings:
@@ -43,12 +45,24 @@ class Endings:
         """The next emission begins."""
         self._emissions += 1
 
-    def expect(self, key: TrajectoryKey) -> bool:
-        """Take note of a trajectory that has come; False if it had come before."""
-        if key in self._held or key in self._ledger:
-            return False
-        self._held.add(key)
-        return True
+    def expect(self, number: int, members: Iterable[int]) -> list[int]:
+        """Take note of members of group `number` that have come; the positions of those that had not come before."""
+        ended = self._ledger.members("train", number)
+        if ended is None:
+            return []
+        held = self._held.setdefault(number, set())
+        fresh = []
+        for position, member in enumerate(members):
+            if member not in held and member not in ended:
+                held.add(member)
+                fresh.append(position)
+        if not held:
+            del self._held[number]
+        return fresh
+
+    def held(self) -> int:
+        """How many trajectories have come and not ended."""
+        return sum(map(len, self._held.values()))
 
     def answered(self, number: int) -> int:
         """How many members of training group `number`, which is not all ended, have ended."""
@@ -64,44 +78,30 @@ class Endings:
 
     def end(
         self,
-        members: Sequence[Member],
+        runs: Sequence[Run],
         fate: Fate,
         reason: str,
         batch: int | None,
-        ages: Sequence[int] | None,
+        ages: np.ndarray | None,
         left: Iterable[int] = (),
     ) -> None:
-        """End the stories of `members`, of `ages` versions. Groups `left` leave with them, and so do batched ones."""
-        self._left.update(left)
-        gone = set(left) if fate != "batched" else None
-        for index, member in enumerate(members):
-            self._held.discard(member.key)
-            group_left = gone is None or member.number in gone
-            self._rows.append((member, fate, reason, batch, ages[index] if ages is not None else None, group_left))
-            if group_left:
-                self._left.add(member.number)
-        for member in members:
-            self._ledger.add(member.key, member.size, self._emissions)
-        self._forget({member.number for member in members})
+        """End the stories of the members in `runs`, of `ages` versions. Groups `left` leave with them, and so do
+        batched ones."""
+        gone = set(left)
+        self._left |= gone
+        ended = 0
+        for run in runs:
+            for number, share in run.by_group():
+                count = share.last - share.first
+                aged = [None] * count if ages is None else ages[ended : ended + count].tolist()
+                self._end(number, share, aged, (fate, reason, batch, fate == "batched" or number in gone))
+                ended += count
 
     def settled(self, now: int) -> Block | None:
         """The Settled records of this emission, written at `now`; None if there are none."""
-        rows, self._rows = self._rows, []
-        if not rows:
-            return None
-        members, fates, reasons, batches, ages, left = zip(*rows, strict=True)
-        columns: dict[str, Any] = {
-            "trajectory_id": [trajectory_id(m.purpose, m.number, m.member) for m in members],
-            "group_size": [member.size for member in members],
-            "fate": fates,
-            "reason": reasons,
-            "batch": batches,
-            "staleness": ages,
-            "tokens": [member.tokens for member in members],
-            "settled_at": [now] * len(rows),
-            "group_left": left,
-        }
-        return Block.from_columns(Settled, columns)
+        columns, self._columns = self._columns, defaultdict(list)
+        count = len(columns["trajectory_id"])
+        return Block.from_columns(Settled, {**columns, "settled_at": [now] * count}) if count else None
 
     def oldest_emission(self) -> int | None:
         """The oldest emission that a restart must read back."""
@@ -110,6 +110,27 @@ class Endings:
     def marks(self) -> dict[str, int]:
         """What a commit's note says of the ledger."""
         return self._ledger.marks()
+
+    def _end(
+        self, number: int, run: Run, ages: list[int] | list[None], same: tuple[Fate, str, int | None, bool]
+    ) -> None:
+        """End members of group `number`; `same` for all are fate, reason, batch and whether their group leaves."""
+        shelf, first, last = run
+        members = shelf.members[first:last]
+        if (held := self._held.get(number)) is not None:
+            held.difference_update(members)
+            if not held:
+                del self._held[number]
+        self._columns["trajectory_id"] += shelf.ids[first:last]
+        self._columns["group_size"] += shelf.sizes[first:last]
+        self._columns["tokens"] += shelf.tokens[first:last].tolist()
+        self._columns["staleness"] += ages
+        for name, value in zip(("fate", "reason", "batch", "group_left"), same, strict=True):
+            self._columns[name] += [value] * len(members)
+        if same[-1]:
+            self._left.add(number)
+        self._ledger.add_members("train", number, members, shelf.sizes[first], self._emissions)
+        self._forget({number})
 
     def _forget(self, numbers: set[int]) -> None:
         """Of groups that have left, those of which all members have ended need not be known any more."""

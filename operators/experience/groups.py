@@ -18,9 +18,9 @@ class Group:
 
     __slots__ = ("completed", "members", "number", "seen_at")
 
-    def __init__(self, first: Member, seen_at: float) -> None:
-        self.number = first.number
-        self.members = [first]
+    def __init__(self, number: int, members: list[Member], seen_at: float) -> None:
+        self.number = number
+        self.members = members
         self.seen_at = seen_at
         """When its first member came, by this process's monotonic clock."""
         self.completed = (0, 0, 0)
@@ -51,7 +51,7 @@ class Group:
 
     def close(self) -> None:
         """No member is to come any more."""
-        self.completed = max((member.scored_at, member.partition, member.offset) for member in self.members)
+        self.completed = max((m.shelf.scored_at[m.row], m.shelf.partition, m.shelf.offset) for m in self.members)
 
 
 class Groups:
@@ -74,14 +74,14 @@ class Groups:
         yield from self.ready
         yield from self.open.values()
 
-    def add(self, member: Member, now: float) -> None:
-        """Put a member to its group."""
-        group = self.open.get(member.number)
+    def add(self, number: int, members: list[Member], now: float) -> None:
+        """Put members to group `number`."""
+        group = self.open.get(number)
         if group is None:
-            self.open[member.number] = Group(member, now)
+            self.open[number] = Group(number, members, now)
         else:
-            group.members.append(member)
-        self.held += 1
+            group.members += members
+        self.held += len(members)
 
     def complete(self, number: int, size: int, answered: int) -> Group | None:
         """Group `number`, taken out, if what it holds and `answered` members that are settled are all `size`."""

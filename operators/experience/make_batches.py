@@ -6,20 +6,22 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from operators.experience.config import ExperienceConfig
+from operators.experience.curriculum import Curriculum
 from operators.experience.endings import Endings
 from operators.experience.groups import Group, Groups
 from operators.experience.measures import BufferMeasures
-from operators.experience.members import Member, read_members
+from operators.experience.members import Member, Run, Shelf, ages, runs_of
 from operators.experience.moment import Moment
 from operators.experience.packing import pack
-from operators.experience.trainable import failure, nonsense
+from operators.experience.trainable import Verdict, untrainable
 from operators.io.elements import Checkpoint, Output, Place, Polled, Received, Restored
 from operators.io.pending import PendingOffsets
 from operators.io.reject import rejected
-from schemas.identity import trajectory_id
-from schemas.records import Fate, PolicyVersion, WeightVersion
-from schemas.topics import BATCHES, EXPERIENCES, METRICS, SETTLED
+from schemas.records import Fate, LevelBegun, PolicyVersion, WeightVersion
+from schemas.topics import ASKED, BATCHES, CURRICULUM, EXPERIENCES, METRICS, SETTLED
 
 
 @dataclass(frozen=True)
@@ -29,15 +31,18 @@ class MakeBatches:
     A batch has `global_batch` trajectories at least, all of which can be trained; what cannot is settled as it comes
     (and is a dead letter where it is no failure but nonsense), and its group completes without it. Staleness is
     measured here, at consumption: newest announced version minus the version that generated. `partitions` of the topics
-    keyed by group, `ranks` of the trainer.
+    keyed by group, `ranks` of the trainer, `levels` of the prompts' curriculum (0: there is none).
     """
 
     config: ExperienceConfig
     partitions: int
     ranks: int = 1
+    levels: int = 0
 
     def restore(self, restored: Restored) -> _Buffering:
-        return _Buffering(self, Endings.restored(restored, self.partitions), restored.marks.get("batch", 0))
+        endings = Endings.restored(restored, self.partitions)
+        curriculum = Curriculum(self.levels, restored.marks.get("curriculum"))
+        return _Buffering(self, endings, curriculum, restored.marks.get("batch", 0))
 
 
 class _Buffering:
@@ -47,6 +52,7 @@ class _Buffering:
         self,
         step: MakeBatches,
         endings: Endings,
+        curriculum: Curriculum,
         batch: int,
         now: Callable[[], int] = lambda: time.time_ns() // 10**6,
         clock: Callable[[], float] = time.monotonic,
@@ -55,7 +61,8 @@ class _Buffering:
         self._writers = step.config.make_writers()
         self._sampler = step.config.make_sampler()
         self._evictions = step.config.make_evictions()
-        self._endings, self._now, self._clock = endings, now, clock
+        self._endings, self._curriculum = endings, curriculum
+        self._now, self._clock = now, clock
         self._batch = batch
         self._groups = Groups()
         self._pending = PendingOffsets()
@@ -69,6 +76,8 @@ class _Buffering:
         for received in polled.records:
             if isinstance(received.record, WeightVersion):
                 self._newest = max(filter(None, (self._newest, received.record.version)))
+            elif isinstance(received.record, LevelBegun):
+                self._curriculum.learn(received.record)
             else:
                 self._take_in(received)
         outputs: list[Output] = []
@@ -77,6 +86,7 @@ class _Buffering:
             if polled.records:
                 self._evict()
             outputs = self._make_batches()
+            outputs += self._ask()
         letters, self._letters = self._letters, []
         settled = self._endings.settled(self._now())
         return [*letters, *outputs, *([Output(SETTLED, "", settled)] if settled is not None else [])]
@@ -85,7 +95,7 @@ class _Buffering:
         return Checkpoint(
             low_water=self._pending.low_water(positions),
             ledger_from=self._endings.oldest_emission(),
-            marks={"settled": self._endings.marks(), "batch": self._batch},
+            marks={"settled": self._endings.marks(), "batch": self._batch, **self._curriculum.marks()},
         )
 
     def busy(self) -> bool:
@@ -98,34 +108,43 @@ class _Buffering:
 
     def _take_in(self, received: Received) -> None:
         place = Place(received.topic, received.partition)
-        members = read_members(received.record, received.partition, received.offset)
-        self._log_time = max(self._log_time, *(member.scored_at for member in members))
+        shelf = Shelf(received.record, received.partition, received.offset)
+        self._log_time = max(self._log_time, *shelf.scored_at)
         now = self._clock()
-        numbers: dict[int, int] = {}
-        for member, wrong in zip(members, nonsense(members), strict=True):
-            if not self._endings.expect(member.key):
-                continue  # settled before a restart, or a second finish
-            self._pending.add(place, received.offset)
-            numbers[member.number] = member.size
-            if self._endings.has_left(member.number):
-                self._drop([member], "its group had left")
-            elif (reason := failure(member) or wrong) is not None:
-                self._end([member], "failed", reason)
-                if reason is wrong:
-                    self._letters.append(self._letter(member, reason))
-            elif (refusal := self._refusal(member)) is not None:
-                self._drop([member], refusal)
-            else:
-                self._groups.add(member, now)
-        for number, size in numbers.items():
-            group = self._groups.complete(number, size, self._endings.answered(number))
+        wrong = untrainable(shelf)
+        all_may = not wrong and not self._writers
+        for number, run in Run(shelf, 0, len(shelf)).by_group():
+            fresh = self._endings.expect(number, shelf.members[run.first : run.last])  # others came before, or twice
+            if not fresh:
+                continue
+            self._pending.add(place, received.offset, len(fresh))
+            members = [Member(shelf, run.first + position) for position in fresh]
+            if not all_may or self._endings.has_left(number):
+                members = [member for member in members if self._may_enter(member, wrong)]
+            if members:
+                self._groups.add(number, members, now)
+            group = self._groups.complete(number, shelf.sizes[run.first], self._endings.answered(number))
             if group is not None:
                 self._judge(group)
 
+    def _may_enter(self, member: Member, wrong: Mapping[int, Verdict]) -> bool:
+        """Whether `member` may; its story ends here if not. `wrong` is what cannot be trained of its shelf."""
+        if self._endings.has_left(member.number):
+            self._drop([member], "its group had left")
+        elif (verdict := wrong.get(member.row)) is not None:
+            self._settle(list(runs_of([member])), "failed", verdict.reason)
+            if verdict.nonsense:
+                self._letters.append(self._letter(member, verdict.reason))
+        elif (refusal := self._refusal(member)) is not None:
+            self._drop([member], refusal)
+        else:
+            return True
+        return False
+
     def _letter(self, member: Member, reason: str) -> Output:
-        name = trajectory_id(member.purpose, member.number, member.member)
-        received = Received(EXPERIENCES.noun, member.partition, member.offset, member.experience())
-        return rejected(received, "make batches", f"{name}: {reason}", self._now())
+        shelf = member.shelf
+        received = Received(EXPERIENCES.noun, shelf.partition, shelf.offset, member.experience())
+        return rejected(received, "make batches", f"{member.trajectory_id}: {reason}", self._now())
 
     def _refusal(self, member: Member) -> str | None:
         return next(filter(None, (writer.refuse(member) for writer in self._writers)), None)
@@ -163,8 +182,9 @@ class _Buffering:
                 self._drop([member], reason, left=emptied)
 
     def _drop(self, members: Sequence[Member], reason: str, left: Iterable[int] = ()) -> None:
-        self._measures.drop(members, reason)
-        self._end(members, "dropped", reason, left=left)
+        runs = list(runs_of(members))
+        self._measures.drop(runs, reason)
+        self._settle(runs, "dropped", reason, ages(runs, self._newest), left=left)
 
     # -- what leaves --------------------------------------------------------------------------------------------------
 
@@ -176,30 +196,38 @@ class _Buffering:
         return outputs
 
     def _make_batch(self, members: Sequence[Member]) -> list[Output]:
-        ages = [member.staleness(self._newest) for member in members]
-        parts = pack(self._batch, members, ages, self._config.micro_batch_tokens, self._ranks)
-        outputs = [Output(BATCHES, str(self._batch), part, part.rank) for part in parts]
-        self._end(members, "batched", "", ages)
-        metric = self._measures.metric(self._batch, members, ages, self._groups, self._now())
+        runs = list(runs_of(members))
+        staleness = ages(runs, self._newest)
+        ranks = pack(self._batch, members, staleness, self._config.micro_batch_tokens, self._ranks)
+        outputs = [Output(BATCHES, str(self._batch), part, rank) for rank, parts in enumerate(ranks) for part in parts]
+        self._settle(runs, "batched", "", staleness, self._batch)
+        others = self._curriculum.values()
+        metric = self._measures.metric(self._batch, runs, staleness, self._groups, others, self._now())
         self._batch += 1
         return [*outputs, Output(METRICS, "experience", metric)]
 
-    def _end(
+    def _ask(self) -> list[Output]:
+        asked = self._curriculum.ask(self._sampler.wish(self._moment()), self._batch, self._now())
+        return [] if asked is None else [Output(CURRICULUM, ASKED, asked)]
+
+    def _settle(
         self,
-        members: Sequence[Member],
+        runs: Sequence[Run],
         fate: Fate,
         reason: str,
-        ages: Sequence[int] | None = None,
+        staleness: np.ndarray | None = None,
+        batch: int | None = None,
         left: Iterable[int] = (),
     ) -> None:
-        if ages is None and fate == "dropped":
-            ages = [member.staleness(self._newest) for member in members]
-        batch = self._batch if fate == "batched" else None
-        self._endings.end(members, fate, reason, batch, ages, left)
-        self._measures.end(members, fate)
-        for member in members:
-            self._pending.remove(Place(EXPERIENCES.noun, member.partition), member.offset)
+        self._endings.end(runs, fate, reason, batch, staleness, left)
+        self._measures.end(runs, fate)
+        if fate != "failed":
+            self._curriculum.count(runs)
+        for shelf, first, last in runs:
+            self._pending.remove(Place(EXPERIENCES.noun, shelf.partition), shelf.offset, last - first)
 
     def _moment(self) -> Moment:
         config, held = self._config, self._groups.held
-        return Moment(self._batch, config.global_batch, self._ranks, config.seed, self._newest, self._log_time, held)
+        fixed = config.global_batch, self._ranks, config.seed
+        learnt = self._curriculum.level, self._curriculum.success
+        return Moment(self._batch, *fixed, self._newest, self._log_time, held, *learnt)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from operators.experience.groups import Groups
-from operators.experience.members import Member
+from operators.experience.members import Run, gathered
 from schemas.records import Fate, Metric
 
 DECILES = 10
@@ -22,30 +22,43 @@ class BufferMeasures:
         self._ended: Counter[int] = Counter()
         self._dropped_lengths: Counter[int] = Counter()
 
-    def drop(self, members: Sequence[Member], reason: str) -> None:
+    def drop(self, runs: Sequence[Run], reason: str) -> None:
         """Members are dropped for `reason`, whose words before its first number name its kind."""
-        self._dropped[kind_of(reason)] += len(members)
-        self._dropped_lengths.update(coarse(member.tokens) for member in members)
+        lengths = gathered(runs, "tokens")
+        self._dropped[kind_of(reason)] += len(lengths)
+        _count(self._dropped_lengths, lengths)
 
-    def end(self, members: Sequence[Member], fate: Fate) -> None:
+    def end(self, runs: Sequence[Run], fate: Fate) -> None:
         """Members' stories have ended; failed ones say nothing of lengths."""
         if fate != "failed":
-            self._ended.update(coarse(member.tokens) for member in members)
+            _count(self._ended, gathered(runs, "tokens"))
 
-    def metric(self, batch: int, members: Sequence[Member], ages: Sequence[int], groups: Groups, now: int) -> Metric:
+    def metric(
+        self, batch: int, runs: Sequence[Run], ages: np.ndarray, groups: Groups, others: Mapping[str, float], now: int
+    ) -> Metric:
         """Of `batch`: what is held and was dropped; staleness at consumption (`ages`) and at finish as histograms."""
         values = {
+            **others,
             "buffer/trajectories": float(groups.held),
             "buffer/groups": float(len(groups)),
             "dropped/stale": float(self._dropped["staleness"]),
             "dropped/all": float(self._dropped.total()),
-            **{f"staleness/{age}": float(count) for age, count in sorted(Counter(ages).items())},
+            **_histogram("staleness", ages),
+            **_histogram("staleness_at_finish", gathered(runs, "finish_staleness")),
         }
-        at_finish = Counter(member.finish_staleness for member in members)
-        values |= {f"staleness_at_finish/{age}": float(count) for age, count in sorted(at_finish.items())}
         if self._dropped_lengths:
             values |= by_decile(self._ended, self._dropped_lengths)
         return Metric("experience", batch, values, now)
+
+
+def _histogram(name: str, values: np.ndarray) -> dict[str, float]:
+    """How often each of `values`, integers, occurs."""
+    return {f"{name}/{value}": float(count) for value, count in sorted(Counter(values.tolist()).items())}
+
+
+def _count(counts: Counter[int], lengths: np.ndarray) -> None:
+    for length, count in Counter(lengths.tolist()).items():
+        counts[coarse(length)] += count
 
 
 def kind_of(reason: str) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+from operators.experience.curriculum import Success
 from operators.experience.groups import Group
 from schemas.records import PolicyVersion
 
@@ -14,6 +16,7 @@ from schemas.records import PolicyVersion
 class Moment:
     """Global batch `batch` is to be made, of `wanted` trajectories at least, for `ranks` trainer ranks.
 
+    `success` is that at the questions of the present `level` of the curriculum, by task, of stories that have ended.
     `newest` is the newest weight version announced; `log_time` when the latest experience was scored, in Unix
     milliseconds; `held` how many trajectories the buffer holds.
     """
@@ -25,6 +28,8 @@ class Moment:
     newest: PolicyVersion | None
     log_time: int
     held: int
+    level: int = 0
+    success: Mapping[str, Success] = field(default_factory=dict)
 
     def draw(self, group: Group) -> float:
         """A number in (0, 1) for `group` in this batch: a function of seed, batch and group alone.

@@ -5,12 +5,14 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from operator import sub
 
 import numpy as np
 
-from operators.experience.members import Member
-from schemas.columns import flags, floats, integers, token_ids
-from schemas.identity import trajectory_id
+from operators.experience.members import Member, Run, gathered, runs_of
+from schemas.arrow import arrow_schema
+from schemas.block import Block
+from schemas.columns import one_list
 from schemas.records import MicroBatch
 
 
@@ -37,95 +39,77 @@ def balance(loads: Sequence[int], ranks: int) -> list[int]:
     return ranking
 
 
-def pack(batch: int, members: Sequence[Member], staleness: Sequence[int], budget: int, ranks: int) -> list[MicroBatch]:
+def pack(batch: int, members: Sequence[Member], staleness: np.ndarray, budget: int, ranks: int) -> list[list[Block]]:
     """Global batch number `batch` as micro-batches of at most `budget` tokens, as many for each of `ranks` ranks.
 
-    Members of a group stand together, and stay on one rank. `staleness` is aligned with `members`. Every part says how
-    many its rank has, so a reader knows when the batch is whole; ranks with less work have empty ones at the end.
+    By rank, each a block of one MicroBatch. Members of a group stand together, and stay on one rank. `staleness`,
+    int64, is aligned with `members`. Every part says how many its rank has, so a reader knows when the batch is whole;
+    ranks with less work have empty ones at the end.
     """
-    shares = _shares(members, ranks)
-    ranges = [list(split_by_tokens([members[i].length for i in share], budget)) for share in shares]
+    lengths = gathered(list(runs_of(members)), "lengths").tolist()
+    shares = _shares(members, lengths, ranks)
+    ranges = [list(split_by_tokens([lengths[i] for i in share], budget)) for share in shares]
     count = max(map(len, ranges))
     return [
-        _micro_batch(batch, index, count, rank, [members[i] for i in part], [staleness[i] for i in part])
+        [
+            _micro_batch((batch, index, count, rank), [members[i] for i in part], staleness[part])
+            for index, part in enumerate(
+                [share[r.start : r.stop] for r in ranges[rank]] + [[]] * (count - len(ranges[rank]))
+            )
+        ]
         for rank, share in enumerate(shares)
-        for index, part in enumerate(
-            [share[r.start : r.stop] for r in ranges[rank]] + [[]] * (count - len(ranges[rank]))
-        )
     ]
 
 
-def _shares(members: Sequence[Member], ranks: int) -> list[list[int]]:
+def _shares(members: Sequence[Member], lengths: Sequence[int], ranks: int) -> list[list[int]]:
     """The indices of each rank's members, in their order."""
     if ranks == 1:
         return [list(range(len(members)))]
     groups = [list(group) for _, group in groupby(range(len(members)), key=lambda index: members[index].number)]
-    ranking = balance([sum(members[index].length for index in group) for group in groups], ranks)
+    ranking = balance([sum(lengths[index] for index in group) for group in groups], ranks)
     shares: list[list[int]] = [[] for _ in range(ranks)]
     for group, rank in zip(groups, ranking, strict=True):
         shares[rank] += group
     return shares
 
 
-def _micro_batch(
-    batch: int, index: int, count: int, rank: int, members: Sequence[Member], staleness: Sequence[int]
-) -> MicroBatch:
-    prompts, responses, logprobs, masks = _gather(members)
-    lengths = np.array([member.length for member in members], np.int64)
-    prompt_lengths = lengths - np.array([member.tokens for member in members], np.int64)
-    in_response = _alternating(prompt_lengths, lengths - prompt_lengths)
-    return MicroBatch(
-        batch=batch,
-        index=index,
-        count=count,
-        rank=rank,
-        token_ids=token_ids(_laid_out(in_response, responses, np.int32, prompts)),
-        logprobs=floats(_laid_out(in_response, logprobs, np.float32)),
-        loss_mask=flags(_laid_out(in_response, masks, np.bool_)),
-        lengths=integers(lengths),
-        prompt_lengths=integers(prompt_lengths),
-        rewards=floats([member.reward for member in members]),
-        temperatures=floats([member.temperature for member in members]),
-        trajectory_ids=tuple([trajectory_id(m.purpose, m.number, m.member) for m in members]),
-        version_epochs=integers([member.version.epoch for member in members if member.version]),
-        version_numbers=integers([member.version.number for member in members if member.version]),
-        staleness=integers(staleness),
-        lineage_partitions=integers([member.partition for member in members]),
-        lineage_offsets=integers([member.offset for member in members]),
-    )
+def _micro_batch(place: tuple[int, int, int, int], members: Sequence[Member], staleness: np.ndarray) -> Block:
+    """The micro-batch of `members` at `place`: batch, index, count, rank."""
+    runs = list(runs_of(members))
+    names = ("batch", "index", "count", "rank")
+    lengths, tokens = gathered(runs, "lengths"), gathered(runs, "tokens")
+    shelves = np.array([(run.shelf.partition, run.shelf.offset) for run in runs], np.int64).reshape(-1, 2)
+    places = shelves.repeat([run.last - run.first for run in runs], axis=0)
+    columns = {
+        **_laid_out(runs),
+        "lengths": lengths,
+        "prompt_lengths": lengths - tokens,
+        "rewards": gathered(runs, "rewards"),
+        "temperatures": gathered(runs, "temperatures"),
+        "trajectory_ids": [name for run in runs for name in run.shelf.ids[run.first : run.last]],
+        "version_epochs": gathered(runs, "version_epochs"),
+        "version_numbers": gathered(runs, "version_numbers"),
+        "staleness": staleness,
+        "lineage_partitions": places[:, 0],
+        "lineage_offsets": places[:, 1],
+    }
+    schema = arrow_schema(MicroBatch)
+    lists = {name: one_list(schema.field(name).type, values) for name, values in columns.items()}
+    return Block.from_columns(MicroBatch, {**{n: [v] for n, v in zip(names, place, strict=True)}, **lists})
 
 
-def _gather(members: Sequence[Member]) -> list[np.ndarray]:
-    """Prompt tokens, response tokens, logprobs and masks of `members`, each end to end.
-
-    Neighbours that are neighbours on their shelf, too, are taken in one.
-    """
-    found: list[list[np.ndarray]] = [[], [], [], []]
-    first = 0
-    for last in range(1, len(members) + 1):
-        before = members[last - 1]
-        if last < len(members) and members[last].shelf is before.shelf and members[last].row == before.row + 1:
-            continue
-        shelf, start, stop = before.shelf, members[first].row, before.row + 1
-        for parts, column in zip(
-            found, (shelf.prompts, shelf.responses, shelf.logprobs, shelf.loss_masks), strict=True
-        ):
-            parts.append(column.between(start, stop))
-        first = last
-    kinds = (np.int32, np.int32, np.float32, np.bool_)
-    return [np.concatenate(parts) if parts else np.empty(0, kind) for parts, kind in zip(found, kinds, strict=True)]
-
-
-def _alternating(off: np.ndarray, on: np.ndarray) -> np.ndarray:
-    """bool[sum]: off[0] times False, on[0] times True, off[1] times False and so on."""
-    counts = np.stack([off, on], axis=1).ravel()
-    return np.repeat(np.tile(np.array([False, True]), len(off)), counts)
-
-
-def _laid_out(here: np.ndarray, values: np.ndarray, kind: type, others: np.ndarray | None = None) -> np.ndarray:
-    """`values` where `here` is True, and `others` (nothing: zeros) elsewhere."""
-    laid: np.ndarray = np.zeros(len(here), kind) if others is None else np.empty(len(here), kind)
-    laid[here] = values
-    if others is not None:
-        laid[~here] = others
-    return laid
+def _laid_out(runs: Sequence[Run]) -> dict[str, np.ndarray]:
+    """Token ids, behaviour logprobs and loss masks of prompts and responses in turn; prompts have neither of these."""
+    ids: list[np.ndarray] = []
+    logprobs: list[np.ndarray] = []
+    masks: list[np.ndarray] = []
+    for shelf, first, last in runs:
+        asked, answered = shelf.prompts.ends[first : last + 1].tolist(), shelf.responses.ends[first : last + 1].tolist()
+        no_logprobs = np.zeros(max(map(sub, asked[1:], asked)), np.float32)
+        no_mask = np.zeros(len(no_logprobs), np.bool_)
+        for p, p_end, r, r_end in zip(asked, asked[1:], answered, answered[1:], strict=False):
+            ids += (shelf.prompts.values[p:p_end], shelf.responses.values[r:r_end])
+            logprobs += (no_logprobs[: p_end - p], shelf.logprobs.values[r:r_end])
+            masks += (no_mask[: p_end - p], shelf.loss_masks.values[r:r_end])
+    kinds = {"token_ids": (ids, np.int32), "logprobs": (logprobs, np.float32), "loss_mask": (masks, np.bool_)}
+    return {name: np.concatenate(parts) if parts else np.empty(0, kind) for name, (parts, kind) in kinds.items()}

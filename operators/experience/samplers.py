@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+from operators.experience.curriculum import total
 from operators.experience.groups import Group
 from operators.experience.moment import Moment
 
@@ -29,6 +30,13 @@ class Sampler:
         Lazily: only as many are asked for as a batch needs. What is left out has to wait.
         """
         return ready
+
+    def wish(self, moment: Moment) -> int:
+        """Whether prompts are to be harder (1) or easier (-1) from now on, by `moment.success`; 0: as they are.
+
+        Asked whenever stories have ended. A wish beyond the curriculum's last or first level is none.
+        """
+        return 0
 
 
 @dataclass(frozen=True)
@@ -118,7 +126,7 @@ class _Refusing(Sampler):
     order_by: str = "fifo"
 
     def __post_init__(self) -> None:
-        if SAMPLERS.get(self.order_by, _Refusing) in (GroupComplete, DynamicSampling, _Refusing):
+        if SAMPLERS.get(self.order_by, _Refusing) in (GroupComplete, DynamicSampling, Curricular, _Refusing):
             raise ValueError(f"order_by {self.order_by!r} is no sampler that orders")
 
     def order(self, ready: Sequence[Group], moment: Moment) -> Iterable[Group]:
@@ -152,6 +160,28 @@ class DynamicSampling(_Refusing):
         return "every answer of the group is right" if correct == len(accuracies) else None
 
 
+@dataclass(frozen=True)
+class Curricular(_Refusing):
+    """Wishes for harder questions where more than `harder_above` of the answers are right, for easier ones where fewer
+    than `easier_below` are, once `least` answers to questions of a level have ended."""
+
+    harder_above: float = 0.8
+    easier_below: float = 0.2
+    least: int = 256
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_positive("least", self.least)
+        if not 0 <= self.easier_below < self.harder_above <= 1:
+            raise ValueError("curriculum needs 0 <= easier_below < harder_above <= 1")
+
+    def wish(self, moment: Moment) -> int:
+        known = total(moment.success)
+        if known.answered < self.least:
+            return 0
+        return (known.share > self.harder_above) - (known.share < self.easier_below)
+
+
 SAMPLERS: Mapping[str, type[Sampler]] = {
     "fifo": Sampler,
     "newest_first": NewestFirst,
@@ -161,6 +191,7 @@ SAMPLERS: Mapping[str, type[Sampler]] = {
     "length_balanced": LengthBalanced,
     "group_complete": GroupComplete,
     "dynamic": DynamicSampling,
+    "curriculum": Curricular,
 }
 
 

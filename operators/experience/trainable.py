@@ -2,38 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from operators.experience.members import Member, Shelf
+from operators.experience.members import Shelf
 
 MOST_LOGPROB = 1e-3
 """A logprob is at most 0; rounding may put it a little above."""
+MOST_LENGTH = 1_000_000
+"""Tokens of one sequence, prompt included: at 8.1 bytes each they fill a record of 8 MiB."""
 _SAMPLING = ("temperature", "top_p", "top_k")
 
 
-def failure(member: Member) -> str | None:
-    """Why `member` brought nothing to train; None if it did."""
-    if member.failed:
-        return member.error or "generation failed"
-    return "nothing was generated" if not member.tokens or member.version is None else None
+class Verdict(NamedTuple):
+    """Why a row cannot be trained. `nonsense`: no rollout of ours writes such a thing."""
+
+    reason: str
+    nonsense: bool
 
 
-def nonsense(members: Sequence[Member]) -> list[str | None]:
-    """Why each of `members`, all of one shelf and in its order, cannot be trained though it may have been generated;
-    None if it can. No rollout of ours writes such a thing.
-    """
-    shelf = members[0].shelf
-    suspects = _unequal(shelf) | _out_of_range(shelf) | _unweighable(shelf)
-    return [
-        "the prompt is empty"
-        if member.length == member.tokens
-        else _look_closely(shelf, member.row)
-        if member.row in suspects
-        else None
-        for member in members
-    ]
+def untrainable(shelf: Shelf) -> dict[int, Verdict]:
+    """The rows of `shelf` that cannot be trained, and why: most shelves have none."""
+    fruitless = shelf.failed | (shelf.tokens == 0) | ~shelf.generated
+    found = {row: Verdict(_failure(shelf, row), False) for row in np.flatnonzero(fruitless).tolist()}
+    endless = set(np.flatnonzero(shelf.lengths > MOST_LENGTH).tolist())
+    empty = set(np.flatnonzero(shelf.lengths == shelf.tokens).tolist())
+    for row in sorted(_unequal(shelf) | _out_of_range(shelf) | _unweighable(shelf) | empty | endless):
+        if row not in found and (reason := _look_closely(shelf, row)) is not None:
+            found[row] = Verdict(reason, True)
+    return found
+
+
+def _failure(shelf: Shelf, row: int) -> str:
+    return (shelf.errors[row] or "generation failed") if shelf.failed[row] else "nothing was generated"
 
 
 def _unequal(shelf: Shelf) -> set[int]:
@@ -72,6 +74,10 @@ def _sampling(shelf: Shelf) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _look_closely(shelf: Shelf, row: int) -> str | None:
+    if shelf.lengths[row] == shelf.tokens[row]:
+        return "the prompt is empty"
+    if shelf.lengths[row] > MOST_LENGTH:
+        return f"{shelf.lengths[row]} tokens are more than the {MOST_LENGTH} that a micro-batch record holds"
     ids = shelf.responses.between(row, row + 1)
     logprobs, mask = shelf.logprobs.between(row, row + 1), shelf.loss_masks.between(row, row + 1)
     if not len(ids) == len(logprobs) == len(mask):

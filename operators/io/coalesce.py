@@ -38,8 +38,8 @@ def coalesce(outputs: Iterable[Output], name_of: Callable[[Topic], str]) -> list
 
 def _together(first: Any, record: Any) -> bool:
     """Whether the two may be rows of one record."""
-    if isinstance(first, Block) or isinstance(record, Block):
-        return isinstance(first, Block) and isinstance(record, Block) and first.kind is record.kind
+    if isinstance(first, Block) and isinstance(record, Block):
+        return first.kind is record.kind and record_type(first.kind).rows
     return type(first) is type(record) and record_type(type(record)).rows
 
 

@@ -7,11 +7,14 @@ mark travels in the note of every commit; the exceptions are read back from the 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from schemas.identity import Purpose, TrajectoryKey
 from schemas.topics import partition_of
+
+_NOBODY: AbstractSet[int] = frozenset()
 
 
 class TrajectoryLedger:
@@ -31,10 +34,12 @@ class TrajectoryLedger:
             self._marks["train" if letter == "p" else "evaluation", residue] = mark
 
     def __contains__(self, key: TrajectoryKey) -> bool:
-        if self._below_mark(key.purpose, key.number):
-            return True
-        members = self._members.get((key.purpose, key.number), set())
+        members = self.members(key.purpose, key.number)
         return members is None or key.member in members
+
+    def members(self, purpose: Purpose, number: int) -> AbstractSet[int] | None:
+        """Which members of a group have been answered; None: all have."""
+        return None if self._below_mark(purpose, number) else self._members.get((purpose, number), _NOBODY)
 
     def answered(self, purpose: Purpose, number: int) -> int:
         """How many members of a group that is not closed have been answered."""
@@ -42,16 +47,22 @@ class TrajectoryLedger:
 
     def add(self, key: TrajectoryKey, size: int, emission: int) -> bool:
         """Enter a trajectory of a group of `size`, answered in emission number `emission`; False if it was there."""
-        if key in self:
-            return False
-        group = (key.purpose, key.number)
-        members = self._members.setdefault(group, set())
-        assert members is not None
-        members.add(key.member)
+        return bool(self.add_members(key.purpose, key.number, (key.member,), size, emission))
+
+    def add_members(
+        self, purpose: Purpose, number: int, members: Sequence[int], size: int, emission: int
+    ) -> Sequence[int]:
+        """Enter members of a group of `size`, as `add` does each; those that were not there."""
+        group = (purpose, number)
+        known = None if self._below_mark(purpose, number) else self._members.setdefault(group, set())
+        if known is None:
+            return ()
+        fresh = [member for member in dict.fromkeys(members) if member not in known]
+        known.update(fresh)
         self._emission.setdefault(group, emission)
-        if len(members) >= size:
-            self.close(key.purpose, key.number, emission)
-        return True
+        if len(known) >= size:
+            self.close(purpose, number, emission)
+        return fresh
 
     def close(self, purpose: Purpose, number: int, emission: int) -> None:
         """Close a whole group: every member counts as answered."""

@@ -21,10 +21,10 @@ class PendingOffsets:
         offsets = self._pending.setdefault(place, {})
         offsets[offset] = offsets.get(offset, 0) + count
 
-    def remove(self, place: Place, offset: int) -> None:
-        """Let go of one hold. Raises KeyError if there is none."""
+    def remove(self, place: Place, offset: int, count: int = 1) -> None:
+        """Let go of `count` holds. Raises KeyError if there is none."""
         offsets = self._pending[place]
-        offsets[offset] -= 1
+        offsets[offset] -= count
         if not offsets[offset]:
             del offsets[offset]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from infra.by_name import nearest
@@ -35,6 +35,10 @@ class PromptsConfig:
     """Arguments of reasoning-gym's task, without seed and size."""
     size: int | None = None
     """Questions in an epoch of a reasoning-gym task; None draws a fresh question for every number."""
+
+    levels: tuple[Mapping[str, Any], ...] = ()
+    """A curriculum, from easy to hard: arguments of each level over `task_args`. It begins with the first; the buffer's
+    sampler asks for others. Held-out questions are of `task_args` alone, whatever the level."""
 
     path: str = ""
     split: str = "train"
@@ -87,11 +91,17 @@ class PromptsConfig:
             self._check_synthetic()
         elif not self.path:
             raise ValueError(f"path must be set for source {self.source!r}")
+        if self.levels and (self.source != "reasoning_gym" or self.size is not None):
+            raise ValueError("levels need source 'reasoning_gym' without size, which makes questions of every level")
         if SLOT not in self.template:
             raise ValueError(f"template must contain {SLOT}, not {self.template!r}")
         if self.system and not self.chat_template:
             raise ValueError("system needs chat_template = true: plain text has no system message")
         self._check_numbers()
+
+    def at(self, level: int) -> PromptsConfig:
+        """As it is for questions of `level`."""
+        return replace(self, task_args={**self.task_args, **self.levels[level]}, levels=())
 
     def _check_task(self) -> None:
         if not self.task:

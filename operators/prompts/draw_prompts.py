@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from infra.kafka.backlog import Backlog
 from operators.io.config import ShardConfig
@@ -14,10 +15,10 @@ from operators.io.elements import Checkpoint, Output, Place, Polled, Restored
 from operators.prompts.config import PromptsConfig
 from operators.prompts.question import UnusableRow
 from operators.prompts.rendering import Tokenizer, render
-from operators.prompts.sources import Source, open_source
+from operators.prompts.sources import Source, open_levels
 from operators.prompts.synthetic import SyntheticTokenizer
-from schemas.records import DeadLetter
-from schemas.topics import DEAD_LETTERS, PROMPTS, group_name
+from schemas.records import DeadLetter, LevelAsked, LevelBegun
+from schemas.topics import BEGUN, CURRICULUM, DEAD_LETTERS, PROMPTS, group_name
 
 LOOK_EVERY_S = 0.5
 """How often placement's progress is looked up."""
@@ -40,8 +41,7 @@ class DrawPrompts:
 
     def restore(self, restored: Restored) -> _Drawing:
         backlog = Backlog(self.shard.client, group_name(self.shard.run, "placement"), PROMPTS.name(self.shard.run))
-        cursor, number = restored.marks.get("drawn", (0, 0))
-        return _Drawing(self, open_source(self.config), self._tokenizer(), backlog, cursor, number)
+        return _Drawing(self, open_levels(self.config), self._tokenizer(), backlog, restored.marks)
 
     def _tokenizer(self) -> Tokenizer:
         if self.model is None:
@@ -52,27 +52,44 @@ class DrawPrompts:
 
 
 class _Drawing:
-    """`cursor` counts questions taken from the source, `number` prompts made of them: unusable ones leave no gap."""
+    """`cursor` counts questions taken from the sources, `number` prompts made of them: unusable ones leave no gap.
+
+    `sources` are by level. A level begins where it is asked for, whatever was drawn by then: which prompt is of which
+    level stands in the curriculum topic, so the log tells what every prompt was made of.
+    """
 
     def __init__(
         self,
         step: DrawPrompts,
-        source: Source,
+        sources: Sequence[Source],
         tokenizer: Tokenizer,
         backlog: Backlog,
-        cursor: int,
-        number: int,
+        marks: Mapping[str, Any],
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._step, self._source, self._tokenizer, self._backlog = step, source, tokenizer, backlog
-        self._cursor, self._number = cursor, number
+        self._step, self._sources, self._tokenizer, self._backlog = step, sources, tokenizer, backlog
+        self._cursor, self._number = marks.get("drawn", (0, 0))
+        self._level = marks.get("level", 0)
         self._clock, self._sleep = clock, sleep
-        self._bad_rows = () if cursor else source.bad_rows
+        self._bad_rows = () if self._cursor else self._source.bad_rows
         self._exhausted = False
         self._look_at = clock()
 
+    @property
+    def _source(self) -> Source:
+        return self._sources[self._level]
+
     def fold(self, polled: Polled) -> list[Output]:
+        begun = [output for received in polled.records for output in self._begin(received.record)]
+        return begun + self._draw_ahead()
+
+    def _begin(self, asked: LevelAsked) -> list[Output]:
+        """Go on with questions of another level."""
+        self._level = min(max(asked.level, 0), len(self._sources) - 1)
+        return [Output(CURRICULUM, BEGUN, LevelBegun(self._level, self._number, time.time_ns() // 10**6))]
+
+    def _draw_ahead(self) -> list[Output]:
         now = self._clock()
         if self._exhausted or now < self._look_at:
             self._sleep(LOOK_EVERY_S if self._exhausted else self._look_at - now)  # nothing else paces this source
@@ -85,13 +102,14 @@ class _Drawing:
         return outputs
 
     def checkpoint(self, positions: Mapping[Place, int]) -> Checkpoint:
-        return Checkpoint(marks={"drawn": [self._cursor, self._number]})
+        return Checkpoint(positions, marks={"drawn": [self._cursor, self._number], "level": self._level})
 
     def busy(self) -> bool:
         return False
 
     def close(self) -> None:
-        self._source.close()
+        for source in self._sources:
+            source.close()
         self._backlog.close()
 
     def _draw(self) -> list[Output]:

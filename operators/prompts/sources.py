@@ -58,6 +58,17 @@ def open_source(config: PromptsConfig) -> Source:
     return TableSource(config, open_rows(config), heldout)
 
 
+def open_levels(config: PromptsConfig) -> tuple[Source, ...]:
+    """The questions of `config` by level, none of which is held out; one level where it has no curriculum.
+
+    Raises SourceError as `open_source`.
+    """
+    if not config.levels:
+        return (open_source(config),)
+    heldout = heldout_questions(config)
+    return tuple(EndlessSource(config.at(level), heldout) for level in range(len(config.levels)))
+
+
 def heldout_questions(config: PromptsConfig) -> tuple[Question, ...]:
     """The questions that `open_source(config)` never gives. Raises SourceError."""
     source = open_source(config)
@@ -175,19 +186,20 @@ class EndlessSource:
     bad_rows: tuple[BadRow, ...] = ()
     bad_row_count = 0
 
-    def __init__(self, config: PromptsConfig) -> None:
+    def __init__(self, config: PromptsConfig, heldout: tuple[Question, ...] | None = None) -> None:
+        """`heldout` are kept from training instead of questions of its own."""
         from operators.prompts.tasks import TaskRows
 
         self._rows = TaskRows(config, seed=0, size=None)
         self._seed = config.seed
         self._start = _hashed(f"start/{config.seed}") % (1 << 29)
-        self.heldout: tuple[Question, ...] = ()
-        self._kept_out: set[int] = set()
+        self.heldout: tuple[Question, ...] = heldout or ()
+        self._kept_out = {text_key(question.text) for question in self.heldout}
         try:
             self._rows.question(_HELDOUT_START)
         except UnusableRow as error:
             raise SourceError(f"{error}: set size, for a task that does not make questions without end") from error
-        if config.heldout:
+        if config.heldout and heldout is None:
             self._draw_heldout(config.heldout)
         _ = self[0]  # so that a held-out set that leaves nothing is said now
 

@@ -8,12 +8,11 @@ from functools import lru_cache
 from types import TracebackType
 from typing import Any
 
-from operators.score.attempt import Attempt, extract_answer
+from operators.score.attempt import Answer, Attempt, extract_answer
 from operators.score.config import ScoreConfig
 from operators.score.pool import Call, Outcome, VerifierPool
 from operators.score.rewards import REWARDS, Judge, is_custom, make_judge
 from operators.score.worker import describe
-from schemas.records import Trajectory
 
 
 class Scorer:
@@ -39,24 +38,24 @@ class Scorer:
         if None in self._judges:
             self._pool = self._open_pool()
 
-    def judge(self, trajectories: Sequence[Trajectory]) -> list[list[Outcome]]:
-        """For every trajectory, one outcome a reward, in the order of both.
+    def judge(self, answers: Sequence[Answer]) -> list[list[Outcome]]:
+        """For every answer, one outcome a reward, in the order of both.
 
-        Raises VerifierUnavailable if verifier processes that were lost cannot be replaced; nothing for a trajectory.
+        Raises VerifierUnavailable if verifier processes that were lost cannot be replaced; nothing for an answer.
         """
         outcomes: list[list[Outcome | None]] = []
         places: list[tuple[int, int]] = []
         calls: list[Call] = []
-        for row, trajectory in enumerate(trajectories):
+        for row, answer in enumerate(answers):
             outcomes.append([])
             attempt: Attempt | Outcome | None = None
             for number, judge in enumerate(self._judges):
-                if judge is None or not self._harmless(number, trajectory.prompt.task):
+                if judge is None or not self._harmless(number, answer.task):
                     outcomes[row].append(None)
                     places.append((row, number))
-                    calls.append(Call(self._pooled[number], _fields(trajectory)))
+                    calls.append(Call(self._pooled[number], answer._asdict()))
                     continue
-                attempt = attempt or self._read(trajectory)
+                attempt = attempt or self._read(answer)
                 outcomes[row].append(attempt if isinstance(attempt, Outcome) else _judge(judge, attempt))
         if calls:
             self._pool = self._pool or self._open_pool()
@@ -82,15 +81,13 @@ class Scorer:
         here = REWARDS[self.config.rewards[number].name].in_process
         return here if isinstance(here, bool) else here(task)
 
-    def _read(self, trajectory: Trajectory) -> Attempt | Outcome:
-        prompt = trajectory.prompt
+    def _read(self, answer: Answer) -> Attempt | Outcome:
         try:
-            reference = _parsed(prompt.reference)
+            reference = _parsed(answer.reference)
         except ValueError as error:
             return Outcome(None, describe(error))
-        answer = extract_answer(trajectory.text, self.config.extraction)
-        tokens = len(trajectory.response.token_ids)
-        return Attempt(trajectory.text, answer, tokens, prompt.text, prompt.task, reference)
+        found = extract_answer(answer.text, self.config.extraction)
+        return Attempt(answer.text, found, answer.tokens, answer.prompt, answer.task, reference)
 
     def _open_pool(self) -> VerifierPool:
         rewards = [self.config.rewards[number] for number in self._pooled]
@@ -98,7 +95,8 @@ class Scorer:
             "rewards": [{"name": spec.name, "options": dict(spec.options)} for spec in rewards],
             "extraction": self.config.extraction,
             "memory_limit_mb": self.config.memory_limit_mb,
-            "allow_processes": self.config.allow_processes,
+            "allow_processes": self.config.allow_processes
+            or any(not is_custom(spec.name) and REWARDS[spec.name].processes for spec in rewards),
         }
         return VerifierPool(setup, self.config.workers, self.config.time_limit_s)
 
@@ -117,14 +115,3 @@ def _judge(judge: Judge, attempt: Attempt) -> Outcome:
         return Outcome(judge(attempt), None)
     except Exception as error:  # noqa: BLE001 - verifiers of a hundred tasks, each with errors of its own
         return Outcome(None, describe(error))
-
-
-def _fields(trajectory: Trajectory) -> dict[str, Any]:
-    prompt = trajectory.prompt
-    return {
-        "text": trajectory.text,
-        "tokens": len(trajectory.response.token_ids),
-        "prompt": prompt.text,
-        "task": prompt.task,
-        "reference": prompt.reference,
-    }

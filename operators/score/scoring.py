@@ -7,12 +7,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from itertools import accumulate
+from typing import NamedTuple, Protocol
 
+import numpy as np
+import pyarrow as pa
+
+from operators.score.attempt import Answer
 from operators.score.config import ScoreConfig
 from operators.score.pool import Outcome
 from operators.score.rewards import REWARDS, is_custom
-from schemas.records import Experience, RewardComponent, Trajectory
+from schemas.arrow import arrow_schema
+from schemas.block import Block
+from schemas.records import Experience
 
 ACCURACY = "accuracy"
 """Component of weight 0: 1 if the first reward that can tell says the answer is right (gives 1 or more), else 0.
@@ -27,44 +34,84 @@ class Judge(Protocol):
 
     config: ScoreConfig
 
-    def judge(self, trajectories: Sequence[Trajectory]) -> list[list[Outcome]]:
-        """For every trajectory, one outcome a reward."""
+    def judge(self, answers: Sequence[Answer]) -> list[list[Outcome]]:
+        """For every answer, one outcome a reward."""
 
 
-def score_trajectories(trajectories: Sequence[Trajectory], scorer: Judge, now: int) -> list[Experience]:
-    """One experience a trajectory, in their order, scored at `now` (Unix milliseconds).
+class Component(NamedTuple):
+    """As RewardComponent has it."""
+
+    name: str
+    value: float
+    weight: float
+
+
+class Weighed(NamedTuple):
+    """What one answer was worth; `error` says what went wrong."""
+
+    reward: float
+    components: Sequence[Component]
+    error: str | None
+
+
+def score_trajectories(trajectories: Block, scorer: Judge, now: int) -> Block:
+    """The experiences of `trajectories`, in their order, scored at `now` (Unix milliseconds). Tokens are not touched.
 
     Raises nothing for a bad trajectory or verifier; VerifierUnavailable where verifier processes cannot be had at all.
     """
-    generated = [trajectory for trajectory in trajectories if trajectory.finish_reason != "failed"]
-    outcomes = iter(scorer.judge(generated))
-    return [
-        _failed(trajectory, scorer.config, now)
-        if trajectory.finish_reason == "failed"
-        else weigh(trajectory, next(outcomes), scorer.config, now)
-        for trajectory in trajectories
+    failed = [reason == "failed" for reason in trajectories.column("finish_reason").to_pylist()]
+    asked = zip(read_answers(trajectories), failed, strict=True)
+    outcomes = iter(scorer.judge([answer for answer, lost in asked if not lost]))
+    errors = trajectories.column("error").to_pylist()
+    weighed = [
+        Weighed(float(scorer.config.on_error), (), f"generation failed: {error or 'no reason given'}")
+        if lost
+        else weigh(next(outcomes), scorer.config)
+        for lost, error in zip(failed, errors, strict=True)
     ]
+    return _experiences(trajectories, weighed, now)
 
 
-def weigh(trajectory: Trajectory, outcomes: Sequence[Outcome], config: ScoreConfig, now: int) -> Experience:
-    """`trajectory` with the weighted sum of `outcomes`, one a reward of `config`; components where there is a value."""
-    components: list[RewardComponent] = []
+def read_answers(trajectories: Block) -> list[Answer]:
+    """What verifiers are told of each of `trajectories`."""
+    prompts = (trajectories.column(f"prompt.{name}").to_pylist() for name in ("text", "task", "reference"))
+    tokens = np.diff(trajectories.column("response.token_ids").offsets.to_numpy()).tolist()
+    return list(map(Answer, trajectories.column("text").to_pylist(), tokens, *prompts))
+
+
+def weigh(outcomes: Sequence[Outcome], config: ScoreConfig) -> Weighed:
+    """The weighted sum of `outcomes`, one a reward of `config`; components where there is a value."""
+    components: list[Component] = []
     errors: list[str] = []
-    accuracy: list[RewardComponent] = []
+    accuracy: list[Component] = []
     for spec, outcome in zip(config.rewards, outcomes, strict=True):
         if outcome.value is None or not math.isfinite(outcome.value):
             errors.append(f"{spec.component}: {outcome.error or f'gave {outcome.value}'}")
             continue
-        components.append(RewardComponent(spec.component, outcome.value, float(spec.weight)))
+        components.append(Component(spec.component, outcome.value, float(spec.weight)))
         if not accuracy and not is_custom(spec.name) and REWARDS[spec.name].accuracy:
-            accuracy.append(RewardComponent(ACCURACY, float(outcome.value >= 1), 0.0))
+            accuracy.append(Component(ACCURACY, float(outcome.value >= 1), 0.0))
     reward = sum(component.value * component.weight for component in components)
     if not math.isfinite(reward):
         errors.append(f"the weighted sum is {reward}")
     error = "; ".join(errors) or None
-    return Experience(trajectory, float(config.on_error) if error else reward, (*components, *accuracy), error, now)
+    return Weighed(float(config.on_error) if error else reward, (*components, *accuracy), error)
 
 
-def _failed(trajectory: Trajectory, config: ScoreConfig, now: int) -> Experience:
-    error = f"generation failed: {trajectory.error or 'no reason given'}"
-    return Experience(trajectory, float(config.on_error), (), error, now)
+def _experiences(trajectories: Block, weighed: Sequence[Weighed], now: int) -> Block:
+    kind = arrow_schema(Experience).field("components").type
+    parts = zip(*(component for each in weighed for component in each.components), strict=True)
+    columns = [pa.array(values, field.type) for values, field in zip(parts, kind.value_type, strict=False)]
+    flat = columns or [pa.array([], field.type) for field in kind.value_type]
+    ends = [0, *accumulate(len(each.components) for each in weighed)]
+    values = pa.StructArray.from_arrays(flat, fields=list(kind.value_type))
+    return Block.from_columns(
+        Experience,
+        {
+            **{f"trajectory.{name}": trajectories.column(name) for name in trajectories.batch.schema.names},
+            "reward": [each.reward for each in weighed],
+            "components": pa.ListArray.from_arrays(pa.array(ends, pa.int32()), values, type=kind),
+            "error": [each.error for each in weighed],
+            "scored_at": [now] * len(weighed),
+        },
+    )

@@ -7,6 +7,7 @@ no decision is taken on another machine's clock. A field is added with a new sch
 from __future__ import annotations
 
 from schemas.records.batches import MicroBatch
+from schemas.records.curriculum import LevelAsked, LevelBegun
 from schemas.records.inbox import Assignment, Cancel, Drain, Release, Reserve
 from schemas.records.plans import PlannedMove, RepackPlan, ReplicaLoad
 from schemas.records.progress import Closed, NextOwner, Progress, Refused
@@ -47,6 +48,8 @@ RECORDS: tuple[type, ...] = (
     Metric,
     DeadLetter,
     CommitNote,
+    LevelAsked,
+    LevelBegun,
 )
 
 __all__ = [
@@ -60,6 +63,8 @@ __all__ = [
     "Experience",
     "Fate",
     "FinishReason",
+    "LevelAsked",
+    "LevelBegun",
     "Metric",
     "MicroBatch",
     "NextOwner",

@@ -83,7 +83,7 @@ class Cycle:
             Shard(self.log, self._rollout_shard(p), lambda restored, p=p: self._restore_rollout(p, restored))
             for p in range(shape.processes)
         ]
-        score = shard("score", reading(TRAJECTORIES), ledger=("experiences",))
+        score = shard("score", reading(TRAJECTORIES, blocks=True), ledger=("experiences",))
         self.score = Shard(self.log, score, _restore_score)
         buffer = MakeBatches(ExperienceConfig(shape.global_batch, shape.staleness), PARTITIONS)
         relay = reading(RELAY, start="earliest")

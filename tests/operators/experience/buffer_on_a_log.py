@@ -10,16 +10,17 @@ from records_here import PARTITIONS, experience, manifest, prompt, reading, shar
 from operators.experience.config import ExperienceConfig
 from operators.experience.make_batches import MakeBatches
 from schemas.records import Experience, Settled
-from schemas.topics import BATCHES, EXPERIENCES, RELAY, SETTLED, partition_of
+from schemas.topics import BATCHES, BEGUN, CURRICULUM, EXPERIENCES, RELAY, SETTLED, partition_of
 
 
 class Buffer:
     """The experience operator on a log in memory."""
 
-    def __init__(self, global_batch: int = 4, **config: Any) -> None:
-        self.log = Log()
-        step = MakeBatches(ExperienceConfig(global_batch=global_batch, **config), PARTITIONS)
-        readings = reading(EXPERIENCES, keys="p", blocks=True), reading(RELAY, start="earliest")
+    def __init__(self, global_batch: int = 4, levels: int = 0, log: Log | None = None, **config: Any) -> None:
+        self.log = log or Log()
+        step = MakeBatches(ExperienceConfig(global_batch=global_batch, **config), PARTITIONS, levels=levels)
+        earliest = reading(RELAY, start="earliest"), reading(CURRICULUM, start="earliest", keys=BEGUN)
+        readings = reading(EXPERIENCES, keys="p", blocks=True), *earliest
         self.shard = Shard(self.log, shard("experience", *readings, ledger=("settled",)), step.restore)
         self.shard.start()
 

@@ -340,4 +340,4 @@ def test_restarts_at_any_point_lose_nothing_and_settle_nothing_twice(seed: int) 
     groups = [{parse_trajectory_id(name).number for name in batch} for batch in buffer.batches()]
     assert sum(map(len, groups)) == len(set().union(*groups))
     assert 72 - len(fates) < max(least, 1)
-    assert len(buffer.shard.folder._endings._held) == 72 - len(fates)
+    assert buffer.shard.folder._endings.held() == 72 - len(fates)

@@ -6,32 +6,39 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from records_here import experience, prompt, trajectory, version
 
 from operators.experience.config import ExperienceConfig
 from operators.experience.evictions import Age, Capacity, Staleness
 from operators.experience.groups import Group, Groups
-from operators.experience.members import read_members
+from operators.experience.members import Member, read_members
 from operators.experience.moment import Moment
 from operators.experience.packing import balance, pack
 from operators.experience.parts import Part
 from operators.experience.samplers import SAMPLERS, DynamicSampling, GroupComplete, Sampler
 from operators.experience.writers import Bounded, Finished, Verified
 from schemas.block import Block
-from schemas.records import RewardComponent
+from schemas.records import MicroBatch, RewardComponent
 
 
-def group(number: int, rewards: tuple[float, ...] = (0.0, 1.0), at: int = 0, expected: int = 0, **how: Any) -> Group:
-    """A closed group whose members were scored at `at`."""
+def group(
+    number: int,
+    rewards: tuple[float, ...] = (0.0, 1.0),
+    at: int = 0,
+    expected: int = 0,
+    wrong: str | None = None,
+    **how: Any,
+) -> Group:
+    """A closed group whose members were scored at `at`, or `wrong`."""
     asked = prompt(number, expected or len(rewards))
     rows = [
-        experience(trajectory(asked, member, **how), reward, scored_at=at, components=_accuracy(reward))
+        experience(trajectory(asked, member, **how), reward, scored_at=at, components=_accuracy(reward), error=wrong)
         for member, reward in enumerate(rewards)
     ]
     members = read_members(Block.of(rows), number % 2, number)
-    made = Group(members[0], 0.0)
-    made.members = members
+    made = Group(number, members, 0.0)
     made.close()
     return made
 
@@ -47,6 +54,12 @@ def moment(batch: int = 0, newest: int = 9, **changes: Any) -> Moment:
 
 def numbers(sampler: Sampler, ready: list[Group], **how: Any) -> list[int]:
     return [each.number for each in sampler.order(ready, moment(**how))]
+
+
+def packed(members: list[Member], ranks: int) -> list[MicroBatch]:
+    """Batch 7 of `members` at staleness 0, in parts of 100 tokens."""
+    by_rank = pack(7, members, np.zeros(len(members), np.int64), 100, ranks)
+    return [record for parts in by_rank for part in parts for record in part.records()]
 
 
 READY = [group(number, at=number) for number in range(8)]
@@ -129,8 +142,8 @@ def test_writers_refuse() -> None:
     assert Bounded(tokens=7).refuse(member) == "8 tokens are more than 7"
     assert Bounded(tokens=8).refuse(member) is None
     assert Verified().refuse(member) is None
-    member.error = "exact: raised"
-    assert Verified().refuse(member) == "not verified: exact: raised"
+    (unverified,) = group(0, (1.0,), wrong="exact: raised").members
+    assert Verified().refuse(unverified) == "not verified: exact: raised"
 
 
 @pytest.mark.parametrize(
@@ -179,7 +192,7 @@ def test_the_order_of_what_is_ready_is_that_of_the_log_whatever_polls_brought_fi
 def test_ranks_get_as_many_parts_and_nearly_as_many_tokens() -> None:
     rng = random.Random(0)
     members = [m for number in range(24) for m in group(number, tokens=rng.randint(1, 60)).members]
-    parts = pack(7, members, [0] * len(members), 100, 3)
+    parts = packed(members, 3)
     assert {(part.rank, part.count) for part in parts} == {(rank, parts[0].count) for rank in range(3)}
     assert all([p.index for p in parts if p.rank == rank] == list(range(parts[0].count)) for rank in range(3))
     tokens = [sum(len(part.token_ids) for part in parts if part.rank == rank) for rank in range(3)]
@@ -193,7 +206,7 @@ def test_ranks_get_as_many_parts_and_nearly_as_many_tokens() -> None:
 
 
 def test_a_rank_without_work_has_empty_parts() -> None:
-    (part, padding) = pack(0, group(0).members, [0, 0], 100, 2)
+    (part, padding) = packed(group(0).members, 2)
     assert (part.rank, padding.rank, part.count, padding.count) == (0, 1, 1, 1)
     assert (len(padding.token_ids), padding.trajectory_ids, len(padding.lengths)) == (0, (), 0)
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from buffer_on_a_log import Buffer
 from records_here import SAMPLING, experience, failed, prompt, trajectory
 
+from operators.experience.trainable import MOST_LENGTH
+from schemas.codec import MAX_VALUE_BYTES, encode_block
 from schemas.columns import flags, floats, token_ids
 from schemas.records import Experience, Response
-from schemas.topics import DEAD_LETTERS, SETTLED
+from schemas.topics import BATCHES, DEAD_LETTERS, SETTLED
 
 _CUTS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -33,6 +36,8 @@ def nonsense(kind: str, member: int = 0) -> Experience:
         return experience(trajectory(prompt(0, sampling=replace(SAMPLING, **_CUTS[kind])), member))
     if kind == "the prompt is empty":
         return experience(trajectory(prompt(0, token_ids=token_ids([])), member))
+    if kind == "endless":
+        return experience(trajectory(prompt(0, token_ids=token_ids(np.ones(MOST_LENGTH, np.int32))), member, tokens=1))
     unsound = {"unequal": [-0.5], "not a number": [-0.5, float("nan")], "infinite": [-0.5, float("-inf")]}
     ids = [5, -1] if kind == "a token id is negative" else [5, 5]
     logprobs = unsound.get(kind, [-0.5, 3.0] if kind == "a behaviour logprob is above 0" else [-0.5, -0.5])
@@ -49,6 +54,7 @@ def nonsense(kind: str, member: int = 0) -> Experience:
         ("a behaviour logprob is above 0", "a behaviour logprob is above 0"),
         ("not a number", "a behaviour logprob is not finite"),
         ("infinite", "a behaviour logprob is not finite"),
+        ("endless", "1000001 tokens are more than the 1000000 that a micro-batch record holds"),
         ("unequal", "2 tokens with 1 logprobs and a mask of 2"),
         ("greedy", "drawn at temperature 0: greedy answers have no probability to train"),
         ("top-p", "drawn with top_p 0.9 and top_k 0: the trainer's distribution has no such cut"),
@@ -75,3 +81,13 @@ def test_an_environments_token_needs_no_logprob() -> None:
     buffer.score(experience(trajectory(prompt(0, 1), 0, response=response)))
     buffer.shard.run()
     assert buffer.batches() == [("p0.0",)]
+
+
+def test_the_longest_that_can_be_trained_fits_a_record_however_small_the_budget() -> None:
+    buffer = Buffer(global_batch=2, micro_batch_tokens=10)
+    asked = prompt(0, token_ids=token_ids(np.ones(MOST_LENGTH - 2, np.int32)))
+    buffer.score(experience(trajectory(asked, 0)), experience(trajectory(prompt(0), 1)))
+    outputs = buffer.shard.run()
+    parts = [output.record for output in outputs if output.topic is BATCHES]
+    assert [part.column("lengths").to_pylist() for part in parts] == [[[MOST_LENGTH]], [[5]]]
+    assert all(len(value) <= MAX_VALUE_BYTES for part in parts for value, _ in encode_block(part))

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 from log_model import Log, Shard
-from records_here import shard
+from records_here import reading, shard
 
 from operators.io.elements import Restored
 from operators.io.fold_records import Folder
 from operators.prompts.config import PromptsConfig
 from operators.prompts.draw_prompts import LOOK_EVERY_S, DrawPrompts, _Drawing
 from operators.prompts.question import BadRow, Question, UnusableRow
-from schemas.records import DeadLetter, Prompt
-from schemas.topics import DEAD_LETTERS, PROMPTS
+from schemas.records import DeadLetter, LevelAsked, LevelBegun, Prompt
+from schemas.topics import ASKED, CURRICULUM, DEAD_LETTERS, PROMPTS
 
 
 @dataclass
@@ -72,17 +72,18 @@ class Prompts:
     backlog: Backlog = field(default_factory=Backlog)
     now: float = 0.0
     slept: float = 0.0
+    harder: tuple[Questions, ...] = ()
 
     def __post_init__(self) -> None:
-        config = shard("prompts", anchor=(PROMPTS, 0))
+        config = shard("prompts", reading(CURRICULUM, keys=ASKED), anchor=(PROMPTS, 0))
         self._step = DrawPrompts(PromptsConfig(task="chain_sum", max_new_tokens=8), config, Path(), 16, self.lead)
         self.shard = Shard(self.log, config, self._restore)
         self.shard.start()
 
     def _restore(self, restored: Restored) -> Folder:
-        cursor, number = restored.marks.get("drawn", (0, 0))
         backlog: Any = self.backlog
-        return _Drawing(self._step, self.questions, Letters(), backlog, cursor, number, lambda: self.now, self._sleep)
+        sources = [self.questions, *self.harder]
+        return _Drawing(self._step, sources, Letters(), backlog, restored.marks, lambda: self.now, self._sleep)
 
     def _sleep(self, seconds: float) -> None:
         self.now += seconds
@@ -164,3 +165,30 @@ def test_a_restart_goes_on_behind_what_was_committed(committed: bool) -> None:
     assert prompts.look() == (["p4", "p5"] if committed else ["p2", "p3"])
     numbers = [(p.number, p.text[:6]) for p in prompts.log.rows(PROMPTS)]
     assert numbers[:4] == [(0, "000000"), (1, "000002"), (2, "000003"), (3, "000005")]
+
+
+def ask(prompts: Prompts, level: int) -> None:
+    prompts.log.append(CURRICULUM, LevelAsked(level, 0, 1.0, 8, 0), ASKED)
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_level_begins_where_it_is_asked_for_and_the_log_says_where(committed: bool) -> None:
+    prompts = Prompts(Questions([6]), harder=(Questions([7]), Questions([8])))
+    prompts.look()
+    ask(prompts, 1)
+    prompts.now += LOOK_EVERY_S
+    prompts.shard.turn()
+    if committed:
+        prompts.shard.commit()
+    prompts.shard.start()
+    prompts.look()
+    ask(prompts, 9)  # there are but three
+    prompts.shard.run()
+    prompts.shard.start()
+    prompts.look()
+    begun = [row for row in prompts.log.rows(CURRICULUM) if isinstance(row, LevelBegun)]
+    first = [(row.level, row.number) for row in begun]
+    assert first == [(1, 3), (2, 9 if committed else 6)]
+    for made in prompts.log.rows(PROMPTS):
+        level = sum(made.number >= number for _, number in first)
+        assert len(made.text) == 6 + level

@@ -11,7 +11,7 @@ import pytest
 from operators.prompts.config import PromptsConfig
 from operators.prompts.permutation import Permutation
 from operators.prompts.question import BadRow, SourceError
-from operators.prompts.sources import heldout_questions, open_source
+from operators.prompts.sources import heldout_questions, open_levels, open_source
 
 CHAIN_SUM = {"min_terms": 3, "max_terms": 5, "min_digits": 1, "max_digits": 1}
 GCD = {"min_value": 1, "max_value": 50}
@@ -242,3 +242,19 @@ def test_a_file_without_usable_rows_says_why(tmp_path: Path) -> None:
 def test_config_errors_name_the_field(options: dict, field: str) -> None:
     with pytest.raises(ValueError, match=field):
         PromptsConfig(**options)
+
+
+def test_levels_are_questions_of_their_own_arguments_and_none_is_held_out() -> None:
+    levels = ({"max_terms": 2}, {"max_terms": 2, "min_digits": 2, "max_digits": 2})
+    base = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
+    config = PromptsConfig(task="chain_sum", task_args=base, heldout=40, levels=levels)
+    easy, hard = open_levels(config)
+    kept = {question.text for question in heldout_questions(config)}
+    assert {question.text for question in easy.heldout} == {question.text for question in hard.heldout} == kept
+    asked = [source[number] for source in (easy, hard) for number in range(200)]
+    assert not kept & {question.text for question in asked}
+    assert [question.reference["task_args"]["max_digits"] for question in asked] == [1] * 200 + [2] * 200
+    (only,) = open_levels(PromptsConfig(task="chain_sum", task_args=base))
+    assert only[3] == open_source(PromptsConfig(task="chain_sum", task_args=base))[3]
+    with pytest.raises(ValueError, match="levels need source 'reasoning_gym' without size"):
+        PromptsConfig(task="chain_sum", size=10, levels=levels)

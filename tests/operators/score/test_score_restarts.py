@@ -12,6 +12,7 @@ from records_here import PARTITIONS, failed, prompt, reading, shard, trajectory
 from operators.io.elements import Restored
 from operators.io.fold_records import Folder
 from operators.score import score_trajectories
+from operators.score.attempt import Answer
 from operators.score.config import RewardSpec, ScoreConfig
 from operators.score.pool import Outcome
 from operators.score.score_trajectories import ScoreTrajectories
@@ -26,8 +27,8 @@ class Judge:
         self.config = config
         self.closed = False
 
-    def judge(self, trajectories: Sequence[Trajectory]) -> list[list[Outcome]]:
-        return [[Outcome(float(trajectory.prompt.number), None)] for trajectory in trajectories]
+    def judge(self, answers: Sequence[Answer]) -> list[list[Outcome]]:
+        return [[Outcome(float(answer.prompt.removeprefix("question ")), None)] for answer in answers]
 
     def close(self) -> None:
         self.closed = True
@@ -40,7 +41,9 @@ class Score:
         self.log = Log()
         config = ScoreConfig(rewards=[RewardSpec("exact")])
         self._step = ScoreTrajectories(config, PARTITIONS)
-        self.shard = Shard(self.log, shard("score", reading(TRAJECTORIES), ledger=("experiences",)), self._restore)
+        self.shard = Shard(
+            self.log, shard("score", reading(TRAJECTORIES, blocks=True), ledger=("experiences",)), self._restore
+        )
         self.shard.start()
 
     def _restore(self, restored: Restored) -> Folder:
@@ -65,8 +68,18 @@ def score(monkeypatch: pytest.MonkeyPatch) -> Score:
 def test_an_experience_stands_where_its_trajectory_stood(score: Score) -> None:
     score.finish(trajectory(prompt(3), 1), failed(prompt(2), 0))
     outputs = score.shard.run()
-    assert [(o.key, o.partition, o.record.reward) for o in outputs] == [("p2", 0, 0.0), ("p3", 1, 3.0)]
-    assert outputs[0].record.error == "generation failed: given up"
+    rows = [(output.key, output.partition, output.record.records()[0]) for output in outputs]
+    assert [(key, partition, row.reward) for key, partition, row in rows] == [("p2", 0, 0.0), ("p3", 1, 3.0)]
+    assert rows[0][2].error == "generation failed: given up"
+
+
+def test_groups_that_come_together_share_a_record_but_for_those_of_another_purpose(score: Score) -> None:
+    asked = [prompt(2), prompt(4), prompt(4, purpose="evaluation"), prompt(6)]
+    score.finish(*(trajectory(each, member) for member in range(2) for each in asked))
+    outputs = score.shard.run()
+    keys = [[row.trajectory.trajectory_id for row in output.record.records()] for output in outputs]
+    assert [output.key for output in outputs] == ["p2", "e4"]
+    assert keys == [["p2.0", "p4.0", "p6.0", "p2.1", "p4.1", "p6.1"], ["e4.0", "e4.1"]]
 
 
 def test_the_first_finish_counts_whatever_its_lease(score: Score) -> None:

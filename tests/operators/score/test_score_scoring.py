@@ -13,12 +13,14 @@ from typing import Any
 
 import pytest
 
+from operators.score.attempt import Answer
 from operators.score.config import RewardSpec, ScoreConfig
 from operators.score.pool import Outcome
 from operators.score.scorer import Scorer
-from operators.score.scoring import score_trajectories
+from operators.score.scoring import Judge, score_trajectories
+from schemas.block import Block
 from schemas.columns import flags, floats, token_ids
-from schemas.records import Prompt, Response, RewardComponent, Sampling, Trajectory
+from schemas.records import Experience, Prompt, Response, RewardComponent, Sampling, Trajectory
 
 MY_REWARD = str(Path(__file__).parents[3] / "examples" / "my_rewards.py:shows_work")
 
@@ -55,9 +57,13 @@ class Says:
         self.config, self.outcomes = config, list(outcomes)
         self.asked = 0
 
-    def judge(self, trajectories: Sequence[Trajectory]) -> list[list[Outcome]]:
-        self.asked += len(trajectories)
-        return [self.outcomes for _ in trajectories]
+    def judge(self, answers: Sequence[Answer]) -> list[list[Outcome]]:
+        self.asked += len(answers)
+        return [self.outcomes for _ in answers]
+
+
+def scored(trajectories: Sequence[Trajectory], judge: Judge, now: int = 0) -> list[Experience]:
+    return score_trajectories(Block.of(trajectories), judge, now).records()
 
 
 CONFIG = ScoreConfig(
@@ -67,7 +73,7 @@ CONFIG = ScoreConfig(
 
 def test_the_reward_is_the_weighted_sum() -> None:
     judge = Says(CONFIG, Outcome(1.0, None), Outcome(0.75, None), Outcome(0.5, None))
-    (experience,) = score_trajectories([trajectory("#4")], judge, now=77)
+    (experience,) = scored([trajectory("#4")], judge, now=77)
     assert experience.reward == 0.25 + 1.5 - 0.5
     assert experience.components == (
         RewardComponent("format", 1.0, 0.25),
@@ -88,14 +94,14 @@ def test_the_reward_is_the_weighted_sum() -> None:
 )
 def test_an_error_stands_in_place_of_the_reward_and_other_components_stay(outcome: Outcome, words: str) -> None:
     judge = Says(CONFIG, Outcome(1.0, None), outcome, Outcome(0.5, None))
-    (experience,) = score_trajectories([trajectory("#4")], judge, now=0)
+    (experience,) = scored([trajectory("#4")], judge)
     assert (experience.reward, experience.error) == (-0.5, words)
     assert [component.name for component in experience.components] == ["format", "extra"]
 
 
 def test_a_sum_beyond_all_numbers_is_an_error() -> None:
     huge = Outcome(1.7e308, None)
-    (experience,) = score_trajectories([trajectory("#4")], Says(CONFIG, huge, huge, huge), now=0)
+    (experience,) = scored([trajectory("#4")], Says(CONFIG, huge, huge, huge))
     assert (experience.reward, experience.error) == (-0.5, "the weighted sum is inf")
 
 
@@ -103,7 +109,7 @@ def test_failed_trajectories_are_not_judged_and_keep_their_place() -> None:
     judge = Says(CONFIG, Outcome(1.0, None), Outcome(1.0, None), Outcome(0.0, None))
     failed = trajectory("", finish_reason="failed", error="engine died")
     rows = [trajectory("#1"), failed, trajectory("#2")]
-    experiences = score_trajectories(rows, judge, now=0)
+    experiences = scored(rows, judge)
     assert [experience.trajectory for experience in experiences] == rows
     assert [experience.reward for experience in experiences] == [2.25, -0.5, 2.25]
     assert experiences[1].error == "generation failed: engine died"
@@ -115,7 +121,7 @@ def test_accuracy_stands_apart_from_partial_credit() -> None:
     entry = {"answer": "7", "question": "?", "metadata": {}}
     rows = [trajectory(text, entry, task="gcd") for text in ("#7", "#17", "7")]
     with Scorer(ScoreConfig()) as scorer:
-        experiences = score_trajectories(rows, scorer, now=0)
+        experiences = scored(rows, scorer)
     assert [experience.reward for experience in experiences] == [1.0, 0.5, 0.0]
     assert [experience.components[-1] for experience in experiences] == [
         RewardComponent("accuracy", value, 0.0) for value in (1.0, 0.0, 0.0)
@@ -127,7 +133,7 @@ def test_bad_references_cost_their_own_trajectory_alone() -> None:
     bad = replace(bad, prompt=replace(bad.prompt, reference="{"))
     rows = [trajectory("#4"), bad, trajectory("#4", {}), trajectory("#4", [1]), trajectory("x"), trajectory("#4")]
     with Scorer(ScoreConfig(rewards=(RewardSpec("exact"),), on_error=-1.0)) as scorer:
-        experiences = score_trajectories(rows, scorer, now=0)
+        experiences = scored(rows, scorer)
     assert [experience.reward for experience in experiences] == [1.0, -1.0, -1.0, -1.0, 0.0, 1.0]
     errors = [experience.error or "" for experience in experiences]
     for error, words in zip(errors, ("", "JSONDecodeError", "no answer", "no JSON object", "", ""), strict=True):
@@ -144,7 +150,7 @@ def test_rewards_here_and_in_the_pool_together() -> None:
     )
     with Scorer(ScoreConfig(rewards=specs, workers=1)) as scorer:
         rows = [trajectory("4-1=3;3+1=4;#4"), trajectory("#4.0", tokens=10), trajectory("4")]
-        experiences = score_trajectories(rows, scorer, now=0)
+        experiences = scored(rows, scorer)
     assert [experience.error for experience in experiences] == [None] * 3
     assert [experience.reward for experience in experiences] == [1.75, 0.0, 0.25]
     names = [component.name for component in experiences[0].components]
@@ -162,7 +168,7 @@ def test_an_answer_pattern_that_never_ends_costs_time_and_one_trajectory() -> No
     )
     with Scorer(config) as scorer:
         rows = [trajectory("so 4"), trajectory("1" * 60 + "x"), trajectory("so 4")]
-        experiences = score_trajectories(rows, scorer, now=0)
+        experiences = scored(rows, scorer)
     assert [experience.reward for experience in experiences] == [1.0, -1.0, 1.0]
     assert "took longer than 0.5 s" in (experiences[1].error or "")
 
@@ -173,7 +179,7 @@ def test_a_task_that_evaluates_answers_is_judged_in_the_pool() -> None:
     texts = ("#1 2 4 3", "#[1, 2, 4, 3]", "#[1 for _ in iter(int, 1)]")
     with Scorer(ScoreConfig(workers=1, time_limit_s=0.5, on_error=-1.0)) as scorer:
         rows = [trajectory(text, entry, task="spiral_matrix") for text in texts]
-        experiences = score_trajectories(rows, scorer, now=0)
+        experiences = scored(rows, scorer)
     assert [experience.reward for experience in experiences] == [1.0, 0.1, -1.0]
 
 
@@ -183,7 +189,7 @@ def test_math_verify_works_outside_the_main_thread() -> None:
     def work() -> None:
         with Scorer(ScoreConfig(rewards=(RewardSpec("math_verify"),), answer="boxed", workers=1)) as scorer:
             rows = [trajectory(text, {"answer": "1/2"}) for text in (r"\boxed{\frac{2}{4}}", r"\boxed{2}", "no")]
-            results.extend(experience.reward for experience in score_trajectories(rows, scorer, now=0))
+            results.extend(experience.reward for experience in scored(rows, scorer))
 
     thread = threading.Thread(target=work)
     thread.start()

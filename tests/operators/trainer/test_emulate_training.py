@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 from log_model import Log, Shard
 from records_here import experience, manifest, prompt, reading, shard, trajectory, version
@@ -29,7 +30,8 @@ def _batch(number: int) -> list[MicroBatch]:
     asked = [prompt(4 * number + group, 4) for group in range(4)]
     rows = [experience(trajectory(one, member, tokens=1 + member), member / 4) for one in asked for member in range(4)]
     members = read_members(Block.of(rows), 0, 0)
-    return pack(number, members, [number % 3] * 16, budget=60, ranks=1)
+    (parts,) = pack(number, members, np.full(16, number % 3), budget=60, ranks=1)
+    return [record for part in parts for record in part.records()]
 
 
 class Trainer:

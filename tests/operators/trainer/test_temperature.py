@@ -51,7 +51,9 @@ def drawn(folder: Path) -> list[MicroBatch]:
         experience(replace(one, response=_response(done[one.trajectory_id])), float(number % 2))
         for number, one in enumerate(members)
     ]
-    return pack_members(0, read_members(Block.of(scored), 0, 0), [0] * len(scored), budget=60, ranks=1)
+    staleness = np.zeros(len(scored), np.int64)
+    (parts,) = pack_members(0, read_members(Block.of(scored), 0, 0), staleness, budget=60, ranks=1)
+    return [record for part in parts for record in part.records()]
 
 
 def test_every_ratio_is_one_at_staleness_0(folder: Path, drawn: list[MicroBatch]) -> None:

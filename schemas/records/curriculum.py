@@ -1,0 +1,32 @@
+"""How hard questions are to be: asked for by the buffer, answered by the prompt source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LevelAsked:
+    """Questions of `level` are wanted from now on. Made by experience, eaten by prompts.
+
+    Asked when batch `batch` was the next: of `answered` answers to questions of the level before, a share of `success`
+    was right.
+    """
+
+    level: int
+    batch: int
+    success: float
+    answered: int
+    asked_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class LevelBegun:
+    """Training prompts from number `number` on are of `level`. Made by prompts, eaten by experience.
+
+    Written with the first of them. Prompts below the first such number are of level 0.
+    """
+
+    level: int
+    number: int
+    begun_at: int
