@@ -30,10 +30,14 @@ pytest: $(READY)
 prism: $(READY)
 	$(BIN)/python -m infra.runners.prism
 
-# Hours of kills and stops: a campaign that prints a table and, stopped, goes on where it was (or with what had failed)
-# when it is started again, then what else is marked so. `rm -r build/soak` begins it anew; ARGS are the campaign's.
+# Hours of kills and stops, and of every algorithm on the demonstration: each prints a table and, stopped, goes on where it
+# was (or with what had failed) when it is started again; then what else is marked so. `rm -r build/soak` begins it anew;
+# ARGS are the campaign's.
 soak: $(READY)
 	$(BIN)/python tests/soak/campaign.py --folder build/soak $(ARGS)
+	$(BIN)/python -m benchmarks.algorithms --folder build/soak/algorithms --results build/soak/algorithms.json
+	$(BIN)/python -m benchmarks.algorithms --folder build/soak/algorithms --results build/soak/algorithms.json \
+		--lag 4 --only decoupled_ppo tis "tis, sequence"
 	$(BIN)/pytest -m soak
 
 # The environment: pinned packages, then the project itself in place.

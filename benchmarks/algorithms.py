@@ -1,11 +1,13 @@
-"""What every algorithm makes of the demonstration: one plain loop (benchmarks/recipe.py) an algorithm and seed.
+"""What every algorithm makes of the demonstration, and what staleness costs.
 
-    OMP_NUM_THREADS=1 python -m benchmarks.algorithms --seeds 0 1 2
-    OMP_NUM_THREADS=1 python -m benchmarks.algorithms --seeds 0 1 2 --lag 4 --only grpo decoupled_ppo tis
+    OMP_NUM_THREADS=1 python -m benchmarks.algorithms
+    OMP_NUM_THREADS=1 python -m benchmarks.algorithms --lag 4 --only decoupled_ppo tis "tis, sequence"
 
-Every cell starts from the same warm start of its seed, with the same questions and rates; `--lag k` trains every batch
-k updates late. A cell's result is written as soon as it is known, and started again the command goes on with those that
-are missing. `laminar run` is the same training through Kafka; this one is for the algorithms alone.
+Three of them train as whole runs, through Kafka; the others, and all with `--lag`, in one plain loop over the same
+engine, learner and Algorithm (benchmarks/recipe.py). Every cell starts from the same warm start of its seed, with the
+same questions and rates. `--lag k` trains every batch k updates late, and compares with a loop that has no lag. A
+cell's result is written as soon as it is known, and started again the command goes on with those that are missing;
+`--known` prints what is there. Exit code 1 if an algorithm gained less than 20 points, or lost more than 5 by its lag.
 """
 
 from __future__ import annotations
@@ -14,11 +16,13 @@ import argparse
 import contextlib
 import io
 import json
+import shutil
 import statistics
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
@@ -31,6 +35,8 @@ from pipelines.report.machine import describe_machine
 
 CELLS: Mapping[str, tuple[str, ...]] = {
     "grpo": (),
+    "ppo": (),
+    "decoupled_ppo": (),
     "dr_grpo": ("max_response_tokens=48",),
     "dapo": (),
     "rloo": (),
@@ -38,88 +44,161 @@ CELLS: Mapping[str, tuple[str, ...]] = {
     "reinforce_plus_plus_baseline": (),
     "gspo": (),
     "cispo": (),
-    "decoupled_ppo": (),
     "tis": (),
     "tis, sequence": ("correction_level=sequence",),
     "icepop": (),
-    "ppo": (),
 }
 """Each algorithm, and what its section says besides its name."""
-GAIN = 0.20
+THROUGH_KAFKA = ("grpo", "ppo", "decoupled_ppo")
+GAIN, LOSS = 0.20, 0.05
+LIMIT_S = 3600.0
 Cell = dict[str, Any]
 
 
+class Place(NamedTuple):
+    """One cell: an algorithm, a seed, and how it is trained."""
+
+    name: str
+    seed: int
+    how: str
+    """`run`, `loop`, or `loop, lag k`."""
+
+    @property
+    def lag(self) -> int:
+        return int(self.how.rpartition("lag ")[2]) if "lag" in self.how else 0
+
+    def changes(self, heldout: int) -> list[str]:
+        """What it changes of the demonstration's configuration."""
+        section, seed = "trainer.learner.algorithm", self.seed
+        changes = [f"run.seed={seed}", f"warm_start.model.seed={seed}", f"prompts.heldout={heldout}"]
+        changes += [f"warm_start.measured={heldout}", f"{section}.name={self.name.partition(',')[0]}"]
+        return [*changes, *[f"{section}.{change}" for change in CELLS[self.name]]]
+
+
 def main() -> None:
-    """Run what is missing and print the table. Exits with 1 if an algorithm gained less than 20 points."""
+    """Run what is missing and print the table."""
     arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     arguments.add_argument("--config", type=Path, default=Path("examples/chain_sum.toml"))
     arguments.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     arguments.add_argument("--lag", type=int, default=0, help="updates between a batch's weights and its training")
+    arguments.add_argument("--loop", action="store_true", help="nothing goes through Kafka")
     arguments.add_argument("--only", nargs="+", choices=CELLS, default=list(CELLS))
     arguments.add_argument("--heldout", type=int, default=256)
-    arguments.add_argument("--cache", type=Path, default=Path("runs/warm-starts"))
+    arguments.add_argument("--folder", type=Path, default=Path("runs"), help="of runs and warm starts")
     arguments.add_argument("--results", type=Path, default=Path("runs/algorithms.json"))
+    arguments.add_argument("--known", action="store_true", help="measure nothing")
     arguments.add_argument("--json", action="store_true")
     arguments.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
     options = arguments.parse_args()
     torch.set_num_threads(1)
     done: dict[str, Cell] = json.loads(options.results.read_text()) if options.results.exists() else {}
-    wanted = {}
-    for seed in options.seeds:
-        for name in options.only:
-            key = " ".join([name, f"seed={seed}", f"lag={options.lag}", str(options.config), *options.set])
-            wanted[key] = name
-            if key not in done:
-                done[key] = measure(name, seed, options)
-                options.results.parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(options.results, json.dumps(done, indent=1))
-    cells = {name: [done[key] for key, of in wanted.items() if of == name] for name in options.only}
-    rows = [{"algorithm": name, **summary(found)} for name, found in cells.items()]
+    for place in places(options):
+        if not options.known and key_of(place, options) not in done:
+            done[key_of(place, options)] = (run if place.how == "run" else loop)(place, options)
+            options.results.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(options.results, json.dumps(done, indent=1))
+    rows = [row for name in options.only if (row := row_of(name, done, options))]
     if options.json:
-        print(
-            json.dumps({"machine": describe_machine(), "lag": options.lag, "seeds": options.seeds, "algorithms": rows})
-        )
+        print(json.dumps({"machine": describe_machine(), "seeds": options.seeds, "algorithms": rows}))
     else:
         show(rows, options)
-    sys.exit(any(row["gain"] < GAIN for row in rows))
+    sys.exit(any(row["gain"] < GAIN or row.get("lost", 0.0) > LOSS for row in rows))
 
 
-def measure(name: str, seed: int, options: argparse.Namespace) -> Cell:
-    """One algorithm from one warm start."""
-    section = "trainer.learner.algorithm"
-    changes = [f"run.seed={seed}", f"warm_start.model.seed={seed}", f"prompts.heldout={options.heldout}"]
-    changes += [f"warm_start.measured={options.heldout}", f"{section}.name={name.partition(',')[0]}"]
-    changes += [f"{section}.{change}" for change in CELLS[name]]
+def places(options: argparse.Namespace) -> list[Place]:
+    """The cells that are asked for, seed after seed."""
+    return [Place(name, seed, how) for seed in options.seeds for name in options.only for how in ways(name, options)]
+
+
+def ways(name: str, options: argparse.Namespace) -> list[str]:
+    """How `name` is trained; the last one is what its row is about."""
+    if options.lag:
+        return ["loop", f"loop, lag {options.lag}"]
+    return ["run" if name in THROUGH_KAFKA and not options.loop else "loop"]
+
+
+def key_of(place: Place, options: argparse.Namespace) -> str:
+    """Its name among the results: all that it depends on."""
+    return " ".join([place.name, f"seed={place.seed}", place.how, str(options.config), *options.set])
+
+
+def loop(place: Place, options: argparse.Namespace) -> Cell:
+    """One algorithm from one warm start in the plain loop."""
+    config = load_config(options.config, [*place.changes(options.heldout), *options.set])
     with contextlib.redirect_stdout(io.StringIO()):
-        outcome = run_seed(seed, load_config(options.config, [*changes, *options.set]), options.lag, options.cache)
+        outcome = run_seed(place.seed, config, place.lag, options.folder / "warm-starts")
     ends = statistics.fmean(outcome.rewards[:5]), statistics.fmean(outcome.rewards[-5:])
-    cell = {"greedy": outcome.greedy, "sampled": outcome.sampled, "reward": ends, "best": outcome.start.best}
-    sys.stderr.write(f"{name}, seed {seed}: sampled {outcome.sampled}, greedy {outcome.greedy}, reward {ends}\n")
+    return told(place, {"greedy": outcome.greedy, "sampled": outcome.sampled, "reward": ends})
+
+
+def run(place: Place, options: argparse.Namespace) -> Cell:
+    """The same as a whole run. Raises RuntimeError where it fails, or its books do not balance."""
+    folder = options.folder.absolute()
+    name = f"algorithms-{place.name.replace('_', '-')}-{place.seed}"
+    changes = [*place.changes(options.heldout), *options.set, f"run.folder={folder}"]
+    sets = [word for change in changes for word in ("--set", change)]
+    shutil.rmtree(folder / name, ignore_errors=True)
+    laminar = Path(sys.executable).with_name("laminar")
+    command = [str(laminar), "run", str(options.config), "--name", name, "--json", *sets]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+    if ended.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with {ended.returncode}: {ended.stderr[-2000:]}")
+    found = json.loads((folder / name / "summary.json").read_text("utf-8"))
+    if not found["balanced"]:
+        raise RuntimeError(f"the books of {folder / name} do not balance")
+    accuracies = {kind: (found[f"{key}_before"], found[f"{key}_after"]) for kind, key in KINDS.items()}
+    return told(place, {**accuracies, "reward": (found["reward_first"], found["reward_last"])})
+
+
+KINDS = {"greedy": "heldout", "sampled": "heldout_sampled"}
+
+
+def told(place: Place, cell: Cell) -> Cell:
+    """`cell`, once it has been told."""
+    sys.stderr.write(f"{place.name}, seed {place.seed}, {place.how}: {cell}\n")
     return cell
 
 
-def summary(cells: list[Cell]) -> dict[str, float]:
-    """Means over seeds; `gain` and its least are of sampled answers to held-out questions: the expected reward."""
+def row_of(name: str, done: Mapping[str, Cell], options: argparse.Namespace) -> dict[str, Any]:
+    """Means over those seeds that are known; nothing where none is.
+
+    `gain` and its least are of sampled answers to held-out questions: the expected reward. `lost` is what `lag` cost.
+    """
+    asked, how = options.seeds, ways(name, options)
+    found = [[done.get(key_of(Place(name, seed, each), options)) for seed in asked] for each in how]
+    whole = [cells for cells in zip(*found, strict=True) if None not in cells]
+    if not whole:
+        return {}
+    cells = [each[-1] for each in whole]
     gains = [cell["sampled"][1] - cell["sampled"][0] for cell in cells]
-    return {
-        "sampled_before": statistics.fmean(cell["sampled"][0] for cell in cells),
-        "sampled": statistics.fmean(cell["sampled"][1] for cell in cells),
-        "greedy_before": statistics.fmean(cell["greedy"][0] for cell in cells),
-        "greedy": statistics.fmean(cell["greedy"][1] for cell in cells),
+    row = {
+        "algorithm": name,
+        "how": how[-1],
+        "seeds": len(cells),
+        "sampled": [statistics.fmean(cell["sampled"][when] for cell in cells) for when in (0, 1)],
+        "greedy": [statistics.fmean(cell["greedy"][when] for cell in cells) for when in (0, 1)],
         "gain": statistics.fmean(gains),
         "least_gain": min(gains),
     }
+    if options.lag:
+        row["without_lag"] = statistics.fmean(each[0]["sampled"][1] for each in whole)
+        row["lost"] = row["without_lag"] - row["sampled"][1]
+    return row
 
 
 def show(rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
     """The table."""
-    seeds, machine = ", ".join(map(str, options.seeds)), describe_machine()
-    title = f"{options.config}, seeds {seeds}, {options.lag} updates late; {machine['cores']} cores of {machine['cpu']}"
+    machine = describe_machine()
+    title = f"{options.config}, held-out accuracy; {machine['cores']} cores of {machine['cpu']}"
     table = Table(title=title, title_justify="left")
-    for column in ("algorithm", "sampled before", "after", "greedy before", "after", "gain", "least gain"):
-        table.add_column(column, justify="left" if column == "algorithm" else "right")
+    columns = ["algorithm", "how", "seeds", "sampled", "greedy", "gain", "least gain"]
+    for column in [*columns, *(["sampled without lag", "lost"] if options.lag else [])]:
+        table.add_column(column, justify="left" if column in ("algorithm", "how") else "right")
     for row in rows:
-        table.add_row(row["algorithm"], *[f"{value:.3f}" for name, value in row.items() if name != "algorithm"])
+        spans = [" → ".join(f"{value:.2f}" for value in row[kind]) for kind in ("sampled", "greedy")]
+        numbers = [f"{row[key]:+.2f}" for key in ("gain", "least_gain")]
+        lag = [f"{row['without_lag']:.2f}", f"{row['lost']:+.2f}"] if options.lag else []
+        table.add_row(row["algorithm"], row["how"], str(row["seeds"]), *spans, *numbers, *lag)
     Console(width=140).print(table)
 
 

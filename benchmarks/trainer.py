@@ -49,6 +49,7 @@ def main() -> None:
     """Measure and print."""
     arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     arguments.add_argument("--repetitions", type=int, default=7)
+    arguments.add_argument("--lengths", nargs="+", choices=LENGTHS, default=LENGTHS)
     arguments.add_argument("--budgets", type=int, nargs="+", default=[1024, 2048, 4096])
     arguments.add_argument("--json", action="store_true")
     options = arguments.parse_args()
@@ -56,7 +57,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "model"
         save_folder(*build_demo_model(DemoModelConfig(layers=2)), folder)
-        rows = [measure(folder, kind, budget, options.repetitions) for kind in LENGTHS for budget in options.budgets]
+        rows = [
+            measure(folder, kind, budget, options.repetitions) for kind in options.lengths for budget in options.budgets
+        ]
     if options.json:
         print(json.dumps({"machine": describe_machine(), "updates": rows}, indent=1))
         return

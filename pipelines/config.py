@@ -115,6 +115,10 @@ class Config:
     trainer: TrainingConfig = field(default_factory=TrainingConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
+    def __post_init__(self) -> None:
+        if self.emulated and self.trainer.ranks > 1:
+            raise ValueError(f"trainer.ranks must be 1 where the trainer is emulated, not {self.trainer.ranks}")
+
     @property
     def run_folder(self) -> Path:
         """Where this run leaves everything."""

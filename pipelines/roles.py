@@ -27,8 +27,8 @@ WITH_MODEL = {"evaluation", "relay"}
 EMULATED = "emulated:"
 """Stands for the model's folder where there is none: what an emulated run does without need not be imported."""
 
-SHARDED = {"rollout", "relay"}
-"""Pipelines of which several may run, told apart by an index."""
+SHARDED = {"rollout": "process", "relay": "index", "trainer": "rank"}
+"""Pipelines of which several may run, and what each calls the index that tells them apart."""
 
 
 @dataclass(frozen=True)
@@ -40,17 +40,19 @@ class Role:
 
     @property
     def name(self) -> str:
+        if self.pipeline == "trainer" and not self.index:
+            return self.pipeline  # most runs have no other
         return f"{self.pipeline}-{self.index}" if self.pipeline in SHARDED else self.pipeline
 
 
 def roles_of(config: Config) -> list[Role]:
     """The processes of a run on one machine, in the order in which they drain."""
     roles = []
+    counts = {"rollout": config.rollout.processes, "trainer": config.trainer.ranks}
     for pipeline in PIPELINES:
         if config.emulated and pipeline in WITH_MODEL:
             continue
-        count = config.rollout.processes if pipeline == "rollout" else 1
-        roles += [Role(pipeline, index) for index in range(count)]
+        roles += [Role(pipeline, index) for index in range(counts.get(pipeline, 1))]
     return roles
 
 
@@ -60,8 +62,7 @@ def run_role(config: Config, role: Role, runner: Runner = "embedded", beam_optio
     from operators.io.shards import close_shards
 
     build: Callable[..., None] = importlib.import_module(f"pipelines.{role.pipeline}").build
-    where = {"process": role.index} if role.pipeline == "rollout" else {}
-    where |= {"index": role.index} if role.pipeline == "relay" else {}
+    where = {SHARDED[role.pipeline]: role.index} if role.pipeline in SHARDED else {}
 
     def build_role(pipeline: Pipeline) -> None:
         try:

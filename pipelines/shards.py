@@ -48,7 +48,7 @@ def partitions_of(config: Config, topic: Topic) -> tuple[int, ...]:
     counts = {
         "one": 1,
         "shards": config.kafka.partitions,
-        "ranks": 1,
+        "ranks": config.trainer.ranks,
         "replicas": max(config.rollout.total_replicas, config.placement.max_replicas),
     }
     return tuple(range(counts[topic.partitions]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import apache_beam as beam
 
-from operators.io.config import ShardConfig
+from operators.io.config import Reading, ShardConfig
 from operators.io.fold_records import FoldRecords, Step
 from operators.io.read_topics import ReadTopics
 from operators.io.write_transactionally import WriteTransactionally
@@ -14,17 +14,16 @@ from pipelines.shards import reading, shard, store_folder
 from schemas.topics import BATCHES, RELAY, RELAY_CHAIN
 
 
-def build(pipeline: beam.Pipeline, config: Config) -> None:
-    """Batches, relay, relay-chain → relay, metrics."""
-    source = shard(
-        config,
-        "trainer",
-        reading(config, BATCHES),
-        reading(config, RELAY, start="earliest"),
-        *(() if config.emulated else (reading(config, RELAY_CHAIN, start="earliest"),)),
-        attentive=config.emulated,
-    )
-    train, resumed = (_emulation if config.emulated else _training)(config, source)
+def build(pipeline: beam.Pipeline, config: Config, rank: int = 0) -> None:
+    """Batches, relay, relay-chain → relay, metrics; of another rank than the first its batches alone."""
+    if not 0 <= rank < config.trainer.ranks:
+        raise ValueError(f"there are {config.trainer.ranks} ranks (trainer.ranks), and none has number {rank}")
+    readings = [Reading(BATCHES, (rank,))]
+    if rank == 0:
+        readings.append(reading(config, RELAY, start="earliest"))
+        readings += [] if config.emulated else [reading(config, RELAY_CHAIN, start="earliest")]
+    source = shard(config, "trainer", *readings, index=rank, attentive=config.emulated)
+    train, resumed = _emulation(config, source) if config.emulated else _training(config, source, rank)
     (
         pipeline
         | "read batches" >> ReadTopics(resumed)
@@ -33,16 +32,20 @@ def build(pipeline: beam.Pipeline, config: Config) -> None:
     )
 
 
-def _training(config: Config, source: ShardConfig) -> tuple[Step, ShardConfig]:
+def _training(config: Config, source: ShardConfig, rank: int) -> tuple[Step, ShardConfig]:
     from operators.trainer.publishing import WayToRelays
-    from operators.trainer.train_batches import TrainBatches  # here: it imports torch
+    from operators.trainer.train_batches import TrainAlong, TrainBatches  # here: it imports torch
 
+    checkpoints = config.run_folder / "checkpoints"
+    if rank:
+        along = TrainAlong(config.trainer, source, config.model_folder(), checkpoints, rank)
+        return along, along.resumed()
     train = TrainBatches(
         config=config.trainer,
         shard=source,
         model=config.model_folder(),
         store=store_folder(config),
-        checkpoints=config.run_folder / "checkpoints",
+        checkpoints=checkpoints,
         result=config.run_folder / "model",
         keep_versions=config.relay.keep_versions,
         way=WayToRelays(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from schemas.records import MicroBatch
 
@@ -17,14 +17,20 @@ class WholeBatch:
 
 
 class BatchAssembly:
-    """Collects the parts of one rank. A batch is one transaction, so parts of two batches never mix in a partition."""
+    """Collects the parts of one rank, or those that were made for `ranks`, as if they had been made for one.
 
-    def __init__(self) -> None:
+    A batch is one transaction, so parts of two batches never mix in a partition.
+    """
+
+    def __init__(self, ranks: int = 1) -> None:
+        self._ranks = ranks
         self._parts: dict[int, dict[int, MicroBatch]] = {}
 
     def add(self, part: MicroBatch, partition: int, offset: int) -> list[WholeBatch]:
         """Take a part; the batch that it completes, if it does."""
         parts = self._parts.setdefault(part.batch, {})
+        if self._ranks > 1:
+            part = replace(part, rank=0, index=part.rank * part.count + part.index, count=part.count * self._ranks)
         parts[part.index] = part
         if len(parts) < part.count:
             return []

@@ -105,12 +105,16 @@ class Learner:
         """The policy; `update` changes its weights in place."""
         return self._model
 
-    def plain_model(self) -> PreTrainedModel:
-        """The policy as anyone may load it: itself, or with LoRA a copy in which the adapters are merged."""
-        if not adapters(self._model):
+    def weights(self) -> dict[str, Tensor]:
+        """The policy's weights as rollouts load them. All ranks must ask, and each gets all of them."""
+        return {name: whole(tensor) for name, tensor in merged_weights(self._model).items()}
+
+    def plain_model(self, weights: Mapping[str, Tensor]) -> PreTrainedModel:
+        """The policy as anyone may load it, with the `weights` that it has just given: itself where it has them so."""
+        if self._ranks.count == 1 and not adapters(self._model):
             return self._model
         plain = load_model(self._model_folder)
-        copy_into(weight_tensors(plain), merged_weights(self._model))
+        copy_into(weight_tensors(plain), weights)
         return plain
 
     def update(self, rows: Sequence[MicroBatch]) -> dict[str, float]:
@@ -142,7 +146,7 @@ class Learner:
         """What `restore` needs to go on as if nothing had happened. All ranks must ask, and each gets all of it."""
         critic = {} if self._critic is None else self._critic.state_dict()
         return LearnerState(
-            {name: whole(tensor) for name, tensor in merged_weights(self._model).items()},
+            self.weights(),
             self._actor.moments(),
             torch.get_rng_state(),
             self._updates,

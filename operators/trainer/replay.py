@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import multiprocessing
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from infra.models.checkpoint_folder import load_model, load_tokenizer, save_folder
 from infra.models.weights import weight_tensors, weights_digest
 from operators.trainer.assembly import BatchAssembly
 from operators.trainer.learner import Learner
+from operators.trainer.meeting import meet
+from operators.trainer.ranks import ALONE, Ranks
 from operators.trainer.training_config import TrainingConfig
 from schemas.records import MicroBatch
 
@@ -30,12 +35,16 @@ class Update:
 
 
 class Replay:
-    """A learner of `model`, fed from a log. The same batches under the same configuration give the run's own bits."""
+    """A learner of `model`, fed from a log. The same batches under the same configuration give the run's own bits.
 
-    def __init__(self, config: TrainingConfig, model: Path) -> None:
+    `recorded` is how many ranks the batches were made for: this is one of as many `ranks`, or alone with all parts.
+    """
+
+    def __init__(self, config: TrainingConfig, model: Path, recorded: int = 1, ranks: Ranks = ALONE) -> None:
         torch.set_num_threads(config.threads)
-        self._model = model
-        self._learner = Learner(config.learner, model, config.device)
+        self._model, self._ranks = model, ranks
+        self._assembled = recorded if ranks.count == 1 else 1
+        self._learner = Learner(config.learner, model, config.device_of(ranks.rank), ranks)
         self._trained = 0
 
     def train(self, parts: Iterable[tuple[MicroBatch, int, int]], most: int | None = None) -> Iterator[Update]:
@@ -43,20 +52,22 @@ class Replay:
 
         As in a run, a batch that cannot be trained is passed over.
         """
-        assembly = BatchAssembly()
+        assembly = BatchAssembly(self._assembled)
         for part, partition, offset in parts:
+            if self._ranks.count > 1 and part.rank != self._ranks.rank:
+                continue
             for batch in assembly.add(part, partition, offset):
                 if self._trained == most:
                     return
                 yield self._update(batch.number, batch.parts)
 
-    def save(self, folder: Path) -> None:
-        """Write the model to the new folder `folder`. Raises FileExistsError if it is there."""
-        save_folder(self._learner.plain_model(), load_tokenizer(self._model), folder)
+    def weights(self) -> dict[str, Tensor]:
+        """The weights as they are; all ranks must ask."""
+        return self._learner.weights()
 
-    def digest(self) -> str:
-        """`weights_digest` of the weights as they are."""
-        return weights_digest(self._learner.state().weights)
+    def save(self, weights: Mapping[str, Tensor], folder: Path) -> None:
+        """Write the model with its `weights` to the new folder `folder`. Raises FileExistsError if it is there."""
+        save_folder(self._learner.plain_model(weights), load_tokenizer(self._model), folder)
 
     def _update(self, number: int, parts: tuple[MicroBatch, ...]) -> Update:
         try:
@@ -65,6 +76,30 @@ class Replay:
             return Update(number, self._trained, why=str(error))
         self._trained += 1
         return Update(number, self._trained, values)
+
+
+@contextmanager
+def others(config: TrainingConfig, be: Callable[[Ranks], object], folder: Path) -> Iterator[Ranks]:
+    """This process as rank 0 of `config`; the other ranks are forked from it, meet it in `folder` and do `be`.
+
+    Call it before anything has started a thread. Raises RuntimeError where one of them failed.
+    """
+    fork, ranks = multiprocessing.get_context("fork"), [Ranks(rank, config.ranks) for rank in range(config.ranks)]
+    file = folder / "ranks.json"
+
+    def become(rank: Ranks) -> None:
+        meet(file, rank, device=config.device_of(rank.rank))
+        be(rank)
+
+    started = [fork.Process(target=become, args=(rank,), daemon=True) for rank in ranks[1:]]
+    for process in started:
+        process.start()
+    meet(file, ranks[0], device=config.device_of(0))
+    yield ranks[0]
+    for process in started:
+        process.join()
+        if process.exitcode:
+            raise RuntimeError(f"another rank ended with {process.exitcode}")
 
 
 def folder_digest(folder: Path) -> str:

@@ -1,10 +1,13 @@
-"""TrainBatches: global batches in, weight versions out. The trainer is a function of the log (invariant 6)."""
+"""TrainBatches: global batches in, weight versions out. The trainer is a function of the log (invariant 6).
+
+Of several ranks rank 0 does what is here, and the others train along (`TrainAlong`): it publishes, and its checkpoint
+has the whole model.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,20 +19,15 @@ from infra.store.errors import StoreError
 from infra.store.publisher import PublishFailed
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, Place, Polled, Restored
-from operators.trainer.assembly import BatchAssembly, WholeBatch
-from operators.trainer.checkpoint import (
-    CheckpointError,
-    TrainerPosition,
-    list_checkpoints,
-    read_checkpoint,
-    read_position,
-    write_checkpoint,
-)
-from operators.trainer.learner import Learner
+from operators.trainer.assembly import WholeBatch
+from operators.trainer.checkpoint import CheckpointError, list_checkpoints, read_position, write_checkpoint
+from operators.trainer.meeting import meet
 from operators.trainer.publishing import Publishing, WayToRelays
+from operators.trainer.rank_training import RankTraining
+from operators.trainer.ranks import Ranks
 from operators.trainer.tensor_bytes import tensor_specs
 from operators.trainer.training_config import TrainingConfig
-from schemas.records import DeadLetter, Metric, MicroBatch, PolicyVersion, RelayChain, WeightVersion
+from schemas.records import DeadLetter, Metric, MicroBatch, RelayChain, WeightVersion
 from schemas.topics import BATCHES, DEAD_LETTERS, METRICS
 
 log = logging.getLogger(__name__)
@@ -40,14 +38,14 @@ RETRY_S = 1.0
 
 @dataclass(frozen=True)
 class CheckpointPositions:
-    """Where reading resumes after a restart: where the newest checkpoint stood, whatever the group has committed."""
+    """Where a rank resumes reading: where the newest checkpoint stood, whatever the group has committed."""
 
     checkpoints: Path
+    rank: int = 0
 
     def __call__(self) -> dict[Place, int]:
         found = list_checkpoints(self.checkpoints)
-        offsets = read_position(found[-1]).batch_offsets if found else (0,)
-        return {Place(BATCHES.noun, partition): offset for partition, offset in enumerate(offsets)}
+        return {Place(BATCHES.noun, self.rank): read_position(found[-1]).batch_offsets[self.rank] if found else 0}
 
 
 @dataclass(frozen=True)
@@ -75,6 +73,25 @@ class TrainBatches:
         return _Training(self, restored.start)
 
 
+@dataclass(frozen=True)
+class TrainAlong:
+    """Any rank but the first: trains its part of every batch, and lets nothing out."""
+
+    config: TrainingConfig
+    shard: ShardConfig
+    model: Path
+    checkpoints: Path
+    rank: int
+
+    def resumed(self) -> ShardConfig:
+        """The shard, reading on from the newest checkpoint."""
+        return replace(self.shard, resume=CheckpointPositions(self.checkpoints, self.rank))
+
+    def restore(self, restored: Restored) -> _TrainingAlong:
+        torch.set_num_threads(self.config.threads)
+        return _TrainingAlong(self)
+
+
 class _Training:
     """One update a fold, so that a batch's metrics leave before the next batch is begun."""
 
@@ -82,10 +99,7 @@ class _Training:
         self, step: TrainBatches, epoch: int, now: Callable[[], int] = lambda: time.time_ns() // 10**6
     ) -> None:
         self._step, self._epoch, self._now = step, epoch, now
-        self._learner = Learner(step.config.learner, step.model, step.config.device)
-        self._position = TrainerPosition(PolicyVersion(epoch, 0), (0,), 0)
-        self._assembly = BatchAssembly()
-        self._whole: deque[WholeBatch] = deque()
+        self._training = _rank_training(step, epoch, 0)
         self._published_before = -1
         self._unpublished: list[int] = []
         self._started = False
@@ -94,14 +108,8 @@ class _Training:
         self._retry_at = 0.0
         self._model_seconds = 0.0
         self._idle_since = time.perf_counter()
-        parent = None
-        if found := list_checkpoints(step.checkpoints):
-            state, self._position = read_checkpoint(found[-1])
-            self._learner.restore(state)
-            parent = self._position.version
-            log.info("resumed from checkpoint %s as epoch %d", parent, epoch)
-        specs = tensor_specs(self._learner.state().weights)
-        shard = step.shard
+        shard, parent = step.shard, self._training.resumed_from
+        specs = tensor_specs(self._training.weights)
         self._publishing = Publishing(step.store, step.keep_versions, shard.client, shard.run, specs, parent, step.way)
         self._publisher = self._publishing.publisher
 
@@ -114,66 +122,55 @@ class _Training:
             elif isinstance(received.record, RelayChain):
                 self._publishing.obey(received.record)
             elif isinstance(received.record, MicroBatch):
-                self._whole.extend(self._assembly.add(received.record, received.partition, received.offset))
+                self._training.take(received.record, received.partition, received.offset)
         if not polled.caught_up:
             return outputs
         if not self._started:
             self._started = True
-            if self._trained() == 0 and self._published_before < 0:
+            if self._training.trained == 0 and self._published_before < 0:
                 self._let_out(must=True)
-            if self._done():
+            if self._training.done:
                 self._save_result()  # where the process died before it could
                 # whoever waits for the last step may not have heard of it
-                outputs.append(self._metric({"trajectories": float(self._position.trajectories_trained)}))
-        if self._whole and not self._done():
-            outputs += self._train(self._whole.popleft())
-        elif (self._behind or self._has_failed()) and time.monotonic() >= self._retry_at:
+                outputs.append(self._metric({"trajectories": float(self._training.position.trajectories_trained)}))
+        if (batch := self._training.waiting) is not None:
+            outputs += self._train(batch)
+            return outputs
+        self._training.check()
+        if (self._behind or self._has_failed()) and time.monotonic() >= self._retry_at:
             # Nothing to train: admission may be waiting for the very manifest that was skipped, or did not get out.
             self._retry_at = time.monotonic() + RETRY_S
             self._let_out(must=True)
         return outputs
 
     def checkpoint(self, positions: Mapping[Place, int]) -> Checkpoint:
-        return Checkpoint({Place(BATCHES.noun, p): offset for p, offset in enumerate(self._position.batch_offsets)})
+        return Checkpoint({Place(BATCHES.noun, 0): self._training.position.batch_offsets[0]})
 
     def busy(self) -> bool:
-        return bool(self._whole) and not self._done()
+        return self._training.waiting is not None
 
     def close(self) -> None:
         self._publishing.close()
 
-    def _done(self) -> bool:
-        return self._trained() >= self._step.config.optimizer_steps
-
-    def _trained(self) -> int:
-        return self._position.version.number
-
     def _train(self, batch: WholeBatch) -> list[Output]:
         waited, began = time.perf_counter() - self._idle_since, time.thread_time()
         try:
-            values = self._learner.update(batch.parts)
+            values = self._training.train()
         except ValueError as error:
             # Nothing of this batch can be trained; the learner is as it was, and the batch is kept whole.
             letter = DeadLetter(
                 "train", str(error), BATCHES.name(self._step.shard.run), 0, batch.next_offset - 1, b"", self._now()
             )
-            self._position = replace(self._position, batch_offsets=(batch.next_offset,))
             return [Output(DEAD_LETTERS, str(batch.number), letter)]
         self._model_seconds += time.thread_time() - began
-        rows = sum(len(part.trajectory_ids) for part in batch.parts)
-        self._position = TrainerPosition(
-            PolicyVersion(self._epoch, self._trained() + 1),
-            (batch.next_offset,),
-            self._position.trajectories_trained + rows,
-        )
         self._unpublished.append(batch.number)
         started = time.perf_counter()
         # What an earlier epoch has published already is not published again, but for the last of it.
-        if batch.number >= self._published_before or self._done():
+        if batch.number >= self._published_before or self._training.done:
             self._let_out()
         self._idle_since = time.perf_counter()
         values |= {
-            "trajectories": float(self._position.trajectories_trained),
+            "trajectories": float(self._training.position.trajectories_trained),
             "time/wait": waited,
             "time/publish": self._idle_since - started,
             "cpu/model_seconds": self._model_seconds,
@@ -182,11 +179,11 @@ class _Training:
         return [self._metric(values)]
 
     def _metric(self, values: dict[str, float]) -> Output:
-        return Output(METRICS, "trainer", Metric("trainer", self._trained(), values, self._now()))
+        return Output(METRICS, "trainer", Metric("trainer", self._training.trained, values, self._now()))
 
     def _let_out(self, *, must: bool = False) -> None:
         """Publish the weights as they are, and where a checkpoint is due wait until they are out, and write it."""
-        due = self._trained() > 0 and (self._done() or self._trained() % self._step.config.checkpoint_every == 0)
+        due = self._training.due
         self._behind = not self._publish(must=must or due)
         if due and not self._behind:
             self._behind = not self._save()
@@ -204,17 +201,17 @@ class _Training:
 
     def _publish(self, *, must: bool) -> bool:
         """Let the weights go out as this position's version; False if they wait for a later one to go out with."""
-        position, batches = self._position, self._unpublished
+        position, batches = self._training.position, self._unpublished
         self._unpublished = []  # the publisher keeps what no manifest has told yet
         try:
             return self._publisher.publish(
-                self._learner.state().weights,
+                self._training.weights,
                 position.version,
                 step=position.version.number,
                 batches=batches,
                 batch_offsets=position.batch_offsets,
                 trajectories_trained=position.trajectories_trained,
-                final=self._done(),
+                final=self._training.done,
                 must=must,
             )
         except (PublishFailed, StoreError) as error:
@@ -226,20 +223,60 @@ class _Training:
 
         False if the version did not get out.
         """
-        step, position = self._step, self._position
+        step, position, state = self._step, self._training.position, self._training.state
+        assert state is not None  # a checkpoint is due
         try:
             self._publisher.flush()
             kept = {"keep": step.config.checkpoints_kept, "keep_every": step.config.keep_every}
-            write_checkpoint(step.checkpoints, self._learner.state(), position, **kept)
+            write_checkpoint(step.checkpoints, state, position, **kept)
         except PublishFailed as error:
             log.error("version %s is not out yet: %s", position.version, error)
             return False
         except CheckpointError as error:
             log.error("no checkpoint of version %s: %s", position.version, error)
-        if self._done():
+        if self._training.done:
             self._save_result()
         return True
 
     def _save_result(self) -> None:
         if not self._step.result.exists():  # an earlier epoch's is the same: weights are a function of the log
-            save_folder(self._learner.plain_model(), load_tokenizer(self._step.model), self._step.result)
+            save_folder(self._training.plain_model(), load_tokenizer(self._step.model), self._step.result)
+
+
+class _TrainingAlong:
+    """What rank 0 does, but for all that others hear of."""
+
+    def __init__(self, step: TrainAlong) -> None:
+        self._rank = step.rank
+        self._training = _rank_training(step, 0, step.rank)
+
+    def fold(self, polled: Polled) -> list[Output]:
+        for received in polled.records:
+            if isinstance(received.record, MicroBatch):
+                self._training.take(received.record, received.partition, received.offset)
+        if not polled.caught_up:
+            return []
+        if self._training.waiting is None:
+            self._training.check()
+            return []
+        try:
+            self._training.train()
+        except ValueError as error:
+            log.error("a batch is passed over: %s", error)  # rank 0 keeps it
+        return []
+
+    def checkpoint(self, positions: Mapping[Place, int]) -> Checkpoint:
+        return Checkpoint({Place(BATCHES.noun, self._rank): self._training.position.batch_offsets[self._rank]})
+
+    def busy(self) -> bool:
+        return self._training.waiting is not None
+
+    def close(self) -> None:
+        pass
+
+
+def _rank_training(step: TrainBatches | TrainAlong, epoch: int, rank: int) -> RankTraining:
+    """The training of `rank`, once all ranks are there; each of them begins with the newest checkpoint."""
+    config, file = step.config, step.checkpoints / "ranks.json"
+    meeting = meet(file, Ranks(rank, config.ranks), config.rank_0_host, config.device_of(rank))
+    return RankTraining(config, step.model, step.checkpoints, epoch, meeting)

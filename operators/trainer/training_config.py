@@ -24,13 +24,26 @@ class TrainingConfig:
     threads: int = 1
     """CPU threads of the model code. Weights are bit-identical only between runs with the same number."""
     device: str = "cpu"
+    """`cuda`: of several ranks each takes the next device."""
+    ranks: int = 1
+    """Processes that hold the model together, each with its part of every batch. Fixed for a run."""
+    rank_0_host: str = "127.0.0.1"
+    """Address of the machine of rank 0, where the others find it."""
     emulation: TrainerEmulation = field(default_factory=TrainerEmulation)
     """What stands for the trainer where rollouts are emulated."""
 
     def __post_init__(self) -> None:
-        for name in ("optimizer_steps", "checkpoint_every", "checkpoints_kept", "threads"):
+        for name in ("optimizer_steps", "checkpoint_every", "checkpoints_kept", "threads", "ranks"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.keep_every < 0 or self.keep_every % self.checkpoint_every:
             every = self.checkpoint_every
             raise ValueError(f"keep_every must be a multiple of checkpoint_every ({every}), not {self.keep_every}")
+        if self.ranks > 1 and self.learner.lora.rank:
+            raise ValueError(
+                f"ranks must be 1 with lora.rank, not {self.ranks}: adapters are trained by one rank alone"
+            )
+
+    def device_of(self, rank: int) -> str:
+        """The device of `rank`."""
+        return f"cuda:{rank}" if self.device == "cuda" and self.ranks > 1 else self.device

@@ -18,7 +18,9 @@ def submit(
     pipeline: Annotated[str, typer.Argument(metavar="PIPELINE", help=f"One of {', '.join(PIPELINES)}.")],
     config: ConfigArgument,
     changes: SetOption = None,
-    index: Annotated[int, typer.Option("--index", min=0, help="Which rollout process or relay worker this is.")] = 0,
+    index: Annotated[
+        int, typer.Option("--index", min=0, help="Which rollout process, relay worker or rank of the trainer this is.")
+    ] = 0,
     replica: Annotated[
         int | None, typer.Option("--replica", min=0, help="Run the rollout process that hosts this replica.")
     ] = None,

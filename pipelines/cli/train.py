@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -63,15 +64,25 @@ def replay(
       laminar train replay first --set trainer.learner.algorithm.name=cispo --set trainer.learner.learning_rate=1e-4
       laminar train replay first --out /tmp/again --json | jq .weights
     """
-    from operators.trainer.replay import Replay, folder_digest
+    from infra.models.weights import weights_digest
+    from operators.trainer.ranks import Ranks
+    from operators.trainer.replay import Replay, folder_digest, others
 
     task = _task(folder, run, changes or [], out)
     to = connect(run if run != "latest" else None, brokers, command_config, folder)
     began = time.monotonic()
-    replayed = Replay(task.config.trainer, task.config.model_folder())
     task.out.mkdir(parents=True)
-    updates = list(_told(replayed.train(_parts(to.client, task.config.run.name), task.steps), task))
-    replayed.save(task.out / "model")
+
+    def train(ranks: Ranks, tell: Callable[[Iterator[Update]], Iterator[Update]] = iter) -> tuple[list[Update], str]:
+        replayed = Replay(task.config.trainer, task.config.model_folder(), task.recorded, ranks)
+        updates = list(tell(replayed.train(_parts(to.client, task.config.run.name), task.steps)))
+        weights = replayed.weights()
+        if ranks.rank == 0:
+            replayed.save(weights, task.out / "model")
+        return updates, weights_digest(weights)
+
+    with TemporaryDirectory() as meeting, others(task.config.trainer, train, Path(meeting)) as first:
+        updates, weights = train(first, lambda found: _told(found, task))
     own = task.run_folder / "model"
     data = {
         "run": task.config.run.name,
@@ -79,7 +90,7 @@ def replay(
         "steps": updates[-1].step if updates else 0,
         "skipped": {update.batch: update.why for update in updates if update.why is not None},
         "seconds": round(time.monotonic() - began, 3),
-        "weights": replayed.digest(),
+        "weights": weights,
         "weights_of_run": folder_digest(own) if own.is_dir() else None,
         "model": str(task.out / "model"),
         "metrics": str(task.out / "metrics.jsonl"),
@@ -95,6 +106,8 @@ class _Task:
     """Batches to train; None: all there are."""
     run_folder: Path
     out: Path
+    recorded: int
+    """Ranks that the batches were made for."""
 
 
 def _task(folder: Path, run: str, changes: list[str], out: Path | None) -> _Task:
@@ -113,7 +126,12 @@ def _task(folder: Path, run: str, changes: list[str], out: Path | None) -> _Task
         out = next(name for name in (place / f"replay-{number}" for number in count(1)) if not name.exists())
     if out.exists():
         raise typer.BadParameter(f"{out} is there already", param_hint="--out")
-    return _Task(config, config.trainer.optimizer_steps if limited else None, place, out)
+    recorded = load_config(place / "config.toml").trainer.ranks
+    if config.trainer.ranks not in (1, recorded):
+        raise typer.BadParameter(
+            f"its batches are for {recorded} ranks: trainer.ranks can be that or 1", param_hint="--set"
+        )
+    return _Task(config, config.trainer.optimizer_steps if limited else None, place, out, recorded)
 
 
 def _parts(client: ClientProperties, run: str) -> Iterator[tuple[Any, int, int]]:

@@ -23,6 +23,9 @@ SMALL = {
     "rollout": {"slots": 16},
 }
 
+LEARNS = "score.rewards=[{name='length', options={target=0, limit=17}}]"
+"""A reward that differs within a group: an untrained model never answers right, and learns nothing from that alone."""
+
 
 def make_model(folder: Path) -> Path:
     """An untrained demonstration model in the new folder `folder`: whatever it learns, a run with it is a run."""

@@ -41,7 +41,7 @@ def test_a_plain_model_of_the_merged_weights_is_the_policy(folder: Path, tmp_pat
     after = learner.state().weights
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == {name for name in before if name.endswith("_proj.weight")}
-    save_folder(learner.plain_model(), load_tokenizer(folder), tmp_path / "plain")
+    save_folder(learner.plain_model(learner.weights()), load_tokenizer(folder), tmp_path / "plain")
     plain = load_policy(tmp_path / "plain", CPU)
     assert all(torch.equal(tensor, after[name]) for name, tensor in weight_tensors(plain).items())
     batch = join(make_batch())

@@ -13,9 +13,7 @@ import json
 import multiprocessing
 import sys
 from dataclasses import fields, replace
-from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,6 +27,7 @@ from trainer_batches import make_batch  # noqa: E402
 
 from operators.trainer.config import LearnerConfig  # noqa: E402
 from operators.trainer.learner import Learner  # noqa: E402
+from operators.trainer.meeting import meet  # noqa: E402
 from operators.trainer.ranks import Ranks, whole  # noqa: E402
 from schemas.records import MicroBatch  # noqa: E402
 
@@ -76,21 +75,20 @@ def main(folder: Path) -> int:
 def be(rank: int, folder: Path) -> None:
     """Be rank `rank`."""
     torch.set_num_threads(1)
-    settings: dict[str, Any] = {"rank": rank, "world_size": 2, "timeout": timedelta(seconds=300)}
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", **settings)
+    ranks = meet(folder / "ranks.json", Ranks(rank, 2)).ranks
     configs = TypeAdapter(list[LearnerConfig]).validate_json((folder / "configs.json").read_bytes())
     for number, config in enumerate(configs):
-        answer(config, rank, folder / "model", folder / f"{rank}-{number}.safetensors")
+        answer(config, ranks, folder / "model", folder / f"{rank}-{number}.safetensors")
     dist.destroy_process_group()
 
 
-def answer(config: LearnerConfig, rank: int, model: Path, out: Path) -> None:
+def answer(config: LearnerConfig, ranks: Ranks, model: Path, out: Path) -> None:
     """Train with `config`; a learner that is restored from this one's state goes on as it does."""
-    learner, resumed = (Learner(config, model, ranks=Ranks(rank, 2)) for _ in range(2))
-    tensors, told = train(learner, [parts(number)[rank] for number in range(BATCHES)])
+    learner, resumed = (Learner(config, model, ranks=ranks) for _ in range(2))
+    tensors, told = train(learner, [parts(number)[ranks.rank] for number in range(BATCHES)])
     resumed.restore(learner.state())
     for each in (learner, resumed):
-        each.update(parts(0)[rank])
+        each.update(parts(0)[ranks.rank])
     pairs = zip(learner.state().weights.values(), resumed.state().weights.values(), strict=True)
     same = all(torch.equal(one, other) for one, other in pairs)
     save_file(tensors, out, {"told": json.dumps(told), "resumed": json.dumps(same)})

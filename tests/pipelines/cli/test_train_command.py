@@ -49,7 +49,7 @@ def runs(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Path:
     produce(broker, parts)
     trained = Replay(load_config(run / "config.toml").trainer, model)
     assert len(list(trained.train([(part, 0, offset) for offset, part in enumerate(parts)], 3))) == 4
-    trained.save(run / "model")
+    trained.save(trained.weights(), run / "model")
     return folder
 
 

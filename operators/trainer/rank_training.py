@@ -1,0 +1,114 @@
+"""One rank's way through the log of batches: what every rank does alike, whichever of them publishes."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from operators.trainer.assembly import BatchAssembly, WholeBatch
+from operators.trainer.checkpoint import TrainerPosition, list_checkpoints, read_checkpoint
+from operators.trainer.learner import Learner, LearnerState
+from operators.trainer.meeting import Meeting
+from operators.trainer.training_config import TrainingConfig
+from schemas.records import MicroBatch, PolicyVersion
+
+log = logging.getLogger(__name__)
+
+
+class RankTraining:
+    """Trains whole batches of `model` in their order, from the newest of `checkpoints` on, as one rank of `meeting`.
+
+    Ranks are told nothing: batches are whole for all of them or for none, and what each does is a function of its
+    batches, so that all ask for the same exchanges in the same order.
+    """
+
+    weights: Mapping[str, Tensor]
+    """The policy's after the last update, whole."""
+    state: LearnerState | None
+    """All of the learner's after the last update, whole, where a checkpoint is due; else None."""
+
+    def __init__(
+        self, config: TrainingConfig, model: Path, checkpoints: Path, epoch: int, meeting: Meeting | None = None
+    ) -> None:
+        self._config, self._epoch, self._meeting = config, epoch, meeting or Meeting()
+        ranks = self._meeting.ranks
+        self._learner = Learner(config.learner, model, config.device_of(ranks.rank), ranks)
+        self._assembly = BatchAssembly()
+        self._whole: deque[WholeBatch] = deque()
+        self.position = TrainerPosition(PolicyVersion(epoch, 0), (0,) * ranks.count, 0)
+        self.resumed_from: PolicyVersion | None = None
+        if found := list_checkpoints(checkpoints):
+            state, self.position = read_checkpoint(found[-1])
+            self._learner.restore(state)
+            self.resumed_from = self.position.version
+            log.info("resumed from checkpoint %s as epoch %d", self.resumed_from, epoch)
+        began = self.resumed_from or PolicyVersion(0, 0)
+        self._agree("begin with one checkpoint", [began.epoch, began.number])
+        self._look()
+
+    @property
+    def trained(self) -> int:
+        """Batches that made a version."""
+        return self.position.version.number
+
+    @property
+    def done(self) -> bool:
+        """Whether there is nothing more to learn."""
+        return self.trained >= self._config.optimizer_steps
+
+    @property
+    def due(self) -> bool:
+        """Whether the version at hand is one of which there is to be a checkpoint."""
+        return self.trained > 0 and (self.done or self.trained % self._config.checkpoint_every == 0)
+
+    @property
+    def waiting(self) -> WholeBatch | None:
+        """The batch to train next, once it is whole."""
+        return self._whole[0] if self._whole and not self.done else None
+
+    def take(self, part: MicroBatch, partition: int, offset: int) -> None:
+        """Take a part of a batch, unless it has been trained: the checkpoint may be newer than where reading began."""
+        if offset < self.position.batch_offsets[self._meeting.ranks.rank]:
+            return
+        self._whole.extend(self._assembly.add(part, partition, offset))
+
+    def train(self) -> dict[str, float]:
+        """Train the batch that waits. Raises ValueError for one of which nothing can be trained: it is passed over."""
+        batch = self._whole.popleft()
+        rows = sum(len(part.trajectory_ids) for part in batch.parts)
+        told = self._agree("train one batch", [batch.number], [batch.next_offset, rows])
+        self.position = replace(self.position, batch_offsets=tuple(told[:, 0].tolist()))
+        values = self._learner.update(batch.parts)
+        self.position = replace(
+            self.position,
+            version=PolicyVersion(self._epoch, self.trained + 1),
+            trajectories_trained=self.position.trajectories_trained + int(told[:, 1].sum()),
+        )
+        self._look()
+        return values
+
+    def check(self) -> None:
+        """Raise RankLost where another rank is gone: its next process meets with others in the place of all."""
+        self._meeting.check()
+
+    def plain_model(self) -> PreTrainedModel:
+        """The policy as anyone may load it."""
+        return self._learner.plain_model(self.weights)
+
+    def _agree(self, what: str, alike: list[int], own: list[int] | None = None) -> Tensor:
+        """What each rank says of its `own`, int64[ranks, n]. Raises RuntimeError where `alike` is not so everywhere."""
+        told = torch.cat(self._meeting.ranks.gather(torch.tensor([[*alike, *(own or [])]])))
+        if (told[:, : len(alike)] != told[0, : len(alike)]).any():
+            raise RuntimeError(f"ranks do not {what}: {told.tolist()}")
+        return told[:, len(alike) :]
+
+    def _look(self) -> None:
+        self.weights = self._learner.weights()
+        self.state = self._learner.state() if self.due else None
