@@ -3,7 +3,7 @@
 A reinforcement-learning step at a small learning rate changes about 1 % of bfloat16 weights (PULSE, 2602.03839). The
 file is cut into pieces; a piece is `same`, `sparse` (gaps between changed elements, and the XOR of each with the
 parent's, by byte planes), `xor` (the XOR of all of it, by byte planes) or `raw`, compressed; which one, sizes decide
-that were measured where the tensor begins to change. XOR makes small steps small numbers, and is its own inverse.
+that were measured where the tensor begins. XOR makes small steps small numbers, and is its own inverse.
 
 "LMND", u32 header length, JSON header [bytes, [[length, width, kind, elements, parts…]…]], the pieces' parts.
 """
@@ -29,7 +29,7 @@ _DENSE = 0.25
 """Share of changed elements beyond which a sparse piece is not even tried."""
 _BLOCK = 32 << 10
 """Elements that are compared at a time: as many as a processor's own cache holds."""
-_SAMPLE = 128 << 10
+_SAMPLE = 16 << 10
 """Bytes on which the ways are measured."""
 
 
@@ -93,25 +93,23 @@ def _encode_span(before: np.ndarray, after: np.ndarray, span: Span) -> list[Piec
         place = slice(at, min(at + _PIECE, end))
         old, new = before[place], after[place]
         way = way or _shortest_way(old, new, width)
-        pieces.append(_encode_piece(old, new, width, way))
+        pieces.append(_encode_piece(old, new, width, way or "sparse"))
     return pieces
 
 
 def _shortest_way(before: np.ndarray, after: np.ndarray, width: int) -> str | None:
-    """The way that is measured to be the shortest where the piece begins to change; None if it does not."""
-    differs = before != after
-    first = int(differs.argmax()) // width * width
-    if not differs[first : first + width].any():
+    """The way that is measured to be the shortest at the piece's beginning; None where nothing has changed there."""
+    old, new = before[:_SAMPLE], after[:_SAMPLE]
+    if np.array_equal(old, new):
         return None
-    sample = slice(first, first + _SAMPLE)
-    found = [_encode_as(way, before[sample], after[sample], width) for way in ("sparse", "xor", "raw")]
+    found = [_encode_as(way, old, new, width) for way in ("sparse", "xor", "raw")]
     return min((piece for piece in found if piece is not None), key=_bytes_of).kind
 
 
-def _encode_piece(before: np.ndarray, after: np.ndarray, width: int, way: str | None) -> Piece:
+def _encode_piece(before: np.ndarray, after: np.ndarray, width: int, way: str) -> Piece:
     """The piece in the given way; in another where that one does not fit it."""
     length = len(after)
-    if way is None or (way != "sparse" and np.array_equal(before, after)):
+    if way != "sparse" and np.array_equal(before, after):
         return Piece(length, width, "same", 0, 0, ())
     piece = _encode_as(way, before, after, width) or _encode_as("xor", before, after, width)
     assert piece is not None
