@@ -10,15 +10,18 @@ import json
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
 from conftest import StartRun
 from kills import ALL, ROLES, ZYGOTE, kill, rounds
+from small_runs import LEARNS
 from stops import stop_cleanly
 
 from infra.kafka.broker import Broker
 from infra.kafka.processes import is_running
+from operators.trainer.replay import folder_digest
 
 STEPS = 100
 KILLS = 2
@@ -53,8 +56,8 @@ def test_a_warm_start_that_is_killed_is_begun_again(start_run: StartRun, broker:
 
 
 @pytest.mark.timeout(480)
-def test_each_process_may_be_killed(start_run: StartRun, run_id: str) -> None:
-    run = start_run(run_id, f"trainer.optimizer_steps={STEPS}", "trainer.checkpoint_every=5")
+def test_each_process_may_be_killed(start_run: StartRun, run_id: str, model_folder: Path) -> None:
+    run = start_run(run_id, f"trainer.optimizer_steps={STEPS}", "trainer.checkpoint_every=5", LEARNS)
     run.until_phase("training")
     for name in itertools.islice(rounds(seed=1), KILLS * len(ALL)):
         kill(run, name)
@@ -73,3 +76,4 @@ def test_each_process_may_be_killed(start_run: StartRun, run_id: str) -> None:
     assert replay.returncode == 0, replay.stderr
     told = json.loads(replay.stdout)
     assert (told["steps"], told["weights"]) == (STEPS, told["weights_of_run"])
+    assert told["weights"] != folder_digest(model_folder)
