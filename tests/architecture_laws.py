@@ -21,7 +21,7 @@ Law = Callable[[str, ast.Module], Iterator[Breach]]
 _TENSORS = ("infra/models/", "operators/rollout/", "operators/relay/", "operators/trainer/")
 VENDORS: dict[str, tuple[str, ...]] = {
     "kafka": ("infra/kafka/",),
-    "vllm": ("operators/rollout/vllm_engine.py",),
+    "vllm": ("operators/rollout/vllm_engine.py", "operators/rollout/vllm_draws.py"),
     "torch": _TENSORS,
     "transformers": _TENSORS,
     "tokenizers": _TENSORS,

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -66,18 +67,18 @@ def load_weights(model: PreTrainedModel, path: Path) -> None:
     Raises FileNotFoundError if there is no such file, ValueError if it is no safetensors file or its names, shapes or
     dtypes do not fit; all is checked first, so that `model` is then unchanged.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"no weights at {path}")
-    try:
-        with safe_open(path, framework="pt") as file:
-            places = _match(model, file, path)
-            read = {name: tensor for name, tensor in places.items() if tensor.is_cpu and tensor.is_contiguous()}
-            read_tensors(path, read)
-            with torch.no_grad():
-                for name in places.keys() - read.keys():
-                    places[name].copy_(file.get_tensor(name))
-    except SafetensorError as error:
-        raise ValueError(f"{path} is not a safetensors file: {error}") from error
+    with _fitting(model, path) as (file, places):
+        read = {name: tensor for name, tensor in places.items() if tensor.is_cpu and tensor.is_contiguous()}
+        read_tensors(path, read)
+        with torch.no_grad():
+            for name in places.keys() - read.keys():
+                places[name].copy_(file.get_tensor(name))
+
+
+def check_weights(model: PreTrainedModel, path: Path) -> None:
+    """Raise what `load_weights` would, and load nothing: `model` may be on the meta device."""
+    with _fitting(model, path):
+        pass
 
 
 def read_tensors(path: Path, places: Mapping[str, torch.Tensor]) -> None:
@@ -103,6 +104,18 @@ def _read(file: int, offset: int, memory: memoryview) -> None:
         if not count:
             raise ValueError(f"the file ends at byte {offset}")
         memory, offset = memory[count:], offset + count
+
+
+@contextmanager
+def _fitting(model: PreTrainedModel, path: Path) -> Iterator[tuple[Any, dict[str, torch.Tensor]]]:
+    """The safetensors file `path`, open, and which tensor of `model` each of its entries goes to."""
+    if not path.is_file():
+        raise FileNotFoundError(f"no weights at {path}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file, _match(model, file, path)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a safetensors file: {error}") from error
 
 
 def _match(model: PreTrainedModel, file: Any, path: Path) -> dict[str, torch.Tensor]:

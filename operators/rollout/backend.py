@@ -58,6 +58,23 @@ class TransformersSpec:
 
 
 @dataclass(frozen=True)
+class VllmSpec:
+    """vLLM's engines over the Hugging Face model in folder `model`, weights from the store in folder `store`.
+
+    Raises ModuleNotFoundError, when it is opened, where vLLM is not installed.
+    """
+
+    config: RolloutConfig
+    model: Path
+    store: Path
+
+    def open(self) -> Backend:
+        from operators.rollout.vllm_backend import VllmBackend
+
+        return VllmBackend(self.config, self.model, self.store)
+
+
+@dataclass(frozen=True)
 class EmulatedSpec:
     """Engines that take `time_scale` times less time than the machine they stand for.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -12,8 +13,9 @@ from operators.rollout.emulation import EngineEmulation
 class RolloutConfig:
     """Raises ValueError naming the field that does not fit."""
 
-    engine: Literal["transformers", "emulated"] = "transformers"
-    """`emulated` takes the time of other accelerators and makes answers up: the whole run is then an emulation."""
+    engine: Literal["transformers", "vllm", "emulated"] = "transformers"
+    """`vllm` needs vLLM installed (extra `vllm`). `emulated` takes the time of other accelerators and makes answers up:
+    the whole run is then an emulation."""
     processes: int = 1
     """Rollout processes; each hosts `replicas` replicas and steps their engines in turn."""
     replicas: int = 1
@@ -31,6 +33,10 @@ class RolloutConfig:
     linger_s: float = 0.2
     """How long a finished trajectory may wait for others to share its transaction, in seconds."""
     heartbeat_s: float = 1.0
+    gpus: int = 1
+    """GPUs that share each layer of a replica's model (tensor parallelism), where the engine is vLLM."""
+    vllm: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    """More of vLLM's own engine arguments, by name."""
     emulation: EngineEmulation = field(default_factory=EngineEmulation)
     """What the emulated engine stands for."""
     progress_tokens: int = 512
@@ -43,9 +49,11 @@ class RolloutConfig:
     """How long a replica keeps room for trajectories that do not come, in seconds."""
 
     def __post_init__(self) -> None:
-        for name in ("processes", "replicas", "slots", "threads", "progress_tokens"):
+        for name in ("processes", "replicas", "slots", "threads", "progress_tokens", "gpus"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.engine != "vllm" and (self.vllm or self.gpus > 1):
+            raise ValueError(f"gpus and vllm are for engine 'vllm', not {self.engine!r}")
         for name in ("step_s", "linger_s", "heartbeat_s", "progress_s", "reserve_s", "stuck_s"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")

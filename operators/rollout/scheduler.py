@@ -95,7 +95,7 @@ class Scheduler(Generic[R]):
             raise ValueError(f"trajectory {request.trajectory_id!r} is here already")
         if any(request.trajectory_id == ended.trajectory_id for ended in self._ended):
             raise ValueError(f"trajectory {request.trajectory_id!r} is here already")
-        reason = _ended_reason(request, self.config.context)
+        reason = ended_reason(request, self.config.context)
         if reason is None or request.partial is None:
             self._waiting[request.trajectory_id] = request
         else:
@@ -199,7 +199,7 @@ def _empty_partial() -> Partial:
     return Partial(np.zeros(0, np.int32), np.zeros(0, np.float32))
 
 
-def _ended_reason(request: Request, context: int) -> str | None:
+def ended_reason(request: Request, context: int) -> str | None:
     """Why a resumed request has ended already, None if it has not: its source died before it could say so."""
     if request.partial is None or not len(request.partial.token_ids):
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,6 +13,7 @@ import pytest
 from emulated_engines import emulated
 from tiny_engines import engine, mixed, request, run
 from tiny_models import CONTEXT, VOCABULARY, tiny_model
+from vllm_engines import vllm_engine
 
 from infra.models.weights import save_weights
 from operators.rollout.engine import Completion, Engine, Partial, Request
@@ -19,16 +21,20 @@ from schemas.records import PolicyVersion
 
 MakeEngine = Callable[..., Engine]
 STOPS = (3, 7)
+FAMILY = "qwen3_wide"
 
 
-@pytest.fixture(params=["transformers", "emulated"])
+@pytest.fixture(params=["transformers", "emulated", "vllm"])
 def make(request: pytest.FixtureRequest) -> MakeEngine:
-    return engine if request.param == "transformers" else emulated
+    if request.param == "vllm":
+        pytest.importorskip("vllm", reason="make vllm-test has it")
+        return vllm_engine
+    return emulated if request.param == "emulated" else functools.partial(engine, FAMILY)
 
 
 @pytest.fixture
 def weights(tmp_path: Path) -> Path:
-    save_weights(tiny_model(seed=1), tmp_path / "w")
+    save_weights(tiny_model(FAMILY, seed=1), tmp_path / "w")
     return tmp_path / "w"
 
 

@@ -1,0 +1,110 @@
+"""Our draws inside vLLM: a logits processor that leaves one token to take, with the logprob it was drawn with.
+
+vLLM's seeded sampling restarts where a request does, so a moved trajectory would get other tokens. Here each token is
+drawn as in every engine (`sampling`, `streams`). The row that is handed on has the drawn token's logprob at that token
+and -inf elsewhere: greedy sampling takes it, and the logits that vLLM returns (`processed_logits`) carry the logprob
+back, from whichever process computed it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from vllm import SamplingParams
+from vllm.config import VllmConfig
+from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
+
+from operators.rollout.sampling import sample
+from operators.rollout.sampling_columns import NO_TOKEN, SamplingColumns
+from operators.rollout.streams import uniforms
+
+BROKEN = 1.0
+"""The logprob, which none can be, of a row whose logits were not finite."""
+ARGUMENT = "laminar"
+
+
+def draw_argument(key: int, first: int, temperature: float, top_k: int, top_p: float) -> dict[str, Any]:
+    """`extra_args` of vLLM's SamplingParams: how to draw, from position `first` of the stream `key` on."""
+    return {ARGUMENT: [key, first, temperature, top_k, top_p]}
+
+
+@dataclass(slots=True)
+class _Row:
+    key: int
+    first: int
+    temperature: float
+    top_k: int
+    top_p: float
+    generated: list[int]
+    """vLLM's own list of what the request has generated: it grows by itself."""
+
+
+class DrawTokens(LogitsProcessor):
+    """One draw a row; rows without our argument are left as they are."""
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
+        self._rows: dict[int, _Row] = {}
+        self._columns: tuple[np.ndarray, np.ndarray, np.ndarray, SamplingColumns] | None = None
+
+    def is_argmax_invariant(self) -> bool:
+        return False
+
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        """Follow vLLM's batch: rows that left, came and moved, in this order."""
+        if batch_update is None:
+            return
+        self._columns = None
+        for index in batch_update.removed:
+            self._rows.pop(index, None)
+        for index, params, _, generated in batch_update.added:
+            self._rows.pop(index, None)
+            if (row := _row(params, generated)) is not None:
+                self._rows[index] = row
+        for source, destination, direction in batch_update.moved:
+            moving, replaced = self._rows.pop(source, None), self._rows.pop(destination, None)
+            if moving is not None:
+                self._rows[destination] = moving
+            if direction == MoveDirectionality.SWAP and replaced is not None:
+                self._rows[source] = replaced
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        """Draw for each row; `logits` is float[rows, vocabulary]."""
+        if not self._rows:
+            return logits
+        if self._columns is None:
+            self._columns = self._as_columns()
+        indices, keys, first, sampling = self._columns
+        positions = first + [len(self._rows[index].generated) for index in indices.tolist()]
+        rows = torch.from_numpy(indices).to(logits.device)
+        token_ids, logprobs = sample(logits[rows], sampling, uniforms(keys, positions))
+        broken = token_ids == NO_TOKEN
+        if broken.any():
+            token_ids, logprobs = np.where(broken, 0, token_ids), np.where(broken, BROKEN, logprobs)
+        drawn = torch.full_like(logits[rows], -torch.inf)
+        chosen = torch.from_numpy(token_ids).to(logits.device)[:, None]
+        drawn.scatter_(1, chosen, torch.from_numpy(logprobs.astype(np.float32)).to(drawn)[:, None])
+        logits[rows] = drawn
+        return logits
+
+    def _as_columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, SamplingColumns]:
+        rows = self._rows
+        temperature = np.array([row.temperature for row in rows.values()])
+        top_k = np.array([row.top_k for row in rows.values()], np.int64)
+        top_p = np.array([row.top_p for row in rows.values()])
+        return (
+            np.array(list(rows), np.int64),
+            np.array([row.key for row in rows.values()], np.uint64),
+            np.array([row.first for row in rows.values()], np.int64),
+            SamplingColumns.of(temperature, top_k, top_p),
+        )
+
+
+def _row(params: SamplingParams, generated: list[int]) -> _Row | None:
+    asked = (params.extra_args or {}).get(ARGUMENT)
+    if asked is None:
+        return None
+    key, first, temperature, top_k, top_p = asked
+    return _Row(key, first, temperature, top_k, top_p, generated)
