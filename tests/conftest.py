@@ -11,6 +11,7 @@ import pytest
 from infra.kafka.broker import Broker, BrokerConfig, start_broker
 from infra.runners.options import Runner
 from infra.runners.prism import find_prism
+from infra.sandbox.run import SandboxUnavailable, run_python
 
 _run_numbers = itertools.count(1)
 
@@ -28,6 +29,15 @@ def pytest_configure(config: pytest.Config) -> None:
     for module in (r"kafka\.protocol\.schemas\.load_json", r"importlib\.resources\._legacy"):
         for function in ("read_text", "open_text"):
             config.addinivalue_line("filterwarnings", f"ignore:{function} is deprecated:DeprecationWarning:{module}")
+
+
+@pytest.fixture(scope="session")
+def confined() -> None:
+    """For tests that run programs in a sandbox: they are skipped where the kernel has not all of its walls."""
+    try:
+        run_python("")
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")

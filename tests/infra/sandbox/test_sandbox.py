@@ -14,6 +14,8 @@ from infra.sandbox.run import Limits, run_python
 
 DENIED = b"PermissionError"
 
+pytestmark = pytest.mark.usefixtures("confined")
+
 
 @pytest.mark.parametrize(
     ("program", "errors"),

@@ -12,6 +12,8 @@ from operators.score.config import RewardSpec, ScoreConfig
 from operators.score.scorer import Scorer
 from operators.score.verifiers import code
 
+pytestmark = pytest.mark.usefixtures("confined")
+
 DOUBLE = {"tests": ["assert double(2) == 4", "assert double('a') == 'aa'"]}
 ECHO = {"tests": [{"input": "1 2\n", "output": "3"}, {"input": "4 5\n", "output": "9 \n"}]}
 
