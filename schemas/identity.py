@@ -35,6 +35,11 @@ def trajectory_id(purpose: Purpose, number: int, member: int) -> str:
     return f"{_LETTERS[purpose]}{number}.{member}"
 
 
+def is_trajectory_id(text: str) -> bool:
+    """Whether `text` can be parsed as one."""
+    return _TRAJECTORY.fullmatch(text) is not None
+
+
 def parse_trajectory_id(text: str) -> TrajectoryKey:
     """The parts of `text`. Raises ValueError if it is not a trajectory id."""
     match = _TRAJECTORY.fullmatch(text)

@@ -12,7 +12,7 @@ from operators.experience.members import Run
 from operators.io.elements import Restored
 from operators.io.ledger import TrajectoryLedger
 from schemas.block import Block
-from schemas.identity import parse_trajectory_id
+from schemas.identity import is_trajectory_id, parse_trajectory_id
 from schemas.records import Fate, Settled
 
 
@@ -32,12 +32,13 @@ class Endings:
     def restored(cls, restored: Restored, partitions: int) -> Endings:
         """As a start finds it: from the last commit's marks and the Settled records read back."""
         endings = cls(TrajectoryLedger(partitions, restored.marks.get("settled")))
-        for received in restored.ledger:
-            key = parse_trajectory_id(received.record.trajectory_id)
+        settled = [received.record for received in restored.ledger if is_trajectory_id(received.record.trajectory_id)]
+        for record in settled:
+            key = parse_trajectory_id(record.trajectory_id)
             if key.purpose == "train":  # evaluation settles its own, in the same topic
-                if received.record.group_left:
+                if record.group_left:
                     endings._left.add(key.number)
-                endings._ledger.add(key, received.record.group_size, 0)
+                endings._ledger.add(key, record.group_size, 0)
         endings._forget(set(endings._left))
         return endings
 

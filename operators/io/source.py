@@ -41,9 +41,9 @@ class ShardSource:
         self.config = config
         self._clock = clock
         self._wall_ms = wall_ms
-        self._nouns = {r.topic.name(config.run): r.topic.noun for r in config.readings}
-        self._nouns |= {topic.name(config.run): topic.noun for topic, _ in config.ledger}
-        self._kinds = {r.topic.noun: r.topic.records for r in config.readings}
+        read = [r.topic for r in config.readings] + [topic for topic, _ in config.ledger]
+        self._nouns = {topic.name(config.run): topic.noun for topic in read}
+        self._kinds = {topic.noun: topic.records for topic in read}
         self._blocks = {r.topic.name(config.run) for r in config.readings if r.blocks}
         self._keys = {r.topic.name(config.run): r.keys.encode() for r in config.readings if r.keys}
         self._places = {
@@ -136,9 +136,11 @@ class ShardSource:
             names = {place: partition for partition, place in self._places.items()}
             session.seek({names[place]: offset for place, offset in config.resume().items()})
         self._caught_up, self._rest_until = False, 0.0
-        ledger, _ = self.decode(session.ledger)
+        ledger, strange = self.decode(session.ledger)  # others may have written there too: their readers tell of it
         offsets = self._positions = {self._places[p]: offset for p, offset in session.positions().items()}
         log.info("start %d of %s at %s, ledger of %d", session.start, config.group, offsets, len(ledger))
+        for letter in strange:
+            log.warning("%s, partition %d, offset %d: %s", letter.topic, letter.partition, letter.offset, letter.reason)
         return Restored(config.group, session.start, ledger, session.note.marks, offsets)
 
     def _reopen(self, before: Session) -> Session:
@@ -166,7 +168,7 @@ class ShardSource:
         else:
             rows = decode(raw.value, raw.headers)
             kind = type(rows[0])
-        if kind not in self._kinds.get(noun, (kind,)):  # what this shard itself has written is taken as it is
+        if kind not in self._kinds[noun]:
             raise UndecodableRecord(f"a {kind.__name__} does not belong on {noun}")
         return rows
 

@@ -13,7 +13,7 @@ from operators.score.config import ScoreConfig
 from operators.score.scorer import Scorer
 from operators.score.scoring import score_trajectories
 from schemas.block import Block
-from schemas.identity import Purpose, TrajectoryKey, group_id, parse_trajectory_id
+from schemas.identity import Purpose, TrajectoryKey, group_id, is_trajectory_id, parse_trajectory_id
 from schemas.topics import EXPERIENCES
 
 
@@ -26,9 +26,9 @@ class ScoreTrajectories:
 
     def restore(self, restored: Restored) -> _Scoring:
         ledger = TrajectoryLedger(self.partitions, restored.marks.get("scored"))
-        for received in restored.ledger:
-            trajectory = received.record.trajectory
-            ledger.add(parse_trajectory_id(trajectory.trajectory_id), trajectory.prompt.samples, 0)
+        for trajectory in (received.record.trajectory for received in restored.ledger):
+            if is_trajectory_id(trajectory.trajectory_id):
+                ledger.add(parse_trajectory_id(trajectory.trajectory_id), trajectory.prompt.samples, 0)
         return _Scoring(Scorer(self.config), ledger)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,7 +24,7 @@ from schemas.codec import encode
 from schemas.records import CommitNote, DeadLetter, Experience, Metric
 from schemas.topics import CATALOGUE, CURRICULUM, DEAD_LETTERS, EXPERIENCES, METRICS, Topic
 
-STEPS = 60
+STEPS = 40
 BROKEN_LINE = 7
 TOO_LONG = "What is " + "1 + " * 600 + "1?"
 GARBAGE = b"\x00\xffgarbage"
@@ -107,6 +109,8 @@ def ended(start_run: StartRun, tmp_path_factory: pytest.TempPathFactory) -> Iter
         troubled.until(lambda: wanted <= set(letters_by_place(client, troubled)), 30, "a letter for each record")
         for run in (troubled, calm):
             assert not any(role["restarts"] for role in run.state()["roles"].values()), run.state()
+        for role in ("placement", "score", "experience", "evaluation"):  # a restart reads back what it has written
+            os.kill(troubled.pid_of(role), signal.SIGKILL)
         broker.stop()
         time.sleep(3)
         assert troubled.exit_code() is None

@@ -98,6 +98,17 @@ def test_a_group_half_failed_completes_after_a_restart() -> None:
     assert buffer.batches() == [("p0.1", "p0.2")]
 
 
+def test_a_strange_ending_that_a_restart_reads_is_passed_over() -> None:
+    buffer = Buffer(global_batch=2)
+    buffer.group(0, samples=3)
+    buffer.shard.run()
+    buffer.log.append(SETTLED, settled("yesterday", 3, "dropped"), "")
+    buffer.shard.start()
+    buffer.group(1, samples=3)
+    buffer.shard.run()
+    assert buffer.batches() == [("p0.0", "p0.1", "p0.2"), ("p1.0", "p1.1", "p1.2")]
+
+
 @pytest.mark.parametrize("drop", [True, False])
 def test_what_is_over_age_is_trained_unless_it_is_to_be_dropped(drop: bool) -> None:
     buffer = Buffer(global_batch=4, max_staleness=1, drop_over_age=drop)

@@ -12,7 +12,7 @@ import random
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import apache_beam as beam
 
@@ -31,7 +31,7 @@ from operators.io.write_transactionally import WriteTransactionally
 from schemas.identity import TrajectoryKey
 from schemas.topics import METRICS, REPLICAS
 
-SOURCE, OUTPUT = METRICS, REPLICAS
+SOURCE, OUTPUT = METRICS, replace(REPLICAS, records=METRICS.records)
 CAPACITY = 12
 PIPELINE = "shuffling"
 

@@ -124,6 +124,14 @@ def test_a_busy_step_is_left_alone_for_a_moment_after_an_empty_poll(monkeypatch:
     assert seen(True) == (1, 4, True)  # who waits is not kept from what is there
 
 
+def test_what_others_wrote_on_a_ledger_is_no_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = REPLICAS.name("run")
+    read_back = [raw(0, status(0, None), topic=topic), raw(1, metric(1), topic=topic), raw(2, topic=topic, value=b"?")]
+    restored = source_with(monkeypatch, ScriptedSession(1, ledger=read_back)).next(wait=False)
+    assert isinstance(restored, Restored)
+    assert restored.ledger == (Received("replicas", 0, 0, status(0, None)),)
+
+
 def test_a_start_resumes_where_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operators.io.source, "SESSIONS", ScriptedSessions(ScriptedSession(1)))
     restored = ShardSource(replace(CONFIG, resume=lambda: {HERE: 42})).next(wait=False)
