@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Any, Literal, get_args, get_type_hints
 import tomli_w
 from pydantic import TypeAdapter, ValidationError
 
+from infra.by_name import nearest
 from infra.kafka.properties import ClientProperties
 from infra.models.context import context_length
 from operators.evaluation.config import EvaluationConfig
@@ -214,7 +214,7 @@ def _check_keys(kind: type, table: Mapping[str, Any], origin: str, path: tuple[s
     for name, value in table.items():
         dotted = ".".join((*path, name))
         if name not in valid:
-            raise ConfigError(f"{origin}: unknown key {dotted}{_nearest(name, valid)}")
+            raise ConfigError(f"{origin}: unknown key {dotted}{nearest(name, valid)}")
         inner = next((t for t in (hints[name], *get_args(hints[name])) if dataclasses.is_dataclass(t)), None)
         if inner is None:
             continue
@@ -222,11 +222,6 @@ def _check_keys(kind: type, table: Mapping[str, Any], origin: str, path: tuple[s
         for row in rows:
             if isinstance(row, dict):
                 _check_keys(inner, row, origin, (*path, name))  # type: ignore[arg-type]
-
-
-def _nearest(name: str, valid: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, valid, n=1)
-    return f"; did you mean {close[0]!r}?" if close else f"; valid here: {', '.join(sorted(valid))}"
 
 
 def _describe(origin: str, problem: Mapping[str, Any]) -> str:

@@ -6,13 +6,13 @@ known is an error, never dropped: a misspelt security setting must not become a 
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from infra.by_name import nearest
 from infra.kafka.java_properties import expand_references, is_reference, parse_properties
 
 CONSUMER, PRODUCER, ADMIN = "consumer", "producer", "admin"
@@ -189,8 +189,7 @@ def _check_name(name: str) -> None:
         return
     if name in _REFUSED:
         raise ValueError(f"{name} cannot be set: {_REFUSED[name]}")
-    near = difflib.get_close_matches(name, [*_SETTINGS, *_SECURITY], n=1, cutoff=0.0)
-    raise ValueError(f"{name} is not a client property known here; the nearest is {near[0]}")
+    raise ValueError(f"{name} is no client property known here{nearest(name, [*_SETTINGS, *_SECURITY])}")
 
 
 def _expanded(name: str, value: str) -> str:

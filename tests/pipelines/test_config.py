@@ -51,7 +51,7 @@ def test_nothing_said_is_a_config_too(tmp_path: Path) -> None:
     [
         ({"trainr": {}}, "my.toml: unknown key trainr; did you mean 'trainer'?"),
         ({"trainer": {"optimiser_steps": 3}}, "unknown key trainer.optimiser_steps; did you mean 'optimizer_steps'?"),
-        ({"trainer": {"learner": {"wxyz": 1}}}, "unknown key trainer.learner.wxyz; valid here: algorithm, betas,"),
+        ({"trainer": {"learner": {"wxyz": 1}}}, "unknown key trainer.learner.wxyz; it must be one of ['algorithm',"),
         ({"trainer": {"learner": {"algorithm": {"nam": "x"}}}}, "trainer.learner.algorithm.nam; did you mean 'name'?"),
         ({"score": {"rewards": [{"name": "exact", "weigth": 2}]}}, "score.rewards.weigth; did you mean 'weight'?"),
         ({"warm_start": {"step": 5}}, "unknown key warm_start.step; did you mean 'steps'?"),

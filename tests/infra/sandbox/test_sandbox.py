@@ -97,7 +97,7 @@ def test_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert set(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_program_ends_with_who_asked_for_it() -> None:
+def test_a_program_ends_with_who_asked_for_it(tmp_path: Path) -> None:
     program = "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)"
     parent = f"""
 from infra.sandbox import run
@@ -108,7 +108,8 @@ class Told(run._Running):
 run._Running = Told
 run.run_python({program!r}, limits=run.Limits(seconds=60.0))
 """
-    with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True) as process:
+    own = os.environ | {"TMPDIR": str(tmp_path)}  # who is killed leaves the program's folder
+    with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True, env=own) as process:
         assert process.stdout is not None
         child = Path("/proc") / process.stdout.readline().strip()
         assert child.exists()

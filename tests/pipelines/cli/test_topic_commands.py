@@ -253,4 +253,4 @@ def test_properties_come_from_a_file_as_javas_tools_take_them(
     file.write_text("client.idd=me\n")
     with pytest.raises(SystemExit, match="1"):
         main(["weights", "show", "--run", RUN, "-F", str(file), "-b", filled.bootstrap_servers])
-    assert "the nearest is client.id" in capsys.readouterr().err
+    assert "did you mean 'client.id'?" in capsys.readouterr().err
