@@ -119,7 +119,7 @@ class Simulation:
 
     def move(self, source: Replica, names: list[str], destination: Replica) -> None:
         """Hand `names` over, with what they have, the shortest first."""
-        released = source.engine.release(names)
+        released = source.engine.release(names, with_kv=True)
         for name, partial in sorted(released.items(), key=lambda each: len(each[1].token_ids)):
             request, began = source.holds.pop(name)
             resumed = Request(name, request.prompt, request.sampling, partial if len(partial.token_ids) else None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import apache_beam as beam
 
 from operators.io.config import Reading
@@ -31,6 +33,7 @@ def build(pipeline: beam.Pipeline, config: Config, process: int = 0) -> None:
         _backend(config),
         process,
         config.kafka.partitions,
+        replace(config.relay.door(), port=0),
         interrupts=config.placement.rules.refresh == "interrupt",
     )
     (

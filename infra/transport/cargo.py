@@ -8,19 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from infra.store.chunks import MAX_CHUNK_BYTES
 from schemas.records import PolicyVersion, WeightVersion
 
-Form = Literal["full", "delta"]
+Form = Literal["full", "delta", "kv"]
+FORMS = get_args(Form)
 
 
 @dataclass(frozen=True)
 class Cargo:
     """`bytes` bytes of version `version` in chunks of `chunk_bytes`, the last one shorter; `checks` has one a chunk.
 
-    `blake3` is that of the whole version, for a delta too: it names the contents. Raises ValueError for what cannot be.
+    `blake3` is that of the whole version, for a delta too: it names the contents. KV under that version has a name of
+    its own there. Raises ValueError for what cannot be.
     """
 
     version: PolicyVersion

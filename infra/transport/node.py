@@ -51,6 +51,11 @@ class Door:
     advertised: str = ""
     token: str = ""
 
+    def at(self, port: int) -> str:
+        """The address of what listens at `port` behind it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.advertised.rpartition(':')[0] or host}:{port}"
+
 
 @dataclass(frozen=True)
 class Arrival:
@@ -89,8 +94,7 @@ class RelayNode:
         self._changed = threading.Condition()
         server = Server(self._shelf, run, door.token, self.sending, self._offers.take, door.host, door.port)
         self._server = server
-        shown = f"[{door.host}]" if ":" in door.host else door.host
-        self.address = door.advertised or f"{shown}:{server.port}"
+        self.address = door.advertised or door.at(server.port)
         self._thread = threading.Thread(target=self._work, name="relay", daemon=True)
         self._thread.start()
 

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from infra.store.chunks import MAX_CHUNK_BYTES
+from infra.transport.cargo import FORMS
 from infra.transport.frames import Kind, ProtocolError, TransportError, receive, send, send_chunk
 from infra.transport.handshake import expect, tune, welcome
 from infra.transport.shelf import Holding, Key, Shelf
@@ -138,8 +139,10 @@ def _stalls(holding: Holding, stall_s: float) -> bool:
 def _wanted(body: Mapping[str, Any]) -> tuple[Key, slice, bool, int]:
     version, form, blake3 = (body.get(name) for name in ("version", "form", "blake3"))
     start, length = body.get("start"), body.get("length")
-    if not (isinstance(version, str) and isinstance(blake3, str) and form in ("full", "delta")):
+    if not (isinstance(version, str) and isinstance(blake3, str) and isinstance(form, str)):
         raise ProtocolError("a WANT that does not say of what")
+    if form not in FORMS:
+        raise ProtocolError(f"a WANT of a {form[:20]!r}")
     if not (isinstance(start, int) and isinstance(length, int) and start >= 0 and 0 < length <= MAX_CHUNK_BYTES):
         raise ProtocolError(f"a WANT of {length!r} bytes from {start!r}")
     turn = body.get("turn")

@@ -45,6 +45,9 @@ class RolloutConfig:
     """How long what a trajectory has gained may go untold, in seconds. A shorter trajectory costs nothing."""
     stuck_s: float = 600.0
     """A step that takes longer than so many seconds ends its process, whose work goes on elsewhere."""
+    kv_megabytes: int = 1024
+    """Memory for the KV of trajectories that move away, which waits there to be fetched, a few seconds at most; 0: what
+    moves is computed anew where it goes on."""
     reserve_s: float = 30.0
     """How long a replica keeps room for trajectories that do not come, in seconds."""
 
@@ -52,6 +55,8 @@ class RolloutConfig:
         for name in ("processes", "replicas", "slots", "threads", "progress_tokens", "gpus"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.kv_megabytes < 0:
+            raise ValueError(f"kv_megabytes must not be negative, not {self.kv_megabytes}")
         if self.engine != "vllm" and (self.vllm or self.gpus > 1):
             raise ValueError(f"gpus and vllm are for engine 'vllm', not {self.engine!r}")
         for name in ("step_s", "linger_s", "heartbeat_s", "progress_s", "reserve_s", "stuck_s"):

@@ -39,12 +39,15 @@ class RooflineConfig:
     """Nanoseconds a decode step takes to read one token of KV."""
     prefill_us: float = 33.0
     """Microseconds that one token of a new context takes; samples of a prompt that run together share its cost."""
+    kv_move_us: float = 2.6
+    """Microseconds in which the KV of one token of a trajectory that moves is taken in: 256 KiB over a network of 100
+    GB/s a machine, which is what the paper's relays reckon with. The round waits for it."""
 
     def __post_init__(self) -> None:
         batches = [batch for batch, _ in self.decode_ms]
         if len(batches) < 2 or batches[0] != 1 or any(b <= a for a, b in pairwise(batches)):
             raise ValueError("decode_ms must have two rows at least, by rising batch size from 1 on")
-        for name in ("decode_context", "kv_ns", "prefill_us"):
+        for name in ("decode_context", "kv_ns", "prefill_us", "kv_move_us"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
         for batch, milliseconds in self.decode_ms:

@@ -17,21 +17,36 @@ import numpy as np
 from schemas.records import PolicyVersion, Sampling
 
 
+@dataclass(frozen=True, slots=True)
+class KV:
+    """Keys and values of a trajectory's first `tokens` tokens, prompt included: `data` as the engine lays them out.
+
+    Of use to an engine of the same kind over the same weights alone; to any other it is nothing.
+    """
+
+    tokens: int
+    data: memoryview
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Partial:
-    """What has been generated of one trajectory: token ids int32[n] and their behaviour logprobs float32[n] in nats."""
+    """What has been generated of one trajectory: token ids int32[n] and their behaviour logprobs float32[n] in nats.
+
+    `kv`, where it is kept, spares an engine the computing of prompt and partial anew.
+    """
 
     token_ids: np.ndarray
     logprobs: np.ndarray
+    kv: KV | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
     """One trajectory to generate.
 
-    `prompt` is int32[p]. `partial`, where present, is resumed by prefilling prompt + partial; its tokens count towards
-    `sampling.max_new_tokens`. The draw for the token at `position` (counted from the first completion token) is a
-    function of (`sampling.seed`, `trajectory_id`, position) alone.
+    `prompt` is int32[p]. `partial`, where present, is resumed by prefilling prompt + partial, or with its KV; its
+    tokens count towards `sampling.max_new_tokens`. The draw for the token at `position` (counted from the first
+    completion token) is a function of (`sampling.seed`, `trajectory_id`, position) alone.
     """
 
     trajectory_id: str
@@ -98,8 +113,11 @@ class Engine(Protocol):
     def due(self) -> float:
         """Seconds until `step` has something to do or to return; infinite where it never will."""
 
-    def release(self, trajectory_ids: Collection[str]) -> dict[str, Partial]:
-        """Stop these requests and return what each had generated; unknown ids are left out."""
+    def release(self, trajectory_ids: Collection[str], *, with_kv: bool = False) -> dict[str, Partial]:
+        """Stop these requests and return what each had generated; unknown ids are left out.
+
+        `with_kv`: with the KV of those that ran, where the engine can give it.
+        """
 
     def generated(self, since: Mapping[str, int]) -> dict[str, Partial]:
         """What these requests have generated from the position that `since` gives on; they go on, unknown ids are

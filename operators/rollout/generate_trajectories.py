@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from infra.kafka.producer import BoundedProducer
+from infra.transport.node import Door
+from infra.transport.parcels import Parcels
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, Place, Polled, Restored
 from operators.io.reject import rejected
@@ -25,7 +27,7 @@ PROBE_S = 5.0
 class GenerateTrajectories:
     """Hosts the replicas of process `process`, made of `backend`; their incarnation is this start's number.
 
-    Where it `interrupts`, newer weights do not wait for what runs.
+    Where it `interrupts`, newer weights do not wait for what runs. At `door` others fetch the KV of what moves.
     """
 
     config: RolloutConfig
@@ -33,6 +35,7 @@ class GenerateTrajectories:
     backend: BackendSpec
     process: int
     partitions: int
+    door: Door
     interrupts: bool = False
 
     def restore(self, restored: Restored) -> _Generating:
@@ -41,7 +44,10 @@ class GenerateTrajectories:
         heartbeats = Heartbeats(
             producer, run, self.process, hosted, restored.start, self.config.heartbeat_s, self.config.stuck_s
         )
+        parcels = None
         try:
+            if self.config.kv_megabytes:
+                parcels = Parcels(run, self.door, self.config.kv_megabytes * 1_000_000)
             backend = self.backend.open()
             replicas = [
                 Replica(
@@ -53,14 +59,17 @@ class GenerateTrajectories:
                     _wall_ms,
                     self.config,
                     interrupts=self.interrupts,
+                    parcels=parcels,
                 )
                 for index in hosted
             ]
         except BaseException:
             heartbeats.close()
+            if parcels is not None:
+                parcels.close()
             raise
         heartbeats.attend(replicas)
-        return _Generating(self.config, self.partitions, replicas, heartbeats, backend)
+        return _Generating(self.config, self.partitions, replicas, heartbeats, backend, parcels=parcels)
 
 
 class _Generating:
@@ -72,9 +81,11 @@ class _Generating:
         heartbeats: Heartbeats,
         backend: Backend,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        parcels: Parcels | None = None,
     ) -> None:
         self._config, self._partitions, self._heartbeats, self._clock = config, partitions, heartbeats, clock
-        self._backend = backend
+        self._backend, self._parcels = backend, parcels
         self._replicas = {replica.index: replica for replica in replicas}
         self._words: list[Word] = []
         self._first_at = 0.0
@@ -82,6 +93,8 @@ class _Generating:
 
     def fold(self, polled: Polled) -> list[Output]:
         outputs: list[Output] = []
+        if self._parcels is not None:
+            self._parcels.expire()
         for received in polled.records:
             if isinstance(received.record, WeightVersion):
                 self._backend.hear(received.record)
@@ -130,6 +143,8 @@ class _Generating:
         for replica in self._replicas.values():
             replica.engine.close()
         self._backend.close()
+        if self._parcels is not None:
+            self._parcels.close()
 
     def _generate(self) -> None:
         """Step the engines in turn for a while; an idle replica still looks for newer weights."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from operators.rollout.engine import KV
 from operators.rollout.rows import RowCopy
 
 
@@ -41,6 +42,20 @@ class KVSlots:
         """Copy between rows, in order: all of a row that moves, or a prompt that another row shares."""
         for source, target, length in copies:
             self.tensor[:, :, target, :, :length] = self.tensor[:, :, source, :, :length]
+
+    def given(self, row: int, tokens: int) -> KV:
+        """A copy of what `row` holds of its first `tokens` tokens: `[layer, 0|1, head, position, :]`."""
+        copied = self.tensor[:, :, row, :, :tokens].contiguous().cpu()
+        return KV(tokens, memoryview(copied.view(torch.uint8).flatten().numpy().data))
+
+    def taken(self, row: int, kv: KV) -> bool:
+        """Let `row` hold `kv`, which another's `given` has made; False, and nothing done, if it does not fit."""
+        layers, _, _, heads, _, size = self.tensor.shape
+        if len(kv.data) != layers * 2 * heads * kv.tokens * size * self.tensor.element_size():
+            return False
+        values = torch.frombuffer(kv.data, dtype=self.tensor.dtype).view(layers, 2, heads, kv.tokens, size)
+        self.tensor[:, :, row, :, : kv.tokens] = values.to(self.tensor.device)
+        return True
 
     def permute(self, order: np.ndarray, width: int) -> None:
         """Row i becomes what row `order[i]` (int64[rows], a permutation) was, for the first `width` positions."""

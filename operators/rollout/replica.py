@@ -11,6 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +20,9 @@ from typing import Protocol
 import numpy as np
 
 from infra.store.errors import VersionGone
+from infra.transport.parcels import Parcels
 from operators.rollout.config import RolloutConfig
-from operators.rollout.engine import Completion, Engine, Partial
+from operators.rollout.engine import KV, Completion, Engine, Partial
 from operators.rollout.reservations import Reservations
 from operators.rollout.running import Running, request_of
 from schemas.bounds import fits_inbox
@@ -69,6 +71,7 @@ class Replica:
         config: RolloutConfig | None = None,
         *,
         interrupts: bool = False,
+        parcels: Parcels | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.index, self.incarnation, self.engine = index, incarnation, engine
@@ -76,6 +79,9 @@ class Replica:
         self._config, self._interrupts = config or RolloutConfig(), interrupts
         self._waiting: deque[Assignment] = deque()
         self._running: dict[str, Running] = {}
+        self._parcels = parcels
+        self._fetched: dict[str, tuple[int, Future[memoryview]]] = {}
+        """KV on its way here or here, of what has not started: by trajectory, with the lease it came under."""
         self._reservations = Reservations(self._config.reserve_s)
         self._draining = False
         self._state: ReplicaState = "starting"
@@ -111,11 +117,14 @@ class Replica:
                 self._waiting[place] = max(waiting, assignment, key=lambda each: each.lease)
                 return
         self._waiting.append(assignment)
+        if assignment.kv is not None and self._parcels is not None:
+            self._fetched[name] = assignment.lease, self._parcels.fetch(assignment.kv)
 
     def cancel(self, leases: Mapping[str, int]) -> None:
         """Drop these trajectories, whether they run, wait or are still to come; not those under a later lease."""
         self._reservations.settle(leases, self._clock())
         self._waiting = deque(a for a in self._waiting if a.lease > leases.get(a.trajectory_id, 0))
+        self._forget_kv()
         running = [name for name in leases if name in self._running]
         ended = [name for name in running if self._running[name].assignment.lease <= leases[name]]
         self.engine.release(ended)
@@ -144,12 +153,14 @@ class Replica:
         """
         leases = dict(zip(order.trajectory_ids, order.leases, strict=False))
         leaving = [name for name in leases if self._may_leave(name, leases[name])]
-        released = self.engine.release([name for name in leaving if name in self._running])
+        running = [name for name in leaving if name in self._running]
+        released = self.engine.release(running, with_kv=self._parcels is not None)
         lengths = {name: len(partial.token_ids) for name, partial in released.items()}
         words: list[Word] = []
         for name in sorted(leaving, key=lambda name: lengths.get(name, 0)):
             to = NextOwner(leases[name], order.destination, order.destination_incarnation)
             words += self._part_with(name, to, released.get(name))
+        self._forget_kv()
         return words
 
     def drain(self) -> None:
@@ -244,7 +255,11 @@ class Replica:
         while self._waiting:
             assignment = self._waiting.popleft()
             if assignment.policy_version in (None, version):
-                refused += self._submit(assignment)
+                _, kv = self._fetched.get(assignment.trajectory_id, (0, None))
+                if kv is not None and not kv.done():
+                    kept.append(assignment)
+                else:
+                    refused += self._submit(assignment)
                 continue
             here = self._weights.versions() if here is None else here
             if assignment.policy_version in here:
@@ -258,12 +273,31 @@ class Replica:
 
     def _submit(self, assignment: Assignment) -> list[Word]:
         try:
-            self.engine.submit(request_of(assignment))
+            self.engine.submit(request_of(assignment, self._kv_of(assignment)))
         except ValueError as error:
             return [self._refuse(assignment, str(error), retry=False)]
         name = assignment.trajectory_id
         self._running[name] = Running.start(assignment, self._now(), self._clock(), self._steps)
         return []
+
+    def _kv_of(self, assignment: Assignment) -> KV | None:
+        """The KV that came along, if it is that of what is to be resumed under the weights loaded."""
+        lease, fetched = self._fetched.pop(assignment.trajectory_id, (0, None))
+        parcel = assignment.kv
+        if fetched is None or parcel is None or lease != assignment.lease:
+            return None
+        if parcel.policy_version != self.engine.version:
+            return None
+        if (error := fetched.exception()) is not None:
+            log.info("replica %d computes %s anew: %s", self.index, assignment.trajectory_id, error)
+            return None
+        return KV(parcel.tokens, fetched.result())
+
+    def _forget_kv(self) -> None:
+        """Of what waits here no more."""
+        if self._fetched:
+            waiting = {assignment.trajectory_id for assignment in self._waiting}
+            self._fetched = {name: fetched for name, fetched in self._fetched.items() if name in waiting}
 
     def _refuse(self, assignment: Assignment, reason: str, retry: bool) -> Refused:
         return Refused(assignment.trajectory_id, assignment.lease, self.index, self.incarnation, reason, retry)
@@ -332,5 +366,8 @@ class Replica:
             generated = known if known is not None else Partial(np.zeros(0, np.int32), np.zeros(0, np.float32))
         gained = Partial(generated.token_ids[running.told :], generated.logprobs[running.told :])
         version = self.engine.version
-        given = running.handed_over(to, generated, version, now, pinned=not self._interrupts)
+        parcel, kv = None, generated.kv
+        if kv is not None and self._parcels is not None and version is not None:
+            parcel = self._parcels.offer(version, kv.tokens, kv.data)
+        given = running.handed_over(to, generated, version, now, pinned=not self._interrupts, kv=parcel)
         return [running.progress(gained, version, to, now), given]

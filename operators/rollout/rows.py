@@ -41,17 +41,21 @@ class Rows(ABC):
     def start(self, request: Request) -> int:
         """Put `request` behind the last row; returns its row."""
         row = self.count
-        resumed = 0 if request.partial is None else len(request.partial.token_ids)
         self.requests.append(request)
-        self.length[row] = len(request.prompt) + resumed
-        self.generated[row] = resumed
+        self.length[row] = known_tokens(request)
+        self.generated[row] = known_tokens(request) - len(request.prompt)
         self.limit[row] = generation_limit(request, self.context)
         self.count += 1
         return row
 
     def uncomputed(self, request: Request) -> int:
         """Tokens to compute before `request`, not yet here, is given its next one: the last that is known is not."""
-        return len(request.prompt) + (0 if request.partial is None else len(request.partial.token_ids)) - 1
+        return known_tokens(request) - 1 - self.carried(request)
+
+    def carried(self, request: Request) -> int:
+        """Tokens of `request` whose KV came along."""
+        kv = None if request.partial is None else request.partial.kv
+        return 0 if kv is None else min(kv.tokens, known_tokens(request) - 1)
 
     @property
     def tokens(self) -> int:
@@ -89,6 +93,11 @@ class Rows(ABC):
         self.requests[target] = self.requests[source]
         for column in self._columns():
             column[target] = column[source]
+
+
+def known_tokens(request: Request) -> int:
+    """Tokens of prompt and partial."""
+    return len(request.prompt) + (0 if request.partial is None else len(request.partial.token_ids))
 
 
 def generation_limit(request: Request, context: int) -> int:

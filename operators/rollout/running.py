@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from operators.rollout.engine import Completion, Partial, Request
+from operators.rollout.engine import KV, Completion, Partial, Request
 from schemas.columns import flags, floats, token_ids
 from schemas.records import (
     Assignment,
     FinishReason,
+    KVParcel,
     NextOwner,
     PolicyVersion,
     Progress,
@@ -79,10 +80,17 @@ class Running:
         )
 
     def handed_over(
-        self, to: NextOwner, generated: Partial, version: PolicyVersion | None, now: int, *, pinned: bool = True
+        self,
+        to: NextOwner,
+        generated: Partial,
+        version: PolicyVersion | None,
+        now: int,
+        *,
+        pinned: bool = True,
+        kv: KVParcel | None = None,
     ) -> Assignment:
         """The assignment with which its next owner goes on; `pinned`, what has grown under one version does so under
-        it."""
+        it. `kv` is where it can fetch what is computed."""
         a, count = self.assignment, len(generated.token_ids)
         spans = self.spans_of(count, version) if count and version is not None else ()
         versions = {span.version for span in spans} if pinned else set()
@@ -95,6 +103,7 @@ class Running:
             partial=self.response(generated) if count else None,
             version_spans=spans,
             assigned_at=now,
+            kv=kv,
         )
 
     def finished(
@@ -127,12 +136,12 @@ class Running:
         )
 
 
-def request_of(assignment: Assignment) -> Request:
-    """What the engine is asked for."""
+def request_of(assignment: Assignment, kv: KV | None = None) -> Request:
+    """What the engine is asked for, with the `kv` of what is resumed if it is here."""
     partial = assignment.partial
     known = None
     if partial is not None and len(partial.token_ids):
-        known = Partial(partial.token_ids.to_numpy(), partial.logprobs.to_numpy())
+        known = Partial(partial.token_ids.to_numpy(), partial.logprobs.to_numpy(), kv)
     return Request(assignment.trajectory_id, assignment.prompt.token_ids.to_numpy(), assignment.prompt.sampling, known)
 
 

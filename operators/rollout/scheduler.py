@@ -17,7 +17,7 @@ import numpy as np
 
 from operators.rollout.engine import Completion, EngineStatus, Partial, Request
 from operators.rollout.requests import check_request
-from operators.rollout.rows import RowCopy, Rows, generation_limit
+from operators.rollout.rows import RowCopy, Rows, generation_limit, known_tokens
 
 R = TypeVar("R", bound=Rows)
 
@@ -130,7 +130,7 @@ class Scheduler(Generic[R]):
         most, prefill = self.config.round_prefill, 0
         while self._waiting and rows.count < rows.slots:
             request = next(iter(self._waiting.values()))
-            known = _known(request)
+            known = known_tokens(request)
             left = generation_limit(request, self.config.context) - (known - len(request.prompt))
             planned += self.config.held(known + min(left, self.config.headroom))
             if planned > capacity and rows.count:
@@ -145,6 +145,12 @@ class Scheduler(Generic[R]):
             self.admitted.append(request.trajectory_id)
             rows.start(request)
         return range(first, rows.count)
+
+    def running_rows(self, trajectory_ids: Collection[str]) -> dict[str, int]:
+        """The rows of those of these requests that run."""
+        wanted = set(trajectory_ids)
+        rows = enumerate(self.rows.requests)
+        return {request.trajectory_id: row for row, request in rows if request.trajectory_id in wanted}
 
     def leave(self, rows: Iterable[int]) -> list[RowCopy]:
         """Take `rows` out, which have ended; returns the rows that moved."""
@@ -163,10 +169,10 @@ class Scheduler(Generic[R]):
         for trajectory_id in wanted & self._waiting.keys():
             partial = self._waiting.pop(trajectory_id).partial
             released[trajectory_id] = _empty_partial() if partial is None else partial
-        leaving = [row for row, request in enumerate(self.rows.requests) if request.trajectory_id in wanted]
-        for row in leaving:
-            released[self.rows.requests[row].trajectory_id] = self.rows.partial(row)
-        return released, self.leave(leaving)
+        leaving = self.running_rows(wanted)
+        for name, row in leaving.items():
+            released[name] = self.rows.partial(row)
+        return released, self.leave(leaving.values())
 
     def generated(self, since: Mapping[str, int]) -> dict[str, Partial]:
         """What these requests have generated from the position that `since` gives on; unknown ids are left out."""
@@ -189,10 +195,6 @@ class Scheduler(Generic[R]):
             kv_capacity=self.config.kv_capacity,
             tokens_generated=tokens_generated,
         )
-
-
-def _known(request: Request) -> int:
-    return len(request.prompt) + (0 if request.partial is None else len(request.partial.token_ids))
 
 
 def _empty_partial() -> Partial:

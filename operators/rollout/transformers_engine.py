@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from infra.models.weights import load_weights
 from operators.rollout.direct_runner import DirectRunner
-from operators.rollout.engine import Completion, EngineStatus, Partial, Request
+from operators.rollout.engine import KV, Completion, EngineStatus, Partial, Request
 from operators.rollout.forward_runner import ForwardRunner, kv_geometry
 from operators.rollout.kv_slots import KVSlots
 from operators.rollout.llama_layout import why_not_llama
@@ -83,6 +83,8 @@ class TransformersEngine:
         self._tokens_generated = 0
         self._model_seconds = 0.0
         self._begun: list[str] = []
+        self._given: dict[str, KV] = {}
+        """The KV with which requests came that have not started."""
 
     @property
     def version(self) -> PolicyVersion | None:
@@ -110,11 +112,16 @@ class TransformersEngine:
         Raises ValueError for an empty prompt, one that leaves no room for a token, unknown token ids, sampling
         parameters out of range, or a known id. A partial that has ended already completes in the next step as it is.
         """
-        self._scheduler.add(request)
+        partial = request.partial
+        self._scheduler.add(request if partial is None else replace(request, partial=replace(partial, kv=None)))
+        if partial is not None and partial.kv is not None:
+            self._given[request.trajectory_id] = partial.kv
 
     def step(self) -> Sequence[Completion]:
         """Run one round and return what finished in it; an empty engine returns at once."""
         completions = self._scheduler.take_ended()
+        for completion in completions:
+            self._given.pop(completion.trajectory_id, None)
         with torch.inference_mode():
             self._kv.copy(self._scheduler.preempt())
             began = time.thread_time()
@@ -146,12 +153,18 @@ class TransformersEngine:
         """0 while there are requests, whose next tokens take as long as they take; infinite without."""
         return math.inf if self._scheduler.idle else 0.0
 
-    def release(self, trajectory_ids: Collection[str]) -> dict[str, Partial]:
-        """Stop these requests and return what each had generated; unknown ids are left out."""
-        released, moves = self._scheduler.release(trajectory_ids)
+    def release(self, trajectory_ids: Collection[str], *, with_kv: bool = False) -> dict[str, Partial]:
+        """Stop these requests and return what each had generated, KV included if asked; unknown ids are left out."""
+        given = {name: self._given.pop(name) for name in trajectory_ids if name in self._given}
+        kv = given if with_kv else {}
+        lengths = self._scheduler.rows.length
         with torch.inference_mode():
+            if with_kv:
+                running = self._scheduler.running_rows(trajectory_ids)
+                kv |= {name: self._kv.given(row, int(lengths[row]) - 1) for name, row in running.items()}
+            released, moves = self._scheduler.release(trajectory_ids)
             self._kv.copy(moves)
-        return released
+        return {name: replace(partial, kv=kv.get(name)) for name, partial in released.items()}
 
     def generated(self, since: Mapping[str, int]) -> dict[str, Partial]:
         """What these requests have generated from the position that `since` gives on; they go on, unknown ids are
@@ -190,7 +203,8 @@ class TransformersEngine:
         return disagreement(runner, self._model, config.slots, config.context)
 
     def _start(self, new: range) -> list[Prefill]:
-        """Plan the prefill of rows `new`, taking over prompts that running rows have; returns what is left."""
+        """Plan the prefill of rows `new`, taking over KV that came along and prompts that running rows have; returns
+        what is left."""
         if not new:
             return []
         rows = self._scheduler.rows
@@ -198,6 +212,9 @@ class TransformersEngine:
         contexts, targets = [], []
         for row in new:
             request = rows.requests[row]
+            given = self._given.pop(request.trajectory_id, None)
+            if given is not None and given.tokens == rows.length[row] - 1 and self._kv.taken(row, given):
+                continue
             source = held.get(request.prompt.tobytes())
             if rows.length[row] == 1:
                 continue

@@ -165,8 +165,8 @@ class VllmEngine:
         """0 while there are requests, whose next tokens take as long as they take; infinite without."""
         return 0.0 if self._asked or self._done else math.inf
 
-    def release(self, trajectory_ids: Collection[str]) -> dict[str, Partial]:
-        """Stop these requests and return what each had generated; unknown ids are left out."""
+    def release(self, trajectory_ids: Collection[str], *, with_kv: bool = False) -> dict[str, Partial]:
+        """Stop these requests and return what each had generated, without KV; unknown ids are left out."""
         wanted = set(trajectory_ids)
         released = {done.trajectory_id: done.generated for done in self._done if done.trajectory_id in wanted}
         self._done = [done for done in self._done if done.trajectory_id not in wanted]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from schemas.records.batches import MicroBatch
 from schemas.records.curriculum import LevelAsked, LevelBegun
-from schemas.records.inbox import Assignment, Cancel, Drain, Release, Reserve
+from schemas.records.inbox import Assignment, Cancel, Drain, KVParcel, Release, Reserve
 from schemas.records.plans import PlannedMove, RepackPlan, ReplicaLoad
 from schemas.records.progress import Closed, NextOwner, Progress, Refused
 from schemas.records.prompts import Prompt, Sampling
@@ -63,6 +63,7 @@ __all__ = [
     "Experience",
     "Fate",
     "FinishReason",
+    "KVParcel",
     "LevelAsked",
     "LevelBegun",
     "Metric",

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from infra.store.errors import VersionGone
-from operators.rollout.engine import Completion, EngineStatus, Partial, Request
+from operators.rollout.engine import KV, Completion, EngineStatus, Partial, Request
 from schemas.records import PolicyVersion, WeightVersion
 
 
@@ -38,6 +39,8 @@ class ScriptedEngine:
         self._begun: list[str] = []
         self.version: PolicyVersion | None = None
         self.loads: list[PolicyVersion] = []
+        self.given: dict[str, bytes] = {}
+        """The KV with which requests came."""
         self.generated_tokens = 0
         self.closed = False
 
@@ -56,6 +59,8 @@ class ScriptedEngine:
         self._made[request.trajectory_id] = known
         self._wanted[request.trajectory_id] = self._steps(request.trajectory_id)
         self._fresh.add(request.trajectory_id)
+        if request.partial is not None and request.partial.kv is not None:
+            self.given[request.trajectory_id] = bytes(request.partial.kv.data)
 
     def step(self) -> Sequence[Completion]:
         assert self.version is not None
@@ -78,8 +83,12 @@ class ScriptedEngine:
     def due(self) -> float:
         return 0.0 if self._made else math.inf
 
-    def release(self, trajectory_ids: Collection[str]) -> dict[str, Partial]:
-        return {name: _partial(self._made.pop(name)) for name in trajectory_ids if name in self._made}
+    def release(self, trajectory_ids: Collection[str], *, with_kv: bool = False) -> dict[str, Partial]:
+        released = {name: _partial(self._made.pop(name)) for name in trajectory_ids if name in self._made}
+        for name, partial in released.items() if with_kv else ():
+            tokens = len(partial.token_ids)
+            released[name] = replace(partial, kv=KV(tokens, memoryview(f"KV of {name}".encode())))
+        return released
 
     def generated(self, since: Mapping[str, int]) -> dict[str, Partial]:
         return {name: _partial(self._made[name][start:]) for name, start in since.items() if name in self._made}

@@ -40,7 +40,10 @@ SAMPLES: dict[type, object] = {
     for record in (
         PROMPT,
         TRAJECTORY,
-        r.Assignment(PROMPT, 3, 5, 1, 0, 4, VERSION, RESPONSE, 1_700_000_000_000, (r.VersionSpan(VERSION, 3),)),
+        r.Assignment(
+            *(PROMPT, 3, 5, 1, 0, 4, VERSION, RESPONSE, 1_700_000_000_000, (r.VersionSpan(VERSION, 3),)),
+            kv=r.KVParcel("10.0.0.7:4711", "5f1d0c", VERSION, 6, 12, 8, (1, 4_294_967_295)),
+        ),
         r.Reserve("3-1", VERSION, ("p12.3", "p12.4"), 300, 0, 4),
         r.Release("3-1", ("p12.3", "p12.4"), (8, 9), 1, 6, 0, 4),
         r.Drain(0, 4),

@@ -12,7 +12,7 @@ from emulated_engines import CONTEXT, VOCABULARY, ManualClock, emulated
 from operators.rollout.emulated_engine import EmulatedEngine
 from operators.rollout.emulated_rows import EmulatedRows
 from operators.rollout.emulation import EngineEmulation, LengthsConfig, RooflineConfig
-from operators.rollout.engine import Completion, Request
+from operators.rollout.engine import KV, Completion, Partial, Request
 from operators.rollout.lengths import open_lengths
 from operators.rollout.roofline import Pace, Roofline
 from operators.rollout.scheduler import Scheduler, SchedulerConfig
@@ -110,19 +110,28 @@ def test_a_prompt_that_samples_share_is_computed_once() -> None:
 def test_a_row_that_shares_its_prompt_with_an_older_one_computes_nothing() -> None:
     rows = EmulatedRows(8, CONTEXT, VOCABULARY, open_lengths(SHORT))
     rows.start(request("a"))
-    assert rows.take_prefill() == 5
+    assert rows.take_prefill() == (5, 0)
     for name in "bc":
         rows.start(request(name))
-    assert rows.take_prefill() == 0
+    assert rows.take_prefill() == (0, 0)
     rows.remove(np.array([0, 1, 2]))
     rows.start(request("d"))
-    assert rows.take_prefill() == 5
+    assert rows.take_prefill() == (5, 0)
     generated = emulated(clock=ManualClock())
     generated.submit(request("e"))
     partial = generated.release(["e"])["e"]
     more = replace(partial, token_ids=np.ones(4, np.int32), logprobs=np.zeros(4, np.float32))
     rows.start(replace(request("e"), partial=more))
-    assert rows.take_prefill() == 3
+    assert rows.take_prefill() == (3, 0)
+
+
+def test_what_comes_with_its_kv_is_taken_in_not_computed() -> None:
+    rows = EmulatedRows(8, CONTEXT, VOCABULARY, open_lengths(SHORT))
+    partial = Partial(np.ones(4, np.int32), np.zeros(4, np.float32), KV(8, memoryview(b"")))
+    rows.start(replace(request("a"), partial=partial))
+    assert rows.take_prefill() == (1, 8)
+    line = Roofline(replace(RooflineConfig(), prefill_us=100.0, kv_move_us=10.0))
+    assert line.pace(1, 10, 1, 8).prefill_s == pytest.approx(180e-6)
 
 
 # --- leaps
@@ -138,7 +147,7 @@ def round_by_round(asked: list[Request], config: SchedulerConfig, roofline: Roof
     while scheduler.waiting or rows.count:
         scheduler.preempt()
         scheduler.admit()
-        at += line.pace(rows.count, rows.tokens, rows.take_prefill()).seconds(1)
+        at += line.pace(rows.count, rows.tokens, *rows.take_prefill()).seconds(1)
         ended = rows.advance(1)
         ends |= {rows.requests[row].trajectory_id: at for row in ended}
         scheduler.leave(ended)

@@ -16,7 +16,7 @@ from tiny_models import CONTEXT, VOCABULARY, tiny_model
 from vllm_engines import vllm_engine
 
 from infra.models.weights import save_weights
-from operators.rollout.engine import Completion, Engine, Partial, Request
+from operators.rollout.engine import KV, Completion, Engine, Partial, Request
 from schemas.records import PolicyVersion
 
 MakeEngine = Callable[..., Engine]
@@ -129,15 +129,19 @@ def test_another_seed_gives_other_tokens(make: MakeEngine) -> None:
 # --- release and resumption
 
 
+@pytest.mark.parametrize("with_kv", [False, True])
 @pytest.mark.parametrize("steps", [1, 4, 9])
-def test_what_is_released_in_the_middle_goes_on_elsewhere_as_if_nothing_had_been(make: MakeEngine, steps: int) -> None:
+def test_what_is_released_in_the_middle_goes_on_elsewhere_as_if_nothing_had_been(
+    make: MakeEngine, steps: int, with_kv: bool
+) -> None:
     asked = stopping(8)
     unmoved = run(make(slots=8), asked)
     source = make(slots=8)
     for one in asked:
         source.submit(one)
     finished = [completion for _ in range(steps) for completion in source.step()]
-    released = source.release([one.trajectory_id for one in asked])
+    released = source.release([one.trajectory_id for one in asked], with_kv=with_kv)
+    assert with_kv or all(partial.kv is None for partial in released.values())
     assert released.keys() | {done.trajectory_id for done in finished} == unmoved.keys()
     assert any(len(partial.token_ids) > 0 for partial in released.values())
     assert source.status().running == source.status().waiting == source.status().kv_used == 0
@@ -145,6 +149,20 @@ def test_what_is_released_in_the_middle_goes_on_elsewhere_as_if_nothing_had_been
     moved = run(make(slots=3), resumed)
     for completion in [*finished, *moved.values()]:
         assert_equal(completion, unmoved[completion.trajectory_id])
+
+
+def test_kv_that_is_none_of_it_changes_nothing(make: MakeEngine) -> None:
+    one, source = request(0), make()
+    unmoved = run(make(), [one])[one.trajectory_id]
+    source.submit(one)
+    while not len(source.generated({one.trajectory_id: 0})[one.trajectory_id].token_ids):
+        source.step()
+    partial = source.release([one.trajectory_id])[one.trajectory_id]
+    known = len(one.prompt) + len(partial.token_ids)
+    for tokens, data in ((3, b"?"), (known - 1, b"?"), (known - 1, b""), (10**6, b""), (0, b"")):
+        kv = KV(tokens, memoryview(data))
+        (moved,) = run(make(), [replace(one, partial=replace(partial, kv=kv))]).values()
+        assert_equal(moved, unmoved)
 
 
 def test_release_stops_what_waits_too_and_leaves_the_others_alone(make: MakeEngine) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +12,8 @@ import pytest
 from records_here import prompt, version
 from scripted_engine import ScriptedEngine, ScriptedWeights
 
+from infra.transport.node import Door
+from infra.transport.parcels import Parcels
 from operators.rollout.config import RolloutConfig
 from operators.rollout.replica import Replica
 from schemas.records import (
@@ -37,7 +42,7 @@ class Rig:
         self.engine = ScriptedEngine(steps=lambda name: 12)
         self.weights = ScriptedWeights()
         settings = {"progress_tokens": 4, "progress_s": 100.0, "reserve_s": 10.0}
-        interrupts = options.pop("interrupts", False)
+        interrupts, parcels = options.pop("interrupts", False), options.pop("parcels", None)
         config = RolloutConfig(**(settings | options))
         self.replica = Replica(
             index,
@@ -48,6 +53,7 @@ class Rig:
             lambda: 42,
             config,
             interrupts=interrupts,
+            parcels=parcels,
             clock=lambda: self.now,
         )
         for number in range(held):
@@ -132,6 +138,79 @@ def test_what_it_hands_over_it_stops_and_its_next_owner_completes() -> None:
     assert (done.lease, done.replica, len(done.response.token_ids)) == (5, 1, 12)
     assert last.first_token_at == done.first_token_at == 42
     assert done.version_spans == (VersionSpan(version(0), 12),)
+
+
+@pytest.fixture
+def post() -> Iterator[list[Parcels]]:
+    """What two processes exchange KV by."""
+    both = [Parcels("run", Door(), 1_000_000) for _ in range(2)]
+    yield both
+    for each in both:
+        each.close()
+
+
+def handed_over(post: list[Parcels]) -> tuple[Rig, Rig, Assignment]:
+    """A trajectory of 6 tokens on its way."""
+    source, destination = Rig(parcels=post[0]), Rig(index=1, incarnation=9, held=2, parcels=post[1])
+    source.replica.take(assignment())
+    source.steps(6)
+    _, given = source.replica.hand_over(release(("p0.0", 5)))
+    assert isinstance(given, Assignment)
+    return source, destination, given
+
+
+def ended(rig: Rig) -> Trajectory:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        for word in rig.steps(1):
+            if isinstance(word, Trajectory):
+                return word
+        time.sleep(0.01)
+    raise AssertionError("it does not end")
+
+
+def test_kv_comes_along_and_what_it_waits_for_stops_nobody(post: list[Parcels], monkeypatch: Any) -> None:
+    _, destination, given = handed_over(post)
+    coming: Future[memoryview] = Future()
+    monkeypatch.setattr(post[1], "fetch", lambda parcel: coming)
+    destination.replica.take(given)
+    destination.replica.take(assignment(1, under=version(0), replica=1, incarnation=9))
+    (done,) = [word for word in destination.steps(14) if isinstance(word, Trajectory)]
+    assert done.trajectory_id == "p1.0"
+    monkeypatch.undo()
+    assert given.kv is not None
+    coming.set_result(post[1].fetch(given.kv).result(10))
+    assert len(ended(destination).response.token_ids) == 12
+    assert destination.engine.given == {"p0.0": b"KV of p0.0"}
+
+
+@pytest.mark.parametrize("trouble", ["dead", "gone", "damaged", "other weights", "no room", "none wanted"])
+def test_without_its_kv_it_goes_on_all_the_same(post: list[Parcels], trouble: str) -> None:
+    _, destination, given = handed_over(post)
+    assert given.kv is not None
+    match trouble:
+        case "dead":
+            post[0].close()
+        case "gone":
+            post[0].fetch(given.kv)
+        case "damaged":
+            given = replace(given, kv=replace(given.kv, checks=(1,)))
+        case "other weights":
+            given = replace(given, kv=replace(given.kv, policy_version=version(1)))
+        case "no room":
+            given = replace(given, kv=replace(given.kv, bytes=1 << 40))
+        case "none wanted":
+            destination = Rig(index=1, incarnation=9)
+    destination.replica.take(given)
+    assert len(ended(destination).response.token_ids) == 12
+    assert destination.engine.given == {}
+
+
+def test_kv_of_what_is_cancelled_before_it_starts_is_let_go(post: list[Parcels]) -> None:
+    _, destination, given = handed_over(post)
+    destination.replica.take(given)
+    destination.replica.cancel({"p0.0": 5})
+    assert destination.replica._fetched == {}
 
 
 @pytest.mark.parametrize("running", [True, False])

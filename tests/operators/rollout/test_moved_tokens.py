@@ -7,21 +7,26 @@ side; all that may differ is told apart here from what may not.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 import numpy as np
+import pytest
 import torch
 from records_here import prompt, version
 from scripted_engine import ScriptedWeights
 from tiny_engines import engine
 from tiny_models import VOCABULARY, tiny_model
 
+from infra.transport.node import Door
+from infra.transport.parcels import Parcels
 from operators.rollout.replica import Replica
 from operators.rollout.streams import stream_key, uniforms
 from schemas.columns import token_ids
 from schemas.records import Assignment, Progress, Prompt, Release, Sampling, Trajectory
 
-MOVED = 1000
 SLOTS = 64
+
+Generated = tuple[dict[str, Trajectory], set[str]]
 
 
 def asked(number: int) -> Prompt:
@@ -38,17 +43,18 @@ def asked(number: int) -> Prompt:
     return prompt(number, 1, token_ids=token_ids(rng.integers(0, VOCABULARY, length)), sampling=sampling)
 
 
-def replica(index: int) -> Replica:
+def replica(index: int, parcels: Parcels | None = None) -> Replica:
     weights = ScriptedWeights()
     weights.add(version(0))
-    made = Replica(index, 1, engine(slots=SLOTS, version=version(0)), weights, str, lambda: 0)
+    its = engine(slots=SLOTS, version=version(0))
+    made = Replica(index, 1, its, weights, str, lambda: 0, parcels=parcels)
     made.announce(version(0))
     return made
 
 
-def generate(count: int, moves: bool) -> tuple[dict[str, Trajectory], set[str]]:
-    """All trajectories, and which of them were moved after they had begun."""
-    rng, replicas, lease = random.Random(0), [replica(0), replica(1)], 1
+def generate(count: int, moves: bool, post: tuple[Parcels | None, ...] = (None, None)) -> Generated:
+    """All trajectories, and which of them were moved after they had begun; with their KV, where there is a `post`."""
+    rng, replicas, lease = random.Random(0), [replica(index, post[index]) for index in range(2)], 1
     done: dict[str, Trajectory] = {}
     moved: set[str] = set()
     owners: dict[str, int] = {}
@@ -96,12 +102,22 @@ def distance_to_boundary(of: Trajectory, position: int) -> float:
     return min(edge, float(np.abs(cumulative - uniforms(key, np.array([position]))[0]).min()))
 
 
-def test_moved_trajectories_are_what_they_would_have_been() -> None:
-    count = MOVED + 300
+@pytest.fixture
+def post() -> Iterator[tuple[Parcels, Parcels]]:
+    both = Parcels("run", Door(), 10**9), Parcels("run", Door(), 10**9)
+    yield both
+    for each in both:
+        each.close()
+
+
+@pytest.mark.parametrize(("count", "with_kv"), [(1300, False), (400, True)])
+def test_moved_trajectories_are_what_they_would_have_been(
+    count: int, with_kv: bool, post: tuple[Parcels, Parcels]
+) -> None:
     unmoved, nothing = generate(count, moves=False)
-    done, moved = generate(count, moves=True)
+    done, moved = generate(count, moves=True, post=post if with_kv else (None, None))
     assert not nothing
-    assert len(moved) >= MOVED
+    assert len(moved) >= 0.75 * count
     flipped = 0
     for name in moved:
         one, other = unmoved[name].response, done[name].response

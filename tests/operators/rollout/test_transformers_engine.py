@@ -274,6 +274,24 @@ def test_an_empty_engine_steps_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(it.step()) == []
 
 
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("with_kv", [True, False])
+def test_what_comes_with_its_kv_is_not_computed_again(
+    direct: bool, with_kv: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, source, it = mixed(6), engine(direct=direct), engine(direct=direct)
+    for one in asked:
+        source.submit(one)
+    for _ in range(2):
+        source.step()
+    released = source.release([one.trajectory_id for one in asked], with_kv=with_kv)
+    computed, decode = [], it._runner.decode
+    monkeypatch.setattr(it._runner, "decode", lambda step, blocks: computed.extend(blocks) or decode(step, blocks))
+    run(it, [replace(one, partial=released[one.trajectory_id]) for one in asked])
+    assert bool(computed) is not with_kv
+    assert it._given == {}
+
+
 def test_release_returns_exactly_what_was_generated() -> None:
     whole = run(engine(), [request(i) for i in range(4)])
     it = engine(slots=3)
