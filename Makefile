@@ -4,6 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 CONFIG ?= examples/chain_sum.toml
+WORKERS ?= 2
 
 export OMP_NUM_THREADS ?= 1
 # Bytecode is kept, whatever the shell says: or every process compiles Beam and torch anew, which takes half a minute.
@@ -23,8 +24,9 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
+# Two tests at a time, each file by one worker: most of a run under test is waiting.
 pytest: $(READY)
-	$(BIN)/pytest -m "not soak" $(ARGS)
+	$(BIN)/pytest -m "not soak" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # Prism, Beam's portable runner, built by Go once a user: tests then run on it too.
 prism: $(READY)

@@ -69,10 +69,13 @@ class Figures:
 
 
 class FreeRows(EmulatedRows):
-    """Rows that are resumed without being computed anew."""
+    """Rows that are resumed at once, with nothing computed anew and no KV taken in."""
 
     def uncomputed(self, request: Request) -> int:
         return 0 if request.partial is not None else super().uncomputed(request)
+
+    def carried(self, request: Request) -> int:
+        return 0
 
 
 @dataclass
