@@ -52,7 +52,7 @@ class TransformersSpec:
     store: Path
 
     def open(self) -> Backend:
-        from operators.rollout.build_engine import TransformersBackend
+        from operators.rollout.transformers_backend import TransformersBackend
 
         return TransformersBackend(self.config, self.model, self.store)
 

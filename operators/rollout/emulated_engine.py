@@ -57,7 +57,9 @@ class EmulatedEngine:
         self._round_ends: float | None = None
         """When the round ends that has begun; None between rounds."""
         self._event_at = math.inf
-        """No request ends and none is sent back before."""
+        """No request ends, none is sent back, and none that is new here has its first token before."""
+        self._new = False
+        """Whether something was submitted since requests were let in last."""
         self._tokens_generated = 0
         self._begun: list[str] = []
 
@@ -79,6 +81,7 @@ class EmulatedEngine:
         if any(request.trajectory_id == done.trajectory_id for done in self._done):
             raise ValueError(f"trajectory {request.trajectory_id!r} is here already")
         self._scheduler.add(request)
+        self._new = True
         self._event_at = min(self._event_at, self._at)
 
     def step(self) -> Sequence[Completion]:
@@ -136,6 +139,7 @@ class EmulatedEngine:
             if self._round_ends is None:
                 self._scheduler.preempt()
                 self._scheduler.admit()
+                self._new = False
                 pace = self._pace(*self._scheduler.rows.take_prefill())
                 if pace is None:
                     self._at = now
@@ -190,9 +194,12 @@ class EmulatedEngine:
         return overflows
 
     def _foresee(self) -> None:
-        """Work out when the next thing happens that `step` may return, or that lets a waiting request in."""
+        """Work out when the next thing happens that `step` or `begun` may return, or that lets a waiting request in."""
         if not self._scheduler.rows.count:
             self._event_at = self._at if self._scheduler.waiting else math.inf
+            return
+        if self._round_ends is not None and (self._new or self._scheduler.admitted):
+            self._event_at = self._round_ends
             return
         rounds, start = self._until_event(), self._at
         if self._round_ends is not None:

@@ -32,7 +32,7 @@ _TICK_S = 0.05
 _TRAINING = (
     "infra.models.checkpoint_folder",
     "infra.models.demo",
-    "operators.rollout.build_engine",
+    "operators.rollout.transformers_backend",
     "operators.trainer.train_batches",
     "pipelines.run.warm",
     "reasoning_gym",

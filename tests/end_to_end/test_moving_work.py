@@ -74,6 +74,11 @@ def test_repack_moves_what_then_finishes_elsewhere(
     elsewhere = moved.keys() & ended.keys()
     assert elsewhere
     assert all(moved[key] == ended[key] for key in elsewhere)
+    with_kv = {
+        (each.trajectory_id, each.lease) for each in written(client, run, INBOX, Assignment) if each.kv is not None
+    }
+    assert with_kv
+    assert with_kv <= moved.keys()
 
 
 def test_what_a_killed_rollout_had_goes_on_from_what_it_had(

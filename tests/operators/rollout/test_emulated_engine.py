@@ -42,11 +42,12 @@ def test_a_request_ends_when_its_rounds_are_over_and_not_before() -> None:
     # five tokens of the prompt, then four rounds, of which the first takes the prompt's last token
     assert it.due() == pytest.approx(0.0)
     assert advance_to(it, clock, 100.0) == []
-    assert it.due() == pytest.approx(0.045)
+    assert it.due() == pytest.approx(0.015)  # its first token, of which others are to be told
     assert advance_to(it, clock, 100.0149) == []
-    assert it.status().tokens_generated == 0
+    assert (it.status().tokens_generated, it.begun()) == (0, [])
     assert advance_to(it, clock, 100.0151) == []
-    assert it.status().tokens_generated == 1
+    assert (it.status().tokens_generated, it.begun()) == (1, ["a"])
+    assert it.due() == pytest.approx(0.0299)
     assert advance_to(it, clock, 100.0449) == []
     assert advance_to(it, clock, 100.0451) == ["a"]
     assert it.due() == math.inf
@@ -215,9 +216,11 @@ def test_a_load_grows_stale_for_a_tenth_of_a_second_at_most_and_ends_never_do() 
     it = emulated(clock=clock, roofline=FLAT, fresh_s=0.1)
     it.submit(request("a", prompt=1, new=30))
     advance_to(it, clock, 100.0)
+    advance_to(it, clock, 100.015)
+    assert it.status().tokens_generated == 1
     advance_to(it, clock, 100.055)
-    assert it.status().tokens_generated == 0
-    advance_to(it, clock, 100.115)
+    assert it.status().tokens_generated == 1
+    advance_to(it, clock, 100.117)
     assert it.status().tokens_generated == 11
     assert advance_to(it, clock, 100.195) == []
     assert it.status().tokens_generated == 11

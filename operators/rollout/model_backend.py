@@ -1,0 +1,30 @@
+"""What backends that run a real model share: its folder's tokenizer, and the weights in this machine's store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from infra.models.checkpoint_folder import load_tokenizer
+from infra.store.weight_store import WeightStore
+from operators.rollout.config import RolloutConfig
+from schemas.records import WeightVersion
+
+
+class ModelBackend:
+    """Everything of a backend but its engines: over the model folder `model`, weights from the store in `store`."""
+
+    def __init__(self, config: RolloutConfig, model: Path, store: Path) -> None:
+        self.config, self.model = config, model
+        self._tokenizer = load_tokenizer(model)
+        self.weights = WeightStore(store)
+
+    def decode(self, token_ids: list[int]) -> str:
+        """The text of `token_ids`, special tokens left out."""
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
+
+    def hear(self, manifest: WeightVersion) -> None:
+        """The store knows by itself which versions are complete."""
+
+    def close(self) -> None:
+        """Let go of the store."""
+        self.weights.close()
