@@ -33,7 +33,8 @@ from schemas.topics import BATCHES, DEAD_LETTERS, METRICS
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
-"""Pause before a version that did not get out is tried again."""
+"""Pause before a version that did not get out is tried again; twice as long after each time in vain."""
+RETRY_AT_MOST_S = 16.0
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class _Training:
         self._started = False
         self._behind = False
         """Whether the weights have moved on since the last version that went out."""
-        self._retry_at = 0.0
+        self._retry_at = self._pause = 0.0
         self._model_seconds = 0.0
         self._idle_since = time.perf_counter()
         shard, parent = step.shard, self._training.resumed_from
@@ -139,7 +140,8 @@ class _Training:
         self._training.check()
         if (self._behind or self._has_failed()) and time.monotonic() >= self._retry_at:
             # Nothing to train: admission may be waiting for the very manifest that was skipped, or did not get out.
-            self._retry_at = time.monotonic() + RETRY_S
+            self._pause = min(max(RETRY_S, 2 * self._pause), RETRY_AT_MOST_S)
+            self._retry_at = time.monotonic() + self._pause
             self._let_out(must=True)
         return outputs
 
@@ -187,6 +189,8 @@ class _Training:
         self._behind = not self._publish(must=must or due)
         if due and not self._behind:
             self._behind = not self._save()
+        if not self._behind:
+            self._pause = 0.0
 
     def _has_failed(self) -> bool:
         """Whether the version that was on its way did not get out."""

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -18,6 +19,7 @@ from safetensors.numpy import load_file
 from trainer_batches import make_batch, save_tiny_model, with_floats
 
 from infra.models.weights import weights_digest
+from infra.store import arriving
 from infra.store.weight_store import WeightStore
 from operators.trainer import publishing, train_batches
 from operators.trainer.assembly import BatchAssembly
@@ -325,6 +327,37 @@ def test_a_version_that_did_not_get_out_is_tried_again(trainer: Trainer, failing
     saved = [each.name for each in (trainer.folder / "checkpoints").glob("1.*")]
     assert (f"1.{failing}" in saved) is (failing % 2 == 0)
     assert (trainer.folder / "model").exists() is (failing == 6)
+
+
+def test_training_goes_on_while_shared_memory_is_full_and_room_is_looked_for_ever_less_often(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    seconds, looks = [0], list[int]()
+
+    def no_room(folder: Path) -> int:
+        looks.append(seconds[0])
+        return 0
+
+    clock = SimpleNamespace(**vars(time) | {"monotonic": lambda: 1000.0 + seconds[0]})
+    monkeypatch.setattr(train_batches, "time", clock)
+    monkeypatch.setattr(train_batches, "RETRY_S", 1.0)
+    trainer.start()
+    trainer.run()
+    with monkeypatch.context() as full:
+        full.setattr(arriving, "room", no_room)
+        trainer.feed(0, 1, 2)
+        trainer.run(3)  # the memory for the first of them was there already
+        assert trainer.steps() == [1, 2, 3]
+        assert [version for version, _, _ in trainer.manifests()] == ["1.0", "1.1"]
+        assert trainer.weights("1.1")
+        assert "has room for 0 bytes" in caplog.text
+        looks.clear()
+        for seconds[0] in range(1, 60):
+            trainer.run()
+        assert looks == [1, 2, 4, 8, 16, 32, 48]
+    seconds[0] = 64
+    trainer.run(2)
+    assert trainer.manifests()[2:] == [("1.3", "1.1", (1, 2))]
 
 
 @pytest.mark.parametrize(
