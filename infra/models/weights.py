@@ -6,19 +6,18 @@ order. A tensor that is tied to another has no entry of its own, so a file never
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from blake3 import blake3
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
+
+from infra.store.weight_files import Placed, places_in
+from infra.store.weight_store import mapped
 
 _DTYPES = {
     torch.float64: "F64",
@@ -67,32 +66,36 @@ def load_weights(model: PreTrainedModel, path: Path) -> None:
     Raises FileNotFoundError if there is no such file, ValueError if it is no safetensors file or its names, shapes or
     dtypes do not fit; all is checked first, so that `model` is then unchanged.
     """
-    with _fitting(model, path) as (file, places):
-        read = {name: tensor for name, tensor in places.items() if tensor.is_cpu and tensor.is_contiguous()}
-        read_tensors(path, read)
+    places = _places(path)
+    tensors = _match(model, places, path)
+    direct = {name: tensor for name, tensor in tensors.items() if tensor.is_cpu and tensor.is_contiguous()}
+    _read_all(path, places, direct)
+    for name in tensors.keys() - direct.keys():
+        staged = torch.empty(tensors[name].shape, dtype=tensors[name].dtype)
+        _read_all(path, places, {name: staged})
         with torch.no_grad():
-            for name in places.keys() - read.keys():
-                places[name].copy_(file.get_tensor(name))
+            tensors[name].copy_(staged)
 
 
 def check_weights(model: PreTrainedModel, path: Path) -> None:
     """Raise what `load_weights` would, and load nothing: `model` may be on the meta device."""
-    with _fitting(model, path):
-        pass
+    _match(model, _places(path), path)
 
 
-def read_tensors(path: Path, places: Mapping[str, torch.Tensor]) -> None:
-    """Read tensors of the safetensors file `path` into the memory of `places`, contiguous and of their dtypes.
+def read_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Read tensors of the safetensors file `path` into the memory of `tensors`, contiguous and of their dtypes.
 
     Reading takes half the time of mapping: the pages of a file that is new each time need not be mapped one by one.
     """
+    _read_all(path, _places(path), tensors)
+
+
+def _read_all(path: Path, places: Mapping[str, Placed], tensors: Mapping[str, torch.Tensor]) -> None:
     with path.open("rb", buffering=0) as file, ThreadPoolExecutor(_READERS) as readers:
-        length = int.from_bytes(file.read(8), "little")
-        header, first = json.loads(file.read(length)), 8 + length
         parts = []
-        for name, tensor in places.items():
+        for name, tensor in tensors.items():
             memory = tensor.detach().flatten().view(torch.uint8).numpy().data
-            begin = first + header[name]["data_offsets"][0]
+            begin = places[name].start
             parts += [(begin + at, memory[at : at + _PART]) for at in range(0, len(memory), _PART)]
         for _ in readers.map(lambda part: _read(file.fileno(), *part), parts):
             pass
@@ -106,42 +109,39 @@ def _read(file: int, offset: int, memory: memoryview) -> None:
         memory, offset = memory[count:], offset + count
 
 
-@contextmanager
-def _fitting(model: PreTrainedModel, path: Path) -> Iterator[tuple[Any, dict[str, torch.Tensor]]]:
-    """The safetensors file `path`, open, and which tensor of `model` each of its entries goes to."""
+def _places(path: Path) -> dict[str, Placed]:
+    """Where each tensor of the safetensors file `path` lies. Raises FileNotFoundError, ValueError."""
     if not path.is_file():
         raise FileNotFoundError(f"no weights at {path}")
     try:
-        with safe_open(path, framework="pt") as file:
-            yield file, _match(model, file, path)
-    except SafetensorError as error:
+        with mapped(path) as data:
+            return places_in(data)
+    except ValueError as error:
         raise ValueError(f"{path} is not a safetensors file: {error}") from error
 
 
-def _match(model: PreTrainedModel, file: Any, path: Path) -> dict[str, torch.Tensor]:
-    """Which tensor of `model` each entry of `file` goes to; a tied tensor may be there under any of its names."""
-    present = set(file.keys())
-    places: dict[str, torch.Tensor] = {}
+def _match(model: PreTrainedModel, entries: Mapping[str, Placed], path: Path) -> dict[str, torch.Tensor]:
+    """Which tensor of `model` each of `entries` goes to; a tied tensor may be there under any of its names."""
+    strange = set(entries)
+    tensors: dict[str, torch.Tensor] = {}
     problems: list[str] = []
     for names, tensor in _named_tensors(model):
-        name = next((name for name in names if name in present), None)
-        present.difference_update(names)
+        name = next((name for name in names if name in entries), None)
+        strange.difference_update(names)
         if name is None:
             problems.append(f"{names[0]} is missing")
             continue
-        entry = file.get_slice(name)
-        shape, dtype = list(entry.get_shape()), entry.get_dtype()
-        expected = _DTYPES[tensor.dtype]
-        if shape != list(tensor.shape):
-            problems.append(f"{name} has shape {shape}, the model {list(tensor.shape)}")
-        elif dtype != expected:
-            problems.append(f"{name} has dtype {dtype}, the model {expected}")
-        places[name] = tensor
-    problems += [f"{name} is not in the model" for name in sorted(present)]
+        entry, expected = entries[name].spec, _DTYPES[tensor.dtype]
+        if entry.shape != tuple(tensor.shape):
+            problems.append(f"{name} has shape {list(entry.shape)}, the model {list(tensor.shape)}")
+        elif entry.dtype != expected:
+            problems.append(f"{name} has dtype {entry.dtype}, the model {expected}")
+        tensors[name] = tensor
+    problems += [f"{name} is not in the model" for name in sorted(strange)]
     if problems:
         more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
         raise ValueError(f"the weights in {path} do not fit {type(model).__name__}: {'; '.join(problems[:5])}{more}")
-    return places
+    return tensors
 
 
 def _named_tensors(model: PreTrainedModel) -> list[tuple[list[str], torch.Tensor]]:

@@ -25,6 +25,15 @@ _DTYPES = {
 _RANKS = {dtype: rank for rank, dtype in enumerate(_DTYPES)}
 
 
+def tensor_bytes(spec: TensorSpec) -> int:
+    """Bytes of the tensor. Raises ValueError for a dtype that is not known, or a negative dimension."""
+    if spec.dtype not in _DTYPES:
+        raise ValueError(f"tensor {spec.name!r} has dtype {spec.dtype!r}; known are {', '.join(_DTYPES)}")
+    if min(spec.shape, default=0) < 0:
+        raise ValueError(f"tensor {spec.name!r} has shape {spec.shape}")
+    return prod(spec.shape) * _DTYPES[spec.dtype]
+
+
 class Layout:
     """The layout of a file with these tensors.
 
@@ -33,18 +42,14 @@ class Layout:
     """
 
     def __init__(self, specs: Sequence[TensorSpec]) -> None:
-        for spec in specs:
-            if spec.dtype not in _DTYPES:
-                raise ValueError(f"tensor {spec.name!r} has dtype {spec.dtype!r}; known are {', '.join(_DTYPES)}")
-            if min(spec.shape, default=0) < 0:
-                raise ValueError(f"tensor {spec.name!r} has shape {spec.shape}")
+        sizes = {spec.name: tensor_bytes(spec) for spec in specs}
         self.specs = tuple(sorted(specs, key=lambda spec: (_RANKS[spec.dtype], spec.name)))
         self._ranges: dict[str, tuple[int, int]] = {}
         end = 0
         for spec in self.specs:
             if spec.name in self._ranges:
                 raise ValueError(f"tensor {spec.name!r} is there twice")
-            start, end = end, end + prod(spec.shape) * _DTYPES[spec.dtype]
+            start, end = end, end + sizes[spec.name]
             self._ranges[spec.name] = (start, end)
         self.header = self._header()
         self.size = len(self.header) + end

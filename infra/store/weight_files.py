@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from infra.store.layout import tensor_bytes
 from infra.store.weight_store import open_mapped
 from schemas.records import TensorSpec
 
 MAX_HEADER = 100_000_000
+_METADATA = "__metadata__"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
-def tensors_in(data: memoryview) -> dict[str, tuple[TensorSpec, np.ndarray]]:
-    """The tensors of a safetensors file by name: what they are, and their bytes in place, uint8[bytes].
+class Placed(NamedTuple):
+    """A tensor of a file, at bytes `start` to `end` of it."""
+
+    spec: TensorSpec
+    start: int
+    end: int
+
+
+def places_in(data: memoryview) -> dict[str, Placed]:
+    """The tensors of a safetensors file by name, of which nothing but the header is looked at.
 
     Raises ValueError for what is no such file.
     """
@@ -24,17 +35,30 @@ def tensors_in(data: memoryview) -> dict[str, tuple[TensorSpec, np.ndarray]]:
         if len(data) < 8 or length > min(MAX_HEADER, len(data) - 8):
             raise ValueError(f"a header of {length} bytes in a file of {len(data)}")
         header = json.loads(bytes(data[8 : 8 + length]))
-        body = np.frombuffer(data, np.uint8)[8 + length :]
-        found = {}
-        for name, entry in header.items():
-            if name != "__metadata__":
-                start, end = entry["data_offsets"]
-                if not 0 <= start <= end <= len(body):
-                    raise ValueError(f"tensor {name!r} lies at {start} to {end} of {len(body)} bytes")
-                found[name] = TensorSpec(name, entry["dtype"], tuple(entry["shape"])), body[start:end]
-        return found
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return {name: _placed(name, entry, 8 + length, data) for name, entry in header.items() if name != _METADATA}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"not a safetensors file: {error}") from error
+
+
+def _placed(name: str, entry: Any, first: int, data: memoryview) -> Placed:
+    spec = TensorSpec(name, entry["dtype"], tuple(entry["shape"]))
+    start, end = entry["data_offsets"]
+    if not all(type(number) is int for number in (start, end, *spec.shape)):
+        raise ValueError(f"tensor {name!r} has shape {spec.shape} and lies at {start!r} to {end!r}")
+    if not 0 <= start <= end <= len(data) - first:
+        raise ValueError(f"tensor {name!r} lies at {start} to {end} of {len(data) - first} bytes")
+    if end - start != tensor_bytes(spec):
+        raise ValueError(f"tensor {name!r} has {tensor_bytes(spec)} bytes and lies at {start} to {end}")
+    return Placed(spec, first + start, first + end)
+
+
+def tensors_in(data: memoryview) -> dict[str, tuple[TensorSpec, np.ndarray]]:
+    """The tensors of a safetensors file by name: what they are, and their bytes in place, uint8[bytes].
+
+    Raises ValueError for what is no such file.
+    """
+    memory = np.frombuffer(data, np.uint8)
+    return {name: (spec, memory[start:end]) for name, (spec, start, end) in places_in(data).items()}
 
 
 def weight_paths(folder: Path) -> list[Path]:

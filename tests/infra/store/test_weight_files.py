@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
+from infra.store.layout import tensor_bytes
 from infra.store.publisher import Publisher
-from infra.store.weight_files import folder_tensors
+from infra.store.weight_files import folder_tensors, places_in
 from infra.store.weight_store import WeightStore
 from schemas.records import PolicyVersion, TensorSpec, WeightVersion
 
@@ -48,6 +53,25 @@ def test_a_folder_can_be_published_as_it_lies(tmp_path: Path) -> None:
             assert path.read_bytes().endswith(ONE.tobytes() + TWO.tobytes())
 
 
+WHOLE = {"dtype": "F32", "shape": [9], "data_offsets": [0, 36]}
+
+
+def headed(header: dict[str, Any], size: int = 0) -> bytes:
+    """A file of this header and so many bytes more."""
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(size)
+
+
+@given(st.binary(max_size=64), st.binary(max_size=64))
+def test_garbage_is_no_weight_file(head: bytes, body: bytes) -> None:
+    text = b'{"w": ' + head + b"}"
+    for data in (head, len(text).to_bytes(8, "little") + text + body):
+        with suppress(ValueError):
+            for spec, start, end in places_in(memoryview(data)).values():
+                assert 0 <= start <= end <= len(data)
+                assert tensor_bytes(spec) == end - start
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -55,11 +79,18 @@ def test_a_folder_can_be_published_as_it_lies(tmp_path: Path) -> None:
         (b"\xff" * 100, "a header of"),
         ((2).to_bytes(8, "little") + b"[]", "not a safetensors file"),
         ((4).to_bytes(8, "little") + b"{[}]", "not a safetensors file"),
-        (
-            (70).to_bytes(8, "little")
-            + json.dumps({"w": {"dtype": "F32", "shape": [9], "data_offsets": [0, 36]}}).ljust(70).encode(),
-            "lies at 0 to 36 of 0 bytes",
-        ),
+        (headed({"w": WHOLE}), "lies at 0 to 36 of 0 bytes"),
+        (headed({"w": WHOLE | {"data_offsets": [0, 20]}}, 36), "has 36 bytes and lies at 0 to 20"),
+        (headed({"w": WHOLE | {"data_offsets": [-36, 0]}}, 36), "lies at -36 to 0"),
+        (headed({"w": WHOLE | {"data_offsets": [0.0, 36.0]}}, 36), "lies at 0.0 to 36.0"),
+        (headed({"w": WHOLE | {"data_offsets": [0]}}, 36), "not a safetensors file"),
+        (headed({"w": WHOLE | {"shape": [-3, -3]}}, 36), r"has shape \(-3, -3\)"),
+        (headed({"w": WHOLE | {"shape": 9}}, 36), "not a safetensors file"),
+        (headed({"w": WHOLE | {"dtype": "F33"}}, 36), "has dtype 'F33'"),
+        (headed({"w": WHOLE | {"dtype": []}}, 36), "not a safetensors file"),
+        (headed({"w": {}}), "not a safetensors file"),
+        (headed({"w": 9}), "not a safetensors file"),
+        ((100_000).to_bytes(8, "little") + b"[" * 100_000, "not a safetensors file"),
     ],
 )
 def test_what_is_no_weight_file_is_named(data: bytes, message: str, tmp_path: Path) -> None:
