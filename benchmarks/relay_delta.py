@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -20,10 +23,13 @@ from operators.trainer.tensor_bytes import copy_tensor, tensor_specs
 
 LEARNING_RATE = 1e-6
 
+Result = TypeVar("Result")
+
 
 @dataclass(frozen=True)
 class Delta:
-    """Of the last of several steps; seconds are medians. `exact`: every delta gave back every byte."""
+    """Of the last of several steps; seconds are medians, `_cpu_s` of all threads. `exact`: every delta gave back every
+    byte."""
 
     parameters: int
     full: int
@@ -31,6 +37,8 @@ class Delta:
     changed: float
     encode_s: float
     decode_s: float
+    encode_cpu_s: float
+    decode_cpu_s: float
     exact: bool
 
 
@@ -41,20 +49,21 @@ def measure_delta(steps: int, repetitions: int) -> Delta:
     random = torch.Generator().manual_seed(0)
     before, layout = _file(model)
     rebuilt = np.zeros_like(before)  # memory that is there, as a relay's reserved memory is
-    sizes, changed, encode, decode, exact = [], [], [], [], True
+    sizes, changed, exact = [], [], True
+    encode: list[tuple[float, float]] = []
+    decode: list[tuple[float, float]] = []
     for _ in range(steps):
         tokens = torch.randint(0, model.config.vocab_size, (2, 64), generator=random)
         model(input_ids=tokens, labels=tokens).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         after, _ = _file(model)
+        old, new, out = memoryview(before), memoryview(after), memoryview(rebuilt)
         for _ in range(repetitions):
-            started = time.perf_counter()
-            delta = encode_delta(memoryview(before), memoryview(after), layout.spans())
-            encoded = time.perf_counter()
-            apply_delta(memoryview(delta), memoryview(before), memoryview(rebuilt))
-            decode.append(time.perf_counter() - encoded)
-            encode.append(encoded - started)
+            delta, took = _timed(partial(encode_delta, old, new, layout.spans()))
+            encode.append(took)
+            _, took = _timed(partial(apply_delta, memoryview(delta), old, out))
+            decode.append(took)
         exact = exact and np.array_equal(rebuilt, after)
         sizes.append(len(delta))
         first = len(layout.header)
@@ -65,10 +74,16 @@ def measure_delta(steps: int, repetitions: int) -> Delta:
         layout.size,
         max(sizes),
         max(changed),
-        statistics.median(encode),
-        statistics.median(decode),
+        *(statistics.median(each[clock] for each in took) for clock in (0, 1) for took in (encode, decode)),
         exact,
     )
+
+
+def _timed(run: Callable[[], Result]) -> tuple[Result, tuple[float, float]]:
+    """What `run` gives, and what it took: seconds, and seconds of processor time."""
+    began = time.perf_counter(), time.process_time()
+    result = run()
+    return result, (time.perf_counter() - began[0], time.process_time() - began[1])
 
 
 def _shape() -> Qwen2Config:

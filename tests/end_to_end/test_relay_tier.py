@@ -148,21 +148,26 @@ def _names() -> Sequence[str]:
     return ["placement-0", "trainer-0", *(f"relay-{index}" for index in range(3))]
 
 
+def kill_during_broadcast(tier: Tier, victim: int, *, number: int, successor: int, again: int) -> None:
+    """Kill `victim` while `successor` has part of version 1.`number`: all get it, and at most `again` bytes twice."""
+    size = tier.until(lambda: tier.newest, "a manifest").bytes
+    before = tier.received(successor)
+    tier.batch()
+    tier.until_some_of(number, relay=successor)
+    tier.kill(victim)
+    tier.until_all_have(number)
+    assert tier.received(successor) - before <= size + again
+    assert len(tier.weights(number)) == 1
+
+
 @pytest.mark.soak
 def test_weights_arrive_whoever_is_killed_and_nobody_is_restarted(tier: Tier) -> None:
     tier.until_all_have(0)
     master, middle, last = tier.until_chain()
     assert master == 0  # it has the trainer's memory
-    size = tier.until(lambda: tier.newest, "a manifest").bytes
 
     # One in the middle, during a broadcast: its successor goes on with the next survivor.
-    before = tier.received(last)
-    tier.batch()
-    tier.until_some_of(1, relay=last)
-    tier.kill(middle)
-    tier.until_all_have(1)
-    assert tier.received(last) - before <= size + 2 * CHUNK
-    assert len(tier.weights(1)) == 1
+    kill_during_broadcast(tier, middle, number=1, successor=last, again=2 * CHUNK)
     assert tier.until_chain() == [master, last]
 
     # It is back, and pulls what it lacks.
@@ -171,13 +176,7 @@ def test_weights_arrive_whoever_is_killed_and_nobody_is_restarted(tier: Tier) ->
     assert tier.until_chain() == [master, last, middle]
 
     # The master, during a broadcast: the next one is named, and what it lacks comes from the trainer.
-    before = tier.received(last)
-    tier.batch()
-    tier.until_some_of(2, relay=last)
-    tier.kill(master)
-    tier.until_all_have(2)
-    assert tier.received(last) - before <= size + 4 * CHUNK
-    assert len(tier.weights(2)) == 1
+    kill_during_broadcast(tier, master, number=2, successor=last, again=4 * CHUNK)
     assert tier.until_chain() == [last, middle]
 
     # The master, between broadcasts: the one that is left is pushed the next version by the trainer.

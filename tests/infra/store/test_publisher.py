@@ -15,10 +15,11 @@ from safetensors.numpy import load_file, save
 
 from infra.store import arriving
 from infra.store.chunks import DEFAULT_CHUNK_BYTES
+from infra.store.deltas import apply_delta
 from infra.store.errors import NoRoom, StoreError
 from infra.store.publisher import Publisher, PublishFailed
 from infra.store.weight_store import WeightStore
-from schemas.records import PolicyVersion, TensorSpec, WeightVersion
+from schemas.records import PolicyVersion, TensorSpec, WeightDelta, WeightVersion
 
 SPECS = [TensorSpec("small", "F16", (3,)), TensorSpec("large", "F32", (64, 64))]
 DEADLINE = 10.0
@@ -185,6 +186,42 @@ def test_room_that_readers_gave_back_is_used(publish: Any, store: WeightStore, m
     store.reserve(1)  # so that the memory for the next version is not there yet
     monkeypatch.setattr(arriving, "room", lambda folder: 0 if len(store.versions()) > 2 else 1 << 30)
     assert publish(5)
+
+
+def test_what_changed_goes_along_where_it_is_short_and_wanted_but_not_always(
+    store: WeightStore, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("infra.store.publisher.FULL_EVERY", 4)
+    weights, wanted = tensors(), [True]
+    publishing = Publisher(store, log, SPECS, deltas=lambda: wanted[0])
+
+    def out(number: int) -> WeightDelta | None:
+        how: dict[str, Any] = {"step": number, "batches": (), "batch_offsets": (), "trajectories_trained": 0}
+        publishing.publish(weights, PolicyVersion(1, number), **how)
+        publishing.flush(DEADLINE)
+        return log.manifests[-1].delta
+
+    deltas = []
+    for number in range(1, 7):
+        weights["large"][number, 0] += 1
+        deltas.append(out(number))
+    assert [delta is not None for delta in deltas] == [False, True, True, True, False, True]
+    parent, child = log.manifests[-2:]
+    assert child.delta is not None
+    assert (child.delta.parent, child.delta.parent_blake3) == (parent.version, parent.blake3)
+    rebuilt = bytearray(child.bytes)
+    delta = store.open_delta(child.version)
+    assert delta is not None
+    with store.read(parent.version) as before:
+        apply_delta(delta, before, memoryview(rebuilt))
+    assert blake3(rebuilt).hexdigest() == child.blake3
+
+    weights["large"] = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
+    assert out(7) is None  # as long as the version
+    weights["large"][0, 0] += 1
+    wanted[0] = False
+    assert out(8) is None
+    publishing.close(DEADLINE)
 
 
 def test_a_manifest_that_did_not_get_out_is_raised_once(publish: Any, log: Log) -> None:
