@@ -48,7 +48,7 @@ def experience_metric(batch: int) -> Metric:
         "staleness/2": 16.0,
         "buffer/trajectories": 90.0,
     }
-    return Metric("experience", batch, {**values, "buffer/groups": 11.0, "dropped/stale": 0.0}, START + batch)
+    return Metric("experience", batch, {**values, "buffer/groups": 11.0, "dropped_stale": 0.0}, START + batch)
 
 
 def heartbeat(replica: int, at: int, tokens: int, incarnation: int = 1, pid: int = 41) -> ReplicaStatus:

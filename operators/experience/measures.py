@@ -41,8 +41,8 @@ class BufferMeasures:
             **others,
             "buffer/trajectories": float(groups.held),
             "buffer/groups": float(len(groups)),
-            "dropped/stale": float(self._dropped["staleness"]),
-            "dropped/all": float(self._dropped.total()),
+            "dropped_stale": float(self._dropped["staleness"]),
+            "dropped": float(self._dropped.total()),
             **_histogram("staleness", ages),
             **_histogram("staleness_at_finish", gathered(runs, "finish_staleness")),
         }

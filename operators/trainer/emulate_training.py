@@ -165,7 +165,9 @@ class _Emulating:
                 "trajectories": float(self._position.trajectories),
                 "time/update": step.ends - step.began,
                 "time/wait": step.waited,
-                "time/publish": emulation.stall_s / scale,
+                "trainer/idle_ratio": step.waited / (step.waited + step.ends - step.began + emulation.stall_s / scale),
+                "weight_sync/seconds": emulation.stall_s / scale,
+                "queue/lag": float(len(self._whole)),
             }
         )
 

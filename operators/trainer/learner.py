@@ -139,7 +139,8 @@ class Learner:
         metrics |= observed.means(self._ranks) | self._turns.seconds()
         metrics |= {"learning_rate": rate, "skipped_updates": float(self._skipped_updates)}
         metrics["time/update"] = time.perf_counter() - started
-        metrics["throughput/trainer_tokens_per_s"] = metrics["batch/tokens"] / metrics["time/update"]
+        for name, counted in (("tokens", "batch/tokens"), ("samples", "batch/trajectories")):
+            metrics[f"throughput/{name}_per_s"] = metrics[counted] / metrics["time/update"]
         return metrics
 
     def state(self) -> LearnerState:

@@ -69,6 +69,11 @@ class RankTraining:
         return self.trained > 0 and (self.done or self.trained % self._config.checkpoint_every == 0)
 
     @property
+    def lag(self) -> int:
+        """Whole batches that have come and were not trained."""
+        return len(self._whole)
+
+    @property
     def waiting(self) -> WholeBatch | None:
         """The batch to train next, once it is whole."""
         return self._whole[0] if self._whole and not self.done else None

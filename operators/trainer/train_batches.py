@@ -171,10 +171,13 @@ class _Training:
         if batch.number >= self._published_before or self._training.done:
             self._let_out()
         self._idle_since = time.perf_counter()
+        synced = self._idle_since - started
         values |= {
             "trajectories": float(self._training.position.trajectories_trained),
             "time/wait": waited,
-            "time/publish": self._idle_since - started,
+            "trainer/idle_ratio": waited / (waited + values["time/update"] + synced),
+            "weight_sync/seconds": synced,
+            "queue/lag": float(self._training.lag),
             "cpu/model_seconds": self._model_seconds,
             "cpu/process_seconds": time.process_time(),
         }

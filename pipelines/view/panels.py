@@ -111,7 +111,7 @@ def fact_lines(state: RunState) -> Iterable[tuple[str, str]]:
     mean = state.reward.recent_mean(10)
     yield "reward", f"{figure(trainer.get('reward/mean'))} now, {figure(mean)} over the last 10 steps"
     yield "held-out", _held_out(state)
-    buffered, dropped = state.experience.get("buffer/trajectories"), state.experience.get("dropped/stale")
+    buffered, dropped = state.experience.get("buffer/trajectories"), state.experience.get("dropped_stale")
     yield "staleness", f"{staleness_text(state)}   buffer {count(buffered)}   dropped {count(dropped)}"
     yield (
         "speed",

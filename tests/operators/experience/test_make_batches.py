@@ -140,8 +140,8 @@ def test_what_the_buffer_holds_is_told_with_each_batch() -> None:
     assert metric.values == {
         "buffer/trajectories": 1.0,
         "buffer/groups": 1.0,
-        "dropped/stale": 2.0,
-        "dropped/all": 2.0,
+        "dropped_stale": 2.0,
+        "dropped": 2.0,
         "staleness/0": 2.0,
         "staleness_at_finish/0": 2.0,
     } | {f"dropped_share/{decile}": 0.5 for decile in range(1, 11)}

@@ -96,10 +96,11 @@ def test_replicas_are_described_as_they_are_and_news_does_not_wait(producer: Pro
 def test_what_the_process_uses_is_told_with_them(producer: Producer, beats: Heartbeats) -> None:
     beats.attend(replicas())
     beats.changed()
-    producer.wait_for(lambda: bool(producer.metrics) and "cpu/model_seconds" in producer.metrics[-1].values)
+    producer.wait_for(lambda: bool(producer.metrics) and "rollout/idle_ratio" in producer.metrics[-1].values)
     told = producer.metrics[-1]
     assert (told.name, told.step) == ("rollout", 1)
     assert 0 <= told.values["cpu/model_seconds"] <= told.values["cpu/process_seconds"]
+    assert told.values["rollout/idle_ratio"] == 1.0
 
 
 def test_a_step_without_end_ends_the_process(producer: Producer) -> None:

@@ -91,6 +91,8 @@ def test_versions_come_out_when_a_step_a_stall_and_a_broadcast_are_over() -> Non
     assert [metric.step for metric in metrics] == [1, 2, 3]
     assert [metric.values["time/wait"] for metric in metrics] == [100.0, 0.0, 0.0]
     assert metrics[0].values["time/update"] == 10.0
+    assert [metric.values["queue/lag"] for metric in metrics] == [2.0, 1.0, 0.0]
+    assert metrics[0].values["trainer/idle_ratio"] == pytest.approx(100 / 112)
     assert metrics[0].values.items() >= batch_figures(_batch(0)).items()
 
 
