@@ -102,14 +102,16 @@ def packed_attention(
         tokens = tensor[0].transpose(0, 1)
         if packed.there is not None:
             tokens = _ToBlocks.apply(tokens, packed.there, packed.back)
-        parts = zip(tokens.split(places), packed.blocks, strict=True)
+        each = tokens.split(places) if len(places) > 1 else (tokens,)  # a split of one costs a copy on its way back
+        parts = zip(each, packed.blocks, strict=True)
         return [part.reshape(*block, *part.shape[1:]).transpose(1, 2) for part, block in parts]
 
     outputs = [
         nn.functional.scaled_dot_product_attention(*parts, is_causal=True, scale=scaling, enable_gqa=True)
         for parts in zip(blocks(query), blocks(key), blocks(value), strict=True)
     ]
-    tokens = torch.cat([output.transpose(1, 2).flatten(0, 1) for output in outputs])
+    flat = [output.transpose(1, 2).flatten(0, 1) for output in outputs]
+    tokens = torch.cat(flat) if len(flat) > 1 else flat[0]
     return (tokens if packed.back is None else _FromBlocks.apply(tokens, packed.back))[None], None
 
 

@@ -18,7 +18,8 @@ from operators.trainer.ranks import ALONE, Ranks
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedTokens:
-    """t tokens of whole sequences, of which m are to be predicted.
+    """t tokens of sequences, and m to be predicted from them. The last token of a sequence predicts nothing, so it is
+    not among the t.
 
     token_ids int64[1, t]; predictors int64[m], the places whose hidden states predict `targets` int64[m]; temperatures
     float32[m], by which logits are divided there, None where all are 1.
@@ -67,12 +68,16 @@ def pack_tokens(
 
     No sequence may have its first token under the mask: nothing predicts it.
     """
-    trained = torch.from_numpy(np.flatnonzero(loss_mask)).to(device)
-    ids = torch.from_numpy(token_ids).to(device)
+    kept = np.ones(len(token_ids), bool)
+    kept[np.cumsum(lengths) - 1] = lengths == 1  # but of a blank micro-batch: a model wants a token
+    trained = np.flatnonzero(loss_mask)
+    predictors = torch.from_numpy((np.cumsum(kept) - 1)[trained - 1]).to(device)
+    ids = torch.from_numpy(token_ids[kept])[None].to(device)
+    targets = torch.from_numpy(token_ids[trained]).to(device)
     of_targets = None
     if temperatures is not None and (temperatures != 1).any():
         of_targets = torch.from_numpy(np.repeat(temperatures, lengths)[loss_mask]).to(device)
-    return PackedTokens(ids[None], lay_out(lengths, device), trained - 1, ids[trained], of_targets)
+    return PackedTokens(ids, lay_out(np.maximum(lengths - 1, 1), device), predictors, targets, of_targets)
 
 
 def plan_micro_batches(lengths: np.ndarray, rows: np.ndarray, token_budget: int) -> list[np.ndarray]:

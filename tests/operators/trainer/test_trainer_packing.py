@@ -120,3 +120,11 @@ def gradient_of(policy: torch.nn.Module, budget: int, chunk: int = 10**6) -> tor
         logprobs, _ = token_logprobs(policy, part.packed, chunk)  # type: ignore[arg-type]
         torch.autograd.backward((part.of_sequences(coefficients) * part.of_tokens(advantages) * logprobs).sum())
     return torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
+
+
+def test_the_last_token_of_a_sequence_predicts_nothing_and_is_left_out() -> None:
+    mask = np.array([False, True, True, False, False, True])
+    packed = pack_tokens(np.arange(10, 16), mask, np.array([3, 1, 2]), CPU)
+    assert packed.token_ids.tolist() == [[10, 11, 13, 14]]
+    assert (packed.predictors.tolist(), packed.targets.tolist()) == ([0, 1, 3], [11, 12, 15])
+    assert packed.layout.positions.tolist() == [[0, 1, 0, 0]]
