@@ -1,6 +1,6 @@
 """Trajectories a second through the experience buffer: experiences on Kafka → buffer → batches on Kafka.
 
-    python benchmarks/experience.py --trajectories 20000 --log 1000 10000 100000
+    python benchmarks/experience.py --log 1000 10000 100000
 
 A real broker, the real pipeline on the embedded runner, everything committed in transactions. `write` is what it takes
 to encode and send experiences (score's way out, its verifiers apart). `buffer` is from the session, before anything is
@@ -231,7 +231,7 @@ def machine() -> str:
 def main() -> None:
     """Measure and print."""
     arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    arguments.add_argument("--trajectories", type=int, default=20_000, help="to measure at each log length")
+    arguments.add_argument("--trajectories", type=int, default=100_000, help="to measure at each log length")
     arguments.add_argument("--tokens", type=int, default=512, help="of one trajectory, an eighth of them its prompt")
     arguments.add_argument("--log", type=int, nargs="+", default=[1_000, 10_000, 100_000])
     arguments.add_argument("--global-batch", type=int, default=512)

@@ -23,6 +23,9 @@ from operators.io.reject import rejected
 from schemas.records import Fate, LevelBegun, PolicyVersion, WeightVersion
 from schemas.topics import ASKED, BATCHES, CURRICULUM, EXPERIENCES, METRICS, SETTLED
 
+BATCHES_A_FOLD = 4
+"""How many batches leave together: those that are ready beyond them are packed while these are sent."""
+
 
 @dataclass(frozen=True)
 class MakeBatches:
@@ -70,6 +73,7 @@ class _Buffering:
         self._log_time = 0
         self._measures = BufferMeasures()
         self._letters: list[Output] = []
+        self._more = False
 
     def fold(self, polled: Polled) -> list[Output]:
         self._endings.begin()
@@ -99,7 +103,7 @@ class _Buffering:
         )
 
     def busy(self) -> bool:
-        return False
+        return self._more
 
     def close(self) -> None:
         pass
@@ -189,9 +193,14 @@ class _Buffering:
     # -- what leaves --------------------------------------------------------------------------------------------------
 
     def _make_batches(self) -> list[Output]:
+        """As many as leave together; whether there are more is known then, and the next fold makes them."""
         outputs: list[Output] = []
         wanted = self._config.global_batch
-        while (taken := self._groups.take(wanted, self._sampler.order(self._groups.ready, self._moment()))) is not None:
+        for _ in range(BATCHES_A_FOLD):
+            taken = self._groups.take(wanted, self._sampler.order(self._groups.ready, self._moment()))
+            self._more = taken is not None
+            if taken is None:
+                break
             outputs += self._make_batch([member for group in taken for member in group.members])
         return outputs
 

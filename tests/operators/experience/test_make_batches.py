@@ -13,6 +13,7 @@ from buffer_on_a_log import Buffer
 from records_here import SAMPLING, experience, failed, prompt, settled, trajectory, version
 
 from operators.experience.config import MOST_TOKENS, ExperienceConfig
+from operators.experience.make_batches import BATCHES_A_FOLD
 from operators.experience.packing import split_by_tokens
 from operators.experience.parts import Part
 from schemas.columns import flags, floats, token_ids
@@ -42,12 +43,17 @@ def test_groups_leave_in_the_order_of_their_completion() -> None:
     assert buffer.batches() == [("p2.0", "p2.1"), ("p0.0", "p0.1")]
 
 
-def test_one_poll_may_fill_several_batches() -> None:
+def test_one_poll_may_fill_several_batches_of_which_few_leave_together() -> None:
     buffer = Buffer(global_batch=2)
-    for number in range(5):
+    for number in range(2 * BATCHES_A_FOLD + 1):
         buffer.group(number)
+    for made in (1, 2):
+        buffer.shard.run()
+        assert len(buffer.batches()) == made * BATCHES_A_FOLD
+        assert buffer.shard.folder.busy()  # type: ignore[union-attr]
     buffer.shard.run()
-    assert len(buffer.batches()) == 5
+    assert len(buffer.batches()) == 2 * BATCHES_A_FOLD + 1
+    assert not buffer.shard.folder.busy()  # type: ignore[union-attr]
 
 
 def test_staleness_is_that_at_consumption() -> None:
@@ -342,6 +348,8 @@ def test_restarts_at_any_point_lose_nothing_and_settle_nothing_twice(seed: int) 
         else:
             buffer.shard.commit()
     for _ in range(3):
+        buffer.shard.run()
+    while buffer.shard.folder.busy():
         buffer.shard.run()
     batched = [name for batch in buffer.batches() for name in batch]
     fates = buffer.fates()
