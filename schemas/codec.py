@@ -135,6 +135,13 @@ def decode(value: bytes | None, headers: Iterable[tuple[str, bytes]]) -> list[An
         raise UndecodableRecord(str(error)) from error
 
 
+def decode_as_block(value: bytes | None, headers: Iterable[tuple[str, bytes]]) -> Block:
+    """As `decode_block`, and of JSON-encoded classes as well, one by one. Raises UndecodableRecord."""
+    headers = tuple(headers)
+    entry, _ = _typed(value, headers)
+    return decode_block(value, headers) if entry.encoding == "arrow" else Block.of(decode(value, headers))
+
+
 def decode_block(value: bytes | None, headers: Iterable[tuple[str, bytes]]) -> Block:
     """The records in `value`, at least one, as columns; of an Arrow-encoded class. Raises UndecodableRecord."""
     entry, value = _typed(value, headers)

@@ -10,6 +10,7 @@ from typing import Any
 from kafka import KafkaConsumer, TopicPartition
 from kafka.consumer.fetcher import ConsumerRecord
 
+from infra.kafka.offset_span import Edge, OffsetSpan
 from infra.kafka.properties import ClientProperties
 from infra.kafka.start_offset import BEGINNING, StartOffset
 from schemas.codec import UndecodableRecord, decode
@@ -59,11 +60,20 @@ def partition_ranges(client: ClientProperties, topic: str) -> dict[int, Partitio
         return _ranges(consumer, topic, None)
 
 
+def resolve_span(
+    client: ClientProperties, topic: str, span: OffsetSpan, partitions: Sequence[int] | None = None
+) -> dict[int, PartitionRange]:
+    """What `span` is in each partition of `topic`. Raises UnknownTopic."""
+    with _consumer(client) as consumer:
+        ranges = _ranges(consumer, topic, partitions)
+        return {number: PartitionRange(*edges) for number, edges in _edges(consumer, topic, span, ranges).items()}
+
+
 def read_topic(
     client: ClientProperties,
     topic: str,
     *,
-    start: StartOffset = BEGINNING,
+    start: StartOffset | Mapping[int, int] = BEGINNING,
     partitions: Sequence[int] | None = None,
     follow: bool = False,
     until: Mapping[int, int] | None = None,
@@ -71,8 +81,9 @@ def read_topic(
 ) -> Iterator[StoredRecord]:
     """The committed records of `topic` from `start` to its end as of now, or for ever when it is to `follow`.
 
-    `until` gives the end of each partition where it is not to be that of now; `decoder` gives a record's `rows` of its
-    value and headers, or raises UndecodableRecord. In order within each partition. Raises UnknownTopic.
+    `start` may give each partition's. `until` gives the end of each partition where it is not to be that of now;
+    `decoder` gives a record's `rows` of its value and headers, or raises UndecodableRecord. In order within each
+    partition. Raises UnknownTopic.
     """
     with _consumer(client) as consumer:
         ranges = _ranges(consumer, topic, partitions)
@@ -82,7 +93,8 @@ def read_topic(
         assigned = {number: TopicPartition(topic, number) for number in ranges}
         consumer.assign(list(assigned.values()))
         for number, held in ranges.items():
-            consumer.seek(assigned[number], start.within(held.beginning, held.end))
+            first = start if isinstance(start, StartOffset) else StartOffset(start.get(number, held.beginning))
+            consumer.seek(assigned[number], first.within(held.beginning, held.end))
         # A position passes the markers of transactions too, so it reaches the end where no record stands.
         while follow or any(consumer.position(assigned[number]) < held.end for number, held in ranges.items()):
             for records in consumer.poll(timeout_ms=POLL_MS).values():
@@ -134,6 +146,22 @@ def _ranges(consumer: KafkaConsumer, topic: str, partitions: Sequence[int] | Non
     wanted = [TopicPartition(topic, number) for number in sorted(partitions or there)]
     first, last = consumer.beginning_offsets(wanted), consumer.end_offsets(wanted)
     return {each.partition: PartitionRange(first[each], max(first[each], last[each])) for each in wanted}
+
+
+def _edges(
+    consumer: KafkaConsumer, topic: str, span: OffsetSpan, ranges: Mapping[int, PartitionRange]
+) -> dict[int, tuple[int, int]]:
+    """The first offset of `span` in each partition, and the one after its last."""
+
+    def resolved(edge: Edge) -> dict[int, int]:
+        times: dict[TopicPartition, Any] = {}
+        if edge.of == "time":
+            times = consumer.offsets_for_times({TopicPartition(topic, number): edge.number for number in ranges})
+        found = {where.partition: at.offset if at else None for where, at in times.items()}
+        return {number: edge.within(held.beginning, held.end, found.get(number)) for number, held in ranges.items()}
+
+    first, last = resolved(span.first), resolved(span.last or Edge("end", 0))
+    return {number: (first[number], max(first[number], last[number])) for number in ranges}
 
 
 def _stored(record: ConsumerRecord, decoder: Decoder) -> StoredRecord:

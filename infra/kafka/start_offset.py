@@ -1,11 +1,8 @@
-"""Where to begin reading, in the grammar that kcat and rpk users know."""
+"""Where to begin reading, the same way in each partition. What people write is read by `offset_span`."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-
-_NUMBER = re.compile(r"-?\d{1,18}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,15 +19,3 @@ class StartOffset:
 
 
 BEGINNING = StartOffset(0)
-END = StartOffset(0, from_end=True)
-
-
-def parse_start(text: str) -> StartOffset:
-    """`beginning` (or `start`), `end`, an offset N, or -N for the last N of each partition. Raises ValueError."""
-    if text in ("beginning", "start", "earliest"):
-        return BEGINNING
-    if text in ("end", "latest"):
-        return END
-    if _NUMBER.fullmatch(text) is None:
-        raise ValueError(f"{text!r} is no offset: give beginning, end, a number N, or -N for the last N")
-    return StartOffset(abs(int(text)), from_end=text.startswith("-"))

@@ -33,7 +33,7 @@ class ShardConfig:
     In seconds: `slice_s` is how long the source runs before the runner may make a checkpoint (None: what suits
     the runner), `poll_s` how long an idle poll waits, `commit_s` how long offsets that moved without outputs may go
     uncommitted. `resume` gives, at every start, positions that override the committed ones (a trainer resumes from its
-    checkpoint).
+    checkpoint). A shard that `ends` reads what had been written when it started, and finishes.
     """
 
     client: ClientProperties
@@ -47,6 +47,7 @@ class ShardConfig:
     poll_s: float = 0.1
     commit_s: float = 1.0
     resume: Callable[[], Mapping[Place, int]] | None = field(default=None, compare=False)
+    ends: bool = False
 
     @property
     def group(self) -> str:

@@ -15,12 +15,16 @@ from schemas.topics import Topic
 
 
 class Received(NamedTuple):
-    """A decoded record, or a Block of them, and where it stood. `topic` is the noun."""
+    """A decoded record, or a Block of them, and where it stood. `topic` is the noun.
+
+    `timestamp` is the Kafka record's, in Unix milliseconds.
+    """
 
     topic: str
     partition: int
     offset: int
     record: Any
+    timestamp: int = 0
 
 
 class Place(NamedTuple):

@@ -63,8 +63,9 @@ def close_folders() -> None:
 
 
 class _FoldFn(beam.DoFn):
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: Step, letters: bool = True) -> None:
         self._step = step
+        self._letters = letters
 
     def process(self, element: Restored | Polled) -> Iterator[Emission]:
         live = _LIVE.get(element.group)
@@ -75,18 +76,23 @@ class _FoldFn(beam.DoFn):
             _LIVE[element.group] = _Live(element.start, self._step.restore(element))
         elif live is not None and live.start == element.start:
             live.emissions += 1
-            outputs = [Output(DEAD_LETTERS, letter.topic, letter) for letter in element.rejected]
+            rejected = element.rejected if self._letters else ()
+            outputs = [Output(DEAD_LETTERS, letter.topic, letter) for letter in rejected]
             outputs += live.folder.fold(element)
             checkpoint = live.folder.checkpoint(element.positions)
             yield Emission(element.group, element.start, live.emissions, tuple(outputs), checkpoint)
 
 
 class FoldRecords(beam.PTransform):
-    """Applies `step` to the polls of each shard."""
+    """Applies `step` to the polls of each shard.
 
-    def __init__(self, step: Step) -> None:
+    What could not be decoded becomes a dead letter, unless `letters` is False: the step then tells of it itself.
+    """
+
+    def __init__(self, step: Step, letters: bool = True) -> None:
         super().__init__()
         self._step = step
+        self._letters = letters
 
     def expand(self, elements: beam.PCollection) -> beam.PCollection:
-        return elements | beam.ParDo(_FoldFn(self._step))
+        return elements | beam.ParDo(_FoldFn(self._step, self._letters))

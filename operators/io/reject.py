@@ -11,6 +11,6 @@ from schemas.topics import DEAD_LETTERS
 
 def rejected(received: Received, step: str, reason: str, now: int) -> Output:
     """The dead letter in which `step` sets `received` aside, at `now` in Unix milliseconds."""
-    topic, partition, offset, record = received
+    topic, partition, offset, record, _ = received
     payload = encode(record)[0][:MAX_PAYLOAD_BYTES]
     return Output(DEAD_LETTERS, topic, DeadLetter(step, reason, topic, partition, offset, payload, now))

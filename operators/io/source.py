@@ -59,6 +59,11 @@ class ShardSource:
         self._futile = 0
         self._polls = 0
 
+    @property
+    def ended(self) -> bool:
+        """Whether there is no more to read: of a shard that ends, what had been written when it started is seen."""
+        return self.config.ends and self._caught_up
+
     def begin(self, poll: int) -> None:
         """Say that the runner goes on at its poll number `poll`.
 
@@ -113,7 +118,7 @@ class ShardSource:
             except UndecodableRecord as error:
                 rejected.append(self._dead_letter(raw, f"read {noun}", str(error)))
                 continue
-            received.extend([Received(noun, raw.partition, raw.offset, row) for row in rows])
+            received.extend([Received(noun, raw.partition, raw.offset, row, raw.timestamp) for row in rows])
         return tuple(received), tuple(rejected)
 
     def close(self) -> None:

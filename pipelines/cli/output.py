@@ -34,6 +34,13 @@ class Stream:
     as_json: bool = False
 
 
+@dataclass(frozen=True)
+class Chunks:
+    """An answer in a format of its own, as bytes for tools."""
+
+    parts: Iterable[bytes]
+
+
 def table(rows: Iterable[Row], columns: Sequence[str], title: str = "") -> Table:
     """A table of `rows`, with a column for each key of `columns`; numbers stand right."""
     listed = list(rows)
@@ -61,8 +68,12 @@ def show(result: Any) -> None:
             console.print(result.text(), highlight=False, markup=False)
         if result.exit_code:
             raise typer.Exit(result.exit_code)
+    elif isinstance(result, Chunks):
+        for part in result.parts:
+            sys.stdout.buffer.write(part)
+            sys.stdout.buffer.flush()
     elif result is not None:
-        raise TypeError(f"a command returned {type(result).__name__}; it must return a Report, a Stream or None")
+        raise TypeError(f"a command returned {type(result).__name__}; it must return what `output` knows, or None")
 
 
 def _json(value: Any, indent: int | None = None) -> str:

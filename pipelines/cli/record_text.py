@@ -34,7 +34,7 @@ def as_line(item: Any) -> str:
     when = utc(item["ts"])
     if item["error"] is not None:
         return f"{where} {when} UNDECODABLE {item['schema'] or 'no schema'} ({item['size']} bytes): {item['error']}"
-    rows = "; ".join(_brief(row) for row in item["rows"])
+    rows = "; ".join(brief(row) for row in item["rows"])
     line = f"{where} {when} {item['schema']} {item['key'] or '-'} {rows}"
     return line if len(line) <= MAX_LINE else f"{line[: MAX_LINE - 1]}…"
 
@@ -44,7 +44,7 @@ def utc(milliseconds: int) -> str:
     return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def _brief(value: Any) -> str:
+def brief(value: Any) -> str:
     """A row with its arrays as lengths: `token_ids[30]`; what is null or empty is left out."""
     if isinstance(value, dict):
         parts = []
@@ -52,6 +52,6 @@ def _brief(value: Any) -> str:
             if isinstance(part, list) and part and isinstance(part[0], int | float):
                 parts.append(f"{name}[{len(part)}]")
             elif part not in (None, "", [], {}):
-                parts.append(f"{name}={_brief(part)}")
+                parts.append(f"{name}={brief(part)}")
         return "{" + " ".join(parts) + "}"
     return json.dumps(value, ensure_ascii=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from itertools import islice
 from typing import Annotated, Any
@@ -10,16 +11,21 @@ import typer
 
 from infra.kafka.admin import TopicDescription, admin_client, describe, list_topics
 from infra.kafka.lag import group_lags, list_groups, record_counts
-from infra.kafka.reading import StoredRecord, last_records, partition_ranges, read_topic
-from infra.kafka.start_offset import StartOffset, parse_start
+from infra.kafka.offset_span import parse_span
+from infra.kafka.reading import StoredRecord, last_records, partition_ranges, read_topic, resolve_span
+from infra.kafka.start_offset import StartOffset
+from pipelines.cli.dead_letters import app as dlq
+from pipelines.cli.find import OffsetsOption, PartitionsOption, find_command, stats_command
 from pipelines.cli.options import BrokersOption, JsonOption, PropertiesOption, RunOption, connect
 from pipelines.cli.output import Report, Row, Stream, table
+from pipelines.cli.places import get_command, offsets_command
+from pipelines.cli.record_format import envelope, formatter
 from pipelines.cli.record_text import as_json, as_line
-from schemas.topics import CATALOGUE, run_of, run_prefix
+from pipelines.cli.topic_names import TopicArgument, full_name
+from schemas.topics import CATALOGUE, run_prefix
 
 app = typer.Typer(no_args_is_help=True)
 
-TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="A noun (trajectories) or a topic's full name.")]
 LAG_COLUMNS = ("group", "topic", "partition", "current_offset", "log_end_offset", "lag")
 
 
@@ -31,6 +37,7 @@ def topics() -> None:
     Examples:
       laminar topics list
       laminar topics tail trajectories -n 3
+      laminar topics find experiences -w "reward > 0.5" -n 3
       laminar topics lag
     """
 
@@ -102,14 +109,14 @@ def tail(
         int | None,
         typer.Option("-n", "--count", min=0, help="So many records; without -o the last ones, 10 by default."),
     ] = None,
-    offset: Annotated[
+    offset: OffsetsOption = None,
+    partitions: PartitionsOption = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on with what comes.")] = False,
+    form: Annotated[
         str | None,
-        typer.Option("-o", "--offset", metavar="OFFSET", help="Start: beginning, end, N, or -N of each partition."),
+        typer.Option("-f", "--format", metavar="FORMAT", help="kcat's: %t %p %o %k %s %S %K %h %T; %s is decoded."),
     ] = None,
-    partitions: Annotated[
-        str | None, typer.Option("-p", "--partitions", metavar="0,1", help="Only these partitions.")
-    ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes.")] = False,
+    kcat: Annotated[bool, typer.Option("-J", help="kcat's JSON envelope.")] = False,
     run: RunOption = None,
     brokers: BrokersOption = None,
     command_config: PropertiesOption = None,
@@ -124,16 +131,25 @@ def tail(
       laminar topics tail trajectories
       laminar topics tail settled -n 100 --json | jq .rows[].fate
       laminar topics tail inbox -p 0 -o beginning -n 5
+      laminar topics tail settled -o @-1h -f '%p:%o %k %s'
       laminar topics tail metrics --follow
     """
-    start, last = _parsed_start(offset), 10 if count is None else count
-    wanted = _parsed_partitions(partitions)
+    last, wanted = 10 if count is None else count, _parsed_partitions(partitions)
+    try:
+        span = parse_span(offset, time.time_ns() // 1_000_000) if offset else None
+        line = as_line if form is None else formatter(form)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
     to = connect(run, brokers, command_config)
     name = full_name(topic, to.run)
 
     def records() -> Iterator[StoredRecord]:
-        if start is not None:
-            yield from islice(read_topic(to.client, name, start=start, partitions=wanted, follow=follow), count)
+        if span is not None:
+            ranges = resolve_span(to.client, name, span, wanted)
+            start = {number: held.beginning for number, held in ranges.items()}
+            until = {number: held.end for number, held in ranges.items()}
+            found = read_topic(to.client, name, start=start, partitions=wanted, until=until, follow=follow)
+            yield from islice(found, count)
         elif follow:
             yield from read_topic(
                 to.client, name, start=StartOffset(last, from_end=True), partitions=wanted, follow=True
@@ -141,7 +157,15 @@ def tail(
         else:
             yield from last_records(to.client, name, last, wanted)
 
-    return Stream((as_json(record) for record in records()), as_line, as_json=json)
+    items = (as_json(record) for record in records())
+    return Stream(map(envelope, items) if kcat else items, line, as_json=json or kcat)
+
+
+app.command("find")(find_command)
+app.command("stats")(stats_command)
+app.command("get")(get_command)
+app.command("offsets")(offsets_command)
+app.add_typer(dlq, name="dlq")
 
 
 @app.command()
@@ -170,15 +194,6 @@ def lag(
     return Report(rows, lambda: table(rows, LAG_COLUMNS) if rows else f"run {to.run} has no groups", as_json=json)
 
 
-def full_name(topic: str, run: str) -> str:
-    """The name of the topic that a user calls `topic`: a noun of the catalogue, or a full name. Raises BadParameter."""
-    if topic in CATALOGUE:
-        return CATALOGUE[topic].name(run)
-    if run_of(topic) is not None:
-        return topic
-    raise typer.BadParameter(f"{topic!r} is no topic; there are {', '.join(CATALOGUE)}")
-
-
 def _listed(topic: TopicDescription, offsets: int) -> Row:
     known = CATALOGUE.get(topic.name.rpartition(".")[2])
     return {
@@ -201,13 +216,6 @@ def _description(data: dict[str, Any]) -> str:
     ]
     lines += [f"  partition {each['partition']}: {each['beginning']} to {each['end']}" for each in data["partitions"]]
     return "\n".join(lines)
-
-
-def _parsed_start(offset: str | None) -> Any:
-    try:
-        return None if offset is None else parse_start(offset)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="-o") from error
 
 
 def _parsed_partitions(text: str | None) -> list[int] | None:

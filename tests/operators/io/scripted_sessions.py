@@ -34,6 +34,7 @@ def raw(offset: int, record: object | None = None, **changes: Any) -> SimpleName
     """A record as the consumer gives it."""
     value, headers = encode(record if record is not None else metric(offset))
     fields = {"topic": INPUT.topic, "partition": 0, "offset": offset, "key": b"a", "value": value, "headers": headers}
+    fields["timestamp"] = 0
     return SimpleNamespace(**(fields | changes))
 
 

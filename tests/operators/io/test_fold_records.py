@@ -74,6 +74,14 @@ def test_what_was_rejected_goes_out_with_what_the_poll_gave(fold: _FoldFn) -> No
     assert len(emission.outputs) == 2
 
 
+def test_a_step_may_tell_of_what_was_rejected_itself() -> None:
+    fold = _FoldFn(Count(), letters=False)
+    list(fold.process(restored(1)))
+    (emission,) = fold.process(polled(1, 4, LETTER))
+    assert [output.topic for output in emission.outputs] == [METRICS]
+    close_folders()
+
+
 @pytest.mark.parametrize("starts", [[1], [1, 3]])
 def test_polls_of_another_start_are_dropped(fold: _FoldFn, starts: list[int]) -> None:
     assert not list(fold.process(polled(2)))  # before any memory

@@ -1,0 +1,47 @@
+"""The dataset card: what the dataset is, for people, and where its files lie, for `load_dataset`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from infra.files import write_atomically
+from operators.export.config import Contents
+from operators.export.folder import DATA, Part, read_contents, read_parts
+from operators.export.views import view_of
+
+
+def write_card(root: Path) -> None:
+    """Write `root`/README.md as the folder stands. Raises ExportError where it is no export."""
+    write_atomically(root / "README.md", card(read_contents(root), read_parts(root)))
+
+
+def card(contents: Contents, parts: Sequence[Part]) -> str:
+    """The card of an export that has `parts`."""
+    view = view_of(contents.of, contents.view)
+    conditions = [condition for condition in (view.condition, contents.where) if condition]
+    columns = [f"| `{field.name}` | `{field.type}` |" for field in contents.schema]
+    return "\n".join(
+        [
+            "---",
+            "configs:",
+            "- config_name: default",
+            f"  data_files: {DATA}/*.{contents.format}",
+            "tags: [reinforcement-learning, laminar]",
+            "---",
+            f"# {contents.topic} of {contents.run}",
+            "",
+            f"View `{contents.view}`: {view.about}. Exported by Laminar from the Kafka topic "
+            f"`{contents.of.name(contents.run)}`: {sum(part.rows for part in parts):,} rows in "
+            f"{sum(bool(part.file) for part in parts)} files.",
+            *(["", f"Rows for which `{'` and `'.join(conditions)}` holds."] if conditions else []),
+            "",
+            "A file's name says which offsets of which partition it holds; `laminar export verify` proves that none is "
+            "missing or there twice. Columns are added in later versions and never change.",
+            "",
+            "| column | type |",
+            "| --- | --- |",
+            *columns,
+            "",
+        ]
+    )

@@ -1,0 +1,38 @@
+"""The rows of a part as the log has them: read anew, on no group's behalf."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from infra.kafka.properties import ClientProperties
+from infra.kafka.reading import read_topic
+from infra.kafka.start_offset import StartOffset
+from operators.export.columns import Placed, as_table
+from operators.export.config import Contents
+from operators.export.folder import Part
+from operators.export.verify import LogRows
+from schemas.codec import decode_as_block
+
+
+def rows_of_log(client: ClientProperties) -> LogRows:
+    """How `verify` reads the log at `client`."""
+
+    def read(contents: Contents, part: Part) -> tuple[pa.Table, list[int]]:
+        topic = contents.of
+        records = read_topic(
+            client,
+            topic.name(contents.run),
+            start=StartOffset(part.first),
+            partitions=[part.partition],
+            until={part.partition: part.last + 1},
+            decoder=lambda value, headers: (decode_as_block(value, headers),),
+        )
+        placed, undecodable = [], []
+        for record in records:
+            if record.error is not None or record.rows[0].kind not in topic.records:
+                undecodable.append(record.offset)
+            else:
+                placed.append(Placed(record.rows[0], record.offset, record.timestamp))
+        return as_table(topic, part.partition, placed), undecodable
+
+    return read

@@ -1,0 +1,159 @@
+"""`laminar topics dlq`: records that could not be processed, and their way back to where they came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+
+from infra.kafka.producer import BoundedProducer
+from infra.kafka.properties import ClientProperties
+from infra.kafka.reading import StoredRecord, UnknownTopic, partition_ranges, read_topic
+from operators.export.columns import Placed, as_table, row_schema
+from operators.export.where import parse_where
+from pipelines.cli.options import BrokersOption, JsonOption, PropertiesOption, RunOption, connect
+from pipelines.cli.output import Report, table
+from pipelines.cli.record_text import utc
+from schemas.codec import decode_as_block
+from schemas.records import DeadLetter
+from schemas.topics import DEAD_LETTERS
+
+app = typer.Typer(no_args_is_help=True)
+
+COLUMNS = ("letter", "failed", "step", "from", "bytes", "reason")
+WhereOption = Annotated[
+    str, typer.Option("--where", "-w", metavar="CONDITION", help="step = 'read experiences' and reason ~ 'schema'.")
+]
+
+
+@app.callback()
+def dead_letters() -> None:
+    """Look at dead letters, and send their records back.
+
+    \b
+    Examples:
+      laminar topics dlq list
+      laminar topics dlq replay --execute
+    """
+
+
+@app.command("list")
+def list_(
+    where: WhereOption = "",
+    run: RunOption = None,
+    brokers: BrokersOption = None,
+    command_config: PropertiesOption = None,
+    json: JsonOption = False,
+) -> Report:
+    """List the dead letters of a run: which step set which record aside, and why.
+
+    \b
+    Examples:
+      laminar topics dlq list
+      laminar topics dlq list -w "step = 'read experiences'" --json
+    """
+    to = connect(run, brokers, command_config)
+    rows = [_row(record, letter) for record, letter in _letters(to.client, to.run, where)]
+    return Report(rows, lambda: table(rows, COLUMNS) if rows else "no dead letters", as_json=json)
+
+
+@app.command()
+def replay(
+    where: WhereOption = "",
+    execute: Annotated[bool, typer.Option("--execute", help="Do it; without, only say what would be done.")] = False,
+    run: RunOption = None,
+    brokers: BrokersOption = None,
+    command_config: PropertiesOption = None,
+    json: JsonOption = False,
+) -> Report:
+    """Write the records of dead letters again, to the topic and partition they came from, once their cause is gone.
+
+    They are read from where they stand, with key and headers. Whoever reads them drops what it has answered already,
+    so a record that is sent twice counts once. Exits with 1 where one cannot be sent: retention has taken it.
+
+    \b
+    Examples:
+      laminar topics dlq replay
+      laminar topics dlq replay -w "reason ~ 'verifier'" --execute
+    """
+    to = connect(run, brokers, command_config)
+    found = [(letter, _original(to.client, letter)) for _, letter in _letters(to.client, to.run, where)]
+    if execute:
+        with BoundedProducer(to.client) as producer:
+            for letter, original in found:
+                if original is not None and original.rows[0] is not None:
+                    producer.send(
+                        letter.topic,
+                        original.rows[0],
+                        key=original.key,
+                        headers=original.headers,
+                        partition=letter.partition,
+                    )
+    sent = "sent" if execute else "would be sent"
+    rows = [
+        {
+            "from": f"{letter.topic} {letter.partition}:{letter.offset}",
+            "bytes": original.size if original is not None else len(letter.payload),
+            "what": sent if original is not None else "gone: retention has taken it",
+        }
+        for letter, original in found
+    ]
+    gone = sum(original is None for _, original in found)
+    hint = "" if execute or not rows else "\nNothing was written. --execute does it."
+    return Report(
+        rows,
+        lambda: (
+            "\n".join(f"{row['from']}  {row['bytes']} bytes  {row['what']}" for row in rows) + hint
+            if rows
+            else "no dead letters"
+        ),
+        as_json=json,
+        exit_code=1 if gone else 0,
+    )
+
+
+def _letters(client: ClientProperties, run: str, where: str) -> Iterator[tuple[StoredRecord, DeadLetter]]:
+    """The dead letters of `run` for which `where` holds. Raises typer.BadParameter where that cannot be understood."""
+    try:
+        condition = parse_where(where, row_schema(DEAD_LETTERS)) if where else None
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--where") from error
+    for record in read_topic(
+        client, DEAD_LETTERS.name(run), decoder=lambda value, headers: (decode_as_block(value, headers),)
+    ):
+        if not record.rows or record.rows[0].kind is not DeadLetter:
+            continue
+        placed = [Placed(record.rows[0], record.offset, record.timestamp)]
+        if condition is None or len(condition.rows(as_table(DEAD_LETTERS, record.partition, placed))):
+            yield record, record.rows[0].records()[0]
+
+
+def _original(client: ClientProperties, letter: DeadLetter) -> StoredRecord | None:
+    """The record that `letter` is about, its value as its one row; None where it is no more."""
+    try:
+        held = partition_ranges(client, letter.topic).get(letter.partition)
+    except UnknownTopic:
+        return None
+    if held is None or not held.beginning <= letter.offset < held.end:
+        return None
+    found = read_topic(
+        client,
+        letter.topic,
+        start={letter.partition: letter.offset},
+        partitions=[letter.partition],
+        until={letter.partition: letter.offset + 1},
+        decoder=lambda value, headers: (value,),
+    )
+    return next(found, None)
+
+
+def _row(record: StoredRecord, letter: DeadLetter) -> dict[str, Any]:
+    return {
+        "letter": f"{record.partition}:{record.offset}",
+        "failed": utc(letter.failed_at),
+        "step": letter.step,
+        "from": f"{letter.topic} {letter.partition}:{letter.offset}",
+        "bytes": len(letter.payload),
+        "reason": letter.reason,
+    }

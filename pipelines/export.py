@@ -1,0 +1,44 @@
+"""export: a topic into files, exactly once. It reads on from where its folder ends and writes nothing to Kafka."""
+
+from __future__ import annotations
+
+import hashlib
+
+import apache_beam as beam
+
+from infra.kafka.properties import ClientProperties
+from operators.export.config import ExportConfig
+from operators.export.export_topic import ExportTopic
+from operators.export.resume import Resume
+from operators.io.config import Reading, ShardConfig
+from operators.io.fold_records import FoldRecords
+from operators.io.read_topics import ReadTopics
+from operators.io.write_transactionally import WriteTransactionally
+from schemas.codec import record_type
+
+
+def build(pipeline: beam.Pipeline, config: ExportConfig, client: ClientProperties) -> None:
+    """Any topic → files; its committed offsets say, for display, how far they go."""
+    source = shard(config, client)
+    (
+        pipeline
+        | "read topic" >> ReadTopics(source)
+        | "write files" >> FoldRecords(ExportTopic(config), letters=False)
+        | "commit offsets" >> WriteTransactionally(source)
+    )
+
+
+def shard(config: ExportConfig, client: ClientProperties) -> ShardConfig:
+    """All partitions of the topic; each folder has a group of its own."""
+    contents = config.contents
+    columnar = all(record_type(kind).encoding == "arrow" for kind in contents.of.records)
+    folder = hashlib.sha256(str(config.folder.absolute()).encode()).hexdigest()[:8]
+    return ShardConfig(
+        client=client,
+        run=contents.run,
+        pipeline=f"export-{contents.topic}-{folder}",
+        readings=(Reading(contents.of, tuple(sorted(contents.starts)), blocks=columnar),),
+        resume=Resume(config, client),
+        ends=not config.follow,
+        commit_s=5.0,
+    )

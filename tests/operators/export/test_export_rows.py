@@ -1,0 +1,118 @@
+"""Rows, conditions and views of an export, as tables in and tables out."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from exports_here import experience, rows_of
+from record_samples import SAMPLES
+
+from operators.export.columns import Placed, as_table, row_schema
+from operators.export.formats import Format, read_table, write_table
+from operators.export.views import view_of
+from operators.export.where import WhereError, parse_where
+from schemas.block import Block
+from schemas.topics import CATALOGUE, EXPERIENCES, SETTLED
+
+ROWS = rows_of(experience(0, 0, 1.0), experience(0, 1, 0.25), experience(1, 0, 0.5), experience(1, 1, 0.5, tokens=0))
+
+
+@pytest.mark.parametrize("noun", CATALOGUE)
+def test_every_topic_has_rows_that_come_back_from_every_format(noun: str, tmp_path) -> None:
+    topic = CATALOGUE[noun]
+    blocks = [Placed(Block.of([SAMPLES[kind]] * 2), at, 1000 + at) for at, kind in enumerate(topic.records)]
+    table = as_table(topic, 3, blocks * 2)
+    table.validate(full=True)
+    assert len(table) == 4 * len(topic.records)
+    assert table["kafka_row"].to_pylist()[:2] == [0, 1]
+    for kind in ("parquet", "arrow", "jsonl"):
+        form: Format = kind
+        write_table(tmp_path / kind, table, form)
+        assert read_table(tmp_path / kind, form, row_schema(topic)).to_pylist() == table.to_pylist()
+
+
+def test_what_is_computed() -> None:
+    names = ("trajectory_id", "group_id", "policy_epoch", "policy_version", "staleness", "prompt_tokens")
+    assert [ROWS[name].to_pylist()[1] for name in names] == ["p0.1", "p0", 1, 3, 2, 2]
+    assert ROWS["policy_version"].to_pylist()[3] is None  # nothing was generated
+    assert ROWS["staleness"].to_pylist()[3] is None
+    assert ROWS["completion_tokens"].to_pylist() == [4, 4, 4, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("reward > 0.25", [0, 2, 3]),
+        ("reward = 1 or reward == 0.25", [0, 1]),
+        ("not reward >= .5", None),  # a number begins with a digit
+        ("not (reward >= 0.5)", [1]),
+        ("reward < 1 and member = 0 or reward = 1", [0, 2]),
+        ("trajectory_id in ('p0.1', 'p1.0')", [1, 2]),
+        ("completion_text ~ '^answer [01]$' and task = \"sums\"", [0, 1, 2, 3]),
+        ("policy_version is null", [3]),
+        ("policy_version is not null and not policy_version != 3", [0, 1, 2]),
+        ("policy_version != 4", [0, 1, 2]),
+        ("kafka_timestamp >= '1970-01-01T00:00:01.002'", [2, 3]),
+        ("prompt_text = 'it\\'s'", []),
+    ],
+)
+def test_conditions(text: str, rows: list[int] | None) -> None:
+    if rows is None:
+        with pytest.raises(WhereError):
+            parse_where(text, ROWS.schema)
+    else:
+        assert parse_where(text, ROWS.schema).rows(ROWS)["kafka_offset"].to_pylist() == rows
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "is empty"),
+        ("rewrad > 1", "there is no column rewrad; the nearest is reward"),
+        ("reward > 'much'", "reward is compared with a value of type double"),
+        ("member > 0.5", "member is compared with a value of type int64"),
+        ("completion_mask = 1", "only `is null` can be asked"),
+        ("scored_at > 'soon'", "a time like"),
+        ("task ~ '('", "no regular expression"),
+        ("reward ~ '1'", "reward is no text"),
+        ("reward", "expected a comparison"),
+        ("reward > 1 reward", "join conditions"),
+        ("(reward > 1", "expected ')'"),
+        ("reward > 1 and", "at 'the end'"),
+        ("__import__('os')", "there is no column __import__"),
+        ("reward > 1; drop", "is not understood"),
+        ("(" * 99 + "reward > 1" + ")" * 99, "too many parentheses"),
+    ],
+)
+def test_what_is_no_condition_says_why(text: str, reason: str) -> None:
+    with pytest.raises(WhereError) as raised:
+        parse_where(text, ROWS.schema)
+    assert reason in str(raised.value)
+
+
+def _view(name, rows: pa.Table = ROWS) -> list[dict]:
+    view = view_of(EXPERIENCES, name)
+    made = view.make(parse_where(view.condition, rows.schema).rows(rows))
+    assert made.schema.equals(view.schema)
+    return made.to_pylist()
+
+
+def test_views() -> None:
+    assert [(row["prompt"], row["completion"], row["reward"]) for row in _view("trl")[:2]] == [
+        ("What is 0 + 1?", "answer 0", 1.0),
+        ("What is 0 + 1?", "answer 1", 0.25),
+    ]
+    assert [row["trajectory_id"] for row in _view("sft")] == ["p0.0", "p1.0", "p1.1"]
+    (pair,) = _view("preference")  # the other group's answers are equally good
+    assert (pair["prompt"], pair["chosen"], pair["rejected"]) == ("What is 0 + 1?", "answer 0", "answer 1")
+    asked = _view("verl")
+    assert [row["extra_info"] for row in asked] == [{"split": "train", "index": 0}, {"split": "train", "index": 1}]
+    assert asked[0]["prompt"] == [{"role": "user", "content": "What is 0 + 1?"}]
+    assert asked[0]["reward_model"] == {"style": "rule", "ground_truth": '{"answer": "1"}'}
+
+
+@pytest.mark.parametrize("name", ["trl", "sft", "preference", "verl"])
+def test_a_view_of_nothing_is_empty(name) -> None:
+    assert _view(name, ROWS.slice(0, 0)) == []
+    with pytest.raises(ValueError, match="is of experiences"):
+        view_of(SETTLED, name)

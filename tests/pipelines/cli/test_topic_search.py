@@ -1,0 +1,173 @@
+"""`laminar topics find`, `stats`, `get`, `offsets`, `dlq`, and tail in kcat's ways, against a real broker."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+from kafka import KafkaProducer
+from record_samples import SAMPLES
+
+from infra.kafka.admin import TopicSpec, admin_client, create_topics
+from infra.kafka.broker import Broker
+from infra.kafka.lag import list_groups
+from infra.kafka.properties import ClientProperties
+from infra.kafka.reading import read_topic
+from pipelines.cli.main import main
+from schemas.codec import encode
+from schemas.records import DeadLetter, Settled
+from schemas.topics import DEAD_LETTERS, SETTLED, run_prefix
+
+RUN = "topic-search"
+SETTLED_SAMPLE = next(record for record in SAMPLES.values() if isinstance(record, Settled))
+Laminar = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def filled(broker: Broker) -> ClientProperties:
+    """Twenty settled trajectories on two partitions, a stranger's record, dead letters of it and of what is gone.
+
+    Record n was written at n seconds after the epoch of 1,700,000,000.
+    """
+    client = ClientProperties.at(broker.bootstrap_servers)
+    settled, letters = SETTLED.name(RUN), DEAD_LETTERS.name(RUN)
+    with admin_client(client) as admin:
+        create_topics(admin, [TopicSpec(settled, 2), TopicSpec(letters, 1)])
+    producer = KafkaProducer(bootstrap_servers=broker.bootstrap_servers)
+    for number in range(20):
+        fate = "dropped" if number % 5 == 0 else "batched"
+        value, headers = encode(replace(SETTLED_SAMPLE, trajectory_id=f"p{number}.0", fate=fate, tokens=number))
+        at = 1_700_000_000_000 + 1000 * number
+        producer.send(settled, value, b"k", list(headers), number % 2, timestamp_ms=at)
+    producer.send(settled, b"\xff", b"odd", [("mine", b"1")], 0, timestamp_ms=1_700_000_100_000)
+    for offset in (10, 99):
+        value, headers = encode(DeadLetter("read settled", "no laminar-schema header", settled, 0, offset, b"\xff", 0))
+        producer.send(letters, value, headers=list(headers), partition=0)
+    producer.flush()
+    producer.close()
+    return client
+
+
+@pytest.fixture
+def laminar(filled: ClientProperties, capfdbinary: pytest.CaptureFixture[bytes]) -> Laminar:
+    def call(*words: str, raw: bool = False) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main([*words, "--run", RUN, "-b", filled.bootstrap_servers])
+        printed = capfdbinary.readouterr()
+        out = printed.out if raw else printed.out.decode()
+        return int(ended.value.code or 0), out, printed.err.decode()  # type: ignore[return-value]
+
+    return call
+
+
+def ids(printed: tuple[int, str, str]) -> list[str]:
+    return sorted(json.loads(line)["trajectory_id"] for line in printed[1].splitlines())
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("-w", "fate = 'dropped'"), ["p0.0", "p10.0", "p15.0", "p5.0"]),
+        (("-w", "fate = 'dropped' and tokens > 9"), ["p10.0", "p15.0"]),
+        (("-w", "fate = 'dropped'", "-n", "1"), ["p0.0"]),
+        (("-o", "8", "-w", "kafka_partition = 1"), ["p17.0", "p19.0"]),
+        (("-o", "-1", "-p", "1"), ["p19.0"]),
+        (("-o", ":2", "-p", "0"), ["p0.0", "p2.0"]),
+        (("-o", "s@1700000017000", "-o", "e@1700000019000"), ["p17.0", "p18.0"]),
+        (("-n", "0"), []),
+    ],
+)
+def test_find(laminar: Laminar, words: tuple[str, ...], expected: list[str]) -> None:
+    assert ids(laminar("topics", "find", "settled", *words, "-O", "jsonl")) == expected
+
+
+def test_every_output_has_the_same_rows(laminar: Laminar) -> None:
+    words = ("topics", "find", "settled", "-w", "tokens in (3, 4)", "--columns", "tokens,fate", "-O")
+    rows = [{"tokens": 4, "fate": "batched"}, {"tokens": 3, "fate": "batched"}]
+    assert json.loads(laminar(*words, "json")[1]) == rows
+    assert [json.loads(line) for line in laminar(*words, "jsonl")[1].splitlines()] == rows
+    assert list(csv.reader(io.StringIO(laminar(*words, "csv")[1])))[1:] == [["4", "batched"], ["3", "batched"]]
+    stream = pa.ipc.open_stream(laminar(*words, "arrow", raw=True)[1])
+    assert stream.read_all().to_pylist() == rows
+    assert "TOKENS" in laminar(*words, "table")[1]
+    assert laminar(*words, "lines")[1].splitlines() == ['{tokens=4 fate="batched"}', '{tokens=3 fate="batched"}']
+
+
+def test_stats(laminar: Laminar) -> None:
+    said = json.loads(laminar("topics", "stats", "settled", "--json")[1])
+    assert (said["records"], said["rows"], said["undecodable"]) == (21, 20, 1)
+    assert said["schemas"] == {"Settled/1": 20, "none": 1}
+    assert said["figures"]["tokens"] == {"min": 0, "mean": 9.5, "max": 19}
+    assert (said["first_at"], said["last_at"]) == (1_700_000_000_000, 1_700_000_100_000)
+    assert "20 Settled/1" in laminar("topics", "stats", "settled")[1]
+
+
+def test_get(laminar: Laminar) -> None:
+    assert json.loads(laminar("topics", "get", "settled", "1:3")[1])["rows"][0]["trajectory_id"] == "p7.0"
+    code, _, err = laminar("topics", "get", "settled", "1:99")
+    assert (code, "it holds 0 to 9" in err) == (1, True)
+    assert laminar("topics", "get", "settled", "here")[0] == 2
+
+
+def test_offsets(laminar: Laminar) -> None:
+    rows = json.loads(laminar("topics", "offsets", "settled", "--at", "1700000010000", "--json")[1])
+    assert rows[0] == {"partition": 0, "beginning": 0, "end": 11, "held_back": 0, "at": 5}
+    assert rows[1]["at"] == 5
+
+
+def test_tail_in_kcats_ways(laminar: Laminar) -> None:
+    words = ("topics", "tail", "settled", "-p", "0", "-o", "9:11")
+    assert (
+        laminar(*words, "-f", "%p:%o %k %K %T %h %%\\t.\\n")[1].splitlines()[1]
+        == "0:10 odd 3 1700000100000 mine=1 %\t."
+    )
+    first, second = (json.loads(line) for line in laminar(*words, "-J")[1].splitlines())
+    assert set(first) == {"topic", "partition", "offset", "tstype", "ts", "broker", "headers", "key", "payload"}
+    assert json.loads(first["payload"])["trajectory_id"] == "p18.0"
+    assert (second["payload"], second["headers"]) == (None, ["mine", "1"])
+    assert laminar(*words, "-f", "%q")[0] == 2
+
+
+def test_dead_letters_go_back_to_where_they_came_from_when_told_to(laminar: Laminar, filled: ClientProperties) -> None:
+    assert len(json.loads(laminar("topics", "dlq", "list", "--json")[1])) == 2
+    assert json.loads(laminar("topics", "dlq", "list", "-w", "reason ~ 'other'", "--json")[1]) == []
+    code, out, _ = laminar("topics", "dlq", "replay")
+    assert code == 1  # one is gone
+    assert "would be sent" in out
+    assert "gone: retention has taken it" in out
+    assert "--execute does it" in out
+    name = SETTLED.name(RUN)
+    before = len(list(read_topic(filled, name)))
+    laminar("topics", "dlq", "replay", "--execute")
+    *_, last = read_topic(filled, name, partitions=[0])
+    assert len(list(read_topic(filled, name))) == before + 1
+    assert (last.offset, last.key, last.headers) == (11, b"odd", (("mine", b"1"),))
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("find", "settled", "-w", "fat = 1"), "the nearest is fate"),
+        (("find", "settled", "--columns", "tokenz"), "the nearest is tokens"),
+        (("find", "settled", "-o", "then"), "is no offset"),
+        (("find", "setled"), "did you mean settled?"),
+        (("stats", "settled", "-p", "x"), "invalid literal"),
+        (("offsets", "settled", "--at", "then"), "is no time"),
+        (("dlq", "list", "-w", "wy = 1"), "there is no column wy"),
+    ],
+)
+def test_wrong_use_exits_with_2(laminar: Laminar, words: tuple[str, ...], reason: str) -> None:
+    code, _, err = laminar("topics", *words)
+    assert code == 2
+    assert reason in " ".join(err.replace("│", " ").split())
+
+
+def test_looking_joins_no_group(laminar: Laminar, filled: ClientProperties) -> None:
+    laminar("topics", "find", "settled", "-n", "1")
+    with admin_client(filled) as admin:
+        assert list_groups(admin, run_prefix(RUN)) == []
