@@ -170,11 +170,7 @@ def test_one_update_a_fold_and_busy_while_there_are_more(trainer: Trainer) -> No
     assert (trainer.steps(), trainer.shard.folder.busy()) == ([1], True)  # type: ignore[union-attr]
     trainer.run()
     assert (trainer.steps(), trainer.shard.folder.busy()) == ([1, 2], False)  # type: ignore[union-attr]
-    told = [metric.values for metric in trainer.log.rows(METRICS)]
-    assert [each["queue/lag"] for each in told] == [1.0, 0.0]
-    for each in told:
-        idle = each["time/wait"] / (each["time/wait"] + each["time/update"] + each["weight_sync/seconds"])
-        assert each["trainer/idle_ratio"] == pytest.approx(idle)
+    assert [metric.values["queue/lag"] for metric in trainer.log.rows(METRICS)] == [1.0, 0.0]
 
 
 def test_the_last_version_is_final_and_its_model_is_left_in_a_folder(trainer: Trainer) -> None:
