@@ -39,7 +39,7 @@ soak: $(READY)
 	$(BIN)/python tests/soak/campaign.py --folder build/soak $(ARGS)
 	$(BIN)/python -m benchmarks.algorithms --folder build/soak/algorithms --results build/soak/algorithms.json
 	$(BIN)/python -m benchmarks.algorithms --folder build/soak/algorithms --results build/soak/algorithms.json \
-		--lag 4 --only decoupled_ppo tis "tis, sequence"
+		--lag 4 --set trainer.learner.learning_rate=1e-4 --only decoupled_ppo tis "tis, sequence"
 	$(BIN)/pytest -m soak
 
 # The environment: pinned packages, then the project itself in place.

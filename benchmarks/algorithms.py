@@ -1,13 +1,15 @@
 """What every algorithm makes of the demonstration, and what staleness costs.
 
     OMP_NUM_THREADS=1 python -m benchmarks.algorithms
-    OMP_NUM_THREADS=1 python -m benchmarks.algorithms --lag 4 --only decoupled_ppo tis "tis, sequence"
+    OMP_NUM_THREADS=1 python -m benchmarks.algorithms --lag 4 --only decoupled_ppo tis "tis, sequence" \
+        --set trainer.learner.learning_rate=1e-4
 
 Three of them train as whole runs, through Kafka; the others, and all with `--lag`, in one plain loop over the same
 engine, learner and Algorithm (benchmarks/recipe.py). Every cell starts from the same warm start of its seed, with the
-same questions and rates. `--lag k` trains every batch k updates late, and compares with a loop that has no lag. A
-cell's result is written as soon as it is known, and started again the command goes on with those that are missing;
-`--known` prints what is there. Exit code 1 if an algorithm gained less than 20 points, or lost more than 5 by its lag.
+same questions and rates. `--lag k` trains every batch k updates late, and compares with a loop that has no lag at the
+same rate: above at half the demonstration's, at which gradients that come four updates late overshoot. A cell's result
+is written as soon as it is known, and started again the command goes on with those that are missing; `--known` prints
+what is there. Exit code 1 if an algorithm gained less than 20 points, or lost more than 5 by its lag.
 """
 
 from __future__ import annotations
