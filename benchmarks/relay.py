@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
@@ -94,7 +94,7 @@ def repair(repetitions: int) -> Iterator[Figure]:
     """A relay killed in the middle of a chain, several times."""
     found = [measure_repair(16, 8e6) for _ in range(max(repetitions, KILLS))]
     seconds, chunks = [each.seconds for each in found], [each.chunks for each in found]
-    said = f"next chunk after {_of(seconds, '.3f')} s, {_of(chunks, '.1f')} chunks sent again"
+    said = f"next chunk after {_of(seconds, '.3f')} s, {_of(chunks, '.0f')} chunks asked for again"
     yield Figure(f"a middle relay killed {len(found)} times", said, "< 1 s, ≤ 2", max(seconds) < 1 and max(chunks) <= 2)
 
 
@@ -115,7 +115,7 @@ def delta(repetitions: int) -> Iterator[Figure]:
     yield Figure("its work", f"{took}, {cpu}; bit-exact: {found.exact}", f"< {1000 * goal:.0f} ms (10 Gbit/s)", met)
 
 
-def _of(values: list[float], form: str) -> str:
+def _of(values: Sequence[float], form: str) -> str:
     return f"{statistics.median(values):{form}} (worst {max(values):{form}})"
 
 

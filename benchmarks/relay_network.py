@@ -211,10 +211,11 @@ def _bare_pair(size: int, piece: int) -> Iterator[Callable[[], float]]:
 
 @dataclass(frozen=True)
 class Repair:
-    """What a relay killed in the middle costs its successor: seconds to the next chunk, and chunks sent again."""
+    """What a relay killed in the middle costs its successor: seconds to the next chunk, and chunks that were on their
+    way from it, and asked for again: no more can come twice."""
 
     seconds: float
-    chunks: float
+    chunks: int
 
 
 def measure_repair(megabytes: float, rate: float) -> Repair:
@@ -231,4 +232,5 @@ def measure_repair(megabytes: float, rate: float) -> Repair:
         lost = next(i for i, said in enumerate(successor.heard) if said["lost"])
         there = successor.heard[lost - 1]["arrived"]
         after = next(said["at"] for said in successor.heard[lost:] if said["arrived"] > there)
-        return Repair(after - killed, (successor.said["received"] - size) / chunk)
+        assert successor.said["received"] <= size + successor.said["asked_again"] * chunk
+        return Repair(after - killed, successor.said["asked_again"])
