@@ -48,11 +48,30 @@ def decode_arrow(kind: type, data: bytes) -> list[Any]:
 def decode_columns(kind: type, data: bytes) -> pa.RecordBatch:
     """The columns of the records of class `kind` in `data`, checked as `decode_arrow` does. Raises ValueError."""
     batch = _read(kind, data)
-    for (name, field, _), column in zip(_layout(kind).columns, batch.columns, strict=True):
-        _check(name, batch.schema.field(name), column)
-        if field.choices is not None and not pc.all(pc.is_in(column, pa.array(sorted(field.choices)))).as_py():
-            raise ValueError(f"{name}: a value is not one of {sorted(field.choices)}")
+    _check_values(kind, batch)
     return batch
+
+
+def decode_each(kind: type, values: Sequence[bytes]) -> list[pa.RecordBatch | ValueError]:
+    """What `decode_columns` returns for each of `values`, or raises; the more there are, the less each costs."""
+    found: list[pa.RecordBatch | ValueError] = []
+    for data in values:
+        try:
+            found.append(_read(kind, data))
+        except ValueError as error:
+            found.append(error)
+    batches = [each for each in found if isinstance(each, pa.RecordBatch)]
+    try:
+        if batches:
+            _check_values(kind, pa.concat_batches(batches))
+    except ValueError:  # of one of them at least
+        for at, each in enumerate(found):
+            try:
+                if isinstance(each, pa.RecordBatch):
+                    _check_values(kind, each)
+            except ValueError as error:
+                found[at] = error
+    return found
 
 
 def flatten_records(rows: Sequence[Any]) -> pa.RecordBatch:
@@ -169,6 +188,14 @@ def _read(kind: type, data: bytes) -> pa.RecordBatch:
     except (pa.ArrowException, OSError, EOFError, OverflowError, struct.error) as error:
         raise ValueError(f"{kind.__name__}: not a valid Arrow record batch ({error})") from error
     return batch
+
+
+def _check_values(kind: type, batch: pa.RecordBatch) -> None:
+    """Raise ValueError for what Arrow lets a column hold and a record does not."""
+    for (name, field, _), column in zip(_layout(kind).columns, batch.columns, strict=True):
+        _check(name, batch.schema.field(name), column)
+        if field.choices is not None and not pc.all(pc.is_in(column, pa.array(sorted(field.choices)))).as_py():
+            raise ValueError(f"{name}: a value is not one of {sorted(field.choices)}")
 
 
 def _check(where: str, field: pa.Field, column: pa.Array) -> None:

@@ -13,9 +13,12 @@ from kafka.consumer.fetcher import ConsumerRecord
 from infra.kafka.offset_span import Edge, OffsetSpan
 from infra.kafka.properties import ClientProperties
 from infra.kafka.start_offset import BEGINNING, StartOffset
+from infra.kafka.wide_reads import read_widely
 from schemas.codec import UndecodableRecord, decode
 
 POLL_MS = 500
+MAX_POLL_RECORDS = 5000
+"""Each poll has a price of its own, which small records share."""
 Decoder = Callable[[bytes | None, Iterable[tuple[str, bytes]]], Sequence[Any]]
 
 
@@ -122,6 +125,7 @@ def last_records(
 
 @contextlib.contextmanager
 def _consumer(client: ClientProperties) -> Iterator[KafkaConsumer]:
+    read_widely()
     consumer = KafkaConsumer(
         **client.consumer(
             group_id=None,
@@ -129,6 +133,7 @@ def _consumer(client: ClientProperties) -> Iterator[KafkaConsumer]:
             isolation_level="read_committed",
             auto_offset_reset="earliest",  # retention may take what was there a moment ago
             metrics_enabled=False,
+            max_poll_records=MAX_POLL_RECORDS,
         )
     )
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -10,7 +11,8 @@ import pyarrow as pa
 from infra.kafka.properties import ClientProperties
 from infra.kafka.reading import PartitionRange, StoredRecord, read_topic
 from operators.export.columns import Placed, as_table
-from schemas.codec import decode_as_block
+from schemas.block import Block
+from schemas.codec import decode_all
 from schemas.topics import Topic
 
 CHUNK = 1000
@@ -18,7 +20,7 @@ CHUNK = 1000
 
 
 class Chunk(NamedTuple):
-    """Records of one partition: `rows` are those of all that could be decoded."""
+    """Records of one partition: `rows` are those of all that could be decoded; the others say why not."""
 
     records: Sequence[StoredRecord]
     rows: pa.Table
@@ -36,7 +38,7 @@ def read_chunks(
         partitions=sorted(ranges),
         until={number: held.end for number, held in ranges.items()},
         follow=follow,
-        decoder=lambda value, headers: (decode_as_block(value, headers),),
+        decoder=lambda value, headers: (value,),  # decoded a chunk at a time
     )
     for record in records:
         gathered = waiting.setdefault(record.partition, [])
@@ -48,9 +50,12 @@ def read_chunks(
 
 
 def _chunk(topic: Topic, records: Sequence[StoredRecord]) -> Chunk:
-    placed = [
-        Placed(record.rows[0], record.offset, record.timestamp)
-        for record in records
-        if record.rows and record.rows[0].kind in topic.records
-    ]
-    return Chunk(records, as_table(topic, records[0].partition, placed))
+    told, placed = list(records), []
+    for at, found in enumerate(decode_all([(record.rows[0], record.headers) for record in records])):
+        record = records[at]
+        if isinstance(found, Block) and found.kind in topic.records:
+            placed.append(Placed(found, record.offset, record.timestamp))
+        else:
+            why = f"a {found.kind.__name__} does not belong here" if isinstance(found, Block) else str(found)
+            told[at] = replace(record, rows=(), error=why)
+    return Chunk(told, as_table(topic, records[0].partition, placed))
