@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -16,16 +17,27 @@ import psutil
 import pytest
 from conftest import StartRun
 from kills import ALL, ROLES, ZYGOTE, kill, rounds
+from laminar_runs import LaminarRun
 from small_runs import LEARNS
 from stops import stop_cleanly
 
-from infra.kafka.broker import Broker
+from infra.kafka.broker import Broker, BrokerConfig, start_broker
 from infra.kafka.processes import is_running
+from infra.kafka.properties import ClientProperties
+from infra.kafka.reading import read_topic
 from operators.trainer.replay import folder_digest
+from schemas.records import LevelAsked, LevelBegun
+from schemas.topics import CURRICULUM, PROMPTS
 
 STEPS = 100
 KILLS = 2
 """Kills of each process."""
+LEVELS = (
+    "prompts.levels=[{max_terms=3}, {min_terms=4}, {max_terms=3}, {min_terms=4}, {max_terms=3}, {min_terms=4}]",
+    "placement.prompt_lead=8",
+    "experience.sampler={name='curriculum', options={harder_above=0.01, easier_below=0, least=64}}",
+)
+"""Sums of three terms and of four by turns; the next level after 64 answers, which are all worth something."""
 
 
 def test_the_process_that_starts_roles_may_be_killed(start_run: StartRun, broker: Broker, run_id: str) -> None:
@@ -57,7 +69,7 @@ def test_a_warm_start_that_is_killed_is_begun_again(start_run: StartRun, broker:
 
 @pytest.mark.timeout(480)
 def test_each_process_may_be_killed(start_run: StartRun, run_id: str, model_folder: Path) -> None:
-    run = start_run(run_id, f"trainer.optimizer_steps={STEPS}", "trainer.checkpoint_every=5", LEARNS)
+    run = start_run(run_id, f"trainer.optimizer_steps={STEPS}", "trainer.checkpoint_every=5", LEARNS, *LEVELS)
     run.until_phase("training")
     for name in itertools.islice(rounds(seed=1), KILLS * len(ALL)):
         kill(run, name)
@@ -70,6 +82,7 @@ def test_each_process_may_be_killed(start_run: StartRun, run_id: str, model_fold
     assert all(restarts[role] >= 2 * KILLS for role in ROLES), restarts  # its own, and those of the zygote
     assert "the broker has died; starting it again" in run.said()
     assert not run.traces()
+    every_level_was_asked_for_and_begun_once(run)
     command = [sys.executable, "-c", "from pipelines.cli.main import main; main()"]
     words = ["train", "replay", run.name, "--folder", str(run.folder.parent), "--json"]
     replay = subprocess.run([*command, *words], capture_output=True, text=True, check=False, timeout=150)
@@ -77,3 +90,20 @@ def test_each_process_may_be_killed(start_run: StartRun, run_id: str, model_fold
     told = json.loads(replay.stdout)
     assert (told["steps"], told["weights"]) == (STEPS, told["weights_of_run"])
     assert told["weights"] != folder_digest(model_folder)
+
+
+def every_level_was_asked_for_and_begun_once(run: LaminarRun) -> None:
+    """And every prompt is of the level that had begun by then, from the first of its questions on."""
+    with start_broker(BrokerConfig(run.folder / "kafka")) as broker:
+        topics = [topic.name(run.name) for topic in (CURRICULUM, PROMPTS)]
+        client = ClientProperties.at(broker.bootstrap_servers)
+        said, prompts = ([row for record in read_topic(client, topic) for row in record.rows] for topic in topics)
+    asked = [row for row in said if isinstance(row, LevelAsked)]
+    begun = [row for row in said if isinstance(row, LevelBegun)]
+    assert [row.level for row in asked] == [row.level for row in begun] == [1, 2, 3, 4, 5]
+    assert all(row.answered >= 64 for row in asked)
+    firsts = [0, *(row.number for row in begun), len(prompts)]
+    assert [prompt.number for prompt in prompts] == list(range(len(prompts)))
+    for level, (first, last) in enumerate(itertools.pairwise(firsts)):
+        questions = [json.loads(prompt.reference)["question"] for prompt in prompts[first:last]]
+        assert {len(re.findall(r" [+-] ", question)) for question in questions} == {2 + level % 2}
