@@ -67,7 +67,8 @@ def transfer_queue(rows: list[dict[str, Any]], count: int) -> Iterator[tuple[str
     import transfer_queue as tq
     from tensordict import TensorDict
 
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    # Slots, not cores: each of its actors takes one, and init waits for ever for those that find none.
+    ray.init(num_cpus=16, include_dashboard=False, log_to_driver=False)
     tq.init()
     try:
         names = [name for name in rows[0] if name != "reward"]
