@@ -2,7 +2,8 @@
 the keeper, which remembers heartbeats.
 
 Placement alone decides it (design §7). An order once found stays: relays that are gone leave it, new ones come last.
-The master stays while it lives; when it is gone, the first that is complete takes its place.
+The master stays while it lives; when it is gone, or has nothing while another has something, the first that is complete
+takes its place: the relay beside the trainer may be the last to be heard.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from schemas.records import PolicyVersion, RelayChain, RelayLink, RelayStatus
 
 @dataclass(frozen=True, slots=True)
 class LiveRelay:
-    """A relay that is alive; `newest` is the newest version that it holds, `complete` whether that is the run's."""
+    """A relay that is alive; `newest` is the newest version that it holds, `complete` whether that is the run's,
+    `empty` whether it has said to hold none."""
 
     link: RelayLink
     newest: PolicyVersion | None
     complete: bool
+    empty: bool = False
 
 
 def chain_of(
@@ -33,7 +36,8 @@ def chain_of(
     new = sorted(alive.keys() - set(stayed))
     joined = {*new, *(before.joining if before is not None else ())}
     order = [*stayed, *new]
-    if not stayed or stayed[0] != known[0]:  # there is no master, or it is gone
+    idle = bool(stayed) and alive[stayed[0]].empty and any(each.newest is not None for each in alive.values())
+    if not stayed or stayed[0] != known[0] or idle:  # there is no master, it is gone, or it has nothing to hand out
         master = max(order, key=lambda relay: _rank(alive[relay].newest))  # the first of the best
         order = [master, *(relay for relay in order if relay != master)]
     someone = any(each.complete for each in alive.values())
@@ -87,7 +91,9 @@ class RelayChainKeeper:
                 continue
             held = max(map(PolicyVersion.parse, status.versions), default=None)
             link = RelayLink(relay, status.address, status.host, status.store)
-            alive[relay] = LiveRelay(link, held, held is not None and newest is not None and held >= newest)
+            alive[relay] = LiveRelay(
+                link, held, held is not None and newest is not None and held >= newest, held is None
+            )
         return alive
 
 

@@ -93,6 +93,18 @@ def test_a_silent_master_is_followed_by_who_is_complete() -> None:
     assert order(keeper.decide(TIMEOUT_S + 0.1, version(6), 0)) == [2, 1]
 
 
+def test_who_was_heard_first_but_holds_nothing_gives_way_to_who_does() -> None:
+    keeper = RelayChainKeeper(TIMEOUT_S, "chain")
+    beat(keeper, 2, 0.0)
+    assert order(keeper.decide(0.0, None, 0)) == [2]
+    beat(keeper, 0, 1.0)
+    assert order(keeper.decide(1.0, None, 0)) == [2, 0]  # nobody has anything yet
+    beat(keeper, 0, 2.0, 5)
+    assert order(keeper.decide(2.0, version(5), 0)) == [0, 2]
+    beat(keeper, 2, 3.0, 5)
+    assert keeper.decide(3.0, version(5), 0) is None  # it stays
+
+
 def test_one_that_comes_back_elsewhere_keeps_its_place() -> None:
     keeper = RelayChainKeeper(TIMEOUT_S, "chain")
     for relay in range(2):
