@@ -17,6 +17,7 @@ import typer
 
 from infra.kafka.offset_span import parse_span
 from infra.kafka.reading import resolve_span
+from infra.runners.collector import collect_seldom
 from operators.export.columns import PLACE, row_schema
 from operators.export.formats import plain
 from operators.export.where import parse_where
@@ -79,6 +80,7 @@ def find_command(
     ranges = resolve_span(to.client, name, span, parts)
 
     def tables() -> Iterator[pa.Table]:
+        collect_seldom()
         left = count
         for chunk in read_chunks(to.client, known, name, ranges, follow=follow):
             rows = chunk.rows if condition is None else condition.rows(chunk.rows)
@@ -115,6 +117,7 @@ def stats_command(
         parts = None if partitions is None else [int(part) for part in partitions.split(",")]
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
+    collect_seldom()
     counted = _Counted(known)
     for chunk in read_chunks(to.client, known, name, resolve_span(to.client, name, span, parts)):
         counted.add(chunk.records, chunk.rows)

@@ -37,7 +37,8 @@ def filled(broker: Broker) -> ClientProperties:
     client = ClientProperties.at(broker.bootstrap_servers)
     settled, letters = SETTLED.name(RUN), DEAD_LETTERS.name(RUN)
     with admin_client(client) as admin:
-        create_topics(admin, [TopicSpec(settled, 2), TopicSpec(letters, 1)])
+        kept = {"retention.ms": "-1"}  # these times are long past
+        create_topics(admin, [TopicSpec(settled, 2, config=kept), TopicSpec(letters, 1)])
     producer = KafkaProducer(bootstrap_servers=broker.bootstrap_servers)
     for number in range(20):
         fate = "dropped" if number % 5 == 0 else "batched"
