@@ -27,13 +27,17 @@ class Extraction(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What verifiers are told of a trajectory, JSON-ready: `reference` is JSON, `tokens` the response's length."""
+    """What verifiers are told of a trajectory, JSON-ready: `reference` is JSON, `tokens` the response's length.
+
+    `environment` is the sum of what an environment gave its turns; None where none took part.
+    """
 
     text: str
     tokens: int
     prompt: str
     task: str
     reference: str
+    environment: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,7 @@ class Attempt:
     """One response to judge: its text, its length in tokens (end of sequence included), and what it responds to.
 
     `answer` is None where the text holds none. `reference` is the prompt's, read from JSON; verifiers must not change
-    it.
+    it. `environment` is as an Answer has it.
     """
 
     text: str
@@ -50,6 +54,7 @@ class Attempt:
     prompt: str
     task: str
     reference: Mapping[str, Any]
+    environment: float | None = None
 
     @property
     def accepted(self) -> list[str]:

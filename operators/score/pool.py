@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from operators.score.process import ProcessEnded, VerifierProcess
+from infra.workers.process import ProcessEnded, WorkerProcess
+from operators.score.worker import MAX_REPLY_BYTES
 
 _START_LIMIT_S = 120.0
 _MAX_FAILED_STARTS = 5
@@ -52,7 +53,7 @@ class VerifierPool:
         self._setup, self._time_limit_s = {**setup, "time_limit_s": time_limit_s}, time_limit_s
         self._lock = threading.RLock()
         self._selector = selectors.DefaultSelector()
-        self._processes: list[VerifierProcess] = []
+        self._processes: list[WorkerProcess] = []
         self._failed_starts = 0
         self._calls = 0
         self._outcomes: dict[int, Outcome] = {}
@@ -135,7 +136,7 @@ class VerifierPool:
                 limit = self._time_limit_s if process.ready else _START_LIMIT_S
                 self._lose(process, f"the verifier took longer than {limit:g} s")
 
-    def _send(self, process: VerifierProcess) -> None:
+    def _send(self, process: WorkerProcess) -> None:
         """Send what is left to send, as far as there is room."""
         try:
             process.send()
@@ -144,7 +145,7 @@ class VerifierPool:
             return
         self._watch_for_room(process)
 
-    def _receive(self, process: VerifierProcess) -> None:
+    def _receive(self, process: WorkerProcess) -> None:
         """Take what has come, and note the reply if that is complete."""
         try:
             reply = process.receive()
@@ -166,7 +167,7 @@ class VerifierPool:
         if reply.get("retire"):
             self._replace(process)
 
-    def _watch_for_room(self, process: VerifierProcess) -> None:
+    def _watch_for_room(self, process: WorkerProcess) -> None:
         """Wait for the request pipe only while it is full: rarely, since few requests are larger than a pipe."""
         wanted, watched = process.requests, process.watched
         if wanted == watched:
@@ -177,7 +178,7 @@ class VerifierPool:
             self._selector.register(wanted, selectors.EVENT_WRITE, process)
         process.watched = wanted
 
-    def _lose(self, process: VerifierProcess, reason: str) -> None:
+    def _lose(self, process: WorkerProcess, reason: str) -> None:
         """Replace a process that ended, overran or spoke out of turn; its call, if it has one, gets an error."""
         starting = not process.ready
         index = process.index
@@ -191,11 +192,11 @@ class VerifierPool:
                 raise VerifierUnavailable(f"verifier processes end before they are ready: {reason}")
         self._start()
 
-    def _replace(self, process: VerifierProcess) -> None:
+    def _replace(self, process: WorkerProcess) -> None:
         self._discard(process)
         self._start()
 
-    def _discard(self, process: VerifierProcess) -> None:
+    def _discard(self, process: WorkerProcess) -> None:
         if process.watched is not None:
             self._selector.unregister(process.watched)
         self._selector.unregister(process.replies)
@@ -204,7 +205,9 @@ class VerifierPool:
 
     def _start(self) -> None:
         deadline = time.monotonic() + _START_LIMIT_S
-        process: VerifierProcess = self._starter.submit(VerifierProcess, self._setup, deadline).result()
+        process: WorkerProcess = self._starter.submit(
+            WorkerProcess, "operators.score.worker", self._setup, deadline, MAX_REPLY_BYTES, "verifier"
+        ).result()
         self._processes.append(process)
         self._selector.register(process.replies, selectors.EVENT_READ, process)
         self._send(process)

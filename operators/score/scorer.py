@@ -8,11 +8,11 @@ from functools import lru_cache
 from types import TracebackType
 from typing import Any
 
+from infra.workers.limits import describe
 from operators.score.attempt import Answer, Attempt, extract_answer
 from operators.score.config import ScoreConfig
 from operators.score.pool import Call, Outcome, VerifierPool
 from operators.score.rewards import REWARDS, Judge, is_custom, make_judge
-from operators.score.worker import describe
 
 
 class Scorer:
@@ -87,7 +87,7 @@ class Scorer:
         except ValueError as error:
             return Outcome(None, describe(error))
         found = extract_answer(answer.text, self.config.extraction)
-        return Attempt(answer.text, found, answer.tokens, answer.prompt, answer.task, reference)
+        return Attempt(answer.text, found, answer.tokens, answer.prompt, answer.task, reference, answer.environment)
 
     def _open_pool(self) -> VerifierPool:
         rewards = [self.config.rewards[number] for number in self._pooled]

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from infra.workers.process import ProcessEnded, WorkerProcess
 from operators.score.pool import Call, VerifierPool, VerifierUnavailable
-from operators.score.process import ProcessEnded, VerifierProcess
+from operators.score.worker import MAX_REPLY_BYTES
 
 BAD_VERIFIERS = """
 import os, re, signal, subprocess, sys, threading, time
@@ -148,7 +149,7 @@ def test_the_last_reply_of_a_process_counts_however_late_it_is_read(tmp_path: Pa
         "rewards": [{"name": f"{tmp_path / 'verifiers.py'}:eats_memory", "options": {}}],
         "memory_limit_mb": 512, "allow_processes": False, "extraction": ["whole", ""], "time_limit_s": 5.0,
     }  # fmt: skip
-    process = VerifierProcess(setup, deadline=0.0)
+    process = WorkerProcess("operators.score.worker", setup, 0.0, MAX_REPLY_BYTES, "verifier")
     try:
         process.send()
         while process.receive() is None:  # that it is ready

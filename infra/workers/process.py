@@ -1,4 +1,4 @@
-"""One verifier process, seen from the pool: start it, send it a call, read its reply without waiting, end it."""
+"""One worker process, seen from who uses it: start it, send it a call, read its reply without waiting, end it."""
 
 from __future__ import annotations
 
@@ -10,35 +10,36 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from operators.score.frames import PREFIX_BYTES, frame, frame_length
-from operators.score.worker import MAX_REPLY_BYTES
+from infra.workers.frames import PREFIX_BYTES, frame, frame_length
 
 _KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "LD_LIBRARY_PATH")
 # As multiprocessing's spawn does: the child finds its modules where this process finds them.
 _BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from operators.score.worker import main; main(int(sys.argv[2]))"
+    "import importlib, json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "importlib.import_module(sys.argv[3]).main(int(sys.argv[2]))"
 )
-
-_OUT_OF_TURN = "the verifier wrote into the reply channel"
 
 
 class ProcessEnded(Exception):
     """The process is gone or talks nonsense; the message says which."""
 
 
-class VerifierProcess:
+class WorkerProcess:
     """A process with at most one call under way. Not thread-safe.
+
+    It runs `main(parent)` of `module`, which is sent `setup` and then calls, and answers each in `reply_bytes` at most.
+    It ends with the thread that started it. `name` is what errors call it.
 
     The caller's own: `index`, by which it knows the call under way (None: idle), `deadline`, until when the call or the
     start must be done, by its clock, and `watched`, the descriptor on which it waits for room. The process leads a
     process group of its own, which ends with it.
     """
 
-    def __init__(self, setup: Mapping[str, Any], deadline: float) -> None:
+    def __init__(self, module: str, setup: Mapping[str, Any], deadline: float, reply_bytes: int, name: str) -> None:
+        self._most, self._name = PREFIX_BYTES + reply_bytes, name
         flags = ["-E", "-s", "-W", "ignore", *(["-B"] if sys.dont_write_bytecode else [])]
         self._process = subprocess.Popen(
-            [sys.executable, *flags, "-c", _BOOT, json.dumps(sys.path), str(os.getpid())],
+            [sys.executable, *flags, "-c", _BOOT, json.dumps(sys.path), str(os.getpid()), module],
             bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -105,7 +106,7 @@ class VerifierProcess:
                 raise ProcessEnded
             return None
         if self.ready and (self.index is None or reply.get("call") != self._call):
-            raise ProcessEnded(_OUT_OF_TURN)
+            raise ProcessEnded(f"the {self._name} wrote into the reply channel")
         self.ready, self.deadline = self.ready or "ready" in reply, None
         return reply
 
@@ -126,17 +127,21 @@ class VerifierProcess:
         """How it ended, for people, once `kill` has been called."""
         code = self._process.returncode
         if code is None or code == 0:
-            return "the verifier ended its process"
+            return f"the {self._name} ended its process"
         try:
-            return f"the verifier's process died of {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+            return (
+                f"the {self._name}'s process died of {signal.Signals(-code).name}"
+                if code < 0
+                else f"exit status {code}"
+            )
         except ValueError:
-            return f"the verifier's process died of signal {-code}"
+            return f"the {self._name}'s process died of signal {-code}"
 
     def _read(self) -> bool:
         """Take in what there is; whether nothing more will come."""
-        while len(self._incoming) <= PREFIX_BYTES + MAX_REPLY_BYTES:
+        while len(self._incoming) <= self._most:
             try:
-                part = os.read(self.replies, PREFIX_BYTES + MAX_REPLY_BYTES)
+                part = os.read(self.replies, self._most)
             except BlockingIOError:
                 return False
             if not part:
@@ -148,21 +153,21 @@ class VerifierProcess:
         if len(self._incoming) < PREFIX_BYTES:
             return None
         end = PREFIX_BYTES + frame_length(self._incoming)
-        if end > PREFIX_BYTES + MAX_REPLY_BYTES:
-            raise ProcessEnded(_OUT_OF_TURN)
+        if end > self._most:
+            raise ProcessEnded(f"the {self._name} wrote into the reply channel")
         if len(self._incoming) < end:
             return None
         try:
             reply = json.loads(self._incoming[PREFIX_BYTES:end])
         except ValueError as error:
-            raise ProcessEnded(_OUT_OF_TURN) from error
+            raise ProcessEnded(f"the {self._name} wrote into the reply channel") from error
         del self._incoming[:end]
         if not isinstance(reply, dict):
-            raise ProcessEnded(_OUT_OF_TURN)
+            raise ProcessEnded(f"the {self._name} wrote into the reply channel")
         return reply
 
 
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The few variables that a verifier needs: no credentials, and one thread for libraries that ask how many."""
+    """The few variables that a worker needs: no credentials, and one thread for libraries that ask how many."""
     kept = {name: environment[name] for name in _KEPT_VARIABLES if name in environment}
     return {**kept, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "MPLBACKEND": "agg"}

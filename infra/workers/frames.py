@@ -1,4 +1,4 @@
-"""Length-prefixed JSON: how the pool and its verifier processes talk."""
+"""Length-prefixed JSON: how a worker process and whoever started it talk."""
 
 from __future__ import annotations
 
@@ -33,6 +33,16 @@ def write_frame(descriptor: int, message: Any) -> None:
     rest = memoryview(frame(message))
     while rest:
         rest = rest[os.write(descriptor, rest) :]
+
+
+def take_channels() -> tuple[int, int]:
+    """In a worker: where requests come and replies go. Its standard streams lead nowhere from now on, so that nothing
+    that is printed mixes with replies."""
+    requests, replies = os.dup(0), os.dup(1)
+    with open(os.devnull, "r+b", buffering=0) as nowhere:
+        for descriptor in (0, 1, 2):
+            os.dup2(nowhere.fileno(), descriptor)
+    return requests, replies
 
 
 def _read_exactly(descriptor: int, count: int) -> bytes:

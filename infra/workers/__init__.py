@@ -1,0 +1,1 @@
+"""Processes that run what users wrote: bounded, replaceable, spoken to in JSON."""
