@@ -194,7 +194,10 @@ def _check_values(kind: type, batch: pa.RecordBatch) -> None:
     """Raise ValueError for what Arrow lets a column hold and a record does not."""
     for (name, field, _), column in zip(_layout(kind).columns, batch.columns, strict=True):
         _check(name, batch.schema.field(name), column)
-        if field.choices is not None and not pc.all(pc.is_in(column, pa.array(sorted(field.choices)))).as_py():
+        if field.choices is None:
+            continue
+        chosen = pc.is_in(column.drop_null(), pa.array(sorted(field.choices)))
+        if not pc.all(chosen, min_count=0).as_py():
             raise ValueError(f"{name}: a value is not one of {sorted(field.choices)}")
 
 

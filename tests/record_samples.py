@@ -15,6 +15,7 @@ PROMPT = r.Prompt(
     reference='{"answer": "5"}',
     samples=8,
     sampling=r.Sampling(1.0, 0.95, 0, 64, (2, 7), 42),
+    environment="calculator",
 )
 RESPONSE = r.Response(token_ids([4, 6, 2]), floats([-0.5, -1.25, 0.0]), flags([True, False, True]))
 TRAJECTORY = r.Trajectory(
@@ -33,6 +34,7 @@ TRAJECTORY = r.Trajectory(
     started_at=1_700_000_000_000,
     first_token_at=1_700_000_000_050,
     finished_at=1_700_000_000_250,
+    episode=r.Episode((0.0, 1.0), "done"),
 )
 
 SAMPLES: dict[type, object] = {

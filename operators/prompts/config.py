@@ -63,6 +63,9 @@ class PromptsConfig:
     system: str = ""
     """System message put before a question that has none; needs `chat_template`."""
 
+    environment: str = ""
+    """Which of `rollout.environments` answers what the model writes; empty: none, and a response is one turn."""
+
     samples_per_prompt: int = 8
     temperature: float = 1.0
     """Above 0; the trainer divides its logits by it too."""
@@ -116,7 +119,7 @@ class PromptsConfig:
             raise ValueError("epochs needs size for source 'reasoning_gym': without it there are no epochs")
 
     def _check_synthetic(self) -> None:
-        for name in ("path", "heldout", "heldout_path", "chat_template"):
+        for name in ("path", "heldout", "heldout_path", "chat_template", "environment"):
             if getattr(self, name):
                 raise ValueError(f"{name} does not go with source 'synthetic': its prompts have no text")
 

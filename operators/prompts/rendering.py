@@ -71,6 +71,7 @@ def render(
         sampling=sampling if sampling.max_new_tokens <= room else replace(sampling, max_new_tokens=room),
         policy_version=policy_version,
         round=round,
+        environment=config.environment,
     )
 
 

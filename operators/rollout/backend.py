@@ -29,6 +29,9 @@ class Backend(Protocol):
     def decode(self, token_ids: list[int]) -> str:
         """Response tokens as text."""
 
+    def encode(self, text: str) -> list[int]:
+        """`text` that nobody has read as tokens, none of them special."""
+
     def hear(self, manifest: WeightVersion) -> None:
         """A weight version was announced."""
 

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from infra.by_name import nearest
 from operators.rollout.emulation import EngineEmulation
+from operators.rollout.environments.config import EnvironmentSpec
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ class RolloutConfig:
     moves is computed anew where it goes on."""
     reserve_s: float = 30.0
     """How long a replica keeps room for trajectories that do not come, in seconds."""
+    environments: tuple[EnvironmentSpec, ...] = ()
+    """What answers the model between the turns of an episode; prompts name them."""
 
     def __post_init__(self) -> None:
         for name in ("processes", "replicas", "slots", "threads", "progress_tokens", "gpus"):
@@ -59,9 +63,20 @@ class RolloutConfig:
             raise ValueError(f"kv_megabytes must not be negative, not {self.kv_megabytes}")
         if self.engine != "vllm" and (self.vllm or self.gpus > 1):
             raise ValueError(f"gpus and vllm are for engine 'vllm', not {self.engine!r}")
+        if self.engine == "emulated" and self.environments:
+            raise ValueError("environments need an engine that writes text, not 'emulated'")
+        called = [spec.called for spec in self.environments]
+        if len(set(called)) < len(called):
+            raise ValueError(f"environments: two are called the same, of {sorted(called)}; set label")
         for name in ("step_s", "linger_s", "heartbeat_s", "progress_s", "reserve_s", "stuck_s"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
+
+    def check_environment(self, name: str) -> None:
+        """Raise ValueError if there is no environment called `name`; "" is none, and needs none."""
+        called = [spec.called for spec in self.environments]
+        if name and name not in called:
+            raise ValueError(f"there is no environment {name!r} in rollout.environments{nearest(name, called)}")
 
     @property
     def total_replicas(self) -> int:

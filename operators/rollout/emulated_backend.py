@@ -80,6 +80,10 @@ class EmulatedBackend:
         """Made-up tokens have no text."""
         return f"{len(token_ids)} made-up tokens"
 
+    def encode(self, text: str) -> list[int]:
+        """Raises TypeError: made-up tokens have no text."""
+        raise TypeError("an emulated engine has no tokenizer")
+
     def hear(self, manifest: WeightVersion) -> None:
         self.weights.hear(manifest)
 

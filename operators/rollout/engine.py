@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from schemas.records import PolicyVersion, Sampling
+from schemas.records import Episode, PolicyVersion, Prompt, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +32,24 @@ class KV:
 class Partial:
     """What has been generated of one trajectory: token ids int32[n] and their behaviour logprobs float32[n] in nats.
 
-    `kv`, where it is kept, spares an engine the computing of prompt and partial anew.
+    `kv`, where it is kept, spares an engine the computing of prompt and partial anew. `loss_mask`, bool[n], is False
+    where an environment made a token, whose logprob is 0; None: all were drawn.
     """
 
     token_ids: np.ndarray
     logprobs: np.ndarray
     kv: KV | None = None
+    loss_mask: np.ndarray | None = None
+
+    @property
+    def drawn(self) -> np.ndarray:
+        """The loss mask, bool[n]."""
+        return np.ones(len(self.token_ids), bool) if self.loss_mask is None else self.loss_mask
+
+    def since(self, start: int) -> Partial:
+        """Its tokens from `start` on, without KV."""
+        mask = None if self.loss_mask is None else self.loss_mask[start:]
+        return Partial(self.token_ids[start:], self.logprobs[start:], loss_mask=mask)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,13 +58,15 @@ class Request:
 
     `prompt` is int32[p]. `partial`, where present, is resumed by prefilling prompt + partial, or with its KV; its
     tokens count towards `sampling.max_new_tokens`. The draw for the token at `position` (counted from the first
-    completion token) is a function of (`sampling.seed`, `trajectory_id`, position) alone.
+    completion token) is a function of (`sampling.seed`, `trajectory_id`, position) alone. `asked` is the prompt's
+    record where an environment is to take part; engines know nothing of it.
     """
 
     trajectory_id: str
     prompt: np.ndarray
     sampling: Sampling
     partial: Partial | None = None
+    asked: Prompt | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,12 +74,14 @@ class Completion:
     """A request that ended: everything generated since its prompt, a partial's tokens included.
 
     `finish_reason` is `stop` (a stop token, which is the last token), `length` or `failed` (then `error` says why).
+    `episode` is what an environment gave, where one took part: then `stop` is that it was done.
     """
 
     trajectory_id: str
     generated: Partial
     finish_reason: str
     error: str | None = None
+    episode: Episode | None = None
 
 
 @dataclass(frozen=True, slots=True)

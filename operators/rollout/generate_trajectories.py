@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from infra.kafka.producer import BoundedProducer
@@ -14,6 +14,8 @@ from operators.io.elements import Checkpoint, Output, Place, Polled, Restored
 from operators.io.reject import rejected
 from operators.rollout.backend import Backend, BackendSpec
 from operators.rollout.config import RolloutConfig
+from operators.rollout.environments.pool import EnvironmentPool
+from operators.rollout.episodes import EpisodeEngine
 from operators.rollout.heartbeats import Heartbeats
 from operators.rollout.replica import Replica, Word
 from schemas.records import Assignment, Cancel, Drain, Release, Reserve, Trajectory, WeightVersion
@@ -45,15 +47,18 @@ class GenerateTrajectories:
             producer, run, self.process, hosted, restored.start, self.config.heartbeat_s, self.config.stuck_s
         )
         parcels = None
+        pools: dict[str, EnvironmentPool] = {}
         try:
             if self.config.kv_megabytes:
                 parcels = Parcels(run, self.door, self.config.kv_megabytes * 1_000_000)
             backend = self.backend.open()
+            for spec in self.config.environments:
+                pools[spec.called] = EnvironmentPool(spec)
             replicas = [
                 Replica(
                     index,
                     restored.start,
-                    backend.engine(),
+                    EpisodeEngine(backend.engine(), pools, backend.encode, backend.decode),
                     backend.weights,
                     backend.decode,
                     _wall_ms,
@@ -67,9 +72,13 @@ class GenerateTrajectories:
             heartbeats.close()
             if parcels is not None:
                 parcels.close()
+            for pool in pools.values():
+                pool.close()
             raise
         heartbeats.attend(replicas)
-        return _Generating(self.config, self.partitions, replicas, heartbeats, backend, parcels=parcels)
+        return _Generating(
+            self.config, self.partitions, replicas, heartbeats, backend, parcels=parcels, pools=pools.values()
+        )
 
 
 class _Generating:
@@ -83,9 +92,10 @@ class _Generating:
         clock: Callable[[], float] = time.monotonic,
         *,
         parcels: Parcels | None = None,
+        pools: Collection[EnvironmentPool] = (),
     ) -> None:
         self._config, self._partitions, self._heartbeats, self._clock = config, partitions, heartbeats, clock
-        self._backend, self._parcels = backend, parcels
+        self._backend, self._parcels, self._pools = backend, parcels, pools
         self._replicas = {replica.index: replica for replica in replicas}
         self._words: list[Word] = []
         self._first_at = 0.0
@@ -145,6 +155,8 @@ class _Generating:
         self._backend.close()
         if self._parcels is not None:
             self._parcels.close()
+        for pool in self._pools:
+            pool.close()
 
     def _generate(self) -> None:
         """Step the engines in turn for a while; an idle replica still looks for newer weights."""

@@ -22,6 +22,10 @@ class ModelBackend:
         """The text of `token_ids`, special tokens left out."""
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
 
+    def encode(self, text: str) -> list[int]:
+        """The tokens of `text`; what reads like a special token is spelt out."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+
     def hear(self, manifest: WeightVersion) -> None:
         """The store knows by itself which versions are complete."""
 

@@ -364,7 +364,7 @@ class Replica:
             running = Running.start(assignment, now, 0.0, 0)
             known = request_of(assignment).partial
             generated = known if known is not None else Partial(np.zeros(0, np.int32), np.zeros(0, np.float32))
-        gained = Partial(generated.token_ids[running.told :], generated.logprobs[running.told :])
+        gained = generated.since(running.told)
         version = self.engine.version
         parcel, kv = None, generated.kv
         if kv is not None and self._parcels is not None and version is not None:

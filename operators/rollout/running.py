@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from operators.rollout.engine import KV, Completion, Partial, Request
 from schemas.columns import flags, floats, token_ids
 from schemas.records import (
@@ -50,15 +48,6 @@ class Running:
             return (*earlier, VersionSpan(version, last.length + count - before))
         return (*self.spans, VersionSpan(version, count - before))
 
-    def response(self, generated: Partial) -> Response:
-        """All that was `generated`, with the loss mask of what it was given."""
-        given, count = self.assignment.partial, len(generated.token_ids)
-        mask = np.ones(count, bool)
-        if given is not None:
-            known = min(len(given.loss_mask), count)
-            mask[:known] = given.loss_mask.to_numpy(zero_copy_only=False)[:known]
-        return Response(token_ids(generated.token_ids), floats(generated.logprobs), flags(mask))
-
     def progress(
         self, gained: Partial, version: PolicyVersion | None, next_owner: NextOwner | None, now: int
     ) -> Progress:
@@ -72,7 +61,7 @@ class Running:
             replica=a.replica,
             incarnation=a.incarnation,
             start=self.told,
-            gained=Response(token_ids(gained.token_ids), floats(gained.logprobs), flags([True] * count)),
+            gained=response_of(gained),
             version_spans=_from(spans, self.told),
             next_owner=next_owner,
             first_token_at=self.first_token_at,
@@ -100,7 +89,7 @@ class Running:
             replica=to.replica,
             incarnation=to.incarnation,
             policy_version=versions.pop() if len(versions) == 1 else a.policy_version,
-            partial=self.response(generated) if count else None,
+            partial=response_of(generated) if count else None,
             version_spans=spans,
             assigned_at=now,
             kv=kv,
@@ -124,12 +113,13 @@ class Running:
             attempt=a.attempt,
             replica=a.replica,
             incarnation=a.incarnation,
-            response=self.response(generated),
+            response=response_of(generated),
             text=decode(generated.token_ids.tolist()),
             version_spans=self.spans_of(len(generated.token_ids), version),
             newest_version=newest,
             finish_reason=reason,
             error=completion.error,
+            episode=completion.episode,
             started_at=self.started_at,
             first_token_at=self.first_token_at,
             finished_at=now,
@@ -138,11 +128,18 @@ class Running:
 
 def request_of(assignment: Assignment, kv: KV | None = None) -> Request:
     """What the engine is asked for, with the `kv` of what is resumed if it is here."""
-    partial = assignment.partial
+    partial, prompt = assignment.partial, assignment.prompt
+    asked = prompt if prompt.environment else None
     known = None
     if partial is not None and len(partial.token_ids):
-        known = Partial(partial.token_ids.to_numpy(), partial.logprobs.to_numpy(), kv)
-    return Request(assignment.trajectory_id, assignment.prompt.token_ids.to_numpy(), assignment.prompt.sampling, known)
+        mask = None if asked is None else partial.loss_mask.to_numpy(zero_copy_only=False)
+        known = Partial(partial.token_ids.to_numpy(), partial.logprobs.to_numpy(), kv, mask)
+    return Request(assignment.trajectory_id, prompt.token_ids.to_numpy(), prompt.sampling, known, asked)
+
+
+def response_of(generated: Partial) -> Response:
+    """What was `generated`, as it travels."""
+    return Response(token_ids(generated.token_ids), floats(generated.logprobs), flags(generated.drawn))
 
 
 def _from(spans: tuple[VersionSpan, ...], start: int) -> tuple[VersionSpan, ...]:

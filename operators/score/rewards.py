@@ -75,6 +75,11 @@ REWARDS: Mapping[str, Reward] = {
         prepare=code.prepare,
         processes=True,
     ),
+    "environment": Reward(
+        lambda a, o: _of_environment(a.environment),
+        in_process=True,
+        accuracy=True,
+    ),
     "format": Reward(
         lambda a, o: format.verify(a.text, o["tags"]),
         in_process=True,
@@ -94,6 +99,12 @@ REWARDS: Mapping[str, Reward] = {
         options={"limit": None, "buffer": None},
     ),
 }
+
+
+def _of_environment(given: float | None) -> float:
+    if given is None:
+        raise ValueError("no environment took part: set prompts.environment")
+    return given
 
 
 def is_custom(name: str) -> bool:

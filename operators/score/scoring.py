@@ -76,7 +76,9 @@ def read_answers(trajectories: Block) -> list[Answer]:
     """What verifiers are told of each of `trajectories`."""
     prompts = (trajectories.column(f"prompt.{name}").to_pylist() for name in ("text", "task", "reference"))
     tokens = np.diff(trajectories.column("response.token_ids").offsets.to_numpy()).tolist()
-    return list(map(Answer, trajectories.column("text").to_pylist(), tokens, *prompts))
+    given = trajectories.column("episode.rewards").to_pylist()
+    environment = [None if rewards is None else math.fsum(rewards) for rewards in given]
+    return list(map(Answer, trajectories.column("text").to_pylist(), tokens, *prompts, environment))
 
 
 def weigh(outcomes: Sequence[Outcome], config: ScoreConfig) -> Weighed:

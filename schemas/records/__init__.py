@@ -15,6 +15,8 @@ from schemas.records.prompts import Prompt, Sampling
 from schemas.records.relays import RelayChain, RelayLink, RelayStatus
 from schemas.records.status import CommitNote, DeadLetter, Metric, ReplicaState, ReplicaStatus
 from schemas.records.trajectories import (
+    Ending,
+    Episode,
     Experience,
     Fate,
     FinishReason,
@@ -60,6 +62,8 @@ __all__ = [
     "CommitNote",
     "DeadLetter",
     "Drain",
+    "Ending",
+    "Episode",
     "Experience",
     "Fate",
     "FinishReason",

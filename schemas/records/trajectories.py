@@ -13,6 +13,8 @@ from schemas.records.versions import PolicyVersion
 FinishReason = Literal["stop", "length", "failed"]
 
 
+Ending = Literal["done", "turns", "length", "failed"]
+
 Fate = Literal["batched", "dropped", "failed", "evaluated", "imported"]
 
 
@@ -37,12 +39,24 @@ class VersionSpan:
 
 
 @dataclass(frozen=True, slots=True)
+class Episode:
+    """What an environment gave a trajectory: the reward of each of its turns, and how it ended.
+
+    `done`: by the environment's word; `turns`, `length`: cut off by that limit; `failed`: the environment did, and
+    `rewards` are those before.
+    """
+
+    rewards: tuple[float, ...]
+    ending: Ending
+
+
+@dataclass(frozen=True, slots=True)
 class Trajectory:
     """A finished sample. Made by rollout (by placement where it gave up), eaten by score and placement.
 
     `newest_version` is the newest one announced when it finished: staleness at finish is measured against it. Times
     are in Unix milliseconds: when its last owner was free to start it, made its first token of it (None where it made
-    none), and finished it.
+    none), and finished it. `episode` is there where an environment took part.
     """
 
     prompt: Prompt
@@ -60,6 +74,7 @@ class Trajectory:
     started_at: int
     first_token_at: int | None
     finished_at: int
+    episode: Episode | None = None
 
     @property
     def trajectory_id(self) -> str:

@@ -54,6 +54,20 @@ def test_nothing_said_is_a_config_too(tmp_path: Path) -> None:
         ({"trainer": {"learner": {"wxyz": 1}}}, "unknown key trainer.learner.wxyz; it must be one of ['algorithm',"),
         ({"trainer": {"learner": {"algorithm": {"nam": "x"}}}}, "trainer.learner.algorithm.nam; did you mean 'name'?"),
         ({"score": {"rewards": [{"name": "exact", "weigth": 2}]}}, "score.rewards.weigth; did you mean 'weight'?"),
+        (
+            {"rollout": {"environments": [{"name": "guess", "turn": 2}]}},
+            "rollout.environments.turn; did you mean 'turns'?",
+        ),
+        ({"rollout": {"environments": [{"name": "gues"}]}}, "there is no environment 'gues'; did you mean 'guess'?"),
+        ({"rollout": {"environments": [{"name": "guess"}] * 2}}, "two are called the same"),
+        (
+            {"rollout": {"environments": [{"name": "guess"}]}, "prompts": {"task": "gcd", "environment": "gess"}},
+            "there is no environment 'gess' in rollout.environments; did you mean 'guess'?",
+        ),
+        (
+            {"rollout": {"engine": "emulated", "environments": [{"name": "guess"}]}},
+            "environments need an engine that writes text, not 'emulated'",
+        ),
         ({"warm_start": {"step": 5}}, "unknown key warm_start.step; did you mean 'steps'?"),
     ],
 )

@@ -1,7 +1,7 @@
 """A user's own reward function, named `package.module:function` or `path/to/file.py:function`.
 
 It is called with those of these arguments that it names: text, answer (None where there is none), reference, prompt,
-task, tokens; and with its options. It returns a number.
+task, tokens, environment (what an environment gave, None without one); and with its options. It returns a number.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from infra.by_name import user_module
 
-ARGUMENTS = ("text", "answer", "reference", "prompt", "task", "tokens")
+ARGUMENTS = ("text", "answer", "reference", "prompt", "task", "tokens", "environment")
 
 
 def load(target: str, options: Mapping[str, Any]) -> tuple[Callable[..., Any], tuple[str, ...]]:

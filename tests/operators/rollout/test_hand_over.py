@@ -24,7 +24,6 @@ from schemas.records import (
     Refused,
     Release,
     Reserve,
-    Response,
     Trajectory,
     VersionSpan,
 )
@@ -275,22 +274,6 @@ def test_what_no_inbox_takes_stays() -> None:
     rig.replica.take(assignment(prompt=long))
     rig.steps(1)
     assert rig.replica.hand_over(release(("p0.0", 5))) == []
-
-
-def test_what_it_was_given_is_resumed_with_its_mask() -> None:
-    rig = Rig()
-    given = Response(*_arrays([5, 6, 7], [True, False, True]))
-    spans = (VersionSpan(version(0), 3),)
-    rig.replica.take(assignment(under=version(0), partial=given, version_spans=spans))
-    (done,) = [word for word in rig.steps(12) if isinstance(word, Trajectory)]
-    assert done.response.token_ids.to_pylist() == [5, 6, 7] + [0] * 9
-    assert done.response.loss_mask.to_pylist() == [True, False, True] + [True] * 9
-
-
-def _arrays(tokens: list[int], mask: list[bool]) -> list:
-    from schemas.columns import flags, floats, token_ids
-
-    return [token_ids(tokens), floats([-1.0] * len(tokens)), flags(mask)]
 
 
 # -- keeping room -----------------------------------------------------------------------------------------------------

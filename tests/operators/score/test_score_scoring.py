@@ -20,7 +20,7 @@ from operators.score.scorer import Scorer
 from operators.score.scoring import Judge, score_trajectories
 from schemas.block import Block
 from schemas.columns import flags, floats, token_ids
-from schemas.records import Experience, Prompt, Response, RewardComponent, Sampling, Trajectory
+from schemas.records import Episode, Experience, Prompt, Response, RewardComponent, Sampling, Trajectory
 
 MY_REWARD = str(Path(__file__).parents[3] / "examples" / "my_rewards.py:shows_work")
 
@@ -155,6 +155,19 @@ def test_rewards_here_and_in_the_pool_together() -> None:
     assert [experience.reward for experience in experiences] == [1.75, 0.0, 0.25]
     names = [component.name for component in experiences[0].components]
     assert names == ["numeric", "shows_work", "regex", "overlong", "accuracy"]
+
+
+def test_what_an_environment_gave_is_a_reward_as_any_other() -> None:
+    config = ScoreConfig(
+        rewards=(RewardSpec("environment", 2.0), RewardSpec("length", options={"target": 9, "limit": 99}))
+    )
+    played = [Episode((0.25, 0.75), "done"), Episode((), "turns"), None]
+    with Scorer(config) as scorer:
+        rewarded = scored([trajectory("4", episode=episode) for episode in played], scorer)
+    assert [experience.reward for experience in rewarded] == [3.0, 1.0, 0.0]
+    assert rewarded[0].components[0] == RewardComponent("environment", 1.0, 2.0)
+    assert rewarded[0].components[-1] == RewardComponent("accuracy", 1.0, 0.0)
+    assert "no environment took part: set prompts.environment" in (rewarded[2].error or "")
 
 
 def test_an_answer_pattern_that_never_ends_costs_time_and_one_trajectory() -> None:

@@ -1,0 +1,81 @@
+"""A calculator as a tool: the model writes `<calc>12*7</calc>` and reads `<result>84</result>`."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import Any
+
+from operators.rollout.environments.answers import is_right, last_call
+
+_MOST_LETTERS = 200
+_MOST_DIGITS = 40
+_MOST_EXPONENT = 64
+_BINARY: Mapping[type, Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: lambda a, b: Fraction(a // b),
+    ast.Mod: operator.mod,
+    ast.Pow: lambda a, b: _power(a, b),
+}
+
+
+class Calculator:
+    """A turn without a call is the answer: what follows its last `#` earns 1 if the reference has it, else 0.
+
+    A call that cannot be computed is answered with `<error>…</error>`, and the model may try again.
+    """
+
+    stop = ("</calc>",)
+
+    def reset(self, prompt: Mapping[str, Any]) -> str:
+        self._reference = prompt["reference"]
+        return ""
+
+    def step(self, text: str) -> tuple[str, float, bool, Mapping[str, Any]]:
+        expression = last_call(text, "calc")
+        if expression is None:
+            return "", float(is_right(text, self._reference)), True, {}
+        try:
+            return f"<result>{compute(expression)}</result>", 0.0, False, {}
+        except (ValueError, ArithmeticError) as error:
+            return f"<error>{error}</error>", 0.0, False, {"error": str(error)}
+
+
+def compute(expression: str) -> str:
+    """The value of an expression of numbers, + - * / // % ** and brackets; a fraction to 12 digits.
+
+    Raises ValueError for what is none and for numbers of too many digits, ArithmeticError where there is no value.
+    """
+    if len(expression) > _MOST_LETTERS:
+        raise ValueError(f"an expression has at most {_MOST_LETTERS} letters")
+    try:
+        tree = ast.parse(expression.strip(), mode="eval")
+    except (SyntaxError, MemoryError, RecursionError) as error:
+        raise ValueError(f"no expression: {expression.strip()[:40]}") from error
+    value = _value(tree.body)
+    return str(value) if value.denominator == 1 else f"{float(value):.12g}"
+
+
+def _value(node: ast.expr) -> Fraction:
+    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        value = Fraction(str(node.value))
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
+        value = _value(node.operand) * (-1 if isinstance(node.op, ast.USub) else 1)
+    elif isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
+        value = _BINARY[type(node.op)](_value(node.left), _value(node.right))
+    else:
+        raise ValueError("only numbers, + - * / // % ** and brackets are computed")
+    if max(abs(value.numerator), value.denominator) >= 10**_MOST_DIGITS:
+        raise ValueError(f"a number has more than {_MOST_DIGITS} digits")
+    return value
+
+
+def _power(base: Fraction, exponent: Fraction) -> Fraction:
+    if exponent.denominator != 1 or abs(exponent) > _MOST_EXPONENT:
+        raise ValueError(f"an exponent is a whole number up to {_MOST_EXPONENT}")
+    return base ** int(exponent)

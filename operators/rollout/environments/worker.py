@@ -1,0 +1,86 @@
+"""A process in which episodes of one environment are played, a step at a time."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from infra.workers.frames import read_frame, take_channels, write_frame
+from infra.workers.limits import describe, die_with, forbid_processes, limit_cpu, limit_memory_and_files
+from operators.rollout.environments.contract import Kind, LiveEpisode, load
+
+HELD = 64
+"""Episodes that are kept alive; one that was let go is played again from its texts."""
+
+
+def main(parent: int) -> None:
+    """Serve the process `parent` until it closes this one's standard input."""
+    die_with(parent)
+    requests, replies = take_channels()
+    setup = read_frame(requests)
+    limit_memory_and_files(setup["memory_mb"])
+    try:
+        kind = load(setup["target"], setup["options"])
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's module may raise anything
+        write_frame(replies, {"error": describe(error)})
+        return
+    if not kind.starts_processes:
+        forbid_processes()
+    write_frame(replies, {"ready": True, "stop": kind.stop})
+    live: OrderedDict[str, LiveEpisode] = OrderedDict()
+    threads = threading.active_count()
+    while True:
+        try:
+            request = read_frame(requests)
+        except EOFError:
+            return
+
+        steps = itertools.count()
+
+        def begin_step(steps: Iterator[int] = steps, call: int = request["call"]) -> None:
+            """Every step has its own time, also where an episode is played again from its beginning."""
+            limit_cpu(setup["seconds"])
+            if step := next(steps):
+                write_frame(replies, {"step": step, "call": call})
+
+        retire = False
+        try:
+            reply = play(live, kind, request, setup["observation_letters"], begin_step)
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - so may an environment
+            live.pop(request["episode"], None)
+            reply = {"error": describe(error)}
+            retire = isinstance(error, MemoryError)
+        retire = retire or threading.active_count() > threads  # a thread left behind could spoil later steps
+        write_frame(replies, {**reply, "call": request["call"], "retire": retire})
+        if retire:
+            os._exit(0)
+
+
+def play(
+    live: OrderedDict[str, LiveEpisode],
+    kind: Kind,
+    request: dict[str, Any],
+    most: int,
+    begin_step: Callable[[], None],
+) -> dict[str, Any]:
+    """Bring an episode to where `request` wants it: on from where it is, or from its beginning.
+
+    `begin_step` is called before the reset and before each turn.
+    """
+    name, texts = request["episode"], request["texts"]
+    episode = live.pop(name, None)
+    if episode is None or not episode.follows(texts):
+        begin_step()
+        episode = LiveEpisode(kind, request["prompt"], most)
+    for text in episode.missing(texts):
+        begin_step()
+        episode.go_on(text)
+    if not (episode.played.done or request["last"]):
+        live[name] = episode
+        if len(live) > HELD:
+            live.popitem(last=False)
+    return episode.played._asdict()

@@ -1,0 +1,308 @@
+"""Episodes on the transformers engine: what is drawn, what is observed, and that neither depends on where they run."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from records_here import prompt, version
+from scripted_engine import ScriptedWeights
+from tiny_engines import engine, plain_logprobs
+from tiny_models import VOCABULARY, tiny_model
+
+from operators.rollout.engine import Completion, Partial, Request
+from operators.rollout.environments.config import EnvironmentSpec
+from operators.rollout.environments.pool import EnvironmentPool
+from operators.rollout.episodes import EpisodeEngine
+from operators.rollout.replica import Replica
+from operators.rollout.running import request_of, response_of
+from operators.rollout.turns import turns_of
+from schemas.columns import token_ids
+from schemas.records import Assignment, Episode, Progress, Release, Response, Sampling, Trajectory
+
+HERE = Path(__file__).with_name("environments_here.py")
+LETTERS = "0123456789[]():<>.ABCDEFGHIJKLMNOPQRSTUV"
+STOP = 39
+SPECS = {
+    "echo": {"name": "Echo", "turn_tokens": 5},
+    "long": {"name": "Echo", "options": {"turns": 30}, "turn_tokens": 3, "turns": 30},
+    "few": {"name": "Echo", "options": {"turns": 30}, "turn_tokens": 3, "turns": 2},
+    "free": {"name": "Echo"},
+    "stopped": {"name": "Stopped", "turn_tokens": 12},
+    "waits": {"name": "Waits", "turn_tokens": 3},
+    "nothing": {"name": "Bad", "options": {"how": "says nothing"}, "turn_tokens": 3},
+    "raises": {"name": "Bad", "options": {"how": "raises"}, "turn_tokens": 3},
+    "forgetful": {"name": "Forgetful", "turn_tokens": 3, "workers": 1},
+}
+
+
+def encode(text: str) -> list[int]:
+    return [LETTERS.index(letter) for letter in text]
+
+
+def decode(tokens: list[int]) -> str:
+    return "".join(LETTERS[token] for token in tokens)
+
+
+OpenPools = Callable[..., dict[str, EnvironmentPool]]
+
+
+@pytest.fixture(scope="module")
+def pools() -> Iterator[OpenPools]:
+    opened: dict[str, EnvironmentPool] = {}
+
+    def open_pools(*names: str) -> dict[str, EnvironmentPool]:
+        for name in set(names) - opened.keys():
+            fields: dict[str, Any] = {"label": name, **SPECS[name]}
+            opened[name] = EnvironmentPool(EnvironmentSpec(**(fields | {"name": f"{HERE}:{fields['name']}"})))
+        return {name: opened[name] for name in names}
+
+    yield open_pools
+    for pool in opened.values():
+        pool.close()
+
+
+def asked(number: int, environment: str, new: int = 40, stops: tuple[int, ...] = (), **changes: Any) -> Any:
+    sampling = Sampling(1.0, 1.0, 0, max_new_tokens=new, stop_token_ids=stops, seed=3)
+    tokens = np.random.default_rng(number).integers(0, VOCABULARY, 4)
+    return prompt(number, 1, token_ids=token_ids(tokens), sampling=sampling, environment=environment, **changes)
+
+
+def request(of: Any, partial: Response | None = None) -> Request:
+    return request_of(Assignment(of, 0, 1, 1, 0, 1, None, partial, 0))
+
+
+def episodes(pools: Mapping[str, EnvironmentPool], slots: int = 8) -> EpisodeEngine:
+    return EpisodeEngine(engine(slots=slots, version=version(0)), pools, encode, decode)
+
+
+def run(it: EpisodeEngine) -> dict[str, Completion]:
+    done = {}
+    while it.status().running or it.status().waiting:
+        for completion in it.step():
+            done[completion.trajectory_id] = completion
+    return done
+
+
+def test_an_episode_is_turns_and_observations(pools: OpenPools) -> None:
+    it = episodes(pools("echo"))
+    one = request(asked(7, "echo"))
+    it.submit(one)
+    done = run(it)["p7.0"]
+    tokens, mask = done.generated.token_ids, done.generated.drawn
+    turns = turns_of(mask)
+    texts = [decode(tokens[turn.start : turn.stop].tolist()) for turn in turns]
+    assert [len(text) for text in texts] == [5, 5, 5]
+    heard = [sum(map(ord, "".join(texts[: i + 1]))) % 1000 for i in range(2)]
+    assert decode(tokens.tolist()) == f"[7]{texts[0]}(1:{heard[0]}){texts[1]}(2:{heard[1]}){texts[2]}"
+    assert (done.finish_reason, done.episode) == ("stop", Episode((0.25, 0.5, 0.75), "done"))
+    assert (done.generated.logprobs[~mask] == 0).all()
+    plain = plain_logprobs(tiny_model(), one, done.generated)
+    assert np.abs(done.generated.logprobs - plain)[mask].max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("name", "new", "stops", "ending", "reason"),
+    [
+        ("few", 40, (), "turns", "length"),
+        ("long", 20, (), "length", "length"),
+        ("free", 20, (), "length", "length"),
+        ("echo", 40, tuple(range(VOCABULARY)), "failed", "failed"),
+    ],
+)
+def test_what_cuts_an_episode_off_is_said(
+    pools: OpenPools, name: str, new: int, stops: tuple[int, ...], ending: str, reason: str
+) -> None:
+    it = episodes(pools(name))
+    it.submit(request(asked(1, name, new, stops)))
+    done = run(it)["p1.0"]
+    assert done.episode is not None
+    assert (done.episode.ending, done.finish_reason) == (ending, reason)
+    assert len(done.generated.token_ids) <= new
+    assert len(done.episode.rewards) == len(turns_of(done.generated.drawn))
+    assert (done.error or "") == ("what was observed ends with a stop token" if reason == "failed" else "")
+
+
+def test_a_turn_ends_with_its_stop_string_or_token(pools: OpenPools) -> None:
+    it = episodes(pools("stopped"), slots=16)
+    for number in range(16):
+        it.submit(request(asked(number, "stopped", 55, stops=(STOP,))))
+    ends = []
+    for done in run(it).values():
+        tokens = done.generated.token_ids
+        for turn in turns_of(done.generated.drawn):
+            text = decode(tokens[turn.start : turn.stop].tolist())
+            assert not set(text[:-1]) & set("AKZV")
+            ends.append(text[-1] in "AKV")
+            assert ends[-1] or len(text) == 12 or turn.stop == 55
+    assert sum(ends) > 10
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [("raises", "KeyError: 'no such thing'"), ("nothing", "the environment observed nothing, but the episode goes on")],
+)
+def test_a_bad_environment_costs_its_own_episodes(pools: OpenPools, name: str, error: str) -> None:
+    it = episodes(pools(name, "echo"))
+    for number, environment in enumerate((name, "echo", "")):
+        it.submit(request(asked(number, environment, 24)))
+    done = run(it)
+    assert done["p0.0"].finish_reason == "failed"
+    assert error in (done["p0.0"].error or "")
+    assert len(done["p0.0"].generated.token_ids) == 4  # what was observed first, and a turn
+    assert (done["p1.0"].episode or Episode((), "failed")).ending == "length"
+    assert (done["p2.0"].finish_reason, done["p2.0"].episode) == ("length", None)
+
+
+def test_prompts_name_an_environment_that_is_there(pools: OpenPools) -> None:
+    it = episodes(pools("echo"))
+    with pytest.raises(ValueError, match=r"no environment 'ecco': rollout\.environments has \['echo'\]"):
+        it.submit(request(asked(0, "ecco")))
+    it.submit(request(asked(0, "echo")))
+    with pytest.raises(ValueError, match="here already"):
+        it.submit(request(asked(0, "echo")))
+    with pytest.raises(RuntimeError, match="while 1 requests run"):
+        it.load(Path(), version(1))
+
+
+def test_who_waits_for_a_slow_environment_holds_up_nobody(pools: OpenPools, tmp_path: Path) -> None:
+    it, answer = episodes(pools("waits", "echo"), slots=1), tmp_path / "answer"
+    it.submit(request(asked(0, "waits", reference=f'{{"file": "{answer}"}}')))
+    it.submit(request(asked(1, "echo")))
+    it.submit(request(asked(2, "")))
+    order: list[str] = []
+    while len(order) < 2 or it.generated({"p0.0": 0})["p0.0"].drawn.sum() < 3:
+        order += [completion.trajectory_id for completion in it.step()]
+    assert set(order) == {"p1.0", "p2.0"}
+    assert (it.status().running, it.status().waiting) == (1, 0)
+    answer.touch()
+    assert run(it).keys() == {"p0.0"}
+
+
+# --- wherever they run
+
+COUNT = 40
+
+
+def replica(index: int, pools: Mapping[str, EnvironmentPool]) -> Replica:
+    weights = ScriptedWeights()
+    weights.add(version(0))
+    made = Replica(index, 1, episodes(pools, slots=COUNT), weights, decode, lambda: 0)
+    made.announce(version(0))
+    return made
+
+
+def all_of(
+    pools: Mapping[str, EnvironmentPool], *, moves: bool = False, kills: bool = False
+) -> tuple[dict[str, Trajectory], Counter[int]]:
+    """Every trajectory by its name, and how often one went on elsewhere in its first turn, its second, … Those that are
+    moved are handed over; those of a replica that is killed go on from what it had told."""
+    rng, lease = random.Random(5), 1
+    replicas = [replica(index, pools) for index in range(2)]
+    owners: dict[str, Assignment] = {}
+    told: dict[str, Partial] = {}
+    done: dict[str, Trajectory] = {}
+    elsewhere: Counter[int] = Counter()
+    dying = [1, 2, 3, 3, 2, 1]  # a replica of which one such turn is known dies next
+    for number in range(COUNT):
+        given = Assignment(
+            asked(number, ("echo", "stopped")[number % 2], 55, (STOP,)), 0, 1, 1, number % 2, 1, None, None, 0
+        )
+        owners[given.trajectory_id] = given
+        replicas[number % 2].take(given)
+    while len(done) < COUNT:
+        for each in replicas:
+            for word in each.step():
+                if isinstance(word, Trajectory):
+                    done[word.trajectory_id] = word
+                    del owners[word.trajectory_id]
+        source = rng.randrange(2)
+        if moves and lease < 40 and rng.random() < 0.3:
+            here = [name for name, owner in owners.items() if owner.replica == source]
+            lease += 1
+            leaving = rng.sample(here, rng.randint(0, len(here)))
+            order = Release("1-1.1", tuple(leaving), (lease,) * len(leaving), 1 - source, 1, source, 1)
+            for word in replicas[source].hand_over(order):
+                if isinstance(word, Assignment):
+                    replicas[1 - source].take(word)
+                    owners[word.trajectory_id] = word
+                    elsewhere[_turns(word)] += 1
+        for word in replicas[source].tell() if kills and rng.random() < 0.3 else ():
+            assert isinstance(word, Progress)
+            before = told.get(word.trajectory_id)
+            gained = request_of(replace(owners[word.trajectory_id], partial=word.gained)).partial
+            assert gained is not None
+            assert word.start == (0 if before is None else len(before.token_ids))
+            told[word.trajectory_id] = gained if before is None else _joined(before, gained)
+        known = {
+            _turns(replace(owner, partial=response_of(told[name])))
+            for name, owner in owners.items()
+            if name in told and owner.replica == source
+        }
+        if kills and dying and dying[0] in known:
+            dying.pop(0)
+            replicas[source].engine.close()
+            replicas[source] = replica(source, pools)
+            for name, owner in [(name, owner) for name, owner in owners.items() if owner.replica == source]:
+                lease += 1
+                partial = response_of(told[name]) if name in told else None
+                pinned = version(0) if partial is not None else None
+                owners[name] = replace(owner, lease=lease, partial=partial, policy_version=pinned)
+                replicas[source].take(owners[name])
+                elsewhere[_turns(owners[name])] += 1
+    return done, elsewhere
+
+
+def _turns(of: Assignment) -> int:
+    partial = request_of(of).partial
+    return 0 if partial is None else len(turns_of(partial.drawn))
+
+
+def _joined(one: Partial, other: Partial) -> Partial:
+    parts = [(one.token_ids, other.token_ids), (one.logprobs, other.logprobs), (one.drawn, other.drawn)]
+    token_ids, logprobs, mask = map(np.concatenate, parts)
+    return Partial(token_ids, logprobs, loss_mask=mask)
+
+
+@pytest.fixture(scope="module")
+def unmoved(pools: OpenPools) -> dict[str, Trajectory]:
+    return all_of(pools("echo", "stopped"))[0]
+
+
+@pytest.mark.parametrize("what", ["moves", "kills"])
+def test_an_episode_is_what_it_would_have_been(pools: OpenPools, unmoved: dict[str, Trajectory], what: str) -> None:
+    done, elsewhere = all_of(pools("echo", "stopped"), **{what: True})
+    assert all(elsewhere[turn] for turn in (1, 2, 3)), elsewhere
+    assert done.keys() == unmoved.keys()
+    for name, trajectory in done.items():
+        one, other = trajectory.response, unmoved[name].response
+        assert one.token_ids == other.token_ids
+        assert one.loss_mask == other.loss_mask
+        assert np.abs(one.logprobs.to_numpy() - other.logprobs.to_numpy()).max() < 1e-4
+        assert trajectory.episode == unmoved[name].episode
+        assert trajectory.version_spans == unmoved[name].version_spans
+    assert sum(len((each.episode or Episode((), "failed")).rewards) == 3 for each in done.values()) > COUNT // 2
+
+
+def test_an_environment_that_is_another_when_played_again_fails(pools: OpenPools) -> None:
+    one = request(asked(3, "forgetful"))
+    first = episodes(pools("forgetful"))
+    first.submit(one)
+    while first.generated({"p3.0": 0})["p3.0"].drawn.sum() < 4:  # into its second turn
+        first.step()
+    known = first.release(["p3.0"])["p3.0"]
+    elsewhere = EnvironmentPool(pools("forgetful")["forgetful"].spec)
+    try:
+        second = episodes({"forgetful": elsewhere})
+        second.submit(replace(one, partial=known))
+        done = run(second)["p3.0"]
+    finally:
+        elsewhere.close()
+    assert done.finish_reason == "failed"
+    assert "not deterministic: played again, observation 1 is another" in (done.error or "")
