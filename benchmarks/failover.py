@@ -142,7 +142,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     arguments.add_argument("--kills", type=int, default=10)
     arguments.add_argument("--every", type=float, default=25.0, help="seconds between two kills")
-    arguments.add_argument("--steps", type=int, default=15, help="optimizer steps, enough for all kills")
+    arguments.add_argument("--steps", type=int, default=17, help="optimizer steps, enough for all kills")
     arguments.add_argument("--seed", type=int, default=0)
     arguments.add_argument("--folder", type=Path, help="where the run is left; a temporary one otherwise")
     arguments.add_argument("--json", action="store_true")

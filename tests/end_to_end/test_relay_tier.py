@@ -160,7 +160,6 @@ def kill_during_broadcast(tier: Tier, victim: int, *, number: int, successor: in
     assert len(tier.weights(number)) == 1
 
 
-@pytest.mark.soak
 def test_weights_arrive_whoever_is_killed_and_nobody_is_restarted(tier: Tier) -> None:
     tier.until_all_have(0)
     master, middle, last = tier.until_chain()
