@@ -23,6 +23,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.recipe import run_seed
-from infra.files import write_atomically
+from benchmarks.results import Result, Results
 from pipelines.config import load_config
 from pipelines.report.machine import describe_machine
 
@@ -54,7 +55,6 @@ CELLS: Mapping[str, tuple[str, ...]] = {
 THROUGH_KAFKA = ("grpo", "ppo", "decoupled_ppo")
 GAIN, LOSS = 0.20, 0.05
 LIMIT_S = 3600.0
-Cell = dict[str, Any]
 
 
 class Place(NamedTuple):
@@ -93,12 +93,9 @@ def main() -> None:
     arguments.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
     options = arguments.parse_args()
     torch.set_num_threads(1)
-    done: dict[str, Cell] = json.loads(options.results.read_text()) if options.results.exists() else {}
-    for place in places(options):
-        if not options.known and key_of(place, options) not in done:
-            done[key_of(place, options)] = (run if place.how == "run" else loop)(place, options)
-            options.results.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(options.results, json.dumps(done, indent=1))
+    done = Results(options.results)
+    for place in [] if options.known else places(options):
+        done.add(key_of(place, options), partial(run if place.how == "run" else loop, place, options))
     rows = [row for name in options.only if (row := row_of(name, done, options))]
     if options.json:
         print(json.dumps({"machine": describe_machine(), "seeds": options.seeds, "algorithms": rows}))
@@ -124,16 +121,16 @@ def key_of(place: Place, options: argparse.Namespace) -> str:
     return " ".join([place.name, f"seed={place.seed}", place.how, str(options.config), *options.set])
 
 
-def loop(place: Place, options: argparse.Namespace) -> Cell:
+def loop(place: Place, options: argparse.Namespace) -> Result:
     """One algorithm from one warm start in the plain loop."""
     config = load_config(options.config, [*place.changes(options.heldout), *options.set])
     with contextlib.redirect_stdout(io.StringIO()):
         outcome = run_seed(place.seed, config, place.lag, options.folder / "warm-starts")
     ends = statistics.fmean(outcome.rewards[:5]), statistics.fmean(outcome.rewards[-5:])
-    return told(place, {"greedy": outcome.greedy, "sampled": outcome.sampled, "reward": ends})
+    return {"greedy": outcome.greedy, "sampled": outcome.sampled, "reward": ends}
 
 
-def run(place: Place, options: argparse.Namespace) -> Cell:
+def run(place: Place, options: argparse.Namespace) -> Result:
     """The same as a whole run. Raises RuntimeError where it fails, or its books do not balance."""
     folder = options.folder.absolute()
     name = f"algorithms-{place.name.replace('_', '-')}-{place.seed}"
@@ -149,19 +146,13 @@ def run(place: Place, options: argparse.Namespace) -> Cell:
     if not found["balanced"]:
         raise RuntimeError(f"the books of {folder / name} do not balance")
     accuracies = {kind: (found[f"{key}_before"], found[f"{key}_after"]) for kind, key in KINDS.items()}
-    return told(place, {**accuracies, "reward": (found["reward_first"], found["reward_last"])})
+    return {**accuracies, "reward": (found["reward_first"], found["reward_last"])}
 
 
 KINDS = {"greedy": "heldout", "sampled": "heldout_sampled"}
 
 
-def told(place: Place, cell: Cell) -> Cell:
-    """`cell`, once it has been told."""
-    sys.stderr.write(f"{place.name}, seed {place.seed}, {place.how}: {cell}\n")
-    return cell
-
-
-def row_of(name: str, done: Mapping[str, Cell], options: argparse.Namespace) -> dict[str, Any]:
+def row_of(name: str, done: Results, options: argparse.Namespace) -> dict[str, Any]:
     """Means over those seeds that are known; nothing where none is.
 
     `gain` and its least are of sampled answers to held-out questions: the expected reward. `lost` is what `lag` cost.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import statistics
 import subprocess
 import sys
@@ -80,11 +81,13 @@ def emulated_run(
 ) -> Iterator[tuple[Path, ClientProperties]]:
     """The folder of an ended run and the Kafka of its topics, which goes when the context ends.
 
-    It is `example` with `changes` ("section.key=value"), run as `name` in `folder`, which must not have it yet;
-    `meddle` is called with the run's folder once its process has been started, and with what tells whether it still
-    goes on. Raises RunFailed with what it said.
+    It is `example` with `changes` ("section.key=value"), run as `name` in `folder`; what one that was stopped left
+    there goes. `meddle` is called with the run's folder once its process has been started, and with what tells whether it
+    still goes on. Raises RunFailed with what it said.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    for left in (folder / name, folder / f"kafka-{name}"):
+        shutil.rmtree(left, ignore_errors=True)
     with start_broker(BrokerConfig(folder / f"kafka-{name}")) as broker, (folder / f"{name}.log").open("w") as said:
         everything = [*changes, f"run.name={name}", f"run.folder={folder}"]
         everything.append(f"kafka.bootstrap_servers={broker.bootstrap_servers}")

@@ -1,10 +1,12 @@
 """Five schedules on one emulated cluster: 16 GPUs that generate and 16 that train a 32B model, on the real pipelines.
 
-    python benchmarks/schedules.py [--seeds 0 1 2] [--steps 8] [--time-scale 20] [--json]
+    python -m benchmarks.schedules [--seeds 0 1 2] [--steps 8] [--time-scale 20] [--known] [--json]
 
 Four replicas of four GPUs each; a trainer whose step takes about as long as generating a batch of 1,024 does. Every
 schedule trains as many trajectories. Throughput is that of the Laminar paper: tokens of a global batch, prompts
 included, by the time between two steps. Bubbles are the share of all 32 GPUs' time without work. Means over seeds.
+A run's result is written as soon as it is known, and started again the command goes on with those that are missing;
+`--known` prints what is there.
 """
 
 from __future__ import annotations
@@ -14,12 +16,14 @@ import json
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.emulated_runs import Ran, run_emulated
+from benchmarks.emulated_runs import run_emulated
+from benchmarks.results import Result, Results
 from pipelines.report.machine import describe_machine
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "emulated.toml"
@@ -51,48 +55,64 @@ def main() -> None:
     arguments.add_argument("--steps", type=int, default=8)
     arguments.add_argument("--time-scale", type=float, default=20.0)
     arguments.add_argument("--folder", type=Path, help="where runs are left; a temporary one otherwise")
+    arguments.add_argument("--results", type=Path, default=Path("runs/schedules.json"))
+    arguments.add_argument("--known", action="store_true", help="measure nothing")
     arguments.add_argument("--json", action="store_true")
     options = arguments.parse_args()
-    found: dict[str, list[Ran]] = {schedule: [] for schedule in options.schedules}
+    results = Results(options.results)
     with tempfile.TemporaryDirectory(prefix="laminar-schedules-") as temporary:
         folder = (options.folder or Path(temporary)).absolute()
-        for seed in options.seeds:  # in turns, so that what else the machine does falls on all alike
+        for seed in [] if options.known else options.seeds:  # in turns: what else the machine does falls on all alike
             for schedule in options.schedules:
-                name = f"{schedule.replace('_', '-')}-{seed}"
-                asked = changes(schedule, options.time_scale, options.steps, seed)
-                found[schedule].append(run_emulated(EXAMPLE, name, folder, asked))
+                results.add(key_of(schedule, seed, options), partial(measure, schedule, seed, options, folder))
+    found = {
+        schedule: [each for seed in options.seeds if (each := results.get(key_of(schedule, seed, options)))]
+        for schedule in options.schedules
+    }
     if options.json:
-        print(json.dumps({schedule: [each.to_json() for each in runs] for schedule, runs in found.items()}))
+        print(json.dumps(found))
         return
     console = Console(width=120)
-    console.print(_table(found))
+    console.print(_table({schedule: runs for schedule, runs in found.items() if runs}))
     seeds = ", ".join(map(str, options.seeds))
     console.print(f"{options.steps} global batches of {GLOBAL_BATCH}, time scale {options.time_scale:g}, seeds {seeds}")
     console.print(describe_machine())
 
 
-def _table(found: Mapping[str, Sequence[Ran]]) -> Table:
+def key_of(schedule: str, seed: int, options: argparse.Namespace) -> str:
+    """A run's name among the results: all that it depends on."""
+    return f"{schedule} seed={seed} steps={options.steps} time_scale={options.time_scale:g}"
+
+
+def measure(schedule: str, seed: int, options: argparse.Namespace, folder: Path) -> Result:
+    """One run. Raises RunFailed."""
+    asked = changes(schedule, options.time_scale, options.steps, seed)
+    return run_emulated(EXAMPLE, f"{schedule.replace('_', '-')}-{seed}", folder, asked).to_json()
+
+
+def _table(found: Mapping[str, Sequence[Result]]) -> Table:
     table = Table(title="16 + 16 emulated H800, 32B")
-    columns = ("schedule", "trained tokens/s", "against the first", "bubbles", "staleness", "at most", "latency s")
-    for column in columns:
+    figures = ("trained tokens/s", "against the first", "bubbles", "staleness", "at most", "latency s")
+    for column in ("schedule", "runs", *figures):
         table.add_column(column, justify="left" if column == "schedule" else "right")
-    first = _mean(next(iter(found.values())), "trained_tokens_per_s")
+    first = next((_mean(runs, "trained_tokens_per_s") for runs in found.values()), 0.0)
     for schedule, runs in found.items():
         rate = _mean(runs, "trained_tokens_per_s")
         table.add_row(
             schedule,
+            str(len(runs)),
             f"{rate:,.0f}",
             f"{rate / first:.2f}x",
             f"{100 * _mean(runs, 'bubbles'):.1f} %",
             f"{_mean(runs, 'staleness_mean'):.2f}",
-            f"{max(each.staleness_max for each in runs):.0f}",
+            f"{max(each['staleness_max'] for each in runs):.0f}",
             f"{_mean(runs, 'latency_s'):.0f}",
         )
     return table
 
 
-def _mean(runs: Sequence[Ran], name: str) -> float:
-    return statistics.fmean(getattr(each, name) for each in runs)
+def _mean(runs: Sequence[Result], name: str) -> float:
+    return statistics.fmean(each[name] for each in runs)
 
 
 if __name__ == "__main__":
