@@ -82,8 +82,8 @@ def emulated_run(
     """The folder of an ended run and the Kafka of its topics, which goes when the context ends.
 
     It is `example` with `changes` ("section.key=value"), run as `name` in `folder`; what one that was stopped left
-    there goes. `meddle` is called with the run's folder once its process has been started, and with what tells whether it
-    still goes on. Raises RunFailed with what it said.
+    there goes. `meddle` is called with the run's folder once its process has been started, and with what tells whether
+    it still goes on. Raises RunFailed with what it said.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for left in (folder / name, folder / f"kafka-{name}"):
