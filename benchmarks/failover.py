@@ -1,10 +1,10 @@
 """What it costs to lose replicas: one of eight processes of two emulated replicas each is killed, again and again.
 
-    python -m benchmarks.failover [--kills 10] [--every 25] [--json]
+    python -m benchmarks.failover [--kills 10] [--every 40] [--json]
 
 A run on the real Kafka and pipelines; `laminar run` starts each process again. For every kill: how long until its
 replicas are back, how long then until they have work, and until all replicas together generate as much as they did
-before (in heartbeats and heartbeat time-outs). The run ends by itself, and its books must balance.
+before, in heartbeats and heartbeat time-outs as they are by default. The run ends by itself; its books must balance.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from rich.table import Table
 
 from benchmarks.emulated_runs import emulated_run
 from benchmarks.ended_runs import rows_of
+from operators.placement.config import PlacementConfig
+from operators.rollout.config import RolloutConfig
 from pipelines.report.machine import describe_machine
 from pipelines.report.metrics_file import read_metrics
 from schemas.records import Assignment, Metric
@@ -36,7 +38,7 @@ from schemas.topics import INBOX
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "emulated.toml"
 PROCESSES, HOSTED = 8, 2
-HEARTBEAT_S, TIMEOUT_S = 0.25, 3.0
+HEARTBEAT_S, TIMEOUT_S = RolloutConfig().heartbeat_s, PlacementConfig().heartbeat_timeout_s
 LEVEL = 0.95
 """Generation is back when it reaches this share of what it was."""
 
@@ -141,8 +143,8 @@ def main() -> None:
     """Measure and print."""
     arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     arguments.add_argument("--kills", type=int, default=10)
-    arguments.add_argument("--every", type=float, default=25.0, help="seconds between two kills")
-    arguments.add_argument("--steps", type=int, default=17, help="optimizer steps, enough for all kills")
+    arguments.add_argument("--every", type=float, default=40.0, help="seconds between two kills")
+    arguments.add_argument("--steps", type=int, default=27, help="optimizer steps, enough for all kills")
     arguments.add_argument("--seed", type=int, default=0)
     arguments.add_argument("--folder", type=Path, help="where the run is left; a temporary one otherwise")
     arguments.add_argument("--json", action="store_true")

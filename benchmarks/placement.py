@@ -54,13 +54,17 @@ RUN = "benchmark"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--replicas", type=int, nargs="+", default=[16, 64, 256])
-    parser.add_argument("--trajectories", type=int, default=16_384, help="for each number of replicas")
+    parser.add_argument("--trajectories", type=int, default=4_096, help="for each number of replicas, in each round")
+    parser.add_argument("--rounds", type=int, default=5, help="of all numbers in turns; the median of each counts")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     collect_seldom()  # as a pipeline does
     figures: dict[str, Any] = {"machine": f"{platform.machine()}, Python {platform.python_version()}"}
     figures["plan_ms"] = plan_ms()
-    figures["placement"] = [lifetime(count, arguments.trajectories) for count in arguments.replicas]
+    rounds = [
+        [lifetime(count, arguments.trajectories) for count in arguments.replicas] for _ in range(arguments.rounds)
+    ]
+    figures["placement"] = [_median(each) for each in zip(*rounds, strict=True)]
     if arguments.json:
         print(json.dumps(figures, indent=1))
         return
@@ -109,6 +113,10 @@ def lifetime(replicas: int, trajectories: int) -> dict[str, float]:
         "events_per_s": placing.events / placing.seconds,
         "us_per_trajectory": 1e6 * placing.seconds / trajectories,
     }
+
+
+def _median(rows: Sequence[dict[str, float]]) -> dict[str, float]:
+    return sorted(rows, key=lambda row: row["us_per_trajectory"])[len(rows) // 2]
 
 
 class _Bench:
