@@ -1,12 +1,12 @@
 """Five schedules on one emulated cluster: 16 GPUs that generate and 16 that train a 32B model, on the real pipelines.
 
-    python -m benchmarks.schedules [--seeds 0 1 2] [--steps 8] [--time-scale 20] [--known] [--json]
+    python -m benchmarks.schedules [--seeds 0 1 2] [--steps 6] [--train-us 25] [--time-scale 20] [--known] [--json]
 
-Four replicas of four GPUs each; a trainer whose step takes about as long as generating a batch of 1,024 does. Every
-schedule trains as many trajectories. Throughput is that of the Laminar paper: tokens of a global batch, prompts
-included, by the time between two steps. Bubbles are the share of all 32 GPUs' time without work. Means over seeds.
-A run's result is written as soon as it is known, and started again the command goes on with those that are missing;
-`--known` prints what is there.
+Four replicas of four GPUs each, with 512 trajectories at a time, and a trainer that works at half its GPUs' peak: 25 us
+a token. Every schedule trains as many trajectories. Throughput is that of the Laminar paper: tokens of a global batch,
+prompts included, by the time between two steps. Bubbles are the share of all 32 GPUs' time without work. Means over
+seeds. A run's result is written as soon as it is known, and started again the command goes on with those that are
+missing; `--known` prints what is there.
 """
 
 from __future__ import annotations
@@ -31,19 +31,20 @@ SCHEDULES = ("synchronous", "one_step", "stream", "partial_rollout", "laminar")
 GLOBAL_BATCH = 1024
 
 
-def changes(schedule: str, time_scale: float, steps: int, seed: int) -> list[str]:
+def changes(schedule: str, train_us: float, time_scale: float, steps: int, seed: int) -> list[str]:
     """What the benchmark changes of the example."""
     return [
         f"run.seed={seed}",
         f"run.time_scale={time_scale}",
         "rollout.replicas=4",
+        "rollout.slots=512",
         "rollout.heartbeat_s=0.25",
         f"placement.schedule={schedule}",
         f"placement.repack_s={5.0 / time_scale}",
         f"experience.global_batch={GLOBAL_BATCH}",
         "experience.max_staleness=4",
         f"trainer.optimizer_steps={steps}",
-        "trainer.emulation.step_s=[[0.0, 5.0], [1e6, 46.0]]",
+        f"trainer.emulation.step_s=[[0.0, 5.0], [1e6, {5 + train_us}]]",
     ]
 
 
@@ -52,7 +53,8 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     arguments.add_argument("--schedules", nargs="+", default=list(SCHEDULES), choices=SCHEDULES)
     arguments.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    arguments.add_argument("--steps", type=int, default=8)
+    arguments.add_argument("--steps", type=int, default=6)
+    arguments.add_argument("--train-us", type=float, default=25.0, help="what a token costs the trainer")
     arguments.add_argument("--time-scale", type=float, default=20.0)
     arguments.add_argument("--folder", type=Path, help="where runs are left; a temporary one otherwise")
     arguments.add_argument("--results", type=Path, default=Path("runs/schedules.json"))
@@ -81,12 +83,14 @@ def main() -> None:
 
 def key_of(schedule: str, seed: int, options: argparse.Namespace) -> str:
     """A run's name among the results: all that it depends on."""
-    return f"{schedule} seed={seed} steps={options.steps} time_scale={options.time_scale:g}"
+    return (
+        f"{schedule} seed={seed} steps={options.steps} train_us={options.train_us:g} time_scale={options.time_scale:g}"
+    )
 
 
 def measure(schedule: str, seed: int, options: argparse.Namespace, folder: Path) -> Result:
     """One run. Raises RunFailed."""
-    asked = changes(schedule, options.time_scale, options.steps, seed)
+    asked = changes(schedule, options.train_us, options.time_scale, options.steps, seed)
     return run_emulated(EXAMPLE, f"{schedule.replace('_', '-')}-{seed}", folder, asked).to_json()
 
 
