@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from infra.by_name import nearest
 from infra.kafka.properties import ClientProperties
-from infra.models.context import context_length
+from infra.models.sizes import context_length, vocabulary_size
 from operators.evaluation.config import EvaluationConfig
 from operators.experience.config import ExperienceConfig
 from operators.placement.config import PlacementConfig
@@ -138,6 +138,11 @@ class Config:
         if self.emulated:
             return DEFAULT_CONTEXT // self.rollout.emulation.stride
         return context_length(self.model_folder())
+
+    @property
+    def vocabulary(self) -> int | None:
+        """Tokens that the model knows; None where no model is named. Raises ConfigError or ValueError as `context`."""
+        return None if self.emulated or not self.model.path else vocabulary_size(self.model_folder())
 
     @property
     def admitted(self) -> int:

@@ -24,7 +24,7 @@ def build(pipeline: beam.Pipeline, config: Config) -> None:
         ledger=(SETTLED,),
     )
     ranks, levels = len(partitions_of(config, BATCHES)), len(config.prompts.levels)
-    make = MakeBatches(config.experience, config.kafka.partitions, ranks, levels)
+    make = MakeBatches(config.experience, config.kafka.partitions, ranks, levels, config.vocabulary)
     (
         pipeline
         | "read experiences" >> ReadTopics(source)

@@ -16,7 +16,7 @@ from operators.experience.measures import BufferMeasures
 from operators.experience.members import Member, Run, Shelf, ages, runs_of
 from operators.experience.moment import Moment
 from operators.experience.packing import pack
-from operators.experience.trainable import Verdict, untrainable
+from operators.experience.trainable import ANY_TOKEN, Verdict, untrainable
 from operators.io.elements import Checkpoint, Output, Place, Polled, Received, Restored
 from operators.io.pending import PendingOffsets
 from operators.io.reject import rejected
@@ -29,18 +29,20 @@ BATCHES_A_FOLD = 4
 
 @dataclass(frozen=True)
 class MakeBatches:
-    """One global batch is one transaction: its micro-batches, a Settled for each member, and the low-water mark.
+    """A global batch leaves in one transaction: its micro-batches, a Settled for each member, and the low-water mark.
 
     A batch has `global_batch` trajectories at least, all of which can be trained; what cannot is settled as it comes
     (and is a dead letter where it is no failure but nonsense), and its group completes without it. Staleness is
     measured here, at consumption: newest announced version minus the version that generated. `partitions` of the topics
-    keyed by group, `ranks` of the trainer, `levels` of the prompts' curriculum (0: there is none).
+    keyed by group, `ranks` of the trainer, `levels` of the prompts' curriculum (0: there is none), `vocabulary` of the
+    model in tokens (None: the trainer alone finds what it does not know, at the cost of a batch).
     """
 
     config: ExperienceConfig
     partitions: int
     ranks: int = 1
     levels: int = 0
+    vocabulary: int | None = None
 
     def restore(self, restored: Restored) -> _Buffering:
         endings = Endings.restored(restored, self.partitions)
@@ -61,6 +63,7 @@ class _Buffering:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config, self._ranks = step.config, step.ranks
+        self._vocabulary = step.vocabulary or ANY_TOKEN
         self._writers = step.config.make_writers()
         self._sampler = step.config.make_sampler()
         self._evictions = step.config.make_evictions()
@@ -115,7 +118,7 @@ class _Buffering:
         shelf = Shelf(received.record, received.partition, received.offset)
         self._log_time = max(self._log_time, *shelf.scored_at)
         now = self._clock()
-        wrong = untrainable(shelf)
+        wrong = untrainable(shelf, self._vocabulary)
         all_may = not wrong and not self._writers
         for number, run in Run(shelf, 0, len(shelf)).by_group():
             fresh = self._endings.expect(number, shelf.members[run.first : run.last])  # others came before, or twice

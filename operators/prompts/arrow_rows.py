@@ -135,7 +135,8 @@ def _columns(path: Path, names: Sequence[str], config: PromptsConfig) -> list[st
     needed = [("prompt_column", (config.prompt_column,) if config.prompt_column else PROMPT_COLUMNS)]
     if config.answer_required or config.answer_column:
         needed.append(("answer_column", (config.answer_column,) if config.answer_column else ANSWER_COLUMNS))
-    needed += [("extra_columns", (name,)) for name in config.extra_columns]
+    for name in config.reference_columns:
+        needed.append(("extra_columns" if name in config.extra_columns else "where", (name,)))
     for option, wanted in needed:
         if not any(name in names or name.partition(".")[0] in names for name in wanted):
             raise SourceError(f"{path} has no column {' or '.join(wanted)}, but {', '.join(names)}; set {option}")

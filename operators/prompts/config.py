@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from infra.by_name import nearest
+from operators.prompts.conditions import check_condition
 
 SOURCES = ("reasoning_gym", "jsonl", "parquet", "dataset", "synthetic")
 MOST_NAMED = 12
@@ -36,9 +37,14 @@ class PromptsConfig:
     size: int | None = None
     """Questions in an epoch of a reasoning-gym task; None draws a fresh question for every number."""
 
+    where: Mapping[str, Any] = field(default_factory=dict)
+    """Which rows of a table to draw, by column (dots reach into structs): a value, one of a list, or a range such as
+    `{ least = 0.2, below = 0.6 }`, either end of which may be left out. Verifiers see them in the reference."""
+
     levels: tuple[Mapping[str, Any], ...] = ()
-    """A curriculum, from easy to hard: arguments of each level over `task_args`. It begins with the first; the buffer's
-    sampler asks for others. Held-out questions are of `task_args` alone, whatever the level."""
+    """A curriculum, from easy to hard. Of a reasoning-gym task without size: arguments of each level over `task_args`;
+    of a table: conditions of each level over `where`. It begins with the first; the buffer's sampler asks for others.
+    Held-out questions are of `task_args` and `where` alone, whatever the level."""
 
     path: str = ""
     split: str = "train"
@@ -94,17 +100,29 @@ class PromptsConfig:
             self._check_synthetic()
         elif not self.path:
             raise ValueError(f"path must be set for source {self.source!r}")
-        if self.levels and (self.source != "reasoning_gym" or self.size is not None):
-            raise ValueError("levels need source 'reasoning_gym' without size, which makes questions of every level")
+        self._check_levels()
         if SLOT not in self.template:
             raise ValueError(f"template must contain {SLOT}, not {self.template!r}")
         if self.system and not self.chat_template:
             raise ValueError("system needs chat_template = true: plain text has no system message")
         self._check_numbers()
 
+    @property
+    def endless(self) -> bool:
+        """Whether questions are made as they are asked for: there is no table of them."""
+        return self.source == "synthetic" or (self.source == "reasoning_gym" and self.size is None)
+
+    @property
+    def reference_columns(self) -> tuple[str, ...]:
+        """Columns of a table that a reference holds besides the answer."""
+        conditions = (self.where, *(() if self.endless else self.levels))
+        return tuple(dict.fromkeys([*self.extra_columns, *(name for each in conditions for name in each)]))
+
     def at(self, level: int) -> PromptsConfig:
         """As it is for questions of `level`."""
-        return replace(self, task_args={**self.task_args, **self.levels[level]}, levels=())
+        if self.endless:
+            return replace(self, task_args={**self.task_args, **self.levels[level]}, levels=())
+        return replace(self, where={**self.where, **self.levels[level]}, levels=())
 
     def _check_task(self) -> None:
         if not self.task:
@@ -117,6 +135,17 @@ class PromptsConfig:
                 raise ValueError(f"task_args must not contain {name!r}: set {name} beside it")
         if self.epochs is not None and self.size is None:
             raise ValueError("epochs needs size for source 'reasoning_gym': without it there are no epochs")
+
+    def _check_levels(self) -> None:
+        if self.where and self.endless:
+            raise ValueError("where needs a table: a file, or a reasoning-gym task with size")
+        if self.levels and self.source == "synthetic":
+            raise ValueError("levels do not go with source 'synthetic'")
+        if self.levels and self.epochs is not None:
+            raise ValueError("epochs does not go with levels: a level lasts until another is asked for")
+        for conditions in (self.where, *(() if self.endless else self.levels)):
+            for column, wanted in conditions.items():
+                check_condition(column, wanted)
 
     def _check_synthetic(self) -> None:
         for name in ("path", "heldout", "heldout_path", "chat_template", "environment"):

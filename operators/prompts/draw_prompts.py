@@ -52,10 +52,10 @@ class DrawPrompts:
 
 
 class _Drawing:
-    """`cursor` counts questions taken from the sources, `number` prompts made of them: unusable ones leave no gap.
+    """`cursors` count questions taken from each source, `number` prompts made of them: unusable ones leave no gap.
 
-    `sources` are by level. A level begins where it is asked for, whatever was drawn by then: which prompt is of which
-    level stands in the curriculum topic, so the log tells what every prompt was made of.
+    `sources` are by level. A level begins where it is asked for, whatever was drawn by then, and goes on where it was
+    left: which prompt is of which level stands in the curriculum topic, so the log tells what every prompt was made of.
     """
 
     def __init__(
@@ -69,10 +69,11 @@ class _Drawing:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._step, self._sources, self._tokenizer, self._backlog = step, sources, tokenizer, backlog
-        self._cursor, self._number = marks.get("drawn", (0, 0))
+        self._cursors: list[int] = list(marks.get("cursors", [0] * len(sources)))
+        self._number = marks.get("number", 0)
         self._level = marks.get("level", 0)
         self._clock, self._sleep = clock, sleep
-        self._bad_rows = () if self._cursor else self._source.bad_rows
+        self._bad_rows = () if any(self._cursors) else self._source.bad_rows  # of the table, which all levels share
         self._exhausted = False
         self._look_at = clock()
 
@@ -102,7 +103,7 @@ class _Drawing:
         return outputs
 
     def checkpoint(self, positions: Mapping[Place, int]) -> Checkpoint:
-        return Checkpoint(positions, marks={"drawn": [self._cursor, self._number], "level": self._level})
+        return Checkpoint(positions, marks={"cursors": self._cursors[:], "number": self._number, "level": self._level})
 
     def busy(self) -> bool:
         return False
@@ -113,13 +114,13 @@ class _Drawing:
         self._backlog.close()
 
     def _draw(self) -> list[Output]:
-        step, cursor = self._step, self._cursor
+        step, cursor = self._step, self._cursors[self._level]
         if self._source.total is not None and cursor >= self._source.total:
             if not self._exhausted:
                 log.warning("the questions have come to an end: %d prompts were made of %d", self._number, cursor)
             self._exhausted = True
             return []
-        self._cursor += 1
+        self._cursors[self._level] += 1
         try:
             question = self._source[cursor]
         except UnusableRow as error:

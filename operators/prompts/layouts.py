@@ -13,6 +13,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from operators.prompts.conditions import reach
 from operators.prompts.config import PromptsConfig
 from operators.prompts.question import Message, Question, UnusableRow
 
@@ -23,7 +24,7 @@ TASK_COLUMNS = ("data_source", "task")
 
 def top_columns(config: PromptsConfig) -> set[str]:
     """Names of the top-level columns that `config` could ask for: the only ones worth reading."""
-    wanted = [config.prompt_column, config.answer_column, *config.extra_columns]
+    wanted = [config.prompt_column, config.answer_column, *config.reference_columns]
     wanted += [*PROMPT_COLUMNS, *ANSWER_COLUMNS, *TASK_COLUMNS]
     return {name.partition(".")[0] for name in wanted if name} | {name for name in wanted if name}
 
@@ -36,7 +37,7 @@ def question_of(row: Any, index: int, config: PromptsConfig, task: str) -> Quest
     reference: dict[str, Any] = {}
     if config.answer_required or config.answer_column:
         reference["answer"] = _answer(_find(row, config.answer_column, ANSWER_COLUMNS, "answer_column"), config)
-    for name in config.extra_columns:
+    for name in config.reference_columns:
         reference[name] = _find(row, name, (), "extra_columns")
     own_task = next((row[name] for name in TASK_COLUMNS if isinstance(row.get(name), str) and row[name]), task)
     _check_encodable(text, reference)
@@ -46,22 +47,12 @@ def question_of(row: Any, index: int, config: PromptsConfig, task: str) -> Quest
 def _find(row: Mapping[str, Any], name: str, candidates: tuple[str, ...], option: str) -> Any:
     names = (name,) if name else candidates
     for candidate in names:
-        value = _reach(row, candidate)
+        value = reach(row, candidate)
         if value is not None:
             return value
     columns = ", ".join(sorted(map(str, row))[:12])
     hint = "" if name else f"; name it with {option}"
     raise UnusableRow(f"no value in column {' or '.join(names)} (the row has {columns or 'no columns'}){hint}")
-
-
-def _reach(row: Mapping[str, Any], name: str) -> Any:
-    """The value of a column; dots reach into structs, unless a column is named so as a whole."""
-    if name in row:
-        return row[name]
-    value: Any = row
-    for part in name.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value
 
 
 def _answer(value: Any, config: PromptsConfig) -> Any:

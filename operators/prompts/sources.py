@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
+from operators.prompts.conditions import meets
 from operators.prompts.config import PromptsConfig
 from operators.prompts.permutation import Permutation
 from operators.prompts.question import BadRow, Question, Rows, SourceError, UnusableRow, text_key
@@ -52,7 +53,7 @@ def open_source(config: PromptsConfig) -> Source:
     """
     if config.source == "synthetic":
         return SyntheticSource(config)
-    if config.source == "reasoning_gym" and config.size is None:
+    if config.endless:
         return EndlessSource(config)
     heldout = _questions_aside(config) if config.heldout_path else ()
     return TableSource(config, open_rows(config), heldout)
@@ -66,7 +67,11 @@ def open_levels(config: PromptsConfig) -> tuple[Source, ...]:
     if not config.levels:
         return (open_source(config),)
     heldout = heldout_questions(config)
-    return tuple(EndlessSource(config.at(level), heldout) for level in range(len(config.levels)))
+    configs = [config.at(level) for level in range(len(config.levels))]
+    if config.endless:
+        return tuple(EndlessSource(each, heldout) for each in configs)
+    rows = open_rows(config)
+    return tuple(TableSource(each, rows, heldout) for each in configs)
 
 
 def heldout_questions(config: PromptsConfig) -> tuple[Question, ...]:
@@ -95,7 +100,7 @@ def open_rows(config: PromptsConfig) -> Rows:
 
 
 def _questions_aside(config: PromptsConfig) -> tuple[Question, ...]:
-    rows = open_rows(replace(config, path=config.heldout_path))
+    rows = open_rows(replace(config, path=config.heldout_path, where={}, levels=()))
     try:
         questions = (question for question in rows.scan() if isinstance(question, Question))
         found = tuple(itertools.islice(questions, config.heldout or None))
@@ -107,7 +112,10 @@ def _questions_aside(config: PromptsConfig) -> tuple[Question, ...]:
 
 
 class TableSource:
-    """Questions of a finite table. Held out are those given, or the `config.heldout` texts with the smallest hashes."""
+    """Those questions of a finite table that meet `config.where`.
+
+    Held out are those given, or the `config.heldout` texts with the smallest hashes. Several may share `rows`.
+    """
 
     def __init__(self, config: PromptsConfig, rows: Rows, heldout: Sequence[Question] = ()) -> None:
         self._config, self._rows = config, rows
@@ -147,8 +155,9 @@ class TableSource:
         numbers, keys = array("q"), array("Q")
         for found in self._rows.scan():
             if isinstance(found, Question):
-                numbers.append(found.index)
-                keys.append(text_key(found.text))
+                if meets(found.reference, self._config.where):
+                    numbers.append(found.index)
+                    keys.append(text_key(found.text))
                 continue
             self.bad_row_count += 1
             if len(bad) < MAX_BAD_ROWS:
@@ -156,7 +165,8 @@ class TableSource:
         self.bad_rows = tuple(bad)
         if not numbers:
             first = f"; line {bad[0].line}: {bad[0].reason}" if bad else ""
-            raise SourceError(f"{self._rows.name} has no usable row ({self.bad_row_count} bad ones{first})")
+            where = f" where {dict(self._config.where)}" if self._config.where else ""
+            raise SourceError(f"{self._rows.name} has no usable row{where} ({self.bad_row_count} bad ones{first})")
         return numbers, keys
 
     def _draw_heldout(self, numbers: array[int], keys: array[int], kept_out: set[int]) -> tuple[Question, ...]:

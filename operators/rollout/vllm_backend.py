@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from infra.models.context import context_length
+from infra.models.sizes import context_length
 from operators.rollout.engine import Engine
 from operators.rollout.model_backend import ModelBackend
 from operators.rollout.vllm_engine import VllmEngine, open_vllm

@@ -1,18 +1,21 @@
-"""The benchmark's experiences are such as the buffer takes."""
+"""The benchmark's experiences are such as the buffer takes, and its logs are measured at the lengths asked for."""
 
 from __future__ import annotations
 
-from benchmarks.experience import SAMPLES, Feeder, machine
+from argparse import Namespace
+from dataclasses import replace
+
+from benchmarks.buffer_log import SAMPLES, Experiences, InMemory, Measured
+from benchmarks.experience import in_turn, median
 from operators.experience.config import ExperienceConfig
 from operators.experience.make_batches import MakeBatches
 from operators.io.elements import Place, Polled, Received, Restored
-from pipelines.config import Config, RunConfig
 from schemas.topics import BATCHES, DEAD_LETTERS
 
 
 def test_what_is_fed_is_batched_in_whole_groups() -> None:
-    feeder = Feeder(Config(run=RunConfig(name="benchmark")), tokens=16)
-    records = tuple(Received("experiences", 0, offset, feeder._next()) for offset in range(2))
+    experiences = Experiences(tokens=16)
+    records = tuple(Received("experiences", 0, offset, experiences.next()) for offset in range(2))
     folder = MakeBatches(ExperienceConfig(global_batch=256), 1).restore(Restored("g", 1, (), {}, {}))
     outputs = folder.fold(Polled("g", 1, records, (), {Place("experiences", 0): 2}, True))
     assert not [output for output in outputs if output.topic is DEAD_LETTERS]
@@ -22,5 +25,22 @@ def test_what_is_fed_is_batched_in_whole_groups() -> None:
     assert set(batches[0].lengths.to_pylist()) == {16}
 
 
-def test_the_machine_has_a_name() -> None:
-    assert machine().endswith("cores")
+def test_every_log_is_measured_in_every_round_and_begun_anew_when_it_has_grown() -> None:
+    begun: list[int] = []
+
+    def begin(number: int) -> InMemory:
+        begun.append(number)
+        return InMemory(tokens=16, global_batch=256)
+
+    found = list(in_turn(begin, Namespace(rounds=3, log=[2048, 40960], trajectories=2048)))
+    assert [(each.stage, each.log, each.trajectories) for each in found] == [
+        ("fold", 2048, 2048),
+        ("fold", 43008, 2048),
+    ]
+    assert begun == [0, 1, 2, 3]  # the short one each time
+
+
+def test_figures_are_medians() -> None:
+    first = Measured("fold", 1, 2, 3.0, 4.0, 5.0)
+    slices = [first, replace(first, cpu_us=9.0), replace(first, cpu_us=6.0, log=3)]
+    assert median(slices) == replace(first, cpu_us=6.0)

@@ -25,8 +25,18 @@ NAME = f"whole-run-{os.getpid()}"
 STEPS = 8
 WARM_START = (
     "model.path=''",
+    "run.trackers=['tensorboard']",
     "warm_start={examples = 64, steps = 2, batch = 8, measured = 8, measure_every = 1, max_new_tokens = 4}",
 )
+
+TOLD = {
+    "trainer": "reward/mean reward/std frac_reward_zero_std response_length/mean response_length/max "
+    "response_length/clip_ratio grad_norm staleness/mean staleness/max queue/lag trainer/idle_ratio "
+    "weight_sync/seconds throughput/tokens_per_s throughput/samples_per_s time/update",
+    "experience": "dropped_stale dropped staleness/0 staleness_at_finish/0",
+    "rollout": "rollout/idle_ratio",
+}
+"""Names that users of other trainers look for, by series; this model answers all alike, so no ratio is told."""
 
 
 class _Terminal:
@@ -131,6 +141,9 @@ def test_the_folder_holds_all_of_it(ended: LaminarRun) -> None:
         assert "Traceback" not in log
     metrics = read_metrics(folder / "metrics.jsonl")
     assert [metric.step for metric in metrics if metric.name == "trainer"] == list(range(1, STEPS + 1))
+    for series, names in TOLD.items():
+        assert set(names.split()) <= set().union(*(metric.values for metric in metrics if metric.name == series))
+    assert any((folder / "tensorboard").iterdir())
     assert "<svg" in (folder / "report.html").read_text()
 
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -29,9 +30,10 @@ VERSION = PolicyVersion(1, 0)
 
 
 @pytest.fixture
-def config(broker: Broker, run_id: str) -> Iterator[Config]:
+def config(broker: Broker, run_id: str, tmp_path: Path) -> Iterator[Config]:
+    (tmp_path / "config.json").write_text('{"vocab_size": 6}')
     made = replace(
-        parse_config({"experience": {"global_batch": 2}}, "a test"),
+        parse_config({"experience": {"global_batch": 2}, "model": {"path": str(tmp_path)}}, "a test"),
         run=RunConfig(run_id),
         kafka=KafkaConfig(broker.bootstrap_servers),
     )
@@ -40,7 +42,7 @@ def config(broker: Broker, run_id: str) -> Iterator[Config]:
     close_shards()
 
 
-def test_numbers_that_are_none_are_dead_letters_and_what_is_sound_is_batched(config: Config) -> None:
+def test_numbers_and_tokens_that_are_none_are_dead_letters_and_what_is_sound_is_batched(config: Config) -> None:
     nan = float("nan")
     patched = encode(experience(0, 0))
     write(
@@ -50,6 +52,8 @@ def test_numbers_that_are_none_are_dead_letters_and_what_is_sound_is_batched(con
         encode(experience(1, 1, logprobs=(-0.5, float("-inf")))),
         encode(experience(1, 2)),
         encode(experience(1, 3)),
+        encode(experience(2, 0, token=6)),
+        (with_reward(patched[0], float("-inf")), patched[1]),
     )
     running = threading.Thread(target=run_pipeline, args=(partial(build, config=config), "embedded", (), close_shards))
     running.start()
@@ -59,20 +63,23 @@ def test_numbers_that_are_none_are_dead_letters_and_what_is_sound_is_batched(con
         STOPPING.set()
         running.join(20)
     assert part.trajectory_ids == ("p1.2", "p1.3")
-    letters = {letter.offset: (letter.step, letter.reason) for letter in wait_for(config, DEAD_LETTERS, 3)}
+    letters = {letter.offset: (letter.step, letter.reason) for letter in wait_for(config, DEAD_LETTERS, 5)}
     assert letters == {
         0: ("read experiences", "reward: a number is not finite"),
         1: ("make batches", "p1.0: a behaviour logprob is not finite"),
         2: ("make batches", "p1.1: a behaviour logprob is not finite"),
+        5: ("make batches", "p2.0: the model knows no token 6"),
+        6: ("read experiences", "reward: a number is not finite"),
     }
-    fates = {record.trajectory_id: record.fate for record in wait_for(config, SETTLED, 4)}
-    assert fates == {"p1.0": "failed", "p1.1": "failed", "p1.2": "batched", "p1.3": "batched"}
+    fates = {record.trajectory_id: record.fate for record in wait_for(config, SETTLED, 5)}
+    failed = dict.fromkeys(("p1.0", "p1.1", "p2.0"), "failed")
+    assert fates == failed | {"p1.2": "batched", "p1.3": "batched"}
 
 
-def experience(number: int, member: int, logprobs: tuple[float, ...] = (-0.5, -0.5)) -> Experience:
+def experience(number: int, member: int, logprobs: tuple[float, ...] = (-0.5, -0.5), token: int = 5) -> Experience:
     sampling = Sampling(1.0, 1.0, 0, 8, (), 0)
     asked = Prompt(number, "train", "sums", "1 + 1", token_ids([1, 2]), "{}", 4, sampling)
-    response = Response(token_ids([5] * len(logprobs)), floats(logprobs), flags([True] * len(logprobs)))
+    response = Response(token_ids([token] * len(logprobs)), floats(logprobs), flags([True] * len(logprobs)))
     spans = (VersionSpan(VERSION, len(logprobs)),)
     made = Trajectory(asked, member, 1, 1, 0, 1, response, "2", spans, VERSION, "stop", None, 0, None, 0)
     return Experience(made, 1.0, (), None, 0)

@@ -16,9 +16,17 @@ from schemas.topics import BATCHES, BEGUN, CURRICULUM, EXPERIENCES, RELAY, SETTL
 class Buffer:
     """The experience operator on a log in memory."""
 
-    def __init__(self, global_batch: int = 4, levels: int = 0, log: Log | None = None, **config: Any) -> None:
+    def __init__(
+        self,
+        global_batch: int = 4,
+        levels: int = 0,
+        vocabulary: int | None = None,
+        log: Log | None = None,
+        **config: Any,
+    ) -> None:
         self.log = log or Log()
-        step = MakeBatches(ExperienceConfig(global_batch=global_batch, **config), PARTITIONS, levels=levels)
+        settings = ExperienceConfig(global_batch=global_batch, **config)
+        step = MakeBatches(settings, PARTITIONS, levels=levels, vocabulary=vocabulary)
         earliest = reading(RELAY, start="earliest"), reading(CURRICULUM, start="earliest", keys=BEGUN)
         readings = reading(EXPERIENCES, keys="p", blocks=True), *earliest
         self.shard = Shard(self.log, shard("experience", *readings, ledger=("settled",)), step.restore)

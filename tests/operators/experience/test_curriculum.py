@@ -6,6 +6,7 @@ import pytest
 from buffer_on_a_log import Buffer
 from records_here import experience, failed, prompt, trajectory
 
+from operators.experience.moment import Moment
 from operators.experience.parts import Part
 from operators.experience.samplers import Curricular
 from schemas.records import LevelAsked, LevelBegun, RewardComponent
@@ -73,6 +74,23 @@ class Both(Curricular):
 
     def refuse(self, group: object) -> str | None:
         return "alike" if len({member.reward for member in group.members}) < len(group.members) else None  # type: ignore[attr-defined]
+
+
+def test_a_sampler_sees_success_by_task() -> None:
+    one = Buffer(global_batch=2, levels=2, sampler=Part(f"{__file__}:OfSums"))
+    for number, task, reward in ((0, "sums", 0.0), (2, "gcd", 1.0), (4, "sums", 1.0), (6, "sums", 1.0)):
+        asked_for = prompt(number, task=task)
+        one.score(*(experience(trajectory(asked_for, member), reward) for member in range(2)))
+        one.shard.run()
+        assert len(asked(one)) == (number == 6)
+    assert asked(one) == [(1, 0.75, 8)]
+
+
+class OfSums(Curricular):
+    """Asks for harder questions once two of three answers to sums are right, whatever becomes of others."""
+
+    def wish(self, moment: Moment) -> int:
+        return int("sums" in moment.success and moment.success["sums"].share > 0.6)
 
 
 @pytest.mark.parametrize("commit", [True, False])

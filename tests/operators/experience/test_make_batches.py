@@ -16,6 +16,7 @@ from operators.experience.config import MOST_TOKENS, ExperienceConfig
 from operators.experience.make_batches import BATCHES_A_FOLD
 from operators.experience.packing import split_by_tokens
 from operators.experience.parts import Part
+from operators.io.elements import Place
 from schemas.columns import flags, floats, token_ids
 from schemas.identity import parse_trajectory_id
 from schemas.records import MicroBatch, Response
@@ -56,19 +57,20 @@ def test_one_poll_may_fill_several_batches_of_which_few_leave_together() -> None
     assert not buffer.shard.folder.busy()  # type: ignore[union-attr]
 
 
-def test_staleness_is_that_at_consumption() -> None:
+def test_staleness_is_that_at_consumption_and_that_at_finish_is_told_too() -> None:
     buffer = Buffer(global_batch=4)
     buffer.publish(0)
     buffer.group(0, under=version(3))
     buffer.shard.run()
     buffer.publish(5)
-    buffer.group(1, under=version(7))
+    buffer.group(1, under=version(7), newest_version=version(10))
     buffer.shard.run()
     (part,) = buffer.log.rows(BATCHES)
     assert part.staleness.to_pylist() == [2, 2, 0, 0]
     assert [r.staleness for r in buffer.log.rows(SETTLED)] == [2, 2, 0, 0]
     (metric,) = buffer.log.rows(METRICS)
-    assert metric.values["staleness/2"] == 2.0
+    told = {name: count for name, count in metric.values.items() if name.startswith("staleness")}
+    assert told == {"staleness/0": 2, "staleness/2": 2, "staleness_at_finish/0": 2, "staleness_at_finish/3": 2}
     assert metric.values["buffer/trajectories"] == 0.0
 
 
@@ -183,6 +185,21 @@ def test_a_group_that_waits_too_long_leaves_as_configured_and_late_members_are_d
     assert not buffer.shard.folder._endings._left  # type: ignore[union-attr]
 
 
+def test_what_a_writer_refuses_is_settled_with_its_reason_and_its_group_completes_without_it() -> None:
+    buffer = Buffer(global_batch=1, writers=(Part("finished"), Part("bounded", {"tokens": 6})))
+    asked = prompt(0, 3)
+    rows = (trajectory(asked, 0), trajectory(asked, 1, finish_reason="length"), trajectory(asked, 2, tokens=4))
+    buffer.score(*map(experience, rows))
+    buffer.shard.run()
+    assert buffer.batches() == [("p0.0",)]
+    reasons = {r.trajectory_id: (r.fate, r.reason) for r in buffer.log.rows(SETTLED)}
+    assert reasons == {
+        "p0.0": ("batched", ""),
+        "p0.1": ("dropped", "cut off after 2 tokens"),
+        "p0.2": ("dropped", "7 tokens are more than 6"),
+    }
+
+
 def test_what_the_sampler_refuses_is_settled_with_its_reason_and_trained_never() -> None:
     buffer = Buffer(global_batch=2, sampler=Part("dynamic"))
     for number, rewards in enumerate([(1.0, 1.0), (0.0, 0.0), (0.5, 0.5), (0.5, 0.6)]):
@@ -241,6 +258,10 @@ def test_the_prompts_and_answers_of_a_batch_are_those_of_its_members_wherever_th
         assert (reward, temperature) == (number, 0.5 + number)
         start += length
     assert start == len(part.token_ids)
+    lineage = zip(part.lineage_partitions.to_pylist(), part.lineage_offsets.to_pylist(), strict=True)
+    for name, (partition, offset) in zip(part.trajectory_ids, lineage, strict=True):
+        (source,) = buffer.log.received(Place(EXPERIENCES.noun, partition), offset, offset + 1)
+        assert source.record.trajectory.trajectory_id == name
 
 
 def test_a_second_answer_is_passed_over() -> None:

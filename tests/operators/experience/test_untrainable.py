@@ -18,6 +18,7 @@ from schemas.topics import BATCHES, DEAD_LETTERS, SETTLED
 
 _CUTS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
+    "too hot": {"temperature": 1e39},
     "top-p": {"temperature": 0.7, "top_p": 0.9},
     "top-k": {"top_k": 4},
 }
@@ -36,10 +37,14 @@ def nonsense(kind: str, member: int = 0) -> Experience:
         return experience(trajectory(prompt(0, sampling=replace(SAMPLING, **_CUTS[kind])), member))
     if kind == "the prompt is empty":
         return experience(trajectory(prompt(0, token_ids=token_ids([])), member))
+    if kind == "priceless":
+        return experience(trajectory(asked, member), -1e39)
+    if kind == "asked in another tokenizer":
+        return experience(trajectory(prompt(0, token_ids=token_ids([7, 1])), member))
     if kind == "endless":
         return experience(trajectory(prompt(0, token_ids=token_ids(np.ones(MOST_LENGTH, np.int32))), member, tokens=1))
     unsound = {"unequal": [-0.5], "not a number": [-0.5, float("nan")], "infinite": [-0.5, float("-inf")]}
-    ids = [5, -1] if kind == "a token id is negative" else [5, 5]
+    ids = {"a negative token": [5, -1], "of another tokenizer": [5, 6]}.get(kind, [5, 5])
     logprobs = unsound.get(kind, [-0.5, 3.0] if kind == "a behaviour logprob is above 0" else [-0.5, -0.5])
     response = Response(token_ids(ids), floats(logprobs), flags([True, True]))
     return experience(trajectory(asked, member, response=response))
@@ -50,19 +55,24 @@ def nonsense(kind: str, member: int = 0) -> Experience:
     [
         ("failed", "out of memory"),
         ("no version", "nothing was generated"),
-        *((kind, kind) for kind in ("nothing was generated", "the prompt is empty", "a token id is negative")),
+        *((kind, kind) for kind in ("nothing was generated", "the prompt is empty")),
+        ("a negative token", "the model knows no token -1"),
+        ("of another tokenizer", "the model knows no token 6"),
+        ("asked in another tokenizer", "the model knows no token 7"),
         ("a behaviour logprob is above 0", "a behaviour logprob is above 0"),
         ("not a number", "a behaviour logprob is not finite"),
         ("infinite", "a behaviour logprob is not finite"),
         ("endless", "1000001 tokens are more than the 1000000 that a micro-batch record holds"),
         ("unequal", "2 tokens with 1 logprobs and a mask of 2"),
         ("greedy", "drawn at temperature 0: greedy answers have no probability to train"),
+        ("too hot", "drawn at a temperature beyond single precision"),
+        ("priceless", "a reward of -1e+39 is beyond single precision"),
         ("top-p", "drawn with top_p 0.9 and top_k 0: the trainer's distribution has no such cut"),
         ("top-k", "drawn with top_p 1 and top_k 4: the trainer's distribution has no such cut"),
     ],
 )
 def test_what_cannot_be_trained_is_settled_as_it_comes_and_its_group_completes(kind: str, reason: str) -> None:
-    buffer = Buffer(global_batch=1)
+    buffer = Buffer(global_batch=1, vocabulary=6)
     buffer.score(nonsense(kind))
     buffer.shard.run()
     (record,) = buffer.log.rows(SETTLED)

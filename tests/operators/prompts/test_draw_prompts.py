@@ -192,3 +192,17 @@ def test_a_level_begins_where_it_is_asked_for_and_the_log_says_where(committed: 
     for made in prompts.log.rows(PROMPTS):
         level = sum(made.number >= number for _, number in first)
         assert len(made.text) == 6 + level
+
+
+def test_a_level_goes_on_where_it_was_left_across_restarts() -> None:
+    prompts = Prompts(Questions([6]), harder=(Questions([7]),))
+    for level in (1, 0, 1):
+        prompts.look()
+        ask(prompts, level)
+        prompts.shard.run()
+        prompts.shard.start()
+    prompts.look()
+    made = [made.text for made in prompts.log.rows(PROMPTS)]
+    for length in (6, 7):
+        drawn = [int(text[:6]) for text in made if len(text) == length]
+        assert drawn == list(range(6))

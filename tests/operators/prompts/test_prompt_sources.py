@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from operators.prompts.config import PromptsConfig
@@ -237,6 +240,15 @@ def test_a_file_without_usable_rows_says_why(tmp_path: Path) -> None:
         ({"task": "gcd", "top_k": 50}, "top_k must be 0"),
         ({"task": "gcd", "heldout": -1}, "heldout"),
         ({"task": "gcd", "seed": 2**29}, "seed"),
+        ({"task": "gcd", "where": {"answer": 1}}, "where needs a table"),
+        ({"task": "gcd", "size": 9, "epochs": 1, "levels": ({"answer": 1},)}, "epochs does not go with levels"),
+        ({"source": "synthetic", "levels": ({"answer": 1},)}, "levels do not go with source 'synthetic'"),
+        (
+            {"task": "gcd", "size": 9, "where": {"rate": {"last": 1}}},
+            "rate: a range has no 'last'; did you mean 'least'",
+        ),
+        ({"task": "gcd", "size": 9, "levels": ({"rate": {"below": "1"}},)}, "rate: below must be a number, not '1'"),
+        ({"task": "gcd", "size": 9, "where": {"rate": {"least": 2, "below": 2}}}, "rate: nothing lies in the range"),
     ],
 )
 def test_config_errors_name_the_field(options: dict, field: str) -> None:
@@ -256,5 +268,62 @@ def test_levels_are_questions_of_their_own_arguments_and_none_is_held_out() -> N
     assert [question.reference["task_args"]["max_digits"] for question in asked] == [1] * 200 + [2] * 200
     (only,) = open_levels(PromptsConfig(task="chain_sum", task_args=base))
     assert only[3] == open_source(PromptsConfig(task="chain_sum", task_args=base))[3]
-    with pytest.raises(ValueError, match="levels need source 'reasoning_gym' without size"):
-        PromptsConfig(task="chain_sum", size=10, levels=levels)
+
+
+GRADES = ({"grade": [1, 2]}, {"grade": 3}, {"meta.rate": {"least": 0.25, "below": 0.5}}, {"meta.rate": {"least": 0.5}})
+HAS_GRADE: tuple[Callable[[int], bool], ...] = (
+    lambda i: i % 4 in (0, 1),
+    lambda i: i % 4 == 2,
+    lambda i: 16 <= i < 32,
+    lambda i: i >= 32,
+)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_levels_of_a_file_are_the_rows_that_meet_their_conditions_and_none_is_held_out(
+    tmp_path: Path, kind: str
+) -> None:
+    rows = [
+        {
+            "question": f"{i}?",
+            "answer": i,
+            "grade": 1 + i % 4,
+            "meta": {"rate": i / 64},
+            "kind": "sum" if i % 3 else "?",
+        }
+        for i in range(64)
+    ]
+    path = tmp_path / f"rows.{kind}"
+    if kind == "jsonl":
+        path.write_text("{\n" + "\n".join(map(json.dumps, rows)))
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    config = PromptsConfig(source=kind, path=str(path), heldout=8, where={"kind": "sum"}, levels=GRADES)
+    kept = {question.reference["answer"] for question in heldout_questions(config)}
+    assert len(kept) == 8
+    sources = open_levels(config)
+    for source, has_grade in zip(sources, HAS_GRADE, strict=True):
+        drawn = [source[number].reference["answer"] for number in range(200)]
+        assert set(drawn) == {i for i in range(64) if i % 3 and has_grade(i)} - kept
+        assert source.total is None
+        assert len(source.bad_rows) == (kind == "jsonl")
+    assert sources[1][0].reference["grade"] == 3
+    for source in sources:
+        source.close()
+
+
+def test_levels_of_a_task_with_size_go_by_its_metadata() -> None:
+    levels = ({"metadata.num_terms": 2}, {"metadata.num_terms": {"least": 3}})
+    easy, hard = open_levels(PromptsConfig(task="chain_sum", size=40, levels=levels))
+    assert {easy[number].reference["metadata"]["num_terms"] for number in range(40)} == {2}
+    assert 2 not in {hard[number].reference["metadata"]["num_terms"] for number in range(40)}
+
+
+def test_a_level_without_rows_is_named(tmp_path: Path) -> None:
+    path = str(write_jsonl(tmp_path / "q.jsonl", 4))
+    for where, message in (
+        ({"answer": 9}, r"no usable row where \{'answer': 9\} \(0 bad"),
+        ({"grade": 1}, "column grade"),
+    ):
+        with pytest.raises(SourceError, match=message):
+            open_levels(PromptsConfig(source="jsonl", path=path, levels=({"answer": 1}, where)))

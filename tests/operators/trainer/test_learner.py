@@ -325,6 +325,8 @@ def test_metrics_say_what_the_batch_was(folder: Path) -> None:
     assert {name: metrics[name] for name in expected} == pytest.approx(expected)
     tokens, samples = (metrics[f"throughput/{name}_per_s"] * metrics["time/update"] for name in ("tokens", "samples"))
     assert (tokens, samples) == pytest.approx((batch.lengths.sum(), 16))
+    ratios = {"importance_ratio/mean", "importance_ratio/max", "clip_ratio/low", "clip_ratio/high"}
+    assert ratios <= set(metrics)
     assert 0 < metrics["ess"] < 1
     assert 0 < metrics["entropy"] < math.log(300)
     assert metrics["kl/mismatch"] > 0

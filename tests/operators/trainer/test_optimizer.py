@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -44,6 +46,21 @@ def test_only_matrices_decay() -> None:
     optimizer.step()
     assert parameters["matrix"].tolist() == [[pytest.approx(0.95)] * 2] * 2
     assert parameters["bias"].tolist() == [1.0, 1.0]
+
+
+def test_steps_are_adamws_with_the_betas_that_are_given() -> None:
+    """Moments, their bias and a decay that does not pass through them (arXiv 1711.05101, algorithm 2)."""
+    parameter = torch.nn.Parameter(torch.ones(1, 1, dtype=torch.float64))
+    config = LearnerConfig(learning_rate=0.1, weight_decay=0.5, betas=(0.5, 0.75), epsilon=1e-3)
+    optimizer = build_optimizer({"w": parameter}, config)
+    value, first, second = 1.0, 0.0, 0.0
+    for step, gradient in enumerate((2.0, -1.0, 0.5), 1):
+        parameter.grad = torch.full_like(parameter, gradient)
+        optimizer.step()
+        first, second = 0.5 * first + 0.5 * gradient, 0.75 * second + 0.25 * gradient**2
+        value *= 1 - 0.1 * 0.5
+        value -= 0.1 * first / (1 - 0.5**step) / (math.sqrt(second / (1 - 0.75**step)) + 1e-3)
+        assert parameter.item() == pytest.approx(value, rel=1e-9)
 
 
 def test_the_first_parameter_group_that_matches_counts() -> None:

@@ -81,6 +81,21 @@ def test_a_dashboard_is_told_the_step_of_each_series(
     assert package.finished
 
 
+@pytest.mark.parametrize("name", ["trackio", "wandb"])
+def test_a_dashboard_of_its_own_package_takes_what_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: Any
+) -> None:
+    pytest.importorskip(name, reason=f"the extra `{name}` is not installed")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))
+    trackers = open_trackers([name], "first", tmp_path)
+    for tracker in trackers.values():
+        tracker.append([FIRST, SECOND])
+        tracker.close()
+    kept = b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
+    assert all(each in kept for each in (b"trainer/reward/mean", b"trainer/step", b"evaluation/greedy"))
+
+
 def test_a_tracker_that_fails_is_told_once_and_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
