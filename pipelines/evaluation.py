@@ -19,7 +19,7 @@ def build(pipeline: beam.Pipeline, config: Config) -> None:
     source = shard(
         config,
         "evaluation",
-        reading(config, EXPERIENCES, keys="e"),
+        reading(config, EXPERIENCES, keys=("e",)),
         reading(config, RELAY, start="earliest"),
         patient=True,
     )

@@ -18,9 +18,9 @@ def build(pipeline: beam.Pipeline, config: Config) -> None:
     source = shard(
         config,
         "experience",
-        reading(config, EXPERIENCES, keys="p", blocks=True),
+        reading(config, EXPERIENCES, keys=("p", "i"), blocks=True),
         reading(config, RELAY, start="earliest"),
-        *([reading(config, CURRICULUM, start="earliest", keys=BEGUN)] if config.prompts.levels else []),
+        *([reading(config, CURRICULUM, start="earliest", keys=(BEGUN,))] if config.prompts.levels else []),
         ledger=(SETTLED,),
     )
     ranks, levels = len(partitions_of(config, BATCHES)), len(config.prompts.levels)

@@ -15,7 +15,7 @@ from schemas.topics import ASKED, CURRICULUM, PROMPTS
 
 def build(pipeline: beam.Pipeline, config: Config) -> None:
     """Dataset → prompts; with a curriculum, levels asked for → levels begun."""
-    asked = [reading(config, CURRICULUM, keys=ASKED)] if config.prompts.levels else []
+    asked = [reading(config, CURRICULUM, keys=(ASKED,))] if config.prompts.levels else []
     source = shard(config, "prompts", *asked, anchor=PROMPTS, patient=True)
     model = None if config.prompts.source == "synthetic" else config.model_folder()
     draw = DrawPrompts(config.prompts, source, model, config.context, config.placement.prompt_lead)

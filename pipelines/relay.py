@@ -22,7 +22,7 @@ def build(pipeline: beam.Pipeline, config: Config, index: int = 0) -> None:
         "relay",
         reading(config, RELAY, start="earliest"),
         reading(config, RELAY_CHAIN, start="earliest"),
-        reading(config, REPLICAS, start="latest", keys="rollout-"),
+        reading(config, REPLICAS, start="latest", keys=("rollout-",)),
         index=index,
         patient=True,
     )

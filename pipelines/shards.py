@@ -38,7 +38,7 @@ def shard(
     )
 
 
-def reading(config: Config, topic: Topic, **how: str | bool) -> Reading:
+def reading(config: Config, topic: Topic, **how: str | bool | tuple[str, ...]) -> Reading:
     """All partitions of `topic`."""
     return Reading(topic, partitions_of(config, topic), **how)  # type: ignore[arg-type]
 

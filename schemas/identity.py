@@ -2,19 +2,21 @@
 
 Numbers rise from 0 without gaps within a purpose, so the set of finished ones is a low mark plus a few exceptions.
 `p12` is training prompt 12 and also the group of its samples; `p12.3` is its fourth trajectory; `e7` is an evaluation
-prompt.
+prompt; `i4` is a group that was imported, which nobody was asked for.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-Purpose = Literal["train", "evaluation"]
+Purpose = Literal["train", "evaluation", "imported"]
 
-_LETTERS: dict[Purpose, str] = {"train": "p", "evaluation": "e"}
-_PURPOSES: dict[str, Purpose] = {letter: purpose for purpose, letter in _LETTERS.items()}
-_TRAJECTORY = re.compile(r"([pe])(0|[1-9]\d{0,17})\.(0|[1-9]\d{0,5})")
+LETTERS: Mapping[Purpose, str] = {"train": "p", "evaluation": "e", "imported": "i"}
+"""What ids begin with."""
+PURPOSES: Mapping[str, Purpose] = {letter: purpose for purpose, letter in LETTERS.items()}
+_TRAJECTORY = re.compile(r"([pei])(0|[1-9]\d{0,17})\.(0|[1-9]\d{0,5})")
 
 
 class TrajectoryKey(NamedTuple):
@@ -27,12 +29,12 @@ class TrajectoryKey(NamedTuple):
 
 def group_id(purpose: Purpose, number: int) -> str:
     """The id of prompt `number`, and of the group of its samples."""
-    return f"{_LETTERS[purpose]}{number}"
+    return f"{LETTERS[purpose]}{number}"
 
 
 def trajectory_id(purpose: Purpose, number: int, member: int) -> str:
     """The id of sample `member` of prompt `number`."""
-    return f"{_LETTERS[purpose]}{number}.{member}"
+    return f"{LETTERS[purpose]}{number}.{member}"
 
 
 def is_trajectory_id(text: str) -> bool:
@@ -45,4 +47,4 @@ def parse_trajectory_id(text: str) -> TrajectoryKey:
     match = _TRAJECTORY.fullmatch(text)
     if match is None:
         raise ValueError(f"not a trajectory id: {text[:80]!r} (expected something like 'p12.3')")
-    return TrajectoryKey(_PURPOSES[match[1]], int(match[2]), int(match[3]))
+    return TrajectoryKey(PURPOSES[match[1]], int(match[2]), int(match[3]))

@@ -106,7 +106,7 @@ EXPERIENCES = Topic(
     "group_id",
     "shards",
     "delete",
-    ("score",),
+    ("score", "import"),
     ("experience", "evaluation"),
     "trajectories with rewards: the exportable record; rows of several groups may share one, whose key is the first's",
 )
@@ -176,7 +176,7 @@ METRICS = Topic(
     "name",
     "one",
     "delete",
-    ("trainer", "evaluation", "experience", "rollout"),
+    ("trainer", "evaluation", "experience", "rollout", "import"),
     (),
     "what the live view and the reports read",
 )

@@ -93,17 +93,27 @@ def read_topic(
         for number, end in (until or {}).items():
             if number in ranges:
                 ranges[number] = PartitionRange(ranges[number].beginning, end)
-        assigned = {number: TopicPartition(topic, number) for number in ranges}
-        consumer.assign(list(assigned.values()))
-        for number, held in ranges.items():
-            first = start if isinstance(start, StartOffset) else StartOffset(start.get(number, held.beginning))
-            consumer.seek(assigned[number], first.within(held.beginning, held.end))
+        assigned = _assign(consumer, topic, ranges, start)
         # A position passes the markers of transactions too, so it reaches the end where no record stands.
         while follow or any(consumer.position(assigned[number]) < held.end for number, held in ranges.items()):
             for records in consumer.poll(timeout_ms=POLL_MS).values():
                 for record in records:
                     if follow or record.offset < ranges[record.partition].end:
                         yield _stored(record, decoder)
+
+
+def follow_topic(
+    client: ClientProperties, topic: str, start: Mapping[int, int], decoder: Decoder = decode
+) -> Iterator[list[StoredRecord]]:
+    """The committed records of the partitions that `start` names, from there on, for ever: what each poll brings.
+
+    That is nothing every half second in which nothing comes. Raises UnknownTopic.
+    """
+    with _consumer(client) as consumer:
+        _assign(consumer, topic, _ranges(consumer, topic, sorted(start)), start)
+        while True:
+            polled = consumer.poll(timeout_ms=POLL_MS).values()
+            yield [_stored(record, decoder) for records in polled for record in records]
 
 
 def last_records(
@@ -151,6 +161,18 @@ def _ranges(consumer: KafkaConsumer, topic: str, partitions: Sequence[int] | Non
     wanted = [TopicPartition(topic, number) for number in sorted(partitions or there)]
     first, last = consumer.beginning_offsets(wanted), consumer.end_offsets(wanted)
     return {each.partition: PartitionRange(first[each], max(first[each], last[each])) for each in wanted}
+
+
+def _assign(
+    consumer: KafkaConsumer, topic: str, ranges: Mapping[int, PartitionRange], start: StartOffset | Mapping[int, int]
+) -> dict[int, TopicPartition]:
+    """Let `consumer` read partitions of `topic` from `start` on; by number."""
+    assigned = {number: TopicPartition(topic, number) for number in ranges}
+    consumer.assign(list(assigned.values()))
+    for number, held in ranges.items():
+        first = start if isinstance(start, StartOffset) else StartOffset(start.get(number, held.beginning))
+        consumer.seek(assigned[number], first.within(held.beginning, held.end))
+    return assigned
 
 
 def _edges(

@@ -1,4 +1,7 @@
-"""Which trajectories' stories have ended: the buffer's ledger, and the Settled records of one emission."""
+"""Which trajectories' stories have ended: the buffer's ledger, and the Settled records of one emission.
+
+Groups go by their numbers in the buffer, which are below 0 where they were imported.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from operators.experience.members import Run
 from operators.io.elements import Restored
 from operators.io.ledger import TrajectoryLedger
 from schemas.block import Block
-from schemas.identity import is_trajectory_id, parse_trajectory_id
+from schemas.identity import Purpose, is_trajectory_id, parse_trajectory_id
 from schemas.records import Fate, Settled
 
 
@@ -35,9 +38,9 @@ class Endings:
         settled = [received.record for received in restored.ledger if is_trajectory_id(received.record.trajectory_id)]
         for record in settled:
             key = parse_trajectory_id(record.trajectory_id)
-            if key.purpose == "train":  # evaluation settles its own, in the same topic
+            if key.purpose != "evaluation":  # which settles its own, in the same topic
                 if record.group_left:
-                    endings._left.add(key.number)
+                    endings._left.add(key.number if key.purpose == "train" else ~key.number)
                 endings._ledger.add(key, record.group_size, 0)
         endings._forget(set(endings._left))
         return endings
@@ -48,7 +51,7 @@ class Endings:
 
     def expect(self, number: int, members: Iterable[int]) -> list[int]:
         """Take note of members of group `number` that have come; the positions of those that had not come before."""
-        ended = self._ledger.members("train", number)
+        ended = self._ledger.members(*_prompt(number))
         if ended is None:
             return []
         held = self._held.setdefault(number, set())
@@ -66,8 +69,8 @@ class Endings:
         return sum(map(len, self._held.values()))
 
     def answered(self, number: int) -> int:
-        """How many members of training group `number`, which is not all ended, have ended."""
-        return self._ledger.answered("train", number)
+        """How many members of group `number`, which is not all ended, have ended."""
+        return self._ledger.answered(*_prompt(number))
 
     def has_left(self, number: int) -> bool:
         """Whether group `number` left the buffer before all its members had come."""
@@ -126,13 +129,21 @@ class Endings:
         self._columns["group_size"] += shelf.sizes[first:last]
         self._columns["tokens"] += shelf.tokens[first:last].tolist()
         self._columns["staleness"] += ages
-        for name, value in zip(("fate", "reason", "batch", "group_left"), same, strict=True):
+        fate, *others = same
+        if number < 0 and fate == "batched":
+            fate = "imported"
+        for name, value in zip(("fate", "reason", "batch", "group_left"), (fate, *others), strict=True):
             self._columns[name] += [value] * len(members)
         if same[-1]:
             self._left.add(number)
-        self._ledger.add_members("train", number, members, shelf.sizes[first], self._emissions)
+        self._ledger.add_members(*_prompt(number), members, shelf.sizes[first], self._emissions)
         self._forget({number})
 
     def _forget(self, numbers: set[int]) -> None:
         """Of groups that have left, those of which all members have ended need not be known any more."""
-        self._left.difference_update([n for n in numbers if not self._ledger.answered("train", n)])
+        self._left.difference_update([n for n in numbers if not self.answered(n)])
+
+
+def _prompt(number: int) -> tuple[Purpose, int]:
+    """Purpose and number of the prompt of group `number`."""
+    return ("train", number) if number >= 0 else ("imported", ~number)

@@ -41,9 +41,9 @@ class Ragged(NamedTuple):
 class Shelf:
     """The experiences at `offset` of `partition`, as columns: lists where one row is asked for, arrays where many are.
 
-    `sizes` are those of the groups; `tokens` are responses', int64[rows], `lengths` prompts' and responses' together.
-    The version `version_epochs`.`version_numbers` made a row if `generated`, and `finish_staleness` newer ones had been
-    announced when it finished.
+    `numbers` and `sizes` are those of the groups; `tokens` are responses', int64[rows], `lengths` prompts' and
+    responses' together. The version `version_epochs`.`version_numbers` made a row if `generated`, and
+    `finish_staleness` newer ones had been announced when it finished.
     """
 
     def __init__(self, block: Block, partition: int, offset: int) -> None:
@@ -54,7 +54,8 @@ class Shelf:
         self.tokens = self.responses.counts()
         self.lengths = self.tokens + self.prompts.counts()
         self.purposes: list[Purpose] = self.column("prompt.purpose").to_pylist()
-        self.numbers: list[int] = self.column("prompt.number").to_pylist()
+        self.prompt_numbers: list[int] = self.column("prompt.number").to_pylist()
+        self.numbers = group_numbers(self.purposes, self.prompt_numbers)
         self.members: list[int] = self.column("member").to_pylist()
         self.sizes: list[int] = self.column("prompt.samples").to_pylist()
         self.rewards = block.column("reward").to_numpy()
@@ -74,7 +75,7 @@ class Shelf:
     @cached_property
     def ids(self) -> list[str]:
         """Trajectory ids."""
-        return list(map(trajectory_id, self.purposes, self.numbers, self.members))
+        return list(map(trajectory_id, self.purposes, self.prompt_numbers, self.members))
 
     @cached_property
     def tasks(self) -> list[str]:
@@ -132,6 +133,13 @@ class Shelf:
         self.finish_staleness = np.where(self.generated, np.maximum(newest - self.version_numbers, 0), 0)
 
 
+def group_numbers(purposes: Sequence[Purpose], numbers: list[int]) -> list[int]:
+    """The number of each prompt's group in the buffer: imported ones, counted from 0 as well, go down from -1."""
+    if "imported" not in purposes:
+        return numbers
+    return [~number if purpose == "imported" else number for purpose, number in zip(purposes, numbers, strict=True)]
+
+
 class Member:
     """One scored trajectory: row `row` of `shelf`. Samplers and the like of the user's see these, and nothing else."""
 
@@ -144,7 +152,7 @@ class Member:
     def key(self) -> TrajectoryKey:
         """Its identity."""
         shelf, row = self.shelf, self.row
-        return TrajectoryKey(shelf.purposes[row], shelf.numbers[row], shelf.members[row])
+        return TrajectoryKey(shelf.purposes[row], shelf.prompt_numbers[row], shelf.members[row])
 
     @property
     def trajectory_id(self) -> str:
@@ -153,7 +161,7 @@ class Member:
 
     @property
     def number(self) -> int:
-        """Of its prompt, and so of its group."""
+        """Of its group: that of its prompt, or below 0 where it was imported."""
         return self.shelf.numbers[self.row]
 
     @property

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
 
 from infra.files import write_atomically
+from infra.yaml_text import as_yaml
 from operators.export.config import Contents
 from operators.export.folder import DATA, Part, read_contents, read_parts
 from operators.export.views import view_of
@@ -16,6 +20,30 @@ def write_card(root: Path) -> None:
     write_atomically(root / "README.md", card(read_contents(root), read_parts(root)))
 
 
+def _for_loading(contents: Contents) -> dict[str, Any]:
+    """What `load_dataset` reads: files and their columns; so it takes files of older releases, which lack some."""
+    said: dict[str, Any] = {
+        "configs": [{"config_name": "default", "data_files": f"{DATA}/*.{contents.format}"}],
+        "tags": ["reinforcement-learning", "laminar"],
+    }
+    if contents.format != "jsonl":  # whose reader makes its own mind up
+        said["dataset_info"] = {"features": [_feature(field) for field in contents.schema]}
+    return said
+
+
+def _feature(field: pa.Field) -> dict[str, Any]:
+    return {"name": field.name, **_typed(field.type)}
+
+
+def _typed(kind: pa.DataType) -> dict[str, Any]:
+    if pa.types.is_struct(kind):
+        return {"struct": [_feature(field) for field in kind]}
+    if pa.types.is_list(kind):
+        inner = _typed(kind.value_type)
+        return {"list": next(iter(inner.values())) if inner.keys() <= {"dtype", "struct"} else inner}
+    return {"dtype": {"double": "float64", "float": "float32"}.get(str(kind), str(kind))}
+
+
 def card(contents: Contents, parts: Sequence[Part]) -> str:
     """The card of an export that has `parts`."""
     view = view_of(contents.of, contents.view)
@@ -24,10 +52,7 @@ def card(contents: Contents, parts: Sequence[Part]) -> str:
     return "\n".join(
         [
             "---",
-            "configs:",
-            "- config_name: default",
-            f"  data_files: {DATA}/*.{contents.format}",
-            "tags: [reinforcement-learning, laminar]",
+            as_yaml(_for_loading(contents)).strip(),
             "---",
             f"# {contents.topic} of {contents.run}",
             "",

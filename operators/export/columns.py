@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from schemas.arrow import arrow_schema
 from schemas.block import Block
+from schemas.identity import LETTERS
 from schemas.records import Experience, Trajectory
 from schemas.topics import Topic
 
@@ -50,6 +51,7 @@ _NAMES: Mapping[str, str] = {
     "text": "completion_text",
 }
 _SAMPLING = "prompt.sampling."
+_PURPOSES, _LETTERS = pa.array(list(LETTERS)), pa.array(list(LETTERS.values()))
 
 
 class Column(NamedTuple):
@@ -167,7 +169,7 @@ def _computed(prefix: str) -> tuple[Column, ...]:
         return make
 
     def group(batch: pa.RecordBatch) -> pa.Array:
-        letter = pc.if_else(pc.equal(at("prompt.purpose")(batch), "train"), "p", "e")
+        letter = _LETTERS.take(pc.index_in(at("prompt.purpose")(batch), _PURPOSES))
         return pc.binary_join_element_wise(letter, at("prompt.number")(batch).cast(pa.utf8()), "")
 
     def trajectory(batch: pa.RecordBatch) -> pa.Array:

@@ -59,7 +59,7 @@ def _questions(table: pa.Table) -> pa.Table:
                 style=pa.repeat("rule", len(table)), ground_truth=table["ground_truth"].combine_chunks()
             ),
             "extra_info": _struct(
-                split=pc.if_else(pc.equal(table["purpose"], "train"), "train", "test").combine_chunks(),
+                split=pc.if_else(pc.equal(table["purpose"], "evaluation"), "test", "train").combine_chunks(),
                 index=table["prompt_number"].combine_chunks(),
             ),
         },

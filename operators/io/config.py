@@ -14,7 +14,7 @@ from schemas.topics import RESTORE, Topic, group_name
 
 @dataclass(frozen=True)
 class Reading:
-    """A topic to read. `keys` limits it to records whose key starts so: others are passed over undecoded.
+    """A topic to read. `keys` limits it to records whose key starts with one of them: others are passed over undecoded.
 
     With `blocks` the rows of a Kafka record come together, as one `Received` with a Block.
     """
@@ -22,7 +22,7 @@ class Reading:
     topic: Topic
     partitions: tuple[int, ...] = (0,)
     start: Literal["committed", "earliest", "latest"] = "committed"
-    keys: str = ""
+    keys: tuple[str, ...] = ()
     blocks: bool = False
 
 
@@ -33,7 +33,7 @@ class ShardConfig:
     In seconds: `slice_s` is how long the source runs before the runner may make a checkpoint (None: what suits
     the runner), `poll_s` how long an idle poll waits, `commit_s` how long offsets that moved without outputs may go
     uncommitted. `resume` gives, at every start, positions that override the committed ones (a trainer resumes from its
-    checkpoint). A shard that `ends` reads what had been written when it started, and finishes.
+    checkpoint). A shard that `ends` reads what had been written when it started, and finishes once its step is idle.
     """
 
     client: ClientProperties

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from schemas.identity import Purpose, TrajectoryKey
+from schemas.identity import LETTERS, PURPOSES, Purpose, TrajectoryKey
 from schemas.topics import partition_of
 
 _NOBODY: AbstractSet[int] = frozenset()
@@ -30,8 +30,7 @@ class TrajectoryLedger:
         # In the order of their numbers; a plain dict would step over all that has left to find the first.
         self._emission: OrderedDict[tuple[Purpose, int], int] = OrderedDict()
         for name, mark in (marks or {}).items():
-            letter, residue = name[0], int(name[1:])
-            self._marks["train" if letter == "p" else "evaluation", residue] = mark
+            self._marks[PURPOSES[name[0]], int(name[1:])] = mark
 
     def __contains__(self, key: TrajectoryKey) -> bool:
         members = self.members(key.purpose, key.number)
@@ -84,9 +83,7 @@ class TrajectoryLedger:
 
     def marks(self) -> dict[str, int]:
         """The marks for a commit's note."""
-        return {
-            f"{'p' if purpose == 'train' else 'e'}{residue}": mark for (purpose, residue), mark in self._marks.items()
-        }
+        return {f"{LETTERS[purpose]}{residue}": mark for (purpose, residue), mark in self._marks.items()}
 
     def _below_mark(self, purpose: Purpose, number: int) -> bool:
         mark = self._marks.get((purpose, partition_of(number, self._partitions)), 0)

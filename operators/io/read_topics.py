@@ -62,7 +62,7 @@ class _PollTopicsFn(beam.DoFn):
         source.begin(poll)
         until = time.monotonic() + (element.slice_s or self._slice_s)
         while time.monotonic() < until:
-            if STOPPING.is_set() or source.ended:
+            if STOPPING.is_set() or (source.ended and not is_busy(element.group)):
                 last = source.last() if tracker.try_claim(poll) else None
                 if last is not None:
                     yield last

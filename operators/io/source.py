@@ -45,7 +45,9 @@ class ShardSource:
         self._nouns = {topic.name(config.run): topic.noun for topic in read}
         self._kinds = {topic.noun: topic.records for topic in read}
         self._blocks = {r.topic.name(config.run) for r in config.readings if r.blocks}
-        self._keys = {r.topic.name(config.run): r.keys.encode() for r in config.readings if r.keys}
+        self._keys = {
+            r.topic.name(config.run): tuple(key.encode() for key in r.keys) for r in config.readings if r.keys
+        }
         self._places = {
             Partition(r.topic.name(config.run), p): Place(r.topic.noun, p)
             for r in config.readings

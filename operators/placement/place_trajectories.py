@@ -148,6 +148,8 @@ class _Placing:
     def _take(self, received: Received, now: float) -> list[Output]:
         match received.record:
             case Prompt() as prompt:
+                if prompt.purpose == "imported":
+                    return [self._tracking.reject(received, f"{prompt.prompt_id}: what is imported is not asked for")]
                 if not fits_inbox(prompt, 0):
                     reason = f"{prompt.prompt_id}: a prompt so large fits into no inbox"
                     return [self._tracking.reject(received, reason), *self._tracking.turn_away(prompt, reason)]

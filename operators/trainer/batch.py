@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schemas.identity import parse_trajectory_id
+from schemas.identity import LETTERS, parse_trajectory_id
 from schemas.records import MicroBatch, PolicyVersion
 
 
@@ -83,6 +83,7 @@ def join(rows: Sequence[MicroBatch]) -> TrainingBatch:
     repeated = np.array([name in ids[:index] for index, name in enumerate(ids)]) if len(set(ids)) < len(ids) else ()
     _refuse(ids, repeated, "is in the batch twice")
     keys = [parse_trajectory_id(name) for name in ids]
+    purposes = list(LETTERS)
     return TrainingBatch(
         token_ids=token_ids,
         loss_mask=loss_mask,
@@ -91,7 +92,7 @@ def join(rows: Sequence[MicroBatch]) -> TrainingBatch:
         lengths=lengths,
         prompt_lengths=prompt_lengths,
         trained=np.bincount(sequences, loss_mask, len(ids)).astype(np.int64),
-        group_keys=np.array([2 * key.number + (key.purpose != "train") for key in keys], np.int64),
+        group_keys=np.array([len(purposes) * key.number + purposes.index(key.purpose) for key in keys], np.int64),
         staleness=staleness,
         temperatures=temperatures,
         rewards=rewards,

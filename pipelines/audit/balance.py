@@ -24,9 +24,10 @@ class Audit:
     dispatched + undispatched = trained + dropped + failed + evaluated + imported + in flight + expired + lost.
 
     dispatched: an Assignment names it. undispatched: something else does, but no Assignment (a prompt refused before
-    its dispatch, imported experience). trained: it is in a batch on the ancestor line of the newest manifest.
-    dropped, failed, evaluated, imported: settled so, and not trained. in_flight: on its way, by the stage that has it.
-    expired: retention has taken what would tell. lost: a stage has let go of it and nothing says what became of it.
+    its dispatch, imported experience). trained: it is in a batch on the ancestor line of the newest manifest; imported:
+    that, and it was fed in from a dataset. dropped, failed, evaluated: settled so, and not trained. in_flight: on its
+    way, by the stage that has it. expired: retention has taken what would tell. lost: a stage has let go of it and
+    nothing says what became of it.
 
     trained_twice: in two batches of the line, twice in one, or in one that the line trained twice. without_reason:
     dropped, and nobody says why. contradictions: trained, though settled as something else. duplicate_finishes: later

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 
 from pipelines.audit.balance import Audit, Placed, Stage
-from schemas.identity import TrajectoryKey, parse_trajectory_id, trajectory_id
+from schemas.identity import LETTERS, Purpose, TrajectoryKey, parse_trajectory_id, trajectory_id
 from schemas.records import MicroBatch, PolicyVersion, Settled, WeightVersion
 
 # What is known of a trajectory, as bits of one integer; above them stands the batch that Settled names, plus one.
@@ -28,6 +28,8 @@ _NO_REASON = 1 << 10
 _FATE_AT = 11
 _BATCH_AT = 14
 
+_PURPOSES: tuple[Purpose, ...] = tuple(LETTERS)
+_PURPOSE_BITS = 2
 _FATES = ("batched", "dropped", "failed", "evaluated", "imported")
 _MEMBER_BITS = 20
 
@@ -115,7 +117,7 @@ class Fold:
             lost=tuple(Placed(_name(key), stage) for key, stage in sorted(lost)),
             trained_twice=self._names(key for key, known in self._known.items() if known & _TRAINED_AGAIN),
             without_reason=self._names(key for key, known in self._known.items() if _dropped_without_reason(known)),
-            contradictions=self._names(key for key, known in self._known.items() if _contradicts(known)),
+            contradictions=self._names(key for key, known in self._known.items() if _contradicts(key, known)),
             duplicate_finishes=self.duplicate_finishes,
             settled_again=self.settled_again,
             undecodable=self.undecodable,
@@ -124,10 +126,10 @@ class Fold:
 
     def _class_of(self, key: int, known: int) -> tuple[str, Stage]:
         """What became of a trajectory, and at which stage it is where that is not the end of its story."""
-        eater: Stage = "evaluation" if key & 1 else "experience"
+        eater: Stage = "evaluation" if _purpose(key) == "evaluation" else "experience"
         if known & _TRAINED:
-            return "trained", "training"
-        if known & _SETTLED and _fate(known) != "batched":
+            return "imported" if _purpose(key) == "imported" else "trained", "training"
+        if known & _SETTLED and _fate(known) != _fate_in_batch(key):
             return _fate(known), eater
         if known & _IN_BATCH:
             return self._batched(known)
@@ -181,8 +183,13 @@ def _dropped_without_reason(known: int) -> bool:
     return bool(known & _SETTLED and known & _NO_REASON and not known & _TRAINED) and _fate(known) == "dropped"
 
 
-def _contradicts(known: int) -> bool:
-    return bool(known & _TRAINED and known & _SETTLED) and _fate(known) != "batched"
+def _contradicts(key: int, known: int) -> bool:
+    return bool(known & _TRAINED and known & _SETTLED) and _fate(known) != _fate_in_batch(key)
+
+
+def _fate_in_batch(key: int) -> str:
+    """What a trajectory is settled as that is in a batch."""
+    return "imported" if _purpose(key) == "imported" else "batched"
 
 
 def _key(name: str) -> int:
@@ -193,9 +200,13 @@ def _key(name: str) -> int:
 def _packed(key: TrajectoryKey) -> int:
     """A trajectory's key as an integer that sorts by number, then member, then purpose."""
     purpose, number, member = key
-    return (number << _MEMBER_BITS | member) << 1 | (purpose == "evaluation")
+    return (number << _MEMBER_BITS | member) << _PURPOSE_BITS | _PURPOSES.index(purpose)
+
+
+def _purpose(key: int) -> Purpose:
+    return _PURPOSES[key & (1 << _PURPOSE_BITS) - 1]
 
 
 def _name(key: int) -> str:
-    number, member = divmod(key >> 1, 1 << _MEMBER_BITS)
-    return trajectory_id("evaluation" if key & 1 else "train", number, member)
+    number, member = divmod(key >> _PURPOSE_BITS, 1 << _MEMBER_BITS)
+    return trajectory_id(_purpose(key), number, member)

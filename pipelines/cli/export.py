@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
+from pipelines.cli.export_serve import serve_command
 from pipelines.cli.options import (
     BrokersOption,
     Connection,
@@ -37,6 +38,7 @@ class _TopicFirst(TyperGroup):
 
 
 app = typer.Typer(cls=_TopicFirst, no_args_is_help=True)
+app.command("serve")(serve_command)
 
 
 @app.callback()

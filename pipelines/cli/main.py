@@ -24,6 +24,7 @@ COMMANDS: dict[str, CommandModule] = {
     "runs": CommandModule("pipelines.cli.runs", "Look after runs: list, status, stop, audit."),
     "topics": CommandModule("pipelines.cli.topics", "Look into a run's topics: list, tail, find, lag, dead letters."),
     "export": CommandModule("pipelines.cli.export", "Export a topic to Parquet, Arrow or JSON lines, exactly once."),
+    "import": CommandModule("pipelines.cli.imports", "Feed an exported dataset to a run, as experience."),
     "train": CommandModule("pipelines.cli.train", "Train apart from a run: replay its batches."),
     "weights": CommandModule("pipelines.cli.weights", "Weight versions: list, show, verify, diff, pull, publish."),
     "relays": CommandModule("pipelines.cli.relays", "The relays of a run: their order, what they hold, what moves."),

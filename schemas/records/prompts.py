@@ -26,8 +26,8 @@ class Prompt:
     """A question and how often to answer it. Made by prompts and evaluation, eaten by placement.
 
     `reference` is JSON for the verifier of `task` (the dataset's entry). `policy_version` pins an evaluation to one
-    version, `round` names the evaluation it belongs to ("" for training). `environment` names the one that answers what
-    the model writes ("": there is one turn, and nobody answers).
+    version, `round` names the evaluation it belongs to, or where it stood before it was imported ("" for training).
+    `environment` names the one that answers what the model writes ("": there is one turn, and nobody answers).
     """
 
     number: int

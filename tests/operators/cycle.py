@@ -87,9 +87,9 @@ class Cycle:
         self.score = Shard(self.log, score, _restore_score)
         buffer = MakeBatches(ExperienceConfig(shape.global_batch, shape.staleness), PARTITIONS)
         relay = reading(RELAY, start="earliest")
-        experience = shard("experience", reading(EXPERIENCES, keys="p", blocks=True), relay, ledger=("settled",))
+        experience = shard("experience", reading(EXPERIENCES, keys=("p", "i"), blocks=True), relay, ledger=("settled",))
         self.experience = Shard(self.log, experience, buffer.restore)
-        evaluation = shard("evaluation", reading(EXPERIENCES, keys="e"), relay)
+        evaluation = shard("evaluation", reading(EXPERIENCES, keys=("e",)), relay)
         self.evaluation = Shard(self.log, evaluation, self._restore_evaluation)
         self.shards = [self.placement, *self.rollouts, self.score, self.experience, self.evaluation]
         for each in self.shards:
@@ -370,7 +370,7 @@ def _token(number: int, position: int) -> int:
 
 def _placement_shard() -> object:
     committed = (reading(topic) for topic in (PROMPTS, EVAL_PROMPTS, PROGRESS, TRAJECTORIES, SETTLED))
-    heartbeats = reading(REPLICAS, start="latest", keys="rollout-")
+    heartbeats = reading(REPLICAS, start="latest", keys=("rollout-",))
     return shard("placement", *committed, reading(RELAY, start="earliest"), heartbeats, ledger=("inbox",))
 
 

@@ -94,19 +94,21 @@ class Log:
             for row in s.rows
         ]
 
-    def received(self, place: Place, start: int, stop: int, keys: str = "", blocks: bool = False) -> list[Received]:
+    def received(
+        self, place: Place, start: int, stop: int, keys: tuple[str, ...] = (), blocks: bool = False
+    ) -> list[Received]:
         """The records of `place` from offset `start` to before `stop`, those of a slot together if `blocks`."""
         slots = self._place(*place)
         if blocks:
             return [
                 Received(*place, offset, slots[offset].block())
                 for offset in range(start, min(stop, len(slots)))
-                if slots[offset].key.startswith(keys) and slots[offset].rows
+                if slots[offset].key.startswith(keys or "") and slots[offset].rows
             ]
         return [
             Received(*place, offset, row)
             for offset in range(start, min(stop, len(slots)))
-            if slots[offset].key.startswith(keys)
+            if slots[offset].key.startswith(keys or "")
             for row in slots[offset].rows
         ]
 

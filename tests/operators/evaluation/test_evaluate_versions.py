@@ -24,7 +24,7 @@ class Evaluation:
         self.log = Log()
         held_out = [prompt(number, 1, purpose="evaluation", text=f"held out {number}") for number in range(questions)]
         settings = EvaluationConfig(**{"every": 5, "periodic_questions": 2, **config})
-        readings = reading(EXPERIENCES, keys="e"), reading(RELAY, start="earliest")
+        readings = reading(EXPERIENCES, keys=("e",)), reading(RELAY, start="earliest")
         self.shard = Shard(
             self.log, shard("evaluation", *readings), EvaluateVersions(settings, lambda: held_out).restore
         )

@@ -71,7 +71,7 @@ def test_a_dead_letter_can_always_be_written() -> None:
 
 
 def test_records_with_other_keys_are_passed_over_undecoded() -> None:
-    source = ShardSource(replace(CONFIG, readings=(Reading(METRICS, keys="e"),)))
+    source = ShardSource(replace(CONFIG, readings=(Reading(METRICS, keys=("e",)),)))
     received, rejected = source.decode([raw(1, key=b"e4"), raw(2, key=b"p4", value=b"junk"), raw(3, key=None)])
     assert ([r.offset for r in received], rejected) == ([1], ())
 

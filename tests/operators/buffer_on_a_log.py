@@ -27,8 +27,8 @@ class Buffer:
         self.log = log or Log()
         settings = ExperienceConfig(global_batch=global_batch, **config)
         step = MakeBatches(settings, PARTITIONS, levels=levels, vocabulary=vocabulary)
-        earliest = reading(RELAY, start="earliest"), reading(CURRICULUM, start="earliest", keys=BEGUN)
-        readings = reading(EXPERIENCES, keys="p", blocks=True), *earliest
+        earliest = reading(RELAY, start="earliest"), reading(CURRICULUM, start="earliest", keys=(BEGUN,))
+        readings = reading(EXPERIENCES, keys=("p", "i"), blocks=True), *earliest
         self.shard = Shard(self.log, shard("experience", *readings, ledger=("settled",)), step.restore)
         self.shard.start()
 

@@ -1,0 +1,62 @@
+"""`laminar export serve`: a run's topics for readers that speak Arrow Flight."""
+
+from __future__ import annotations
+
+import ipaddress
+import signal
+import threading
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipelines.cli.options import BrokersOption, PropertiesOption, RunOption, connect
+
+
+def serve_command(
+    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Where to listen.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: a free one.")] = 0,
+    token_file: Annotated[
+        Path | None,
+        typer.Option("--token-file", metavar="FILE", help="Ask for the token in FILE; needed beyond this machine."),
+    ] = None,
+    certificate: Annotated[
+        Path | None, typer.Option("--certificate", metavar="FILE", help="Speak TLS with this certificate (PEM) ...")
+    ] = None,
+    key: Annotated[Path | None, typer.Option("--key", metavar="FILE", help="... and its key.")] = None,
+    run: RunOption = None,
+    brokers: BrokersOption = None,
+    command_config: PropertiesOption = None,
+) -> None:
+    """Serve a run's topics by Arrow Flight, to be read while they are written; until Ctrl-C. Nobody can write.
+
+    A ticket is JSON: {"topic": "experiences", "where": "reward > 0.5", "from": "-100", "follow": true}.
+
+    \b
+    Examples:
+      laminar export serve --port 8815
+      laminar export serve --host 0.0.0.0 --port 8815 --token-file token --certificate me.pem --key me.key
+      python -c "import pyarrow.flight as f; c = f.connect('grpc://127.0.0.1:8815'); print(*c.list_flights())"
+    """
+    if not _is_local(host) and token_file is None:
+        raise typer.BadParameter(f"{host} is reached from other machines: give --token-file", param_hint="--host")
+    if (certificate is None) != (key is None):
+        raise typer.BadParameter("give both or neither", param_hint="--certificate, --key")
+    from operators.export.flight import TopicServer, read_token
+
+    token = "" if token_file is None else read_token(token_file)
+    pair = None if certificate is None or key is None else (certificate.read_bytes(), key.read_bytes())
+    to = connect(run, brokers, command_config)
+    stopped = threading.Event()
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, lambda number, frame: stopped.set())
+    with TopicServer(to.client, to.run, host, port, token, pair) as server:
+        typer.echo(f"run {to.run} is served at {server.location}")
+        stopped.wait()
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,78 @@
+"""`laminar import`: an exported dataset back into a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from pipelines.cli.options import BrokersOption, JsonOption, PropertiesOption, RunOption, connect
+from pipelines.cli.output import Report
+
+app = typer.Typer()
+
+
+@app.command("import", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def import_(
+    context: typer.Context,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="An export of experiences, with the view full.")],
+    runner: Annotated[
+        Literal["embedded", "prism", "flink", "portable"], typer.Option("--runner", help="The Beam runner.")
+    ] = "embedded",
+    run: RunOption = None,
+    brokers: BrokersOption = None,
+    command_config: PropertiesOption = None,
+    json: JsonOption = False,
+) -> Report:
+    """Feed an exported dataset to a run's buffer, as experience: each row once, also where this command is killed.
+
+    Its trajectories get ids of their own (i0.0) and the fate `imported` once they are in a batch. The same command
+    imports what the dataset has grown by since. Its tokens must be those of the run's model. What was held out is left
+    out. Beam's own options follow after `--`.
+
+    \b
+    Examples:
+      laminar import data/answers
+      laminar import data/answers --run second --json
+    """
+    from infra.kafka.reading import partition_ranges, read_topic
+    from infra.runners.run import run_pipeline
+    from operators.export.folder import ExportError, read_contents
+    from operators.export.import_plan import importable
+    from operators.io.shards import close_shards
+    from pipelines.imports import build
+    from pipelines.roles import configure_logging
+    from schemas.records import Metric
+    from schemas.topics import EXPERIENCES, METRICS
+
+    importable(read_contents(folder))
+    to = connect(run, brokers, command_config)
+    partitions = len(partition_ranges(to.client, EXPERIENCES.name(to.run)))
+    metrics = METRICS.name(to.run)
+    before = {number: held.end for number, held in partition_ranges(to.client, metrics).items()}
+    configure_logging()
+    try:
+        run_pipeline(
+            lambda pipeline: build(pipeline, folder.absolute(), to.run, to.client, partitions),
+            runner,
+            context.args,
+            close_shards,
+        )
+    except RuntimeError as error:
+        raise ExportError(str(error).partition(" [while running")[0]) from error
+    told = [row for record in read_topic(to.client, metrics, start=before) for row in record.rows]
+    mine = [row for row in told if isinstance(row, Metric) and row.name == "import"]
+    if not mine:
+        raise ExportError(f"{folder} is not wholly imported: give the same command again")
+    values = {name: int(value) for name, value in mine[-1].values.items()}
+    data = {"folder": str(folder), "run": to.run, **values}
+    return Report(data, lambda: _text(folder, to.run, values), as_json=json)
+
+
+def _text(folder: Path, run: str, values: dict[str, int]) -> str:
+    if not values["trajectories"]:
+        return f"run {run} has all of {folder} already"
+    last = values["first"] + values["groups"] - 1
+    what = f"{values['trajectories']:,} trajectories of {values['groups']:,} groups, i{values['first']} to i{last}"
+    return f"run {run} has {folder}: {what}"

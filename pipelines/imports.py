@@ -1,0 +1,26 @@
+"""import: an exported dataset back into a run, as experience of its own ids. It reads no topic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import apache_beam as beam
+
+from infra.kafka.properties import ClientProperties
+from operators.export.import_rows import ImportRows
+from operators.io.config import ShardConfig
+from operators.io.fold_records import FoldRecords
+from operators.io.read_topics import ReadTopics
+from operators.io.write_transactionally import WriteTransactionally
+from schemas.topics import RESTORE
+
+
+def build(pipeline: beam.Pipeline, folder: Path, run: str, client: ClientProperties, partitions: int) -> None:
+    """The dataset in `folder` → experiences; the end of it → metrics."""
+    source = ShardConfig(client, run, "import", anchor=(RESTORE, 0), ends=True)
+    (
+        pipeline
+        | "tick" >> ReadTopics(source)
+        | "import rows" >> FoldRecords(ImportRows(folder, partitions))
+        | "write experiences" >> WriteTransactionally(source)
+    )

@@ -1,0 +1,206 @@
+"""The Flight endpoint on a real broker: rows as they are written, for whoever may have them, and nothing more."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from exported_topics import Laminar, Topics
+from pyarrow import flight
+
+from infra.kafka.properties import ClientProperties
+from operators.export import flight as serving
+from operators.export.flight import TopicServer, read_token
+from operators.export.tickets import Ticket, parse_ticket
+from schemas.topics import EXPERIENCES
+
+TOKEN = "a-token-of-many-characters"
+
+
+@pytest.fixture
+def client(topics: Topics) -> Iterator[flight.FlightClient]:
+    with TopicServer(topics.client, topics.run) as server, flight.connect(server.location) as connected:
+        yield connected
+
+
+def read(client: flight.FlightClient, ticket: dict[str, Any]) -> tuple[list[str], list[dict[str, Any]]]:
+    """The trajectory ids that a ticket brings, and what was said with the batches."""
+    names, said = [], []
+    for chunk in client.do_get(flight.Ticket(json.dumps(ticket).encode())):
+        names += chunk.data["trajectory_id"].to_pylist()
+        if chunk.app_metadata is not None and len(chunk.app_metadata):
+            said.append(json.loads(chunk.app_metadata.to_pybytes()))
+    return names, said
+
+
+def test_flights_are_topics_and_their_tickets_bring_what_was_there(topics: Topics, client: flight.FlightClient) -> None:
+    topics.write(range(6))
+    topics.write(range(100, 102), commit=False)
+    topics.write_garbage()
+    info = client.get_flight_info(flight.FlightDescriptor.for_path("experiences"))
+    topics.write(range(6, 8))
+    names, said = [], []
+    for endpoint in info.endpoints:
+        more, heard = read(client, json.loads(endpoint.ticket.ticket))
+        names += more
+        said += heard
+    assert sorted(names) == sorted(f"p{n}.{m}" for n in range(6) for m in (0, 1))
+    assert sum(each["undecodable"] for each in said) == 4
+    assert info.schema.names[0] == "trajectory_id"
+    shown = [json.loads(each.descriptor.command)["topic"] for each in client.list_flights()]
+    assert shown == ["experiences", "metrics", "restore"]
+
+
+def test_who_was_cut_off_goes_on_from_what_the_last_batch_said(
+    topics: Topics, client: flight.FlightClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "BATCH_ROWS", 4)
+    topics.write(range(0, 20, 2))
+    ticket = {"topic": "experiences", "from": {"0": 0}}
+    chunk = client.do_get(flight.Ticket(json.dumps(ticket).encode())).read_chunk()
+    first = chunk.data["trajectory_id"].to_pylist()
+    following = json.loads(chunk.app_metadata.to_pybytes())["next"]
+    rest, _ = read(client, {**ticket, "from": {"0": following}})
+    assert len(first) == 4
+    assert first + rest == [f"p{n}.{m}" for n in range(0, 20, 2) for m in (0, 1)]
+
+
+def test_conditions_views_and_places(topics: Topics, client: flight.FlightClient) -> None:
+    topics.write(range(6))
+    asked = {"topic": "experiences", "where": "reward > 0.5", "from": "-3", "view": "trl"}
+    stream = client.do_get(flight.Ticket(json.dumps(asked).encode()))
+    table = stream.read_all()
+    assert sorted(table["trajectory_id"].to_pylist()) == ["p2.0", "p3.0", "p4.0", "p5.0"]
+    assert table.schema.names[:2] == ["prompt", "completion"]
+    assert read(client, {"topic": "experiences", "from": "end"})[0] == []
+
+
+def test_what_follows_brings_rows_as_they_are_written(topics: Topics, client: flight.FlightClient) -> None:
+    topics.write(range(2))
+    ticket = flight.Ticket(json.dumps({"topic": "experiences", "follow": True}).encode())
+    stream = client.do_get(ticket)
+    names: list[str] = []
+    while len(names) < 4:
+        names += stream.read_chunk().data["trajectory_id"].to_pylist()
+    topics.write(range(2, 4))
+    while len(names) < 8:
+        names += stream.read_chunk().data["trajectory_id"].to_pylist()
+    stream.cancel()
+    assert sorted(names) == sorted(f"p{n}.{m}" for n in range(4) for m in (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("ticket", "reason"),
+    [
+        (b"\xff", "a ticket is JSON"),
+        (b"[]", "a ticket is a JSON object"),
+        (b"{}", "a ticket names a topic"),
+        (b'{"topic": "experiencs"}', "did you mean 'experiences'"),
+        (b'{"topic": "experiences", "form": 1}', "did you mean 'from'"),
+        (b'{"topic": "experiences", "where": 1}', "where must be of type str"),
+        (b'{"topic": "experiences", "where": "rewrad > 1"}', "the nearest is reward"),
+        (b'{"topic": "experiences", "from": "then"}', "'then'"),
+        (b'{"topic": "experiences", "from": {"9": 0}}', "has no partition 9"),
+        (b'{"topic": "experiences", "from": {"0": -1}}', "below 0"),
+        (b'{"topic": "experiences", "from": [1]}', "an offset by partition"),
+        (b'{"topic": "experiences", "view": "preference"}', "export the view preference"),
+        (b'{"topic": "metrics", "view": "sft"}', "the view sft is of experiences"),
+        (b'{"topic": "experiences", "follow": true, "until": {"0": 1}}', "not both"),
+        (b" " * 70_000, "is over 65536"),
+        (b'{"topic": "prompts"}', "there is no topic"),
+    ],
+)
+def test_a_bad_ticket_is_told_what_is_wrong(client: flight.FlightClient, ticket: bytes, reason: str) -> None:
+    with pytest.raises((pa.ArrowInvalid, flight.FlightServerError), match=reason):
+        client.do_get(flight.Ticket(ticket)).read_all()
+
+
+def test_a_ticket_travels_unchanged() -> None:
+    ticket = Ticket("experiences", "reward > 1", "trl", {0: 5}, {0: 9})
+    assert parse_ticket(ticket.encode()) == ticket
+
+
+def test_nobody_writes(client: flight.FlightClient) -> None:
+    descriptor = flight.FlightDescriptor.for_path("experiences")
+    with pytest.raises(NotImplementedError):
+        client.do_put(descriptor, pa.schema([]))[0].close()
+    with pytest.raises(NotImplementedError):
+        list(client.do_action(flight.Action("delete", b"")))
+
+
+def test_streams_are_bounded_and_given_back(
+    topics: Topics, client: flight.FlightClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topics.write(range(2))
+    for _ in range(serving.MOST_STREAMS + 2):
+        assert len(read(client, {"topic": "experiences"})[0]) == 4
+    with TopicServer(topics.client, topics.run) as server, flight.connect(server.location) as other:
+        for _ in range(serving.MOST_STREAMS):
+            server._streams.acquire()
+        with pytest.raises(flight.FlightUnavailableError, match="come again"):
+            read(other, {"topic": "experiences"})
+
+
+def test_who_bears_no_token_gets_nothing(topics: Topics, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(f"{TOKEN}\n")
+    topics.write(range(2))
+    token = read_token(tmp_path / "token")
+    with TopicServer(topics.client, topics.run, token=token) as server, flight.connect(server.location) as client:
+        for headers in ([], [(b"authorization", b"Bearer another")]):
+            with pytest.raises(flight.FlightUnauthenticatedError, match="asks for a token"):
+                list(client.list_flights(options=flight.FlightCallOptions(headers=headers)))
+        mine = flight.FlightCallOptions(headers=[(b"authorization", f"Bearer {TOKEN}".encode())])
+        assert len(list(client.list_flights(options=mine))) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("--host", "0.0.0.0"), "give --token-file"),
+        (("--host", "kafka.example"), "give --token-file"),
+        (("--key", "x"), "give both or neither"),
+    ],
+)
+def test_what_would_be_open_to_all_is_refused(laminar: Laminar, words: tuple[str, ...], reason: str) -> None:
+    code, _, err = laminar("export", "serve", *words)
+    assert code == 2
+    assert reason in " ".join(err.replace("│", " ").split())
+
+
+def test_a_short_token_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("short\n")
+    with pytest.raises(ValueError, match="16 characters"):
+        read_token(tmp_path / "token")
+
+
+def test_served_until_it_is_asked_to_stop(topics: Topics) -> None:
+    topics.write(range(2))
+    brokers = ClientProperties.at(topics.client.bootstrap_servers).bootstrap_servers
+    words = [
+        sys.executable,
+        "-c",
+        "from pipelines.cli.main import main; main()",
+        "export",
+        "serve",
+        "--run",
+        topics.run,
+        "-b",
+        brokers,
+    ]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env={**os.environ}) as process:
+        assert process.stdout is not None
+        location = process.stdout.readline().split()[-1]
+        with flight.connect(location) as client:
+            schema = client.get_schema(flight.FlightDescriptor.for_path(EXPERIENCES.noun)).schema
+            assert len(read(client, {"topic": "experiences"})[0]) == 4
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    assert "reward" in schema.names
