@@ -85,9 +85,9 @@ def test_a_dashboard_is_told_the_step_of_each_series(
 def test_a_dashboard_of_its_own_package_takes_what_it_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: Any
 ) -> None:
-    pytest.importorskip(name, reason=f"the extra `{name}` is not installed")
     monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))  # which it reads as it is imported
+    pytest.importorskip(name, reason=f"the extra `{name}` is not installed")
     trackers = open_trackers([name], "first", tmp_path)
     for tracker in trackers.values():
         tracker.append([FIRST, SECOND])
