@@ -43,6 +43,11 @@ class OffsetSpan(NamedTuple):
     first: Edge
     last: Edge | None
 
+    @classmethod
+    def everything(cls) -> OffsetSpan:
+        """All that there is."""
+        return cls(Edge("beginning", 0), None)
+
 
 def parse_span(texts: Sequence[str], now_ms: int) -> OffsetSpan:
     """The span that one text says, or two of kcat's times. Raises ValueError."""

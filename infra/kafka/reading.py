@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from kafka import KafkaConsumer, TopicPartition
-from kafka.consumer.fetcher import ConsumerRecord
 
 from infra.kafka.offset_span import Edge, OffsetSpan
 from infra.kafka.properties import ClientProperties
+from infra.kafka.record_batches import Headers, RecordBatch, take_whole_batches
 from infra.kafka.start_offset import BEGINNING, StartOffset
 from infra.kafka.wide_reads import read_widely
 from schemas.codec import UndecodableRecord, decode
 
 POLL_MS = 500
-MAX_POLL_RECORDS = 5000
-"""Each poll has a price of its own, which small records share."""
+MAX_POLL_BATCHES = 16
+"""What one poll takes apart: a batch is as its producer sent it, at most some megabytes."""
 Decoder = Callable[[bytes | None, Iterable[tuple[str, bytes]]], Sequence[Any]]
 
 
@@ -46,7 +46,12 @@ class StoredRecord:
     @property
     def schema(self) -> str:
         """What the record says it is, e.g. "Trajectory/1"; "" where it does not say."""
-        return next((value.decode(errors="replace") for name, value in self.headers if name == "laminar-schema"), "")
+        return schema_of(self.headers)
+
+
+def schema_of(headers: Headers) -> str:
+    """What a record with these headers says it is, e.g. "Trajectory/1"; "" where it does not say."""
+    return next((value.decode(errors="replace") for name, value in headers if name == "laminar-schema"), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +64,7 @@ class PartitionRange:
 
 def partition_ranges(client: ClientProperties, topic: str) -> dict[int, PartitionRange]:
     """What each partition of `topic` holds. Raises UnknownTopic."""
-    with _consumer(client) as consumer:
+    with consumer_of(client) as consumer:
         return _ranges(consumer, topic, None)
 
 
@@ -67,7 +72,7 @@ def resolve_span(
     client: ClientProperties, topic: str, span: OffsetSpan, partitions: Sequence[int] | None = None
 ) -> dict[int, PartitionRange]:
     """What `span` is in each partition of `topic`. Raises UnknownTopic."""
-    with _consumer(client) as consumer:
+    with consumer_of(client) as consumer:
         ranges = _ranges(consumer, topic, partitions)
         return {number: PartitionRange(*edges) for number, edges in _edges(consumer, topic, span, ranges).items()}
 
@@ -82,13 +87,36 @@ def read_topic(
     until: Mapping[int, int] | None = None,
     decoder: Decoder = decode,
 ) -> Iterator[StoredRecord]:
+    """The committed records of `topic`, one by one, as `read_batches` has them.
+
+    `decoder` gives a record's `rows` of its value and headers, or raises UndecodableRecord. Raises UnknownTopic.
+    """
+    for batch in read_batches(client, topic, start=start, partitions=partitions, follow=follow, until=until):
+        columns = (batch.offsets, batch.timestamps, batch.keys, batch.values, batch.headers)
+        for offset, timestamp, key, value, headers in zip(*columns, strict=True):
+            try:
+                rows, error = tuple(decoder(value, headers)), None
+            except UndecodableRecord as why:
+                rows, error = (), str(why)
+            size = len(value or b"")
+            yield StoredRecord(topic, batch.partition, offset, timestamp, key, headers, size, rows, error)
+
+
+def read_batches(
+    client: ClientProperties,
+    topic: str,
+    *,
+    start: StartOffset | Mapping[int, int] = BEGINNING,
+    partitions: Sequence[int] | None = None,
+    follow: bool = False,
+    until: Mapping[int, int] | None = None,
+) -> Iterator[RecordBatch]:
     """The committed records of `topic` from `start` to its end as of now, or for ever when it is to `follow`.
 
-    `start` may give each partition's. `until` gives the end of each partition where it is not to be that of now;
-    `decoder` gives a record's `rows` of its value and headers, or raises UndecodableRecord. In order within each
-    partition. Raises UnknownTopic.
+    `start` may give each partition's. `until` gives the end of each partition where it is not to be that of now. In
+    order within each partition; memory does not grow with what is read. Raises UnknownTopic.
     """
-    with _consumer(client) as consumer:
+    with consumer_of(client) as consumer:
         ranges = _ranges(consumer, topic, partitions)
         for number, end in (until or {}).items():
             if number in ranges:
@@ -98,8 +126,9 @@ def read_topic(
         while follow or any(consumer.position(assigned[number]) < held.end for number, held in ranges.items()):
             for records in consumer.poll(timeout_ms=POLL_MS).values():
                 for record in records:
-                    if follow or record.offset < ranges[record.partition].end:
-                        yield _stored(record, decoder)
+                    batch = record.value.between(0, None if follow else ranges[record.partition].end)
+                    if len(batch):
+                        yield batch
 
 
 def follow_topic(
@@ -117,15 +146,20 @@ def follow_topic(
 
 
 def last_records(
-    client: ClientProperties, topic: str, count: int, partitions: Sequence[int] | None = None
+    client: ClientProperties,
+    topic: str,
+    count: int,
+    partitions: Sequence[int] | None = None,
+    decoder: Decoder = decode,
 ) -> list[StoredRecord]:
-    """The newest `count` records of `topic` by timestamp, the oldest first. Raises UnknownTopic.
+    """The newest `count` records of `topic` by timestamp, the oldest first; as `read_topic`. Raises UnknownTopic.
 
     Markers of transactions take offsets too, so it looks further back until it has found enough or all there are.
     """
     back = 2 * count
     while True:
-        found = list(read_topic(client, topic, start=StartOffset(back, from_end=True), partitions=partitions))
+        start = StartOffset(back, from_end=True)
+        found = list(read_topic(client, topic, start=start, partitions=partitions, decoder=decoder))
         ranges = partition_ranges(client, topic)
         if len(found) >= count or back >= max(held.end - held.beginning for held in ranges.values()):
             found.sort(key=lambda record: (record.timestamp, record.partition, record.offset))
@@ -134,7 +168,8 @@ def last_records(
 
 
 @contextlib.contextmanager
-def _consumer(client: ClientProperties) -> Iterator[KafkaConsumer]:
+def consumer_of(client: ClientProperties) -> Iterator[KafkaConsumer]:
+    """A consumer of committed records, in whole batches, that joins no group and commits nothing."""
     read_widely()
     consumer = KafkaConsumer(
         **client.consumer(
@@ -143,9 +178,10 @@ def _consumer(client: ClientProperties) -> Iterator[KafkaConsumer]:
             isolation_level="read_committed",
             auto_offset_reset="earliest",  # retention may take what was there a moment ago
             metrics_enabled=False,
-            max_poll_records=MAX_POLL_RECORDS,
+            max_poll_records=MAX_POLL_BATCHES,
         )
     )
+    take_whole_batches(consumer)
     try:
         yield consumer
     finally:
@@ -189,22 +225,3 @@ def _edges(
 
     first, last = resolved(span.first), resolved(span.last or Edge("end", 0))
     return {number: (first[number], max(first[number], last[number])) for number in ranges}
-
-
-def _stored(record: ConsumerRecord, decoder: Decoder) -> StoredRecord:
-    headers = tuple(record.headers)
-    try:
-        rows, error = tuple(decoder(record.value, headers)), None
-    except UndecodableRecord as why:
-        rows, error = (), str(why)
-    return StoredRecord(
-        topic=record.topic,
-        partition=record.partition,
-        offset=record.offset,
-        timestamp=record.timestamp,
-        key=record.key,
-        headers=headers,
-        size=len(record.value or b""),
-        rows=rows,
-        error=error,
-    )
