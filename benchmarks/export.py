@@ -1,20 +1,22 @@
-"""Megabytes a second from a topic to Parquet, and records a second through `laminar topics find`.
+"""Megabytes a second from a topic to Parquet, and records a second through `laminar topics find` and `tail`.
 
     python -m benchmarks.export --trajectories 8000 --tokens 4096 --records 200000
 
 A real broker and the real pipeline on the embedded runner. `export` counts from the session to the last file in its
 place: Parquet bytes, the log's bytes beside them, and CPU time of this process and of the broker, so it tells of a
-machine that has other work, too. `find` reads small records, one a Kafka record, and decodes and filters all.
+machine that has other work, too. `find` reads small records, one a Kafka record, and decodes and filters all; `tail`
+prints all of them as JSON.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -33,9 +35,11 @@ from operators.export.folder import ExportFolder
 from operators.export.verify import outline, verify
 from operators.export.where import parse_where
 from operators.io.shards import close_shards
-from pipelines.cli.record_tables import read_chunks
+from pipelines.cli.output import Rows, show
+from pipelines.cli.record_text import SHOWN, as_items
 from pipelines.config import Config, KafkaConfig, RunConfig, parse_config
 from pipelines.export import build
+from pipelines.log.chunks import read_chunks
 from pipelines.run.topics import make_topics
 from schemas.codec import encode
 from schemas.records import Settled
@@ -100,8 +104,23 @@ def find(config: Config, broker: Broker, records: int) -> dict[str, float]:
     before = psutil.Process().memory_info().rss
     with measured(broker) as took:
         chunks = read_chunks(client, SETTLED, name, partition_ranges(client, name))
-        found = sum(len(condition.rows(chunk.rows)) for chunk in chunks)
+        found = sum(len(condition.rows(chunk.table())) for chunk in chunks)
     assert found == sum(number % 1000 == 7 for number in range(records))
+    return rates(records, took, before)
+
+
+def tail(config: Config, broker: Broker, records: int) -> dict[str, float]:
+    """Print the same records as JSON, to nowhere."""
+    client, name = config.kafka.client(), SETTLED.name(config.run.name)
+    before = psutil.Process().memory_info().rss
+    with measured(broker) as took, Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
+        chunks = read_chunks(client, SETTLED, name, partition_ranges(client, name))
+        show(Rows((list(as_items(chunk, name)) for chunk in chunks), SHOWN, "jsonl"))
+    return rates(records, took, before)
+
+
+def rates(records: int, took: Took, before: int) -> dict[str, float]:
+    """What was measured; `before` is the memory of this process at the start, in bytes."""
     return {
         "records": records,
         "records_per_s": records / took.wall_s,
@@ -127,6 +146,7 @@ def main() -> None:
             told["export"] = export(config, broker, Path(folder) / "dataset", given.trajectories, given.tokens)
         if given.records:
             told["find"] = find(config, broker, given.records)
+            told["tail"] = tail(config, broker, given.records)
         print(json.dumps(told, indent=1))
 
 

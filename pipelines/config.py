@@ -36,7 +36,7 @@ class ConfigError(ValueError):
     """A configuration that cannot be used; the message names file, key and what would do."""
 
 
-TrackerName = Literal["tensorboard", "trackio", "wandb"]
+TrackerName = Literal["mlflow", "tensorboard", "trackio", "wandb"]
 
 
 @dataclass(frozen=True)

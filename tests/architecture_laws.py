@@ -27,6 +27,7 @@ VENDORS: dict[str, tuple[str, ...]] = {
     "tokenizers": _TENSORS,
     "safetensors": _TENSORS,
     "peft": ("operators/trainer/lora.py",),
+    "mlflow": ("pipelines/report/trackers.py",),
     "tensorboardX": ("pipelines/report/trackers.py",),
     "trackio": ("pipelines/report/trackers.py",),
     "wandb": ("pipelines/report/trackers.py",),

@@ -92,14 +92,7 @@ def read_topic(
     `decoder` gives a record's `rows` of its value and headers, or raises UndecodableRecord. Raises UnknownTopic.
     """
     for batch in read_batches(client, topic, start=start, partitions=partitions, follow=follow, until=until):
-        columns = (batch.offsets, batch.timestamps, batch.keys, batch.values, batch.headers)
-        for offset, timestamp, key, value, headers in zip(*columns, strict=True):
-            try:
-                rows, error = tuple(decoder(value, headers)), None
-            except UndecodableRecord as why:
-                rows, error = (), str(why)
-            size = len(value or b"")
-            yield StoredRecord(topic, batch.partition, offset, timestamp, key, headers, size, rows, error)
+        yield from _stored(topic, batch, decoder)
 
 
 def read_batches(
@@ -138,11 +131,11 @@ def follow_topic(
 
     That is nothing every half second in which nothing comes. Raises UnknownTopic.
     """
-    with _consumer(client) as consumer:
+    with consumer_of(client) as consumer:
         _assign(consumer, topic, _ranges(consumer, topic, sorted(start)), start)
         while True:
             polled = consumer.poll(timeout_ms=POLL_MS).values()
-            yield [_stored(record, decoder) for records in polled for record in records]
+            yield [each for records in polled for record in records for each in _stored(topic, record.value, decoder)]
 
 
 def last_records(
@@ -225,3 +218,14 @@ def _edges(
 
     first, last = resolved(span.first), resolved(span.last or Edge("end", 0))
     return {number: (first[number], max(first[number], last[number])) for number in ranges}
+
+
+def _stored(topic: str, batch: RecordBatch, decoder: Decoder) -> Iterator[StoredRecord]:
+    columns = (batch.offsets, batch.timestamps, batch.keys, batch.values, batch.headers)
+    for offset, timestamp, key, value, headers in zip(*columns, strict=True):
+        try:
+            rows, error = tuple(decoder(value, headers)), None
+        except UndecodableRecord as why:
+            rows, error = (), str(why)
+        size = len(value or b"")
+        yield StoredRecord(topic, batch.partition, offset, timestamp, key, headers, size, rows, error)

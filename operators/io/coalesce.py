@@ -9,13 +9,17 @@ from infra.kafka.session import Outgoing
 from operators.io.elements import Output
 from schemas.block import Block
 from schemas.codec import Headers, encode_all, encode_block, record_type
-from schemas.topics import Topic
+from schemas.topics import Topic, run_of
+from schemas.tracing import TRACEPARENT, traceparent
+
+_KEYED_BY_PROMPT = ("prompt_id", "group_id")
 
 
 def coalesce(outputs: Iterable[Output], name_of: Callable[[Topic], str]) -> list[Outgoing]:
     """`outputs` encoded, in order within each topic, partition and key; `name_of` gives a topic its full name.
 
-    Neighbours of one class become rows of one record where their encoding allows, and so do neighbouring blocks.
+    Neighbours of one class become rows of one record where their encoding allows, and so do neighbouring blocks. What
+    is keyed by a prompt carries its trace (W3C); of rows of several prompts that is the first's, as the key is.
     Raises ValueError for an output that is too large or does not fit its schema, KeyError for a class that does not
     travel.
     """
@@ -30,10 +34,17 @@ def coalesce(outputs: Iterable[Output], name_of: Callable[[Topic], str]) -> list
             last[stream] = run = [record]
             runs.append((topic, partition, key, run))
     return [
-        Outgoing(name_of(topic), partition, key.encode() or None, value, headers)
+        Outgoing(name, partition, key.encode() or None, value, (*headers, *trace))
         for topic, partition, key, run in runs
+        for name, trace in [_traced(name_of(topic), topic, key)]
         for value, headers in _encoded(run)
     ]
+
+
+def _traced(name: str, topic: Topic, key: str) -> tuple[str, Headers]:
+    """The full name of a topic, and the trace that a record with `key` in it belongs to."""
+    run = run_of(name) if topic.key in _KEYED_BY_PROMPT and key else None
+    return name, ((TRACEPARENT, traceparent(run, key, topic.noun)),) if run else ()
 
 
 def _together(first: Any, record: Any) -> bool:

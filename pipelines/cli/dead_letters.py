@@ -12,14 +12,16 @@ from infra.kafka.properties import ClientProperties
 from infra.kafka.reading import StoredRecord, UnknownTopic, partition_ranges, read_topic
 from operators.export.columns import Placed, as_table, row_schema
 from operators.export.where import parse_where
-from pipelines.cli.options import BrokersOption, JsonOption, PropertiesOption, RunOption, connect
-from pipelines.cli.output import Report, table
+from pipelines.cli.option_sets import Commands
+from pipelines.cli.options import Address, JsonOption, Printing
+from pipelines.cli.output import Report, Rows
 from pipelines.cli.record_text import utc
+from pipelines.cli.repair import ExecuteOption
 from schemas.codec import decode_as_block
 from schemas.records import DeadLetter
 from schemas.topics import DEAD_LETTERS
 
-app = typer.Typer(no_args_is_help=True)
+app = Commands(no_args_is_help=True)
 
 COLUMNS = ("letter", "failed", "step", "from", "bytes", "reason")
 WhereOption = Annotated[
@@ -40,12 +42,10 @@ def dead_letters() -> None:
 
 @app.command("list")
 def list_(
+    address: Address,
+    printing: Printing,
     where: WhereOption = "",
-    run: RunOption = None,
-    brokers: BrokersOption = None,
-    command_config: PropertiesOption = None,
-    json: JsonOption = False,
-) -> Report:
+) -> Rows:
     """List the dead letters of a run: which step set which record aside, and why.
 
     \b
@@ -53,18 +53,16 @@ def list_(
       laminar topics dlq list
       laminar topics dlq list -w "step = 'read experiences'" --json
     """
-    to = connect(run, brokers, command_config)
+    to = address.connect()
     rows = [_row(record, letter) for record, letter in _letters(to.client, to.run, where)]
-    return Report(rows, lambda: table(rows, COLUMNS) if rows else "no dead letters", as_json=json)
+    return Rows([rows], COLUMNS, printing.form(), "no dead letters")
 
 
 @app.command()
 def replay(
+    address: Address,
     where: WhereOption = "",
-    execute: Annotated[bool, typer.Option("--execute", help="Do it; without, only say what would be done.")] = False,
-    run: RunOption = None,
-    brokers: BrokersOption = None,
-    command_config: PropertiesOption = None,
+    execute: ExecuteOption = False,
     json: JsonOption = False,
 ) -> Report:
     """Write the records of dead letters again, to the topic and partition they came from, once their cause is gone.
@@ -77,7 +75,7 @@ def replay(
       laminar topics dlq replay
       laminar topics dlq replay -w "reason ~ 'verifier'" --execute
     """
-    to = connect(run, brokers, command_config)
+    to = address.connect()
     found = [(letter, _original(to.client, letter)) for _, letter in _letters(to.client, to.run, where)]
     if execute:
         with BoundedProducer(to.client) as producer:

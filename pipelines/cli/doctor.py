@@ -8,19 +8,19 @@ from typing import Annotated
 
 import typer
 
-from pipelines.cli.options import BrokersOption, JsonOption, PropertiesOption, properties_of
+from pipelines.cli.option_sets import Commands
+from pipelines.cli.options import Brokers, JsonOption
 from pipelines.cli.output import Report
 from pipelines.doctor.checks import Finding, can_run, judge
 from pipelines.doctor.machine import as_json, observe, remove_stale_stores
 
-app = typer.Typer()
+app = Commands()
 _SIGNS = {"ok": "ok", "limited": "--", "missing": "NO"}
 
 
 @app.command()
 def doctor(
-    brokers: BrokersOption = None,
-    command_config: PropertiesOption = None,
+    kafka: Brokers,
     clean: Annotated[
         bool, typer.Option("--clean", help="Remove the weights that runs which are gone left in shared memory.")
     ] = False,
@@ -35,7 +35,7 @@ def doctor(
       laminar doctor -b kafka.example:9092 --json
     """
     removed = [str(root) for root in remove_stale_stores()] if clean else []
-    machine = observe(properties_of(brokers, command_config) if brokers or command_config else None)
+    machine = observe(kafka.client() if kafka.given else None)
     findings = judge(machine)
     data = {
         "can_run": can_run(findings),

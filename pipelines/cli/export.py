@@ -11,15 +11,8 @@ import typer
 from typer.core import TyperGroup
 
 from pipelines.cli.export_serve import serve_command
-from pipelines.cli.options import (
-    BrokersOption,
-    Connection,
-    JsonOption,
-    PropertiesOption,
-    RunOption,
-    connect,
-    properties_of,
-)
+from pipelines.cli.option_sets import Commands
+from pipelines.cli.options import Address, Brokers, Connection, JsonOption, connect
 from pipelines.cli.output import Report
 
 if TYPE_CHECKING:
@@ -37,7 +30,7 @@ class _TopicFirst(TyperGroup):
         return super().parse_args(ctx, args)
 
 
-app = typer.Typer(cls=_TopicFirst, no_args_is_help=True)
+app = Commands(cls=_TopicFirst, no_args_is_help=True)
 app.command("serve")(serve_command)
 
 
@@ -58,6 +51,7 @@ def export() -> None:
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def topic(
     context: typer.Context,
+    address: Address,
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="A noun (experiences) or a topic's full name.")],
     folder: FolderArgument,
     format: Annotated[
@@ -87,9 +81,6 @@ def topic(
     runner: Annotated[
         Literal["embedded", "prism", "flink", "portable"], typer.Option("--runner", help="The Beam runner.")
     ] = "embedded",
-    run: RunOption = None,
-    brokers: BrokersOption = None,
-    command_config: PropertiesOption = None,
     json: JsonOption = False,
 ) -> Report:
     """Write a topic's rows to DIR: what had been written when it starts, or with --follow until it is stopped.
@@ -113,7 +104,7 @@ def topic(
     from pipelines.export import build
     from pipelines.roles import configure_logging
 
-    to = connect(run, brokers, command_config)
+    to = address.connect()
     config = ExportConfig(
         folder,
         _contents(to, topic, since_offset, since_time, {"format": format, "view": view}, _both(where, since_version)),
@@ -135,10 +126,9 @@ def topic(
 
 @app.command("verify")
 def verify_(
+    kafka: Brokers,
     folder: FolderArgument,
     log: Annotated[bool, typer.Option("--log", help="Read the topic as well: each file has what the log has.")] = False,
-    brokers: BrokersOption = None,
-    command_config: PropertiesOption = None,
     json: JsonOption = False,
 ) -> Report:
     """Prove that an export has every offset once: names, manifests, hashes and rows agree. Exits with 1 if not.
@@ -155,11 +145,7 @@ def verify_(
     if not log:
         return _report(verify(folder), json)
     contents = read_contents(folder)
-    to = (
-        Connection(contents.run, properties_of(brokers, command_config))
-        if brokers or command_config
-        else connect(contents.run, None, None)
-    )
+    to = Connection(contents.run, kafka.client()) if kafka.given else connect(contents.run, None, None)
     return _report(verify(folder, rows_of_log(to.client)), json)
 
 

@@ -10,10 +10,11 @@ from typing import Annotated
 
 import typer
 
-from pipelines.cli.options import BrokersOption, PropertiesOption, RunOption, connect
+from pipelines.cli.options import Address
 
 
 def serve_command(
+    address: Address,
     host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Where to listen.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: a free one.")] = 0,
     token_file: Annotated[
@@ -24,9 +25,6 @@ def serve_command(
         Path | None, typer.Option("--certificate", metavar="FILE", help="Speak TLS with this certificate (PEM) ...")
     ] = None,
     key: Annotated[Path | None, typer.Option("--key", metavar="FILE", help="... and its key.")] = None,
-    run: RunOption = None,
-    brokers: BrokersOption = None,
-    command_config: PropertiesOption = None,
 ) -> None:
     """Serve a run's topics by Arrow Flight, to be read while they are written; until Ctrl-C. Nobody can write.
 
@@ -46,7 +44,7 @@ def serve_command(
 
     token = "" if token_file is None else read_token(token_file)
     pair = None if certificate is None or key is None else (certificate.read_bytes(), key.read_bytes())
-    to = connect(run, brokers, command_config)
+    to = address.connect()
     stopped = threading.Event()
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, lambda number, frame: stopped.set())

@@ -7,22 +7,21 @@ from typing import Annotated, Literal
 
 import typer
 
-from pipelines.cli.options import BrokersOption, JsonOption, PropertiesOption, RunOption, connect
+from pipelines.cli.option_sets import Commands
+from pipelines.cli.options import Address, JsonOption
 from pipelines.cli.output import Report
 
-app = typer.Typer()
+app = Commands()
 
 
 @app.command("import", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def import_(
+    address: Address,
     context: typer.Context,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="An export of experiences, with the view full.")],
     runner: Annotated[
         Literal["embedded", "prism", "flink", "portable"], typer.Option("--runner", help="The Beam runner.")
     ] = "embedded",
-    run: RunOption = None,
-    brokers: BrokersOption = None,
-    command_config: PropertiesOption = None,
     json: JsonOption = False,
 ) -> Report:
     """Feed an exported dataset to a run's buffer, as experience: each row once, also where this command is killed.
@@ -47,7 +46,7 @@ def import_(
     from schemas.topics import EXPERIENCES, METRICS
 
     importable(read_contents(folder))
-    to = connect(run, brokers, command_config)
+    to = address.connect()
     partitions = len(partition_ranges(to.client, EXPERIENCES.name(to.run)))
     metrics = METRICS.name(to.run)
     before = {number: held.end for number, held in partition_ranges(to.client, metrics).items()}

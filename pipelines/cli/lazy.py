@@ -16,17 +16,23 @@ class CommandModule(NamedTuple):
     module: str
     help: str
 
+    def load(self) -> Any:
+        """The command itself, whose module is imported now."""
+        app: typer.Typer = importlib.import_module(self.module).app
+        app._add_completion = False  # it is `laminar` that a shell would complete
+        return typer.main.get_command(app)
+
 
 class _Unloaded(TyperCommand):
     """Stands for a command until it is called: it has a name and a line of help, and nothing is imported."""
 
     def __init__(self, name: str, where: CommandModule) -> None:
         super().__init__(name, help=where.help)
-        self._module = where.module
+        self._where = where
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """The context of the real command, which is imported now."""
-        command = typer.main.get_command(importlib.import_module(self._module).app)
+        command = self._where.load()
         command.name = self.name
         return command.make_context(info_name, args, parent=parent, **extra)
 

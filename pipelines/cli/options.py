@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pipelines.cli.output import Form
+
 if TYPE_CHECKING:
     from infra.kafka.properties import ClientProperties
 
@@ -19,14 +21,6 @@ WAIT_S = 5.0
 
 RunOption = Annotated[
     str | None, typer.Option("--run", metavar="NAME", help="The run; by default the latest one under ./runs.")
-]
-BrokersOption = Annotated[
-    str | None,
-    typer.Option("--bootstrap-server", "-b", metavar="HOST:PORT", help="Kafka; by default where the run has it."),
-]
-PropertiesOption = Annotated[
-    Path | None,
-    typer.Option("--command-config", "-F", metavar="FILE", help="Kafka client properties, as Java's tools take them."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -37,6 +31,53 @@ class Connection:
 
     run: str
     client: ClientProperties
+
+
+@dataclass(frozen=True)
+class Printing:
+    """The options that say how rows are printed."""
+
+    output: Annotated[
+        Form | None, typer.Option("--output", "-o", help="How rows are printed; otherwise as people read them.")
+    ] = None
+    json: JsonOption = False
+
+    def form(self, otherwise: Form = "table", json: Form = "json") -> Form:
+        """The form that is asked for; `json` is what --json stands for."""
+        return self.output or (json if self.json else otherwise)
+
+
+@dataclass(frozen=True)
+class Brokers:
+    """The options that say where Kafka is."""
+
+    brokers: Annotated[
+        str | None,
+        typer.Option("--bootstrap-server", "-b", metavar="HOST:PORT", help="Kafka; by default where the run has it."),
+    ] = None
+    command_config: Annotated[
+        Path | None,
+        typer.Option("--command-config", "-F", metavar="FILE", help="Kafka client properties, as Java's tools have."),
+    ] = None
+
+    @property
+    def given(self) -> bool:
+        return bool(self.brokers or self.command_config)
+
+    def client(self) -> ClientProperties:
+        """The client properties that they give. Raises ValueError on a bad one, OSError for a missing file."""
+        return properties_of(self.brokers, self.command_config)
+
+
+@dataclass(frozen=True)
+class Address(Brokers):
+    """The options that say which run, and where its Kafka is."""
+
+    run: RunOption = None
+
+    def connect(self) -> Connection:
+        """The run and its Kafka, a broker having answered. Raises as `connect` does."""
+        return connect(self.run, self.brokers, self.command_config)
 
 
 def connect(run: str | None, brokers: str | None, command_config: Path | None, runs: Path | None = None) -> Connection:

@@ -1,4 +1,4 @@
-"""What commands return, and the one place that prints it: tables for people, JSON for tools."""
+"""What commands return, and the one place that prints it: tables for people, JSON, CSV or Arrow for tools."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 Row = Mapping[str, Any]
+Form = Literal["table", "lines", "json", "jsonl", "csv", "arrow"]
 
 
 @dataclass(frozen=True)
@@ -26,12 +27,22 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Stream:
-    """An answer that comes bit by bit: a JSON object a line for tools, else a line of `line` for people."""
+class Rows:
+    """An answer of JSON-ready rows, printed part by part, so that no form of it takes memory by its length.
 
-    items: Iterable[Row]
-    line: Callable[[Row], str]
-    as_json: bool = False
+    `columns` are those of a table, where None is every one of the first part that is set; `shown` makes of a row what
+    stands in its cells, `line` a line; `none` is what people read where there are no rows. Without `schema` (Arrow's)
+    the first part says what rows are.
+    """
+
+    parts: Iterable[Sequence[Row]]
+    columns: Sequence[str] | None
+    form: Form
+    none: str = ""
+    line: Callable[[Row], str] = str
+    shown: Callable[[Row], Row] = lambda row: row
+    schema: Any = None
+    exit_code: int = 0
 
 
 @dataclass(frozen=True)
@@ -41,10 +52,12 @@ class Chunks:
     parts: Iterable[bytes]
 
 
-def table(rows: Iterable[Row], columns: Sequence[str], title: str = "") -> Table:
+def table(rows: Iterable[Row], columns: Sequence[str], title: str = "", head: bool = True) -> Table:
     """A table of `rows`, with a column for each key of `columns`; numbers stand right."""
     listed = list(rows)
-    made = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    made = Table(
+        title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold", show_header=head
+    )
     for name in columns:
         numeric = any(isinstance(row[name], int | float) for row in listed)
         made.add_column(name.upper().replace("_", "-"), justify="right" if numeric else "left", overflow="fold")
@@ -55,25 +68,121 @@ def table(rows: Iterable[Row], columns: Sequence[str], title: str = "") -> Table
 
 def show(result: Any) -> None:
     """Print what a command returned. Raises typer.Exit with its exit code where that is not 0."""
-    if isinstance(result, Stream):
-        for item in result.items:
-            sys.stdout.write((_json(item) if result.as_json else result.line(item)) + "\n")
-            sys.stdout.flush()
+    if isinstance(result, Rows):
+        _PRINT[result.form](result)
     elif isinstance(result, Report):
         if result.as_json:
             sys.stdout.write(_json(result.data, indent=1) + "\n")
         else:
-            # What is piped is for tools: no wrapping at a width that nobody sees.
-            console = Console(soft_wrap=True) if sys.stdout.isatty() else Console(width=1000, soft_wrap=True)
-            console.print(result.text(), highlight=False, markup=False)
-        if result.exit_code:
-            raise typer.Exit(result.exit_code)
+            _print(result.text())
     elif isinstance(result, Chunks):
-        for part in result.parts:
-            sys.stdout.buffer.write(part)
-            sys.stdout.buffer.flush()
+        _write(result.parts)
     elif result is not None:
         raise TypeError(f"a command returned {type(result).__name__}; it must return what `output` knows, or None")
+    if getattr(result, "exit_code", 0):
+        raise typer.Exit(result.exit_code)
+
+
+def _table(answer: Rows) -> None:
+    columns, empty = answer.columns, True
+    for part in answer.parts:
+        if part:
+            columns = columns or [name for name in part[0] if any(row[name] is not None for row in part)]
+            _print(table(map(answer.shown, part), columns, head=empty))
+            empty = False
+    if empty and answer.none:
+        _print(answer.none)
+
+
+def _lines(answer: Rows) -> None:
+    for part in answer.parts:
+        sys.stdout.write("".join([f"{answer.line(row)}\n" for row in part]))
+        sys.stdout.flush()
+
+
+def _objects(answer: Rows) -> None:
+    for part in answer.parts:
+        sys.stdout.write("".join([f"{_json(row)}\n" for row in part]))
+        sys.stdout.flush()
+
+
+def _array(answer: Rows) -> None:
+    empty = True
+    for part in answer.parts:
+        for row in part:
+            sys.stdout.write(("[\n" if empty else ",\n") + _json(row))
+            empty = False
+    sys.stdout.write("[]\n" if empty else "\n]\n")
+
+
+def _csv(answer: Rows) -> None:
+    import csv
+
+    writer = None
+    for part in answer.parts:
+        for row in part:
+            if writer is None:
+                writer = csv.DictWriter(sys.stdout, list(row), lineterminator="\n")
+                writer.writeheader()
+            writer.writerow(
+                {name: _json(held) if isinstance(held, list | dict) else held for name, held in row.items()}
+            )
+        sys.stdout.flush()
+
+
+def _arrow(answer: Rows) -> None:
+    import pyarrow as pa
+
+    def tables() -> Iterable[Any]:
+        schema = answer.schema
+        for part in answer.parts:
+            if part:
+                made = pa.Table.from_pylist(list(part), schema=schema)
+                schema = made.schema
+                yield made
+
+    _write(arrow_stream(tables()))
+
+
+def arrow_stream(tables: Iterable[Any]) -> Iterable[bytes]:
+    """Tables of one schema as an Arrow IPC stream."""
+    import io
+
+    import pyarrow as pa
+
+    sink = io.BytesIO()
+    writer = None
+    for each in tables:
+        writer = writer or pa.ipc.new_stream(sink, each.schema)
+        writer.write_table(each)
+        yield sink.getvalue()
+        sink.seek(0)
+        sink.truncate()
+    if writer is not None:
+        writer.close()
+        yield sink.getvalue()
+
+
+_PRINT: Mapping[Form, Callable[[Rows], None]] = {
+    "table": _table,
+    "lines": _lines,
+    "json": _array,
+    "jsonl": _objects,
+    "csv": _csv,
+    "arrow": _arrow,
+}
+
+
+def _print(text: Any) -> None:
+    # What is piped is for tools: no wrapping at a width that nobody sees.
+    console = Console(soft_wrap=True) if sys.stdout.isatty() else Console(width=1000, soft_wrap=True)
+    console.print(text, highlight=False, markup=False)
+
+
+def _write(parts: Iterable[bytes]) -> None:
+    for part in parts:
+        sys.stdout.buffer.write(part)
+        sys.stdout.buffer.flush()
 
 
 def _json(value: Any, indent: int | None = None) -> str:
@@ -83,4 +192,6 @@ def _json(value: Any, indent: int | None = None) -> str:
 def _cell(value: Any) -> str:
     if value is None:
         return "-"
+    if isinstance(value, list | dict):
+        return _json(value)
     return "yes" if value is True else "no" if value is False else str(value)

@@ -10,21 +10,20 @@ import typer
 
 from infra.kafka.admin import admin_client, end_offsets
 from infra.kafka.offset_span import parse_span
-from infra.kafka.reading import partition_ranges, read_topic, resolve_span
-from pipelines.cli.options import BrokersOption, JsonOption, PropertiesOption, RunOption, connect
-from pipelines.cli.output import Report, table
-from pipelines.cli.record_text import as_json
-from pipelines.cli.topic_names import TopicArgument, full_name
+from infra.kafka.reading import PartitionRange, partition_ranges, resolve_span
+from pipelines.cli.options import Address, Printing
+from pipelines.cli.output import Report, Rows
+from pipelines.cli.record_text import as_items
+from pipelines.cli.topic_names import TopicArgument, full_name, known_topic
+from pipelines.log.chunks import read_chunks
 
 _PLACE = re.compile(r"(\d{1,9}):(\d{1,18})")
 
 
 def get_command(
+    address: Address,
     topic: TopicArgument,
     place: Annotated[str, typer.Argument(metavar="PARTITION:OFFSET", help="Where it stands, as tail shows it.")],
-    run: RunOption = None,
-    brokers: BrokersOption = None,
-    command_config: PropertiesOption = None,
 ) -> Report:
     """Print one record whole, as JSON. Exits with 1 where none stands: at a transaction's marker, or an aborted record.
 
@@ -37,30 +36,28 @@ def get_command(
     if found is None:
         raise typer.BadParameter(f"{place!r} is no place, like 0:17", param_hint="PARTITION:OFFSET")
     partition, offset = int(found[1]), int(found[2])
-    to = connect(run, brokers, command_config)
-    name = full_name(topic, to.run)
+    to = address.connect()
+    name, known = known_topic(topic, to.run)
     held = partition_ranges(to.client, name).get(partition)
     if held is None or not held.beginning <= offset < held.end:
         there = f"it holds {held.beginning} to {held.end - 1}" if held else "there is no such partition"
         raise RuntimeError(f"{name} has no record at {place}: {there}")
-    records = read_topic(to.client, name, start={partition: offset}, partitions=[partition])
-    record = next(records, None)
-    if record is None or record.offset != offset:
-        follows = f"the next stands at {partition}:{record.offset}" if record else "none follows"
+    chunks = read_chunks(to.client, known, name, {partition: PartitionRange(offset, held.end)})
+    item = next((item for chunk in chunks for item in as_items(chunk, name)), None)
+    if item is None or item["offset"] != offset:
+        follows = f"the next stands at {partition}:{item['offset']}" if item else "none follows"
         raise RuntimeError(f"{name} has no record at {place} (a transaction's marker, aborted or compacted): {follows}")
-    return Report(as_json(record), str, as_json=True)
+    return Report(item, str, as_json=True)
 
 
 def offsets_command(
+    address: Address,
+    printing: Printing,
     topic: TopicArgument,
     at: Annotated[
         str | None, typer.Option("--at", metavar="TIME", help="Also the first offset at 2026-01-31T12:00, or 2h ago.")
     ] = None,
-    run: RunOption = None,
-    brokers: BrokersOption = None,
-    command_config: PropertiesOption = None,
-    json: JsonOption = False,
-) -> Report:
+) -> Rows:
     """Say where each partition begins and ends; `held-back` offsets wait for the end of a transaction.
 
     \b
@@ -72,7 +69,7 @@ def offsets_command(
         span = None if at is None else parse_span([f"s@{at}"], time.time_ns() // 1_000_000)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--at") from error
-    to = connect(run, brokers, command_config)
+    to = address.connect()
     name = full_name(topic, to.run)
     ranges = partition_ranges(to.client, name)
     moments = {} if span is None else resolve_span(to.client, name, span)
@@ -83,4 +80,4 @@ def offsets_command(
         | ({"at": moments[number].beginning} if moments else {})
         for number, held in ranges.items()
     ]
-    return Report(rows, lambda: table(rows, list(rows[0])), as_json=json)
+    return Rows([rows], list(rows[0]), printing.form())

@@ -9,25 +9,25 @@ import typer
 
 from infra.kafka.reading import StoredRecord, last_records, read_topic
 from infra.kafka.start_offset import StartOffset
-from pipelines.cli.options import BrokersOption, JsonOption, PropertiesOption, RunOption, connect
-from pipelines.cli.output import Stream
+from pipelines.cli.option_sets import Commands
+from pipelines.cli.options import Address, Printing
+from pipelines.cli.output import Rows
 from pipelines.cli.record_text import utc
 from schemas.plain import to_plain
 from schemas.records import RepackPlan
 from schemas.topics import PLANS
 
-app = typer.Typer()
+app = Commands()
+COLUMNS = ("plan_id", "reason", "policy_version", "planned_at", "moves")
 
 
 @app.command()
 def plans(
+    address: Address,
+    printing: Printing,
     count: Annotated[int, typer.Option("-n", "--count", min=0, help="The last so many plans.")] = 10,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes.")] = False,
-    run: RunOption = None,
-    brokers: BrokersOption = None,
-    command_config: PropertiesOption = None,
-    json: JsonOption = False,
-) -> Stream:
+) -> Rows:
     """Show the moves that placement has planned, each with the KV use of both replicas before and after.
 
     \b
@@ -36,7 +36,7 @@ def plans(
       laminar plans --follow
       laminar plans -n 100 --json | jq '.moves | length'
     """
-    to = connect(run, brokers, command_config)
+    to = address.connect()
     name = PLANS.name(to.run)
 
     def records() -> Iterator[StoredRecord]:
@@ -46,7 +46,8 @@ def plans(
             yield from last_records(to.client, name, count)
 
     rows = (row for record in records() for row in record.rows if isinstance(row, RepackPlan))
-    return Stream((to_plain(row) for row in rows), plan_lines, as_json=json)
+    parts = ([to_plain(row)] for row in rows)
+    return Rows(parts, COLUMNS, printing.form("lines", json="jsonl"), line=plan_lines)
 
 
 def plan_lines(plan: Any) -> str:

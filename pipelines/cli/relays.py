@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import time
 
-import typer
-
 from infra.kafka.reading import read_topic
-from pipelines.cli.options import BrokersOption, Connection, JsonOption, PropertiesOption, RunOption, connect
+from pipelines.cli.option_sets import Commands
+from pipelines.cli.options import Address, Connection, JsonOption
 from pipelines.cli.output import Report, Row, table
 from schemas.plain import to_plain
 from schemas.records import RelayChain, RelayStatus
 from schemas.topics import RELAY_CHAIN, REPLICAS
 
-app = typer.Typer()
+app = Commands()
 COLUMNS = ("place", "relay", "role", "versions", "arriving", "in", "out", "corrupted", "lost", "heard", "address")
 SILENT_S = 15.0
 
 
 @app.command()
 def relays(
-    run: RunOption = None,
-    brokers: BrokersOption = None,
-    command_config: PropertiesOption = None,
+    address: Address,
     json: JsonOption = False,
 ) -> Report:
     """Show the chain of relays: its order, what each holds, what arrives and how fast. The first one is the master.
@@ -32,7 +29,7 @@ def relays(
       laminar relays
       laminar relays --json | jq '.relays[].versions[0]'
     """
-    to = connect(run, brokers, command_config)
+    to = address.connect()
     chain, said = read_chain(to), read_status(to)
     now = int(time.time() * 1000)
     rows = relay_rows(chain, said, now)

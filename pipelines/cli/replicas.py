@@ -9,20 +9,14 @@ import typer
 
 from infra.kafka.producer import BoundedProducer
 from infra.kafka.reading import last_records
-from pipelines.cli.options import (
-    BrokersOption,
-    Connection,
-    JsonOption,
-    PropertiesOption,
-    RunOption,
-    connect,
-)
-from pipelines.cli.output import Report, table
+from pipelines.cli.option_sets import Commands
+from pipelines.cli.options import Address, Connection, JsonOption, Printing
+from pipelines.cli.output import Report, Row, Rows
 from schemas.codec import encode
 from schemas.records import Drain, ReplicaStatus
 from schemas.topics import INBOX, REPLICAS
 
-app = typer.Typer(invoke_without_command=True)
+app = Commands(invoke_without_command=True)
 COLUMNS = ("replica", "state", "version", "kv", "running", "waiting", "tokens_s", "heard", "incarnation", "where")
 BEATS = 20_000
 """Heartbeats that are looked at, of all replicas together."""
@@ -32,11 +26,9 @@ RATE_MS = 10_000
 @app.callback()
 def replicas(
     context: typer.Context,
-    run: RunOption = None,
-    brokers: BrokersOption = None,
-    command_config: PropertiesOption = None,
-    json: JsonOption = False,
-) -> Report | None:
+    address: Address,
+    printing: Printing,
+) -> Rows | None:
     """Show what each replica does: its version, its load, its speed, and when it was last heard of.
 
     \b
@@ -47,23 +39,19 @@ def replicas(
     """
     if context.invoked_subcommand is not None:
         return None
-    to = connect(run, brokers, command_config)
+    to = address.connect()
     rows = [replica_row(beats, time.time_ns() // 10**6) for beats in read_beats(to).values()]
-    shown = [_shown(row) for row in rows]
-    text = f"run {to.run} has no replicas yet"
-    return Report(rows, lambda: table(shown, COLUMNS) if rows else text, as_json=json)
+    return Rows([rows], COLUMNS, printing.form(), f"run {to.run} has no replicas yet", shown=_shown)
 
 
 @app.command()
 def drain(
+    address: Address,
     replica: Annotated[int, typer.Argument(metavar="REPLICA", min=0, help="Its number in `laminar replicas`.")],
     wait: Annotated[
         float,
         typer.Option("--wait", metavar="SECONDS", min=0, help="Wait until it has nothing left."),
     ] = 0.0,
-    run: RunOption = None,
-    brokers: BrokersOption = None,
-    command_config: PropertiesOption = None,
     json: JsonOption = False,
 ) -> Report:
     """Give a replica no fresh work and move away what others have room for, until its process is started again.
@@ -76,7 +64,7 @@ def drain(
       laminar replicas drain 3
       laminar replicas drain 3 --wait 600 && kill PID
     """
-    to = connect(run, brokers, command_config)
+    to = address.connect()
     status = _living(to, replica)
     _tell(to, Drain(replica, status.incarnation))
     deadline = time.monotonic() + wait
@@ -135,7 +123,7 @@ def _rate(beats: list[ReplicaStatus]) -> float | None:
     return round(1000 * (last.tokens_generated - first.tokens_generated) / milliseconds, 1) if milliseconds else None
 
 
-def _shown(row: dict[str, Any]) -> dict[str, Any]:
+def _shown(row: Row) -> Row:
     share = f"{100 * row['kv_used'] / row['kv_capacity']:.0f} %" if row["kv_capacity"] else None
     return {
         **{name: row[name] for name in ("replica", "state", "version", "running", "waiting", "incarnation")},

@@ -10,10 +10,11 @@ import typer
 
 from pipelines.audit.balance import STAGES, Audit
 from pipelines.cli import local_runs
-from pipelines.cli.options import BrokersOption, JsonOption, PropertiesOption, RunOption, connect
+from pipelines.cli.option_sets import Commands
+from pipelines.cli.options import Address, JsonOption
 from pipelines.cli.output import Report
 
-app = typer.Typer(no_args_is_help=True)
+app = Commands(no_args_is_help=True)
 MAX_NAMES = 20
 
 
@@ -36,10 +37,8 @@ app.command("stop")(local_runs.stop_command)
 
 @app.command()
 def audit(
+    address: Address,
     ended: Annotated[bool, typer.Option("--ended", help="The run has ended: name what is still in flight.")] = False,
-    run: RunOption = None,
-    brokers: BrokersOption = None,
-    command_config: PropertiesOption = None,
     json: JsonOption = False,
 ) -> Report:
     """Prove from the raw topics that no trajectory was lost and none trained twice; exit with 1 if the balance fails.
@@ -51,7 +50,7 @@ def audit(
     """
     from pipelines.audit.audit_run import audit as audit_run
 
-    to = connect(run, brokers, command_config)
+    to = address.connect()
     found = audit_run(to.client, to.run, ended=ended)
     return Report(
         found.to_json(),

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
 
 import typer
 
 from infra.kafka.admin import TopicDescription, admin_client, describe, list_topics
 from infra.kafka.lag import group_lags, list_groups, record_counts
-from infra.kafka.offset_span import parse_span
-from infra.kafka.reading import StoredRecord, last_records, partition_ranges, read_topic, resolve_span
-from infra.kafka.start_offset import StartOffset
+from infra.kafka.offset_span import Edge, OffsetSpan
+from infra.kafka.reading import last_records, partition_ranges, resolve_span
 from pipelines.cli.dead_letters import app as dlq
-from pipelines.cli.find import OffsetsOption, PartitionsOption, find_command, stats_command
-from pipelines.cli.options import BrokersOption, JsonOption, PropertiesOption, RunOption, connect
-from pipelines.cli.output import Report, Row, Stream, table
+from pipelines.cli.find import find_command, stats_command
+from pipelines.cli.option_sets import Commands
+from pipelines.cli.options import Address, JsonOption, Printing
+from pipelines.cli.output import Report, Row, Rows
 from pipelines.cli.places import get_command, offsets_command
 from pipelines.cli.record_format import envelope, formatter
-from pipelines.cli.record_text import as_json, as_line
-from pipelines.cli.topic_names import TopicArgument, full_name
+from pipelines.cli.record_text import SHOWN, TAIL_SCHEMA, as_items, as_line, as_rows
+from pipelines.cli.repair import replay_command, reset_command
+from pipelines.cli.topic_names import TopicArgument, full_name, known_topic
+from pipelines.cli.topic_reading import Reading
+from pipelines.log.chunks import chunks_of, read_chunks, undecoded
 from schemas.topics import CATALOGUE, run_prefix
 
-app = typer.Typer(no_args_is_help=True)
+app = Commands(no_args_is_help=True)
 
 LAG_COLUMNS = ("group", "topic", "partition", "current_offset", "log_end_offset", "lag")
 
@@ -44,11 +45,9 @@ def topics() -> None:
 
 @app.command("list")
 def list_(
-    run: RunOption = None,
-    brokers: BrokersOption = None,
-    command_config: PropertiesOption = None,
-    json: JsonOption = False,
-) -> Report:
+    address: Address,
+    printing: Printing,
+) -> Rows:
     """List the topics of a run: partitions, offsets held, cleanup, records.
 
     \b
@@ -56,21 +55,19 @@ def list_(
       laminar topics list
       laminar topics list --run first -b localhost:9092 --json
     """
-    to = connect(run, brokers, command_config)
+    to = address.connect()
     with admin_client(to.client) as admin:
         names = list_topics(admin, run_prefix(to.run))
         found, counts = describe(admin, names), record_counts(admin, names) if names else {}
     rows = [_listed(found[name], counts[name]) for name in names if name in found]
     columns = ("topic", "partitions", "offsets", "cleanup", "records")
-    return Report(rows, lambda: table(rows, columns) if rows else f"run {to.run} has no topics", as_json=json)
+    return Rows([rows], columns, printing.form(), f"run {to.run} has no topics")
 
 
 @app.command("describe")
 def describe_(
+    address: Address,
     topic: TopicArgument,
-    run: RunOption = None,
-    brokers: BrokersOption = None,
-    command_config: PropertiesOption = None,
     json: JsonOption = False,
 ) -> Report:
     """Describe a topic: who writes and reads it, its settings, and what each partition holds.
@@ -80,7 +77,7 @@ def describe_(
       laminar topics describe trajectories
       laminar topics describe laminar.first.relay --json
     """
-    to = connect(run, brokers, command_config)
+    to = address.connect()
     name = full_name(topic, to.run)
     ranges = partition_ranges(to.client, name)
     with admin_client(to.client) as admin:
@@ -105,76 +102,80 @@ def describe_(
 @app.command()
 def tail(
     topic: TopicArgument,
+    reading: Reading,
+    address: Address,
     count: Annotated[
         int | None,
         typer.Option("-n", "--count", min=0, help="So many records; without -o the last ones, 10 by default."),
     ] = None,
-    offset: OffsetsOption = None,
-    partitions: PartitionsOption = None,
     follow: Annotated[bool, typer.Option("--follow", help="Go on with what comes.")] = False,
     form: Annotated[
         str | None,
         typer.Option("-f", "--format", metavar="FORMAT", help="kcat's: %t %p %o %k %s %S %K %h %T; %s is decoded."),
     ] = None,
     kcat: Annotated[bool, typer.Option("-J", help="kcat's JSON envelope.")] = False,
-    run: RunOption = None,
-    brokers: BrokersOption = None,
-    command_config: PropertiesOption = None,
-    json: JsonOption = False,
-) -> Stream:
+) -> Rows:
     """Print records of a topic, decoded; those that cannot be are shown as such. Joins no group, commits nothing.
 
-    With --follow and without -o, it begins with the last ones of each partition.
+    With --follow and without an offset, it begins with the last ones of each partition. Where they apply, each row is
+    told with its trajectory, version, staleness, reward, tokens and lease; these are the columns of a table, too.
 
     \b
     Examples:
       laminar topics tail trajectories
       laminar topics tail settled -n 100 --json | jq .rows[].fate
-      laminar topics tail inbox -p 0 -o beginning -n 5
+      laminar topics tail inbox -p 0 -o beginning -n 5 -o table
       laminar topics tail settled -o @-1h -f '%p:%o %k %s'
       laminar topics tail metrics --follow
     """
-    last, wanted = 10 if count is None else count, _parsed_partitions(partitions)
     try:
-        span = parse_span(offset, time.time_ns() // 1_000_000) if offset else None
         line = as_line if form is None else formatter(form)
     except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-    to = connect(run, brokers, command_config)
-    name = full_name(topic, to.run)
+        raise typer.BadParameter(str(error), param_hint="-f") from error
+    span, numbers = reading.span, reading.numbers
+    to = address.connect()
+    name, known = known_topic(topic, to.run)
+    if span is not None or follow:
+        last = OffsetSpan(Edge("end", 10 if count is None else count), None)
+        ranges = resolve_span(to.client, name, span or last, numbers)
+        items = _cut(
+            (list(as_items(chunk, name)) for chunk in read_chunks(to.client, known, name, ranges, follow=follow)),
+            count if span is not None else None,
+        )
+    else:
+        found = last_records(to.client, name, 10 if count is None else count, numbers, decoder=undecoded)
+        items = (list(as_items(chunk, name)) for chunk in chunks_of(known, found))
+    kind = "jsonl" if kcat else reading.form("lines")
+    if kcat:
+        items = ([envelope(item) for item in part] for part in items)
+    elif kind in ("table", "csv", "arrow"):
+        items = ([row for item in part for row in as_rows(item)] for part in items)
+    return Rows(items, SHOWN, kind, f"{name} has no such records", line, schema=TAIL_SCHEMA)
 
-    def records() -> Iterator[StoredRecord]:
-        if span is not None:
-            ranges = resolve_span(to.client, name, span, wanted)
-            start = {number: held.beginning for number, held in ranges.items()}
-            until = {number: held.end for number, held in ranges.items()}
-            found = read_topic(to.client, name, start=start, partitions=wanted, until=until, follow=follow)
-            yield from islice(found, count)
-        elif follow:
-            yield from read_topic(
-                to.client, name, start=StartOffset(last, from_end=True), partitions=wanted, follow=True
-            )
-        else:
-            yield from last_records(to.client, name, last, wanted)
 
-    items = (as_json(record) for record in records())
-    return Stream(map(envelope, items) if kcat else items, line, as_json=json or kcat)
+def _cut(parts: Iterable[list[Any]], count: int | None) -> Iterator[list[Any]]:
+    """`parts` up to `count` items in all."""
+    left = count
+    for part in parts:
+        yield part[:left]
+        if left is not None and (left := left - len(part)) <= 0:
+            return
 
 
 app.command("find")(find_command)
 app.command("stats")(stats_command)
 app.command("get")(get_command)
 app.command("offsets")(offsets_command)
+app.command("replay")(replay_command)
+app.command("reset")(reset_command)
 app.add_typer(dlq, name="dlq")
 
 
 @app.command()
 def lag(
-    run: RunOption = None,
-    brokers: BrokersOption = None,
-    command_config: PropertiesOption = None,
-    json: JsonOption = False,
-) -> Report:
+    address: Address,
+    printing: Printing,
+) -> Rows:
     """Say how far each pipeline of a run is behind. The committed offset is the mark below which nothing is pending.
 
     \b
@@ -182,7 +183,7 @@ def lag(
       laminar topics lag
       laminar topics lag --json | jq 'map(.lag) | add'
     """
-    to = connect(run, brokers, command_config)
+    to = address.connect()
     with admin_client(to.client) as admin:
         lags = group_lags(admin, list_groups(admin, run_prefix(to.run)))
     rows = [
@@ -191,7 +192,7 @@ def lag(
         )
         for each in lags
     ]
-    return Report(rows, lambda: table(rows, LAG_COLUMNS) if rows else f"run {to.run} has no groups", as_json=json)
+    return Rows([rows], LAG_COLUMNS, printing.form(), f"run {to.run} has no groups")
 
 
 def _listed(topic: TopicDescription, offsets: int) -> Row:
@@ -216,10 +217,3 @@ def _description(data: dict[str, Any]) -> str:
     ]
     lines += [f"  partition {each['partition']}: {each['beginning']} to {each['end']}" for each in data["partitions"]]
     return "\n".join(lines)
-
-
-def _parsed_partitions(text: str | None) -> list[int] | None:
-    try:
-        return None if text is None else [int(part) for part in text.split(",")]
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is no list of partitions, like 0,1", param_hint="-p") from None

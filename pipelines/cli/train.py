@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipelines.cli.options import RUNS, BrokersOption, JsonOption, PropertiesOption, connect
+from pipelines.cli.option_sets import Commands
+from pipelines.cli.options import RUNS, Brokers, JsonOption, connect
 from pipelines.cli.output import Report, table
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from operators.trainer.replay import Update
     from pipelines.config import Config
 
-app = typer.Typer(no_args_is_help=True)
+app = Commands(no_args_is_help=True)
 SHOWN = ("step", "reward/mean", "loss", "grad_norm", "importance_ratio/mean", "ess", "entropy")
 SECTION = "trainer."
 
@@ -38,6 +39,7 @@ def train() -> None:
 
 @app.command()
 def replay(
+    kafka: Brokers,
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run's name, or `latest`.")],
     changes: Annotated[
         list[str] | None,
@@ -48,8 +50,6 @@ def replay(
         typer.Option("--out", metavar="DIR", help="A new folder for model and metrics; by default beside the run's."),
     ] = None,
     folder: Annotated[Path, typer.Option("--folder", metavar="DIR", help="Where the runs are.")] = RUNS,
-    brokers: BrokersOption = None,
-    command_config: PropertiesOption = None,
     json: JsonOption = False,
 ) -> Report:
     """Train again from a run's batches topic, from its first model, with another algorithm or rate if asked.
@@ -69,7 +69,7 @@ def replay(
     from operators.trainer.replay import Replay, folder_digest, others
 
     task = _task(folder, run, changes or [], out)
-    to = connect(run if run != "latest" else None, brokers, command_config, folder)
+    to = connect(None if run == "latest" else run, kafka.brokers, kafka.command_config, folder)
     began = time.monotonic()
     task.out.mkdir(parents=True)
 

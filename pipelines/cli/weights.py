@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from infra.kafka.reading import read_topic
-from pipelines.cli.options import RUNS, BrokersOption, Connection, JsonOption, PropertiesOption, RunOption, connect
-from pipelines.cli.output import Report, Row, table
+from pipelines.cli.option_sets import Commands
+from pipelines.cli.options import RUNS, Address, Connection, JsonOption, Printing
+from pipelines.cli.output import Report, Row, Rows
 from pipelines.cli.record_text import utc
 from schemas.plain import to_plain
 from schemas.records import PolicyVersion, WeightVersion
@@ -19,7 +20,7 @@ from schemas.topics import RELAY
 if TYPE_CHECKING:
     from pipelines.config import Config
 
-app = typer.Typer(no_args_is_help=True)
+app = Commands(no_args_is_help=True)
 COLUMNS = ("version", "parent", "step", "trained", "batches", "bytes", "created", "final", "line")
 
 
@@ -36,12 +37,7 @@ def weights() -> None:
 
 
 @app.command("list")
-def list_(
-    run: RunOption = None,
-    brokers: BrokersOption = None,
-    command_config: PropertiesOption = None,
-    json: JsonOption = False,
-) -> Report:
+def list_(address: Address, printing: Printing) -> Rows:
     """List the weight versions of a run, oldest first; `line` tells whether the newest descends from it.
 
     \b
@@ -49,21 +45,19 @@ def list_(
       laminar weights list
       laminar weights list --json | jq '.[-1].version'
     """
-    to = connect(run, brokers, command_config)
+    to = address.connect()
     manifests = read_manifests(to)
     line = set(ancestor_line(manifests.values()))
     rows = [_listed(manifest, manifest.version in line) for manifest in manifests.values()]
-    return Report(rows, lambda: table(rows, COLUMNS) if rows else f"run {to.run} has no weights yet", as_json=json)
+    return Rows([rows], COLUMNS, printing.form(), f"run {to.run} has no weights yet")
 
 
 @app.command()
 def show(
+    address: Address,
     version: Annotated[
         str, typer.Argument(metavar="VERSION", help="epoch.number, or `latest`.", show_default=False)
     ] = "latest",
-    run: RunOption = None,
-    brokers: BrokersOption = None,
-    command_config: PropertiesOption = None,
     json: JsonOption = False,
 ) -> Report:
     """Show a weight version's manifest: its parent, its file and digest, the batches it learned from, its tensors.
@@ -73,7 +67,7 @@ def show(
       laminar weights show
       laminar weights show 1.12 --json | jq .blake3
     """
-    _, (manifest,) = _find([version], run, brokers, command_config)
+    _, (manifest,) = _find([version], address)
     return Report(to_plain(manifest), lambda: _manifest_text(manifest), as_json=json)
 
 
@@ -87,13 +81,11 @@ StoreOption = Annotated[
 
 @app.command()
 def verify(
+    address: Address,
+    printing: Printing,
     version: VersionArgument = "latest",
     store: StoreOption = None,
-    run: RunOption = None,
-    brokers: BrokersOption = None,
-    command_config: PropertiesOption = None,
-    json: JsonOption = False,
-) -> Report:
+) -> Rows:
     """Compare the bytes that this machine holds of a version with its manifest. Exit code 1 if they differ.
 
     \b
@@ -105,24 +97,22 @@ def verify(
     from pipelines.cli.weight_bytes import store_root
     from pipelines.cli.weight_bytes import verify as verify_bytes
 
-    to, (manifest,) = _find([version], run, brokers, command_config)
-    with WeightStore(store_root(to, _config(run), store)) as opened:
+    to, (manifest,) = _find([version], address)
+    with WeightStore(store_root(to, _config(address.run), store)) as opened:
         rows = verify_bytes(opened, manifest)
     wrong = any(not row["right"] for row in rows)
     columns = ("claim", "manifest", "store", "right")
-    return Report(rows, lambda: table(rows, columns), as_json=json, exit_code=int(wrong))
+    return Rows([rows], columns, printing.form(), exit_code=int(wrong))
 
 
 @app.command()
 def diff(
+    address: Address,
+    printing: Printing,
     old: Annotated[str, typer.Argument(metavar="OLD", help="epoch.number.", show_default=False)],
     new: VersionArgument = "latest",
     store: StoreOption = None,
-    run: RunOption = None,
-    brokers: BrokersOption = None,
-    command_config: PropertiesOption = None,
-    json: JsonOption = False,
-) -> Report:
+) -> Rows:
     """Say how many elements of each tensor differ between two versions that this machine holds.
 
     \b
@@ -133,15 +123,20 @@ def diff(
     from pipelines.cli.weight_bytes import diff as diff_bytes
     from pipelines.cli.weight_bytes import store_root
 
-    to, (before, after) = _find([old, new], run, brokers, command_config)
-    with WeightStore(store_root(to, _config(run), store)) as opened:
+    to, (before, after) = _find([old, new], address)
+    with WeightStore(store_root(to, _config(address.run), store)) as opened:
         rows = diff_bytes(opened, before, after)
-    shown = [{**row, "share": f"{100 * row['share']:.3f} %"} for row in rows]
-    return Report(rows, lambda: table(shown, ("tensor", "elements", "changed", "share")), as_json=json)
+    return Rows(
+        [rows],
+        ("tensor", "elements", "changed", "share"),
+        printing.form(),
+        shown=lambda row: {**row, "share": f"{100 * row['share']:.3f} %"},
+    )
 
 
 @app.command()
 def pull(
+    address: Address,
     version: VersionArgument,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.", show_default=False)],
     model: Annotated[
@@ -149,9 +144,6 @@ def pull(
         typer.Option("--model", metavar="DIR", help="Whose configuration and tokenizer go with it; the run's model."),
     ] = None,
     store: StoreOption = None,
-    run: RunOption = None,
-    brokers: BrokersOption = None,
-    command_config: PropertiesOption = None,
     json: JsonOption = False,
 ) -> Report:
     """Leave a version in a Hugging Face folder: from this machine's memory, else from a relay that has it.
@@ -165,8 +157,8 @@ def pull(
     from pipelines.cli.weight_bytes import pull as pull_bytes
     from pipelines.cli.weight_bytes import store_root
 
-    to, (manifest,) = _find([version], run, brokers, command_config)
-    config = _config(run)
+    to, (manifest,) = _find([version], address)
+    config = _config(address.run)
     base = model or (Path(config.model.path) if config is not None else Path())
     token = config.relay.token() if config is not None else ""
     source = pull_bytes(to, store_root(to, config, store), manifest, read_chain(to), token, base, folder)
@@ -176,11 +168,9 @@ def pull(
 
 @app.command()
 def publish(
+    address: Address,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A Hugging Face folder.", show_default=False)],
     store: StoreOption = None,
-    run: RunOption = None,
-    brokers: BrokersOption = None,
-    command_config: PropertiesOption = None,
     json: JsonOption = False,
 ) -> Report:
     """Publish the weights in a Hugging Face folder as a run's newest version, on the machine where its trainer was.
@@ -193,8 +183,8 @@ def publish(
     from pipelines.cli.weight_bytes import store_root
     from pipelines.config import Config
 
-    to = connect(run, brokers, command_config)
-    config = _config(run)
+    to = address.connect()
+    config = _config(address.run)
     terms = (config or Config()).relay
     manifests = read_manifests(to)
     newest = manifests[max(manifests)] if manifests else None
@@ -204,19 +194,26 @@ def publish(
     return Report(data, lambda: f"{folder} is version {version} of run {to.run}, in {root}", as_json=json)
 
 
-def _find(
-    versions: list[str], run: str | None, brokers: str | None, command_config: Path | None
-) -> tuple[Connection, list[WeightVersion]]:
-    """The connection and the manifests of `versions`. Raises RuntimeError where there is none."""
-    wanted = [None if version == "latest" else _parsed(version) for version in versions]
-    to = connect(run, brokers, command_config)
+def _find(versions: list[str], address: Address) -> tuple[Connection, list[WeightVersion]]:
+    """The connection and the manifests of `versions`. Raises as `find_version` does."""
+    for version in versions:
+        _parsed(version)  # before anybody is asked
+    to = address.connect()
     manifests = read_manifests(to)
+    return to, [manifests[find_version(to, manifests, version)] for version in versions]
+
+
+def find_version(to: Connection, manifests: Mapping[PolicyVersion, WeightVersion], version: str) -> PolicyVersion:
+    """The one that `version` names, `latest` or epoch.number.
+
+    Raises typer.BadParameter where it is no version, RuntimeError where the run has none such.
+    """
+    wanted = _parsed(version)
     if not manifests:
         raise RuntimeError(f"run {to.run} has no weights yet")
-    for version in wanted:
-        if version is not None and version not in manifests:
-            raise RuntimeError(f"run {to.run} has no version {version}: it has {min(manifests)} to {max(manifests)}")
-    return to, [manifests[version or max(manifests)] for version in wanted]
+    if wanted is not None and wanted not in manifests:
+        raise RuntimeError(f"run {to.run} has no version {wanted}: it has {min(manifests)} to {max(manifests)}")
+    return wanted or max(manifests)
 
 
 def _config(run: str | None) -> Config | None:
@@ -276,8 +273,8 @@ def _manifest_text(manifest: WeightVersion) -> str:
     return "\n".join(text)
 
 
-def _parsed(text: str) -> PolicyVersion:
+def _parsed(text: str) -> PolicyVersion | None:
     try:
-        return PolicyVersion.parse(text)
+        return None if text == "latest" else PolicyVersion.parse(text)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="VERSION") from error

@@ -19,7 +19,7 @@ from schemas.records import Metric
 
 Summary = Mapping[str, Any]
 
-_LABELS = {
+LABELS: Mapping[str, str] = {
     "reward_first": "reward, first tenth",
     "reward_last": "reward, last tenth",
     "heldout_before": "held-out accuracy before, greedy",
@@ -57,25 +57,32 @@ _AUDIT = (
 
 
 def render_report(folder: Path) -> str:
-    """The page of the run in `folder`, from its summary.json, metrics.jsonl, audit.json and config.toml.
+    """The page of the run in `folder`, from its summary.json, metrics.jsonl, audit.json, insight.json and config.toml.
 
     Raises OSError without a summary.json, ValueError where a file does not read; the others may be missing.
     """
     summary = json.loads((folder / "summary.json").read_text("utf-8"))
     audit, config, metrics = folder / "audit.json", folder / "config.toml", folder / "metrics.jsonl"
+    insight = folder / "insight.json"
     return page(
         summary,
         read_metrics(metrics) if metrics.exists() else [],
         json.loads(audit.read_text("utf-8")) if audit.exists() else None,
         config.read_text("utf-8") if config.exists() else "",
         folder,
+        json.loads(insight.read_text("utf-8")) if insight.exists() else None,
     )
 
 
 def page(
-    summary: Summary, metrics: Sequence[Metric], audit: Mapping[str, Any] | None, config: str, folder: Path
+    summary: Summary,
+    metrics: Sequence[Metric],
+    audit: Mapping[str, Any] | None,
+    config: str,
+    folder: Path,
+    insight: Mapping[str, Any] | None = None,
 ) -> str:
-    """The page. Pure; everything that comes from the run is escaped."""
+    """The page. Pure; everything that comes from the run is escaped. `insight` is what `insight.insight` found."""
     run = escape(str(summary.get("run")))
     told = compared_with_warm_start(summary)
     words = [learned(summary), *([told] if told else []), accounted(summary)]
@@ -93,8 +100,9 @@ def page(
             f'<h2>Plots</h2><div class="plots">{"".join(map(_card, charts(metrics, summary)))}</div>',
             f'<div class="wide">{_card(phases(summary.get("phases") or {}))}</div>',
             '<h2>Figures</h2><div class="tables">',
-            _table("Summary", ((label, _value(summary.get(key))) for key, label in _LABELS.items())),
+            _table("Summary", ((label, shown(summary.get(key))) for key, label in LABELS.items())),
             f"<div>{_audit(audit)}{_machine(summary)}</div></div>",
+            _insight(insight) if insight else "",
             f'<h2>Next</h2><div class="card"><pre>{escape(commands)}</pre></div>',
             _details("Configuration", config),
             "</main></body></html>\n",
@@ -122,7 +130,7 @@ def _tiles(summary: Summary) -> Iterable[str]:
     yield _tile(rise("heldout_before", "heldout_after"), "held-out accuracy, greedy")
     yield _tile(figure(summary.get("heldout_warm_start_best")), "best supervised checkpoint")
     yield _tile(
-        f"{figure(summary.get('staleness_mean'))} / {_value(summary.get('staleness_max'))}", "staleness, mean / largest"
+        f"{figure(summary.get('staleness_mean'))} / {shown(summary.get('staleness_max'))}", "staleness, mean / largest"
     )
     yield _tile(
         count(summary.get("trajectories_trained")), f"trajectories, {summary.get('optimizer_steps') or 0} steps"
@@ -132,7 +140,7 @@ def _tiles(summary: Summary) -> Iterable[str]:
     balanced = summary.get("balanced")
     said = _yes_no(balanced, "balanced", "NOT balanced", "not audited")
     yield _tile(
-        said, f"{_value(summary.get('lost'))} lost, {_value(summary.get('trained_twice'))} trained twice", balanced
+        said, f"{shown(summary.get('lost'))} lost, {shown(summary.get('trained_twice'))} trained twice", balanced
     )
 
 
@@ -153,14 +161,34 @@ def _card(chart: Chart) -> str:
 def _audit(audit: Mapping[str, Any] | None) -> str:
     if audit is None:
         return ""
-    rows = [(name.replace("_", " "), _value(_size(audit[name]))) for name in _AUDIT if name in audit]
+    rows = [(name.replace("_", " "), shown(_size(audit[name]))) for name in _AUDIT if name in audit]
     return _table("Audit: where every trajectory is", rows)
+
+
+def _insight(insight: Mapping[str, Any]) -> str:
+    """What placement moved, and the trajectories that took longest."""
+    plans = [
+        (reason, ", ".join(f"{shown(number)} {what.replace('_', ' ')}" for what, number in counts.items()))
+        for reason, counts in insight["plans"].items()
+    ]
+    slow = [
+        (
+            each["trajectory_id"],
+            f"{each['seconds']:,.1f} s, {shown(each['completion_tokens'])} tokens, replica {each['replica']}, "
+            f"version {shown(each['policy_version'])}, {each['finish_reason']}",
+        )
+        for each in insight["slowest"]
+    ]
+    tables = _table("Plans of placement", plans or [("none", "nothing was moved")]) + _table(
+        "Slowest trajectories", slow
+    )
+    return f'<h2>From the log</h2><div class="tables">{tables}</div>'
 
 
 def _machine(summary: Summary) -> str:
     machine, restarts = summary.get("machine") or {}, summary.get("restarts") or {}
     rows = [(f"restarts of {name}", str(number)) for name, number in restarts.items() if number]
-    rows += [(name, _value(value)) for name, value in machine.items()]
+    rows += [(name, shown(value)) for name, value in machine.items()]
     rows += [(name, str(version)) for name, version in (summary.get("packages") or {}).items()]
     return f'<div class="wide">{_table("Machine and packages", rows)}</div>' if rows else ""
 
@@ -184,7 +212,8 @@ def _size(value: Any) -> Any:
     return len(value) if isinstance(value, list | tuple) else value
 
 
-def _value(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A figure as the page has it."""
     if value is None:
         return UNKNOWN
     if isinstance(value, float):

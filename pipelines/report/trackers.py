@@ -1,4 +1,4 @@
-"""Trackers that people look at elsewhere: TensorBoard, trackio, Weights & Biases, each an extra, imported when asked.
+"""Trackers that people look at elsewhere: TensorBoard, trackio, wandb, MLflow, each an extra, imported when asked.
 
 A record of series `trainer` at step 3 goes to them as `trainer/reward/mean`, … at step 3. What a tracker raises ends
 the tracker, not the run.
@@ -7,6 +7,7 @@ the tracker, not the run.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -20,7 +21,12 @@ log = logging.getLogger(__name__)
 
 OWN = {LAG, PHASE, REPLICA, UNREADABLE}
 """Series whose step is no step: they are for our own eyes."""
-PACKAGES: Mapping[TrackerName, str] = {"tensorboard": "tensorboardX", "trackio": "trackio", "wandb": "wandb"}
+PACKAGES: Mapping[TrackerName, str] = {
+    "mlflow": "mlflow",
+    "tensorboard": "tensorboardX",
+    "trackio": "trackio",
+    "wandb": "wandb",
+}
 
 
 class Sink(Protocol):
@@ -65,6 +71,33 @@ class Dashboard:
         self._run.finish()
 
 
+class MLflow:
+    """A run of the experiment `laminar`, where MLFLOW_TRACKING_URI says, else in `folder`/mlruns."""
+
+    def __init__(self, package: Any, run: str, folder: Path) -> None:
+        uri = os.environ.get("MLFLOW_TRACKING_URI") or (folder / "mlruns").resolve().as_uri()
+        self._package, self._client = package, package.MlflowClient(tracking_uri=uri)
+        known = self._client.get_experiment_by_name("laminar")
+        experiment = known.experiment_id if known else self._client.create_experiment("laminar")
+        self._run = self._client.create_run(experiment, run_name=run).info.run_id
+
+    def append(self, metrics: Iterable[Metric]) -> None:
+        """Log each record, in one call."""
+        kind = self._package.entities.Metric
+        self._client.log_batch(
+            self._run,
+            metrics=[
+                kind(f"{metric.name}/{name}", value, metric.measured_at, metric.step)
+                for metric in metrics
+                for name, value in metric.values.items()
+            ],
+        )
+
+    def close(self) -> None:
+        """Say that the run has ended."""
+        self._client.set_terminated(self._run)
+
+
 class Sinks:
     """Several sinks as one. The first is the run's own file and must work; another that fails is left out from then."""
 
@@ -96,6 +129,7 @@ class Sinks:
 
 
 _KINDS: Mapping[TrackerName, Callable[[Any, str, Path], Sink]] = {
+    "mlflow": MLflow,
     "tensorboard": TensorBoard,
     "trackio": Dashboard,
     "wandb": Dashboard,

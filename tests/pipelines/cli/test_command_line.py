@@ -4,32 +4,21 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
 
+import pyarrow as pa
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from pipelines.cli import main as command_line
 from pipelines.cli.lazy import CommandModule, lazy_group
 from pipelines.cli.main import COMMANDS, main
-from pipelines.cli.output import Report, Stream, show
-
-
-def commands(command: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """A command, and those below it where it is a group."""
-    yield words, command
-    for name, each in getattr(command, "commands", {}).items():
-        yield from commands(each, (*words, name))
-
-
-def every_command() -> Iterator[tuple[tuple[str, ...], Any]]:
-    import importlib
-
-    yield (), typer.main.get_command(command_line.app)
-    for name, where in COMMANDS.items():
-        app = importlib.import_module(where.module).app
-        yield from commands(typer.main.get_command(app), (name,))
+from pipelines.cli.option_sets import Commands
+from pipelines.cli.output import Report, Rows, show
+from pipelines.cli.reference import every_command, reference
 
 
 @pytest.mark.parametrize(("words", "command"), list(every_command()), ids=lambda part: str(part)[:40])
@@ -38,6 +27,62 @@ def test_every_command_has_examples_of_itself(words: tuple[str, ...], command: A
     spelt = " ".join(("laminar", *words))
     examples = text.partition("Examples:")[2].split("\n")
     assert any(f"{line} ".startswith(f"  {spelt} ") for line in examples), f"{spelt} has no examples"
+
+
+def test_the_reference_has_every_command_as_it_is() -> None:
+    written = (Path(__file__).parents[3] / "docs" / "cli.md").read_text(encoding="utf-8")
+    assert written == reference(), "make it anew: python -m pipelines.cli.reference > docs/cli.md"
+
+
+@pytest.mark.parametrize(
+    ("form", "printed"),
+    [
+        ("table", "A  B-C\n1  -\n2  -\n3  é\n"),
+        ("lines", "1!\n2!\n3!\n"),
+        ("json", '[\n{"a": 1, "b_c": null},\n{"a": 2, "b_c": null},\n{"a": 3, "b_c": "é"}\n]\n'),
+        ("jsonl", '{"a": 1, "b_c": null}\n{"a": 2, "b_c": null}\n{"a": 3, "b_c": "é"}\n'),
+        ("csv", "a,b_c\n1,\n2,\n3,é\n"),
+    ],
+)
+def test_rows_come_part_by_part_in_every_form(capsys: pytest.CaptureFixture[str], form: Any, printed: str) -> None:
+    parts = [[{"a": 1, "b_c": None}], [], [{"a": 2, "b_c": None}, {"a": 3, "b_c": "é"}]]
+    show(Rows(iter(parts), ("a", "b_c"), form, "nothing", lambda row: f"{row['a']}!"))
+    assert "".join(f"{line.rstrip()}\n" for line in capsys.readouterr().out.splitlines()) == printed
+
+
+@pytest.mark.parametrize(("form", "printed"), [("table", "nothing\n"), ("json", "[]\n"), ("jsonl", ""), ("csv", "")])
+def test_no_rows_are_an_answer_too(capsys: pytest.CaptureFixture[str], form: Any, printed: str) -> None:
+    with pytest.raises(typer.Exit):
+        show(Rows([[]], ("a",), form, "nothing", exit_code=1))
+    assert capsys.readouterr().out == printed
+
+
+def test_rows_are_an_arrow_stream_of_one_schema(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    schema = pa.schema([("a", pa.int64()), ("b", pa.utf8())])
+    show(Rows([[{"a": 1, "b": None}], [{"a": 2, "b": "x"}]], ("a",), "arrow", schema=schema))
+    rows = pa.ipc.open_stream(capfdbinary.readouterr().out).read_all()
+    assert (rows.schema, rows.to_pylist()) == (schema, [{"a": 1, "b": None}, {"a": 2, "b": "x"}])
+
+
+@dataclass(frozen=True)
+class Place:
+    """A set of options."""
+
+    x: Annotated[int, typer.Option("--x")] = 0
+    y: Annotated[int, typer.Option("--y")] = 0
+
+
+def test_a_set_of_options_is_one_parameter() -> None:
+    found: list[Any] = []
+    app = Commands()
+
+    @app.command()
+    def go(place: Place, word: str, loud: bool = False) -> None:
+        found.append((place, word, loud))
+
+    CliRunner().invoke(app, ["here", "--y", "3", "--loud"])
+    go(Place(1), "there")
+    assert found == [(Place(0, 3), "here", True), (Place(1), "there", False)]
 
 
 def test_help_is_quick_and_loads_no_command() -> None:
@@ -117,10 +162,8 @@ def test_a_command_is_imported_when_it_is_called(tmp_path: Any, monkeypatch: pyt
 def test_answers_are_printed_in_one_place(capsys: pytest.CaptureFixture[str]) -> None:
     show(Report({"a": 1}, lambda: "text [bold]"))
     show(Report({"a": "ü"}, lambda: "", as_json=True))
-    show(Stream(({"a": n} for n in range(2)), lambda item: f"a is {item['a']}"))
-    show(Stream([{"a": 1}], str, as_json=True))
     show(None)
-    assert capsys.readouterr().out == 'text [bold]\n{\n "a": "ü"\n}\na is 0\na is 1\n{"a": 1}\n'
+    assert capsys.readouterr().out == 'text [bold]\n{\n "a": "ü"\n}\n'
     with pytest.raises(typer.Exit) as ended:
         show(Report({}, lambda: "no", exit_code=1))
     assert ended.value.exit_code == 1

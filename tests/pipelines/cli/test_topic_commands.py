@@ -136,7 +136,7 @@ def test_tail_shows_rows_and_what_cannot_be_decoded(laminar: Laminar) -> None:
     assert rows[0]["headers"]["laminar-schema"] == "Settled/1"
     assert rows[-1]["error"] == "no laminar-schema header"
     lines = laminar(*words)[1].splitlines()
-    assert "Settled/1 k {" in lines[0]
+    assert "Settled/1 k [p0.0, staleness 0, tokens 9] {" in lines[0]
     assert 'trajectory_id="p0.0"' in lines[0]
     assert "UNDECODABLE" in lines[-1]
 

@@ -99,6 +99,28 @@ def test_every_output_has_the_same_rows(laminar: Laminar) -> None:
     assert laminar(*words, "lines")[1].splitlines() == ['{tokens=4 fate="batched"}', '{tokens=3 fate="batched"}']
 
 
+def test_o_takes_forms_and_offsets(laminar: Laminar) -> None:
+    words = ("topics", "find", "settled", "-o", "-1", "-p", "1", "--columns", "tokens", "-o")
+    assert laminar(*words, "csv")[1] == "tokens\n19\n"
+    assert laminar(*words, "json")[1] == '[\n{"tokens": 19}\n]\n'
+    assert laminar("topics", "stats", "settled", "-o", "csv")[1].splitlines()[0] == "column,min,mean,max"
+    assert json.loads(laminar("topics", "offsets", "settled", "-o", "jsonl")[1].splitlines()[1])["partition"] == 1
+    assert laminar("topics", "dlq", "list", "-o", "csv")[1].splitlines()[1].startswith("0:0,")
+
+
+def test_tail_has_the_columns_of_the_domain_in_every_form(laminar: Laminar) -> None:
+    words = ("topics", "tail", "settled", "-p", "0", "-o", "9:11", "-o")
+    first, second = csv.DictReader(io.StringIO(laminar(*words, "csv")[1]))
+    told = [first[name] for name in ("offset", "trajectory", "version", "staleness", "reward", "tokens", "lease")]
+    assert told == ["9", "p18.0", "", "1", "", "18", ""]
+    assert (second["offset"], second["value"], second["error"]) == ("10", "", "no laminar-schema header")
+    rows = pa.ipc.open_stream(laminar(*words, "arrow", raw=True)[1]).read_all()
+    assert rows["tokens"].to_pylist() == [18, None]
+    head, *lines = laminar(*words, "table")[1].splitlines()
+    assert head.split()[-3:] == ["TOKENS", "LEASE", "ERROR"]
+    assert len(lines) == 2
+
+
 def test_stats(laminar: Laminar) -> None:
     said = json.loads(laminar("topics", "stats", "settled", "--json")[1])
     assert (said["records"], said["rows"], said["undecodable"]) == (21, 20, 1)
@@ -157,7 +179,7 @@ def test_dead_letters_go_back_to_where_they_came_from_when_told_to(laminar: Lami
         (("find", "settled", "--columns", "tokenz"), "the nearest is tokens"),
         (("find", "settled", "-o", "then"), "is no offset"),
         (("find", "setled"), "did you mean settled?"),
-        (("stats", "settled", "-p", "x"), "invalid literal"),
+        (("stats", "settled", "-p", "x"), "is no list of partitions"),
         (("offsets", "settled", "--at", "then"), "is no time"),
         (("dlq", "list", "-w", "wy = 1"), "there is no column wy"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import xml.etree.ElementTree as ElementTree
+from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,11 @@ import pytest
 from synthetic_run import START, evaluation_metric, history, trainer_metric
 
 from pipelines.report.charts import charts
+from pipelines.report.comparison import Told, comparison
+from pipelines.report.comparison import figures_of as compared
 from pipelines.report.heat_map import heat_map
 from pipelines.report.html import page, render_report
+from pipelines.report.insight import plans_of, slowest
 from pipelines.report.metrics_file import MetricsFile
 from pipelines.report.plots import (
     MAX_POINTS,
@@ -277,3 +281,41 @@ def test_divergence_is_shown_where_it_is_measured() -> None:
 
 def test_one_evaluation_alone_is_a_dot() -> None:
     assert "<circle" in values_drawn([evaluation_metric(0, "greedy", 0.3)], "Accuracy on held-out questions")
+
+
+def test_what_the_log_says_is_on_the_page() -> None:
+    rows = [{"reason": "repack", "moves": [{"trajectory_ids": ["p1.0", "p1.1"], "kv": 30}]}] * 2
+    plans = plans_of(rows)
+    assert plans == {"repack": {"plans": 2, "moves": 2, "trajectories": 4, "kv_tokens": 60}}
+    told = [
+        {
+            "trajectory_id": f"p{number}.0",
+            "replica": 0,
+            "policy_version": 3,
+            "completion_tokens": 9,
+            "finish_reason": "stop",
+            "started_at": datetime.fromtimestamp(0, UTC),
+            "finished_at": datetime.fromtimestamp(number, UTC),
+        }
+        for number in range(30)
+    ]
+    slow = slowest(iter(told))
+    assert [each["seconds"] for each in slow] == [29, 28, 27, 26, 25, 24, 23, 22, 21, 20]
+    html = page(figures_of([], RunFacts("r")), [], None, "", Path("runs/r"), {"plans": plans, "slowest": slow})
+    text = "".join(checked(html).text)
+    assert "2 plans, 2 moves, 4 trajectories, 60 kv tokens" in text
+    assert "29.0 s, 9 tokens, replica 0, version 3, stop" in text
+
+
+def test_runs_are_compared_on_one_page() -> None:
+    metrics = list(history())
+    summary = figures_of(metrics, RunFacts("r"))
+    runs = [Told("first", summary, metrics), Told("<second>", {**summary, "reward_last": None}, metrics[:40])]
+    html = comparison(runs)
+    text = "".join(checked(html).text)
+    assert "<second>" not in html
+    assert html.count("<svg") == 6
+    assert "first" in text
+    row = next(row for row in compared(runs) if row["figure"] == "reward, last tenth")
+    assert row["first"] == summary["reward_last"]
+    assert row["<second>"] is None

@@ -6,7 +6,7 @@ import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -94,6 +94,47 @@ def test_a_dashboard_of_its_own_package_takes_what_it_is_told(
         tracker.close()
     kept = b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
     assert all(each in kept for each in (b"trainer/reward/mean", b"trainer/step", b"evaluation/greedy"))
+
+
+class Client:
+    """Stands for MLflow's client: what is logged is kept."""
+
+    def __init__(self, tracking_uri: str) -> None:
+        self.uri, self.logged, self.ended = tracking_uri, [], False  # type: ignore[var-annotated]
+
+    def get_experiment_by_name(self, name: str) -> None:
+        assert name == "laminar"
+
+    def create_experiment(self, name: str) -> str:
+        return f"{name}-1"
+
+    def create_run(self, experiment: str, run_name: str) -> SimpleNamespace:
+        return SimpleNamespace(info=SimpleNamespace(run_id=f"{experiment}/{run_name}"))
+
+    def log_batch(self, run: str, metrics: list[tuple[str, float, int, int]]) -> None:
+        self.logged += [(run, *metric) for metric in metrics]
+
+    def set_terminated(self, run: str) -> None:
+        self.ended = True
+
+
+def test_mlflow_has_every_value_at_its_step_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clients: list[Client] = []
+    package: Any = ModuleType("mlflow")
+    package.MlflowClient = lambda tracking_uri: clients.append(Client(tracking_uri)) or clients[-1]
+    package.entities = SimpleNamespace(Metric=lambda *parts: parts)
+    monkeypatch.setitem(sys.modules, "mlflow", package)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    sinks = Sinks(MetricsFile(tmp_path / "metrics.jsonl"), open_trackers(["mlflow"], "first", tmp_path))
+    sinks.append([FIRST])
+    sinks.close()
+    (client,) = clients
+    assert client.uri == f"file://{tmp_path}/mlruns"
+    assert client.logged == [
+        ("laminar-1/first", "trainer/reward/mean", 0.25, 1_700_000_000_000, 1),
+        ("laminar-1/first", "trainer/loss", -1.0, 1_700_000_000_000, 1),
+    ]
+    assert client.ended
 
 
 def test_a_tracker_that_fails_is_told_once_and_left_out(

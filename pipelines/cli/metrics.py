@@ -1,0 +1,62 @@
+"""`laminar metrics`: a run's metrics for Prometheus."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Annotated
+
+import typer
+
+from pipelines.cli.option_sets import Commands
+from pipelines.cli.options import Address
+from pipelines.cli.watch import attached, catch_up
+
+app = Commands(no_args_is_help=True)
+POLL_S = 0.5
+
+
+@app.callback()
+def metrics() -> None:
+    """Metrics of a run, for other tools.
+
+    \b
+    Examples:
+      laminar metrics serve --port 9464
+    """
+
+
+@app.command()
+def serve(
+    address: Address,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: a free one.")] = 9464,
+    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="What to listen on.")] = "127.0.0.1",
+) -> None:
+    """Serve a run's metrics at /metrics, as Prometheus reads them, until stopped. Joins no group.
+
+    infra/deploy/grafana.json is a dashboard of them. It listens on this machine alone unless told otherwise.
+
+    \b
+    Examples:
+      laminar metrics serve
+      laminar metrics serve --run first --host 0.0.0.0 --port 9464
+    """
+    from prometheus_client import CollectorRegistry, start_http_server
+
+    from pipelines.view.exposition import RunCollector
+
+    to = address.connect()
+    with attached(to) as watching:
+        catch_up(watching)
+        registry = CollectorRegistry()
+        registry.register(RunCollector(lambda: watching.state))
+        server, thread = start_http_server(port, host, registry)
+        typer.echo(f"the metrics of run {to.run} are at http://{host}:{server.server_port}/metrics", err=True)
+        try:
+            while thread.is_alive():
+                watching.tick()
+                time.sleep(POLL_S)
+        finally:
+            threading.Thread(target=server.shutdown).start()
+            thread.join()
+            server.server_close()

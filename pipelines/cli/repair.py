@@ -1,0 +1,157 @@
+"""`laminar topics replay` and `reset`: records written again, and pipelines sent back. Dry runs unless told to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Annotated
+
+import typer
+
+from infra.kafka.admin import admin_client
+from infra.kafka.group_offsets import move_group
+from infra.kafka.lag import Lag, group_lags, list_groups
+from infra.kafka.producer import BoundedProducer
+from infra.kafka.reading import partition_ranges, resolve_span
+from operators.export.columns import row_schema
+from operators.export.where import WhereError, parse_where
+from pipelines.cli.options import Address, Connection, Printing
+from pipelines.cli.output import Rows
+from pipelines.cli.topic_names import TopicArgument, full_name, known_topic
+from pipelines.cli.topic_reading import Reading
+from pipelines.log.chunks import Chunk, read_chunks
+from schemas.topics import run_prefix
+
+ExecuteOption = Annotated[bool, typer.Option("--execute", help="Do it; without, only say what would be done.")]
+ELSEWHERE = {"trainer": "its checkpoint says where it reads on", "rollout": "it reads what comes after its start"}
+"""Pipelines whose committed offsets are for display alone."""
+
+
+def replay_command(
+    topic: TopicArgument,
+    reading: Reading,
+    address: Address,
+    where: Annotated[
+        str, typer.Option("--where", "-w", metavar="CONDITION", help="Only records with such a row.")
+    ] = "",
+    to_topic: Annotated[
+        str | None, typer.Option("--to", metavar="TOPIC", help="Write them there; by default where they come from.")
+    ] = None,
+    execute: ExecuteOption = False,
+) -> Rows:
+    """Write records of a topic again, as they are, with key and headers, to the partitions that they stand in.
+
+    Say which ones: an offset, partitions or a condition. Whoever reads them drops what it has answered already.
+
+    \b
+    Examples:
+      laminar topics replay trajectories -p 0 -o 5:9
+      laminar topics replay experiences -w "reward_error is not null" -o @-1h --execute
+      laminar topics replay prompts -o beginning --to laminar.again.prompts --execute
+    """
+    if reading.span is None and reading.numbers is None and not where:
+        raise typer.BadParameter("say which records: -o, -p or --where", param_hint="-o")
+    to = address.connect()
+    name, known = known_topic(topic, to.run)
+    target = full_name(to_topic, to.run) if to_topic else name
+    try:
+        condition = parse_where(where, row_schema(known)) if where else None
+    except WhereError as error:
+        raise typer.BadParameter(str(error), param_hint="--where") from error
+    ranges = reading.ranges(to, name)
+    there = partition_ranges(to.client, target)
+    if missing := sorted(ranges.keys() - there.keys()):
+        raise RuntimeError(f"{target} has no partitions {missing}")
+
+    def rows() -> Iterator[list[dict[str, object]]]:
+        producer = BoundedProducer(to.client) if execute else None
+        try:
+            for chunk in read_chunks(to.client, known, name, ranges):
+                picked: Iterable[int] = range(len(chunk.found))
+                if condition is not None:
+                    offsets = set(condition.rows(chunk.table())["kafka_offset"].to_pylist())
+                    picked = [at for at in picked if chunk.records.offsets[at] in offsets]
+                yield [_sent(chunk, at, target, producer) for at in picked if chunk.records.values[at] is not None]
+        finally:
+            if producer is not None:
+                producer.close()
+
+    return Rows(rows(), ("from", "to", "bytes", "what"), reading.form("table"), "no such records")
+
+
+def _sent(chunk: Chunk, at: int, target: str, producer: BoundedProducer | None) -> dict[str, object]:
+    records = chunk.records
+    value = records.values[at] or b""
+    if producer is not None:
+        producer.send(target, value, key=records.keys[at], headers=records.headers[at], partition=records.partition)
+    return {
+        "from": f"{records.partition}:{records.offsets[at]}",
+        "to": target,
+        "bytes": len(value),
+        "what": "sent" if producer is not None else "would be sent: --execute does it",
+    }
+
+
+def reset_command(
+    pipeline: Annotated[str, typer.Argument(metavar="PIPELINE", help="score, experience, ... or the name of a group.")],
+    topic: TopicArgument,
+    address: Address,
+    printing: Printing,
+    offset: Annotated[
+        str,
+        typer.Option("--to", metavar="OFFSET", help="beginning, end, N, -N, +N, @TIME or @-1h.", show_default=False),
+    ],
+    partitions: Annotated[
+        str | None, typer.Option("-p", "--partitions", metavar="0,1", help="Only these partitions.")
+    ] = None,
+    execute: ExecuteOption = False,
+) -> Rows:
+    """Let a pipeline read a topic on from elsewhere when it starts next; a process that runs it ends, or starts again.
+
+    Backwards is safe: what it has answered it drops. Forwards passes over records, which the audit will call lost.
+
+    \b
+    Examples:
+      laminar topics reset score trajectories --to beginning
+      laminar topics reset experience experiences --to @-1h -p 0 --execute
+    """
+    reading = Reading([offset], partitions)
+    span = reading.span
+    if span is None or span.last is not None:
+        raise typer.BadParameter(f"{offset!r} is not one place", param_hint="--to")
+    to = address.connect()
+    if pipeline in ELSEWHERE:
+        raise typer.BadParameter(f"{pipeline} cannot be reset: {ELSEWHERE[pipeline]}", param_hint="PIPELINE")
+    name = full_name(topic, to.run)
+    places = {number: held.beginning for number, held in resolve_span(to.client, name, span, reading.numbers).items()}
+    found = [lag for lag in _committed(to, pipeline, name) if lag.partition in places]
+    if not found:
+        raise RuntimeError(f"{pipeline} of run {to.run} has committed nothing in {name}")
+    if execute:
+        for group in sorted({lag.group for lag in found}):
+            moved = {lag.partition: places[lag.partition] for lag in found if lag.group == group}
+            move_group(to.client, group, name, moved)
+    rows = [_moved(lag, places[lag.partition], execute) for lag in found]
+    return Rows([rows], list(rows[0]), printing.form())
+
+
+def _committed(to: Connection, pipeline: str, topic: str) -> list[Lag]:
+    with admin_client(to.client) as admin:
+        groups = [
+            group
+            for group in list_groups(admin, run_prefix(to.run))
+            if group == pipeline or group.removeprefix(run_prefix(to.run)).rpartition(".")[0] == pipeline
+        ]
+        return [lag for lag in group_lags(admin, groups) if lag.topic == topic]
+
+
+def _moved(lag: Lag, offset: int, execute: bool) -> dict[str, object]:
+    again, over = max(0, lag.committed - offset), max(0, offset - lag.committed)
+    what = f"reads {again} offsets again" if again else f"PASSES OVER {over} offsets" if over else "stays"
+    return {
+        "group": lag.group,
+        "topic": lag.topic,
+        "partition": lag.partition,
+        "current_offset": lag.committed,
+        "new_offset": offset,
+        "what": what if execute else f"would be: {what}; --execute does it",
+    }

@@ -1,0 +1,83 @@
+"""`laminar report`: a run on a page, or several side by side."""
+
+from __future__ import annotations
+
+import json as jsons
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pipelines.cli.option_sets import Commands
+from pipelines.cli.options import RUNS, JsonOption, connect
+from pipelines.cli.output import Report, table
+
+if TYPE_CHECKING:
+    from pipelines.report.comparison import Told
+
+app = Commands()
+
+
+@app.command()
+def report(
+    runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN]...", help="Their names; the latest one.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="The page; by default in the run's folder.")
+    ] = None,
+    folder: Annotated[Path, typer.Option("--folder", metavar="DIR", help="Where the runs are.")] = RUNS,
+    log: Annotated[
+        bool, typer.Option("--log/--no-log", help="Also read a run's log: plans, the slowest trajectories.")
+    ] = True,
+    json: JsonOption = False,
+) -> Report:
+    """Write a run's page: figures, plots, plans, the slowest trajectories; or one that compares several runs.
+
+    The page is one HTML file that needs nothing from elsewhere. A run's log is opened again where its broker is gone.
+
+    \b
+    Examples:
+      laminar report
+      laminar report first --no-log
+      laminar report first second third --out compared.html
+    """
+    from pipelines.view.run_folders import find_run
+
+    found = [find_run(folder, name) for name in runs] if runs else [find_run(folder, None)]
+    if len(found) > 1:
+        return _compared([_told(each.folder, each.run) for each in found], out or folder / "comparison.html", json)
+    from infra.files import write_atomically
+    from pipelines.report.html import render_report
+
+    place = found[0].folder
+    if log:
+        write_atomically(place / "insight.json", jsons.dumps(_insight(found[0].run, folder), indent=1))
+    file = out or place / "report.html"
+    write_atomically(file, render_report(place))
+    return Report({"run": found[0].run, "file": str(file)}, lambda: f"run {found[0].run} is in {file}", as_json=json)
+
+
+def _insight(run: str, folder: Path) -> dict[str, Any]:
+    from pipelines.report.insight import insight
+
+    to = connect(run, None, None, folder)
+    return insight(to.client, to.run)
+
+
+def _told(folder: Path, run: str) -> Told:
+    from pipelines.report.comparison import Told
+    from pipelines.report.metrics_file import read_metrics
+    from pipelines.report.summary import summarise
+
+    file = folder / "summary.json"
+    summary = jsons.loads(file.read_text("utf-8")) if file.exists() else summarise(folder, None, {})
+    return Told(run, summary, read_metrics(folder / "metrics.jsonl"))
+
+
+def _compared(runs: list[Told], file: Path, json: bool) -> Report:
+    from infra.files import write_atomically
+    from pipelines.report.comparison import comparison, figures_of
+
+    write_atomically(file, comparison(runs))
+    rows = figures_of(runs)
+    columns = ["figure", *(told.run for told in runs)]
+    return Report({"file": str(file), "figures": rows}, lambda: table(rows, columns, f"{file}"), as_json=json)

@@ -1,0 +1,42 @@
+"""`laminar trace`: a run as a trace for Perfetto."""
+
+from __future__ import annotations
+
+import json as jsons
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipelines.cli.option_sets import Commands
+from pipelines.cli.options import Address, JsonOption
+from pipelines.cli.output import Report
+from pipelines.log.trace import events
+
+app = Commands()
+
+
+@app.command()
+def trace(
+    address: Address,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where the trace goes.")] = Path("trace.json"),
+    json: JsonOption = False,
+) -> Report:
+    """Write a run's trace: each trajectory at its replica, scoring, optimizer steps, versions, plans, counters.
+
+    Open the file in ui.perfetto.dev or chrome://tracing. A span's traceparent is that of its records' headers.
+
+    \b
+    Examples:
+      laminar trace
+      laminar trace --run first --out first.json
+    """
+    to = address.connect()
+    count = 0
+    with out.open("w", encoding="utf-8") as file:
+        file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
+        for count, event in enumerate(events(to.client, to.run), 1):
+            file.write(("" if count == 1 else ",\n") + jsons.dumps(event))
+        file.write("\n]}\n")
+    text = f"{count:,} events of run {to.run} are in {out}: open it in ui.perfetto.dev"
+    return Report({"run": to.run, "file": str(out), "events": count}, lambda: text, as_json=json)

@@ -1,0 +1,1 @@
+"""A run's log, read for people: records some at a time, a trajectory's life, a version's lineage."""

@@ -1,0 +1,119 @@
+"""`laminar topics replay` and `reset`: what they say, what they do when told to, and that nothing is done otherwise."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+from kafka import KafkaProducer
+from record_samples import SAMPLES
+
+from infra.kafka.admin import TopicSpec, admin_client, create_topics
+from infra.kafka.broker import Broker
+from infra.kafka.properties import ClientProperties
+from infra.kafka.reading import read_topic
+from infra.kafka.session import Fenced, Partition, Session
+from infra.kafka.session_config import Input, SessionConfig
+from pipelines.cli.main import main
+from schemas.codec import encode
+from schemas.records import Settled
+from schemas.topics import SETTLED, group_name
+
+RUN = "repair-commands"
+Laminar = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def client(broker: Broker) -> ClientProperties:
+    """Ten settled trajectories on two partitions, and a topic of two partitions for another run."""
+    client = ClientProperties.at(broker.bootstrap_servers)
+    with admin_client(client) as admin:
+        create_topics(admin, [TopicSpec(SETTLED.name(run), 2) for run in (RUN, f"{RUN}-again")])
+    sample = SAMPLES[Settled]
+    assert isinstance(sample, Settled)
+    producer = KafkaProducer(bootstrap_servers=broker.bootstrap_servers)
+    for number in range(10):
+        value, headers = encode(replace(sample, trajectory_id=f"p{number}.0", tokens=number))
+        producer.send(SETTLED.name(RUN), value, b"k", list(headers), number % 2)
+    producer.flush()
+    producer.close()
+    return client
+
+
+@pytest.fixture
+def laminar(client: ClientProperties, capsys: pytest.CaptureFixture[str]) -> Laminar:
+    def call(*words: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main([*words, "--run", RUN, "-b", client.bootstrap_servers])
+        printed = capsys.readouterr()
+        return int(ended.value.code or 0), printed.out, printed.err
+
+    return call
+
+
+def held(client: ClientProperties, run: str) -> list[tuple[int, bytes | None, str]]:
+    return [(each.partition, each.key, each.rows[0].trajectory_id) for each in read_topic(client, SETTLED.name(run))]
+
+
+def test_replay_copies_what_is_asked_for_and_only_when_told_to(laminar: Laminar, client: ClientProperties) -> None:
+    words = ("topics", "replay", "settled", "-w", "tokens >= 7", "--to", SETTLED.name(f"{RUN}-again"), "--json")
+    rows = [json.loads(line) for line in laminar(*words)[1].splitlines()]
+    assert sorted(row["from"] for row in rows) == ["0:4", "1:3", "1:4"]
+    assert {row["what"] for row in rows} == {"would be sent: --execute does it"}
+    assert held(client, f"{RUN}-again") == []
+    assert len(laminar(*words, "--execute")[1].splitlines()) == 3
+    assert sorted(held(client, f"{RUN}-again")) == [(0, b"k", "p8.0"), (1, b"k", "p7.0"), (1, b"k", "p9.0")]
+
+
+def test_replay_wants_to_know_what(laminar: Laminar) -> None:
+    code, _, err = laminar("topics", "replay", "settled")
+    assert (code, "say which records" in err) == (2, True)
+
+
+@pytest.fixture
+def session(client: ClientProperties) -> Iterator[SessionConfig]:
+    """What a pipeline that has done 4 of partition 0 and 3 of partition 1 leaves, a note with it."""
+    config = SessionConfig(client, group_name(RUN, "placement"), (Input(SETTLED.name(RUN), (0, 1)),))
+    first = Session(config)
+    offsets = {Partition(SETTLED.name(RUN), 0): 4, Partition(SETTLED.name(RUN), 1): 3}
+    first.commit([], offsets, {}, {"mark": 7})
+    yield config
+    first.close()
+
+
+def test_reset_sends_a_pipeline_back_and_keeps_its_note(laminar: Laminar, session: SessionConfig) -> None:
+    running = Session(session)
+    words = ("topics", "reset", "placement", "settled", "--to", "1", "-p", "0", "--json")
+    (row,) = json.loads(laminar(*words)[1])
+    assert (row["current_offset"], row["new_offset"]) == (4, 1)
+    assert row["what"] == "would be: reads 3 offsets again; --execute does it"
+    assert json.loads(laminar("topics", "lag", "--json")[1])[0]["current_offset"] == 4
+    (row,) = json.loads(laminar(*words, "--execute")[1])
+    assert row["what"] == "reads 3 offsets again"
+    with pytest.raises(Fenced):
+        running.commit([], {Partition(SETTLED.name(RUN), 0): 5}, {}, {})
+    running.close()
+    after = Session(session)
+    assert after.positions() == {Partition(SETTLED.name(RUN), 0): 1, Partition(SETTLED.name(RUN), 1): 3}
+    assert (after.note.marks, after.start) == ({"mark": 7}, running.start + 1)
+    after.close()
+
+
+def test_reset_tells_of_what_is_passed_over(laminar: Laminar, session: SessionConfig) -> None:
+    rows = json.loads(laminar("topics", "reset", "placement", "settled", "--to", "end", "--json")[1])
+    assert ["PASSES OVER" in row["what"] for row in rows] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "reason"),
+    [
+        (("trainer", "batches", "--to", "0"), 2, "its checkpoint says"),
+        (("score", "trajectories", "--to", "3:4"), 2, "is not one place"),
+        (("score", "settled", "--to", "0"), 1, "has committed nothing"),
+    ],
+)
+def test_what_cannot_be_reset(laminar: Laminar, words: tuple[str, ...], code: int, reason: str) -> None:
+    found, _, err = laminar("topics", "reset", *words)
+    assert (found, reason in " ".join(err.replace("│", " ").split())) == (code, True)
