@@ -19,15 +19,17 @@ from infra.models.sizes import context_length, vocabulary_size
 from operators.evaluation.config import EvaluationConfig
 from operators.experience.config import ExperienceConfig
 from operators.placement.config import PlacementConfig
-from operators.prompts.config import PromptsConfig
+from operators.prompts.config import PromptsConfig, TaskConfig
 from operators.relay.config import RelayConfig
 from operators.rollout.config import RolloutConfig
 from operators.rollout.emulation import DEFAULT_CONTEXT
-from operators.score.config import ScoreConfig
+from operators.score.config import Rubric, ScoreConfig
 from operators.trainer.training_config import TrainingConfig
 from operators.trainer.warm_start_config import WarmStartConfig
 from schemas.topics import run_prefix
 
+_SHARED: Mapping[str, type] = {"prompts": TaskConfig, "score": Rubric}
+"""Sections with tasks, and the class whose keys a task takes over from its section where it does not set them."""
 _PROMPTS: Mapping[str, Any] = {"task": "chain_sum"}
 """What is asked where a configuration does not say."""
 
@@ -116,7 +118,11 @@ class Config:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
     def __post_init__(self) -> None:
-        self.rollout.check_environment(self.prompts.environment)
+        mixture = self.prompts.mixture
+        for task in mixture:
+            self.rollout.check_environment(task.environment)
+        if all(task.name or task.source == "reasoning_gym" for task in mixture):  # else rows of files name their tasks
+            self.score.check_tasks([task.called for task in mixture])
         if self.emulated and self.trainer.ranks > 1:
             raise ValueError(f"trainer.ranks must be 1 where the trainer is emulated, not {self.trainer.ranks}")
 
@@ -186,6 +192,9 @@ def parse_config(table: dict[str, Any], origin: str) -> Config:
         for section in ("prompts", "warm_start"):
             if isinstance(table.get(section), dict):
                 table[section] = {"seed": run["seed"], **table[section]}
+    for section, kind in _SHARED.items():
+        if isinstance(table.get(section), dict):
+            table[section] = _with_whole_tasks(table[section], kind)
     try:
         # TOML says what type a value has, so nothing is converted; from JSON a strict reader takes lists for tuples.
         return TypeAdapter(Config).validate_json(json.dumps(table, default=str), strict=True)
@@ -196,6 +205,15 @@ def parse_config(table: dict[str, Any], origin: str) -> Config:
 def save_config(config: Config, file: Path) -> None:
     """Write `config` as TOML that `load_config` reads back to an equal one."""
     file.write_bytes(tomli_w.dumps(_without_none(TypeAdapter(Config).dump_python(config, mode="json"))).encode())
+
+
+def _with_whole_tasks(section: dict[str, Any], kind: type) -> dict[str, Any]:
+    """`section` with tasks that say everything: what they leave out of the keys of `kind` is what the section says."""
+    if not isinstance(section.get("tasks"), list):
+        return section
+    keys = {field.name for field in dataclasses.fields(kind)} - {"name", "weight"}
+    shared = {name: value for name, value in section.items() if name in keys}
+    return {**section, "tasks": [{**shared, **row} if isinstance(row, dict) else row for row in section["tasks"]]}
 
 
 def _apply(table: dict[str, Any], change: str) -> None:

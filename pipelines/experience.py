@@ -15,15 +15,16 @@ from schemas.topics import BATCHES, BEGUN, CURRICULUM, EXPERIENCES, RELAY, SETTL
 
 def build(pipeline: beam.Pipeline, config: Config) -> None:
     """Experiences, relay → batches, settled; with a curriculum, levels begun → levels asked for."""
+    levels = config.prompts.curricula
     source = shard(
         config,
         "experience",
         reading(config, EXPERIENCES, keys=("p", "i"), blocks=True),
         reading(config, RELAY, start="earliest"),
-        *([reading(config, CURRICULUM, start="earliest", keys=(BEGUN,))] if config.prompts.levels else []),
+        *([reading(config, CURRICULUM, start="earliest", keys=(BEGUN,))] if levels else []),
         ledger=(SETTLED,),
     )
-    ranks, levels = len(partitions_of(config, BATCHES)), len(config.prompts.levels)
+    ranks = len(partitions_of(config, BATCHES))
     make = MakeBatches(config.experience, config.kafka.partitions, ranks, levels, config.vocabulary)
     (
         pipeline

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from infra.models.checkpoint_folder import load_tokenizer
 from operators.prompts.rendering import PromptTooLong, render
-from operators.prompts.sources import heldout_questions
+from operators.prompts.sources import heldout_of_all
 from pipelines.config import Config, ConfigError
 from schemas.records import Prompt
 
@@ -25,17 +25,18 @@ class HeldoutPrompts:
 
     def __call__(self) -> list[Prompt]:
         prompts = self.config.prompts
-        if not prompts.heldout and not prompts.heldout_path:
+        if not any(task.evaluated for task in prompts.mixture):
             return []
         tokenizer = load_tokenizer(self.config.model_folder())
         context = self.config.context
-        questions = heldout_questions(prompts)
         made: list[Prompt] = []
-        for number, question in enumerate(questions):
+        passed = 0
+        for number, (task, question) in enumerate(heldout_of_all(prompts)):
             try:
-                made.append(render(question, number, prompts, tokenizer, context, purpose="evaluation", samples=1))
+                made.append(render(question, number, task, tokenizer, context, purpose="evaluation", samples=1))
             except PromptTooLong as error:
+                passed += 1
                 log.warning("a held-out question is passed over: %s", error)
         if not made:
-            raise ConfigError(f"all {len(questions)} held-out questions are too long for a context of {context} tokens")
+            raise ConfigError(f"all {passed} held-out questions are too long for a context of {context} tokens")
         return made

@@ -8,6 +8,7 @@ from operators.io.fold_records import FoldRecords
 from operators.io.read_topics import ReadTopics
 from operators.io.write_transactionally import WriteTransactionally
 from operators.prompts.draw_prompts import DrawPrompts
+from operators.prompts.rendering import check_template
 from pipelines.config import Config
 from pipelines.shards import reading, shard
 from schemas.topics import ASKED, CURRICULUM, PROMPTS
@@ -15,9 +16,15 @@ from schemas.topics import ASKED, CURRICULUM, PROMPTS
 
 def build(pipeline: beam.Pipeline, config: Config) -> None:
     """Dataset → prompts; with a curriculum, levels asked for → levels begun."""
-    asked = [reading(config, CURRICULUM, keys=(ASKED,))] if config.prompts.levels else []
+    asked = [reading(config, CURRICULUM, keys=(ASKED,))] if config.prompts.curricula else []
     source = shard(config, "prompts", *asked, anchor=PROMPTS, patient=True)
-    model = None if config.prompts.source == "synthetic" else config.model_folder()
+    model = None if config.prompts.mixture[0].source == "synthetic" else config.model_folder()
+    if model is not None and any(task.chat_template for task in config.prompts.mixture):
+        from infra.models.checkpoint_folder import load_tokenizer  # here: it imports torch
+
+        tokenizer = load_tokenizer(model)
+        for task in config.prompts.mixture:
+            check_template(task, tokenizer)
     draw = DrawPrompts(config.prompts, source, model, config.context, config.placement.prompt_lead)
     (
         pipeline

@@ -160,8 +160,8 @@ SAMPLES: dict[type, object] = {
         ),
         r.Metric("train", 17, {"loss": 0.25, "reward": 0.75}, 1_700_000_000_800),
         r.DeadLetter("ScoreTrajectory", "not JSON", "laminar.a.trajectories", 1, 5, b"\x00\xff", 1_700_000_000_900),
-        r.LevelAsked(2, 31, 0.875, 64, 1_700_000_001_100),
-        r.LevelBegun(2, 410, 1_700_000_001_200),
+        r.LevelAsked("sums", 2, 31, 0.875, 64, 1_700_000_001_100),
+        r.LevelBegun("sums", 2, 410, 1_700_000_001_200),
         r.CommitNote("laminar.a.score.0", '[3,{"laminar.a.experiences:0":5},{}]', 1_700_000_001_000),
     )
 }

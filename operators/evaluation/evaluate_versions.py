@@ -124,9 +124,5 @@ class _Evaluating:
             reason = f"round {current.name}"
             record = Settled(trajectory.trajectory_id, 1, "evaluated", reason, None, None, tokens, self._now())
             outputs.append(Output(SETTLED, "", record))
-        values = {"questions": float(current.counted()), "final": float(current.final)}
-        accuracy = current.accuracy()
-        if accuracy is not None:
-            values[f"accuracy/{current.mode}"] = accuracy
-        metric = Metric("evaluation", current.version.number, values, self._now())
+        metric = Metric("evaluation", current.version.number, current.values(), self._now())
         return [*outputs, Output(METRICS, "evaluation", metric)]

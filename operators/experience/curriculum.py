@@ -1,4 +1,4 @@
-"""The curriculum's memory: which level questions are of, how often they were answered right, and what was asked for.
+"""The curricula's memory: the level of each task's questions, how often they were answered right, what was asked for.
 
 Success is counted as stories end, in the transaction that ends them, and travels in its note: so each answer counts
 once, whatever is killed. Levels that have begun are read from the curriculum topic, from its beginning at each start.
@@ -6,7 +6,7 @@ once, whatever is killed. Levels that have begun are read from the curriculum to
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from operators.experience.members import Run
@@ -26,10 +26,10 @@ class Success(NamedTuple):
 
 
 class Curriculum:
-    """Of `levels` levels, the one that prompts are made of, and how its questions fare, by task."""
+    """Of `levels` levels of `task` ("": of all), the one that prompts are made of, and how its questions fare."""
 
-    def __init__(self, levels: int, marks: Sequence[Any] | None = None) -> None:
-        self._levels = max(1, levels)
+    def __init__(self, task: str, levels: int, marks: Sequence[Any] | None = None) -> None:
+        self.task, self._levels = task, levels
         self.level: int
         self._since: int
         self._asked: bool
@@ -41,17 +41,11 @@ class Curriculum:
         if begun.number > self._since:
             self.level, self._since, self._asked, self.success = begun.level, begun.number, False, {}
 
-    def count(self, runs: Iterable[Run]) -> None:
-        """Stories have ended: those of the present level's questions count."""
-        if self._levels < 2:
-            return
-        for shelf, first, last in runs:
-            for row in range(first, last):
-                if shelf.numbers[row] >= self._since:
-                    accuracy = shelf.accuracies[row]
-                    right = min(max(float(shelf.rewards[row]), 0.0), 1.0) if accuracy is None else accuracy
-                    before = self.success.get(shelf.tasks[row], Success())
-                    self.success[shelf.tasks[row]] = Success(before.right + right, before.answered + 1)
+    def count(self, number: int, task: str, right: float) -> None:
+        """The story of an answer to prompt `number` has ended: those to the present level's questions count."""
+        if number >= self._since:
+            before = self.success.get(task, Success())
+            self.success[task] = Success(before.right + right, before.answered + 1)
 
     def ask(self, wish: int, batch: int, now: int) -> LevelAsked | None:
         """What to ask the prompt source for where the sampler wishes for harder (1) or easier (-1) questions.
@@ -63,19 +57,55 @@ class Curriculum:
             return None
         self._asked = True
         everything = total(self.success)
-        return LevelAsked(level, batch, everything.share, everything.answered, now)
+        return LevelAsked(self.task, level, batch, everything.share, everything.answered, now)
+
+    def marks(self) -> Sequence[Any]:
+        """What a commit's note says of it."""
+        return [self.level, self._since, self._asked, {task: list(each) for task, each in self.success.items()}]
+
+
+class Curricula:
+    """The curricula of the tasks that have one: of `levels` those with several; "" is the only task, of any name."""
+
+    def __init__(self, levels: Mapping[str, int], marks: Mapping[str, Any] | None = None) -> None:
+        known = marks or {}
+        self._of = {task: Curriculum(task, count, known.get(task)) for task, count in levels.items() if count > 1}
+
+    def __iter__(self) -> Iterator[Curriculum]:
+        return iter(self._of.values())
+
+    def learn(self, begun: LevelBegun) -> None:
+        """Take note of a level; one of a task that has none here is nothing."""
+        if begun.task in self._of:
+            self._of[begun.task].learn(begun)
+
+    def count(self, runs: Iterable[Run]) -> None:
+        """Stories have ended."""
+        if not self._of:
+            return
+        for shelf, first, last in runs:
+            for row in range(first, last):
+                task = shelf.tasks[row]
+                curriculum = self._of.get("", self._of.get(task))
+                if curriculum is not None:
+                    accuracy = shelf.accuracies[row]
+                    right = min(max(float(shelf.rewards[row]), 0.0), 1.0) if accuracy is None else accuracy
+                    curriculum.count(shelf.numbers[row], task, right)
 
     def values(self) -> dict[str, float]:
-        """What a batch's metric says of it."""
-        if self._levels < 2:
-            return {}
-        return {"curriculum/level": float(self.level), "curriculum/success": total(self.success).share}
+        """What a batch's metric says of them: by task where there are several."""
+        told: dict[str, float] = {}
+        for each in self:
+            task = f"/{each.task}" if len(self._of) > 1 else ""
+            told |= {
+                f"curriculum/level{task}": float(each.level),
+                f"curriculum/success{task}": total(each.success).share,
+            }
+        return told
 
     def marks(self) -> Mapping[str, Any]:
-        """What a commit's note says of it."""
-        if self._levels < 2:
-            return {}
-        return {"curriculum": [self.level, self._since, self._asked, {t: list(s) for t, s in self.success.items()}]}
+        """What a commit's note says of them."""
+        return {"curriculum": {each.task: each.marks() for each in self}} if self._of else {}
 
 
 def total(success: Mapping[str, Success]) -> Success:

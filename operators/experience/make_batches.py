@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from operators.experience.config import ExperienceConfig
-from operators.experience.curriculum import Curriculum
+from operators.experience.curriculum import Curricula, Curriculum
 from operators.experience.endings import Endings
 from operators.experience.groups import Group, Groups
-from operators.experience.measures import BufferMeasures
+from operators.experience.measures import BufferMeasures, by_task
 from operators.experience.members import Member, Run, Shelf, ages, runs_of
 from operators.experience.moment import Moment
 from operators.experience.packing import pack
@@ -34,20 +34,20 @@ class MakeBatches:
     A batch has `global_batch` trajectories at least, all of which can be trained; what cannot is settled as it comes
     (and is a dead letter where it is no failure but nonsense), and its group completes without it. Staleness is
     measured here, at consumption: newest announced version minus the version that generated. `partitions` of the topics
-    keyed by group, `ranks` of the trainer, `levels` of the prompts' curriculum (0: there is none), `vocabulary` of the
+    keyed by group, `ranks` of the trainer, `levels` of the curriculum of each task that has one, `vocabulary` of the
     model in tokens (None: the trainer alone finds what it does not know, at the cost of a batch).
     """
 
     config: ExperienceConfig
     partitions: int
     ranks: int = 1
-    levels: int = 0
+    levels: Mapping[str, int] = field(default_factory=dict)
     vocabulary: int | None = None
 
     def restore(self, restored: Restored) -> _Buffering:
         endings = Endings.restored(restored, self.partitions)
-        curriculum = Curriculum(self.levels, restored.marks.get("curriculum"))
-        return _Buffering(self, endings, curriculum, restored.marks.get("batch", 0))
+        curricula = Curricula(self.levels, restored.marks.get("curriculum"))
+        return _Buffering(self, endings, curricula, restored.marks.get("batch", 0))
 
 
 class _Buffering:
@@ -57,7 +57,7 @@ class _Buffering:
         self,
         step: MakeBatches,
         endings: Endings,
-        curriculum: Curriculum,
+        curricula: Curricula,
         batch: int,
         now: Callable[[], int] = lambda: time.time_ns() // 10**6,
         clock: Callable[[], float] = time.monotonic,
@@ -67,7 +67,7 @@ class _Buffering:
         self._writers = step.config.make_writers()
         self._sampler = step.config.make_sampler()
         self._evictions = step.config.make_evictions()
-        self._endings, self._curriculum = endings, curriculum
+        self._endings, self._curricula = endings, curricula
         self._now, self._clock = now, clock
         self._batch = batch
         self._groups = Groups()
@@ -84,7 +84,7 @@ class _Buffering:
             if isinstance(received.record, WeightVersion):
                 self._newest = max(filter(None, (self._newest, received.record.version)))
             elif isinstance(received.record, LevelBegun):
-                self._curriculum.learn(received.record)
+                self._curricula.learn(received.record)
             else:
                 self._take_in(received)
         outputs: list[Output] = []
@@ -102,7 +102,7 @@ class _Buffering:
         return Checkpoint(
             low_water=self._pending.low_water(positions),
             ledger_from=self._endings.oldest_emission(),
-            marks={"settled": self._endings.marks(), "batch": self._batch, **self._curriculum.marks()},
+            marks={"settled": self._endings.marks(), "batch": self._batch, **self._curricula.marks()},
         )
 
     def busy(self) -> bool:
@@ -213,14 +213,15 @@ class _Buffering:
         ranks = pack(self._batch, members, staleness, self._config.micro_batch_tokens, self._ranks)
         outputs = [Output(BATCHES, str(self._batch), part, rank) for rank, parts in enumerate(ranks) for part in parts]
         self._settle(runs, "batched", "", staleness, self._batch)
-        others = self._curriculum.values()
+        others = {**self._curricula.values(), **by_task(runs)}
         metric = self._measures.metric(self._batch, runs, staleness, self._groups, others, self._now())
         self._batch += 1
         return [*outputs, Output(METRICS, "experience", metric)]
 
     def _ask(self) -> list[Output]:
-        asked = self._curriculum.ask(self._sampler.wish(self._moment()), self._batch, self._now())
-        return [] if asked is None else [Output(CURRICULUM, ASKED, asked)]
+        wishes = [(each, self._sampler.wish(self._moment(each))) for each in self._curricula]
+        asked = [each.ask(wish, self._batch, self._now()) for each, wish in wishes]
+        return [Output(CURRICULUM, ASKED, each) for each in asked if each is not None]
 
     def _settle(
         self,
@@ -234,12 +235,13 @@ class _Buffering:
         self._endings.end(runs, fate, reason, batch, staleness, left)
         self._measures.end(runs, fate)
         if fate != "failed":
-            self._curriculum.count(runs)
+            self._curricula.count(runs)
         for shelf, first, last in runs:
             self._pending.remove(Place(EXPERIENCES.noun, shelf.partition), shelf.offset, last - first)
 
-    def _moment(self) -> Moment:
+    def _moment(self, of: Curriculum | None = None) -> Moment:
         config, held = self._config, self._groups.held
         fixed = config.global_batch, self._ranks, config.seed
-        learnt = self._curriculum.level, self._curriculum.success
-        return Moment(self._batch, *fixed, self._newest, self._log_time, held, *learnt)
+        success = {task: each for one in self._curricula if of in (None, one) for task, each in one.success.items()}
+        level = 0 if of is None else of.level
+        return Moment(self._batch, *fixed, self._newest, self._log_time, held, level, success)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 import numpy as np
 
@@ -12,6 +13,8 @@ from operators.experience.members import Run, gathered
 from schemas.records import Fate, Metric
 
 DECILES = 10
+MOST_TASKS = 32
+"""So many are told of by name."""
 
 
 class BufferMeasures:
@@ -49,6 +52,31 @@ class BufferMeasures:
         if self._dropped_lengths:
             values |= by_decile(self._ended, self._dropped_lengths)
         return Metric("experience", batch, values, now)
+
+
+def by_task(runs: Sequence[Run]) -> dict[str, float]:
+    """Of each task (the `MOST_TASKS` most frequent): trajectories, mean reward, response length and, where it is known,
+    accuracy."""
+    rows: dict[str, list[tuple[float, float, float | None]]] = defaultdict(list)
+    for shelf, first, last in runs:
+        figures = zip(
+            shelf.rewards[first:last].tolist(),
+            shelf.tokens[first:last].tolist(),
+            shelf.accuracies[first:last],
+            strict=True,
+        )
+        for task, each in zip(shelf.tasks[first:last], figures, strict=True):
+            rows[task].append(each)
+    values = {}
+    for task in sorted(rows, key=lambda task: -len(rows[task]))[:MOST_TASKS]:
+        rewards, tokens, accuracies = zip(*rows[task], strict=True)
+        values[f"trajectories/{task}"] = float(len(rewards))
+        values[f"reward/mean/{task}"] = fmean(rewards)
+        values[f"response_length/mean/{task}"] = fmean(tokens)
+        known = [accuracy for accuracy in accuracies if accuracy is not None]
+        if known:
+            values[f"accuracy/mean/{task}"] = fmean(known)
+    return values
 
 
 def _histogram(name: str, values: np.ndarray) -> dict[str, float]:

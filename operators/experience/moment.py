@@ -16,7 +16,8 @@ from schemas.records import PolicyVersion
 class Moment:
     """Global batch `batch` is to be made, of `wanted` trajectories at least, for `ranks` trainer ranks.
 
-    `success` is that at the questions of the present `level` of the curriculum, by task, of stories that have ended.
+    `success` is that at the questions of the present level of each task's curriculum, of stories that have ended; where
+    a sampler is asked for its wish, that of the one task alone whose `level` it is.
     `newest` is the newest weight version announced; `log_time` when the latest experience was scored, in Unix
     milliseconds; `held` how many trajectories the buffer holds.
     """

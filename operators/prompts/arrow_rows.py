@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from infra.by_name import nearest
-from operators.prompts.config import MOST_NAMED, PromptsConfig
+from operators.prompts.config import MOST_NAMED, TaskConfig
 from operators.prompts.layouts import ANSWER_COLUMNS, PROMPT_COLUMNS, question_of, top_columns
 from operators.prompts.question import BadRow, Question, SourceError, UnusableRow
 
@@ -28,7 +28,7 @@ class ArrowRows:
     uncompressed, into an Arrow file in the temporary folder, which has no name and vanishes with the process.
     """
 
-    def __init__(self, name: str, files: Sequence[Path], config: PromptsConfig, task: str) -> None:
+    def __init__(self, name: str, files: Sequence[Path], config: TaskConfig, task: str) -> None:
         self.name = name
         self._config, self._task = config, config.task or task
         try:
@@ -56,14 +56,14 @@ class ArrowRows:
         """Nothing to do: maps close with the table."""
 
 
-def open_parquet(path: Path, config: PromptsConfig) -> ArrowRows:
+def open_parquet(path: Path, config: TaskConfig) -> ArrowRows:
     """The rows of one Parquet file. Raises SourceError."""
     if not path.is_file():
         raise SourceError(f"no file {path}" + (" (a folder is source = 'dataset')" if path.is_dir() else ""))
     return ArrowRows(str(path), [path], config, path.stem)
 
 
-def open_dataset(path: Path, config: PromptsConfig) -> ArrowRows:
+def open_dataset(path: Path, config: TaskConfig) -> ArrowRows:
     """The rows of split `config.split` of a Hugging Face dataset folder. Raises SourceError.
 
     Layouts: `save_to_disk` of a dataset (state.json) or of a dictionary of splits (dataset_dict.json), and folders of
@@ -106,7 +106,7 @@ def _split_files(folder: Path, split: str) -> list[Path]:
     return files
 
 
-def _table(path: Path, config: PromptsConfig) -> pa.Table:
+def _table(path: Path, config: TaskConfig) -> pa.Table:
     if path.suffix == ".parquet":
         return _spooled(path, config)
     mapped = pa.memory_map(str(path))
@@ -118,7 +118,7 @@ def _table(path: Path, config: PromptsConfig) -> pa.Table:
     return table.select(_columns(path, table.column_names, config))
 
 
-def _spooled(path: Path, config: PromptsConfig) -> pa.Table:
+def _spooled(path: Path, config: TaskConfig) -> pa.Table:
     with pq.ParquetFile(path) as parquet:
         names = _columns(path, parquet.schema_arrow.names, config)
         schema = pa.schema([parquet.schema_arrow.field(name) for name in names])
@@ -130,7 +130,7 @@ def _spooled(path: Path, config: PromptsConfig) -> pa.Table:
             return pa.ipc.open_stream(pa.memory_map(spool.name)).read_all()
 
 
-def _columns(path: Path, names: Sequence[str], config: PromptsConfig) -> list[str]:
+def _columns(path: Path, names: Sequence[str], config: TaskConfig) -> list[str]:
     """Those of `names` worth reading. A column that is missing altogether is the file's fault, not each row's."""
     needed = [("prompt_column", (config.prompt_column,) if config.prompt_column else PROMPT_COLUMNS)]
     if config.answer_required or config.answer_column:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from infra.by_name import nearest
@@ -18,13 +19,19 @@ SLOT = "{prompt}"
 
 
 @dataclass(frozen=True)
-class PromptsConfig:
-    """What the prompts operator draws. Raises ValueError naming the field that does not fit.
+class TaskConfig:
+    """Questions of one kind, and how they are asked. Raises ValueError naming the field that does not fit.
 
     Seeds are below 2**29 and counts positive. `epochs` None never ends. Held-out questions are told apart by their
     text, and which they are depends on neither `seed` nor `shuffle`: runs that differ in these are evaluated alike.
     (A reasoning-gym task with `size` makes other questions by another seed, held-out ones too.)
     """
+
+    name: str = ""
+    """What its prompts say as their task: rewards and metrics are told by it. Empty: reasoning-gym's task; for files
+    what a row says of itself, or else `task`."""
+    weight: float = 1.0
+    """How often its questions are asked, beside the weights of the other tasks."""
 
     source: str = "reasoning_gym"
     """One of `SOURCES`. `dataset` is a Hugging Face folder on disk: `save_to_disk`'s, or Parquet or Arrow files.
@@ -108,6 +115,16 @@ class PromptsConfig:
         self._check_numbers()
 
     @property
+    def called(self) -> str:
+        """What it is called where a row of a file says nothing else."""
+        return self.name or self.task or Path(self.path).stem or self.source
+
+    @property
+    def evaluated(self) -> bool:
+        """Whether questions are held out."""
+        return bool(self.heldout or self.heldout_path)
+
+    @property
     def endless(self) -> bool:
         """Whether questions are made as they are asked for: there is no table of them."""
         return self.source == "synthetic" or (self.source == "reasoning_gym" and self.size is None)
@@ -118,7 +135,7 @@ class PromptsConfig:
         conditions = (self.where, *(() if self.endless else self.levels))
         return tuple(dict.fromkeys([*self.extra_columns, *(name for each in conditions for name in each)]))
 
-    def at(self, level: int) -> PromptsConfig:
+    def at(self, level: int) -> TaskConfig:
         """As it is for questions of `level`."""
         if self.endless:
             return replace(self, task_args={**self.task_args, **self.levels[level]}, levels=())
@@ -157,6 +174,8 @@ class PromptsConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
+        if not 0 < self.weight < math.inf:
+            raise ValueError(f"weight must be positive, not {self.weight}")
         if self.heldout < 0:
             raise ValueError(f"heldout must not be negative, not {self.heldout}")
         if not 0 < self.temperature < math.inf:
@@ -169,3 +188,37 @@ class PromptsConfig:
                 )
         if not 0 <= self.seed < 2**29:
             raise ValueError(f"seed must be in [0, 2**29), not {self.seed}")
+
+
+@dataclass(frozen=True)
+class PromptsConfig(TaskConfig):
+    """What the prompts operator draws: the questions of one task, or of several. Raises ValueError as a task does.
+
+    With `tasks` each prompt is of one of them, drawn by weight and `seed`; what stands beside them is what a task has
+    that does not say otherwise (the configuration's reader has filled it in), and nothing more.
+    """
+
+    tasks: tuple[TaskConfig, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.tasks:
+            super().__post_init__()
+            return
+        called = [task.called for task in self.tasks]
+        if len(set(called)) < len(called):
+            raise ValueError(f"tasks: two are called the same, of {called}; set name")
+        for task in self.tasks:
+            if task.levels and not (task.name or task.endless):
+                raise ValueError("tasks: one of files with levels needs a name: its rows may name many tasks")
+        if len({task.source == "synthetic" for task in self.tasks}) > 1:
+            raise ValueError("tasks: synthetic prompts have no text, and do not go with those that have")
+
+    @property
+    def mixture(self) -> tuple[TaskConfig, ...]:
+        """The tasks: at least one."""
+        return self.tasks or (self,)
+
+    @property
+    def curricula(self) -> dict[str, int]:
+        """How many levels each task has that has any, by its name; "" is the only task, whatever its rows call it."""
+        return {task.called if self.tasks else "": len(task.levels) for task in self.mixture if task.levels}

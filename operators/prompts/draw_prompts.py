@@ -5,17 +5,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from infra.kafka.backlog import Backlog
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, Place, Polled, Restored
-from operators.prompts.config import PromptsConfig
+from operators.prompts.config import PromptsConfig, TaskConfig
+from operators.prompts.mixture import draw_task
 from operators.prompts.question import UnusableRow
 from operators.prompts.rendering import Tokenizer, render
-from operators.prompts.sources import Source, open_levels
+from operators.prompts.sources import Source, open_tasks
 from operators.prompts.synthetic import SyntheticTokenizer
 from schemas.records import DeadLetter, LevelAsked, LevelBegun
 from schemas.topics import BEGUN, CURRICULUM, DEAD_LETTERS, PROMPTS, group_name
@@ -28,7 +29,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class DrawPrompts:
-    """Writes prompts in the order of the source, at most `lead` prompts ahead of what placement has dispatched.
+    """Writes prompts in the order of their sources, at most `lead` prompts ahead of what placement has dispatched.
 
     `model` is the folder of the tokenizer, None for synthetic prompts; `context` the room of its model in tokens.
     """
@@ -41,54 +42,90 @@ class DrawPrompts:
 
     def restore(self, restored: Restored) -> _Drawing:
         backlog = Backlog(self.shard.client, group_name(self.shard.run, "placement"), PROMPTS.name(self.shard.run))
-        return _Drawing(self, open_levels(self.config), self._tokenizer(), backlog, restored.marks)
+        return _Drawing(self, self._tasks(), backlog, restored.marks)
 
-    def _tokenizer(self) -> Tokenizer:
+    def _tasks(self) -> list[_Task]:
+        tasks, sources = self.config.mixture, open_tasks(self.config)
         if self.model is None:
-            return SyntheticTokenizer(self.config.prompt_tokens)
+            return [
+                _Task(task, own, SyntheticTokenizer(task.prompt_tokens))
+                for task, own in zip(tasks, sources, strict=True)
+            ]
         from infra.models.checkpoint_folder import load_tokenizer  # here: it imports torch
 
-        return load_tokenizer(self.model)
+        tokenizer = load_tokenizer(self.model)
+        return [_Task(task, own, tokenizer) for task, own in zip(tasks, sources, strict=True)]
+
+
+@dataclass
+class _Task:
+    """Where the questions of a task stand. `sources` are by level; `cursors` count questions taken from each."""
+
+    config: TaskConfig
+    sources: Sequence[Source]
+    tokenizer: Tokenizer
+    level: int = 0
+    cursors: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.cursors = [0] * len(self.sources)
+
+    @property
+    def source(self) -> Source:
+        return self.sources[self.level]
+
+    @property
+    def cursor(self) -> int:
+        return self.cursors[self.level]
+
+    @property
+    def taken(self) -> int:
+        return sum(self.cursors)
+
+    @property
+    def exhausted(self) -> bool:
+        return self.source.total is not None and self.cursor >= self.source.total
 
 
 class _Drawing:
-    """`cursors` count questions taken from each source, `number` prompts made of them: unusable ones leave no gap.
+    """`number` counts prompts made of the questions that were taken: unusable ones leave no gap.
 
-    `sources` are by level. A level begins where it is asked for, whatever was drawn by then, and goes on where it was
-    left: which prompt is of which level stands in the curriculum topic, so the log tells what every prompt was made of.
+    A level begins where it is asked for, whatever was drawn by then, and goes on where it was left: which prompt is of
+    which level stands in the curriculum topic, so the log tells what every prompt was made of.
     """
 
     def __init__(
         self,
         step: DrawPrompts,
-        sources: Sequence[Source],
-        tokenizer: Tokenizer,
+        tasks: Sequence[_Task],
         backlog: Backlog,
         marks: Mapping[str, Any],
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._step, self._sources, self._tokenizer, self._backlog = step, sources, tokenizer, backlog
-        self._cursors: list[int] = list(marks.get("cursors", [0] * len(sources)))
+        self._step, self._tasks, self._backlog = step, tasks, backlog
         self._number = marks.get("number", 0)
-        self._level = marks.get("level", 0)
+        for task, (cursors, level) in zip(tasks, marks.get("tasks", ()), strict=False):
+            task.cursors, task.level = list(cursors), level
         self._clock, self._sleep = clock, sleep
-        self._bad_rows = () if any(self._cursors) else self._source.bad_rows  # of the table, which all levels share
+        fresh = not any(task.taken for task in tasks)
+        # A table's bad rows are those of all its levels.
+        self._bad_rows = [(task, row) for task in tasks for row in task.source.bad_rows] if fresh else []
         self._exhausted = False
         self._look_at = clock()
-
-    @property
-    def _source(self) -> Source:
-        return self._sources[self._level]
 
     def fold(self, polled: Polled) -> list[Output]:
         begun = [output for received in polled.records for output in self._begin(received.record)]
         return begun + self._draw_ahead()
 
     def _begin(self, asked: LevelAsked) -> list[Output]:
-        """Go on with questions of another level."""
-        self._level = min(max(asked.level, 0), len(self._sources) - 1)
-        return [Output(CURRICULUM, BEGUN, LevelBegun(self._level, self._number, time.time_ns() // 10**6))]
+        """Go on with questions of another level; a task that nobody knows has none."""
+        begun = []
+        for task in self._tasks:
+            if asked.task in ("", task.config.called):
+                task.level = min(max(asked.level, 0), len(task.sources) - 1)
+                begun.append(LevelBegun(asked.task, task.level, self._number, time.time_ns() // 10**6))
+        return [Output(CURRICULUM, BEGUN, each) for each in begun]
 
     def _draw_ahead(self) -> list[Output]:
         now = self._clock()
@@ -96,43 +133,51 @@ class _Drawing:
             self._sleep(LOOK_EVERY_S if self._exhausted else self._look_at - now)  # nothing else paces this source
             return []
         self._look_at = now + LOOK_EVERY_S
-        bad_rows, self._bad_rows = self._bad_rows, ()
-        outputs = [self._letter(row.reason, row.line, b"") for row in bad_rows]
+        bad_rows, self._bad_rows = self._bad_rows, []
+        outputs = [_letter(task, row.reason, row.line, b"") for task, row in bad_rows]
         for _ in range(self._step.lead - self._backlog.records()):
             outputs += self._draw()
         return outputs
 
     def checkpoint(self, positions: Mapping[Place, int]) -> Checkpoint:
-        return Checkpoint(positions, marks={"cursors": self._cursors[:], "number": self._number, "level": self._level})
+        tasks = [[task.cursors[:], task.level] for task in self._tasks]
+        return Checkpoint(positions, marks={"number": self._number, "tasks": tasks})
 
     def busy(self) -> bool:
         return False
 
     def close(self) -> None:
-        for source in self._sources:
-            source.close()
+        for task in self._tasks:
+            for source in task.sources:
+                source.close()
         self._backlog.close()
 
     def _draw(self) -> list[Output]:
-        step, cursor = self._step, self._cursors[self._level]
-        if self._source.total is not None and cursor >= self._source.total:
+        step = self._step
+        weights = [0.0 if task.exhausted else task.config.weight for task in self._tasks]
+        drawn = draw_task(step.config.seed, self._number, weights)
+        if drawn is None:
             if not self._exhausted:
-                log.warning("the questions have come to an end: %d prompts were made of %d", self._number, cursor)
+                taken = sum(task.taken for task in self._tasks)
+                log.warning("the questions have come to an end: %d prompts were made of %d", self._number, taken)
             self._exhausted = True
             return []
-        self._cursors[self._level] += 1
+        task = self._tasks[drawn]
+        cursor = task.cursor
+        task.cursors[task.level] += 1
         try:
-            question = self._source[cursor]
+            question = task.source[cursor]
         except UnusableRow as error:
-            return [self._letter(str(error), cursor, b"")]
+            return [_letter(task, str(error), cursor, b"")]
         try:
-            prompt = render(question, self._number, step.config, self._tokenizer, step.context)
+            prompt = render(question, self._number, task.config, task.tokenizer, step.context)
         except ValueError as error:
-            return [self._letter(str(error), cursor, question.text.encode())]
+            return [_letter(task, str(error), cursor, question.text.encode())]
         self._number += 1
         return [Output(PROMPTS, prompt.prompt_id, prompt)]
 
-    def _letter(self, reason: str, number: int, payload: bytes) -> Output:
-        origin = self._step.config.path or self._step.config.task
-        letter = DeadLetter("draw prompts", reason, origin, 0, number, payload, time.time_ns() // 10**6)
-        return Output(DEAD_LETTERS, "", letter)
+
+def _letter(task: _Task, reason: str, number: int, payload: bytes) -> Output:
+    origin = task.config.path or task.config.task
+    letter = DeadLetter("draw prompts", reason, origin, 0, number, payload, time.time_ns() // 10**6)
+    return Output(DEAD_LETTERS, "", letter)

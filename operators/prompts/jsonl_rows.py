@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from operators.prompts.config import PromptsConfig
+from operators.prompts.config import TaskConfig
 from operators.prompts.layouts import question_of
 from operators.prompts.question import BadRow, Question, SourceError, UnusableRow
 
@@ -22,7 +22,7 @@ class JsonlRows:
     Raises SourceError if there is no such file. The file must not change while it is read.
     """
 
-    def __init__(self, path: Path, config: PromptsConfig) -> None:
+    def __init__(self, path: Path, config: TaskConfig) -> None:
         if not path.is_file():
             raise SourceError(f"no file {path}" + (" (it is a folder)" if path.is_dir() else ""))
         self.name = str(path)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from operators.prompts.conditions import reach
-from operators.prompts.config import PromptsConfig
+from operators.prompts.config import TaskConfig
 from operators.prompts.question import Message, Question, UnusableRow
 
 PROMPT_COLUMNS = ("prompt", "messages", "question", "problem")
@@ -22,14 +22,14 @@ ANSWER_COLUMNS = ("reward_model.ground_truth", "answer", "ground_truth", "soluti
 TASK_COLUMNS = ("data_source", "task")
 
 
-def top_columns(config: PromptsConfig) -> set[str]:
+def top_columns(config: TaskConfig) -> set[str]:
     """Names of the top-level columns that `config` could ask for: the only ones worth reading."""
     wanted = [config.prompt_column, config.answer_column, *config.reference_columns]
     wanted += [*PROMPT_COLUMNS, *ANSWER_COLUMNS, *TASK_COLUMNS]
     return {name.partition(".")[0] for name in wanted if name} | {name for name in wanted if name}
 
 
-def question_of(row: Any, index: int, config: PromptsConfig, task: str) -> Question:
+def question_of(row: Any, index: int, config: TaskConfig, task: str) -> Question:
     """The question in `row`, which is named `task` unless it says otherwise. Raises UnusableRow."""
     if not isinstance(row, Mapping):
         raise UnusableRow(f"expected an object, got {type(row).__name__}")
@@ -55,7 +55,7 @@ def _find(row: Mapping[str, Any], name: str, candidates: tuple[str, ...], option
     raise UnusableRow(f"no value in column {' or '.join(names)} (the row has {columns or 'no columns'}){hint}")
 
 
-def _answer(value: Any, config: PromptsConfig) -> Any:
+def _answer(value: Any, config: TaskConfig) -> Any:
     if not config.answer_after:
         return value
     if not isinstance(value, str) or config.answer_after not in value:

@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol
 
-from operators.prompts.config import SLOT, PromptsConfig
+from infra.models.chat import ChatTokenizer as Tokenizer
+from infra.models.chat import chat_text, stop_tokens
+from operators.prompts.config import SLOT, TaskConfig
 from operators.prompts.question import Question
 from schemas.columns import token_ids
 from schemas.identity import Purpose
 from schemas.records import PolicyVersion, Prompt, Sampling
-
-
-class Tokenizer(Protocol):
-    """What is asked of a tokenizer, in the words of Hugging Face's."""
-
-    eos_token_id: int | Sequence[int] | None
-    chat_template: str | None
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`."""
-
-    def apply_chat_template(self, conversation: list[dict[str, str]], **options: Any) -> Any:
-        """`conversation` as one text."""
 
 
 class PromptTooLong(ValueError):
@@ -38,7 +25,7 @@ class PromptTooLong(ValueError):
 def render(
     question: Question,
     number: int,
-    config: PromptsConfig,
+    config: TaskConfig,
     tokenizer: Tokenizer,
     context: int,
     *,
@@ -63,7 +50,7 @@ def render(
     return Prompt(
         number=number,
         purpose=purpose,
-        task=question.task,
+        task=config.name or question.task,
         text=text,
         token_ids=token_ids(ids),
         reference=json.dumps(question.reference, ensure_ascii=False, allow_nan=False, separators=(",", ":")),
@@ -75,30 +62,26 @@ def render(
     )
 
 
-def prompt_text(question: Question, config: PromptsConfig, tokenizer: Tokenizer) -> str:
-    """The text that the model reads. Raises ValueError for a conversation without a chat template."""
+def prompt_text(question: Question, config: TaskConfig, tokenizer: Tokenizer) -> str:
+    """The text that the model reads. Raises ValueError for a conversation without a chat template that can say it."""
     if not config.chat_template:
         if len(question.messages) > 1:
             raise ValueError(f"question {question.index} is a conversation: set chat_template = true")
         return config.template.replace(SLOT, question.text)
-    if not tokenizer.chat_template:
-        raise ValueError("chat_template = true, but the tokenizer has no chat template")
     messages = [message._asdict() for message in question.messages] or [{"role": "user", "content": question.text}]
     messages[-1]["content"] = config.template.replace(SLOT, messages[-1]["content"])
     if config.system and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": config.system})
-    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    return chat_text(tokenizer, messages)
 
 
-def stop_tokens(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The tokens that end a response: the tokenizer's end of sequence, however many it has."""
-    ends = tokenizer.eos_token_id
-    if ends is None:
-        return ()
-    return (ends,) if isinstance(ends, int) else tuple(ends)
+def check_template(config: TaskConfig, tokenizer: Tokenizer) -> None:
+    """Raise ValueError if the chat template that `config` asks for fails on any question."""
+    if config.chat_template:
+        prompt_text(Question(0, "?", (), {}, config.called), config, tokenizer)
 
 
-def _sampling(config: PromptsConfig, tokenizer: Tokenizer) -> Sampling:
+def _sampling(config: TaskConfig, tokenizer: Tokenizer) -> Sampling:
     # One seed for the run: an engine mixes in the trajectory's id and the position.
     return Sampling(
         temperature=float(config.temperature),

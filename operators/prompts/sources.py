@@ -10,13 +10,13 @@ import hashlib
 import heapq
 import itertools
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 from operators.prompts.conditions import meets
-from operators.prompts.config import PromptsConfig
+from operators.prompts.config import PromptsConfig, TaskConfig
 from operators.prompts.permutation import Permutation
 from operators.prompts.question import BadRow, Question, Rows, SourceError, UnusableRow, text_key
 from operators.prompts.synthetic import SyntheticSource
@@ -46,36 +46,51 @@ class Source(Protocol):
         """Release files."""
 
 
-def open_source(config: PromptsConfig) -> Source:
+def open_source(config: TaskConfig, aside: Sequence[Question] = ()) -> Source:
     """The questions of `config`. Raises SourceError naming the path or task that cannot be used.
 
-    Files are read once from end to end, and take 16 bytes a row in memory. Bad rows are left out and reported.
+    Files are read once from end to end, and take 16 bytes a row in memory. Bad rows are left out and reported. `aside`
+    are never given, as if they were held out here.
     """
     if config.source == "synthetic":
         return SyntheticSource(config)
     if config.endless:
-        return EndlessSource(config)
+        return EndlessSource(config, aside=aside)
     heldout = _questions_aside(config) if config.heldout_path else ()
-    return TableSource(config, open_rows(config), heldout)
+    return TableSource(config, open_rows(config), heldout, aside)
 
 
-def open_levels(config: PromptsConfig) -> tuple[Source, ...]:
+def open_levels(config: TaskConfig, aside: Sequence[Question] = ()) -> tuple[Source, ...]:
     """The questions of `config` by level, none of which is held out; one level where it has no curriculum.
 
     Raises SourceError as `open_source`.
     """
     if not config.levels:
-        return (open_source(config),)
+        return (open_source(config, aside),)
     heldout = heldout_questions(config)
     configs = [config.at(level) for level in range(len(config.levels))]
     if config.endless:
-        return tuple(EndlessSource(each, heldout) for each in configs)
+        return tuple(EndlessSource(each, heldout, aside) for each in configs)
     rows = open_rows(config)
-    return tuple(TableSource(each, rows, heldout) for each in configs)
+    return tuple(TableSource(each, rows, heldout, aside) for each in configs)
 
 
-def heldout_questions(config: PromptsConfig) -> tuple[Question, ...]:
+def open_tasks(config: PromptsConfig) -> tuple[tuple[Source, ...], ...]:
+    """The questions of each task of `config` by level. None is held out, be it by another task.
+
+    Raises SourceError as `open_source`.
+    """
+    tasks = config.mixture
+    if len(tasks) == 1:
+        return (open_levels(tasks[0]),)
+    aside = [question for task in tasks for question in heldout_questions(task)]
+    return tuple(open_levels(task, aside) for task in tasks)
+
+
+def heldout_questions(config: TaskConfig) -> tuple[Question, ...]:
     """The questions that `open_source(config)` never gives. Raises SourceError."""
+    if not config.evaluated:
+        return ()
     source = open_source(config)
     try:
         return source.heldout
@@ -83,7 +98,17 @@ def heldout_questions(config: PromptsConfig) -> tuple[Question, ...]:
         source.close()
 
 
-def open_rows(config: PromptsConfig) -> Rows:
+def heldout_of_all(config: PromptsConfig) -> Iterator[tuple[TaskConfig, Question]]:
+    """The held-out questions of all tasks, in an order whose beginnings have of each task its share."""
+    placed = []
+    for number, task in enumerate(config.mixture):
+        questions = heldout_questions(task)
+        placed += [((place + 0.5) / len(questions), number, question) for place, question in enumerate(questions)]
+    for _, number, question in sorted(placed, key=lambda each: each[:2]):
+        yield config.mixture[number], question
+
+
+def open_rows(config: TaskConfig) -> Rows:
     """The table behind `config`. Raises SourceError."""
     if config.source == "reasoning_gym":
         from operators.prompts.tasks import TaskRows
@@ -99,7 +124,7 @@ def open_rows(config: PromptsConfig) -> Rows:
     return open_parquet(path, config) if config.source == "parquet" else open_dataset(path, config)
 
 
-def _questions_aside(config: PromptsConfig) -> tuple[Question, ...]:
+def _questions_aside(config: TaskConfig) -> tuple[Question, ...]:
     rows = open_rows(replace(config, path=config.heldout_path, where={}, levels=()))
     try:
         questions = (question for question in rows.scan() if isinstance(question, Question))
@@ -114,10 +139,13 @@ def _questions_aside(config: PromptsConfig) -> tuple[Question, ...]:
 class TableSource:
     """Those questions of a finite table that meet `config.where`.
 
-    Held out are those given, or the `config.heldout` texts with the smallest hashes. Several may share `rows`.
+    Held out are those given, or the `config.heldout` texts with the smallest hashes; `aside` are kept from training,
+    too. Several may share `rows`.
     """
 
-    def __init__(self, config: PromptsConfig, rows: Rows, heldout: Sequence[Question] = ()) -> None:
+    def __init__(
+        self, config: TaskConfig, rows: Rows, heldout: Sequence[Question] = (), aside: Sequence[Question] = ()
+    ) -> None:
         self._config, self._rows = config, rows
         self.bad_rows: tuple[BadRow, ...] = ()
         self.bad_row_count = 0
@@ -125,6 +153,7 @@ class TableSource:
             numbers, keys = self._scan()
             kept_out = {text_key(question.text) for question in heldout}
             self.heldout = tuple(heldout) or self._draw_heldout(numbers, keys, kept_out)
+            kept_out.update(text_key(question.text) for question in aside)
             self._order = array("q", (n for n, key in zip(numbers, keys, strict=True) if key not in kept_out))
             if not self._order:
                 raise SourceError(f"{rows.name} has no question left to train on: all are held out")
@@ -196,8 +225,10 @@ class EndlessSource:
     bad_rows: tuple[BadRow, ...] = ()
     bad_row_count = 0
 
-    def __init__(self, config: PromptsConfig, heldout: tuple[Question, ...] | None = None) -> None:
-        """`heldout` are kept from training instead of questions of its own."""
+    def __init__(
+        self, config: TaskConfig, heldout: tuple[Question, ...] | None = None, aside: Sequence[Question] = ()
+    ) -> None:
+        """`heldout` are kept from training instead of questions of its own, `aside` beside them."""
         from operators.prompts.tasks import TaskRows
 
         self._rows = TaskRows(config, seed=0, size=None)
@@ -211,6 +242,7 @@ class EndlessSource:
             raise SourceError(f"{error}: set size, for a task that does not make questions without end") from error
         if config.heldout and heldout is None:
             self._draw_heldout(config.heldout)
+        self._kept_out.update(text_key(question.text) for question in aside)
         _ = self[0]  # so that a held-out set that leaves nothing is said now
 
     def __getitem__(self, number: int) -> Question:

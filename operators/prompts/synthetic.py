@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from operators.prompts.config import PromptsConfig
+from operators.prompts.config import TaskConfig
 from operators.prompts.question import BadRow, Question
 
 END = 0
@@ -21,7 +21,7 @@ class SyntheticSource:
     bad_rows: tuple[BadRow, ...] = ()
     bad_row_count = 0
 
-    def __init__(self, config: PromptsConfig) -> None:
+    def __init__(self, config: TaskConfig) -> None:
         self.total = config.size if config.epochs is None or config.size is None else config.size * config.epochs
 
     def __getitem__(self, number: int) -> Question:

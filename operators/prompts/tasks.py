@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import Any
 
 from infra.by_name import nearest
-from operators.prompts.config import MOST_NAMED, PromptsConfig
+from operators.prompts.config import MOST_NAMED, TaskConfig
 from operators.prompts.question import BadRow, Question, SourceError, UnusableRow
 
 
@@ -17,14 +17,18 @@ class TaskRows:
     """Items of one reasoning-gym task: item i is what it makes of Random(seed + i), i below `size` where given.
 
     The reference is the library's own entry (question, answer, metadata) plus `task_args`, from which the task's
-    verifier is built again. Raises SourceError for an unknown task, arguments it refuses, and the few tasks whose
-    verifier does not know its entry again after JSON (arc_agi and rearc in 0.1.25: they tell tuples from lists).
+    verifier is built again, and `task` where prompts call it something else. Raises SourceError for an unknown task,
+    arguments it refuses, and the few tasks whose verifier does not know its entry again after JSON (arc_agi and rearc
+    in 0.1.25: they tell tuples from lists).
     """
 
-    def __init__(self, config: PromptsConfig, seed: int, size: int | None) -> None:
+    def __init__(self, config: TaskConfig, seed: int, size: int | None) -> None:
         self.name = f"reasoning-gym task {config.task!r}"
         self._task = config.task
         self._args = dict(config.task_args)
+        self._more: dict[str, Any] = {"task_args": self._args} if self._args else {}
+        if config.name not in ("", config.task):
+            self._more["task"] = config.task
         self._size = size
         self._dataset = _create(config.task, self._args, seed, size)
         self._check_travels()
@@ -48,8 +52,7 @@ class TaskRows:
         text = entry["question"]
         if not text.strip():
             raise UnusableRow(f"{self.name} makes an empty question of item {row}")
-        reference = {**entry, "task_args": self._args} if self._args else dict(entry)
-        return Question(row, text, (), reference, self._task)
+        return Question(row, text, (), {**entry, **self._more}, self._task)
 
     def close(self) -> None:
         """Nothing to do."""

@@ -1,9 +1,9 @@
-"""How responses are rewarded: weighted verifiers, where the answer stands, and what a verifier may use up."""
+"""How responses are rewarded, task by task: weighted verifiers, where the answer stands, what a verifier may use up."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
@@ -62,23 +62,14 @@ class RewardSpec:
 
 
 @dataclass(frozen=True)
-class ScoreConfig:
-    """What the score operator does. Raises ValueError naming the field that does not fit."""
+class Rubric:
+    """What an answer is worth. Raises ValueError naming the field that does not fit."""
 
     rewards: tuple[RewardSpec, ...] = (RewardSpec("reasoning_gym"),)
     answer: AnswerKind = "marker"
     """Where a response's answer stands (see attempt.Extraction)."""
     answer_marker: str = "#"
     answer_regex: str = ""
-
-    time_limit_s: float = 5.0
-    """Wall-clock time of one verifier call; then its process is killed and replaced."""
-    memory_limit_mb: int = 2048
-    """Address space of a verifier process, in MiB."""
-    workers: int = 2
-    """Verifier processes; none is started where only quick, harmless verifiers are used."""
-    allow_processes: bool = False
-    """Whether verifiers may start processes of their own, to run generated code for instance."""
     on_error: float = 0.0
     """Reward of a trajectory that failed, or that a verifier failed on."""
 
@@ -95,13 +86,6 @@ class ScoreConfig:
             raise ValueError("answer_marker must not be empty")
         if self.answer == "regex":
             _check_pattern("answer_regex", self.answer_regex)
-        for name in ("time_limit_s", "memory_limit_mb", "workers"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
-        limit = self.time_limit_s
-        for spec in self.rewards:
-            if spec.name == "code" and (seconds := {**REWARDS["code"].options, **spec.options}["seconds"]) >= limit:
-                raise ValueError(f"time_limit_s must be above the seconds of reward code, {seconds:g}, not {limit:g}")
         if not -1e6 <= self.on_error <= 1e6:
             raise ValueError(f"on_error must be between -1e6 and 1e6, not {self.on_error}")
 
@@ -109,6 +93,60 @@ class ScoreConfig:
     def extraction(self) -> Extraction:
         """Where answers stand."""
         return Extraction(self.answer, {"marker": self.answer_marker, "regex": self.answer_regex}.get(self.answer, ""))
+
+
+@dataclass(frozen=True)
+class TaskRubric(Rubric):
+    """What an answer to a prompt of task `name` is worth."""
+
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("name must say which task it is for")
+        super().__post_init__()
+
+
+@dataclass(frozen=True)
+class ScoreConfig(Rubric):
+    """What the score operator does. Raises ValueError naming the field that does not fit."""
+
+    tasks: tuple[TaskRubric, ...] = ()
+    """Tasks whose answers are worth something else. What such a row leaves out is what stands beside it (the
+    configuration's reader has filled it in)."""
+
+    time_limit_s: float = 5.0
+    """Wall-clock time of one verifier call; then its process is killed and replaced."""
+    memory_limit_mb: int = 2048
+    """Address space of a verifier process, in MiB."""
+    workers: int = 2
+    """Verifier processes; none is started where only quick, harmless verifiers are used."""
+    allow_processes: bool = False
+    """Whether verifiers may start processes of their own, to run generated code for instance."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("time_limit_s", "memory_limit_mb", "workers"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
+        limit = self.time_limit_s
+        for spec in (spec for rubric in self.rubrics for spec in rubric.rewards):
+            if spec.name == "code" and (seconds := {**REWARDS["code"].options, **spec.options}["seconds"]) >= limit:
+                raise ValueError(f"time_limit_s must be above the seconds of reward code, {seconds:g}, not {limit:g}")
+        names = [task.name for task in self.tasks]
+        if len(set(names)) < len(names):
+            raise ValueError(f"tasks: two are for the same task, of {names}")
+
+    @property
+    def rubrics(self) -> tuple[Rubric, ...]:
+        """All of them; the first is for tasks that are not named."""
+        return (self, *self.tasks)
+
+    def check_tasks(self, known: Collection[str]) -> None:
+        """Raise ValueError if a task of its is none of `known`."""
+        for task in self.tasks:
+            if task.name not in known:
+                raise ValueError(f"score.tasks: no prompts are of task {task.name!r}{nearest(task.name, known)}")
 
 
 def _check_pattern(name: str, pattern: str) -> None:

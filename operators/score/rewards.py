@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from operators.score.attempt import Attempt
+from operators.score.attempt import Answer, Attempt
 from operators.score.verifiers import code, custom, exact, format, length, math_answer, numeric, reasoning, regex
 
 Options = Mapping[str, Any]
@@ -22,12 +22,12 @@ class Reward:
     """A named reward.
 
     `options` are its options with their defaults (None: must be given). `in_process` says whether the verifier is quick
-    and harmless whatever a model writes, of a task's name where that depends on the task; what is not runs in the pool.
+    and harmless whatever a model writes, of an answer where that depends on its task; what is not runs in the pool.
     `accuracy`: a value of 1 means the right answer.
     """
 
     judge: Callable[[Attempt, Options], float]
-    in_process: bool | Callable[[str], bool]
+    in_process: bool | Callable[[Answer], bool]
     accuracy: bool
     options: Options = field(default_factory=dict)
     prepare: Callable[[], object] = bool
@@ -39,7 +39,7 @@ class Reward:
 REWARDS: Mapping[str, Reward] = {
     "reasoning_gym": Reward(
         lambda a, o: reasoning.verify(a.answer, a.reference, a.task),
-        in_process=reasoning.harmless,
+        in_process=lambda answer: reasoning.harmless(reasoning.named_in(answer.reference, answer.task)),
         accuracy=True,
         prepare=lambda: reasoning.harmless(""),
     ),

@@ -5,14 +5,24 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import chain
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from infra.workers.limits import describe
-from operators.score.attempt import Answer, Attempt, extract_answer
-from operators.score.config import ScoreConfig
+from operators.score.attempt import Answer, Attempt, Extraction, extract_answer
+from operators.score.config import RewardSpec, Rubric, ScoreConfig
 from operators.score.pool import Call, Outcome, VerifierPool
 from operators.score.rewards import REWARDS, Judge, is_custom, make_judge
+
+
+class _Ready(NamedTuple):
+    """A reward: `judge` is None where it never runs here; `pooled` is its number in the pool where it may run there."""
+
+    spec: RewardSpec
+    extraction: Extraction
+    judge: Judge | None
+    pooled: int
 
 
 class Scorer:
@@ -23,23 +33,20 @@ class Scorer:
     """
 
     def __init__(self, config: ScoreConfig) -> None:
-        self.config = config
+        self._config = config
         self._pool: VerifierPool | None = None
-        self._judges: list[Judge | None] = []
-        """By reward; None where it never runs here."""
-        self._pooled: dict[int, int] = {}
-        """From a reward to its number in the pool."""
-        for number, spec in enumerate(config.rewards):
-            # A pattern that finds answers may backtrack for ever on what a model writes, so it is applied in the pool.
-            never = is_custom(spec.name) or config.answer == "regex" or REWARDS[spec.name].in_process is False
-            self._judges.append(None if never else make_judge(spec.name, spec.options))
-            if never or REWARDS[spec.name].in_process is not True:
-                self._pooled[number] = len(self._pooled)
-        if None in self._judges:
+        self._pooled: list[tuple[RewardSpec, Rubric]] = []
+        self._others = self._prepare(config)
+        self._of = {task.name: self._prepare(task) for task in config.tasks}
+        if any(each.judge is None for each in (*self._others, *chain(*self._of.values()))):
             self._pool = self._open_pool()
 
+    def rubric(self, task: str) -> Rubric:
+        """What answers to prompts of `task` are judged by."""
+        return next((each for each in self._config.tasks if each.name == task), self._config)
+
     def judge(self, answers: Sequence[Answer]) -> list[list[Outcome]]:
-        """For every answer, one outcome a reward, in the order of both.
+        """For every answer, one outcome a reward of its task's rubric, in the order of both.
 
         Raises VerifierUnavailable if verifier processes that were lost cannot be replaced; nothing for an answer.
         """
@@ -49,14 +56,14 @@ class Scorer:
         for row, answer in enumerate(answers):
             outcomes.append([])
             attempt: Attempt | Outcome | None = None
-            for number, judge in enumerate(self._judges):
-                if judge is None or not self._harmless(number, answer.task):
+            for number, reward in enumerate(self._of.get(answer.task, self._others)):
+                if reward.judge is None or not _harmless(reward.spec, answer):
                     outcomes[row].append(None)
                     places.append((row, number))
-                    calls.append(Call(self._pooled[number], answer._asdict()))
+                    calls.append(Call(reward.pooled, answer._asdict()))
                     continue
-                attempt = attempt or self._read(answer)
-                outcomes[row].append(attempt if isinstance(attempt, Outcome) else _judge(judge, attempt))
+                attempt = attempt or _read(answer, reward.extraction)
+                outcomes[row].append(attempt if isinstance(attempt, Outcome) else _judge(reward.judge, attempt))
         if calls:
             self._pool = self._pool or self._open_pool()
             for (row, number), outcome in zip(places, self._pool.score_all(calls), strict=True):
@@ -77,28 +84,44 @@ class Scorer:
     ) -> None:
         self.close()
 
-    def _harmless(self, number: int, task: str) -> bool:
-        here = REWARDS[self.config.rewards[number].name].in_process
-        return here if isinstance(here, bool) else here(task)
-
-    def _read(self, answer: Answer) -> Attempt | Outcome:
-        try:
-            reference = _parsed(answer.reference)
-        except ValueError as error:
-            return Outcome(None, describe(error))
-        found = extract_answer(answer.text, self.config.extraction)
-        return Attempt(answer.text, found, answer.tokens, answer.prompt, answer.task, reference, answer.environment)
+    def _prepare(self, rubric: Rubric) -> list[_Ready]:
+        """The rewards of `rubric`, those that may need the pool numbered there."""
+        ready = []
+        for spec in rubric.rewards:
+            # A pattern that finds answers may backtrack for ever on what a model writes, so it is applied in the pool.
+            never = is_custom(spec.name) or rubric.answer == "regex" or REWARDS[spec.name].in_process is False
+            judge = None if never else make_judge(spec.name, spec.options)
+            ready.append(_Ready(spec, rubric.extraction, judge, len(self._pooled)))
+            if never or REWARDS[spec.name].in_process is not True:
+                self._pooled.append((spec, rubric))
+        return ready
 
     def _open_pool(self) -> VerifierPool:
-        rewards = [self.config.rewards[number] for number in self._pooled]
+        config = self._config
         setup = {
-            "rewards": [{"name": spec.name, "options": dict(spec.options)} for spec in rewards],
-            "extraction": self.config.extraction,
-            "memory_limit_mb": self.config.memory_limit_mb,
-            "allow_processes": self.config.allow_processes
-            or any(not is_custom(spec.name) and REWARDS[spec.name].processes for spec in rewards),
+            "rewards": [
+                {"name": spec.name, "options": dict(spec.options), "extraction": rubric.extraction}
+                for spec, rubric in self._pooled
+            ],
+            "memory_limit_mb": config.memory_limit_mb,
+            "allow_processes": config.allow_processes
+            or any(not is_custom(spec.name) and REWARDS[spec.name].processes for spec, _ in self._pooled),
         }
-        return VerifierPool(setup, self.config.workers, self.config.time_limit_s)
+        return VerifierPool(setup, config.workers, config.time_limit_s)
+
+
+def _harmless(spec: RewardSpec, answer: Answer) -> bool:
+    here = REWARDS[spec.name].in_process
+    return here if isinstance(here, bool) else here(answer)
+
+
+def _read(answer: Answer, extraction: Extraction) -> Attempt | Outcome:
+    try:
+        reference = _parsed(answer.reference)
+    except ValueError as error:
+        return Outcome(None, describe(error))
+    found = extract_answer(answer.text, extraction)
+    return Attempt(answer.text, found, answer.tokens, answer.prompt, answer.task, reference, answer.environment)
 
 
 @lru_cache(maxsize=1024)

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from operators.score.attempt import Answer
-from operators.score.config import ScoreConfig
+from operators.score.config import Rubric
 from operators.score.pool import Outcome
 from operators.score.rewards import REWARDS, is_custom
 from schemas.arrow import arrow_schema
@@ -32,10 +32,11 @@ number occurs in the answer.
 class Judge(Protocol):
     """What a Scorer is to the functions here."""
 
-    config: ScoreConfig
+    def rubric(self, task: str) -> Rubric:
+        """What answers to prompts of `task` are judged by."""
 
     def judge(self, answers: Sequence[Answer]) -> list[list[Outcome]]:
-        """For every answer, one outcome a reward."""
+        """For every answer, one outcome a reward of its task's rubric."""
 
 
 class Component(NamedTuple):
@@ -60,14 +61,15 @@ def score_trajectories(trajectories: Block, scorer: Judge, now: int) -> Block:
     Raises nothing for a bad trajectory or verifier; VerifierUnavailable where verifier processes cannot be had at all.
     """
     failed = [reason == "failed" for reason in trajectories.column("finish_reason").to_pylist()]
-    asked = zip(read_answers(trajectories), failed, strict=True)
-    outcomes = iter(scorer.judge([answer for answer, lost in asked if not lost]))
+    answers = read_answers(trajectories)
+    outcomes = iter(scorer.judge([answer for answer, lost in zip(answers, failed, strict=True) if not lost]))
     errors = trajectories.column("error").to_pylist()
+    rubrics = {task: scorer.rubric(task) for task in {answer.task for answer in answers}}
     weighed = [
-        Weighed(float(scorer.config.on_error), (), f"generation failed: {error or 'no reason given'}")
+        Weighed(float(rubrics[answer.task].on_error), (), f"generation failed: {error or 'no reason given'}")
         if lost
-        else weigh(next(outcomes), scorer.config)
-        for lost, error in zip(failed, errors, strict=True)
+        else weigh(next(outcomes), rubrics[answer.task])
+        for answer, lost, error in zip(answers, failed, errors, strict=True)
     ]
     return _experiences(trajectories, weighed, now)
 
@@ -81,12 +83,12 @@ def read_answers(trajectories: Block) -> list[Answer]:
     return list(map(Answer, trajectories.column("text").to_pylist(), tokens, *prompts, environment))
 
 
-def weigh(outcomes: Sequence[Outcome], config: ScoreConfig) -> Weighed:
-    """The weighted sum of `outcomes`, one a reward of `config`; components where there is a value."""
+def weigh(outcomes: Sequence[Outcome], rubric: Rubric) -> Weighed:
+    """The weighted sum of `outcomes`, one a reward of `rubric`; components where there is a value."""
     components: list[Component] = []
     errors: list[str] = []
     accuracy: list[Component] = []
-    for spec, outcome in zip(config.rewards, outcomes, strict=True):
+    for spec, outcome in zip(rubric.rewards, outcomes, strict=True):
         if outcome.value is None or not math.isfinite(outcome.value):
             errors.append(f"{spec.component}: {outcome.error or f'gave {outcome.value}'}")
             continue
@@ -97,7 +99,7 @@ def weigh(outcomes: Sequence[Outcome], config: ScoreConfig) -> Weighed:
     if not math.isfinite(reward):
         errors.append(f"the weighted sum is {reward}")
     error = "; ".join(errors) or None
-    return Weighed(float(config.on_error) if error else reward, (*components, *accuracy), error)
+    return Weighed(float(rubric.on_error) if error else reward, (*components, *accuracy), error)
 
 
 def _experiences(trajectories: Block, weighed: Sequence[Weighed], now: int) -> Block:

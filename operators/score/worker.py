@@ -23,18 +23,21 @@ def main(parent: int) -> None:
     setup = read_frame(requests)
     limit_memory_and_files(setup["memory_limit_mb"])
     try:
-        judges = [make_judge(reward["name"], reward["options"]) for reward in setup["rewards"]]
+        judges = [
+            (make_judge(reward["name"], reward["options"]), Extraction(*reward["extraction"]))
+            for reward in setup["rewards"]
+        ]
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's module may raise anything
         write_frame(replies, {"error": describe(error)})
         return
     if not setup["allow_processes"]:
         forbid_processes()
     write_frame(replies, {"ready": True})
-    serve(requests, replies, judges, Extraction(*setup["extraction"]), setup["time_limit_s"])
+    serve(requests, replies, judges, setup["time_limit_s"])
 
 
-def serve(requests: int, replies: int, judges: list[Judge], extraction: Extraction, time_limit_s: float) -> None:
-    """Judge one attempt after the other until the requests end."""
+def serve(requests: int, replies: int, judges: list[tuple[Judge, Extraction]], time_limit_s: float) -> None:
+    """Judge one attempt after the other until the requests end; each judge finds answers in its own way."""
     while True:
         try:
             request = read_frame(requests)
@@ -43,8 +46,8 @@ def serve(requests: int, replies: int, judges: list[Judge], extraction: Extracti
         limit_cpu(time_limit_s)
         retire = False
         try:
-            attempt = read_attempt(request["attempt"], extraction)
-            reply: dict[str, Any] = {"value": judges[request["reward"]](attempt)}
+            judge, extraction = judges[request["reward"]]
+            reply: dict[str, Any] = {"value": judge(read_attempt(request["attempt"], extraction))}
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - so may a verifier
             reply = {"error": describe(error)}
             retire = isinstance(error, MemoryError)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from pipelines.report.heat_map import heat_map
 from pipelines.report.plots import COLOURS, Axis, Level, Line, Points, bar_plot, line_plot, smoothed, timeline
-from pipelines.report.series import batches, evaluations, newest_by_step, staleness_histogram
+from pipelines.report.series import batches, evaluations, newest_by_step, staleness_histogram, tasks_of
 from pipelines.view.text import clock, count
 from schemas.records import Metric
 
@@ -32,6 +32,7 @@ def charts(metrics: Sequence[Metric], summary: Mapping[str, Any]) -> list[Chart]
     return [
         reward(metrics),
         held_out(metrics, best),
+        *tasks(metrics),
         staleness(metrics),
         staleness(metrics, "staleness_at_finish", "Staleness as generation ended"),
         response_length(metrics),
@@ -69,6 +70,28 @@ def held_out(metrics: Sequence[Metric], best: float | None) -> Chart:
     svg = line_plot(title, lines, x, Axis("accuracy", _two, low=0, high=1), levels)
     note = "The dashed line is the best that supervised learning alone reached, in the warm start."
     return Chart(title, svg, note if levels else "")
+
+
+def tasks(metrics: Sequence[Metric]) -> list[Chart]:
+    """Reward and held-out accuracy of each task, where there are several."""
+    trained, found = tasks_of(metrics), evaluations(metrics)
+    if not trained:
+        return []
+    rewards, accuracies = [], []
+    for colour, (task, own) in enumerate(trained.items()):
+        points = [(each.cumulative, each.values["reward/mean"]) for each in own if "reward/mean" in each.values]
+        rewards.append(Line(task, smoothed(points, SMOOTHING), colour))
+        measured = [(each.version, each.by_task[task]) for each in found if task in each.by_task]
+        accuracies.append(Line(task, measured, colour, dots=True))
+    titles = "Training reward by task", "Held-out accuracy by task, greedy"
+    versions = Axis("weight version", _whole, low=0)
+    return [
+        Chart(
+            titles[0],
+            line_plot(titles[0], rewards, Axis("trajectories of the task", count, low=0), Axis("reward", _two)),
+        ),
+        Chart(titles[1], line_plot(titles[1], accuracies, versions, Axis("accuracy", _two, low=0, high=1))),
+    ]
 
 
 def staleness(metrics: Sequence[Metric], when: str = "staleness", title: str = "Staleness at training") -> Chart:

@@ -27,6 +27,9 @@ def closing_lines(folder: Path, summary: Mapping[str, Any], file: Path) -> str:
     if summary.get("error"):
         lines.append(f"  Error: {summary['error']}")
     lines += ["", *(f"  {label:<22}{before:>7} → {after}" for label, before, after in _rises(summary))]
+    for task, figures in (summary.get("tasks") or {}).items():
+        lines.append(f"  {task[:20]}")
+        lines += [f"  {f'  {label}':<22}{before:>7} → {after}" for label, before, after in _rises(figures)]
     best = summary.get("heldout_warm_start_best")
     if best is not None:
         lines.append(

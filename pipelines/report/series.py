@@ -48,6 +48,10 @@ def dropped_by_length(metrics: Iterable[Metric]) -> list[float]:
     return [shares[f"dropped_share/{decile}"] for decile in range(1, len(shares) + 1)]
 
 
+BY_TASK = ("trajectories", "reward/mean", "response_length/mean", "accuracy/mean")
+"""What the buffer tells of each task with a batch, as "measure/task"."""
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """What one optimizer step trained: how many trajectories, and how many were trained after it in all."""
@@ -68,6 +72,25 @@ def batches(metrics: Iterable[Metric]) -> list[Batch]:
             new = max(0.0, total - (found[-1].cumulative if found else 0.0))
             found.append(Batch(metric.step, metric.measured_at, new, total, metric.values))
     return found
+
+
+def tasks_of(metrics: Iterable[Metric]) -> dict[str, list[Batch]]:
+    """What each task had in each batch, by the task's name, the most trained first; nothing where there is one alone.
+
+    `values` are those that batches tell by task, without its name; `at`, `cumulative` and the like are the task's own.
+    """
+    found: dict[str, list[Batch]] = defaultdict(list)
+    for metric in newest_by_step(metrics, "experience"):
+        values: dict[str, dict[str, float]] = defaultdict(dict)
+        for key, value in metric.values.items():
+            for measure in BY_TASK:
+                if key.startswith(f"{measure}/"):
+                    values[key.removeprefix(f"{measure}/")][measure] = value
+        for task, own in values.items():
+            so_far = found[task][-1].cumulative if found[task] else 0.0
+            new = own.get("trajectories", 0.0)
+            found[task].append(Batch(metric.step, metric.measured_at, new, so_far + new, own))
+    return dict(sorted(found.items(), key=lambda item: -item[1][-1].cumulative)) if len(found) > 1 else {}
 
 
 def weighted_mean(of: Sequence[Batch], key: str) -> float | None:

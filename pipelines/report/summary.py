@@ -20,10 +20,12 @@ from pipelines.report.series import (
     mean_between,
     newest_by_step,
     staleness_histogram,
+    tasks_of,
     tokens_generated,
     weight_versions,
     weighted_mean,
 )
+from pipelines.view.state import Evaluation
 from schemas.records import Metric
 
 TENTH = 0.1
@@ -92,7 +94,8 @@ def figures_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
     reward_first and reward_last are means over the first and the last tenth of the trained trajectories. heldout_before
     is of the first version evaluated, heldout_after of the one marked final (greedy; `_sampled_` as in training);
     heldout_warm_start_best is the greedy accuracy of the best supervised checkpoint of the warm start, and the shares
-    beside it are of its worked answers that a careful teacher wrote and of those that taught a bad habit.
+    beside it are of its worked answers that a careful teacher wrote and of those that taught a bad habit. `tasks` are
+    figures by task where there are several.
     """
     trained = batches(metrics)
     total = trained[-1].cumulative if trained else 0.0
@@ -117,6 +120,7 @@ def figures_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
         "warm_start_habit_share": habit_share(facts.teaching),
         "heldout_questions": next((each.questions for each in (after, before) if each), None),
         "trajectories_trained": int(total) if trained else None,
+        "tasks": by_task(metrics, before, after),
         "optimizer_steps": steps[-1].step if steps else None,
         "optimizer_steps_goal": facts.goal,
         "weight_versions": weight_versions(metrics),
@@ -142,6 +146,22 @@ def figures_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
         "machine": dict(facts.machine),
         "packages": dict(facts.packages),
     }
+
+
+def by_task(metrics: Sequence[Metric], before: Evaluation | None, after: Evaluation | None) -> dict[str, Any] | None:
+    """The figures of each task, named as those of all together; None where there is one alone."""
+    told = {}
+    for task, trained in tasks_of(metrics).items():
+        total = trained[-1].cumulative
+        told[task] = {
+            "reward_first": mean_between(trained, "reward/mean", 0, TENTH * total),
+            "reward_last": mean_between(trained, "reward/mean", (1 - TENTH) * total, total),
+            "heldout_before": before and before.by_task.get(task),
+            "heldout_after": after and after.by_task.get(task),
+            "trajectories_trained": int(total),
+            "response_length_last": mean_between(trained, "response_length/mean", (1 - TENTH) * total, total),
+        }
+    return told or None
 
 
 def careful_share(teaching: Mapping[str, Any] | None) -> float | None:

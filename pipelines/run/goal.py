@@ -13,7 +13,7 @@ def is_trained(state: RunState, config: Config) -> bool:
 
 def is_evaluated(config: Config) -> bool:
     """Whether held-out questions are asked of the last version."""
-    return bool(config.prompts.heldout or config.prompts.heldout_path)
+    return any(task.evaluated for task in config.prompts.mixture)
 
 
 def is_reached(state: RunState, config: Config) -> bool:

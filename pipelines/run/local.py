@@ -70,8 +70,8 @@ def named(config: Config) -> Config:
     """`config` with a run name: the task and the time, unless it has one."""
     if config.run.name:
         return config
-    task = config.prompts.task or config.prompts.source
-    stem = "".join(letter if letter.isalnum() else "-" for letter in task)[:40]
+    tasks = "-".join(task.name or task.task or task.source for task in config.prompts.mixture)
+    stem = "".join(letter if letter.isalnum() else "-" for letter in tasks)[:40]
     return replace(config, run=replace(config.run, name=f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"))
 
 
@@ -91,6 +91,9 @@ def check(config: Config) -> None:
         _check_model(config.model_folder())
     elif config.warm_start is None:
         raise ConfigError("model.path is not set: name a Hugging Face folder, or give a [warm_start] section")
+    learning = config.warm_start
+    if learning and not config.model.path and all(task.task != learning.model.task for task in config.prompts.mixture):
+        raise ConfigError(f"warm_start.model.task is {learning.model.task!r}, but no prompts are of that task")
     for key, path in files_read(config):
         if not path.exists():
             raise ConfigError(f"{key}: there is no {path}")
@@ -100,7 +103,7 @@ def check(config: Config) -> None:
             f"rollout.processes × rollout.replicas = {config.rollout.total_replicas} replicas, "
             f"but placement.max_replicas is {config.placement.max_replicas}"
         )
-    unit = config.prompts.samples_per_prompt
+    unit = max(task.samples_per_prompt for task in config.prompts.mixture)
     if unit > config.admitted:
         raise ConfigError(f"prompts.samples_per_prompt = {unit} is more than may be outstanding ({config.admitted})")
 
@@ -119,7 +122,7 @@ def _check_secrets(config: Config) -> None:
 
 
 def _check_emulation(config: Config) -> None:
-    if config.prompts.source != "synthetic":
+    if any(task.source != "synthetic" for task in config.prompts.mixture):
         raise ConfigError("rollout.engine is emulated, which has no tokenizer: set prompts.source = 'synthetic'")
     if config.model.path or config.warm_start is not None:
         raise ConfigError("rollout.engine is emulated, which has no model: leave out model.path and [warm_start]")

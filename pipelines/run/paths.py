@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
-from operators.score.config import RewardSpec
+from operators.prompts.config import TaskConfig
+from operators.score.config import RewardSpec, Rubric
 from pipelines.config import Config
 
 _SCRIPT = ".py"
+AnyTask = TypeVar("AnyTask", bound=TaskConfig)
+AnyRubric = TypeVar("AnyRubric", bound=Rubric)
 
 
 def with_whole_paths(config: Config) -> Config:
@@ -21,12 +25,10 @@ def with_whole_paths(config: Config) -> Config:
         run=replace(config.run, folder=config.run.folder.expanduser().absolute()),
         kafka=replace(config.kafka, client_properties=_whole(config.kafka.client_properties)),
         model=replace(config.model, path=_whole(config.model.path)),
-        prompts=replace(
-            config.prompts, path=_whole(config.prompts.path), heldout_path=_whole(config.prompts.heldout_path)
-        ),
+        prompts=replace(_whole_task(config.prompts), tasks=tuple(map(_whole_task, config.prompts.tasks))),
         rollout=replace(config.rollout, emulation=replace(emulation, lengths=lengths)),
         relay=replace(config.relay, token_file=_whole(config.relay.token_file)),
-        score=replace(config.score, rewards=tuple(map(_whole_reward, config.score.rewards))),
+        score=replace(_whole_rubric(config.score), tasks=tuple(map(_whole_rubric, config.score.tasks))),
     )
 
 
@@ -34,17 +36,25 @@ def files_read(config: Config) -> Iterator[tuple[str, Path]]:
     """What must be there before a run can begin, but for the model: each with the key that names it."""
     named = (
         ("kafka.client_properties", config.kafka.client_properties),
-        ("prompts.path", config.prompts.path),
-        ("prompts.heldout_path", config.prompts.heldout_path),
+        *(("prompts.path", task.path) for task in config.prompts.mixture),
+        *(("prompts.heldout_path", task.heldout_path) for task in config.prompts.mixture),
         ("rollout.emulation.lengths.file", config.rollout.emulation.lengths.file),
         ("relay.token_file", config.relay.token_file),
-        *(("score.rewards", _script(spec)) for spec in config.score.rewards),
+        *(("score.rewards", _script(spec)) for rubric in config.score.rubrics for spec in rubric.rewards),
     )
     return ((key, Path(path)) for key, path in named if path)
 
 
 def _whole(path: str) -> str:
     return str(Path(path).expanduser().absolute()) if path else ""
+
+
+def _whole_task(task: AnyTask) -> AnyTask:
+    return replace(task, path=_whole(task.path), heldout_path=_whole(task.heldout_path))
+
+
+def _whole_rubric(rubric: AnyRubric) -> AnyRubric:
+    return replace(rubric, rewards=tuple(map(_whole_reward, rubric.rewards)))
 
 
 def _script(spec: RewardSpec) -> str:

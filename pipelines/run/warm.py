@@ -14,7 +14,8 @@ from typing import Any
 from blake3 import blake3
 
 from infra.files import write_atomically
-from operators.prompts.sources import heldout_questions, open_source
+from operators.prompts.config import TaskConfig
+from operators.prompts.sources import heldout_of_all, open_source
 from operators.trainer.warm_start_record import PROCEDURE, WarmStart, read_warm_start
 from pipelines.config import Config
 
@@ -24,6 +25,7 @@ CACHE = "warm-starts"
 KNOWN = "known"
 """In it: which configurations led to which folder, so that a run can find its own without drawing the questions."""
 REPORT_EVERY_S = 0.5
+SEED_APART = 1_000_003
 
 
 def find_warm_start(config: Config) -> Mapping[str, Any] | None:
@@ -38,7 +40,7 @@ def find_warm_start(config: Config) -> Mapping[str, Any] | None:
 def make_warm_start(config: Config) -> None:
     """Make the warm start that `config` asks for, or find it; the run's progress file says how it goes.
 
-    It learns from questions of the same source under another seed, none of which is held out.
+    It learns from questions under another seed, none of which is held out: of the tasks that are `model.task`.
     """
     from operators.trainer.warm_start import warm_start  # here: it imports torch, and the supervisor imports this file
 
@@ -57,21 +59,25 @@ def make_warm_start(config: Config) -> None:
             write_atomically(file, json.dumps(state))
 
     report(0.0, "drawing questions")
-    source = open_source(replace(config.prompts, seed=config.prompts.seed + 1_000_003))
-    try:
-        entries = [
-            source[number].reference for number in range(min(learning.examples, source.total or learning.examples))
-        ]
-    finally:
-        source.close()
-    heldout = [
-        question.reference for question in itertools.islice(heldout_questions(config.prompts), learning.measured)
-    ]
+    taught = [task for task in config.prompts.mixture if task.task == learning.model.task]
+    weight = sum(task.weight for task in taught)
+    entries = [entry for task in taught for entry in _entries(task, round(learning.examples * task.weight / weight))]
+    asked = (question for task, question in heldout_of_all(config.prompts) if task in taught)
+    heldout = [question.reference for question in itertools.islice(asked, learning.measured)]
     made = warm_start(learning, entries, heldout, config.run.folder / CACHE, report)
     known = _known(config)
     known.parent.mkdir(exist_ok=True)
     write_atomically(known, made.folder.name)
     write_atomically(file, json.dumps(_done(made, time.monotonic() - started)))
+
+
+def _entries(task: TaskConfig, count: int) -> list[Mapping[str, Any]]:
+    """`count` entries of `task` to learn from, fewer where it has no more."""
+    source = open_source(replace(task, seed=task.seed + SEED_APART))
+    try:
+        return [source[number].reference for number in range(min(count, source.total or count))]
+    finally:
+        source.close()
 
 
 def _done(made: WarmStart, seconds: float) -> dict[str, Any]:
@@ -88,7 +94,7 @@ def _done(made: WarmStart, seconds: float) -> dict[str, Any]:
 
 def _known(config: Config) -> Path:
     """The file that names the folder of what this configuration leads to; what files hold goes by size and time."""
-    paths = [Path(path) for path in (config.prompts.path, config.prompts.heldout_path) if path]
+    paths = [Path(path) for task in config.prompts.mixture for path in (task.path, task.heldout_path) if path]
     files = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     drawn_by = importlib.metadata.version("reasoning-gym")
     what = [

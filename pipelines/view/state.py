@@ -18,6 +18,9 @@ from schemas.records import Metric, PolicyVersion, RelayStatus, ReplicaStatus, W
 PACE_POINTS = 16
 """Rates are taken over so many of the newest optimizer steps."""
 
+GREEDY_OF = "accuracy/greedy/"
+"""Before a task's name."""
+
 Values = Mapping[str, float]
 
 
@@ -33,13 +36,14 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Held-out accuracy of one weight version; None for what was not measured."""
+    """Held-out accuracy of one weight version; None for what was not measured. `by_task`: greedy, of several tasks."""
 
     version: int
     greedy: float | None
     sampled: float | None
     questions: int | None
     final: bool
+    by_task: Values = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +172,7 @@ def merge_evaluation(known: Evaluation | None, metric: Metric) -> Evaluation:
         values.get("accuracy/sampled", known.sampled),
         int(values["questions"]) if "questions" in values else known.questions,
         bool(values.get("final")) or known.final,
+        {**known.by_task, **{key.removeprefix(GREEDY_OF): told for key, told in values.items() if GREEDY_OF in key}},
     )
 
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LevelAsked:
-    """Questions of `level` are wanted from now on. Made by experience, eaten by prompts.
+    """Questions of `level` of `task` ("": the only one) are wanted from now on. Made by experience, eaten by prompts.
 
     Asked when batch `batch` was the next: of `answered` answers to questions of the level before, a share of `success`
     was right.
     """
 
+    task: str
     level: int
     batch: int
     success: float
@@ -22,11 +23,12 @@ class LevelAsked:
 
 @dataclass(frozen=True, slots=True)
 class LevelBegun:
-    """Training prompts from number `number` on are of `level`. Made by prompts, eaten by experience.
+    """Training prompts of `task` from number `number` on are of `level`. Made by prompts, eaten by experience.
 
     Written with the first of them. Prompts below the first such number are of level 0.
     """
 
+    task: str
     level: int
     number: int
     begun_at: int

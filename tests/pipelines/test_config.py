@@ -10,6 +10,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import pytest
 
 from pipelines.config import Config, ConfigError, KafkaConfig, load_config, parse_config, save_config
+from pipelines.run.paths import files_read, with_whole_paths
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.toml"))
 
@@ -195,6 +196,76 @@ def test_the_runs_seed_is_that_of_sections_without_one(table: dict[str, Any], pr
     config = parse_config(table, "my.toml")
     assert config.prompts.seed == prompts
     assert (config.warm_start.seed if config.warm_start is not None else None) == warm
+
+
+CODE = {"name": "chain_sum", "rewards": [{"name": "code"}]}
+MIXED: dict[str, Any] = {
+    "run": {"seed": 7},
+    "prompts": {
+        "max_new_tokens": 40,
+        "heldout": 5,
+        "tasks": [
+            {"name": "sums", "weight": 3.0, "task": "chain_sum", "heldout": 9},
+            {"task": "gcd", "max_new_tokens": 200},
+            {"name": "mine", "source": "jsonl", "path": "a.jsonl", "seed": 1},
+        ],
+    },
+    "score": {
+        "answer": "whole",
+        "rewards": [{"name": "exact"}],
+        "tasks": [{"name": "gcd", "rewards": [{"name": "numeric"}]}, {"name": "mine", "answer": "boxed"}],
+    },
+}
+
+
+def test_a_task_has_what_its_section_says_unless_it_says_otherwise(tmp_path: Path) -> None:
+    config = parse_config(MIXED, "my.toml")
+    told = [(t.called, t.weight, t.max_new_tokens, t.heldout, t.seed) for t in config.prompts.mixture]
+    assert told == [("sums", 3.0, 40, 9, 7), ("gcd", 1.0, 200, 5, 7), ("mine", 1.0, 40, 5, 1)]
+    rubrics = {rubric.name: (rubric.answer, rubric.rewards[0].name) for rubric in config.score.tasks}
+    assert rubrics == {"gcd": ("whole", "numeric"), "mine": ("boxed", "exact")}
+    save_config(config, tmp_path / "saved.toml")
+    assert load_config(tmp_path / "saved.toml") == config
+    whole = with_whole_paths(config)
+    assert [task.path for task in whole.prompts.mixture] == ["", "", str(Path("a.jsonl").absolute())]
+    assert ("prompts.path", Path("a.jsonl")) in list(files_read(config))
+
+
+def test_without_tasks_the_section_is_the_task() -> None:
+    config = parse_config({"prompts": {"task": "gcd"}}, "my.toml")
+    assert config.prompts.mixture == (config.prompts,)
+    assert config.score.rubrics == (config.score,)
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ({"prompts": {"tasks": [{"tsk": "gcd"}]}}, "unknown key prompts.tasks.tsk; did you mean 'task'?"),
+        ({"prompts": {"tasks": [{"name": "a"}]}}, "prompts.tasks.0: task must name a reasoning-gym task"),
+        ({"prompts": {"tasks": ["gcd"]}}, "prompts.tasks.0: "),
+        ({"prompts": {"tasks": "gcd"}}, "prompts.tasks: "),
+        ({"prompts": {"tasks": [{"task": "gcd"}, {"task": "gcd"}]}}, "two are called the same"),
+        ({"prompts": {"tasks": [{"task": "gcd", "environment": "python"}]}}, "there is no environment 'python'"),
+        ({"score": {"tasks": [{"answer": "whole"}]}}, "score.tasks.0: name must say which task it is for"),
+        (
+            {"score": {"tasks": [{"name": "chain_sun"}]}},
+            "of task 'chain_sun'; did you mean 'chain_sum'?",
+        ),
+        ({"score": {"tasks": [{"name": "chain_sum"}, {"name": "chain_sum"}]}}, "two are for the same task"),
+        (
+            {"score": {"time_limit_s": 2.0, "tasks": [{"name": "chain_sum", "rewards": [{"name": "code"}]}]}},
+            "time_limit_s",
+        ),
+    ],
+)
+def test_a_mistake_in_a_task_is_named(table: dict[str, Any], says: str) -> None:
+    assert says in refusal(table)
+
+
+def test_rows_of_files_name_tasks_that_no_configuration_knows() -> None:
+    prompts = {"source": "parquet", "path": "a.parquet"}
+    config = parse_config({"prompts": prompts, "score": {"tasks": [{"name": "openai/gsm8k"}]}}, "my.toml")
+    assert [task.name for task in config.score.tasks] == ["openai/gsm8k"]
 
 
 def test_the_table_that_is_parsed_stays_as_it_was() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,8 +24,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def config(model: Path, context: int, heldout: int = 8) -> Config:
-    prompts = {"task": "chain_sum", "heldout": heldout, "task_args": {"min_terms": 2, "max_terms": 6}}
+def config(model: Path, context: int, heldout: int = 8, **more: Any) -> Config:
+    prompts = {**more, "task": "chain_sum", "heldout": heldout, "task_args": {"min_terms": 2, "max_terms": 6}}
     return parse_config(
         {"model": {"path": str(model)}, "prompts": prompts, "rollout": {"context": context}}, "test.toml"
     )
@@ -45,6 +46,16 @@ def test_what_leaves_no_room_is_passed_over_and_said(model: Path, caplog: pytest
     assert len(caplog.records) == 8 - len(made)
     with pytest.raises(ConfigError, match="all 8 held-out questions are too long"):
         HeldoutPrompts(config(model, 2))()
+
+
+def test_any_number_of_the_first_questions_has_its_share_of_each_task(model: Path) -> None:
+    tasks = [{"name": "many", "heldout": 9}, {"name": "none", "heldout": 0}, {"name": "few", "heldout": 3}]
+    made = HeldoutPrompts(config(model, 200, tasks=tasks))()
+    assert [prompt.number for prompt in made] == list(range(12))
+    for count in range(4, 13):
+        of = [prompt.task for prompt in made[:count]]
+        assert abs(of.count("few") - count / 4) <= 1
+        assert of.count("none") == 0
 
 
 def test_none_are_made_where_none_are_asked_for(model: Path) -> None:

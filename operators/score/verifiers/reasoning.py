@@ -15,13 +15,24 @@ _HARMLESS = frozenset({"ab", "chain_sum", "decimal_chain_sum", "dice", "leg_coun
 def verify(answer: str | None, entry: Mapping[str, Any], task: str) -> float:
     """What `task` says of `answer`, in [0, 1]; 1 is right, and some tasks give partial credit.
 
-    `entry` is the reference that prompts carry: reasoning-gym's, plus `task_args`. Raises ValueError for an unknown
+    `entry` is the reference that prompts carry: reasoning-gym's, plus `task_args`, and the library's name of the task
+    as `task` where prompts call it something else. Raises ValueError for an unknown
     task or a reference that is no entry, and whatever the task's verifier raises on malformed text.
     """
     if "metadata" not in entry:
         raise ValueError(f"the reference is no entry of a reasoning-gym task (task {task!r})")
     args = entry.get("task_args")
-    return float(_dataset(task, json.dumps(args) if args else "").score_answer(answer, entry))
+    return float(_dataset(entry.get("task", task), json.dumps(args) if args else "").score_answer(answer, entry))
+
+
+@lru_cache(maxsize=1024)
+def named_in(reference: str, task: str) -> str:
+    """What the library calls the task of `reference`, JSON, whose prompt calls it `task`."""
+    try:
+        entry = json.loads(reference)
+    except ValueError:
+        return task  # verify() is not asked
+    return str(entry.get("task", task)) if isinstance(entry, dict) else task
 
 
 @lru_cache(maxsize=256)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -20,9 +21,12 @@ from schemas.topics import EVAL_PROMPTS, EXPERIENCES, METRICS, RELAY, SETTLED, p
 class Evaluation:
     """The evaluation operator on a log in memory, with `questions` held-out ones."""
 
-    def __init__(self, questions: int = 3, **config: Any) -> None:
+    def __init__(self, questions: int = 3, tasks: Sequence[str] = ("chain_sum",), **config: Any) -> None:
         self.log = Log()
-        held_out = [prompt(number, 1, purpose="evaluation", text=f"held out {number}") for number in range(questions)]
+        held_out = [
+            prompt(number, 1, purpose="evaluation", text=f"held out {number}", task=tasks[number % len(tasks)])
+            for number in range(questions)
+        ]
         settings = EvaluationConfig(**{"every": 5, "periodic_questions": 2, **config})
         readings = reading(EXPERIENCES, keys=("e",)), reading(RELAY, start="earliest")
         self.shard = Shard(
@@ -80,6 +84,21 @@ def test_a_complete_round_is_settled_and_measured_at_once() -> None:
     assert evaluation.points() == [(0, {"questions": 3.0, "final": 0.0, "accuracy/greedy": pytest.approx(2 / 3)})]
     assert {(r.trajectory_id, r.fate) for r in evaluation.log.rows(SETTLED)} == {
         (f"e{number}.0", "evaluated") for number in range(3)
+    }
+
+
+def test_accuracy_is_told_by_task_where_there_are_several() -> None:
+    evaluation = Evaluation(5, tasks=("sums", "words"), sampled=False)
+    evaluation.publish(0)
+    evaluation.shard.run()
+    for reward in (1.0, 0.5, 0.0, 0.0):
+        evaluation.answer(1, reward=reward)
+    evaluation.answer(1, under=version(7))  # another version's
+    evaluation.shard.run()
+    ((_, values),) = evaluation.points()
+    figures = {"": (4.0, 0.375), "/sums": (2.0, 0.5), "/words": (2.0, 0.25)}
+    assert values == {"final": 0.0} | {f"questions{task}": count for task, (count, _) in figures.items()} | {
+        f"accuracy/greedy{task}": accuracy for task, (_, accuracy) in figures.items()
     }
 
 

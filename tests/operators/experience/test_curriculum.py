@@ -24,13 +24,13 @@ def asked(of: Buffer) -> list[tuple[int, float, int]]:
     return [(row.level, row.success, row.answered) for row in rows]
 
 
-def begin(of: Buffer, level: int, number: int) -> None:
-    of.log.append(CURRICULUM, LevelBegun(level, number, 0), BEGUN)
+def begin(of: Buffer, level: int, number: int, task: str = "") -> None:
+    of.log.append(CURRICULUM, LevelBegun(task, level, number, 0), BEGUN)
 
 
-def answer(of: Buffer, *numbers: int, right: float = 1.0) -> None:
+def answer(of: Buffer, *numbers: int, right: float = 1.0, task: str = "chain_sum") -> None:
     for number in numbers:
-        rows = [trajectory(prompt(number), member) for member in range(2)]
+        rows = [trajectory(prompt(number, task=task), member) for member in range(2)]
         of.score(*(experience(row, 9.0, components=(RewardComponent("accuracy", right, 0.0),)) for row in rows))
     of.shard.run()
 
@@ -48,6 +48,26 @@ def test_questions_that_are_answered_right_are_to_be_harder_and_others_easier() 
     answer(one, 10, 12, right=0.0)
     assert asked(one)[1:] == [(0, 0.0, 4)]
     assert [m.values["curriculum/level"] for m in one.log.rows(METRICS)][-2:] == [1.0, 1.0]
+
+
+def test_each_task_has_a_curriculum_of_its_own() -> None:
+    one = Buffer(global_batch=2, levels={"sums": 3, "words": 2}, sampler=SAMPLER)
+    answer(one, 0, 2, task="sums")
+    answer(one, 4, 6, right=0.0, task="words")  # there is nothing easier
+    answer(one, 8, task="other")
+    rows = [row for row in one.log.rows(CURRICULUM) if isinstance(row, LevelAsked)]
+    assert [(row.task, row.level, row.success, row.answered) for row in rows] == [("sums", 1, 1.0, 4)]
+    begin(one, 1, 10, "sums")
+    answer(one, 10, task="words")
+    one.shard.start()
+    answer(one, 12, 14, task="words")
+    rows = [row for row in one.log.rows(CURRICULUM) if isinstance(row, LevelAsked)]
+    assert [(row.task, row.level, row.success, row.answered) for row in rows[1:]] == []
+    answer(one, 16, 18, 20, 22, 24, 26, task="words")
+    rows = [row for row in one.log.rows(CURRICULUM) if isinstance(row, LevelAsked)]
+    assert [(row.task, row.level) for row in rows[1:]] == [("words", 1)]
+    told = one.log.rows(METRICS)[-1].values
+    assert (told["curriculum/level/sums"], told["curriculum/level/words"]) == (1.0, 0.0)
 
 
 @pytest.mark.parametrize(("levels", "right"), [(1, 1.0), (0, 1.0), (3, 0.0), (3, 0.5)])

@@ -152,6 +152,9 @@ def test_what_the_buffer_holds_is_told_with_each_batch() -> None:
         "dropped": 2.0,
         "staleness/0": 2.0,
         "staleness_at_finish/0": 2.0,
+        "trajectories/chain_sum": 2.0,
+        "reward/mean/chain_sum": 1.0,
+        "response_length/mean/chain_sum": 2.0,
     } | {f"dropped_share/{decile}": 0.5 for decile in range(1, 11)}
     assert buffer.batches() == [("p0.0", "p0.1")]
 

@@ -13,7 +13,7 @@ from records_here import reading, shard
 from operators.io.elements import Restored
 from operators.io.fold_records import Folder
 from operators.prompts.config import PromptsConfig
-from operators.prompts.draw_prompts import LOOK_EVERY_S, DrawPrompts, _Drawing
+from operators.prompts.draw_prompts import LOOK_EVERY_S, DrawPrompts, _Drawing, _Task
 from operators.prompts.question import BadRow, Question, UnusableRow
 from schemas.records import DeadLetter, LevelAsked, LevelBegun, Prompt
 from schemas.topics import ASKED, CURRICULUM, DEAD_LETTERS, PROMPTS
@@ -82,8 +82,8 @@ class Prompts:
 
     def _restore(self, restored: Restored) -> Folder:
         backlog: Any = self.backlog
-        sources = [self.questions, *self.harder]
-        return _Drawing(self._step, sources, Letters(), backlog, restored.marks, lambda: self.now, self._sleep)
+        task = _Task(self._step.config, [self.questions, *self.harder], Letters())
+        return _Drawing(self._step, [task], backlog, restored.marks, lambda: self.now, self._sleep)
 
     def _sleep(self, seconds: float) -> None:
         self.now += seconds
@@ -168,7 +168,7 @@ def test_a_restart_goes_on_behind_what_was_committed(committed: bool) -> None:
 
 
 def ask(prompts: Prompts, level: int) -> None:
-    prompts.log.append(CURRICULUM, LevelAsked(level, 0, 1.0, 8, 0), ASKED)
+    prompts.log.append(CURRICULUM, LevelAsked("chain_sum", level, 0, 1.0, 8, 0), ASKED)
 
 
 @pytest.mark.parametrize("committed", [True, False])

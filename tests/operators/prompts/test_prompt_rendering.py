@@ -10,7 +10,7 @@ import pytest
 
 from operators.prompts.config import PromptsConfig
 from operators.prompts.question import Message, Question
-from operators.prompts.rendering import PromptTooLong, render
+from operators.prompts.rendering import PromptTooLong, check_template, render
 from operators.prompts.sources import open_source
 from schemas.codec import encode
 from schemas.records import Sampling
@@ -96,6 +96,18 @@ def test_a_conversation_needs_a_chat_template() -> None:
     bare.chat_template = None
     with pytest.raises(ValueError, match="tokenizer has no chat template"):
         render(conversation, 0, PromptsConfig(task="gcd", chat_template=True), bare, 100)
+
+
+def test_a_template_that_fails_on_every_question_is_told_before_any_is_drawn() -> None:
+    class Refuses(LetterTokenizer):
+        def apply_chat_template(self, conversation: list[dict[str, str]], **options: Any) -> str:
+            raise RuntimeError("no system messages")
+
+    config = PromptsConfig(task="gcd", chat_template=True, system="Be kind.")
+    with pytest.raises(ValueError, match=r"fails on messages of system, user \(RuntimeError: no system messages\)"):
+        check_template(config, Refuses())
+    check_template(config, LetterTokenizer())
+    check_template(PromptsConfig(task="gcd"), Refuses())
 
 
 def test_a_prompt_must_leave_room_for_one_token() -> None:

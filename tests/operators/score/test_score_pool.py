@@ -84,8 +84,8 @@ def open_pool(tmp_path: Path) -> Callable[..., VerifierPool]:
     path.write_text(BAD_VERIFIERS)
 
     def opened(*names: str, workers: int = 1, time_limit_s: float = 5.0, **setup: object) -> VerifierPool:
-        rewards = [{"name": f"{path}:{name}", "options": {}} for name in names]
-        limits = {"memory_limit_mb": 512, "allow_processes": False, "extraction": ("whole", "")}
+        rewards = [{"name": f"{path}:{name}", "options": {}, "extraction": ("whole", "")} for name in names]
+        limits = {"memory_limit_mb": 512, "allow_processes": False}
         return VerifierPool({"rewards": rewards, **limits, **setup}, workers, time_limit_s)
 
     return opened
@@ -146,8 +146,8 @@ def test_a_bad_verifier_costs_one_outcome(open_pool: Callable[..., VerifierPool]
 def test_the_last_reply_of_a_process_counts_however_late_it_is_read(tmp_path: Path) -> None:
     (tmp_path / "verifiers.py").write_text(BAD_VERIFIERS)
     setup = {
-        "rewards": [{"name": f"{tmp_path / 'verifiers.py'}:eats_memory", "options": {}}],
-        "memory_limit_mb": 512, "allow_processes": False, "extraction": ["whole", ""], "time_limit_s": 5.0,
+        "rewards": [{"name": f"{tmp_path / 'verifiers.py'}:eats_memory", "options": {}, "extraction": ["whole", ""]}],
+        "memory_limit_mb": 512, "allow_processes": False, "time_limit_s": 5.0,
     }  # fmt: skip
     process = WorkerProcess("operators.score.worker", setup, 0.0, MAX_REPLY_BYTES, "verifier")
     try:
@@ -260,8 +260,9 @@ def test_verifiers_die_with_their_parent(tmp_path: Path) -> None:
     parent = f"""
 import sys, threading
 from operators.score.pool import Call, VerifierPool
-setup = {{"rewards": [{{"name": {str(tmp_path / "verifiers.py:sleeps")!r}, "options": {{}}}}],
-          "memory_limit_mb": 512, "allow_processes": False, "extraction": ["whole", ""]}}
+setup = {{"rewards": [{{"name": {str(tmp_path / "verifiers.py:sleeps")!r}, "options": {{}},
+                       "extraction": ["whole", ""]}}],
+          "memory_limit_mb": 512, "allow_processes": False}}
 pool = VerifierPool(setup, 2, 60.0)
 print(*pool.pids, flush=True)
 pool.score_all([Call(0, {{"text": "", "tokens": 0, "prompt": "", "task": "", "reference": "{{}}"}})])
@@ -288,7 +289,7 @@ pool.score_all([Call(0, {{"text": "", "tokens": 0, "prompt": "", "task": "", "re
 )
 def test_a_reward_that_cannot_be_loaded_is_said_at_once(tmp_path: Path, source: str, message: str) -> None:
     (tmp_path / "mine.py").write_text(source)
-    rewards = [{"name": f"{tmp_path / 'mine.py'}:reward", "options": {}}]
-    limits = {"memory_limit_mb": 512, "allow_processes": False, "extraction": ("whole", "")}
+    rewards = [{"name": f"{tmp_path / 'mine.py'}:reward", "options": {}, "extraction": ("whole", "")}]
+    limits = {"memory_limit_mb": 512, "allow_processes": False}
     with pytest.raises(VerifierUnavailable, match=message):
         VerifierPool({"rewards": rewards, **limits}, 1, 1.0)

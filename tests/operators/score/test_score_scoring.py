@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from operators.score.attempt import Answer
-from operators.score.config import RewardSpec, ScoreConfig
+from operators.score.config import RewardSpec, Rubric, ScoreConfig, TaskRubric
 from operators.score.pool import Outcome
 from operators.score.scorer import Scorer
 from operators.score.scoring import Judge, score_trajectories
+from operators.score.verifiers import reasoning
 from schemas.block import Block
 from schemas.columns import flags, floats, token_ids
 from schemas.records import Episode, Experience, Prompt, Response, RewardComponent, Sampling, Trajectory
@@ -56,6 +57,9 @@ class Says:
     def __init__(self, config: ScoreConfig, *outcomes: Outcome) -> None:
         self.config, self.outcomes = config, list(outcomes)
         self.asked = 0
+
+    def rubric(self, task: str) -> Rubric:
+        return self.config
 
     def judge(self, answers: Sequence[Answer]) -> list[list[Outcome]]:
         self.asked += len(answers)
@@ -126,6 +130,35 @@ def test_accuracy_stands_apart_from_partial_credit() -> None:
     assert [experience.components[-1] for experience in experiences] == [
         RewardComponent("accuracy", value, 0.0) for value in (1.0, 0.0, 0.0)
     ]
+
+
+def test_each_task_is_judged_by_its_own_rubric() -> None:
+    config = ScoreConfig(
+        rewards=(RewardSpec("numeric"),),
+        on_error=-1.0,
+        tasks=(
+            TaskRubric((RewardSpec("exact", 2.0), RewardSpec("format", 0.5)), "whole", name="words"),
+            TaskRubric((RewardSpec("numeric"), RewardSpec(MY_REWARD)), "regex", answer_regex=r"<(\d)>", name="digits"),
+        ),
+        workers=1,
+    )
+    rows = [trajectory(text, task=task) for task in ("sums", "words", "digits") for text in ("#4.0", "4", "<4> #9")]
+    lost = [trajectory("", task=task, finish_reason="failed", error="gone") for task in ("sums", "words")]
+    with Scorer(config) as scorer:
+        experiences = scored([*rows, *lost], scorer)
+    assert [each.reward for each in experiences] == [1.0, 0.0, 0.0, 0.0, 2.0, 0.0, 0.0, 0.0, 1.0, -1.0, 0.0]
+    named = [[component.name for component in each.components] for each in experiences]
+    assert named[0] == ["numeric", "accuracy"]
+    assert named[3] == ["exact", "format", "accuracy"]
+    assert named[6] == ["numeric", "shows_work", "accuracy"]
+
+
+def test_a_reasoning_gym_task_is_judged_as_what_it_is_whatever_prompts_call_it() -> None:
+    entry = {"answer": "7", "question": "?", "metadata": {}, "task": "gcd"}
+    with Scorer(ScoreConfig()) as scorer:
+        assert [each.reward for each in scored([trajectory("#17", entry, task="divisors")], scorer)] == [0.5]
+    assert not reasoning.harmless(reasoning.named_in('{"task": "countdown"}', "chain_sum"))
+    assert reasoning.named_in("[", "gcd") == reasoning.named_in("[]", "gcd") == "gcd"
 
 
 def test_bad_references_cost_their_own_trajectory_alone() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from synthetic_run import GROUP_BATCH, START, STEPS, evaluation_metric, history, trainer_metric
 
+from pipelines.report.charts import charts
 from pipelines.report.closing import closing_lines, laminar
 from pipelines.report.machine import cpu_model, describe_machine, package_versions
 from pipelines.report.metrics_file import MetricsFile, read_metrics, unreadable_metric
@@ -231,6 +233,38 @@ def test_the_closing_lines_say_what_was_reached_and_what_to_do_next() -> None:
     text = closing_lines(Path("runs/sums"), stopped, Path("my.toml"))
     assert "ended before its goal" in text
     assert "Error: the broker went away" in text
+
+
+def by_task(metric: Metric) -> Metric:
+    """As a run of two tasks tells of it: the larger one is right twice as often."""
+    values = dict(metric.values)
+    for task, count, right in (("few", 32.0, 0.3), ("many", 96.0, 0.6)):
+        if metric.name == "experience":
+            rises = right + 0.3 * (metric.step >= STEPS / 2)
+            values |= {f"trajectories/{task}": count, f"reward/mean/{task}": rises, f"response_length/mean/{task}": 9.0}
+        elif metric.name == "evaluation" and "accuracy/greedy" in values:
+            values |= {f"accuracy/greedy/{task}": right / 2 if metric.step else 0.0, f"questions/{task}": 128.0}
+    return replace(metric, values=values)
+
+
+def test_several_tasks_have_figures_each() -> None:
+    metrics = [by_task(metric) for metric in history()]
+    summary = figures_of(metrics, FACTS)
+    assert list(summary["tasks"]) == ["many", "few"]
+    assert summary["tasks"]["few"] == {
+        "reward_first": pytest.approx(0.3),
+        "reward_last": pytest.approx(0.6),
+        "heldout_before": 0.0,
+        "heldout_after": 0.15,
+        "trajectories_trained": 32 * STEPS,
+        "response_length_last": pytest.approx(9.0),
+    }
+    text = closing_lines(Path("runs/sums"), summary, Path("my.toml"))
+    assert re.search(r"many\n +reward +0\.60 → 0\.90\n +held-out, greedy +0\.00 → 0\.30\n", text)
+    assert {"Training reward by task", "Held-out accuracy by task, greedy"} <= {
+        c.title for c in charts(metrics, summary)
+    }
+    assert figures_of(list(history()), FACTS)["tasks"] is None
 
 
 def test_commands_are_written_as_they_work_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

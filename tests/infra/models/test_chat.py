@@ -1,0 +1,82 @@
+"""Messages by chat templates of the kinds that models have, through the real tokenizer and template engine."""
+
+from __future__ import annotations
+
+import pytest
+from tokenizers import AddedToken
+from transformers import PreTrainedTokenizerBase
+
+from infra.models.chat import chat_text, message_frame
+from infra.models.demo import build_demo_tokenizer
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TRIMS = (
+    "<bos>{% for m in messages %}{% if m.role not in ('user', 'assistant') %}"
+    "{{ raise_exception(m.role ~ ' is not supported') }}{% endif %}"
+    "<|im_start|>{{ m.role }}: {{ m.content | trim }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant: {% endif %}"
+)
+NO_END = (
+    "{% for m in messages %}[{{ m.role }}] {{ m.content }} {% endfor %}"
+    "{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+DEAF = "{% for m in messages %}{% if m.role != 'user' or loop.first %}{{ m.content }}|{% endif %}{% endfor %}"
+ECHOES = "{% for m in messages %}{{ m.content }}|{% endfor %}{{ messages[-1].content }}"
+CALL = [{"role": "user", "content": "What is 12*7?"}]
+
+
+def tokenizer(template: str | None) -> PreTrainedTokenizerBase:
+    made = build_demo_tokenizer(())
+    made.add_tokens(
+        [AddedToken(text, special=True, normalized=False) for text in ("<|im_start|>", "<|im_end|>", "<bos>")]
+    )
+    made.eos_token = "<|im_end|>"
+    made.chat_template = template
+    return made
+
+
+@pytest.mark.parametrize("template", [CHATML, TRIMS, NO_END])
+def test_turns_and_messages_are_what_the_template_makes_of_the_whole_conversation(template: str) -> None:
+    """The model's turns stand in it as they were drawn: their tokens are not encoded again."""
+    made = tokenizer(template)
+    frame = message_frame(made, "user")
+    prompt = made.encode(chat_text(made, CALL), add_special_tokens=False)
+    turn, observed = made.encode("Let me see", add_special_tokens=False), made.encode("84", add_special_tokens=False)
+    for ended in (True, False):
+        drawn = [*turn, made.eos_token_id] if ended else turn
+        tokens = [*prompt, *drawn, *frame.around(observed, ended)]
+        if template == NO_END and ended:
+            continue  # the end of sequence that was drawn is no part of this template
+        whole = [*CALL, {"role": "assistant", "content": "Let me see"}, {"role": "user", "content": "84"}]
+        assert made.decode(tokens) == chat_text(made, whole)
+
+
+def test_special_tokens_around_a_message_are_single_ones() -> None:
+    made = tokenizer(CHATML)
+    frame = message_frame(made, "tool")
+    start, end = made.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
+    assert frame.end == (end,)
+    assert frame.before[-6:] == (start, *made.encode("tool\n", add_special_tokens=False))
+    assert frame.after[:1] == (end,)
+    assert start in frame.after
+    said = made.encode("<|im_end|>", add_special_tokens=False, split_special_tokens=True)
+    assert frame.around(said, ended=True).count(end) == 1
+
+
+@pytest.mark.parametrize(
+    ("template", "role", "words"),
+    [
+        (None, "user", "has no chat template"),
+        (TRIMS, "tool", r"fails on messages of user, assistant, tool \(TemplateError: tool is not supported\)"),
+        ("{% for m in %}", "user", "fails on messages of user, assistant, user"),
+        ("{{ messages[7].content.x }}", "user", "fails on messages"),
+        (DEAF, "user", "does not show a message of user"),
+        (ECHOES, "user", "does not show a message of user that answers the assistant, once"),
+    ],
+)
+def test_a_template_that_cannot_say_it_is_told_why(template: str | None, role: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        message_frame(tokenizer(template), role)

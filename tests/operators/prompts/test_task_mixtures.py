@@ -1,0 +1,168 @@
+"""Several tasks in one run: which each prompt is of, shares by weight, restarts, ends, and held-out questions."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from log_model import Log, Shard
+from records_here import reading, shard
+from test_draw_prompts import Backlog, Letters
+
+from operators.io.elements import Restored
+from operators.io.fold_records import Folder
+from operators.prompts.config import PromptsConfig, TaskConfig
+from operators.prompts.draw_prompts import LOOK_EVERY_S, DrawPrompts, _Drawing, _Task
+from operators.prompts.mixture import draw_task
+from operators.prompts.sources import heldout_of_all, open_tasks
+from schemas.records import DeadLetter, LevelAsked, LevelBegun, Prompt
+from schemas.topics import ASKED, CURRICULUM, DEAD_LETTERS, PROMPTS
+
+SUMS = TaskConfig(name="sums", task="chain_sum", weight=3.0, max_new_tokens=20)
+DIVISORS = TaskConfig(task="gcd", samples_per_prompt=2, temperature=0.5)
+
+
+@pytest.mark.parametrize("weights", [(1, 1), (3, 1), (1, 0, 4), (0.1, 0.2, 0.7)])
+def test_tasks_are_drawn_by_weight_and_the_same_again(weights: tuple[float, ...]) -> None:
+    drawn = [draw_task(5, number, weights) for number in range(4000)]
+    for index, weight in enumerate(weights):
+        assert drawn.count(index) / 4000 == pytest.approx(weight / sum(weights), abs=0.03)
+    assert drawn == [draw_task(5, number, weights) for number in range(4000)]
+    assert drawn != [draw_task(6, number, weights) for number in range(4000)]
+
+
+def test_every_partition_gets_every_task() -> None:
+    drawn = [draw_task(0, number, (1, 1)) for number in range(400)]
+    assert all(abs(drawn[part::4].count(0) - 50) < 20 for part in range(4))
+
+
+def test_without_a_task_that_has_questions_left_there_is_none() -> None:
+    assert [draw_task(0, number, (0, 2, 0)) for number in range(50)] == [1] * 50
+    assert draw_task(0, 0, (0, 0)) is None
+
+
+class Mixed:
+    """The prompts operator over the questions of several tasks, on a log in memory."""
+
+    def __init__(self, *tasks: TaskConfig) -> None:
+        self.log, self.now = Log(), 0.0
+        config = shard("prompts", reading(CURRICULUM, keys=(ASKED,)), anchor=(PROMPTS, 0))
+        self._step = DrawPrompts(PromptsConfig(tasks=tasks, seed=3), config, Path(), 600, lead=10**6)
+        self._backlog = Backlog()
+        self.shard = Shard(self.log, config, self._restore)
+        self.shard.start()
+
+    def _restore(self, restored: Restored) -> Folder:
+        config = self._step.config
+        tasks = [_Task(task, own, Letters()) for task, own in zip(config.mixture, open_tasks(config), strict=True)]
+        return _Drawing(self._step, tasks, self._backlog, restored.marks, lambda: self.now, lambda _: None)  # type: ignore[arg-type]
+
+    def draw(self, count: int) -> None:
+        """Draw so many more, as far as there are."""
+        self._backlog.count = 10**6 - count
+        self.now += LOOK_EVERY_S
+        self.shard.turn()
+
+    def made(self) -> list[Prompt]:
+        return self.log.rows(PROMPTS)  # type: ignore[no-any-return]
+
+
+def test_each_prompt_is_as_its_task_says() -> None:
+    mixed = Mixed(SUMS, DIVISORS)
+    mixed.draw(80)
+    mixed.shard.commit()
+    made = mixed.made()
+    assert [prompt.number for prompt in made] == list(range(80))
+    assert Counter(prompt.task for prompt in made).keys() == {"sums", "gcd"}
+    for prompt in made:
+        how = prompt.samples, prompt.sampling.max_new_tokens, prompt.sampling.temperature
+        assert how == ((8, 20, 1.0) if prompt.task == "sums" else (2, 256, 0.5))
+        assert json.loads(prompt.reference).get("task") == ("chain_sum" if prompt.task == "sums" else None)
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_restart_draws_what_would_have_been_drawn(committed: bool) -> None:
+    whole, killed = Mixed(SUMS, DIVISORS), Mixed(SUMS, DIVISORS)
+    whole.draw(60)
+    whole.shard.commit()
+    for count in (1, 7, 20):
+        killed.draw(count)
+        if committed:
+            killed.shard.commit()
+        killed.shard.start()
+    killed.draw(60 - len(killed.made()))
+    killed.shard.commit()
+    assert len(killed.made()) == 60
+    assert killed.made() == whole.made()
+
+
+def test_a_task_whose_questions_end_leaves_the_rest_to_the_others(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{index}?", "answer": index} for index in range(3)]
+    (tmp_path / "few.jsonl").write_text("{\n" + "\n".join(map(json.dumps, rows)))
+    few, more = (
+        TaskConfig(source="jsonl", path=str(tmp_path / "few.jsonl"), name=name, epochs=epochs, weight=2.0)
+        for name, epochs in (("few", 1), ("more", 2))
+    )
+    mixed = Mixed(few, more)
+    mixed.draw(5)
+    mixed.shard.commit()
+    mixed.shard.start()
+    mixed.draw(50)
+    mixed.draw(50)
+    mixed.shard.commit()
+    assert Counter(prompt.task for prompt in mixed.made()) == {"few": 3, "more": 6}
+    assert [prompt.number for prompt in mixed.made()] == list(range(9))
+    letters: list[DeadLetter] = mixed.log.rows(DEAD_LETTERS)
+    assert [letter.offset for letter in letters] == [1, 1]  # of each task, and once
+    mixed.shard.folder.close()
+
+
+def test_what_one_task_holds_out_no_other_trains() -> None:
+    narrow = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
+    tasks = [
+        TaskConfig(name="one", task="chain_sum", task_args=narrow, heldout=40),
+        TaskConfig(name="other", task="chain_sum", task_args=narrow, levels=({}, {}), heldout=3),
+        TaskConfig(name="table", task="chain_sum", task_args=narrow, size=150, epochs=1),
+    ]
+    config = PromptsConfig(tasks=tuple(tasks))
+    heldout = {question.text for _, question in heldout_of_all(config)}
+    assert len(heldout) >= 40
+    for sources in open_tasks(config):
+        for source in sources:
+            assert heldout.isdisjoint(source[number].text for number in range(min(100, source.total or 100)))
+
+
+def test_levels_are_begun_by_task() -> None:
+    easy, hard = {"max_terms": 2}, {"min_terms": 5, "max_terms": 5}
+    mixed = Mixed(*(TaskConfig(name=name, task="chain_sum", levels=(easy, hard)) for name in ("left", "right")))
+    mixed.draw(20)
+    mixed.log.append(CURRICULUM, LevelAsked("right", 1, 0, 1.0, 8, 0), ASKED)
+    mixed.log.append(CURRICULUM, LevelAsked("nobody", 1, 0, 1.0, 8, 0), ASKED)
+    mixed.draw(20)
+    mixed.shard.commit()
+    begun = [row for row in mixed.log.rows(CURRICULUM) if isinstance(row, LevelBegun)]
+    assert [(row.task, row.level, row.number) for row in begun] == [("right", 1, 20)]
+    for prompt in mixed.made():
+        terms = 1 + prompt.text.count(" + ") + prompt.text.count(" - ")
+        assert terms == (5 if prompt.task == "right" and prompt.number >= 20 else 2)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "words"),
+    [
+        ((SUMS, TaskConfig(task="gcd", name="sums")), "two are called the same"),
+        ((TaskConfig(source="synthetic"), SUMS), "synthetic prompts have no text"),
+        ((TaskConfig(source="jsonl", path="a", levels=({"grade": 1}, {"grade": 2})), SUMS), "with levels needs a name"),
+    ],
+)
+def test_tasks_that_do_not_go_together_are_refused(tasks: tuple[TaskConfig, ...], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        PromptsConfig(tasks=tasks)
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_weight_is_positive(weight: float) -> None:
+    with pytest.raises(ValueError, match="weight must be positive"):
+        TaskConfig(task="gcd", weight=weight)
