@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 # Bytecode is kept, whatever the shell says: or every process compiles Beam and torch anew, which takes half a minute.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test lint types pytest prism soak requirements clean trl-env trl-requirements streams-env streams-requirements vllm-env vllm-requirements vllm-test verl-env verl-requirements verl-vectors benchmark-end-to-end
+.PHONY: run test lint types pytest prism soak requirements clean trl-env trl-requirements streams-env streams-requirements vllm-env vllm-requirements vllm-test environments-env environments-requirements environments-test verl-env verl-requirements verl-vectors benchmark-end-to-end
 
 run: $(READY)
 	$(BIN)/laminar run $(CONFIG) $(ARGS)
@@ -95,6 +95,23 @@ vllm-requirements: requirements.txt | $(READY)
 
 vllm-test: vllm-env
 	$(VLLM_VENV)/bin/pytest -W ignore --timeout 900 tests/operators/rollout/test_engine_contract.py tests/operators/rollout/test_vllm_engine.py -k vllm $(ARGS)
+
+# So have the packages whose environments are adapted.
+ENVIRONMENTS_VENV := .venv-environments
+
+environments-env: $(ENVIRONMENTS_VENV)/.ready
+
+$(ENVIRONMENTS_VENV)/.ready: tests/environments_environment/requirements.txt | $(READY)
+	$(PYTHON) -m venv $(ENVIRONMENTS_VENV)
+	$(BIN)/uv pip install --quiet --python $(ENVIRONMENTS_VENV)/bin/python -r tests/environments_environment/requirements.txt
+	$(BIN)/uv pip install --quiet --python $(ENVIRONMENTS_VENV)/bin/python --no-deps --editable .
+	touch $@
+
+environments-requirements: requirements.txt | $(READY)
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --extra test --no-emit-index-url --no-annotate --no-header pyproject.toml tests/environments_environment/requirements.in -o tests/environments_environment/requirements.txt
+
+environments-test: environments-env
+	$(ENVIRONMENTS_VENV)/bin/pytest -W ignore tests/operators/rollout/test_outside_environments.py $(ARGS)
 
 # verl too: the oracle of the trainer's losses. Without its own dependencies, which are those of a cluster.
 VERL_VENV := .venv-verl

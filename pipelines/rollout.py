@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import apache_beam as beam
 
+from infra.models.chat import MessageFrame, message_frame
 from operators.io.config import Reading
 from operators.io.fold_records import FoldRecords
 from operators.io.read_topics import ReadTopics
@@ -35,6 +36,7 @@ def build(pipeline: beam.Pipeline, config: Config, process: int = 0) -> None:
         config.kafka.partitions,
         replace(config.relay.door(), port=0),
         interrupts=config.placement.rules.refresh == "interrupt",
+        frames=_frames(config),
     )
     (
         pipeline
@@ -42,6 +44,17 @@ def build(pipeline: beam.Pipeline, config: Config, process: int = 0) -> None:
         | "generate trajectories" >> FoldRecords(generate)
         | "write trajectories" >> WriteTransactionally(source)
     )
+
+
+def _frames(config: Config) -> dict[str, MessageFrame]:
+    """Of the environments whose words are messages. Raises ValueError where the model's chat template has none such."""
+    talking = [spec for spec in config.rollout.environments if spec.role]
+    if not talking:
+        return {}
+    from infra.models.checkpoint_folder import load_tokenizer  # here: it imports torch
+
+    tokenizer = load_tokenizer(config.model_folder())
+    return {spec.called: message_frame(tokenizer, spec.role) for spec in talking}
 
 
 def _backend(config: Config) -> BackendSpec:

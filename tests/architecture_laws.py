@@ -26,6 +26,8 @@ VENDORS: dict[str, tuple[str, ...]] = {
     "transformers": _TENSORS,
     "tokenizers": _TENSORS,
     "safetensors": _TENSORS,
+    "openenv": ("operators/rollout/environments/openenv_session.py",),
+    "verifiers": ("operators/rollout/environments/verifiers_rollout.py",),
     "peft": ("operators/trainer/lora.py",),
     "mlflow": ("pipelines/report/trackers.py",),
     "tensorboardX": ("pipelines/report/trackers.py",),

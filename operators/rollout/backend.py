@@ -13,7 +13,7 @@ from typing import Protocol
 from operators.rollout.config import RolloutConfig
 from operators.rollout.engine import Engine
 from operators.rollout.replica import Weights
-from schemas.records import WeightVersion
+from schemas.records import Prompt, WeightVersion
 
 
 class Backend(Protocol):
@@ -31,6 +31,9 @@ class Backend(Protocol):
 
     def encode(self, text: str) -> list[int]:
         """`text` that nobody has read as tokens, none of them special."""
+
+    def check(self, prompt: Prompt) -> None:
+        """Raise ValueError if its tokens are not those that this model's tokenizer makes of its text."""
 
     def hear(self, manifest: WeightVersion) -> None:
         """A weight version was announced."""

@@ -98,7 +98,7 @@ class DirectRunner:
             attended = [self._attend(i, qkv[chunk.start : chunk.stop], chunk, mask) for chunk, mask in chunks]
             first = decoding
             for block in blocks:
-                attended.append(self._attend_causally(qkv[first : first + block.token_ids.size], block))
+                attended.append(self._attend_causally(i, qkv[first : first + block.token_ids.size], block))
                 first += block.token_ids.size
             out = attended[0] if len(attended) == 1 else torch.cat(attended)
             x = torch.addmm(x, out, layer.output)
@@ -134,12 +134,27 @@ class DirectRunner:
             weights = weights.to(self._dtype)
         return torch.bmm(weights, self._values[layer][heads, : chunk.width]).view(chunk.stop - chunk.start, -1)
 
-    def _attend_causally(self, qkv: torch.Tensor, block: Prefill) -> torch.Tensor:
-        """Attention of each context of `block` over itself, [tokens, heads × size]; padding lies behind, unseen."""
+    def _attend_causally(self, layer: int, qkv: torch.Tensor, block: Prefill) -> torch.Tensor:
+        """Attention of each context of `block` over itself and its row's KV before it, [tokens, heads × size].
+
+        Padding lies behind, unseen.
+        """
         heads = qkv.view(*block.token_ids.shape, -1, self._size).transpose(1, 2)
         queries, keys, values = torch.split(heads, [self._heads, self._kv_heads, self._kv_heads], 1)
+        mask = None
+        if block.start:
+            end = block.start + block.token_ids.shape[1]
+            keys, values = self._slots.layers[layer][:, int(block.row[0]), None, :, :end]
+            seen = self._columns[:end] <= self._columns[block.start : end, None]
+            mask = torch.where(seen, self._zero, -torch.inf)
         out = functional.scaled_dot_product_attention(
-            queries, keys, values, is_causal=True, scale=self._scale, enable_gqa=self._heads != self._kv_heads
+            queries,
+            keys,
+            values,
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=self._scale,
+            enable_gqa=self._heads != self._kv_heads,
         )
         return out.transpose(1, 2).reshape(block.token_ids.size, -1)
 
@@ -191,5 +206,5 @@ def _flatten(step: Decode | None, blocks: Sequence[Prefill]) -> tuple[np.ndarray
     for block in blocks:
         contexts, width = block.token_ids.shape
         token_ids.append(block.token_ids.reshape(-1))
-        positions.append(np.tile(np.arange(width), contexts))
+        positions.append(np.tile(np.arange(block.start, block.start + width), contexts))
     return np.concatenate(token_ids), np.concatenate(positions), rows

@@ -15,7 +15,7 @@ from operators.rollout.emulation import DEFAULT_CONTEXT
 from operators.rollout.engine import Engine
 from operators.rollout.lengths import open_lengths
 from operators.rollout.roofline import Roofline
-from schemas.records import PolicyVersion, WeightVersion
+from schemas.records import PolicyVersion, Prompt, WeightVersion
 
 
 class AnnouncedWeights:
@@ -83,6 +83,9 @@ class EmulatedBackend:
     def encode(self, text: str) -> list[int]:
         """Raises TypeError: made-up tokens have no text."""
         raise TypeError("an emulated engine has no tokenizer")
+
+    def check(self, prompt: Prompt) -> None:
+        """Made-up tokens are of no tokenizer."""
 
     def hear(self, manifest: WeightVersion) -> None:
         self.weights.hear(manifest)

@@ -21,11 +21,13 @@ from schemas.records import Episode, PolicyVersion, Prompt, Sampling
 class KV:
     """Keys and values of a trajectory's first `tokens` tokens, prompt included: `data` as the engine lays them out.
 
-    Of use to an engine of the same kind over the same weights alone; to any other it is nothing.
+    `data` may have more: then `laid_out` says how many. Of use to an engine of the same kind over the same weights
+    alone; to any other it is nothing.
     """
 
     tokens: int
     data: memoryview
+    laid_out: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,7 +61,8 @@ class Request:
     `prompt` is int32[p]. `partial`, where present, is resumed by prefilling prompt + partial, or with its KV; its
     tokens count towards `sampling.max_new_tokens`. The draw for the token at `position` (counted from the first
     completion token) is a function of (`sampling.seed`, `trajectory_id`, position) alone. `asked` is the prompt's
-    record where an environment is to take part; engines know nothing of it.
+    record where an environment is to take part; engines know nothing of it. `keep_kv`: its completion is to have its
+    KV, where the engine can give it.
     """
 
     trajectory_id: str
@@ -67,6 +70,7 @@ class Request:
     sampling: Sampling
     partial: Partial | None = None
     asked: Prompt | None = None
+    keep_kv: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

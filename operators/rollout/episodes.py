@@ -18,7 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from operators.rollout.engine import Completion, Engine, EngineStatus, Partial, Request
+from infra.models.chat import MessageFrame
+from operators.rollout.engine import KV, Completion, Engine, EngineStatus, Partial, Request
 from operators.rollout.environments.contract import Played
 from operators.rollout.environments.pool import EnvironmentFailed, EnvironmentPool
 from operators.rollout.requests import check_loadable
@@ -66,7 +67,8 @@ class _Playing:
 class EpisodeEngine:
     """`engine`, with the environments of `pools` by the name that prompts give them.
 
-    `encode` and `decode` are the tokenizer's. Requests without an environment pass through.
+    `encode` and `decode` are the tokenizer's; `frames` are what stands around the messages of those environments whose
+    words are messages. Requests without an environment pass through.
     """
 
     def __init__(
@@ -75,8 +77,10 @@ class EpisodeEngine:
         pools: Mapping[str, EnvironmentPool],
         encode: Callable[[str], list[int]],
         decode: Callable[[list[int]], str],
+        frames: Mapping[str, MessageFrame] | None = None,
     ) -> None:
         self._engine, self._pools, self._encode, self._decode = engine, pools, encode, decode
+        self._frames = frames or {}
         self._stops = {name: Stops(pool.stop, decode) for name, pool in pools.items()}
         self._playing: dict[str, _Playing] = {}
         self._ended: list[Completion] = []
@@ -150,7 +154,7 @@ class EpisodeEngine:
             if generated is not None:
                 released[playing.name] = marked(generated, playing.known)
             else:
-                released[playing.name] = playing.known
+                released[playing.name] = replace(playing.known, kv=None)
             if playing.asked is not None:
                 playing.asked.cancel()
         for ended in [each for each in self._ended if each.trajectory_id in set(trajectory_ids)]:
@@ -191,7 +195,8 @@ class EpisodeEngine:
         partial = known if len(known.token_ids) else None
         playing.known = replace(known, kv=None)
         try:
-            self._engine.submit(replace(request, sampling=sampling, partial=partial, asked=None))
+            keep = playing.pool.spec.kv_megabytes > 0
+            self._engine.submit(replace(request, sampling=sampling, partial=partial, asked=None, keep_kv=keep))
         except ValueError as error:
             self._fail(playing, str(error))
 
@@ -227,7 +232,8 @@ class EpisodeEngine:
             known = marked(self._engine.generated({playing.name: 0})[playing.name], playing.known)
             begun = turns_of(known.drawn)[-1].start
             if self._stops_of(playing).end(known.token_ids[begun:]) is not None:
-                self._turn_over(playing, self._engine.release([playing.name])[playing.name])
+                keep = playing.pool.spec.kv_megabytes > 0
+                self._turn_over(playing, self._engine.release([playing.name], with_kv=keep)[playing.name])
 
     def _turn_over(self, playing: _Playing, generated: Partial) -> None:
         """The engine has made a turn; what it made beyond a stop string is dropped."""
@@ -238,8 +244,17 @@ class EpisodeEngine:
         begun = turns_of(known.drawn)[-1].start
         end = self._stops_of(playing).end(known.token_ids[begun:])
         keep = None if end is None else begun + end
-        playing.known = Partial(known.token_ids[:keep], known.logprobs[:keep], loss_mask=known.drawn[:keep])
+        kv = generated.kv if self._keeps(playing, generated.kv) else None
+        if kv is not None and end is not None:
+            kv = KV(min(kv.tokens, len(playing.request.prompt) + begun + end), kv.data, kv.tokens)
+        playing.known = Partial(known.token_ids[:keep], known.logprobs[:keep], kv, known.drawn[:keep])
         self._ask(playing)
+
+    def _keeps(self, playing: _Playing, kv: KV | None) -> bool:
+        """Whether there is memory for `kv` beside what those have who wait for the same environment."""
+        alike = [each.known.kv for each in self._playing.values() if each.pool is playing.pool and each is not playing]
+        held = sum(len(each.data) for each in alike if each is not None)
+        return kv is not None and held + len(kv.data) <= playing.pool.spec.kv_megabytes * 1_000_000
 
     def _ask(self, playing: _Playing) -> None:
         """Let the environment answer the turns so far."""
@@ -281,7 +296,7 @@ class EpisodeEngine:
             self._observe(playing, played.observations[-1] or "", first=not count)
 
     def _observe(self, playing: _Playing, observation: str, first: bool) -> None:
-        token_ids = self._encode(observation)
+        token_ids = self._read(playing, observation, len(playing.known.token_ids))
         if not token_ids and not first:
             self._fail(playing, "the environment observed nothing, but the episode goes on")
         elif len(playing.known.token_ids) + len(token_ids) >= playing.request.sampling.max_new_tokens:
@@ -290,13 +305,23 @@ class EpisodeEngine:
             playing.known = observed(playing.known, token_ids)
             self._generate(playing)
 
+    def _read(self, playing: _Playing, observation: str, at: int) -> list[int]:
+        """`observation` as tokens of the response from `at` on."""
+        token_ids = self._encode(observation)
+        frame = self._frames.get(playing.pool.spec.called)
+        if frame is None or not token_ids:
+            return token_ids
+        stops = playing.request.sampling.stop_token_ids
+        return frame.around(token_ids, ended=at > 0 and int(playing.known.token_ids[at - 1]) in stops)
+
     def _difference(self, playing: _Playing, played: Played) -> str | None:
         """What is not the same where the episode was played again; None if all is."""
         for number, run in enumerate(observations_of(playing.known.drawn)):
             if number < len(playing.seen) and played.observations[number] in (playing.seen[number], None):
                 continue
             said = played.observations[number]
-            if said is not None and self._encode(said) != playing.known.token_ids[run.start : run.stop].tolist():
+            known = playing.known.token_ids[run.start : run.stop].tolist()
+            if said is not None and self._read(playing, said, run.start) != known:
                 return f"the environment is not deterministic: played again, observation {number} is another"
         return None
 

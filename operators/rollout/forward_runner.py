@@ -20,8 +20,9 @@ from operators.rollout.step_plan import Decode, Prefill
 class SlotsCache(Cache):
     """A transformers Cache over `KVSlots`: stores the step's tokens at `rows`, `positions` and shows what to attend to.
 
-    In decoding that is a view [rows, heads, width, head_size] of the slots; in prefill it is what the step itself
-    computed ([contexts, heads, tokens, head_size]), and `source` says which of its tokens to store.
+    In decoding that is a view [rows, heads, width, head_size] of the slots, and of row `extended` alone where that has
+    known tokens that follow others; in prefill it is what the step itself computed ([contexts, heads, tokens,
+    head_size]), and `source` says which of its tokens to store.
     """
 
     def __init__(
@@ -32,11 +33,13 @@ class SlotsCache(Cache):
         *,
         width: int = 0,
         source: torch.Tensor | None = None,
+        extended: int | None = None,
     ) -> None:
         super().__init__(layer_class_to_replicate=DynamicLayer)
         self._slots = slots
         self._rows, self._positions = rows, positions
         self._width, self._source = width, source
+        self._shown = slice(len(rows)) if extended is None else slice(extended, extended + 1)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: object, **kwargs: object
@@ -48,8 +51,7 @@ class SlotsCache(Cache):
         if self._source is not None:
             return key_states, value_states
         layer = self._slots.layers[layer_idx]
-        rows = len(self._rows)
-        return layer[0, :rows, :, : self._width], layer[1, :rows, :, : self._width]
+        return layer[0, self._shown, :, : self._width], layer[1, self._shown, :, : self._width]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Tokens before this step, as far as the forward asks: positions and masks are given explicitly."""
@@ -73,17 +75,17 @@ class ForwardRunner:
         """Compute the KV of `blocks`."""
         for block in blocks:
             token_ids = torch.from_numpy(block.token_ids).to(self._device)
-            width = token_ids.shape[1]
-            cache = SlotsCache(
-                self._slots,
-                torch.from_numpy(block.row).to(self._device),
-                torch.from_numpy(block.position).to(self._device),
-                source=torch.from_numpy(block.source).to(self._device),
-            )
-            columns = self._columns[:width]
+            end = block.start + token_ids.shape[1]
+            rows, positions = (torch.from_numpy(each).to(self._device) for each in (block.row, block.position))
+            if block.start:
+                cache = SlotsCache(self._slots, rows, positions, width=end, extended=int(block.row[0]))
+            else:
+                source = torch.from_numpy(block.source).to(self._device)
+                cache = SlotsCache(self._slots, rows, positions, source=source)
+            columns = self._columns[block.start : end]
             # Right padding lies behind every real token, so the causal mask alone hides it.
-            mask = self._mask(columns[None, :] > columns[:, None]).expand(len(token_ids), 1, width, width)
-            self._forward(token_ids, columns.expand(len(token_ids), width), mask, cache)
+            mask = self._mask(self._columns[None, :end] > columns[:, None]).expand(len(token_ids), 1, -1, -1)
+            self._forward(token_ids, columns.expand(len(token_ids), -1), mask, cache)
 
     def decode(self, step: Decode, blocks: Sequence[Prefill] = ()) -> torch.Tensor:
         """Compute `blocks`, then the step; returns logits [rows, vocabulary]."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from infra.kafka.producer import BoundedProducer
+from infra.models.chat import MessageFrame
 from infra.transport.node import Door
 from infra.transport.parcels import Parcels
 from operators.io.config import ShardConfig
@@ -30,6 +31,7 @@ class GenerateTrajectories:
     """Hosts the replicas of process `process`, made of `backend`; their incarnation is this start's number.
 
     Where it `interrupts`, newer weights do not wait for what runs. At `door` others fetch the KV of what moves.
+    `frames` are of the environments whose words are messages.
     """
 
     config: RolloutConfig
@@ -39,6 +41,7 @@ class GenerateTrajectories:
     partitions: int
     door: Door
     interrupts: bool = False
+    frames: Mapping[str, MessageFrame] = field(default_factory=dict)
 
     def restore(self, restored: Restored) -> _Generating:
         producer, run = BoundedProducer(self.shard.client), self.shard.run
@@ -58,13 +61,14 @@ class GenerateTrajectories:
                 Replica(
                     index,
                     restored.start,
-                    EpisodeEngine(backend.engine(), pools, backend.encode, backend.decode),
+                    EpisodeEngine(backend.engine(), pools, backend.encode, backend.decode, self.frames),
                     backend.weights,
                     backend.decode,
                     _wall_ms,
                     self.config,
                     interrupts=self.interrupts,
                     parcels=parcels,
+                    check=backend.check,
                 )
                 for index in hosted
             ]

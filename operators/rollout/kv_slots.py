@@ -48,13 +48,18 @@ class KVSlots:
         copied = self.tensor[:, :, row, :, :tokens].contiguous().cpu()
         return KV(tokens, memoryview(copied.view(torch.uint8).flatten().numpy().data))
 
-    def taken(self, row: int, kv: KV) -> bool:
-        """Let `row` hold `kv`, which another's `given` has made; False, and nothing done, if it does not fit."""
+    def taken(self, row: int, kv: KV, tokens: int) -> bool:
+        """Let `row` hold the first `tokens` tokens of `kv`, which another's `given` has made, or as many as it has.
+
+        False, and nothing done, if it does not fit.
+        """
         layers, _, _, heads, _, size = self.tensor.shape
-        if len(kv.data) != layers * 2 * heads * kv.tokens * size * self.tensor.element_size():
+        laid_out = kv.laid_out or kv.tokens
+        if len(kv.data) != layers * 2 * heads * laid_out * size * self.tensor.element_size():
             return False
-        values = torch.frombuffer(kv.data, dtype=self.tensor.dtype).view(layers, 2, heads, kv.tokens, size)
-        self.tensor[:, :, row, :, : kv.tokens] = values.to(self.tensor.device)
+        values = torch.frombuffer(kv.data, dtype=self.tensor.dtype).view(layers, 2, heads, laid_out, size)
+        held = min(tokens, kv.tokens)
+        self.tensor[:, :, row, :, :held] = values[..., :held, :].to(self.tensor.device)
         return True
 
     def permute(self, order: np.ndarray, width: int) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from infra.models.checkpoint_folder import load_tokenizer
 from infra.store.weight_store import WeightStore
 from operators.rollout.config import RolloutConfig
-from schemas.records import WeightVersion
+from schemas.records import Prompt, WeightVersion
 
 
 class ModelBackend:
@@ -16,6 +16,7 @@ class ModelBackend:
     def __init__(self, config: RolloutConfig, model: Path, store: Path) -> None:
         self.config, self.model = config, model
         self._tokenizer = load_tokenizer(model)
+        self._checked = ""
         self.weights = WeightStore(store)
 
     def decode(self, token_ids: list[int]) -> str:
@@ -25,6 +26,15 @@ class ModelBackend:
     def encode(self, text: str) -> list[int]:
         """The tokens of `text`; what reads like a special token is spelt out."""
         return list(self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+
+    def check(self, prompt: Prompt) -> None:
+        """Raise ValueError if its tokens are not those that this model's tokenizer makes of its text."""
+        if prompt.prompt_id == self._checked:  # the members of a group come together
+            return
+        given = prompt.token_ids.to_pylist()
+        if all(given != self._tokenizer.encode(prompt.text, add_special_tokens=special) for special in (True, False)):
+            raise ValueError(f"prompt {prompt.prompt_id} was made with another tokenizer than that of {self.model}")
+        self._checked = prompt.prompt_id
 
     def hear(self, manifest: WeightVersion) -> None:
         """The store knows by itself which versions are complete."""

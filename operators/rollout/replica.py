@@ -31,6 +31,7 @@ from schemas.records import (
     NextOwner,
     PolicyVersion,
     Progress,
+    Prompt,
     Refused,
     Release,
     ReplicaState,
@@ -55,7 +56,8 @@ class Weights(Protocol):
 
 
 class Replica:
-    """Takes assignments, steps its engine, gives trajectories. `decode` turns response tokens into text.
+    """Takes assignments, steps its engine, gives trajectories. `decode` turns response tokens into text; `check` raises
+    ValueError for a prompt that its model cannot read.
 
     `news` counts the changes that placement waits for.
     """
@@ -72,6 +74,7 @@ class Replica:
         *,
         interrupts: bool = False,
         parcels: Parcels | None = None,
+        check: Callable[[Prompt], None] = lambda prompt: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.index, self.incarnation, self.engine = index, incarnation, engine
@@ -79,7 +82,7 @@ class Replica:
         self._config, self._interrupts = config or RolloutConfig(), interrupts
         self._waiting: deque[Assignment] = deque()
         self._running: dict[str, Running] = {}
-        self._parcels = parcels
+        self._parcels, self._check = parcels, check
         self._fetched: dict[str, tuple[int, Future[memoryview]]] = {}
         """KV on its way here or here, of what has not started: by trajectory, with the lease it came under."""
         self._reservations = Reservations(self._config.reserve_s)
@@ -273,6 +276,7 @@ class Replica:
 
     def _submit(self, assignment: Assignment) -> list[Word]:
         try:
+            self._check(assignment.prompt)
             self.engine.submit(request_of(assignment, self._kv_of(assignment)))
         except ValueError as error:
             return [self._refuse(assignment, str(error), retry=False)]

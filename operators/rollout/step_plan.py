@@ -26,13 +26,15 @@ class Prefill:
     """A block of distinct contexts, right-padded with zeros: `token_ids` int64[contexts, width].
 
     Token `source[i]` (of the flattened block) goes to KV (`row[i]`, `position[i]`), int64[writes] each: padding goes
-    nowhere, a context shared by several rows goes to each.
+    nowhere, a context shared by several rows goes to each. The first token stands at position `start`: where that is
+    not 0 there is one context, and its row has the KV of what stands before.
     """
 
     token_ids: np.ndarray
     source: np.ndarray
     row: np.ndarray
     position: np.ndarray
+    start: int = 0
 
 
 def plan_prefill(contexts: Sequence[np.ndarray], rows: Sequence[int], max_tokens: int) -> list[Prefill]:
@@ -57,6 +59,12 @@ def plan_prefill(contexts: Sequence[np.ndarray], rows: Sequence[int], max_tokens
                 continue
         blocks.append([key])
     return [_block([distinct[key] for key in block], [sharing[key] for key in block]) for block in blocks]
+
+
+def plan_extension(token_ids: np.ndarray, row: int, start: int) -> Prefill:
+    """A block that computes `token_ids` (int64[n], n ≥ 1) for KV row `row`, which has `start` before them."""
+    steps = np.arange(len(token_ids))
+    return Prefill(token_ids[None], steps, np.full(len(token_ids), row), steps + start, start)
 
 
 def _block(contexts: Sequence[np.ndarray], rows: Sequence[Sequence[int]]) -> Prefill:

@@ -31,7 +31,7 @@ from operators.rollout.runner_check import disagreement, tolerance
 from operators.rollout.sampling import sample
 from operators.rollout.sampling_columns import NO_TOKEN
 from operators.rollout.scheduler import Scheduler, SchedulerConfig
-from operators.rollout.step_plan import Decode, Prefill, plan_prefill
+from operators.rollout.step_plan import Decode, Prefill, plan_extension, plan_prefill
 from operators.rollout.streams import uniforms
 from operators.rollout.token_rows import TokenRows
 from schemas.records import PolicyVersion
@@ -138,11 +138,18 @@ class TransformersEngine:
             if (broken := np.flatnonzero(token_ids == NO_TOKEN)).size:
                 self._kv.clear(broken.tolist())
             self._tokens_generated += count - broken.size
-            ended = rows.record(token_ids, logprobs)
+            ended = {row: self._with_kv(row, each) for row, each in rows.record(token_ids, logprobs).items()}
             self._begun += self._scheduler.admitted
             self._kv.copy(self._scheduler.leave(ended))
             self._reorder(count)
         return [*completions, *ended.values()]
+
+    def _with_kv(self, row: int, ended: Completion) -> Completion:
+        """`ended`, with the KV of its row where it was asked for."""
+        rows = self._scheduler.rows
+        if not rows.requests[row].keep_kv or ended.finish_reason == "failed":
+            return ended
+        return replace(ended, generated=replace(ended.generated, kv=self._kv.given(row, int(rows.length[row]) - 1)))
 
     def begun(self) -> Sequence[str]:
         """Requests that were given their first token here since this was asked last, those that ended included."""
@@ -209,11 +216,14 @@ class TransformersEngine:
             return []
         rows = self._scheduler.rows
         held = {rows.requests[row].prompt.tobytes(): row for row in range(new.start)}
-        contexts, targets = [], []
+        contexts, targets, extensions = [], [], []
         for row in new:
             request = rows.requests[row]
             given = self._given.pop(request.trajectory_id, None)
-            if given is not None and given.tokens == rows.length[row] - 1 and self._kv.taken(row, given):
+            last = int(rows.length[row]) - 1
+            if given is not None and self._kv.taken(row, given, last):
+                if given.tokens < last:
+                    extensions.append(plan_extension(rows.known_tokens(row)[given.tokens : -1], row, given.tokens))
                 continue
             source = held.get(request.prompt.tobytes())
             if rows.length[row] == 1:
@@ -223,7 +233,7 @@ class TransformersEngine:
                 continue
             contexts.append(rows.known_tokens(row)[:-1])
             targets.append(row)
-        blocks = plan_prefill(contexts, targets, _MOST_PREFILL_TOKENS)
+        blocks = [*extensions, *plan_prefill(contexts, targets, _MOST_PREFILL_TOKENS)]
         while sum(block.token_ids.size for block in blocks) > _MOST_PREFILL_TOKENS:
             self._runner.prefill([blocks.pop(0)])
         return blocks

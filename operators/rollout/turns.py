@@ -39,11 +39,12 @@ def marked(generated: Partial, known: Partial, start: int = 0) -> Partial:
 
 
 def observed(known: Partial, token_ids: list[int]) -> Partial:
-    """`known`, and `token_ids` after it that nobody drew."""
+    """`known`, and `token_ids` after it that nobody drew; of these there is no KV."""
     count = len(token_ids)
     return Partial(
         np.concatenate([known.token_ids, np.array(token_ids, np.int32)]),
         np.concatenate([known.logprobs, np.zeros(count, np.float32)]),
+        kv=known.kv,
         loss_mask=np.concatenate([known.drawn, np.zeros(count, bool)]),
     )
 

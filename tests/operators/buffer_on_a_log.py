@@ -19,12 +19,13 @@ class Buffer:
     def __init__(
         self,
         global_batch: int = 4,
-        levels: int = 0,
+        levels: int | dict[str, int] = 0,
         vocabulary: int | None = None,
         log: Log | None = None,
         **config: Any,
     ) -> None:
         self.log = log or Log()
+        levels = levels if isinstance(levels, dict) else {"": levels}
         settings = ExperienceConfig(global_batch=global_batch, **config)
         step = MakeBatches(settings, PARTITIONS, levels=levels, vocabulary=vocabulary)
         earliest = reading(RELAY, start="earliest"), reading(CURRICULUM, start="earliest", keys=(BEGUN,))

@@ -12,6 +12,8 @@ ENVIRONMENTS: Mapping[str, str] = {
     "calculator": "operators.rollout.environments.calculator:Calculator",
     "python": "operators.rollout.environments.python_tool:PythonTool",
     "guess": "operators.rollout.environments.guess:Guess",
+    "openenv": "operators.rollout.environments.openenv_session:OpenEnvSession",
+    "verifiers": "operators.rollout.environments.verifiers_rollout:VerifiersRollout",
 }
 """Those that come along, by name."""
 
@@ -29,6 +31,9 @@ class EnvironmentSpec:
     """What prompts call it; empty: the class's or the environment's name."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the class."""
+    role: str = ""
+    """What is observed is a message of this role ("user", "tool") by the model's own chat template; empty: bare text
+    behind the turn."""
     turns: int = 8
     """Turns of the model in an episode, at the most."""
     turn_tokens: int | None = None
@@ -37,6 +42,9 @@ class EnvironmentSpec:
     """Wall-clock time of one step; then its process is killed, and the episode has failed."""
     observation_letters: int = 16_384
     """The longest observation that is taken; one that is longer fails its episode."""
+    kv_megabytes: int = 0
+    """Memory of a replica for the KV of trajectories that wait for this environment, so that it is not computed anew
+    in the next turn. What does not fit is freed; vLLM keeps what it can by itself."""
     workers: int = 2
     """Processes; each takes one step at a time."""
     memory_mb: int = 1024
@@ -54,6 +62,8 @@ class EnvironmentSpec:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"environments: {name} of {self.called!r} must be at least 1, not {value}")
+        if self.kv_megabytes < 0:
+            raise ValueError(f"environments: kv_megabytes of {self.called!r} must not be negative")
         if not self.seconds > 0:
             raise ValueError(f"environments: seconds of {self.called!r} must be positive, not {self.seconds}")
 

@@ -15,7 +15,8 @@ class Environment(Protocol):
 
     Deterministic given the prompt and the texts: an episode that goes on elsewhere is played again from them, and one
     that then observes something else fails. A class may have `stop`, strings that end a turn beside the end of
-    sequence; `starts_processes = True` if its steps start programs; `independent = True` if a step depends on the
+    sequence; `starts_processes = True` if its steps start programs; `keeps_threads = True` if threads of its own go on
+    between them; `close()`, called when nobody goes on with the episode; `independent = True` if a step depends on the
     prompt and its own text alone, and earns nothing unless it is the last: turns before are then never played again.
     """
 
@@ -44,6 +45,7 @@ class Kind(NamedTuple):
     make: Callable[[], Any]
     stop: tuple[str, ...]
     starts_processes: bool
+    keeps_threads: bool
     independent: bool
 
 
@@ -62,8 +64,8 @@ def load(target: str, options: Mapping[str, Any]) -> Kind:
     stop = getattr(kind, "stop", ())
     if isinstance(stop, str) or not all(isinstance(each, str) and each for each in stop):
         raise ValueError(f"{target}: stop must be strings that are not empty, not {stop!r}")
-    kind(**options)  # options that do not fit are told now
-    flags = (bool(getattr(kind, name, False)) for name in ("starts_processes", "independent"))
+    _close(kind(**options))  # options that do not fit are told now
+    flags = (bool(getattr(kind, name, False)) for name in ("starts_processes", "keeps_threads", "independent"))
     return Kind(lambda: kind(**options), tuple(stop), *flags)
 
 
@@ -105,6 +107,10 @@ class LiveEpisode:
         self.played = Played(observations, [*self.played.rewards, _finite(reward)], done)
         self.texts.append(text)
 
+    def close(self) -> None:
+        """Nobody goes on with it."""
+        _close(self._environment)
+
     def _observed(self, observation: Any) -> str:
         if not isinstance(observation, str):
             raise TypeError(f"an observation must be text, not {type(observation).__name__}")
@@ -112,6 +118,12 @@ class LiveEpisode:
             raise ValueError(f"an observation of {len(observation)} letters is longer than {self._most}")
         observation.encode()  # raises ValueError for half of a surrogate pair
         return observation
+
+
+def _close(environment: Any) -> None:
+    close = getattr(environment, "close", None)
+    if callable(close):
+        close()
 
 
 def _finite(reward: Any) -> float:

@@ -28,7 +28,7 @@ def main(parent: int) -> None:
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's module may raise anything
         write_frame(replies, {"error": describe(error)})
         return
-    if not kind.starts_processes:
+    if not (kind.starts_processes or kind.keeps_threads):
         forbid_processes()
     write_frame(replies, {"ready": True, "stop": kind.stop})
     live: OrderedDict[str, LiveEpisode] = OrderedDict()
@@ -54,7 +54,8 @@ def main(parent: int) -> None:
             live.pop(request["episode"], None)
             reply = {"error": describe(error)}
             retire = isinstance(error, MemoryError)
-        retire = retire or threading.active_count() > threads  # a thread left behind could spoil later steps
+        # A thread left behind could spoil later steps.
+        retire = retire or (threading.active_count() > threads and not kind.keeps_threads)
         write_frame(replies, {**reply, "call": request["call"], "retire": retire})
         if retire:
             os._exit(0)
@@ -74,13 +75,21 @@ def play(
     name, texts = request["episode"], request["texts"]
     episode = live.pop(name, None)
     if episode is None or not episode.follows(texts):
+        if episode is not None:
+            episode.close()
         begin_step()
         episode = LiveEpisode(kind, request["prompt"], most)
-    for text in episode.missing(texts):
-        begin_step()
-        episode.go_on(text)
+    try:
+        for text in episode.missing(texts):
+            begin_step()
+            episode.go_on(text)
+    except BaseException:
+        episode.close()
+        raise
     if not (episode.played.done or request["last"]):
         live[name] = episode
         if len(live) > HELD:
-            live.popitem(last=False)
+            live.popitem(last=False)[1].close()
+    else:
+        episode.close()
     return episode.played._asdict()

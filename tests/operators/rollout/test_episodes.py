@@ -16,14 +16,15 @@ from scripted_engine import ScriptedWeights
 from tiny_engines import engine, plain_logprobs
 from tiny_models import VOCABULARY, tiny_model
 
-from operators.rollout.engine import Completion, Partial, Request
+from infra.models.chat import MessageFrame
+from operators.rollout.engine import KV, Completion, Partial, Request
 from operators.rollout.environments.config import EnvironmentSpec
 from operators.rollout.environments.pool import EnvironmentPool
 from operators.rollout.episodes import EpisodeEngine
 from operators.rollout.replica import Replica
 from operators.rollout.running import request_of, response_of
 from operators.rollout.turns import turns_of
-from schemas.columns import token_ids
+from schemas.columns import flags, floats, token_ids
 from schemas.records import Assignment, Episode, Progress, Release, Response, Sampling, Trajectory
 
 HERE = Path(__file__).with_name("environments_here.py")
@@ -105,6 +106,84 @@ def test_an_episode_is_turns_and_observations(pools: OpenPools) -> None:
     assert (done.generated.logprobs[~mask] == 0).all()
     plain = plain_logprobs(tiny_model(), one, done.generated)
     assert np.abs(done.generated.logprobs - plain)[mask].max() < 1e-4
+
+
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("name", ["echo", "stopped"])
+def test_kv_that_is_kept_between_turns_spares_computing_and_changes_nothing(
+    pools: OpenPools, name: str, direct: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed = {}
+    done = {}
+    (pool,) = pools(name).values()
+    for megabytes in (0, 1):
+        monkeypatch.setattr(pool, "spec", replace(pool.spec, kv_megabytes=megabytes))
+        inner = engine(slots=3, version=version(0), direct=direct)
+        it = EpisodeEngine(inner, {name: pool}, encode, decode)
+        counted = computed[megabytes] = []
+        runner = inner._runner
+        for method in ("prefill", "decode"):
+            monkeypatch.setattr(runner, method, counting(getattr(runner, method), counted))
+        for number in range(6):
+            it.submit(request(asked(number, name, stops=(STOP,))))
+        done[megabytes] = run(it)
+        assert not any(each.generated.kv for each in done[megabytes].values() if each.finish_reason == "failed")
+    for each, other in ((done[0][name], done[1][name]) for name in done[0]):
+        assert each.generated.token_ids.tolist() == other.generated.token_ids.tolist()
+        assert np.abs(each.generated.logprobs - other.generated.logprobs).max() < 1e-4
+        assert each.episode == other.episode
+    assert sum(computed[1]) < 0.8 * sum(computed[0])
+
+
+def counting(method: Callable[..., Any], counted: list[int]) -> Callable[..., Any]:
+    """`method` of a runner, which counts the tokens of the blocks that it computes."""
+
+    def called(*arguments: Any) -> Any:
+        counted.extend(block.token_ids.size for block in (arguments[-1] if isinstance(arguments[-1], list) else ()))
+        return method(*arguments)
+
+    return called
+
+
+def test_kv_beyond_the_memory_for_it_is_freed(pools: OpenPools, monkeypatch: pytest.MonkeyPatch) -> None:
+    (pool,) = pools("waits").values()
+    monkeypatch.setattr(pool, "spec", replace(pool.spec, kv_megabytes=1))
+    it = EpisodeEngine(engine(version=version(0)), {"waits": pool}, encode, decode)
+    for number in range(2):
+        it.submit(request(asked(number, "waits", reference='{"file": "/nowhere"}')))
+    playing = list(it._playing.values())
+    kv = KV(1, memoryview(bytes(700_000)))
+    assert it._keeps(playing[0], kv)
+    playing[0].known = replace(playing[0].known, kv=kv)
+    assert not it._keeps(playing[1], kv)
+    assert it._keeps(playing[1], KV(1, memoryview(bytes(300_000))))
+    assert it.release(["p0.0"], with_kv=True)["p0.0"].kv is None
+    it.release(["p1.0"])
+
+
+@pytest.mark.parametrize("stops", [(), (STOP,), tuple(range(20, VOCABULARY))])
+def test_what_is_observed_stands_in_a_frame(pools: OpenPools, stops: tuple[int, ...]) -> None:
+    """The frame ends a turn that has not ended by itself; who plays it again finds the same."""
+    frame = MessageFrame((STOP,), (10, 11), (12, 13))
+    it = EpisodeEngine(engine(version=version(0)), pools("echo"), encode, decode, {"echo": frame})
+    asked_for = asked(7, "echo", new=60, stops=stops)
+    it.submit(request(asked_for))
+    done = run(it)["p7.0"].generated
+    assert it.status().running == 0
+    tokens, turns = done.token_ids.tolist(), turns_of(done.drawn)
+    assert len(turns) == 3
+    for number, turn in enumerate(turns):
+        before = tokens[(turns[number - 1].stop if number else 0) : turn.start]
+        ended = number > 0 and tokens[turns[number - 1].stop - 1] in stops
+        assert before[:3] == [10, 11, *encode("(" if number else "[")] if ended else [STOP, 10, 11]
+        assert before[-2:] == [12, 13]
+    mask = done.drawn
+    known = Response(
+        token_ids(tokens[: turns[1].stop]), floats(done.logprobs[: turns[1].stop]), flags(mask[: turns[1].stop])
+    )
+    again = EpisodeEngine(engine(version=version(0)), pools("echo"), encode, decode, {"echo": frame})
+    again.submit(request(asked_for, known))
+    assert run(again)["p7.0"].generated.token_ids.tolist() == tokens
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,48 @@
+"""A rollout reads prompts with its own model's tokenizer, and says so where they were made with another."""
+
+from __future__ import annotations
+
+import pytest
+from records_here import prompt, version
+from scripted_engine import ScriptedEngine, ScriptedWeights
+
+from infra.models.demo import build_demo_tokenizer
+from infra.models.demo_config import PHRASES
+from operators.rollout.config import RolloutConfig
+from operators.rollout.model_backend import ModelBackend
+from operators.rollout.replica import Replica
+from schemas.columns import token_ids
+from schemas.records import Assignment, Prompt, Refused, Trajectory
+
+QUESTION = "State the final answer to the following arithmetic problem: 4 - 1 ="
+
+
+@pytest.fixture(scope="module")
+def backend(tmp_path_factory: pytest.TempPathFactory) -> ModelBackend:
+    folder = tmp_path_factory.mktemp("model")
+    build_demo_tokenizer(PHRASES["chain_sum"]).save_pretrained(folder)
+    return ModelBackend(RolloutConfig(), folder, folder / "store")
+
+
+def made(number: int, task: str) -> Prompt:
+    """A prompt by the tokenizer of the demonstration's `task`."""
+    tokens = build_demo_tokenizer(PHRASES[task]).encode(QUESTION)
+    return prompt(number, 2, text=QUESTION, token_ids=token_ids(tokens))
+
+
+def test_prompts_of_another_tokenizer_are_refused_for_good_and_others_go_on(backend: ModelBackend) -> None:
+    weights = ScriptedWeights()
+    engine = ScriptedEngine(steps=lambda name: 1)
+    replica = Replica(0, 7, engine, weights, str, lambda: 42, check=backend.check)
+    weights.add(version(0))
+    replica.announce(version(0))
+    for number, task in enumerate(("chain_sum", "gcd")):
+        for member in range(2):
+            replica.take(Assignment(made(number, task), member, 1, 1, 0, 7, None, None, 0))
+    words = [word for _ in range(9) for word in replica.step()]
+    refused = {word.trajectory_id: word for word in words if isinstance(word, Refused)}
+    assert {word.trajectory_id for word in words if isinstance(word, Trajectory)} == {"p0.0", "p0.1"}
+    assert refused.keys() == {"p1.0", "p1.1"}
+    for word in refused.values():
+        assert not word.retry
+        assert "prompt p1 was made with another tokenizer than that of" in word.reason
