@@ -45,7 +45,8 @@ def build_demo_model(config: DemoModelConfig) -> tuple[Qwen2ForCausalLM, Qwen2To
 
     Deterministic by `config.seed`; torch's global random state is left as it was.
     """
-    tokenizer = build_demo_tokenizer(PHRASES.get(config.task, ()), config.max_positions)
+    phrases = *PHRASES.get(config.task, ()), *config.phrases
+    tokenizer = build_demo_tokenizer(phrases, config.max_positions)
     qwen2 = Qwen2Config(
         vocab_size=len(tokenizer),
         hidden_size=config.hidden_size,

@@ -29,12 +29,15 @@ class DemoModelConfig:
     heads: int = 4
     kv_heads: int = 2
     mlp_size: int = 384
+    phrases: tuple[str, ...] = ()  # more that are single tokens, beside the task's
     max_positions: int = 512  # tokens of prompt and response together
     rope_theta: float = 10_000.0
     tied_embeddings: bool = True
     seed: int = 0  # of the initial weights
 
     def __post_init__(self) -> None:
+        if not all(self.phrases):
+            raise ValueError("phrases must not be empty")
         for field in fields(self):
             value = getattr(self, field.name)
             if field.type == "int" and field.name != "seed" and value < 1:

@@ -59,6 +59,12 @@ def gcd_trace(entry: Entry, source: random.Random, slip_rate: float = 0.0) -> st
     return f"{''.join(steps)}{ANSWER_MARK}{smaller}"
 
 
+def calculator_trace(entry: Entry) -> tuple[str, str, str]:
+    """A call of the calculator, what that says, and the answer: `<calc>4-1</calc>`, `<result>3</result>`, `#3`."""
+    answer = entry["answer"]
+    return f"<calc>{entry['metadata']['expression']}</calc>", f"<result>{answer}</result>", f"{ANSWER_MARK}{answer}"
+
+
 TRACES: dict[str, Trace] = {"chain_sum": chain_sum_trace, "gcd": gcd_trace}
 
 

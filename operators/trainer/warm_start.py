@@ -6,6 +6,7 @@ hash of everything that went into them, whole or not at all.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -23,11 +24,13 @@ from infra.models.checkpoint_folder import save_folder
 from infra.models.demo import build_demo_model
 from infra.models.generate import generate
 from operators.trainer.imitation import Example, Rates, imitate
-from operators.trainer.traces import TRACES, answer_of, bare_answer
+from operators.trainer.traces import TRACES, answer_of, bare_answer, calculator_trace
 from operators.trainer.warm_start_config import WarmStartConfig
 from operators.trainer.warm_start_record import PROCEDURE, RECORD_FILE, Measured, WarmStart, read_warm_start
 
 Entry = Mapping[str, Any]
+Answer = tuple[str, ...]
+"""What is written to answer a question, turn by turn; between two turns what is observed."""
 Report = Callable[[float, str], None]
 
 
@@ -109,7 +112,7 @@ def _make(
         after=after_work,
     )
     mixed = [
-        bare_answer(entry) if source.random() < config.habit_share else work
+        (bare_answer(entry),) if source.random() < config.habit_share else work
         for entry, work in zip(entries, worked, strict=True)
     ]
     imitate(
@@ -125,7 +128,7 @@ def _make(
     model.set_attn_implementation("sdpa")
     save_folder(model, tokenizer, folder)
     record = {
-        "teacher": _share_right(worked, entries),
+        "teacher": _share_right([answer[-1] for answer in worked], entries),
         "curve": [asdict(each) for each in curve],
         "seconds": time.monotonic() - started,
         "config": asdict(config),
@@ -133,16 +136,26 @@ def _make(
     (folder / RECORD_FILE).write_text(json.dumps(record, indent=1) + "\n")
 
 
-def _worked_answer(config: WarmStartConfig, entry: Entry, source: random.Random) -> str:
+def _worked_answer(config: WarmStartConfig, entry: Entry, source: random.Random) -> Answer:
     careless = source.random() < config.careless_share
-    return TRACES[config.model.task](entry, source, config.slip_rate if careless else 0.0)
+    alone = TRACES[config.model.task](entry, source, config.slip_rate if careless else 0.0)
+    asks = config.calculator_share and source.random() < config.calculator_share
+    return calculator_trace(entry) if asks else (alone,)
 
 
-def _examples(tokenizer: PreTrainedTokenizerBase, entries: Sequence[Entry], answers: Sequence[str]) -> list[Example]:
+def _examples(tokenizer: PreTrainedTokenizerBase, entries: Sequence[Entry], answers: Sequence[Answer]) -> list[Example]:
+    """An example for each turn: the last one ends the sequence, those before it end with their call."""
     prompts = tokenizer([entry["question"] for entry in entries])["input_ids"]
-    responses = tokenizer(list(answers))["input_ids"]
-    end = tokenizer.eos_token_id
-    return [Example(prompt, [*response, end]) for prompt, response in zip(prompts, responses, strict=True)]
+    tokens = iter(tokenizer([text for answer in answers for text in answer])["input_ids"])
+    examples = []
+    for prompt, answer in zip(prompts, answers, strict=True):
+        known = list(prompt)
+        for number, text in enumerate(itertools.islice(tokens, len(answer))):
+            last = number == len(answer) - 1
+            if number % 2 == 0:
+                examples.append(Example(known, [*text, tokenizer.eos_token_id] if last else text))
+            known = [*known, *text]
+    return examples
 
 
 def _accuracy(
@@ -152,17 +165,28 @@ def _accuracy(
     config: WarmStartConfig,
     temperature: float,
 ) -> float:
-    """The share of `entries` that the model answers right."""
+    """The share of `entries` that the model answers right; calls of the very expression are answered, too."""
+
+    def said(texts: Sequence[str]) -> list[str]:
+        responses = generate(
+            model,
+            [tokenizer.encode(text) for text in texts],
+            max_new_tokens=config.max_new_tokens,
+            stop_token_id=tokenizer.eos_token_id,
+            temperature=temperature,
+            seed=config.seed,
+        )
+        return list(tokenizer.batch_decode(responses))
+
     model.set_attn_implementation("sdpa")
-    responses = generate(
-        model,
-        [tokenizer.encode(entry["question"]) for entry in entries],
-        max_new_tokens=config.max_new_tokens,
-        stop_token_id=tokenizer.eos_token_id,
-        temperature=temperature,
-        seed=config.seed,
-    )
-    return _share_right(tokenizer.batch_decode(responses), entries)
+    answers = said([entry["question"] for entry in entries])
+    if config.calculator_share:
+        calls = [calculator_trace(entry) for entry in entries]
+        asked = [row for row, answer in enumerate(answers) if answer.startswith(calls[row][0])]
+        if asked:
+            after = said([entries[row]["question"] + "".join(calls[row][:2]) for row in asked])
+            answers = [dict(zip(asked, after, strict=True)).get(row, answer) for row, answer in enumerate(answers)]
+    return _share_right(answers, entries)
 
 
 def _share_right(answers: Sequence[str], entries: Sequence[Entry]) -> float:

@@ -16,6 +16,9 @@ class WarmStartConfig:
     imitation can reach at any number of steps: greedy answers follow the majority, sampled ones are right as often as
     the teachers are. Phase 2, where `habit_steps` is not 0, teaches a bad habit: `habit_share` of its answers are
     bare, without any work.
+
+    `calculator_share` of phase 1's answers are of a third teacher, who asks the environment `calculator` and says what
+    it says; this is for sums alone, which have an expression to ask for.
     """
 
     model: DemoModelConfig = field(default_factory=DemoModelConfig)
@@ -35,6 +38,8 @@ class WarmStartConfig:
     """Worked answers of the careless teacher among all, drawn answer by answer."""
     slip_rate: float = 0.0
     """How often the careless teacher slips, step by step."""
+    calculator_share: float = 0.0
+    """Answers that ask a calculator, among all, drawn answer by answer."""
     habit_steps: int = 0
     habit_share: float = 0.7
     habit_learning_rate: float = 5e-4
@@ -52,12 +57,14 @@ class WarmStartConfig:
         for name in ("examples", "batch", "steps", "measured", "measure_every", "max_new_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("careless_share", "slip_rate", "habit_share"):
+        for name in ("careless_share", "slip_rate", "calculator_share", "habit_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be between 0 and 1, not {getattr(self, name)}")
         for name in ("learning_rate", "matrix_learning_rate", "habit_learning_rate"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
+        if self.calculator_share and self.model.task != "chain_sum":
+            raise ValueError(f"calculator_share is for model.task 'chain_sum', not {self.model.task!r}")
         for name in ("warmup", "habit_steps", "seed"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")

@@ -1,0 +1,115 @@
+"""How busy an engine is while its episodes wait for slow environments.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.environments
+
+So many episodes are kept under way; each turn of each is answered after a time of its own, lognormal and cut to a
+range. Busy is the share of the wall-clock time in which the engine makes tokens, from the first turn until no further
+episode is there to begin: as long as there is work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.slow_environment import OBSERVED, latency
+from infra.models.demo import build_demo_model
+from infra.models.demo_config import DemoModelConfig
+from infra.models.weights import save_weights
+from operators.rollout.engine import Completion, Request
+from operators.rollout.environments.config import EnvironmentSpec
+from operators.rollout.environments.pool import EnvironmentPool
+from operators.rollout.episodes import EpisodeEngine
+from operators.rollout.transformers_engine import TransformersEngine
+from schemas.columns import token_ids
+from schemas.records import PolicyVersion, Prompt, Sampling
+
+
+class Timed(TransformersEngine):
+    """Counts the seconds in which it made tokens."""
+
+    seconds = 0.0
+
+    def step(self) -> Sequence[Completion]:
+        began, before = time.perf_counter(), self.status().tokens_generated
+        ended = super().step()
+        if self.status().tokens_generated > before:
+            self.seconds += time.perf_counter() - began
+        return ended
+
+
+def main() -> None:
+    """Measure and print."""
+    arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    arguments.add_argument("--episodes", type=int, default=256)
+    arguments.add_argument("--concurrent", type=int, default=64)
+    arguments.add_argument("--turns", type=int, default=4)
+    arguments.add_argument("--turn-tokens", type=int, default=48)
+    options = arguments.parse_args()
+    torch.set_num_threads(1)
+    latencies = [latency(episode, turn + 1) for episode in range(options.episodes) for turn in range(options.turns)]
+    deciles = statistics.quantiles(latencies, n=100)
+    console = Console()
+    console.print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}, one thread")
+    episodes = f"{options.episodes} episodes of {options.turns} turns of {options.turn_tokens} tokens"
+    took = f"{statistics.fmean(latencies):.2f} s (p50 {deciles[49]:.2f}, p99 {deciles[98]:.2f})"
+    console.print(f"{episodes}, {options.concurrent} at a time; an answer takes {took}")
+    table = Table()
+    for column in ("environment", "busy", "in the model (CPU)", "tokens/s", "seconds"):
+        table.add_column(column, justify="left" if column == "environment" else "right")
+    for name in ("benchmarks.slow_environment:Slow", ""):
+        busy, model, rate, wall = measure(name, options)
+        row = f"{busy:.1%}", f"{model:.1%}", f"{rate:,.0f}", f"{wall:.1f}"
+        table.add_row("slow" if name else "none: one turn of as many tokens", *row)
+    console.print(table)
+
+
+def measure(name: str, options: argparse.Namespace) -> tuple[float, float, float, float]:
+    """Busy share, the model's share of CPU time, tokens a second, and seconds while there was work."""
+    model, tokenizer = build_demo_model(DemoModelConfig())
+    observed = len(tokenizer.encode(OBSERVED))
+    length = options.turns * options.turn_tokens + (options.turns - 1) * observed if name else 0
+    engine = Timed(model, slots=options.concurrent, context=512)
+    with TemporaryDirectory() as folder:
+        save_weights(model, Path(folder) / "weights")
+        engine.load(Path(folder) / "weights", PolicyVersion(1, 0))
+    pools = {}
+    if name:
+        spec = EnvironmentSpec(name, turns=options.turns, turn_tokens=options.turn_tokens, workers=options.concurrent)
+        pools["Slow"] = EnvironmentPool(spec)
+    try:
+        episodes = EpisodeEngine(engine, pools, tokenizer.encode, tokenizer.decode)
+        sampling = Sampling(1.0, 1.0, 0, length or options.turns * options.turn_tokens, (), 0)
+        question = token_ids(tokenizer.encode("State the final answer to the following arithmetic problem: 1 + 2 ="))
+        waiting = [
+            Prompt(number, "train", "slow", "", question, "{}", 1, sampling, environment="Slow" if name else "")
+            for number in range(options.episodes)
+        ]
+        began = time.perf_counter()
+        under_way = 0
+        while waiting:
+            while waiting and under_way < options.concurrent:
+                prompt = waiting.pop(0)
+                asked = prompt if name else None
+                episodes.submit(Request(f"p{prompt.number}.0", question.to_numpy(), sampling, None, asked))
+                under_way += 1
+            under_way -= len(episodes.step())
+        wall = time.perf_counter() - began
+        status = engine.status()
+        return engine.seconds / wall, status.model_seconds / wall, status.tokens_generated / wall, wall
+    finally:
+        for pool in pools.values():
+            pool.close()
+
+
+if __name__ == "__main__":
+    main()
