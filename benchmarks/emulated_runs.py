@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 import statistics
 import subprocess
@@ -10,19 +9,20 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from benchmarks.ended_runs import rows_of
+from benchmarks.moves import Moves, moves_of
 from infra.kafka.broker import BrokerConfig, start_broker
 from infra.kafka.properties import ClientProperties
 from pipelines.config import load_config
 from pipelines.report.metrics_file import read_metrics
 from pipelines.report.series import Batch, batches
-from schemas.records import Assignment, Metric, Progress, RepackPlan, Trajectory
-from schemas.topics import INBOX, PLANS, PROGRESS, TRAJECTORIES
+from schemas.records import Assignment, Metric, Trajectory
+from schemas.topics import INBOX, TRAJECTORIES
 
 WARM_UP = 2
 """Optimizer steps before the measured time: pipelines that fill, replicas that begin all at once."""
@@ -50,23 +50,15 @@ class Ran:
     trainer_idle: float
     rollout_idle: float
     """Shares of time: of the trainer without a batch, of replicas without a request."""
-    planned: int = 0
-    moved: int = 0
-    levelled: int = 0
-    """Trajectories that were to move, that did, and that did so before they had begun, over the whole run; counted
-    once a move."""
-    hand_over_s: float = math.nan
-    resumed_s: float = math.nan
-    plan_resumed_s: float = math.nan
-    """Medians from a plan to the hand-over of what had begun, to its next token, and to the first of those of a plan;
-    in seconds that are not emulated."""
+    moves: Moves = field(default_factory=Moves)
+    """Over the whole run, in seconds that are not emulated."""
 
     @property
     def bubbles(self) -> float:
         """The share of the accelerators' time that is idle, where trainer and rollouts have as many each."""
         return (self.trainer_idle + self.rollout_idle) / 2
 
-    def to_json(self) -> dict[str, float]:
+    def to_json(self) -> dict[str, Any]:
         """Everything, by name."""
         return {**asdict(self), "bubbles": self.bubbles}
 
@@ -110,7 +102,7 @@ def run_emulated(example: Path, name: str, folder: Path, changes: Sequence[str])
         config = load_config(run / "config.toml")
         metrics = read_metrics(run / "metrics.jsonl")
         spans, moves = finished_spans(client, name), moves_of(client, name)
-    return replace(measure(metrics, spans, config.run.time_scale, config.rollout.emulation.stride), **moves)
+    return replace(measure(metrics, spans, config.run.time_scale, config.rollout.emulation.stride), moves=moves)
 
 
 def finished_spans(client: ClientProperties, run: str) -> list[tuple[int, int]]:
@@ -120,44 +112,6 @@ def finished_spans(client: ClientProperties, run: str) -> list[tuple[int, int]]:
         assigned[each.trajectory_id] = min(each.assigned_at, assigned.get(each.trajectory_id, each.assigned_at))
     finished = {each.trajectory_id: each.finished_at for each in rows_of(client, TRAJECTORIES.name(run), Trajectory)}
     return [(assigned[name], at) for name, at in finished.items()]
-
-
-def moves_of(client: ClientProperties, run: str) -> dict[str, Any]:
-    """What was to be moved in `run`, what was, and how long it took: fields of Ran."""
-    plans = rows_of(client, PLANS.name(run), RepackPlan)
-    told = rows_of(client, PROGRESS.name(run), Progress)
-    first_token: dict[tuple[str, int], int] = {}
-    for each in [*told, *rows_of(client, TRAJECTORIES.name(run), Trajectory)]:
-        if each.first_token_at is not None:
-            first_token.setdefault((each.trajectory_id, each.lease), each.first_token_at)
-    planned: dict[str, list[RepackPlan]] = defaultdict(list)
-    for plan in plans:
-        for name in (name for move in plan.moves for name in move.trajectory_ids):
-            planned[name].append(plan)
-    handed: list[int] = []
-    resumed: dict[str, list[int]] = defaultdict(list)
-    given = [each for each in told if each.next_owner is not None]
-    begun = [each for each in given if each.start + len(each.gained.token_ids)]
-    for each in begun:
-        before = [plan for plan in planned[each.trajectory_id] if plan.planned_at <= each.written_at]
-        if before:
-            plan = before[-1]
-            handed.append(each.written_at - plan.planned_at)
-            at = first_token.get((each.trajectory_id, each.next_owner.lease))
-            if at is not None:
-                resumed[plan.plan_id].append(at - plan.planned_at)
-    return {
-        "planned": sum(map(len, planned.values())),
-        "moved": len(given),
-        "levelled": len(given) - len(begun),
-        "hand_over_s": _median_s(handed),
-        "resumed_s": _median_s([took for each in resumed.values() for took in each]),
-        "plan_resumed_s": _median_s([min(each) for each in resumed.values()]),
-    }
-
-
-def _median_s(milliseconds: Sequence[int]) -> float:
-    return statistics.median(milliseconds) / 1000 if milliseconds else math.nan
 
 
 def measure(metrics: Sequence[Metric], spans: Sequence[tuple[int, int]], time_scale: float, stride: int) -> Ran:

@@ -1,10 +1,12 @@
 """What repack gains: the same emulated cluster with it and without, on the real Kafka and pipelines, and its bound.
 
     python -m benchmarks.repack [--replicas 16] [--time-scale 1] [--stride 4] [--steps 5] [--seed 0] [--json]
+    python -m benchmarks.repack --moves --replicas 8 --stride 1 --shorter 8 --steps 2
 
 Replicas of a 32B model on four H800 each take 512 trajectories at a time; a global batch is as many from each. The
 trainer is quick, so that nothing but generation is measured. The bound is that of `benchmarks/repack_bound.py`: the
-same schedulers and lengths, with moves that are free and planned every second.
+same schedulers and lengths, with moves that are free and planned every second. `--moves` is about the way of moves
+alone, from plan to next token, by the clock on the wall: one run, in which answers may be shorter.
 """
 
 from __future__ import annotations
@@ -14,12 +16,14 @@ import json
 import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.emulated_runs import Ran, run_emulated
+from benchmarks.emulated_runs import Ran, emulated_run, run_emulated
+from benchmarks.moves import Moves, moves_of
 from benchmarks.repack_bound import PLACEMENTS, Cluster, Figures, Simulation
 from pipelines.report.machine import describe_machine
 
@@ -33,27 +37,28 @@ PERIOD_S = 5.0
 """Emulated seconds between two plans."""
 
 
-def changes(repack: bool, replicas: int, time_scale: float, stride: int, steps: int, seed: int) -> list[str]:
-    """What the benchmark changes of the example; `stride` real tokens are emulated as one."""
+def changes(repack: bool, options: argparse.Namespace) -> list[str]:
+    """What the benchmark changes of the example; `stride` real tokens are emulated as one, of `shorter` times fewer."""
+    replicas, part = options.replicas, options.stride * options.shorter
     return [
-        f"run.seed={seed}",
-        f"run.time_scale={time_scale}",
-        f"prompts.prompt_tokens={2048 // stride}",
-        f"prompts.max_new_tokens={16_384 // stride}",
+        f"run.seed={options.seed}",
+        f"run.time_scale={options.time_scale}",
+        f"prompts.prompt_tokens={2048 // part}",
+        f"prompts.max_new_tokens={16_384 // part}",
         f"rollout.replicas={replicas}",
         f"rollout.slots={BATCH}",
-        f"rollout.context={18_432 // stride}",
-        f"rollout.kv_capacity={819_200 // stride}",
-        f"rollout.emulation.stride={stride}",
-        f"rollout.emulation.lengths={{p50 = {2000 // stride}, p99 = {16_000 // stride}}}",
+        f"rollout.context={18_432 // part}",
+        f"rollout.kv_capacity={819_200 // part}",
+        f"rollout.emulation.stride={options.stride}",
+        f"rollout.emulation.lengths={{p50 = {2000 // part}, p99 = {16_000 // part}}}",
         f"placement.max_replicas={replicas}",
         f"placement.repack_requests={MOST_REQUESTS}",
         "rollout.heartbeat_s=0.25",
         f"placement.repack={str(repack).lower()}",
-        f"placement.repack_s={PERIOD_S / time_scale}",
+        f"placement.repack_s={PERIOD_S / options.time_scale}",
         f"experience.global_batch={BATCH * replicas}",
         "experience.max_staleness=2",
-        f"trainer.optimizer_steps={steps}",
+        f"trainer.optimizer_steps={options.steps}",
         "trainer.emulation.step_s=[[0.0, 1.0], [1e6, 1.1]]",
         "trainer.checkpoint_every=1",
     ]
@@ -65,17 +70,24 @@ def main() -> None:
     arguments.add_argument("--replicas", type=int, default=16)
     arguments.add_argument("--time-scale", type=float, default=1.0)
     arguments.add_argument("--stride", type=int, default=4, choices=(1, 2, 4, 8))
+    arguments.add_argument("--shorter", type=int, default=1, choices=(1, 2, 4, 8), help="answers, prompts and KV")
     arguments.add_argument("--steps", type=int, default=5)
     arguments.add_argument("--seed", type=int, default=0)
     arguments.add_argument("--folder", type=Path, help="where runs are left; a temporary one otherwise")
+    arguments.add_argument("--moves", action="store_true", help="measure the way of moves alone")
     arguments.add_argument("--json", action="store_true")
     options = arguments.parse_args()
     with tempfile.TemporaryDirectory(prefix="laminar-repack-") as temporary:
         folder = (options.folder or Path(temporary)).absolute()
 
+        if options.moves:
+            name = f"moves-{options.seed}"
+            with emulated_run(EXAMPLE, name, folder, changes(True, options)) as (_, client):
+                _print_moves(moves_of(client, name), options)
+            return
+
         def run(name: str) -> Ran:
-            how = options.replicas, options.time_scale, options.stride, options.steps, options.seed
-            return run_emulated(EXAMPLE, f"{name}-{options.seed}", folder, changes(name == "repack", *how))
+            return run_emulated(EXAMPLE, f"{name}-{options.seed}", folder, changes(name == "repack", options))
 
         with ThreadPoolExecutor() as pool:  # at one time, so that what else the machine does falls on both alike
             ran = dict(zip(NAMES, pool.map(run, NAMES), strict=True))
@@ -87,15 +99,31 @@ def main() -> None:
         return
     console = Console(width=110)
     console.print(_table(ran, bound, options.replicas))
-    moved = ran["repack"]
-    console.print(
-        f"{moved.planned:,.0f} moves planned, {moved.moved:,.0f} made, {moved.levelled:,.0f} of them before a token;"
-        f" from plan to hand-over {moved.hand_over_s:.2f} s, to the next token {moved.resumed_s:.2f} s, to a plan's"
-        f" first {moved.plan_resumed_s:.2f} s by the clock on the wall (medians)"
-    )
+    console.print(_told(ran["repack"].moves))
     steps = f"{options.steps} global batches of {BATCH * options.replicas:,}"
     console.print(f"time scale {options.time_scale:g}, stride {options.stride}, {steps}, seed {options.seed}")
     console.print(describe_machine())
+
+
+def _print_moves(moves: Moves, options: argparse.Namespace) -> None:
+    if options.json:
+        print(json.dumps(asdict(moves)))
+        return
+    console = Console(width=110)
+    console.print(_told(moves))
+    of, shorter = f"{options.replicas} replicas, time scale {options.time_scale:g}", f"{options.shorter} times shorter"
+    console.print(f"{of}, stride {options.stride}, {shorter}, seed {options.seed}")
+    console.print(describe_machine())
+
+
+def _told(moves: Moves) -> str:
+    steps = ", ".join(f"{name} {seconds:.3f}" for name, seconds in moves.steps_s.items())
+    return (
+        f"{moves.planned:,} moves planned, {moves.moved:,} made, {moves.levelled:,} of them before a token; from plan"
+        f" to hand-over {moves.hand_over_s:.2f} s, to the next token {moves.resumed_s:.2f} s, to a plan's first"
+        f" {moves.plan_resumed_s:.2f} s by the clock on the wall (medians; {moves.plans} plans). On the way of that"
+        f" first one, s: {steps}"
+    )
 
 
 def _simulated(name: str, cluster: Cluster) -> Figures:

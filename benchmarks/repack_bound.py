@@ -69,7 +69,7 @@ class Figures:
 
 
 class FreeRows(EmulatedRows):
-    """Rows that are resumed at once, with nothing computed anew and no KV taken in."""
+    """Rows that are resumed at once, with nothing computed anew and no KV waited for."""
 
     def uncomputed(self, request: Request) -> int:
         return 0 if request.partial is not None else super().uncomputed(request)

@@ -26,11 +26,10 @@ class EmulatedRows(Rows):
         """Whether it ends with a stop token."""
         self._sharing: dict[bytes, int] = {}
         """How many rows have each prompt."""
-        self._prefill = self._moved = 0
+        self._prefill = 0
 
     def start(self, request: Request) -> int:
         self._prefill += self.uncomputed(request)
-        self._moved += self.carried(request)
         row = super().start(request)
         end, self._stops[row] = int(self.limit[row]), False
         if request.sampling.stop_token_ids:
@@ -47,12 +46,10 @@ class EmulatedRows(Rows):
         shared = len(request.prompt) if request.prompt.tobytes() in self._sharing else 0
         return max(0, super().uncomputed(request) - shared)
 
-    def take_prefill(self) -> tuple[int, int]:
-        """Tokens of the rows started since this was asked last that are to be computed before the next round, and those
-        whose KV came with them."""
-        computed, moved = self._prefill, self._moved
-        self._prefill = self._moved = 0
-        return computed, moved
+    def take_prefill(self) -> int:
+        """Tokens of the rows started since this was asked last, which are to be computed before the next round."""
+        computed, self._prefill = self._prefill, 0
+        return computed
 
     def advance(self, rounds: int) -> dict[int, str]:
         """Give every row so many tokens more; returns why those end that are at their end, by row."""

@@ -40,8 +40,8 @@ class RooflineConfig:
     prefill_us: float = 33.0
     """Microseconds that one token of a new context takes; samples of a prompt that run together share its cost."""
     kv_move_us: float = 2.6
-    """Microseconds in which the KV of one token of a trajectory that moves is taken in: 256 KiB over a network of 100
-    GB/s a machine, which is what the paper's relays reckon with. The round waits for it."""
+    """Microseconds in which the KV of one token of a trajectory that moves comes in: 256 KiB over a network of 100 GB/s
+    a machine, which is what the paper's relays reckon with. It comes beside the rounds; its trajectory waits for it."""
 
     def __post_init__(self) -> None:
         batches = [batch for batch, _ in self.decode_ms]

@@ -18,7 +18,7 @@ from operators.rollout.emulation import RooflineConfig
 class Pace:
     """Rounds of one batch: the first takes `first_s` and each one `growth_s` longer than the one before.
 
-    Before the first, `prefill_s` goes into new contexts, computed or taken in.
+    Before the first, `prefill_s` goes into new contexts.
     """
 
     prefill_s: float
@@ -55,13 +55,13 @@ class Roofline:
         self._stride = stride
         self._per_token = reading * stride * stride  # a round is `stride` real ones, over as many times the KV
         self._prefill = config.prefill_us * 1e-6 * stride
-        self._move = config.kv_move_us * 1e-6 * stride
+        self.move_s = config.kv_move_us * 1e-6 * stride
+        """What the KV of a token takes to come from another machine."""
 
-    def pace(self, batch: int, kv_tokens: int, prefill_tokens: int, moved_tokens: int = 0) -> Pace:
-        """The rounds of `batch` ≥ 1 requests that hold `kv_tokens` of KV, after `prefill_tokens` have been computed and
-        the KV of `moved_tokens` taken in."""
+    def pace(self, batch: int, kv_tokens: int, prefill_tokens: int) -> Pace:
+        """The rounds of `batch` ≥ 1 requests that hold `kv_tokens` of KV, after `prefill_tokens` have been computed."""
         first = self._stride * self._base(batch) + self._per_token * kv_tokens
-        return Pace(self._prefill * prefill_tokens + self._move * moved_tokens, first, self._per_token * batch)
+        return Pace(self._prefill * prefill_tokens, first, self._per_token * batch)
 
     def _base(self, batch: int) -> float:
         """Seconds of a real round without its reading of KV: linear between the points, and beyond them."""

@@ -89,17 +89,21 @@ class Scheduler(Generic[R]):
         return len(self._waiting)
 
     def add(self, request: Request) -> None:
-        """Queue `request`. Raises ValueError for one that cannot run or whose id is here already."""
-        check_request(request, self.config.vocabulary, self.config.context)
-        if request.trajectory_id in self._waiting or request.trajectory_id in self._running:
-            raise ValueError(f"trajectory {request.trajectory_id!r} is here already")
-        if any(request.trajectory_id == ended.trajectory_id for ended in self._ended):
-            raise ValueError(f"trajectory {request.trajectory_id!r} is here already")
+        """Queue `request`. Raises ValueError as `check` does."""
+        self.check(request)
         reason = ended_reason(request, self.config.context)
         if reason is None or request.partial is None:
             self._waiting[request.trajectory_id] = request
         else:
             self._ended.append(Completion(request.trajectory_id, request.partial, reason))
+
+    def check(self, request: Request) -> None:
+        """Raise ValueError for one that cannot run or whose id is here already."""
+        check_request(request, self.config.vocabulary, self.config.context)
+        name = request.trajectory_id
+        here = name in self._waiting or name in self._running
+        if here or any(name == ended.trajectory_id for ended in self._ended):
+            raise ValueError(f"trajectory {name!r} is here already")
 
     def take_ended(self) -> list[Completion]:
         """Requests that had ended when they came."""
@@ -185,11 +189,11 @@ class Scheduler(Generic[R]):
                 found[request.trajectory_id] = self.rows.partial(row, since[request.trajectory_id])
         return found
 
-    def status(self, tokens_generated: int, ended: int = 0) -> EngineStatus:
-        """The load right now; `ended` requests more have ended without being returned."""
+    def status(self, tokens_generated: int, others: int = 0) -> EngineStatus:
+        """The load right now; `others` more neither run nor wait here: they have ended, or are still to come."""
         return EngineStatus(
             running=self.rows.count,
-            waiting=len(self._waiting) + len(self._ended) + ended,
+            waiting=len(self._waiting) + len(self._ended) + others,
             capacity=self.config.slots,
             kv_used=self.kv_used,
             kv_capacity=self.config.kv_capacity,

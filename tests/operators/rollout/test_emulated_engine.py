@@ -111,28 +111,88 @@ def test_a_prompt_that_samples_share_is_computed_once() -> None:
 def test_a_row_that_shares_its_prompt_with_an_older_one_computes_nothing() -> None:
     rows = EmulatedRows(8, CONTEXT, VOCABULARY, open_lengths(SHORT))
     rows.start(request("a"))
-    assert rows.take_prefill() == (5, 0)
+    assert rows.take_prefill() == 5
     for name in "bc":
         rows.start(request(name))
-    assert rows.take_prefill() == (0, 0)
+    assert rows.take_prefill() == 0
     rows.remove(np.array([0, 1, 2]))
     rows.start(request("d"))
-    assert rows.take_prefill() == (5, 0)
+    assert rows.take_prefill() == 5
     generated = emulated(clock=ManualClock())
     generated.submit(request("e"))
     partial = generated.release(["e"])["e"]
     more = replace(partial, token_ids=np.ones(4, np.int32), logprobs=np.zeros(4, np.float32))
     rows.start(replace(request("e"), partial=more))
-    assert rows.take_prefill() == (3, 0)
+    assert rows.take_prefill() == 3
 
 
-def test_what_comes_with_its_kv_is_taken_in_not_computed() -> None:
+# --- what comes with its KV
+
+
+def moved(name: str, kv: int = 8, new: int = 20, fill: int = 1) -> Request:
+    """A prompt of 6 and 4 tokens more, and the KV of the first `kv` of them."""
+    partial = Partial(np.ones(4, np.int32), np.zeros(4, np.float32), KV(kv, memoryview(b"")))
+    return replace(request(name, new=new, fill=fill), partial=partial)
+
+
+SLOW_LINK = replace(FLAT, kv_move_us=1000.0)
+
+
+def test_what_comes_with_its_kv_is_not_computed() -> None:
     rows = EmulatedRows(8, CONTEXT, VOCABULARY, open_lengths(SHORT))
-    partial = Partial(np.ones(4, np.int32), np.zeros(4, np.float32), KV(8, memoryview(b"")))
-    rows.start(replace(request("a"), partial=partial))
-    assert rows.take_prefill() == (1, 8)
-    line = Roofline(replace(RooflineConfig(), prefill_us=100.0, kv_move_us=10.0))
-    assert line.pace(1, 10, 1, 8).prefill_s == pytest.approx(180e-6)
+    rows.start(moved("a"))
+    assert rows.take_prefill() == 1
+
+
+def test_kv_comes_beside_the_rounds_and_each_goes_on_once_its_own_is_here() -> None:
+    clock = ManualClock()
+    it = emulated(clock=clock, roofline=SLOW_LINK)
+    it.submit(request("a", prompt=1, new=50))
+    advance_to(it, clock, 100.0)
+    for name in "bc":
+        it.submit(moved(name, kv=9))  # 9 ms over the link, then it joins the round that begins at 10, or at 20
+    assert (it.status().running, it.status().waiting) == (1, 2)
+    begun: dict[str, float] = {}
+    while len(begun) < 3:
+        assert advance_to(it, clock, clock.now + it.due() + 1e-6) == []
+        begun |= dict.fromkeys(it.begun(), clock.now - 100.0)
+    assert begun == pytest.approx({"a": 0.01, "b": 0.02, "c": 0.03}, abs=1e-4)
+    assert it.status().tokens_generated == 3 + 2 + 1  # nobody's round was longer for it
+
+
+def test_who_arrives_in_the_middle_of_a_leap_joins_there() -> None:
+    clock = ManualClock()
+    it = emulated(clock=clock, roofline=replace(FLAT, kv_move_us=5000.0))
+    it.submit(request("a", prompt=1, new=50))
+    advance_to(it, clock, 100.0101)
+    it.submit(moved("b", kv=9, new=6))  # here at 55.1 ms, so its two tokens are there at 80
+    assert it.due() == pytest.approx(0.045)
+    assert advance_to(it, clock, 100.205) == ["b"]
+    assert it.status().tokens_generated == 20 + 2
+
+
+def test_kv_that_comes_to_an_idle_engine_is_waited_for_there() -> None:
+    clock = ManualClock()
+    it = emulated(clock=clock, roofline=SLOW_LINK)
+    it.submit(moved("a", kv=9, new=5))
+    assert it.due() == pytest.approx(0.009)
+    assert advance_to(it, clock, 100.0189) == []
+    assert advance_to(it, clock, 100.0191) == ["a"]
+    assert it.due() == math.inf
+
+
+def test_what_is_still_to_come_is_here_like_anything_that_waits() -> None:
+    clock = ManualClock()
+    it = emulated(clock=clock, roofline=SLOW_LINK)
+    it.submit(moved("a"))
+    with pytest.raises(ValueError, match="'a' is here already"):
+        it.submit(moved("a"))
+    with pytest.raises(RuntimeError, match="0 requests run and 1 wait"):
+        it.load(None, PolicyVersion(1, 0))  # type: ignore[arg-type]
+    assert it.generated({"a": 1})["a"].token_ids.tolist() == [1, 1, 1]
+    assert it.release(["a"])["a"].token_ids.tolist() == [1, 1, 1, 1]
+    assert (it.status().waiting, it.due()) == (0, math.inf)
+    assert advance_to(it, clock, 101.0) == []
 
 
 # --- leaps
@@ -148,7 +208,7 @@ def round_by_round(asked: list[Request], config: SchedulerConfig, roofline: Roof
     while scheduler.waiting or rows.count:
         scheduler.preempt()
         scheduler.admit()
-        at += line.pace(rows.count, rows.tokens, *rows.take_prefill()).seconds(1)
+        at += line.pace(rows.count, rows.tokens, rows.take_prefill()).seconds(1)
         ended = rows.advance(1)
         ends |= {rows.requests[row].trajectory_id: at for row in ended}
         scheduler.leave(ended)
@@ -181,19 +241,20 @@ def test_leaps_end_everything_when_single_rounds_would(seed: int) -> None:
 def test_looking_often_changes_nothing() -> None:
     def order(looks: np.ndarray) -> list[tuple[str, list[int]]]:
         clock = ManualClock()
-        it = emulated(slots=5, kv_capacity=90, clock=clock)
+        it = emulated(slots=5, kv_capacity=90, clock=clock, roofline=replace(RooflineConfig(), kv_move_us=4000.0))
         done: list[Completion] = []
         for number in range(20):
             clock.now = 100.0 + 0.02 * number
             it.submit(request(f"p{number}.0", prompt=1 + number, new=30, stops=(3,), fill=number % 7))
+            it.submit(moved(f"p{number}.1", new=30, fill=number % 7))
             done += it.step()
         for look in looks:
             clock.now = 101.0 + look
             done += it.step()
         return [(each.trajectory_id, each.generated.token_ids.tolist()) for each in done]
 
-    assert len(order(np.array([60.0]))) == 20
-    assert order(np.array([60.0])) == order(np.linspace(0, 60, 5000))
+    assert len(order(np.array([60.0]))) == 40
+    assert order(np.array([60.0])) == order(np.linspace(0, 60, 2000))
 
 
 def test_due_says_when_to_look() -> None:
