@@ -162,13 +162,13 @@ REPLICAS = Topic(
 )
 PLANS = Topic(
     "plans",
-    (records.RepackPlan,),
+    (records.RepackPlan, records.MoveEnded),
     "plan_id",
     "one",
     "delete",
     ("placement",),
     (),
-    "what placement has decided to move, with the load before and after",
+    "what placement has decided to move, with the load before and after, and what became of it",
 )
 METRICS = Topic(
     "metrics",

@@ -72,6 +72,7 @@ SAMPLES: dict[type, object] = {
             reason="repack",
             planned_at=1_700_000_000_150,
         ),
+        r.MoveEnded("3-1", 0, 1, ("p12.3",), ("p12.4",), (), (), 1_700_000_000_180),
         r.Cancel(("p12.3", "p12.4"), (8, 0), 0, 4),
         r.Refused("p12.3", 5, 0, 4, "no room", True),
         r.Experience(TRAJECTORY, 0.75, (r.RewardComponent("exact", 1.0, 0.75),), None, 1_700_000_000_300),

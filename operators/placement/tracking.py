@@ -15,6 +15,7 @@ from operators.io.pending import PendingOffsets
 from operators.io.reject import rejected
 from operators.placement.coverage import Coverage
 from operators.placement.ending import failed_trajectory
+from operators.placement.fates import MoveFates
 from operators.placement.holds import Holds
 from operators.placement.leases import Leases
 from operators.placement.lengths import LengthsSeen
@@ -51,6 +52,7 @@ class Tracking:
         self.table = WorkTable()
         self.pool = PartialPool()
         self.lengths = LengthsSeen()
+        self.fates = MoveFates()
         self.newest: PolicyVersion | None = None
         self.final = False
         self._leases = leases
@@ -141,6 +143,7 @@ class Tracking:
         whole = self.pool.fold(record)
         if to is not None:
             self.table.hand_over(name, to.lease, Owner(to.replica, to.incarnation))
+            self.fates.know(name, "made")
             self.pool.hand_over(name, to.lease)
             self._told.let_go(name)  # the next owner's assignment holds it all
         else:
@@ -153,6 +156,7 @@ class Tracking:
     def lose(self, owned: Owned) -> list[Output]:
         """The owner is gone: the trajectory waits for its next one, or ends if it has come to nothing too often."""
         name = owned.work.trajectory_id
+        self.fates.know(name, "lost")
         if owned.work.attempt >= self._max_attempts and not self.pool.gained(name):
             return self.fail(owned, f"given up after {owned.work.attempt} attempts")
         self.table.lose(name)
@@ -161,6 +165,7 @@ class Tracking:
     def fail(self, owned: Owned, reason: str) -> list[Output]:
         """End a trajectory that nobody will generate."""
         prompt, name = owned.work.prompt, owned.work.trajectory_id
+        self.fates.know(name, "finished")
         self.table.finish(name)
         record = failed_trajectory(owned, reason, self.newest, self._now())
         where = partition_of(prompt.number, self._partitions)
@@ -254,11 +259,14 @@ class Tracking:
                 else:
                     self.pool.drop(name)
         for order in releases:
+            leaving = []
             for name, lease in zip(order.trajectory_ids, order.leases, strict=False):
                 owned = self.table.owner(name)
                 if owned is not None and owned.owner == (order.replica, order.incarnation) and owned.work.lease < lease:
                     to = Owner(order.destination, order.destination_incarnation)
                     self.table.release_to(name, HandOver(lease, to))
+                    leaving.append(name)
+            self.fates.plan(order.plan_id.rpartition(".")[0], order.replica, order.destination, leaving)
         return rejections
 
     # -- endings ------------------------------------------------------------------------------------------------------
@@ -269,6 +277,7 @@ class Tracking:
         leaving = self.table.leaving(name)
         if leaving is not None:
             self._cancel(leaving.to, name, leaving.lease)
+        self.fates.know(name, "finished" if leaving is None or lease != leaving.lease else "made")
         owned = self.table.finish(name)
         # Settled before its finish is seen here, it may be its owner that finished it: then it passes the word over.
         if owned is not None and owned.work.lease != lease:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from schemas.records.batches import MicroBatch
 from schemas.records.curriculum import LevelAsked, LevelBegun
 from schemas.records.inbox import Assignment, Cancel, Drain, KVParcel, Release, Reserve
-from schemas.records.plans import PlannedMove, RepackPlan, ReplicaLoad
+from schemas.records.plans import MoveEnded, PlannedMove, RepackPlan, ReplicaLoad
 from schemas.records.progress import Closed, NextOwner, Progress, Refused
 from schemas.records.prompts import Prompt, Sampling
 from schemas.records.relays import RelayChain, RelayLink, RelayStatus
@@ -39,6 +39,7 @@ RECORDS: tuple[type, ...] = (
     Refused,
     Closed,
     RepackPlan,
+    MoveEnded,
     Trajectory,
     Experience,
     Settled,
@@ -72,6 +73,7 @@ __all__ = [
     "LevelBegun",
     "Metric",
     "MicroBatch",
+    "MoveEnded",
     "NextOwner",
     "PlannedMove",
     "PolicyVersion",

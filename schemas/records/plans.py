@@ -1,4 +1,4 @@
-"""What placement decides to move."""
+"""What placement decides to move, and what becomes of it."""
 
 from __future__ import annotations
 
@@ -43,3 +43,22 @@ class RepackPlan:
     after: tuple[ReplicaLoad, ...]
     reason: Literal["repack", "drain", "level"]
     planned_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class MoveEnded:
+    """What became of a move of plan `plan_id`, by trajectory; written once that is known of all of them.
+
+    Made by placement, for people and tools. They were handed over (`made`); had `finished` before; stayed, because the
+    destination kept no room or the source did not let go in time (`refused`); or one of the two was gone (`lost`): then
+    they go on all the same, here or elsewhere.
+    """
+
+    plan_id: str
+    source: int
+    destination: int
+    made: tuple[str, ...]
+    finished: tuple[str, ...]
+    refused: tuple[str, ...]
+    lost: tuple[str, ...]
+    ended_at: int

@@ -8,7 +8,17 @@ from records_here import prompt, trajectory, version
 from test_placement_resumes import letters, partials, progress
 
 from operators.io.elements import Output
-from schemas.records import Assignment, Cancel, NextOwner, PlannedMove, Release, RepackPlan, ReplicaLoad, Reserve
+from schemas.records import (
+    Assignment,
+    Cancel,
+    MoveEnded,
+    NextOwner,
+    PlannedMove,
+    Release,
+    RepackPlan,
+    ReplicaLoad,
+    Reserve,
+)
 from schemas.topics import INBOX, PLANS, PROGRESS
 
 PERIOD_S = 2.0
@@ -31,6 +41,14 @@ def placement() -> Placement:
         placement.finish(*(trajectory(prompt(number, 4), m, lease=given[f"p{number}.{m}"]) for m in (0, 1)))
     placement.run()
     return placement
+
+
+def ended(outputs: list[Output], plan_id: str = "1-1") -> dict[str, tuple[str, ...]]:
+    """What became of the move from replica 0 to 1 of a plan, which is told once."""
+    (end,) = of(MoveEnded, outputs)
+    assert (end.plan_id, end.source, end.destination) == (plan_id, 0, 1)
+    fates = {fate: getattr(end, fate) for fate in ("made", "finished", "refused", "lost")}
+    return {fate: names for fate, names in fates.items() if names}
 
 
 def beat(placement: Placement, reserved: str = "", **changes: object) -> None:
@@ -104,7 +122,9 @@ def test_the_source_owns_until_the_hand_over_and_the_destination_after(placement
     order = released(placement)
     hand_over(placement, order)
     beat(placement)
-    assert of(Assignment, placement.run()) == []
+    outputs = placement.run()
+    assert of(Assignment, outputs) == []
+    assert ended(outputs) == {"made": ("p0.2", "p0.3")}
     placement.beat(1, version(0), incarnation=2)
     placement.beat(2, version(0))
     outputs = placement.run()
@@ -139,7 +159,7 @@ def test_a_release_that_was_not_obeyed_yet_is_known_after_a_restart(placement: P
     placement.finish(trajectory(prompt(0, 4), 2, lease=3))
     assert cancelled(placement.run()) == {("p0.2", 1, 1)}  # replica 1 waits for it in vain
     hand_over(placement, order)
-    placement.run()
+    assert ended(placement.run()) == {"made": ("p0.3",), "finished": ("p0.2",)}
     placement.beat(0, version(0), state="stopped")
     assert assigned(placement.run()) == []
 
@@ -159,6 +179,7 @@ def test_a_plan_of_which_all_has_finished_is_dropped(placement: Placement) -> No
     beat(placement, reserve.plan_id)
     outputs = placement.run()
     assert of(Release, outputs) == []
+    assert ended(outputs) == {"finished": ("p0.2", "p0.3")}
     assert cancelled(outputs) == {("p0.2", 1, 1), ("p0.3", 1, 1)}
 
 
@@ -176,7 +197,8 @@ def test_a_destination_that_keeps_no_room_is_not_waited_for_for_ever(placement: 
         assert of(Release, outputs) == []
     assert cancelled(outputs) == {("p0.2", 1, 1), ("p0.3", 1, 1)}
     kinds = [type(output.record) for output in outputs]
-    assert kinds == [Cancel, Reserve, RepackPlan]  # another is tried, and the first one's end does not end it
+    assert kinds == [Cancel, Reserve, RepackPlan, MoveEnded]  # another is tried; the first one's end does not end it
+    assert ended(outputs) == {"refused": ("p0.2", "p0.3")}
 
 
 @pytest.mark.parametrize("restarted", [False, True])
@@ -190,11 +212,13 @@ def test_what_is_handed_over_late_stays_with_its_new_owner(placement: Placement,
         outputs = placement.run(TIMEOUT_S / 2 - 1)
     (called_off,) = of(Cancel, outputs)
     assert (called_off.trajectory_ids, called_off.leases) == (("p0.2", "p0.3"), (0, 0))
+    assert ended(outputs) == {"refused": order.trajectory_ids}
     (reserve,) = of(Reserve, outputs)  # the same move is planned again, and now the first one is made
     hand_over(placement, order)
     beat(placement, reserve.plan_id)
     outputs = placement.run()
     assert of(Release, outputs) == []
+    assert ended(outputs, reserve.plan_id.rpartition(".")[0]) == {"made": order.trajectory_ids}
     assert all(set(cancel.leases) == {0} for cancel in of(Cancel, outputs))
     placement.beat(0, version(0), state="stopped")
     assert assigned(placement.run()) == []
@@ -206,7 +230,20 @@ def test_what_is_handed_over_late_stays_with_its_new_owner(placement: Placement,
 def test_who_waits_for_a_source_that_died_is_told(placement: Placement) -> None:
     released(placement)
     placement.beat(0, version(0), state="stopped")
-    assert cancelled(placement.run()) == {("p0.2", 1, 1), ("p0.3", 1, 1)}
+    outputs = placement.run()
+    assert cancelled(outputs) == {("p0.2", 1, 1), ("p0.3", 1, 1)}
+    assert ended(outputs) == {"lost": ("p0.2", "p0.3")}
+
+
+def test_what_finishes_where_it_was_to_go_has_moved(placement: Placement) -> None:
+    """The word of its end comes before that of its hand-over: nothing orders the two."""
+    order = released(placement)
+    first, second = order.leases
+    placement.finish(trajectory(prompt(0, 4), 2, lease=first), trajectory(prompt(0, 4), 3, lease=4))
+    assert ended(placement.run()) == {"made": ("p0.2",), "finished": ("p0.3",)}
+    hand_over(placement, order)
+    assert of(MoveEnded, placement.run()) == []
+    assert second > first
 
 
 def test_the_next_owner_of_what_has_ended_is_told_to_stop(placement: Placement) -> None:
@@ -226,6 +263,7 @@ def test_who_dies_before_the_release_moves_nothing(placement: Placement, who: in
     placement.beat(who, version(0), incarnation=2)
     outputs = placement.run()
     assert of(Release, outputs) == []
+    assert ended(outputs) == {"lost": ("p0.2", "p0.3")}
     names = {"p0.2", "p0.3"} if who == 0 else {"p1.2", "p1.3"}
     assert {name for name, _, _ in assigned(outputs)} == names
 

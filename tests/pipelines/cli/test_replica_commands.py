@@ -15,11 +15,11 @@ from infra.kafka.producer import BoundedProducer
 from infra.kafka.properties import ClientProperties
 from infra.kafka.reading import read_topic
 from pipelines.cli.main import main
-from pipelines.cli.plans import plan_lines
+from pipelines.cli.plans import COLUMNS, _alone, plan_lines
 from pipelines.cli.replicas import replica_row
 from schemas.codec import encode
 from schemas.plain import to_plain
-from schemas.records import Drain, PlannedMove, PolicyVersion, RepackPlan, ReplicaLoad, ReplicaStatus
+from schemas.records import Drain, MoveEnded, PlannedMove, PolicyVersion, RepackPlan, ReplicaLoad, ReplicaStatus
 from schemas.topics import INBOX, PLANS, REPLICAS
 
 RUN = "replica-commands"
@@ -33,6 +33,11 @@ PLAN = RepackPlan(
     reason="repack",
     planned_at=1_700_000_000_000,
 )
+ENDS = [
+    MoveEnded("2-7", 0, 1, ("p3.0",), (), (), (), 1_700_000_002_000),
+    MoveEnded("2-7", 0, 1, (), (), ("p3.0",), (), 1_700_000_003_000),  # told again after a restart: the first counts
+    *[MoveEnded("2-6", 2, 3, (f"p1.{n}",), (), (), (), 1_700_000_004_000) for n in range(5)],
+]
 Laminar = Callable[..., tuple[int, str, str]]
 
 
@@ -60,14 +65,14 @@ def status(replica: int, sent_at: int = 0, tokens: int = 0, incarnation: int = 3
 
 @pytest.fixture(scope="module")
 def filled(broker: Broker) -> ClientProperties:
-    """A run with two replicas, of which one has stopped, and one plan."""
+    """A run with two replicas, of which one has stopped, and one plan, of which half is known."""
     client = ClientProperties.at(broker.bootstrap_servers)
     with admin_client(client) as admin:
         create_topics(admin, [TopicSpec(REPLICAS.name(RUN), 1), TopicSpec(INBOX.name(RUN), 4)])
         create_topics(admin, [TopicSpec(PLANS.name(RUN), 1)])
     beats = [status(0, 1000, 50, incarnation=2), status(0, 2000, 10), status(0, 4000, 110), status(1, state="stopped")]
     with BoundedProducer(client) as producer:
-        for topic, record in (*((REPLICAS, beat) for beat in beats), (PLANS, PLAN)):
+        for topic, record in (*((REPLICAS, beat) for beat in beats), (PLANS, PLAN), *((PLANS, end) for end in ENDS)):
             value, headers = encode(record)
             producer.send(topic.name(RUN), value, key=b"k", headers=headers)
     return client
@@ -113,14 +118,34 @@ def test_what_cannot_drain_is_named(replica: str, says: str, laminar: Laminar) -
     assert (code, err) == (1, f"laminar: {says}\n")
 
 
-def test_plans_show_each_move_and_the_load_before_and_after(laminar: Laminar) -> None:
+def test_plans_show_each_move_the_load_before_and_after_and_what_became_of_it(laminar: Laminar) -> None:
     code, out, _ = laminar("plans", "--json")
-    assert (code, json.loads(out)) == (0, to_plain(PLAN))
+    shown = json.loads(out)
+    fates = {"made": ["p3.0"], "finished": [], "refused": [], "lost": [], "open": ["p3.1"]}
+    assert {fate: shown["moves"][0].pop(fate) for fate in fates} == fates
+    assert (code, shown) == (0, to_plain(PLAN))
     _, out, _ = laminar("plans")
     assert out == (
         "2023-11-14 22:13:20 plan 2-7 (repack) under 1.4\n"
-        "  0 → 1  2 trajectories of 100 KV tokens; KV use of replica 0 10 % → 0 %, replica 1 40 % → 50 %\n"
+        "  0 → 1  2 trajectories of 100 KV tokens; KV use of replica 0 10 % → 0 %, replica 1 40 % → 50 %;"
+        " 1 made, 1 open\n"
     )
+
+
+def test_the_last_plans_are_shown_however_much_became_of_them(laminar: Laminar) -> None:
+    assert laminar("plans", "-n", "0")[1] == ""
+    for count in ("1", "2"):
+        _, out, _ = laminar("plans", "-n", count, "--json")
+        assert [json.loads(line)["plan_id"] for line in out.splitlines()] == ["2-7"]
+
+
+def test_who_follows_is_told_what_became_of_a_move_when_it_is_known() -> None:
+    told = _alone(replace(ENDS[0], finished=("p3.1", "p3.2"), lost=("p3.4",)))
+    assert told.keys() >= set(COLUMNS)
+    assert plan_lines(told) == (
+        "2023-11-14 22:13:22 plan 2-7: 0 → 1  1 made, 2 finished before, 1 lost to a replica that was gone"
+    )
+    assert plan_lines(_alone(PLAN)).endswith("replica 1 40 % → 50 %; 2 open")
 
 
 def test_one_trajectory_is_one_trajectory() -> None:
