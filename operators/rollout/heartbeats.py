@@ -123,13 +123,15 @@ class Heartbeats:
             self._failing = True
 
     def usage(self) -> Metric:
-        """CPU seconds of this process since its start, and how many of them went into model code; and the share of its
-        replicas that have nothing to generate right now.
+        """CPU seconds of this process since its start, and how many of them went into model code; how many trajectories
+        came with their KV since, and should have; and the share of its replicas that have nothing to generate now.
         """
         model_seconds = sum(replica.engine.status().model_seconds for replica in self._replicas)
         values = {"cpu/model_seconds": model_seconds, "cpu/process_seconds": time.process_time()}
         if self._replicas:
             values["rollout/idle_ratio"] = sum(replica.idle for replica in self._replicas) / len(self._replicas)
+            values["kv/taken"] = sum(replica.kv_taken for replica in self._replicas)
+            values["kv/missed"] = sum(replica.kv_missed for replica in self._replicas)
         return Metric("rollout", self._process, values, time.time_ns() // 10**6)
 
     def statuses(self) -> list[ReplicaStatus]:

@@ -59,7 +59,8 @@ class Replica:
     """Takes assignments, steps its engine, gives trajectories. `decode` turns response tokens into text; `check` raises
     ValueError for a prompt that its model cannot read.
 
-    `news` counts the changes that placement waits for.
+    `news` counts the changes that placement waits for; `kv_taken` and `kv_missed` what came with its KV, and what had
+    to be computed anew though it had been on its way with it.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class Replica:
         self._steps = self._look_step = 0
         self._look_at = 0.0
         self.newest: PolicyVersion | None = None
-        self.news = 0
+        self.news = self.kv_taken = self.kv_missed = 0
 
     @property
     def state(self) -> ReplicaState:
@@ -288,13 +289,18 @@ class Replica:
         """The KV that came along, if it is that of what is to be resumed under the weights loaded."""
         lease, fetched = self._fetched.pop(assignment.trajectory_id, (0, None))
         parcel = assignment.kv
-        if fetched is None or parcel is None or lease != assignment.lease:
+        if parcel is None:
             return None
-        if parcel.policy_version != self.engine.version:
-            return None
-        if (error := fetched.exception()) is not None:
+        error: BaseException | str | None = "other weights"
+        if fetched is None or lease != assignment.lease:
+            error = "it is not to be fetched"
+        elif parcel.policy_version == self.engine.version:
+            error = fetched.exception()
+        if fetched is None or error is not None:
+            self.kv_missed += 1
             log.info("replica %d computes %s anew: %s", self.index, assignment.trajectory_id, error)
             return None
+        self.kv_taken += 1
         return KV(parcel.tokens, fetched.result())
 
     def _forget_kv(self) -> None:

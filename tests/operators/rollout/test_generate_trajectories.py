@@ -137,6 +137,22 @@ def test_what_runs_is_told_before_the_process_stops() -> None:
     ]
 
 
+def test_an_engine_that_raises_ends_its_process_and_the_next_life_begins_anew() -> None:
+    rollout = Rollout()
+    rollout.assign(0)
+
+    def broken() -> list:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    for engine in rollout.engines:
+        engine.step = broken  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        rollout.shard.run()  # nobody catches it: the accelerator is in an unknown state
+    rollout.shard.start()
+    rollout.assign(0, incarnation=2)
+    assert rollout.finished() == [("p0.0", 0)]
+
+
 def test_a_refusal_goes_to_progress() -> None:
     rollout = Rollout()
     rollout.assign(0, length=8)

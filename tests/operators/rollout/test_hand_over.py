@@ -129,7 +129,10 @@ def test_what_it_hands_over_it_stops_and_its_next_owner_completes() -> None:
     assert given.partial is not None
     assert given.partial.token_ids.to_pylist() == [0] * 6
     assert not source.replica.busy()
+    source.publish(1)
+    news = source.replica.news
     assert source.steps(20) == []
+    assert (source.engine.version, source.replica.news) == (version(1), news + 1)  # it is free for newer weights
     destination.replica.take(given)
     words = destination.steps(6)
     assert told(words) == [(6, [0] * 4)]
@@ -181,6 +184,7 @@ def test_kv_comes_along_and_what_it_waits_for_stops_nobody(post: list[Parcels], 
     coming.set_result(post[1].fetch(given.kv).result(10))
     assert len(ended(destination).response.token_ids) == 12
     assert destination.engine.given == {"p0.0": b"KV of p0.0"}
+    assert (destination.replica.kv_taken, destination.replica.kv_missed) == (1, 0)
 
 
 @pytest.mark.parametrize("trouble", ["dead", "gone", "damaged", "other weights", "no room", "none wanted"])
@@ -203,6 +207,7 @@ def test_without_its_kv_it_goes_on_all_the_same(post: list[Parcels], trouble: st
     destination.replica.take(given)
     assert len(ended(destination).response.token_ids) == 12
     assert destination.engine.given == {}
+    assert (destination.replica.kv_taken, destination.replica.kv_missed) == (0, 1)
 
 
 def test_kv_of_what_is_cancelled_before_it_starts_is_let_go(post: list[Parcels]) -> None:

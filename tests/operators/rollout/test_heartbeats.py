@@ -101,6 +101,7 @@ def test_what_the_process_uses_is_told_with_them(producer: Producer, beats: Hear
     assert (told.name, told.step) == ("rollout", 1)
     assert 0 <= told.values["cpu/model_seconds"] <= told.values["cpu/process_seconds"]
     assert told.values["rollout/idle_ratio"] == 1.0
+    assert (told.values["kv/taken"], told.values["kv/missed"]) == (0, 0)
 
 
 def test_a_step_without_end_ends_the_process(producer: Producer) -> None:
