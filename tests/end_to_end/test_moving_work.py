@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 import pytest
 import tomli_w
+import torch
+from conftest import StartRun
 from kills import kill
 from laminar_runs import LaminarRun, Nursery
 from test_emulated_run import SMALL
@@ -15,7 +21,9 @@ from test_emulated_run import SMALL
 from infra.kafka.broker import Broker
 from infra.kafka.properties import ClientProperties
 from infra.kafka.reading import read_topic
-from schemas.records import Assignment, Progress, RepackPlan, Trajectory
+from infra.models.checkpoint_folder import load_model
+from pipelines.report.metrics_file import read_metrics
+from schemas.records import Assignment, MoveEnded, Progress, RepackPlan, Trajectory
 from schemas.topics import INBOX, PLANS, PROGRESS, TRAJECTORIES, Topic
 
 R = TypeVar("R")
@@ -32,35 +40,46 @@ def written(client: ClientProperties, run: LaminarRun, topic: Topic, kind: type[
         yield from (row for row in record.rows if isinstance(row, kind))
 
 
-def told(client: ClientProperties, run: LaminarRun) -> int:
-    """How often placement was told of answers under way."""
-    return sum(1 for _ in written(client, run, PROGRESS, Progress))
+def until_told_more(client: ClientProperties, run: LaminarRun) -> None:
+    """Wait until placement is told of answers under way."""
+
+    def told() -> int:
+        return sum(1 for _ in written(client, run, PROGRESS, Progress))
+
+    before = told()
+    run.until(lambda: told() > before, 60, "progress")
+
+
+def has_given_on(client: ClientProperties, run: LaminarRun, since: float) -> bool:
+    """Whether something of replicas 2 and 3 was given to others since, in Unix milliseconds, to go on with."""
+    given = list(written(client, run, INBOX, Assignment))
+    theirs = {each.trajectory_id for each in given if each.replica >= 2}
+    later = (each for each in given if each.assigned_at > since and each.replica < 2 and each.partial is not None)
+    return any(each.trajectory_id in theirs for each in later)
 
 
 def assert_balanced(run: LaminarRun, trained: int) -> None:
-    assert run.wait(150) == 0, run.said()
+    assert run.wait(240) == 0, run.said()
     audit = run.audit()
     assert audit["balanced"]
     assert (audit["trained"], audit["lost"], audit["trained_twice"], audit["failed"]) == (trained, 0, 0, 0)
 
 
-def test_repack_moves_what_then_finishes_elsewhere(
-    nursery: Nursery, client: ClientProperties, broker: Broker, run_id: str, tmp_path: Path
+def test_repack_moves_what_then_finishes_elsewhere_with_its_kv(
+    start_run: StartRun, client: ClientProperties, broker: Broker, run_id: str, model_folder: Path
 ) -> None:
-    config = tmp_path / "emulated.toml"
-    changes = {
-        "run": {"time_scale": 20.0},
-        "kafka": {"bootstrap_servers": broker.bootstrap_servers},
-        "placement": {"repack_s": 0.1},
-        "rollout": {**SMALL["rollout"], "heartbeat_s": 0.1},
-        "trainer": {"optimizer_steps": 6, "emulation": {"step_s": [[0, 1], [100_000, 2]]}},
-    }
-    config.write_text(tomli_w.dumps({**SMALL, **changes}))
-    run = LaminarRun(nursery, tmp_path, config, run_id)
-    try:
-        assert_balanced(run, 6 * 32)
-    finally:
-        run.end()
+    """Two rollouts of the engine that really generates hand trajectories to each other, in the middle of answers."""
+    run = start_run(
+        run_id,
+        f"kafka.bootstrap_servers={broker.bootstrap_servers}",
+        "placement.repack_s=0.1",
+        "prompts.heldout=0",
+        "prompts.max_new_tokens=150",
+        "rollout={processes=2, slots=8, heartbeat_s=0.1}",
+        "trainer.optimizer_steps=4",
+        "trainer.learner.learning_rate=0",  # all versions are the first one
+    )
+    assert_balanced(run, 4 * 16)
     plans = list(written(client, run, PLANS, RepackPlan))
     planned = {name for plan in plans for move in plan.moves for name in move.trajectory_ids}
     moved = {
@@ -70,36 +89,67 @@ def test_repack_moves_what_then_finishes_elsewhere(
     }
     assert moved
     assert {name for name, _ in moved} <= planned
-    ended = {(each.trajectory_id, each.lease): each.replica for each in written(client, run, TRAJECTORIES, Trajectory)}
+    trajectories = list(written(client, run, TRAJECTORIES, Trajectory))
+    ended = {(each.trajectory_id, each.lease): each.replica for each in trajectories}
     elsewhere = moved.keys() & ended.keys()
     assert elsewhere
     assert all(moved[key] == ended[key] for key in elsewhere)
-    with_kv = {
-        (each.trajectory_id, each.lease) for each in written(client, run, INBOX, Assignment) if each.kv is not None
+    parcels = {
+        (each.trajectory_id, each.lease): each.kv
+        for each in written(client, run, INBOX, Assignment)
+        if each.kv is not None
     }
-    assert with_kv
-    assert with_kv <= moved.keys()
+    assert parcels
+    assert parcels.keys() <= moved.keys()
+    assert all(parcel.bytes for parcel in parcels.values())
+    told = [each.values for each in read_metrics(run.folder / "metrics.jsonl") if each.name == "rollout"]
+    assert max(values.get("kv/taken", 0) for values in told) > 0
+    made = {name for each in written(client, run, PLANS, MoveEnded) for name in each.made}
+    assert made
+    assert made <= {name for name, _ in moved}
+    model = load_model(model_folder)
+    resumed = [each for each in trajectories if (each.trajectory_id, each.lease) in parcels]
+    assert resumed
+    for each in resumed:
+        assert_drawn_from(model, each)
 
 
-def test_what_a_killed_rollout_had_goes_on_from_what_it_had(
+def assert_drawn_from(model: torch.nn.Module, each: Trajectory) -> None:
+    """The logprobs of all tokens, those after a move included, are what `model` gives them."""
+    prompt, response = each.prompt.token_ids.to_pylist(), each.response.token_ids.to_pylist()
+    with torch.inference_mode():
+        logits = model(input_ids=torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
+    expected = logits.log_softmax(-1)[torch.arange(len(response)), torch.tensor(response)]
+    assert np.abs(expected.numpy() - each.response.logprobs.to_numpy()).max() <= 1e-4
+
+
+def test_what_a_killed_or_silent_rollout_had_goes_on_from_what_it_had(
     nursery: Nursery, client: ClientProperties, broker: Broker, run_id: str, tmp_path: Path
 ) -> None:
-    """Answers take seconds and placement is told of them all the while, so each kill meets some half done."""
+    """Answers take seconds and placement is told of them all the while, so each kill meets some half done.
+
+    One process is not killed but stopped; when it comes back others have its work, and it changes nothing.
+    """
     config = tmp_path / "emulated.toml"
     changes = {
         "run": {"time_scale": 2.0},
         "kafka": {"bootstrap_servers": broker.bootstrap_servers},
         "rollout": {**SMALL["rollout"], "processes": 2, "replicas": 2, "progress_tokens": 2, "progress_s": 0.2},
+        "placement": {"heartbeat_timeout_s": 3.0},
         "trainer": {"optimizer_steps": 4, "emulation": {"step_s": [[0, 1], [100_000, 2]]}},
     }
     config.write_text(tomli_w.dumps({**SMALL, **changes}))
     run = LaminarRun(nursery, tmp_path, config, run_id)
     try:
         run.pid_of("rollout-0")  # then there are topics
-        for name in ("rollout-0", "placement", "rollout-1"):
-            seen = told(client, run)
-            run.until(lambda seen=seen: told(client, run) > seen, 60, "progress")
+        for name in ("rollout-0", "placement"):
+            until_told_more(client, run)
             kill(run, name)
+        until_told_more(client, run)
+        silent, stopped_at = run.pid_of("rollout-1"), 1000 * time.time()
+        os.kill(silent, signal.SIGSTOP)
+        run.until(lambda: has_given_on(client, run, stopped_at), 60, "its work elsewhere")
+        os.kill(silent, signal.SIGCONT)
         assert_balanced(run, 4 * 32)
     finally:
         run.end()
