@@ -23,7 +23,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.experience import Feeder
+from benchmarks.buffer_log import Experiences
 from infra.kafka.broker import Broker, BrokerConfig, start_broker
 from infra.kafka.producer import BoundedProducer
 from infra.kafka.reading import partition_ranges
@@ -41,7 +41,7 @@ from pipelines.config import Config, KafkaConfig, RunConfig, parse_config
 from pipelines.export import build
 from pipelines.log.chunks import read_chunks
 from pipelines.run.topics import make_topics
-from schemas.codec import encode
+from schemas.codec import encode, encode_block
 from schemas.records import Settled
 from schemas.topics import EXPERIENCES, SETTLED
 
@@ -69,13 +69,16 @@ def measured(broker: Broker) -> Iterator[Took]:
 
 def export(config: Config, broker: Broker, folder: Path, trajectories: int, tokens: int) -> dict[str, float]:
     """Write experiences, export them, and prove the export."""
-    Feeder(config, tokens).write(trajectories)
-    client, run = config.kafka.client(), config.run.name
+    client, run, made = config.kafka.client(), config.run.name, Experiences(tokens)
+    with BoundedProducer(client) as producer:
+        while made.made < trajectories:
+            for value, headers in encode_block(made.next()):
+                producer.send(EXPERIENCES.name(run), value, key=b"p", headers=headers, partition=0)
     contents = Contents(run, EXPERIENCES.noun, starts=dict.fromkeys(partition_ranges(client, EXPERIENCES.name(run)), 0))
     ExportFolder(folder, contents).close()
     with measured(broker) as took:
-        made = ExportConfig(folder, contents)
-        run_pipeline(partial(build, config=made, client=client), "embedded", (), close_shards)
+        asked = ExportConfig(folder, contents)
+        run_pipeline(partial(build, config=asked, client=client), "embedded", (), close_shards)
     proof = outline(folder)
     log = sum(held.stat().st_size for held in (folder.parent / "kafka").rglob(f"{EXPERIENCES.name(run)}-*/*.log"))
     assert not verify(folder).problems

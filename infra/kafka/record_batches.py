@@ -1,4 +1,4 @@
-"""Record batches as columns, beneath kafka-python's objects for records, of which each costs it 29 µs.
+"""Record batches as columns, beneath kafka-python's objects for records, which cost more than twice as much.
 
 What a consumer does with a batch (its CRC, aborted transactions, markers) stays kafka-python's own: only the taking
 apart of its bytes is done here, a batch at a time. Most headers are those of the record before, so each kind of them
