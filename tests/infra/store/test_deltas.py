@@ -75,7 +75,7 @@ def test_files_of_two_layouts_have_no_delta() -> None:
 
 def forged(rows: Any, parts: bytes = b"") -> bytes:
     header = json.dumps([SIZE, rows]).encode()
-    return struct.pack("!4sI", b"LMD2", len(header)) + header + parts
+    return struct.pack("!4sI", b"LMD3", len(header)) + header + parts
 
 
 @pytest.mark.parametrize(
@@ -83,10 +83,10 @@ def forged(rows: Any, parts: bytes = b"") -> bytes:
     [
         (b"", "without a head"),
         (b"LMNX" + b"\0" * 20, "not a delta"),
-        (b"LMD2\xff\xff\xff\xff", "not a delta"),
-        (struct.pack("!4sI", b"LMD2", 3) + b"[1,", "cannot be read"),
-        (struct.pack("!4sI", b"LMD2", 2) + b"{}", "is not one"),
-        (struct.pack("!4sI", b"LMD2", 6) + b"[5,[]]", "a delta of 5 bytes does not fit"),
+        (b"LMD3\xff\xff\xff\xff", "not a delta"),
+        (struct.pack("!4sI", b"LMD3", 3) + b"[1,", "cannot be read"),
+        (struct.pack("!4sI", b"LMD3", 2) + b"{}", "is not one"),
+        (struct.pack("!4sI", b"LMD3", 6) + b"[5,[]]", "a delta of 5 bytes does not fit"),
         (forged([]), "pieces have 0 and"),
         (forged([[SIZE, 1, "same", 0, 0, 0]], b"more"), "pieces have"),
         (forged([[SIZE + 1, 1, "same", 0, 0, 0]]), "pieces have"),
@@ -106,9 +106,9 @@ def test_a_delta_that_cannot_be_is_an_error(delta: bytes, message: str) -> None:
         applied(delta, parent_file())
 
 
-def test_an_element_beyond_the_end_is_an_error() -> None:
-    gaps, values = np.array([SIZE - 1, 5], np.uint16), np.array([1, 1], np.uint8)
-    packed = deltas._pack(np.concatenate([*deltas._planes(gaps, 2), values]))
-    delta = forged([[SIZE, 1, "sparse", 2, 2, len(packed)]], packed)
-    with pytest.raises(ValueError, match="changes element"):
-        applied(delta, parent_file())
+@pytest.mark.parametrize("steps", [[SIZE, 1], [SIZE + 1, 1], [0, 5], [1, 0xFFFF]])
+def test_an_element_that_is_not_there_is_an_error(steps: list[int]) -> None:
+    """The first step is counted from before the beginning."""
+    packed = deltas._pack(np.concatenate([*deltas._planes(np.array(steps, np.uint16), 2), np.ones(2, np.uint8)]))
+    with pytest.raises(ValueError, match="changes elements"):
+        applied(forged([[SIZE, 1, "sparse", 2, 2, len(packed)]], packed), parent_file())

@@ -16,12 +16,13 @@ import numpy as np
 from blake3 import blake3
 
 from infra.store.chunks import checks_of
+from infra.store.deltas import encode_delta
 from infra.store.layout import Layout
 from infra.store.names import SHARED_MEMORY, default_root
 from infra.store.weight_store import WeightStore
 from infra.transport.node import Door, RelayNode
 from infra.transport.throttle import Link
-from schemas.records import PolicyVersion, RelayChain, RelayLink, TensorSpec, WeightVersion
+from schemas.records import PolicyVersion, RelayChain, RelayLink, TensorSpec, WeightDelta, WeightVersion
 
 RUN = "r"
 CHUNK = 64 << 10
@@ -79,6 +80,12 @@ def manifest_of(version: str, data: np.ndarray, **changes: Any) -> WeightVersion
         "chunks": checks_of(memoryview(data), CHUNK),
     }
     return WeightVersion(**{**fields, **changes})
+
+
+def delta_of(parent: WeightVersion, old: np.ndarray, new: np.ndarray) -> tuple[bytes, WeightDelta]:
+    """What turns `old`, which is version `parent`, into `new`, and what the manifest of `new` says of that."""
+    delta = encode_delta(memoryview(old), memoryview(new), Layout(parent.tensors).spans())
+    return delta, WeightDelta(parent.version, parent.blake3, len(delta), checks_of(memoryview(delta), CHUNK))
 
 
 def put(store: WeightStore, manifest: WeightVersion, data: np.ndarray) -> None:

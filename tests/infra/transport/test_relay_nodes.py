@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
-from relays_here import CHUNK, Machine, machines, manifest_of, put, tell, until, weights
+from relays_here import CHUNK, Machine, delta_of, machines, manifest_of, put, tell, until, weights
 
+from infra.store.chunks import checks_of
 from schemas.records import PolicyVersion, TensorSpec
 
 
@@ -34,6 +37,24 @@ def test_a_chunk_is_passed_on_before_the_version_is_whole() -> None:
         until(lambda: (arrival := last.arriving()) and arrival.arrived > 2 * CHUNK)
         assert not relays[1].has("1.1")
         until(lambda: relays[2].has("1.1"))
+
+
+def test_no_chunk_is_copied_on_its_way_from_memory_to_memory() -> None:
+    """All that Python allocates for three relays while a version goes through them is less than a part of a chunk."""
+    data = weights(30, 8.0)
+    large = 1 << 20
+    manifest = manifest_of("1.1", data, chunk_bytes=large, chunks=checks_of(memoryview(data), large))
+    with machines(3) as relays:
+        put(relays[0].store, manifest, data)
+        tracemalloc.start()
+        try:
+            tell(relays, manifest)
+            until(lambda: all(relay.has("1.1") for relay in relays))
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert relays[2].bytes_of("1.1") == data.tobytes()
+    assert most < large // 2
 
 
 def test_the_newest_counts_and_nobody_goes_back() -> None:
@@ -143,11 +164,6 @@ def test_a_slow_relay_does_not_slow_those_before_it() -> None:
 
 def test_one_that_is_back_after_long_has_the_newest_in_full() -> None:
     """What it has is no version's parent any more, and versions in between have gone."""
-    from infra.store.chunks import checks_of
-    from infra.store.deltas import encode_delta
-    from infra.store.layout import Layout
-    from schemas.records import WeightDelta
-
     files = [weights(21)]
     for step in range(1, 6):
         files.append(files[-1].copy())
@@ -157,11 +173,7 @@ def test_one_that_is_back_after_long_has_the_newest_in_full() -> None:
         for relay in relays:
             put(relay.store, manifests[0], files[0])
         for step in range(1, 6):
-            before, after = map(memoryview, files[step - 1 : step + 1])
-            delta = encode_delta(before, after, Layout(manifests[0].tensors).spans())
-            short = WeightDelta(
-                manifests[-1].version, manifests[-1].blake3, len(delta), checks_of(memoryview(delta), CHUNK)
-            )
+            delta, short = delta_of(manifests[-1], *files[step - 1 : step + 1])
             manifests.append(manifest_of(f"1.{step}", files[step], delta=short))
             put(relays[0].store, manifests[-1], files[step])
             relays[0].store.add_delta(manifests[-1].version, delta)
@@ -240,18 +252,11 @@ def test_a_store_keeps_its_bound_and_the_relay_hands_out_what_is_left() -> None:
 
 
 def test_a_delta_is_pulled_where_the_parent_is_here_and_else_the_whole() -> None:
-    from infra.store.chunks import checks_of
-    from infra.store.deltas import encode_delta
-    from infra.store.layout import Layout
-    from schemas.records import WeightDelta
-
     old = weights(13)
     new = old.copy()
     new[1000:2000:10] ^= 1
     parent = manifest_of("1.1", old)
-    child = manifest_of("1.2", new)
-    delta = encode_delta(memoryview(old), memoryview(new), Layout(parent.tensors).spans())
-    short = WeightDelta(parent.version, parent.blake3, len(delta), checks_of(memoryview(delta), CHUNK))
+    delta, short = delta_of(parent, old, new)
     child = manifest_of("1.2", new, delta=short)
     with machines(4) as relays:
         put(relays[0].store, parent, old)
@@ -268,15 +273,9 @@ def test_a_delta_is_pulled_where_the_parent_is_here_and_else_the_whole() -> None
 
 
 def test_a_delta_that_makes_something_else_is_left_for_the_whole() -> None:
-    from infra.store.chunks import checks_of
-    from infra.store.deltas import encode_delta
-    from infra.store.layout import Layout
-    from schemas.records import WeightDelta
-
     old, other, new = weights(14), weights(15), weights(16)
     parent = manifest_of("1.1", old)
-    wrong = encode_delta(memoryview(old), memoryview(other), Layout(parent.tensors).spans())
-    short = WeightDelta(parent.version, parent.blake3, len(wrong), checks_of(memoryview(wrong), CHUNK))
+    wrong, short = delta_of(parent, old, other)
     child = manifest_of("1.2", new, delta=short)
     with machines(2) as relays:
         for relay in relays:
