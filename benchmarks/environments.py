@@ -86,6 +86,9 @@ def measure(name: str, options: argparse.Namespace) -> tuple[float, float, float
     if name:
         spec = EnvironmentSpec(name, turns=options.turns, turn_tokens=options.turn_tokens, workers=options.concurrent)
         pools["Slow"] = EnvironmentPool(spec)
+        begun = [pools["Slow"].play(f"warm {n}", {"number": n}, (), last=True) for n in range(options.concurrent)]
+        for each in begun:  # all processes have started
+            each.result()
     try:
         episodes = EpisodeEngine(engine, pools, tokenizer.encode, tokenizer.decode)
         sampling = Sampling(1.0, 1.0, 0, length or options.turns * options.turn_tokens, (), 0)
