@@ -380,5 +380,10 @@ def _restore_score(restored: Restored) -> Folder:
     for received in restored.ledger:
         scored = received.record.trajectory
         ledger.add(parse_trajectory_id(scored.trajectory_id), scored.prompt.samples, 0)
-    judge = SimpleNamespace(config=config, judge=lambda rows: [[Outcome(1.0, None)] for _ in rows], close=lambda: None)
+    judge = SimpleNamespace(
+        config=config,
+        rubric=lambda task: config,
+        judge=lambda rows: [[Outcome(1.0, None)] for _ in rows],
+        close=lambda: None,
+    )
     return _Scoring(judge, ledger, lambda: 0)  # type: ignore[arg-type]
