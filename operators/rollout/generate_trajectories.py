@@ -122,7 +122,7 @@ class _Generating:
         if polled.last:
             for replica in self._replicas.values():
                 self._say(replica.tell(), urgent=True)  # what runs is resumed elsewhere: from here, not from long ago
-        else:
+        elif not self._urgent:  # what others wait for goes out first
             self._generate()
         return [*outputs, *self._outputs()]
 
@@ -176,7 +176,9 @@ class _Generating:
                 return
 
     def _say(self, words: list[Word], urgent: bool = False) -> None:
-        if words and not self._words:
+        if not words:
+            return
+        if not self._words:
             self._first_at = self._clock()
         self._words += words
         self._urgent |= urgent

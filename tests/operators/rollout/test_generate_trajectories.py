@@ -16,7 +16,7 @@ from operators.rollout.config import RolloutConfig
 from operators.rollout.generate_trajectories import PROBE_S, _Generating
 from operators.rollout.replica import Replica
 from schemas.columns import token_ids
-from schemas.records import Assignment, Cancel
+from schemas.records import Assignment, Cancel, Progress, Release
 from schemas.topics import DEAD_LETTERS, INBOX, PROGRESS, RELAY, TRAJECTORIES
 
 
@@ -135,6 +135,21 @@ def test_what_runs_is_told_before_the_process_stops() -> None:
         ("p1.0", 0, 2),
         ("p2.0", 0, 2),
     ]
+
+
+def test_what_is_handed_over_goes_out_before_the_next_round() -> None:
+    rollout = Rollout(steps=9)
+    rollout.assign(0)
+    rollout.assign(1, replica=3)
+    assert rollout.finished() == []
+    made = [engine.generated_tokens for engine in rollout.engines]
+    rollout.log.append(INBOX, Release("1-1.0", ("p0.0",), (5,), 0, 1, 2, 1), partition=2)
+    outputs = [type(output.record) for output in rollout.shard.run()]
+    assert outputs == [Progress, Assignment]
+    assert [engine.generated_tokens for engine in rollout.engines] == made
+    rollout.log.append(INBOX, Release("1-1.0", ("p7.0",), (6,), 0, 1, 2, 1), partition=2)  # it has no such thing
+    rollout.shard.run()
+    assert rollout.engines[1].generated_tokens == made[1] + 1
 
 
 def test_an_engine_that_raises_ends_its_process_and_the_next_life_begins_anew() -> None:
