@@ -34,6 +34,10 @@ _PROMPTS: Mapping[str, Any] = {"task": "chain_sum"}
 """What is asked where a configuration does not say."""
 
 
+ROLE, ADMIN = "{role}", "admin"
+"""In the name of a client.properties file, who reads it; and who does where no pipeline does."""
+
+
 class ConfigError(ValueError):
     """A configuration that cannot be used; the message names file, key and what would do."""
 
@@ -67,7 +71,8 @@ class KafkaConfig:
 
     bootstrap_servers: str = ""
     client_properties: str = ""
-    """A client.properties file with Java's names: security, time-outs."""
+    """A client.properties file with Java's names: security, time-outs. `{role}` in its name stands for the pipeline
+    that reads it, and for `admin` where none does."""
     partitions: int = 1
     """Partitions of the data topics, fixed for a run: as many as a role may ever have shards."""
     replication_factor: int = -1
@@ -83,11 +88,15 @@ class KafkaConfig:
         if not self.patience_s > 0:
             raise ValueError(f"patience_s must be positive, not {self.patience_s}")
 
+    def of_role(self, role: str) -> KafkaConfig:
+        """As `role` reads it."""
+        return dataclasses.replace(self, client_properties=self.client_properties.replace(ROLE, role))
+
     def client(self) -> ClientProperties:
         """How to reach the brokers. Raises ConfigError without an address."""
         entries = {"bootstrap.servers": self.bootstrap_servers} if self.bootstrap_servers else {}
         if self.client_properties:
-            return ClientProperties.from_file(Path(self.client_properties), **entries)
+            return ClientProperties.from_file(Path(self.of_role(ADMIN).client_properties), **entries)
         if not entries:
             raise ConfigError("kafka.bootstrap_servers is not set: name a broker, or let `laminar run` start one")
         return ClientProperties.at(self.bootstrap_servers)

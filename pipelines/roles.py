@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pipelines.config import Config, ConfigError
@@ -61,6 +61,7 @@ def run_role(config: Config, role: Role, runner: Runner = "embedded", beam_optio
     from infra.runners.run import run_pipeline
     from operators.io.shards import close_shards
 
+    config = replace(config, kafka=config.kafka.of_role(role.pipeline))
     build: Callable[..., None] = importlib.import_module(f"pipelines.{role.pipeline}").build
     where = {SHARDED[role.pipeline]: role.index} if role.pipeline in SHARDED else {}
 

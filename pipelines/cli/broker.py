@@ -15,6 +15,7 @@ app = typer.Typer(no_args_is_help=True)
 FolderOption = Annotated[
     Path, typer.Option("--folder", metavar="DIR", help="Where its data, log and state lie.", envvar="LAMINAR_BROKER")
 ]
+IMPORT = "import"
 DEFAULT_FOLDER = Path.home() / ".local" / "share" / "laminar" / "broker"
 
 
@@ -34,6 +35,9 @@ def broker() -> None:
 def start(
     folder: FolderOption = DEFAULT_FOLDER,
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: a free one, the same at every start.")] = 0,
+    secure: Annotated[
+        bool, typer.Option("--secure", help="Ask who one is: TLS, a user for each role, nothing for strangers.")
+    ] = False,
     json: JsonOption = False,
 ) -> Report:
     """Start a single-node Apache Kafka on this machine's loopback address.
@@ -42,11 +46,16 @@ def start(
     Examples:
       laminar broker start
       laminar broker start --port 9092
+      laminar broker start --secure --folder guarded
     """
+    from infra.deploy.role_acls import EXPORT, PEOPLE
     from infra.kafka.broker import BrokerConfig
     from infra.kafka.detached_broker import start_detached
+    from pipelines.roles import PIPELINES
 
-    status = start_detached(folder, BrokerConfig(folder, port=port), lambda line: typer.echo(line, err=True))
+    users = (*PIPELINES, IMPORT, EXPORT, PEOPLE) if secure else ()
+    config = BrokerConfig(folder, port=port, secure=secure, users=users)
+    status = start_detached(folder, config, lambda line: typer.echo(line, err=True))
     return _report(status, json)
 
 
@@ -86,6 +95,8 @@ def _report(status: Any, as_json: bool) -> Report:
         "pid": status.pid,
         "data": str(status.data_dir),
         "log": str(status.log_file),
+        "client_properties": str(status.data_dir / "secure" / "{role}.properties") if status.secure else None,
     }
-    text = f"Apache Kafka at {status.bootstrap_servers} (pid {status.pid}, data in {status.data_dir})"
+    asks = f"; kafka.client_properties = {data['client_properties']!r}" if status.secure else ""
+    text = f"Apache Kafka at {status.bootstrap_servers} (pid {status.pid}, data in {status.data_dir}){asks}"
     return Report(data, lambda: text, as_json=as_json)

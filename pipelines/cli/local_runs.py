@@ -62,26 +62,32 @@ def stop_command(
     folder: FolderOption = RUNS,
     json: JsonOption = False,
 ) -> Report:
-    """Stop a run: its roles drain and commit, and its broker ends. Exits with 1 if it is still there after the time.
+    """Stop a run: its roles drain and commit, its own broker ends. Exits with 1 if it is still there after the time.
 
     \b
     Examples:
       laminar runs stop
       laminar runs stop --run first --timeout 120
     """
+    from pipelines.run.submitted import stop as stop_submitted
+    from pipelines.run.submitted import submissions
     from pipelines.view.run_folders import find_run, read_run, stop_run
 
     found = find_run(folder, run)
     was = found.status
+    deadline = time.monotonic() + timeout
     gone = stop_run(found, timeout)
+    for each in submissions(found.folder):
+        gone = stop_submitted(each, deadline) and gone
     now = read_run(found.folder)
     if was != "running":
         text = f"run {found.run} is not running: it has {was}"
     elif gone:
         text = f"run {found.run} stopped"
     else:
-        pid = found.state["pid"]
-        text = f"run {found.run} (process {pid}) is still ending after {timeout:g} s: see {found.folder}/logs"
+        pid = found.state.get("pid")
+        who = f"process {pid}" if pid else "what was submitted"
+        text = f"run {found.run} ({who}) is still ending after {timeout:g} s: see {found.folder}/logs"
     return Report({**_facts(now), "stopped": gone}, lambda: text, as_json=json, exit_code=0 if gone else 1)
 
 

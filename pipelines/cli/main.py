@@ -21,7 +21,7 @@ COMMANDS: dict[str, CommandModule] = {
     "run": CommandModule("pipelines.cli.run", "Train a model with all pipelines on this machine."),
     "submit": CommandModule("pipelines.cli.submit", "Run one pipeline alone, on any Beam runner."),
     "broker": CommandModule("pipelines.cli.broker", "Start, stop and look at a local Kafka that stays."),
-    "runs": CommandModule("pipelines.cli.runs", "Look after runs: list, status, stop, audit."),
+    "runs": CommandModule("pipelines.cli.runs", "Look after runs: list, status, logs, stop, resume, audit."),
     "topics": CommandModule("pipelines.cli.topics", "Look into a run's topics: list, tail, find, lag, dead letters."),
     "trajectory": CommandModule("pipelines.cli.trajectory", "One trajectory's whole life, from the log."),
     "lineage": CommandModule("pipelines.cli.lineage", "What a weight version was made from, back to the prompts."),
@@ -36,6 +36,8 @@ COMMANDS: dict[str, CommandModule] = {
     "relays": CommandModule("pipelines.cli.relays", "The relays of a run: their order, what they hold, what moves."),
     "replicas": CommandModule("pipelines.cli.replicas", "Look at the replicas of a run; drain one."),
     "plans": CommandModule("pipelines.cli.plans", "Show what placement has decided to move."),
+    "deploy": CommandModule("pipelines.cli.deploy", "Write deployment files: compose, Kubernetes, systemd."),
+    "acls": CommandModule("pipelines.cli.acls", "What each role of a run may do on Kafka, as commands."),
     "doctor": CommandModule("pipelines.cli.doctor", "Say what can run on this machine, and what mends the rest."),
 }
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from pipelines.audit.balance import STAGES, Audit
-from pipelines.cli import local_runs
+from pipelines.cli import local_runs, run_care
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, JsonOption
 from pipelines.cli.output import Report
@@ -26,6 +26,7 @@ def runs() -> None:
     Examples:
       laminar runs list
       laminar runs status
+      laminar runs resume
       laminar runs audit --run first
     """
 
@@ -33,6 +34,10 @@ def runs() -> None:
 app.command("list")(local_runs.list_command)
 app.command("status")(local_runs.status_command)
 app.command("stop")(local_runs.stop_command)
+app.command("logs")(run_care.logs_command)
+app.command("resume")(run_care.resume_command)
+app.command("drain")(run_care.drain_command)
+app.command("compare")(run_care.compare_command)
 
 
 @app.command()

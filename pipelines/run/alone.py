@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from infra.kafka.readiness import wait_for_brokers
 from pipelines.config import Config, ConfigError
@@ -30,5 +31,6 @@ def get_ready(config: Config, role: Role, note: Callable[[str], None]) -> None:
                 f"rollout process {role.index} would host replica {hosted[-1]}, but there are inboxes for {inboxes}: "
                 "placement.max_replicas is fixed when a run starts"
             )
+    config = replace(config, kafka=config.kafka.of_role(role.pipeline))
     wait_for_brokers(config.kafka.client(), WAIT_S, lambda _, line: note(line))
     make_topics(config)

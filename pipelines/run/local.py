@@ -15,19 +15,13 @@ from pipelines.config import Config, ConfigError
 from pipelines.report.closing import closing_lines
 from pipelines.report.html import render_report
 from pipelines.report.summary import summarise
-from pipelines.run.paths import files_read, with_whole_paths
+from pipelines.run.lacking import lacking
+from pipelines.run.paths import with_whole_paths
 from pipelines.run.state import RunStateFile, point_latest
 from pipelines.run.stop_requests import Interrupted, StopRequests
 from pipelines.run.supervisor import Supervisor
 from pipelines.view.live import LiveView
 from schemas.topics import run_prefix
-
-MODEL_PARTS = {
-    "config": ("config.json",),
-    "weights": ("model.safetensors", "model.safetensors.index.json"),
-    "tokenizer": ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json"),
-}
-"""What a model folder must hold: one file of each kind. Asked before torch is imported."""
 
 
 def run_locally(config: Config, file: Path, stops: StopRequests, *, as_json: bool = False) -> Report:
@@ -85,50 +79,5 @@ def check(config: Config) -> None:
     if (config.run_folder / "state.json").exists():
         raise ConfigError(f"there is a run {config.run.name!r} in {config.run.folder} already: choose another run.name")
     run_prefix(config.run.name)
-    if config.emulated:
-        _check_emulation(config)
-    elif config.model.path:
-        _check_model(config.model_folder())
-    elif config.warm_start is None:
-        raise ConfigError("model.path is not set: name a Hugging Face folder, or give a [warm_start] section")
-    learning = config.warm_start
-    if learning and not config.model.path and all(task.task != learning.model.task for task in config.prompts.mixture):
-        raise ConfigError(f"warm_start.model.task is {learning.model.task!r}, but no prompts are of that task")
-    for key, path in files_read(config):
-        if not path.exists():
-            raise ConfigError(f"{key}: there is no {path}")
-    _check_secrets(config)
-    if config.rollout.total_replicas > config.placement.max_replicas:
-        raise ConfigError(
-            f"rollout.processes × rollout.replicas = {config.rollout.total_replicas} replicas, "
-            f"but placement.max_replicas is {config.placement.max_replicas}"
-        )
-    unit = max(task.samples_per_prompt for task in config.prompts.mixture)
-    if unit > config.admitted:
-        raise ConfigError(f"prompts.samples_per_prompt = {unit} is more than may be outstanding ({config.admitted})")
-
-
-def _check_secrets(config: Config) -> None:
-    """Login and token, as far as they can be looked at without a broker or another relay."""
-    try:
-        if config.kafka.bootstrap_servers or config.kafka.client_properties:
-            config.kafka.client().admin()
-    except (ValueError, OSError) as error:
-        raise ConfigError(f"kafka: {error}") from error
-    try:
-        config.relay.token()
-    except ValueError as error:
-        raise ConfigError(f"relay: {error}") from error
-
-
-def _check_emulation(config: Config) -> None:
-    if any(task.source != "synthetic" for task in config.prompts.mixture):
-        raise ConfigError("rollout.engine is emulated, which has no tokenizer: set prompts.source = 'synthetic'")
-    if config.model.path or config.warm_start is not None:
-        raise ConfigError("rollout.engine is emulated, which has no model: leave out model.path and [warm_start]")
-
-
-def _check_model(folder: Path) -> None:
-    for what, names in MODEL_PARTS.items():
-        if not any((folder / name).is_file() for name in names):
-            raise ConfigError(f"model.path: {folder} has no {what} (none of {', '.join(names)})")
+    for reason in lacking(config):
+        raise ConfigError(reason)

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from operators.prompts.config import TaskConfig
 from operators.score.config import RewardSpec, Rubric
-from pipelines.config import Config
+from pipelines.config import ADMIN, Config
 
 _SCRIPT = ".py"
 AnyTask = TypeVar("AnyTask", bound=TaskConfig)
@@ -35,7 +35,7 @@ def with_whole_paths(config: Config) -> Config:
 def files_read(config: Config) -> Iterator[tuple[str, Path]]:
     """What must be there before a run can begin, but for the model: each with the key that names it."""
     named = (
-        ("kafka.client_properties", config.kafka.client_properties),
+        ("kafka.client_properties", config.kafka.of_role(ADMIN).client_properties),
         *(("prompts.path", task.path) for task in config.prompts.mixture),
         *(("prompts.heldout_path", task.heldout_path) for task in config.prompts.mixture),
         ("rollout.emulation.lengths.file", config.rollout.emulation.lengths.file),

@@ -14,7 +14,7 @@ from infra.store.errors import StoreBusy
 from infra.store.ownership import remove_store
 from pipelines.audit.audit_run import audit
 from pipelines.audit.balance import Audit
-from pipelines.config import Config, ConfigError, save_config
+from pipelines.config import ADMIN, Config, ConfigError, save_config
 from pipelines.report.metrics_file import MetricsFile
 from pipelines.report.trackers import Sinks, open_trackers
 from pipelines.roles import EMULATED, roles_of
@@ -105,7 +105,7 @@ class Supervisor:
             self._kafka.refuse_known(self.config.run.name)
             make_topics(self.config)
         self.state.bootstrap_servers = self.config.kafka.client().bootstrap_servers
-        self.state.client_properties = self.config.kafka.client_properties
+        self.state.client_properties = self.config.kafka.of_role(ADMIN).client_properties
         self._write_config()
         if not self.config.model.path and not self.config.emulated:
             self._warm_start()

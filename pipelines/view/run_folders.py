@@ -53,6 +53,8 @@ class RunFolder:
 def read_run(folder: Path) -> RunFolder:
     """The run in `folder`. Raises NoSuchRun where there is none, ValueError where its state.json does not read."""
     path = folder / STATE_FILE
+    if not path.exists() and (folder / "submitted").is_dir():
+        return _read_submitted(folder)
     try:
         state = json.loads(path.read_text("utf-8"))
     except (FileNotFoundError, NotADirectoryError):
@@ -66,7 +68,8 @@ def read_run(folder: Path) -> RunFolder:
 
 def list_runs(runs: Path) -> list[RunFolder]:
     """The runs under `runs`, the newest first. Raises ValueError where a state.json does not read."""
-    folders = sorted(path.parent for path in runs.glob(f"*/{STATE_FILE}") if not path.parent.is_symlink())
+    found = {path.parent for name in (STATE_FILE, "submitted") for path in runs.glob(f"*/{name}")}
+    folders = sorted(folder for folder in found if not folder.is_symlink())
     return sorted(map(read_run, folders), key=lambda run: run.started_at, reverse=True)
 
 
@@ -123,6 +126,29 @@ def stop_run(
             return False
         sleep(0.1)
     return True
+
+
+def _read_submitted(folder: Path) -> RunFolder:
+    """A run whose pipelines were submitted to stay: as alive as the worst of them."""
+    from pipelines.run.submitted import submissions  # here: most runs have none, and it reads configurations
+
+    kept = submissions(folder)
+    roles = {
+        each.role.name: {
+            "pid": each.pid if each.status == "up" else None,
+            "restarts": each.restarts,
+            "alive": each.status == "up",
+            "status": each.status,
+        }
+        for each in kept
+    }
+    stands = {each.status for each in kept}
+    worst: tuple[tuple[str, Status], ...] = (("failed", "failed"), ("died", "died"), ("up", "running"))
+    status: Status = next((called for stand, called in worst if stand in stands), "ended")
+    began = min((each.pid_created for each in kept), default=0.0)
+    errors = "; ".join(f"{each.role.name}: {each.error}" for each in kept if each.error) or None
+    state = {"run": folder.name, "roles": roles, "started_at": began, "error": errors}
+    return RunFolder(folder, state, status)
 
 
 def _status(state: Mapping[str, Any]) -> Status:

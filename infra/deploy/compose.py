@@ -1,0 +1,81 @@
+"""A run as a compose file: Kafka, the roles, and a Flink for who submits there (`--profile flink`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from infra.deploy.units import ALIVE, CONFIG, SECRETS, SILENT_MIN, Plan, Unit
+from infra.yaml_text import as_yaml
+
+KAFKA = "apache/kafka:4.1.1"
+FLINK = "flink:1.19"
+
+
+def compose_file(plan: Plan) -> str:
+    """The compose file of `plan`; its configuration lies beside it, as run.toml."""
+    services: dict[str, Any] = {"kafka": _kafka()}
+    for unit in plan.units:
+        for index in range(unit.first, unit.first + unit.count):
+            services[f"{unit.name}-{index}" if unit.indexed else unit.name] = _service(plan, unit, index)
+    services |= _flink()
+    return as_yaml({"name": f"laminar-{plan.run}", "services": services, "volumes": {"kafka": {}}})
+
+
+def _service(plan: Plan, unit: Unit, index: int) -> dict[str, Any]:
+    return {
+        "image": plan.image,
+        "command": unit.command(str(index)),
+        "environment": {"LAMINAR_ALIVE_FILE": ALIVE},
+        "volumes": [f"./run.toml:{CONFIG}:ro", f"./secrets:{SECRETS}:ro"],
+        "ipc": "host",  # weights are shared memory
+        "depends_on": {"kafka": {"condition": "service_healthy"}},
+        "restart": "on-failure",
+        "stop_grace_period": "60s",
+        "healthcheck": {
+            "test": ["CMD-SHELL", f'test -n "$$(find {ALIVE} -mmin -{SILENT_MIN})"'],
+            "interval": "30s",
+            "start_period": "600s",
+        },
+        "cpus": unit.cpus,
+        "mem_limit": f"{unit.memory_gib}g",
+        **({"gpus": unit.gpus} if unit.gpus else {}),
+    }
+
+
+def _kafka() -> dict[str, Any]:
+    return {
+        "image": KAFKA,
+        "environment": {
+            "KAFKA_NODE_ID": "1",
+            "KAFKA_PROCESS_ROLES": "broker,controller",
+            "KAFKA_LISTENERS": "PLAINTEXT://:9092,CONTROLLER://:9093",
+            "KAFKA_ADVERTISED_LISTENERS": "PLAINTEXT://kafka:9092",
+            "KAFKA_CONTROLLER_LISTENER_NAMES": "CONTROLLER",
+            "KAFKA_LISTENER_SECURITY_PROTOCOL_MAP": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "KAFKA_CONTROLLER_QUORUM_VOTERS": "1@localhost:9093",
+            "KAFKA_OFFSETS_TOPIC_REPLICATION_FACTOR": "1",
+            "KAFKA_TRANSACTION_STATE_LOG_REPLICATION_FACTOR": "1",
+            "KAFKA_TRANSACTION_STATE_LOG_MIN_ISR": "1",
+            "KAFKA_MESSAGE_MAX_BYTES": str(16 * 1024 * 1024),
+            "KAFKA_AUTO_CREATE_TOPICS_ENABLE": "false",
+            "KAFKA_OFFSETS_RETENTION_MINUTES": str(2**31 - 1),
+        },
+        "volumes": ["kafka:/var/lib/kafka/data"],
+        "healthcheck": {
+            "test": ["CMD-SHELL", "/opt/kafka/bin/kafka-broker-api-versions.sh --bootstrap-server localhost:9092"],
+            "interval": "5s",
+            "retries": 24,
+        },
+    }
+
+
+def _flink() -> dict[str, Any]:
+    shared = {
+        "image": FLINK,
+        "profiles": ["flink"],
+        "environment": {"FLINK_PROPERTIES": "jobmanager.rpc.address: flink"},
+    }
+    return {
+        "flink": {**shared, "command": ["jobmanager"], "ports": ["127.0.0.1:8081:8081"]},
+        "flink-worker": {**shared, "command": ["taskmanager"], "depends_on": ["flink"]},
+    }

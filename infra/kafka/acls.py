@@ -1,0 +1,68 @@
+"""Who may do what on a Kafka that asks: access control lists as plain values, as commands, and put into force."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from infra.kafka.admin import admin_client
+from infra.kafka.properties import ClientProperties
+
+Resource = Literal["topic", "group", "transactional-id"]
+
+
+@dataclass(frozen=True, order=True)
+class Acl:
+    """`user` may do `operations` on the resource `name`, or on all whose names begin so if `prefixed`."""
+
+    user: str
+    resource: Resource
+    name: str
+    prefixed: bool
+    operations: tuple[str, ...]
+
+
+def command(acl: Acl, bootstrap_servers: str, command_config: str) -> str:
+    """`acl` as a command of Apache's own scripts."""
+    words = ["kafka-acls.sh", "--bootstrap-server", bootstrap_servers]
+    words += ["--command-config", command_config] if command_config else []
+    words += ["--add", "--allow-principal", f"User:{acl.user}"]
+    words += [word for operation in acl.operations for word in ("--operation", operation)]
+    words += [f"--{acl.resource}", acl.name]
+    words += ["--resource-pattern-type", "prefixed"] if acl.prefixed else []
+    return shlex.join(words)
+
+
+def put_into_force(client: ClientProperties, acls: Iterable[Acl]) -> int:
+    """Create `acls`; how many entries that makes. Repeating it changes nothing. Raises RuntimeError naming the first
+    that could not be."""
+    from kafka.admin import ACL, ACLOperation, ACLPermissionType, ACLResourcePatternType, ResourcePattern, ResourceType
+
+    kinds = {
+        "topic": ResourceType.TOPIC,
+        "group": ResourceType.GROUP,
+        "transactional-id": ResourceType.TRANSACTIONAL_ID,
+    }
+    entries = [
+        ACL(
+            principal=f"User:{acl.user}",
+            host="*",
+            operation=ACLOperation[re.sub(r"(?<=[a-z])(?=[A-Z])", "_", operation).upper()],
+            permission_type=ACLPermissionType.ALLOW,
+            resource_pattern=ResourcePattern(
+                kinds[acl.resource],
+                acl.name,
+                ACLResourcePatternType.PREFIXED if acl.prefixed else ACLResourcePatternType.LITERAL,
+            ),
+        )
+        for acl in acls
+        for operation in acl.operations
+    ]
+    with admin_client(client) as admin:
+        done = admin.create_acls(entries)
+    if done["failed"]:
+        raise RuntimeError(f"an ACL cannot be made: {done['failed'][0]}")
+    return len(entries)

@@ -1,0 +1,1 @@
+"""Deployment files of a run, made of its configuration."""

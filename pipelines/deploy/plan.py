@@ -1,0 +1,55 @@
+"""A run's configuration as what is to run where."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from infra.deploy.compose import compose_file
+from infra.deploy.kubernetes import manifests
+from infra.deploy.systemd import unit_files
+from infra.deploy.units import Plan, Unit
+from pipelines.config import Config, load_config
+from pipelines.roles import SHARDED, roles_of
+
+EXAMPLE = Path("examples/deployed.toml")
+"""What the files in infra/deploy/files are made of."""
+_NEEDS: Mapping[str, tuple[float, int]] = {"rollout": (4.0, 16), "trainer": (8.0, 32), "relay": (1.0, 8)}
+"""Processors and memory in GiB; the others are content with one and two."""
+_WITH_WEIGHTS = ("rollout", "trainer")
+
+
+def plan_of(file: Path) -> Plan:
+    """What is to run for the configuration in `file`, which must name its run. Raises ConfigError."""
+    config = load_config(file)
+    return Plan(config.run.name, file.read_text(encoding="utf-8"), units_of(config))
+
+
+def units_of(config: Config) -> list[Unit]:
+    """The roles of `config` as units, in the order in which they drain."""
+    counts: dict[str, int] = {}
+    for role in roles_of(config):
+        counts[role.pipeline] = counts.get(role.pipeline, 0) + 1
+    gpus = 0 if config.emulated else config.rollout.engine == "vllm"
+    units = []
+    for name, count in counts.items():
+        cpus, memory = _NEEDS.get(name, (1.0, 2))
+        units.append(
+            Unit(
+                name,
+                count,
+                indexed=name in SHARDED,
+                cpus=cpus,
+                memory_gib=memory,
+                gpus=int(gpus) if name in _WITH_WEIGHTS else 0,
+                place="weights" if name in _WITH_WEIGHTS else "",
+                port=config.relay.port if name == "relay" else 0,
+            )
+        )
+    return units
+
+
+def files_of(plan: Plan) -> dict[str, str]:
+    """Every deployment file of `plan`, by its path."""
+    units = {f"systemd/{name}": text for name, text in unit_files(plan).items()}
+    return {"compose.yaml": compose_file(plan), "kubernetes.yaml": manifests(plan), "run.toml": plan.config, **units}

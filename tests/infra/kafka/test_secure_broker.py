@@ -1,0 +1,123 @@
+"""A local broker that asks: its own authority, a user for each role, and for each no more than its role needs."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kafka import KafkaProducer
+from kafka.errors import TopicAuthorizationFailedError
+
+from infra.deploy.role_acls import role_acls
+from infra.kafka.acls import Acl, command, put_into_force
+from infra.kafka.admin import TopicSpec, admin_client, create_topics, list_topics
+from infra.kafka.broker import Broker, BrokerConfig, start_broker
+from infra.kafka.properties import ClientProperties
+from infra.kafka.readiness import why_unreachable
+from infra.kafka.session import Outgoing, Session, SessionLost
+from infra.kafka.session_config import Input, Partition, SessionConfig
+from pipelines.roles import PIPELINES
+from schemas.codec import encode
+from schemas.records import Metric
+from schemas.topics import CATALOGUE, DEAD_LETTERS, EXPERIENCES, METRICS, TRAJECTORIES, group_name
+
+RUN = "first"
+
+
+@pytest.fixture(scope="module")
+def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    users = ("score", "trainer", "people")
+    with start_broker(BrokerConfig(tmp_path_factory.mktemp("secure"), secure=True, users=users)) as broker:
+        with admin_client(broker.client()) as admin:
+            create_topics(admin, [TopicSpec(topic.name(RUN), 1) for topic in CATALOGUE.values()])
+        assert put_into_force(broker.client(), role_acls(RUN, PIPELINES)) > 50
+        yield broker
+
+
+def session(broker: Broker, user: str, group: str) -> Session:
+    asked, answered = Partition(TRAJECTORIES.name(RUN), 0), Partition(EXPERIENCES.name(RUN), 0)
+    return Session(SessionConfig(broker.client(user), group, (Input(asked.topic, (0,)),), ledger=(answered,)))
+
+
+def outgoing(noun: str) -> Outgoing:
+    value, headers = encode(Metric("a", 1, {}, 0))
+    return Outgoing(CATALOGUE[noun].name(RUN), 0, None, value, headers)
+
+
+def test_a_role_does_its_work_and_nothing_else(secure: Broker) -> None:
+    mine = session(secure, "score", group_name(RUN, "score"))
+    try:
+        mine.commit([outgoing("experiences"), outgoing(DEAD_LETTERS.noun)], mine.positions(), {}, {})
+        with pytest.raises(SessionLost, match="TopicAuthorizationFailed"):
+            mine.commit([outgoing("batches")], mine.positions(), {}, {})
+    finally:
+        mine.close()
+    with pytest.raises(SessionLost, match="TransactionalIdAuthorizationFailed"):
+        session(secure, "score", group_name(RUN, "trainer"))
+
+
+def test_who_looks_writes_nothing_and_strangers_see_nothing(secure: Broker) -> None:
+    with admin_client(secure.client("people")) as admin:
+        assert set(list_topics(admin)) == {topic.name(RUN) for topic in CATALOGUE.values()}
+    producer = KafkaProducer(**secure.client("people").producer())
+    with pytest.raises(TopicAuthorizationFailedError):
+        producer.send(METRICS.name(RUN), b"x").get(10)
+    producer.close()
+    assert why_unreachable(ClientProperties.at(secure.bootstrap_servers).admin(), 3.0)
+    guessed = secure.client("people").entries["sasl.jaas.config"].replace("${file:", "x")
+    assert why_unreachable(secure.client("people").updated({"sasl.jaas.config": guessed}).admin(), 3.0)
+
+
+def test_secrets_are_their_owners_alone_and_on_no_command_line(secure: Broker) -> None:
+    import psutil
+
+    folder = secure.config.security.folder
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    for file in [*folder.iterdir(), secure.config.data_dir / "server.properties"]:
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
+    password = (folder / "score.password").read_text().strip()
+    assert password not in " ".join(psutil.Process(secure.pid).cmdline())
+    assert password not in (folder / "score.properties").read_text()
+    assert not (secure.config.data_dir / "format.arguments").exists()
+
+
+def test_it_knows_its_users_after_a_restart(secure: Broker) -> None:
+    secure.restart()
+    mine = session(secure, "score", group_name(RUN, "score"))
+    mine.close()
+
+
+def test_acls_are_commands_too() -> None:
+    acl = Acl("score", "topic", TRAJECTORIES.name(RUN), False, ("Read",))
+    said = command(acl, "kafka:9092", "admin.properties")
+    assert said == (
+        "kafka-acls.sh --bootstrap-server kafka:9092 --command-config admin.properties --add "
+        f"--allow-principal User:score --operation Read --topic {TRAJECTORIES.name(RUN)}"
+    )
+    assert command(Acl("a", "group", "b", True, ("Read",)), "k:1", "").endswith(
+        "--group b --resource-pattern-type prefixed"
+    )
+
+
+def test_roles_may_what_the_catalogue_says_and_no_more() -> None:
+    lists = role_acls(RUN, PIPELINES)
+    for role in PIPELINES:
+        mine = [acl for acl in lists if acl.user == role and acl.resource == "topic" and not acl.prefixed]
+        written = {acl.name for acl in mine if "Write" in acl.operations}
+        said = {t.name(RUN) for t in CATALOGUE.values() if {role, "every pipeline"} & set(t.producers)}
+        assert written == said
+        read = {acl.name for acl in mine if "Read" in acl.operations}
+        assert read == said | {t.name(RUN) for t in CATALOGUE.values() if role in t.consumers}
+    ids = {acl.user for acl in lists if acl.resource == "transactional-id" and ".rollout." in acl.name}
+    assert ids == {"rollout", "placement"}
+
+
+def test_the_files_of_the_broker_lie_in_its_folder(tmp_path: Path) -> None:
+    made = BrokerConfig(tmp_path).security
+    made.make(("score",))
+    before = (made.folder / "ca.pem").read_text()
+    made.make(("score", "later"))
+    assert (made.folder / "ca.pem").read_text() == before
+    assert made.users == ["admin", "broker", "later", "score"]

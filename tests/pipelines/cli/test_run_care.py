@@ -1,0 +1,106 @@
+"""`laminar runs logs`, `compare` and `drain`: what runs said, how they differ, and when nothing of one is under way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kafka import KafkaProducer
+from record_samples import SAMPLES
+
+from infra.kafka.broker import Broker
+from infra.kafka.session import Session
+from infra.kafka.session_config import Input, SessionConfig
+from pipelines.cli.main import main
+from pipelines.config import Config, KafkaConfig, RunConfig, parse_config
+from pipelines.run.drain import is_quiet
+from pipelines.run.topics import make_topics
+from schemas.codec import encode
+from schemas.records import Prompt, ReplicaStatus
+from schemas.topics import PROMPTS, REPLICAS, Topic, group_name
+
+Runs = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Runs:
+    for name, steps in (("first", 10), ("second", 20)):
+        folder = tmp_path / name
+        (folder / "logs").mkdir(parents=True)
+        ended = {"run": name, "started_at": steps, "ended_at": steps + 10.0, "error": None}
+        (folder / "state.json").write_text(json.dumps(ended))
+        said = {"run": name, "optimizer_steps": steps, "tokens_generated": 1000 * steps, "wall_seconds": 50.0}
+        (folder / "summary.json").write_text(json.dumps({**said, "reward_last": 1 / 3}))
+        for role in ("score", "trainer"):
+            (folder / "logs" / f"{role}.log").write_text("".join(f"{role} {n}\n" for n in range(30)))
+
+    def call(*words: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(["runs", *words, "--folder", str(tmp_path)])
+        printed = capsys.readouterr()
+        return int(ended.value.code or 0), printed.out, printed.err
+
+    return call
+
+
+def test_logs_end_with_their_last_lines(runs: Runs) -> None:
+    code, out, _ = runs("logs", "-n", "2", "--run", "first")
+    assert code == 0
+    assert [line.split() for line in out.splitlines()] == [
+        [role, role, str(n)] for role in ("score", "trainer") for n in (28, 29)
+    ]
+    assert len(runs("logs", "score", "--run", "first")[1].splitlines()) == 20
+    code, _, err = runs("logs", "scores", "--run", "first")
+    assert code == 2
+    assert "there are score, trainer" in " ".join(err.replace("│", " ").split())
+
+
+def test_runs_stand_side_by_side(runs: Runs) -> None:
+    code, out, _ = runs("compare", "first", "second")
+    assert code == 0
+    rows: dict[str, list[str]] = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line.split()}
+    assert rows["optimizer_steps"] == ["10", "20"]
+    assert rows["tokens_per_s"] == ["200.0", "400.0"]
+    assert rows["reward_last"] == ["0.333", "0.333"]
+    found: list[dict[str, Any]] = json.loads(runs("compare", "first", "second", "--json")[1])
+    assert [each["tokens_generated"] for each in found] == [10_000, 20_000]
+    assert runs("compare", "first", "nobody")[0] == 1
+
+
+def test_nothing_submitted_is_nothing_to_drain(runs: Runs) -> None:
+    code, _, err = runs("drain", "--run", "first")
+    assert code == 2
+    assert "nothing that was submitted" in " ".join(err.replace("│", " ").split())
+
+
+def test_a_run_is_quiet_once_all_is_dispatched_and_no_replica_is_at_work(broker: Broker, run_id: str) -> None:
+    config: Config = replace(
+        parse_config({}, "a test"), run=RunConfig(run_id), kafka=KafkaConfig(broker.bootstrap_servers)
+    )
+    make_topics(config)
+    client = config.kafka.client()
+
+    def write(topic: Topic, record: Any) -> None:
+        value, headers = encode(record)
+        with KafkaProducer(**client.producer()) as producer:
+            producer.send(topic.name(run_id), value, b"0", list(headers), 0)
+
+    idle = replace(SAMPLES[ReplicaStatus], running=0, waiting=0)  # type: ignore[type-var]
+    placement = SessionConfig(client, group_name(run_id, "placement"), (Input(PROMPTS.name(run_id), (0,)),))
+    assert is_quiet(config)
+    write(REPLICAS, replace(idle, waiting=1))  # type: ignore[type-var]
+    assert not is_quiet(config)
+    write(REPLICAS, idle)
+    assert is_quiet(config)
+    session = Session(placement)
+    write(PROMPTS, SAMPLES[Prompt])
+    assert not is_quiet(config)
+    while not session.poll(0.5):
+        pass
+    session.commit([], session.positions(), {}, {})
+    session.close()
+    assert is_quiet(config)

@@ -1,0 +1,98 @@
+"""Pipelines that are submitted to stay: kept when their job is lost, found again after the machine was, and stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from infra.kafka.broker import Broker
+from pipelines.cli.main import main
+from pipelines.run.submitted import read_submission, submissions
+
+Laminar = Callable[..., tuple[int, Any]]
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path / "runs"
+    for each in submissions(next(iter((tmp_path / "runs").glob("*")), tmp_path)):
+        if (process := each.keeper()) is not None:
+            for child in [*process.children(recursive=True), process]:
+                child.kill()
+
+
+@pytest.fixture
+def laminar(runs: Path, capsys: pytest.CaptureFixture[str]) -> Laminar:
+    def call(*words: str) -> tuple[int, Any]:
+        with pytest.raises(SystemExit) as ended:
+            main([*words, "--json", *(["--folder", str(runs)] if words[0] == "runs" else [])])
+        out = capsys.readouterr().out
+        lines = [json.loads(line) for line in out.splitlines()] if "logs" in words else None
+        return int(ended.value.code or 0), lines or (json.loads(out) if out else None)
+
+    return call
+
+
+def until(condition: Callable[[], Any], what: str, seconds: float = 120.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+    return found
+
+
+def test_a_lost_job_is_submitted_again_and_after_a_restart_one_command_goes_on(
+    broker: Broker, run_id: str, runs: Path, tmp_path: Path, laminar: Laminar
+) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(
+        'rollout.engine = "emulated"\nprompts.source = "synthetic"\n'
+        f'[run]\nname = "{run_id}"\nfolder = "{runs}"\n[kafka]\nbootstrap_servers = "{broker.bootstrap_servers}"\n'
+    )
+    submit = ("submit", "score", str(file), "--detach")
+    code, told = laminar(*submit)
+    assert code == 0
+    log = Path(told["log"])
+    assert laminar(*submit)[0] == 1  # it is kept already
+    keeper = psutil.Process(told["pid"])
+
+    def started(number: int) -> None:
+        until(lambda: f"start {number} of" in log.read_text(), f"start {number}:\n{log.read_text()}")
+
+    def job() -> psutil.Process:
+        return until(lambda: [each for each in keeper.children() if each.is_running()], "a job")[0]  # type: ignore[no-any-return]
+
+    started(1)
+    os.kill(job().pid, signal.SIGKILL)  # the job is lost
+    started(2)
+    (row,) = [row for row in laminar("runs", "list")[1] if row["run"] == run_id]
+    assert (row["status"], row["roles"]["score"]["restarts"]) == ("running", 1)
+    left = job()
+    keeper.kill()  # the machine goes down
+    left.kill()
+    keeper.wait(10)
+    code, status = laminar("runs", "status", "--run", run_id)
+    assert (code, status["status"]) == (1, "died")
+    code, resumed = laminar("runs", "resume", "--run", run_id)
+    assert (code, list(resumed["resumed"])) == (0, ["score"])
+    started(3)
+    said = laminar("runs", "logs", "score", "--run", run_id, "-n", "2")[1]
+    assert [line["role"] for line in said] == ["score", "score"]
+    code, stopped = laminar("runs", "stop", "--run", run_id)
+    assert (code, stopped["stopped"], stopped["status"]) == (0, True, "ended")
+    assert not submissions(runs / run_id)[0].keeper()
+    assert "Traceback" not in log.read_text().partition("start 3 of")[2]
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "score.json").write_text("{")
+    with pytest.raises(ValueError, match=r"score\.json is damaged"):
+        read_submission(tmp_path / "score.json")
