@@ -55,7 +55,7 @@ class KVSlots:
         """
         layers, _, _, heads, _, size = self.tensor.shape
         laid_out = kv.laid_out or kv.tokens
-        if len(kv.data) != layers * 2 * heads * laid_out * size * self.tensor.element_size():
+        if not laid_out or len(kv.data) != layers * 2 * heads * laid_out * size * self.tensor.element_size():
             return False
         values = torch.frombuffer(kv.data, dtype=self.tensor.dtype).view(layers, 2, heads, laid_out, size)
         held = min(tokens, kv.tokens)

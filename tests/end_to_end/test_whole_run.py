@@ -120,7 +120,7 @@ def test_the_next_run_finds_the_warm_start_made(
 def test_a_warm_start_that_fails_ends_the_run_with_its_reason(start_run: StartRun, broker: Broker, run_id: str) -> None:
     servers = f"kafka.bootstrap_servers={broker.bootstrap_servers}"
     learning = "warm_start={examples = 8, model = {task = 'leg_counting'}}"
-    run = start_run(run_id, servers, "model.path=''", learning)
+    run = start_run(run_id, servers, "model.path=''", learning, "prompts.task=leg_counting", "prompts.task_args={}")
     assert run.wait() == 1
     why = "there are no worked answers for 'leg_counting', only for chain_sum, gcd"
     reason = f"the warm start failed: ValueError: {why}"

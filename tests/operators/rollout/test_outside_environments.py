@@ -102,15 +102,33 @@ def play(pool: EnvironmentPool, *texts: str, name: str = "p4.0", last: bool = Fa
     return pool.play(name, prompt(), texts, last=last).result(60)
 
 
-class TestVerifiers:
-    @pytest.fixture(scope="class", autouse=True)
-    def package(self) -> None:
-        pytest.importorskip("verifiers")
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    pytest.importorskip("openenv")
+    file = tmp_path_factory.mktemp("server") / "server.py"
+    file.write_text(SERVER)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen([sys.executable, str(file), str(port)])
+    try:
+        deadline = time.monotonic() + 120
+        while not _listens(port):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
 
+
+class TestVerifiers:
     @pytest.fixture
     def opened(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
     ) -> Iterator[EnvironmentPool]:
+        pytest.importorskip("verifiers")
         (tmp_path / "laminar_guess.py").write_text(GAME)
         monkeypatch.syspath_prepend(tmp_path)
         options = {"id": "laminar-guess", "args": request.param}
@@ -150,26 +168,6 @@ class TestVerifiers:
 
 
 class TestOpenEnv:
-    @pytest.fixture(scope="class")
-    def server(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-        pytest.importorskip("openenv")
-        file = tmp_path_factory.mktemp("server") / "server.py"
-        file.write_text(SERVER)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        process = subprocess.Popen([sys.executable, str(file), str(port)])
-        try:
-            deadline = time.monotonic() + 120
-            while not _listens(port):
-                assert process.poll() is None
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.kill()
-            process.wait()
-
     @pytest.fixture
     def opened(self, server: str, request: pytest.FixtureRequest) -> Iterator[EnvironmentPool]:
         options = {"url": server, "action": "text", **request.param}

@@ -13,7 +13,7 @@ from operators.io.elements import Restored
 from operators.io.fold_records import Folder
 from operators.score import score_trajectories
 from operators.score.attempt import Answer
-from operators.score.config import RewardSpec, ScoreConfig
+from operators.score.config import RewardSpec, Rubric, ScoreConfig
 from operators.score.pool import Outcome
 from operators.score.score_trajectories import ScoreTrajectories
 from schemas.records import Experience, Trajectory
@@ -26,6 +26,9 @@ class Judge:
     def __init__(self, config: ScoreConfig) -> None:
         self.config = config
         self.closed = False
+
+    def rubric(self, task: str) -> Rubric:
+        return self.config
 
     def judge(self, answers: Sequence[Answer]) -> list[list[Outcome]]:
         return [[Outcome(float(answer.prompt.removeprefix("question ")), None)] for answer in answers]

@@ -146,7 +146,7 @@ def test_each_task_is_judged_by_its_own_rubric() -> None:
     lost = [trajectory("", task=task, finish_reason="failed", error="gone") for task in ("sums", "words")]
     with Scorer(config) as scorer:
         experiences = scored([*rows, *lost], scorer)
-    assert [each.reward for each in experiences] == [1.0, 0.0, 0.0, 0.0, 2.0, 0.0, 0.0, 0.0, 1.0, -1.0, 0.0]
+    assert [each.reward for each in experiences] == [1.0, 0.0, 0.0, 0.0, 2.0, 0.0, 0.0, 0.0, 1.5, -1.0, 0.0]
     named = [[component.name for component in each.components] for each in experiences]
     assert named[0] == ["numeric", "accuracy"]
     assert named[3] == ["exact", "format", "accuracy"]
