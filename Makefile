@@ -94,7 +94,8 @@ vllm-requirements: requirements.txt | $(READY)
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --extra test --no-emit-index-url --no-annotate --no-header pyproject.toml tests/vllm_environment/requirements.in -o tests/vllm_environment/requirements.txt
 
 vllm-test: vllm-env
-	$(VLLM_VENV)/bin/pytest -W ignore --timeout 900 tests/operators/rollout/test_engine_contract.py tests/operators/rollout/test_vllm_engine.py -k vllm $(ARGS)
+	$(VLLM_VENV)/bin/pytest -W ignore --timeout 900 -k vllm tests/operators/rollout/test_engine_*.py \
+		tests/operators/rollout/test_vllm_engine.py $(ARGS)
 
 # So have the packages whose environments are adapted.
 ENVIRONMENTS_VENV := .venv-environments

@@ -31,7 +31,7 @@ def build(pipeline: beam.Pipeline, config: Config, process: int = 0) -> None:
     generate = GenerateTrajectories(
         config.rollout,
         source,
-        _backend(config),
+        _backend(config, process),
         process,
         config.kafka.partitions,
         replace(config.relay.door(), port=0),
@@ -57,8 +57,10 @@ def _frames(config: Config) -> dict[str, MessageFrame]:
     return {spec.called: message_frame(tokenizer, spec.role) for spec in talking}
 
 
-def _backend(config: Config) -> BackendSpec:
+def _backend(config: Config, process: int) -> BackendSpec:
     if config.emulated:
         return EmulatedSpec(config.rollout, config.run.time_scale, config.relay.keep_versions)
-    spec = VllmSpec if config.rollout.engine == "vllm" else TransformersSpec
-    return spec(config.rollout, config.model_folder(), store_folder(config))
+    model, store = config.model_folder(), store_folder(config)
+    if config.rollout.engine == "vllm":
+        return VllmSpec(config.rollout, model, store, process)
+    return TransformersSpec(config.rollout, model, store)

@@ -7,7 +7,7 @@ order. A tensor that is tied to another has no entry of its own, so a file never
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -31,7 +31,7 @@ _DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-
+_TORCH_DTYPES = {name: dtype for dtype, name in _DTYPES.items()}
 
 _PART = 32 << 20
 """Bytes that one thread reads at once."""
@@ -60,26 +60,29 @@ def save_weights(model: PreTrainedModel, path: Path) -> None:
     unfinished.replace(path)
 
 
-def load_weights(model: PreTrainedModel, path: Path) -> None:
+def load_weights(model: PreTrainedModel, path: Path, *, rounds: bool = False) -> None:
     """Copy the weights in the safetensors file `path` into `model`, in place.
 
-    Raises FileNotFoundError if there is no such file, ValueError if it is no safetensors file or its names, shapes or
-    dtypes do not fit; all is checked first, so that `model` is then unchanged.
+    `rounds`: floating-point numbers of other precision than the model's are rounded to it. Raises FileNotFoundError if
+    there is no such file, ValueError if it is no safetensors file or its names, shapes or dtypes do not fit; all is
+    checked first, so that `model` is then unchanged.
     """
     places = _places(path)
-    tensors = _match(model, places, path)
-    direct = {name: tensor for name, tensor in tensors.items() if tensor.is_cpu and tensor.is_contiguous()}
+    tensors = _match(model, places, path, rounds)
+    direct = {
+        name: tensor
+        for name, tensor in tensors.items()
+        if tensor.is_cpu and tensor.is_contiguous() and places[name].spec.dtype == _DTYPES[tensor.dtype]
+    }
     _read_all(path, places, direct)
     for name in tensors.keys() - direct.keys():
-        staged = torch.empty(tensors[name].shape, dtype=tensors[name].dtype)
-        _read_all(path, places, {name: staged})
         with torch.no_grad():
-            tensors[name].copy_(staged)
+            tensors[name].copy_(_read_new(path, name, places[name]))
 
 
-def check_weights(model: PreTrainedModel, path: Path) -> None:
+def check_weights(model: PreTrainedModel, path: Path, *, rounds: bool = False) -> None:
     """Raise what `load_weights` would, and load nothing: `model` may be on the meta device."""
-    _match(model, _places(path), path)
+    _match(model, _places(path), path, rounds)
 
 
 def read_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -90,15 +93,35 @@ def read_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     _read_all(path, _places(path), tensors)
 
 
+def each_tensor(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of the safetensors file `path` with their names, one after another, each in new memory.
+
+    Raises as `load_weights` does for a file that is none.
+    """
+    for name, placed in _places(path).items():
+        yield name, _read_new(path, name, placed)
+
+
+def _read_new(path: Path, name: str, placed: Placed) -> torch.Tensor:
+    tensor = torch.empty(placed.spec.shape, dtype=_TORCH_DTYPES[placed.spec.dtype])
+    _read_all(path, {name: placed}, {name: tensor})
+    return tensor
+
+
 def _read_all(path: Path, places: Mapping[str, Placed], tensors: Mapping[str, torch.Tensor]) -> None:
-    with path.open("rb", buffering=0) as file, ThreadPoolExecutor(_READERS) as readers:
-        parts = []
-        for name, tensor in tensors.items():
-            memory = tensor.detach().flatten().view(torch.uint8).numpy().data
-            begin = places[name].start
-            parts += [(begin + at, memory[at : at + _PART]) for at in range(0, len(memory), _PART)]
-        for _ in readers.map(lambda part: _read(file.fileno(), *part), parts):
-            pass
+    parts = []
+    for name, tensor in tensors.items():
+        memory = tensor.detach().flatten().view(torch.uint8).numpy().data
+        begin = places[name].start
+        parts += [(begin + at, memory[at : at + _PART]) for at in range(0, len(memory), _PART)]
+    with path.open("rb", buffering=0) as file:
+        if len(parts) < 2:
+            for part in parts:
+                _read(file.fileno(), *part)
+            return
+        with ThreadPoolExecutor(_READERS) as readers:
+            for _ in readers.map(lambda part: _read(file.fileno(), *part), parts):
+                pass
 
 
 def _read(file: int, offset: int, memory: memoryview) -> None:
@@ -120,7 +143,7 @@ def _places(path: Path) -> dict[str, Placed]:
         raise ValueError(f"{path} is not a safetensors file: {error}") from error
 
 
-def _match(model: PreTrainedModel, entries: Mapping[str, Placed], path: Path) -> dict[str, torch.Tensor]:
+def _match(model: PreTrainedModel, entries: Mapping[str, Placed], path: Path, rounds: bool) -> dict[str, torch.Tensor]:
     """Which tensor of `model` each of `entries` goes to; a tied tensor may be there under any of its names."""
     strange = set(entries)
     tensors: dict[str, torch.Tensor] = {}
@@ -134,7 +157,7 @@ def _match(model: PreTrainedModel, entries: Mapping[str, Placed], path: Path) ->
         entry, expected = entries[name].spec, _DTYPES[tensor.dtype]
         if entry.shape != tuple(tensor.shape):
             problems.append(f"{name} has shape {list(entry.shape)}, the model {list(tensor.shape)}")
-        elif entry.dtype != expected:
+        elif entry.dtype != expected and not (rounds and _is_floating(entry.dtype) and tensor.is_floating_point()):
             problems.append(f"{name} has dtype {entry.dtype}, the model {expected}")
         tensors[name] = tensor
     problems += [f"{name} is not in the model" for name in sorted(strange)]
@@ -142,6 +165,10 @@ def _match(model: PreTrainedModel, entries: Mapping[str, Placed], path: Path) ->
         more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
         raise ValueError(f"the weights in {path} do not fit {type(model).__name__}: {'; '.join(problems[:5])}{more}")
     return tensors
+
+
+def _is_floating(dtype: str) -> bool:
+    return dtype in _TORCH_DTYPES and _TORCH_DTYPES[dtype].is_floating_point
 
 
 def _named_tensors(model: PreTrainedModel) -> list[tuple[list[str], torch.Tensor]]:

@@ -65,19 +65,21 @@ class TransformersSpec:
 
 @dataclass(frozen=True)
 class VllmSpec:
-    """vLLM's engines over the Hugging Face model in folder `model`, weights from the store in folder `store`.
+    """vLLM's engines over the Hugging Face model in folder `model`, weights from the store in folder `store`, on the
+    GPUs of process `process`.
 
-    Raises ModuleNotFoundError, when it is opened, where vLLM is not installed.
+    When it is opened it raises ModuleNotFoundError where vLLM is not installed, ValueError where GPUs are too few.
     """
 
     config: RolloutConfig
     model: Path
     store: Path
+    process: int
 
     def open(self) -> Backend:
         from operators.rollout.vllm_backend import VllmBackend
 
-        return VllmBackend(self.config, self.model, self.store)
+        return VllmBackend(self.config, self.model, self.store, self.process)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -26,8 +26,9 @@ class RolloutConfig:
     context: int | None = None
     """Tokens of prompt and response together; None: what the model's positions allow."""
     kv_capacity: int | None = None
-    """Tokens of KV a replica may use; None: slots × context."""
+    """Tokens of KV a replica may use; None: slots × context, or what vLLM finds room for on a GPU."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """What replicas compute in; the trainer's float32 weights are rounded to it."""
     threads: int = 1
     """CPU threads of the model code in one process."""
     step_s: float = 0.03
@@ -36,7 +37,8 @@ class RolloutConfig:
     """How long a finished trajectory may wait for others to share its transaction, in seconds."""
     heartbeat_s: float = 1.0
     gpus: int = 1
-    """GPUs that share each layer of a replica's model (tensor parallelism), where the engine is vLLM."""
+    """GPUs that share each layer of a replica's model (tensor parallelism), where the engine is vLLM. Of the GPUs of a
+    machine process n takes the n-th so many."""
     vllm: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     """More of vLLM's own engine arguments, by name."""
     emulation: EngineEmulation = field(default_factory=EngineEmulation)
@@ -82,6 +84,24 @@ class RolloutConfig:
     def total_replicas(self) -> int:
         """Replicas of the whole run."""
         return self.processes * self.replicas
+
+    def gpus_of(self, process: int, visible: Sequence[str]) -> tuple[str, ...]:
+        """Which of the `visible` GPUs of its machine process `process` takes; none where there are none.
+
+        Where there are fewer than all processes need the others are on other machines. Raises ValueError where there
+        are too few for one replica, or several replicas would share them.
+        """
+        if not visible and self.gpus == 1:
+            return ()
+        if len(visible) < self.gpus:
+            raise ValueError(f"rollout.gpus = {self.gpus}, but this machine has {len(visible)} GPUs")
+        if self.replicas > 1:
+            raise ValueError(
+                f"rollout.replicas = {self.replicas}: on GPUs each replica needs a process of its own, set "
+                f"rollout.processes = {self.total_replicas} and rollout.replicas = 1"
+            )
+        first = process % (len(visible) // self.gpus) * self.gpus
+        return tuple(visible[first : first + self.gpus])
 
     def hosted(self, process: int) -> range:
         """The indices of the replicas that process `process` hosts."""

@@ -112,10 +112,10 @@ class Engine(Protocol):
         """The weight version loaded, None before the first."""
 
     def load(self, weights: Path, version: PolicyVersion) -> None:
-        """Replace the weights in place with the safetensors file `weights`.
+        """Replace the weights in place with the safetensors file `weights`, rounded to the engine's precision.
 
-        Raises RuntimeError while requests are running or waiting, ValueError if names, shapes or dtypes do not fit. An
-        engine without weights of its own takes any file.
+        Raises RuntimeError while requests are running or waiting, ValueError if names or shapes do not fit. An engine
+        without weights of its own takes any file.
         """
 
     def submit(self, request: Request) -> None:

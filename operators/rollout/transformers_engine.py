@@ -97,13 +97,13 @@ class TransformersEngine:
         return isinstance(self._runner, DirectRunner)
 
     def load(self, weights: Path, version: PolicyVersion) -> None:
-        """Replace the weights in place with the safetensors file `weights`.
+        """Replace the weights in place with the safetensors file `weights`, rounded to the model's precision.
 
-        Raises RuntimeError while requests are running or waiting, ValueError if names, shapes or dtypes do not fit;
-        then nothing has changed.
+        Raises RuntimeError while requests are running or waiting, ValueError if names or shapes do not fit; then
+        nothing has changed.
         """
         check_loadable(self.status(), version)
-        load_weights(self._model, weights)
+        load_weights(self._model, weights, rounds=True)
         self._version = version
 
     def submit(self, request: Request) -> None:

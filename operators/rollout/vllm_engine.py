@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import os
-import tempfile
-from collections.abc import Collection, Mapping, Sequence
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,13 @@ from typing import Any
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # these are read as vllm is imported
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # a rollout has threads
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from vllm import EngineArgs, SamplingParams
+from vllm.platforms import current_platform
 from vllm.v1.engine import EngineCoreOutput, FinishReason
 from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -32,6 +35,7 @@ from operators.rollout.rows import generation_limit
 from operators.rollout.scheduler import ended_reason
 from operators.rollout.streams import stream_key
 from operators.rollout.vllm_draws import BROKEN, DrawTokens, draw_argument
+from operators.rollout.vllm_worker import clear_kv, take_weights
 from schemas.records import PolicyVersion
 
 
@@ -48,7 +52,7 @@ class _Asked:
         return Partial(np.array(self.token_ids[start:], np.int32), np.array(self.logprobs[start:], np.float32))
 
 
-def open_vllm(
+def arguments_of(
     model: Path,
     *,
     slots: int,
@@ -58,32 +62,69 @@ def open_vllm(
     block: int = 32,
     gpus: int = 1,
     **options: Any,
-) -> LLMEngine:
+) -> dict[str, Any]:
+    """Arguments of vLLM's engine for what `open_vllm` is asked for. Raises ValueError for compiled code on a CPU."""
+    arguments: dict[str, Any] = {
+        "dtype": dtype,
+        "max_model_len": context,
+        "max_num_seqs": slots,
+        "block_size": block,
+        "enable_prefix_caching": True,
+        "tensor_parallel_size": gpus,
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+    }
+    on_cpu = current_platform.is_cpu()
+    if on_cpu or kv_capacity is not None:
+        wanted = slots * context if kv_capacity is None else kv_capacity
+        blocks = max(wanted // block, -(-context // block)) + 1  # vLLM keeps one for itself
+        arguments["num_gpu_blocks_override"] = blocks
+        if on_cpu:  # or it takes nearly all memory that there is
+            arguments["kv_cache_memory_bytes"] = (blocks + 1) * block * _token_bytes(model, dtype)
+    if on_cpu and not options.setdefault("enforce_eager", True):
+        raise ValueError("enforce_eager must be true on a CPU: compiled code keeps the weights that it was made with")
+    return arguments | options
+
+
+def open_vllm(model: Path, **asked: Any) -> LLMEngine:
     """vLLM over the Hugging Face model in folder `model`, set up for `VllmEngine`.
 
-    `slots` requests run at once, of at most `context` tokens each; `kv_capacity` bounds their tokens together (default:
-    slots × context), in blocks of `block` tokens. `gpus` share each layer (tensor parallelism). `options` are more of
-    vLLM's EngineArgs. Raises what vLLM raises for a model that it cannot run.
+    `slots` requests run at once, of at most `context` tokens each; `kv_capacity` bounds their tokens together, in
+    blocks of `block` tokens (default: on a CPU slots × context, on GPUs what vLLM finds room for). `gpus` share each
+    layer (tensor parallelism). All else that is `asked` is for vLLM's EngineArgs, and wins over ours. Raises ValueError
+    for compiled code on a CPU, and what vLLM raises for a model that it cannot run.
     """
-    wanted = slots * context if kv_capacity is None else kv_capacity
-    blocks = max(wanted // block, -(-context // block))
     arguments = EngineArgs(
         model=str(model),
-        dtype=dtype,
         skip_tokenizer_init=True,
-        max_model_len=context,
-        max_num_seqs=slots,
-        block_size=block,
-        num_gpu_blocks_override=blocks + 1,  # vLLM keeps one for itself
-        enable_prefix_caching=True,
-        tensor_parallel_size=gpus,
         logits_processors=[DrawTokens],
         logprobs_mode="processed_logits",
         async_scheduling=False,  # a draw needs to know how many came before
-        disable_log_stats=True,
-        **options,
+        **arguments_of(model, **asked),
     )
-    return LLMEngine.from_engine_args(arguments)
+    with _same_preloads():
+        return LLMEngine.from_engine_args(arguments)
+
+
+def _token_bytes(model: Path, dtype: str) -> int:
+    """Bytes of keys and values of one token in all layers."""
+    config = AutoConfig.from_pretrained(model).get_text_config()
+    heads = config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    return 2 * config.num_hidden_layers * kv_heads * size * getattr(torch, dtype).itemsize
+
+
+@contextmanager
+def _same_preloads() -> Iterator[None]:
+    """What vLLM has its own workers preload is nothing for other processes that we start later."""
+    before = os.environ.get("LD_PRELOAD")
+    try:
+        yield
+    finally:
+        os.environ.pop("LD_PRELOAD", None)
+        if before is not None:
+            os.environ["LD_PRELOAD"] = before
 
 
 class VllmEngine:
@@ -102,6 +143,8 @@ class VllmEngine:
         self._done: list[Completion] = []
         self._begun: list[str] = []
         self._tokens_generated = 0
+        self._model_seconds = 0.0
+        """Of vLLM's whole step, its scheduling included."""
         self._version: PolicyVersion | None = None
         self._status = self._look()
 
@@ -111,14 +154,12 @@ class VllmEngine:
         return self._version
 
     def load(self, weights: Path, version: PolicyVersion) -> None:
-        """Replace the weights in place with the safetensors file `weights`, mapped by each worker; what the prefix
-        cache has of the old ones goes. Raises as every engine does."""
+        """Replace the weights in place with the safetensors file `weights`, read by each worker; what the prefix cache
+        has of the old ones goes. Raises as every engine does."""
         check_loadable(self.status(), version)
-        check_weights(self._shape, weights)
-        with tempfile.TemporaryDirectory(prefix="laminar-vllm-") as folder:  # vLLM reads folders
-            (Path(folder) / "model.safetensors").symlink_to(weights.absolute())
-            self._vllm.collective_rpc("reload_weights", kwargs={"weights_path": folder})
-        self._vllm.reset_prefix_cache()
+        check_weights(self._shape, weights, rounds=True)
+        self._vllm.collective_rpc(take_weights, args=(str(weights.absolute()),))
+        self._forget_prefixes()
         self._version = version
 
     def submit(self, request: Request) -> None:
@@ -136,12 +177,7 @@ class VllmEngine:
         if request.partial is not None:
             asked.token_ids += request.partial.token_ids.tolist()
             asked.logprobs += request.partial.logprobs.tolist()
-        prompt = {"prompt_token_ids": [*request.prompt.tolist(), *asked.token_ids]}
-        self._core.add_request(
-            self._vllm.input_processor.process_inputs(
-                name, prompt, self._params(request, len(asked.token_ids)), self._vllm.get_supported_tasks()
-            )
-        )
+        self._add(asked)
         self._asked[name] = asked
         self._status = self._look()
 
@@ -149,10 +185,11 @@ class VllmEngine:
         """Run one round of vLLM and return what finished in it; an empty engine returns at once."""
         done, self._done = self._done, []
         if self._asked:
+            began = time.thread_time()
             outputs = self._core.get_output()
-            broken = [each.request_id for each in outputs.outputs if self._take(each, done)]
-            if broken:
-                self._core.abort_requests(broken)
+            self._model_seconds += time.thread_time() - began
+            if broken := [each.request_id for each in outputs.outputs if self._take(each, done)]:
+                self._begin_anew(broken)
         self._status = self._look()
         return done
 
@@ -190,8 +227,31 @@ class VllmEngine:
             core.shutdown()
         self.__dict__.clear()
 
+    def _add(self, asked: _Asked) -> None:
+        request = asked.request
+        prompt = {"prompt_token_ids": [*request.prompt.tolist(), *asked.token_ids]}
+        params = self._params(request, len(asked.token_ids))
+        self._core.add_request(
+            self._vllm.input_processor.process_inputs(
+                request.trajectory_id, prompt, params, self._vllm.get_supported_tasks()
+            )
+        )
+
+    def _begin_anew(self, broken: list[str]) -> None:
+        """End the `broken` requests and let all others go on from what they have, in KV made anew: numbers that are not
+        finite would spoil whoever is given their blocks next, or has the same prompt."""
+        self._core.abort_requests([*broken, *self._asked])
+        self._vllm.collective_rpc(clear_kv)
+        self._forget_prefixes()
+        for asked in self._asked.values():
+            self._add(asked)
+
+    def _forget_prefixes(self) -> None:
+        if not self._vllm.reset_prefix_cache():
+            raise RuntimeError("vLLM keeps its prefix cache, in which nothing is right any more")
+
     def _take(self, output: EngineCoreOutput, done: list[Completion]) -> bool:
-        """Enter what a request has gained; whether it is to be aborted, as its logits were not finite."""
+        """Enter what a request has gained; whether it has failed, mostly as its logits were not finite."""
         asked = self._asked.get(output.request_id)
         if asked is None:
             return False
@@ -204,7 +264,7 @@ class VllmEngine:
             error = "logits that are not finite" if BROKEN in logprobs else "vLLM failed the request"
             done.append(Completion(output.request_id, asked.partial(), "failed", error))
             del self._asked[output.request_id]
-            return output.finish_reason is None
+            return True
         asked.token_ids += new
         asked.logprobs += logprobs
         self._tokens_generated += len(new)
@@ -236,4 +296,5 @@ class VllmEngine:
             kv_used=round(self._scheduler.kv_cache_manager.usage * self._kv_capacity),
             kv_capacity=self._kv_capacity,
             tokens_generated=self._tokens_generated,
+            model_seconds=self._model_seconds,
         )

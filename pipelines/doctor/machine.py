@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 from packaging.requirements import Requirement
 
+from infra.gpus import gpu_names
 from infra.kafka.broker_jars import KAFKA_VERSION, cache_dir
 from infra.kafka.properties import ClientProperties
 from infra.kafka.readiness import why_unreachable
@@ -69,7 +70,7 @@ def remove_stale_stores(base: Path = SHARED_MEMORY) -> list[Path]:
 
 def observe(client: ClientProperties | None = None, folder: Path | None = None) -> Machine:
     """Look at this machine; `client` names brokers to try, `folder` is where runs are kept (the working directory)."""
-    gpus = _gpus()
+    gpus = gpu_names()
     go = shutil.which("go")
     return Machine(
         python=sys.version_info[:3],
@@ -121,13 +122,6 @@ def _java() -> Path | None:
     except ImportError:
         return None
     return Path(JAVA) if os.access(JAVA, os.X_OK) else None
-
-
-def _gpus() -> tuple[str, ...]:
-    """NVIDIA's GPUs by name and memory; none without a driver."""
-    words = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
-    printed = _printed(words, timeout_s=10)
-    return tuple(line.strip() for line in printed.splitlines() if line.strip())
 
 
 def _torch_sees_cuda() -> bool:

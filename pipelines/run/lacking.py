@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
+from infra.gpus import visible_gpus
 from pipelines.config import Config, ConfigError
 from pipelines.run.paths import files_read
 
@@ -31,6 +33,8 @@ def lacking(config: Config, *, warm_start: bool = True) -> Iterator[str]:
         if not path.exists():
             yield f"{key}: there is no {path}"
     yield from _of_secrets(config)
+    if config.rollout.engine == "vllm":
+        yield from _of_vllm(config)
     if config.rollout.total_replicas > config.placement.max_replicas:
         yield (
             f"rollout.processes × rollout.replicas = {config.rollout.total_replicas} replicas, "
@@ -52,6 +56,15 @@ def _of_secrets(config: Config) -> Iterator[str]:
         config.relay.token()
     except ValueError as error:
         yield f"relay: {error}"
+
+
+def _of_vllm(config: Config) -> Iterator[str]:
+    if importlib.util.find_spec("vllm") is None:
+        yield "rollout.engine is vllm, which is not installed: pip install 'laminar-rl[vllm]'"
+    try:
+        config.rollout.gpus_of(0, visible_gpus())
+    except ValueError as error:
+        yield str(error)
 
 
 def _of_emulation(config: Config) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import socket
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,11 @@ def refusal(run: LaminarRun) -> str:
         ("relay.token_file=/dev/null", "relay: token_file /dev/null has no secret in its first line"),
         ("rollout.replicas=99", "placement.max_replicas"),
         ("prompts.samples_per_prompt=64", "prompts.samples_per_prompt = 64 is more than may be outstanding"),
+        pytest.param(
+            "rollout.engine=vllm",
+            "rollout.engine is vllm, which is not installed: pip install 'laminar-rl[vllm]'",
+            marks=pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is here"),
+        ),
     ],
 )
 def test_a_bad_configuration_is_named_and_nothing_is_started(

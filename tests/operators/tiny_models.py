@@ -63,7 +63,12 @@ FAMILIES: dict[str, tuple[Callable[[], PreTrainedModel], bool]] = {
     "gpt2": (lambda: GPT2LMHeadModel(GPT2Config(**GPT2, **TOKENS)), False),
 }
 
+WIDE = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8}
+"""Weights of 105 MB, of no layer more than an eighth: enough to see in a process's memory."""
+
 
 def tiny_model(family: str = "qwen2", seed: int = 0) -> PreTrainedModel:
     torch.manual_seed(seed)
+    if family == "wide":
+        return Qwen3ForCausalLM(Qwen3Config(**{**GQA, **WIDE}, head_dim=32)).eval()
     return FAMILIES[family][0]().eval()

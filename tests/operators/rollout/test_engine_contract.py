@@ -1,129 +1,28 @@
-"""What every engine promises, whatever makes its tokens."""
+"""What every engine promises, whatever makes its tokens: what comes out, what is released, what is refused.
+
+Weights are in test_engine_weights.py.
+"""
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-from emulated_engines import emulated
-from tiny_engines import engine, mixed, request, run
-from tiny_models import CONTEXT, VOCABULARY, tiny_model
-from vllm_engines import vllm_engine
+from every_engine import KINDS, STOPS, MakeEngine, assert_equal, maker, stopping
+from tiny_engines import request, run
+from tiny_models import CONTEXT, VOCABULARY
 
-from infra.models.weights import save_weights
-from operators.rollout.engine import KV, Completion, Engine, Partial, Request
-from schemas.records import PolicyVersion
-
-MakeEngine = Callable[..., Engine]
-STOPS = (3, 7)
-FAMILY = "qwen3_wide"
+from operators.rollout.engine import KV, Completion, Partial, Request
 
 
-@pytest.fixture(params=["transformers", "emulated", "vllm"])
+@pytest.fixture(params=KINDS)
 def make(request: pytest.FixtureRequest) -> MakeEngine:
-    if request.param == "vllm":
-        pytest.importorskip("vllm", reason="make vllm-test has it")
-        return vllm_engine
-    return emulated if request.param == "emulated" else functools.partial(engine, FAMILY)
-
-
-@pytest.fixture
-def weights(tmp_path: Path) -> Path:
-    save_weights(tiny_model(FAMILY, seed=1), tmp_path / "w")
-    return tmp_path / "w"
-
-
-def stopping(count: int) -> list[Request]:
-    """Requests of all kinds, most of which may stop before their limit."""
-    asked = [replace(one, sampling=replace(one.sampling, max_new_tokens=30)) for one in mixed(count)]
-    return [replace(one, sampling=replace(one.sampling, stop_token_ids=STOPS)) for one in asked[:-2]] + asked[-2:]
-
-
-def assert_equal(one: Completion, other: Completion) -> None:
-    assert one.generated.token_ids.tolist() == other.generated.token_ids.tolist()
-    assert np.abs(one.generated.logprobs - other.generated.logprobs).max(initial=0.0) < 1e-4
-    assert one.finish_reason == other.finish_reason
-
-
-# --- weights
-
-
-def test_load_says_which_version_there_is(make: MakeEngine, weights: Path) -> None:
-    it = make()
-    assert it.version is None
-    it.load(weights, PolicyVersion(1, 7))
-    assert it.version == PolicyVersion(1, 7)
-    assert len(run(it, stopping(6))) == 6
-    it.load(weights, PolicyVersion(1, 8))
-    assert it.version == PolicyVersion(1, 8)
-
-
-def test_load_while_busy_raises_and_changes_nothing(make: MakeEngine, weights: Path) -> None:
-    it = make(slots=1)
-    it.submit(request(0))
-    with pytest.raises(RuntimeError, match="0 requests run and 1 wait"):
-        it.load(weights, PolicyVersion(1, 7))
-    it.step()
-    with pytest.raises(RuntimeError, match="1 requests run and 0 wait"):
-        it.load(weights, PolicyVersion(1, 7))
-    assert it.version is None
-    assert_equal(run(it, [])["p0.0"], run(make(), [request(0)])["p0.0"])
+    return maker(request.param)
 
 
 # --- what comes out
-
-
-def test_each_request_begins_once(make: MakeEngine) -> None:
-    it, asked = make(slots=3), stopping(8)
-    for one in asked:
-        it.submit(one)
-    begun: list[str] = []
-    while it.due() < math.inf:
-        done = {completion.trajectory_id for completion in it.step()}
-        begun += it.begun()
-        assert done <= set(begun)
-    assert sorted(begun) == sorted(one.trajectory_id for one in asked)
-
-
-def test_everything_ends_once_as_it_was_asked_to(make: MakeEngine) -> None:
-    asked = stopping(24)
-    done = run(make(slots=5), asked)
-    assert done.keys() == {one.trajectory_id for one in asked}
-    for one in asked:
-        completion = done[one.trajectory_id]
-        tokens = completion.generated.token_ids.tolist()
-        logprobs = completion.generated.logprobs
-        limit = min(one.sampling.max_new_tokens, CONTEXT - len(one.prompt))
-        assert (completion.generated.token_ids.dtype, logprobs.dtype) == (np.int32, np.float32)
-        assert len(logprobs) == len(tokens)
-        assert all(0 <= token < VOCABULARY for token in tokens)
-        assert np.isfinite(logprobs).all()
-        assert (logprobs <= 0).all()
-        stops = [token in one.sampling.stop_token_ids for token in tokens]
-        assert not any(stops[:-1])
-        assert completion.finish_reason == ("stop" if stops[-1] else "length")
-        assert len(tokens) == limit or stops[-1]
-    assert {completion.finish_reason for completion in done.values()} == {"stop", "length"}
-
-
-def test_what_a_trajectory_gets_depends_on_nothing_but_itself(make: MakeEngine) -> None:
-    asked = stopping(8)
-    together = run(make(slots=8), asked)
-    for done in (run(make(slots=1), asked), run(make(slots=5), asked[::-1]), run(make(slots=3, kv_capacity=70), asked)):
-        for name, completion in done.items():
-            assert_equal(completion, together[name])
-
-
-def test_another_seed_gives_other_tokens(make: MakeEngine) -> None:
-    one = request(0)
-    other = replace(one, sampling=replace(one.sampling, seed=4))
-    (mine,), (theirs,) = run(make(), [one]).values(), run(make(), [other]).values()
-    assert mine.generated.token_ids.tolist() != theirs.generated.token_ids.tolist()
 
 
 # --- release and resumption
@@ -171,7 +70,9 @@ def test_release_stops_what_waits_too_and_leaves_the_others_alone(make: MakeEngi
     for one in asked:
         it.submit(one)
     early = it.step()
+    held = it.status().kv_used
     released = it.release(["p0.1", "p1.0", "unknown"])
+    assert 0 < it.status().kv_used < held
     assert released.keys() == {"p0.1", "p1.0"}
     assert len(released["p1.0"].token_ids) == 0
     done = run(it, [])
@@ -279,6 +180,7 @@ def test_an_engine_without_requests_has_nothing_due(make: MakeEngine) -> None:
         (request(0, top_k=-1), "top_k must be"),
         (request(0, new=0), "max_new_tokens must be"),
         (request(0, stops=(VOCABULARY,)), "stop token 40"),
+        (request(0, temperature=float("inf")), "temperature must be"),
     ],
 )
 def test_garbage_is_refused_by_name(make: MakeEngine, bad: Request, message: str) -> None:

@@ -15,8 +15,8 @@ from operators.rollout.transformers_engine import TransformersEngine
 from schemas.records import Sampling
 
 
-def engine(family: str = "qwen2", slots: int = 8, **options: Any) -> TransformersEngine:
-    return TransformersEngine(tiny_model(family), slots=slots, **options)
+def engine(family: str = "qwen2", slots: int = 8, dtype: str = "float32", **options: Any) -> TransformersEngine:
+    return TransformersEngine(tiny_model(family).to(getattr(torch, dtype)), slots=slots, **options)
 
 
 def request(i: int, new: int = 12, prompt: int = 6, stops: tuple[int, ...] = (), **sampling: Any) -> Request:

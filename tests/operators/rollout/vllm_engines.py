@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -14,33 +16,33 @@ from operators.rollout.engine import Engine
 FAMILY = "qwen3_wide"
 
 
-def vllm_engine(slots: int = 8, kv_capacity: int | None = None) -> Engine:
-    """One without requests and without a version, over the weights of `tiny_model(FAMILY)`."""
+def vllm_engine(family: str = FAMILY, slots: int = 8, kv_capacity: int | None = None, dtype: str = "float32") -> Engine:
+    """One without requests and without a version, over the weights of `tiny_model(family)`."""
     from operators.rollout.vllm_engine import VllmEngine
+    from operators.rollout.vllm_worker import take_weights
 
     class Kept(VllmEngine):
         def close(self) -> None:
             self.__dict__.clear()
 
-    opened = _opened(slots, kv_capacity)
+    opened = _opened(family, slots, kv_capacity, dtype)
     core = opened.engine_core
     core.abort_requests(list(core.engine_core.scheduler.requests))
-    opened.collective_rpc("reload_weights", kwargs={"weights_path": str(_folder())})
+    opened.collective_rpc(take_weights, args=(str(model_folder(family) / "model.safetensors"),))
     opened.reset_prefix_cache()
     return Kept(opened)
 
 
 @cache
-def _folder() -> Path:
+def model_folder(family: str) -> Path:
     folder = Path(tempfile.mkdtemp(prefix="laminar-tiny-"))
-    tiny_model(FAMILY).save_pretrained(folder)
+    atexit.register(shutil.rmtree, folder)
+    tiny_model(family).save_pretrained(folder)
     return folder
 
 
 @cache
-def _opened(slots: int, kv_capacity: int | None) -> Any:
+def _opened(family: str, slots: int, kv_capacity: int | None, dtype: str) -> Any:
     from operators.rollout.vllm_engine import open_vllm
 
-    return open_vllm(
-        _folder(), slots=slots, context=CONTEXT, kv_capacity=kv_capacity, enforce_eager=True, gpu_memory_utilization=0.1
-    )
+    return open_vllm(model_folder(family), slots=slots, context=CONTEXT, kv_capacity=kv_capacity, dtype=dtype)

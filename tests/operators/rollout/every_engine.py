@@ -1,0 +1,45 @@
+"""Engines of every kind over the same tiny models, and requests that they all are given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from emulated_engines import emulated
+from tiny_engines import engine, mixed
+from vllm_engines import FAMILY, vllm_engine
+
+from operators.rollout.engine import Completion, Engine, Request
+
+MakeEngine = Callable[..., Engine]
+KINDS = ("transformers", "emulated", "vllm")
+WITH_MODEL = ("transformers", "vllm")
+"""Engines that run a model: made-up tokens have no distribution, and no weights behind them."""
+STOPS = (3, 7)
+
+
+def maker(kind: str) -> MakeEngine:
+    """Makes engines of a kind, over the weights of `tiny_model(family)`."""
+    if kind == "vllm":
+        pytest.importorskip("vllm", reason="make vllm-test has it")
+        return vllm_engine
+
+    def make(family: str = FAMILY, **options: Any) -> Engine:
+        return emulated(**options) if kind == "emulated" else engine(family, **options)
+
+    return make
+
+
+def stopping(count: int) -> list[Request]:
+    """Requests of all kinds, most of which may stop before their limit."""
+    asked = [replace(one, sampling=replace(one.sampling, max_new_tokens=30)) for one in mixed(count)]
+    return [replace(one, sampling=replace(one.sampling, stop_token_ids=STOPS)) for one in asked[:-2]] + asked[-2:]
+
+
+def assert_equal(one: Completion, other: Completion) -> None:
+    assert one.generated.token_ids.tolist() == other.generated.token_ids.tolist()
+    assert np.abs(one.generated.logprobs - other.generated.logprobs).max(initial=0.0) < 1e-4
+    assert one.finish_reason == other.finish_reason
