@@ -1,11 +1,13 @@
 """Deltas: what turns one version's bytes into the next one's, without loss, and short where little has changed.
 
 A reinforcement-learning step at a small learning rate changes a few per cent of bfloat16 weights. The file is cut into
-pieces of one tensor each; a piece is `same`, `sparse` (steps from one changed element to the next, and the XOR of each
-with the parent's), `xor` (the XOR of all of it) or `raw`: what is measured to be the shortest. XOR makes small changes
-small numbers, and is its own inverse. Numbers are cut into byte planes, all first bytes together, and compressed.
+pieces of one tensor each; a piece is `same`, `sparse` (steps from one changed element to the next, and by how much
+each has changed), `xor` (the XOR of all of it) or `raw`: what is measured to be the shortest. A change is the
+difference of the elements' bits as whole numbers, zigzagged: to the next number up is 2, down 1, whatever bits carry.
+A step is a byte; of the few `far` ones, their places and what is beyond the byte come first. Numbers are cut into byte
+planes, all first bytes together, and compressed.
 
-"LMD3", u32 header length, JSON header [bytes, [[length, width, kind, elements, step width, packed bytes]…]], pieces.
+"LMD4", u32 header length, JSON header [bytes, [[length, width, kind, elements, far, packed bytes]…]], pieces.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
@@ -20,7 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import pyarrow as pa
 
-_MAGIC = b"LMD3"
+_MAGIC = b"LMD4"
 _HEAD = struct.Struct("!4sI")
 _PIECE = 4 << 20
 _CODEC = "zstd"
@@ -33,20 +36,23 @@ _SHORT = 0.125
 """Share of its bytes at which a sparse piece is short enough, whatever the other ways would take."""
 _SAMPLE = 16 << 10
 """Bytes at a piece's beginning that stand for it where looking at all of it would take too long."""
+_STEP = 255
 _THREADS = min(4, os.cpu_count() or 1)
 
+
+_scratch = threading.local()
 
 Result = TypeVar("Result")
 
 
 class Piece(NamedTuple):
-    """A part of the file, encoded: `elements` of it change, and their steps take `step_width` bytes each."""
+    """A part of the file, encoded: `elements` of it change, `far` of them beyond a byte's step from the one before."""
 
     length: int
     width: int
     kind: str
     elements: int
-    step_width: int
+    far: int
     packed: bytes | memoryview
 
 
@@ -79,8 +85,8 @@ def apply_delta(delta: memoryview, parent: memoryview, out: memoryview, threads:
     before, after = np.frombuffer(parent, np.uint8), np.frombuffer(out, np.uint8)
     jobs, at, packed = [], 0, first
     for row in rows[1]:
-        length, width, kind, elements, step_width, size = _checked(row)
-        piece = Piece(length, width, kind, elements, step_width, delta[packed : packed + size])
+        length, width, kind, elements, far, size = _checked(row)
+        piece = Piece(length, width, kind, elements, far, delta[packed : packed + size])
         jobs.append((piece, before[at : at + length], after[at : at + length]))
         at, packed = at + length, packed + size
     if at != len(parent) or packed != len(delta):
@@ -133,11 +139,21 @@ def _sparse(before: np.ndarray, after: np.ndarray, width: int) -> Piece | None:
         return Piece(len(after), width, "same", 0, 0, b"")
     if len(index) > _DENSE * len(new):
         return None
-    steps = np.diff(index, prepend=-1).astype(np.uint32)
-    step_width = next(size for size in (1, 2, 4) if int(steps.max()) < 1 << 8 * size)
-    values = old.take(index) ^ new.take(index)
-    packed = _pack(np.concatenate([*_planes(steps, step_width), *_planes(values, width)]))
-    return Piece(len(after), width, "sparse", len(index), step_width, packed)
+    steps = np.ediff1d(index, to_begin=index[0] + 1)  # the first one from before the first element
+    (far,) = (steps > _STEP).nonzero()
+    changes = new[index]  # quicker than take
+    changes -= old[index]
+    parts = np.empty(8 * len(far) + (1 + width) * len(index), np.uint8)
+    beyond, planes = _parts(parts, len(index), len(far))
+    beyond[0], beyond[1] = far, steps[far] >> 8
+    np.copyto(planes[0], steps, casting="unsafe")  # its lowest byte
+    _cut(_zigzag(changes), planes[1:])
+    return Piece(len(after), width, "sparse", len(index), len(far), _pack(parts))
+
+
+def _parts(parts: np.ndarray, elements: int, far: int) -> tuple[np.ndarray, np.ndarray]:
+    """Of a sparse piece: uint32[2, far], which steps go beyond a byte and by how much, and its uint8[.., elements]."""
+    return parts[: 8 * far].view(np.uint32).reshape(2, far), parts[8 * far :].reshape(-1, elements)
 
 
 def _changed(old: np.ndarray, new: np.ndarray) -> np.ndarray:
@@ -146,20 +162,47 @@ def _changed(old: np.ndarray, new: np.ndarray) -> np.ndarray:
     First it is found in which eights of them something does, then which of these do: numpy takes as long for an element
     that is rare as for a dozen others, and of such eights an eighth or more differ.
     """
-    differs = np.empty(-(-len(new) // 8) * 8, bool)
+    differs = _flags(-(-len(new) // 8) * 8)
     differs[len(new) :] = False
     np.not_equal(old, new, out=differs[: len(new)])
     eights = differs.view(np.uint64)
     (some,) = (eights != 0).nonzero()
     (index,) = eights.take(some).view(bool).nonzero()
-    skipped = (some - np.arange(len(some))) << 3
-    index += skipped.take(index >> 3)
+    some -= np.arange(len(some))
+    some <<= 3
+    index += some.take(index >> 3, mode="clip")
     return index
 
 
-def _planes(values: np.ndarray, width: int) -> list[np.ndarray]:
+def _flags(count: int) -> np.ndarray:
+    """bool[count] of this thread's own, used again and again: new memory costs more than what is written to it."""
+    flags: np.ndarray | None = getattr(_scratch, "flags", None)
+    if flags is None or len(flags) < count:
+        flags = _scratch.flags = np.empty(_PIECE, bool)
+    return flags[:count]
+
+
+def _zigzag(changes: np.ndarray) -> np.ndarray:
+    """Small numbers for small changes either way: twice each, less one for those below zero."""
+    kind = changes.dtype.type
+    below = kind(0) - (changes >> kind(8 * kind().itemsize - 1))
+    changes <<= kind(1)
+    changes ^= below
+    return changes
+
+
+def _unzigzag(numbers: np.ndarray) -> np.ndarray:
+    kind = numbers.dtype.type
+    below = kind(0) - (numbers & kind(1))
+    numbers >>= kind(1)
+    numbers ^= below
+    return numbers
+
+
+def _cut(values: np.ndarray, planes: np.ndarray) -> None:
     """The first bytes of all `values`, the second ones, and so on: what small changes leave zero lies together."""
-    return [(values >> values.dtype.type(8 * byte)).astype(np.uint8) for byte in range(width)]
+    for byte, plane in enumerate(planes):
+        np.right_shift(values, values.dtype.type(8 * byte), out=plane, casting="unsafe")
 
 
 def _joined(planes: np.ndarray, kind: Any) -> np.ndarray:
@@ -179,14 +222,18 @@ def _apply_piece(piece: Piece, old: np.ndarray, new: np.ndarray) -> None:
         return
     np.copyto(new, old)
     if piece.kind == "sparse" and piece.elements:
-        planes = _unpack(piece.packed, piece.elements * (piece.step_width + piece.width)).reshape(-1, piece.elements)
-        elements = new.view(_WIDTHS[piece.width])
-        steps = _joined(planes[: piece.step_width], np.int64)
+        parts = _unpack(piece.packed, 8 * piece.far + (1 + piece.width) * piece.elements)
+        (far, beyond), planes = _parts(parts, piece.elements, piece.far)
+        steps = planes[0].astype(np.int64)
+        if piece.far and far.max() >= piece.elements:
+            raise ValueError(f"a delta with a far step at {far.max()} of {piece.elements}")
+        steps[far] += beyond.astype(np.int64) << 8
         steps[0] -= 1
         index = np.cumsum(steps, out=steps)
+        elements = new.view(_WIDTHS[piece.width])
         if not 0 <= index[0] <= index[-1] < len(elements):
             raise ValueError(f"a delta that changes elements {index[0]} to {index[-1]} of {len(elements)}")
-        elements[index] = elements.take(index) ^ _joined(planes[piece.step_width :], elements.dtype.type)
+        elements[index] += _unzigzag(_joined(planes[1:], elements.dtype.type))
 
 
 def _header(delta: memoryview) -> tuple[Any, int]:
@@ -206,12 +253,12 @@ def _header(delta: memoryview) -> tuple[Any, int]:
 
 def _checked(row: Any) -> tuple[int, int, str, int, int, int]:
     if isinstance(row, list) and len(row) == 6:
-        length, width, kind, elements, step_width, size = row
-        numbers = (length, width, elements, step_width, size)
+        length, width, kind, elements, far, size = row
+        numbers = (length, width, elements, far, size)
         if all(isinstance(n, int) and n >= 0 for n in numbers) and width in _WIDTHS and kind in _KINDS:
-            fits = length % width == 0 and length <= _PIECE and elements <= length // width
-            if fits and (step_width in (1, 2, 4) or not elements):
-                return length, width, kind, elements, step_width, size
+            fits = length % width == 0 and length <= _PIECE
+            if fits and far <= elements <= length // width:
+                return length, width, kind, elements, far, size
     raise ValueError(f"a piece of a delta that cannot be: {str(row)[:100]}")
 
 

@@ -75,7 +75,7 @@ def test_files_of_two_layouts_have_no_delta() -> None:
 
 def forged(rows: Any, parts: bytes = b"") -> bytes:
     header = json.dumps([SIZE, rows]).encode()
-    return struct.pack("!4sI", b"LMD3", len(header)) + header + parts
+    return struct.pack("!4sI", b"LMD4", len(header)) + header + parts
 
 
 @pytest.mark.parametrize(
@@ -83,10 +83,10 @@ def forged(rows: Any, parts: bytes = b"") -> bytes:
     [
         (b"", "without a head"),
         (b"LMNX" + b"\0" * 20, "not a delta"),
-        (b"LMD3\xff\xff\xff\xff", "not a delta"),
-        (struct.pack("!4sI", b"LMD3", 3) + b"[1,", "cannot be read"),
-        (struct.pack("!4sI", b"LMD3", 2) + b"{}", "is not one"),
-        (struct.pack("!4sI", b"LMD3", 6) + b"[5,[]]", "a delta of 5 bytes does not fit"),
+        (b"LMD4\xff\xff\xff\xff", "not a delta"),
+        (struct.pack("!4sI", b"LMD4", 3) + b"[1,", "cannot be read"),
+        (struct.pack("!4sI", b"LMD4", 2) + b"{}", "is not one"),
+        (struct.pack("!4sI", b"LMD4", 6) + b"[5,[]]", "a delta of 5 bytes does not fit"),
         (forged([]), "pieces have 0 and"),
         (forged([[SIZE, 1, "same", 0, 0, 0]], b"more"), "pieces have"),
         (forged([[SIZE + 1, 1, "same", 0, 0, 0]]), "pieces have"),
@@ -106,9 +106,34 @@ def test_a_delta_that_cannot_be_is_an_error(delta: bytes, message: str) -> None:
         applied(delta, parent_file())
 
 
-@pytest.mark.parametrize("steps", [[SIZE, 1], [SIZE + 1, 1], [0, 5], [1, 0xFFFF]])
-def test_an_element_that_is_not_there_is_an_error(steps: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("steps", "far", "beyond", "message"),
+    [
+        ([0, 5], [], [], "changes elements -1 to 4"),
+        ([5, 1], [1], [SIZE >> 8], "changes elements 4 to"),
+        ([5, 1], [0, 1], [0xFFFF_FFFF] * 2, "changes elements"),
+        ([5, 1], [2], [0], "a far step at 2 of 2"),
+    ],
+)
+def test_an_element_that_is_not_there_is_an_error(
+    steps: list[int], far: list[int], beyond: list[int], message: str
+) -> None:
     """The first step is counted from before the beginning."""
-    packed = deltas._pack(np.concatenate([*deltas._planes(np.array(steps, np.uint16), 2), np.ones(2, np.uint8)]))
-    with pytest.raises(ValueError, match="changes elements"):
-        applied(forged([[SIZE, 1, "sparse", 2, 2, len(packed)]], packed), parent_file())
+    numbers, planes = np.array([far, beyond], np.uint32), np.array([steps, [1, 1]], np.uint8)
+    packed = deltas._pack(np.frombuffer(numbers.tobytes() + planes.tobytes(), np.uint8))
+    with pytest.raises(ValueError, match=message):
+        applied(forged([[SIZE, 1, "sparse", 2, len(far), len(packed)]], packed), parent_file())
+
+
+def test_a_small_change_is_short_whatever_bits_carry() -> None:
+    """From 0x00FF to 0x0100 is a step to the next number, in every bit of it another one."""
+    parent = np.full(20_000, 0x00FF, np.uint16)
+    up, down = parent.copy(), parent.copy()
+    up[::5] += 1
+    down[::5] -= 1
+    lengths = []
+    for child in (up, down):
+        delta = encode_delta(*(memoryview(each.view(np.uint8)) for each in (parent, child)), [(0, 40_000, 2)])
+        assert np.array_equal(applied(delta, parent.view(np.uint8)), child.view(np.uint8))
+        lengths.append(len(delta))
+    assert max(lengths) <= min(lengths) + 8

@@ -14,6 +14,7 @@ from schemas.records import (
     MoveEnded,
     NextOwner,
     PlannedMove,
+    PolicyVersion,
     Release,
     RepackPlan,
     ReplicaLoad,
@@ -32,15 +33,20 @@ def of(kind: type, outputs: list[Output]) -> list:
 def placement() -> Placement:
     """Two replicas of four slots, both with two trajectories of a batch that was four; the rest has finished."""
     placement = Placement(repack_s=PERIOD_S)
-    placement.prompts(0, 1, samples=4)
-    first = placement.publish(0)
-    placement.beat(0, first)
-    placement.beat(1, first)
+    nearly_done(placement, placement.publish(0), first=0)
+    return placement
+
+
+def nearly_done(placement: Placement, under: PolicyVersion, first: int) -> None:
+    """Replicas `first` and the next, of four slots each, have two trajectories under one version; two have finished."""
+    both = (first, first + 1)
+    placement.prompts(*both, samples=4)
+    for replica in both:
+        placement.beat(replica, under)
     given = leases(placement.run())
-    for number in (0, 1):
+    for number in both:
         placement.finish(*(trajectory(prompt(number, 4), m, lease=given[f"p{number}.{m}"]) for m in (0, 1)))
     placement.run()
-    return placement
 
 
 def ended(outputs: list[Output], plan_id: str = "1-1") -> dict[str, tuple[str, ...]]:
@@ -294,6 +300,19 @@ def test_no_fresh_work_goes_where_trajectories_come_or_go(placement: Placement) 
     placement.prompts(3, 4)
     beat(placement)
     assert assigned(placement.run()) == []
+
+
+def test_a_plan_is_of_replicas_under_one_version(placement: Placement) -> None:
+    """Both under the older version fit on either of the newer one, which have more room."""
+    older, newer = version(0), version(1)
+    nearly_done(placement, placement.publish(1), first=2)
+    for replica, under in enumerate((older, older, newer, newer)):
+        placement.beat(replica, under, running=2, kv_used=(30, 40, 10, 20)[replica])
+    plans = of(RepackPlan, placement.run(PERIOD_S))
+    moved = {plan.policy_version: [(move.source, move.destination) for move in plan.moves] for plan in plans}
+    assert moved == {older: [(0, 1)], newer: [(2, 3)]}
+    touched = {plan.policy_version: {load.replica for load in plan.before} for plan in plans}
+    assert touched == {older: {0, 1}, newer: {2, 3}}
 
 
 def test_plans_follow_a_global_batch_at_once_and_otherwise_the_clock(placement: Placement) -> None:
