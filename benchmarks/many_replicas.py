@@ -1,0 +1,121 @@
+"""How many emulated replicas one machine carries: the same cluster, larger and larger, on the real Kafka and pipelines.
+
+    python -m benchmarks.many_replicas [--replicas 16 64] [--time-scale 4] [--steps 5] [--seed 0] [--known] [--json]
+
+Batches grow with the replicas, so each has as much to do. Where the machine keeps up, a replica generates as much among
+64 as among 16, and the emulation can be believed; where it does not, the time scale is too high. The rollout process
+hosts them all. A run whose audit does not balance fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.emulated_runs import emulated_run, finished_spans, measure
+from benchmarks.results import Result, Results
+from pipelines.config import load_config
+from pipelines.report.machine import describe_machine
+from pipelines.report.metrics_file import read_metrics
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "emulated.toml"
+BATCH = 128
+"""Trajectories of a global batch for each replica."""
+
+
+def changes(replicas: int, options: argparse.Namespace) -> list[str]:
+    """What the benchmark changes of the example."""
+    scale = options.time_scale
+    return [
+        f"run.seed={options.seed}",
+        f"run.time_scale={scale}",
+        f"rollout.replicas={replicas}",
+        f"placement.repack_s={5.0 / scale}",
+        f"placement.prompt_lead={8 * replicas}",
+        f"experience.global_batch={BATCH * replicas}",
+        f"trainer.optimizer_steps={options.steps}",
+        "trainer.emulation.step_s=[[0.0, 1.0], [1e6, 1.1]]",
+    ]
+
+
+def main() -> None:
+    """Measure and print."""
+    arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    arguments.add_argument("--replicas", type=int, nargs="+", default=[16, 64])
+    arguments.add_argument("--time-scale", type=float, default=4.0)
+    arguments.add_argument("--steps", type=int, default=5)
+    arguments.add_argument("--seed", type=int, default=0)
+    arguments.add_argument("--folder", type=Path, help="where runs are left; a temporary one otherwise")
+    arguments.add_argument("--results", type=Path, default=Path("runs/many_replicas.json"))
+    arguments.add_argument("--known", action="store_true", help="measure nothing")
+    arguments.add_argument("--json", action="store_true")
+    options = arguments.parse_args()
+    results = Results(options.results)
+    keys = {
+        n: f"{n} replicas, time_scale={options.time_scale:g} steps={options.steps} seed={options.seed}"
+        for n in options.replicas
+    }
+    with tempfile.TemporaryDirectory(prefix="laminar-many-") as temporary:
+        folder = (options.folder or Path(temporary)).absolute()
+        for replicas, key in {} if options.known else keys.items():
+            results.add(key, partial(run, replicas, options, folder))
+    found = [row for key in keys.values() if (row := results.get(key))]
+    if options.json:
+        print(json.dumps(found))
+        return
+    console = Console(width=120)
+    console.print(_table(found, options.time_scale))
+    console.print(describe_machine())
+
+
+def run(replicas: int, options: argparse.Namespace, folder: Path) -> Result:
+    """One run. Raises RunFailed, for one that does not balance too."""
+    name = f"many-{replicas}"
+    with emulated_run(EXAMPLE, name, folder, changes(replicas, options)) as (at, client):
+        config, audit = load_config(at / "config.toml"), json.loads((at / "audit.json").read_text())
+        metrics, spans = read_metrics(at / "metrics.jsonl"), finished_spans(client, name)
+    ran = measure(metrics, spans, config.run.time_scale, config.rollout.emulation.stride)
+    wall = ran.seconds / config.run.time_scale
+    used = [each for each in metrics if each.name == "rollout"]
+    cpu = used[-1].values["cpu/process_seconds"] - used[0].values["cpu/process_seconds"]
+    return {
+        "replicas": replicas,
+        "trained": audit["trained"],
+        "lost": audit["lost"],
+        "balanced": audit["balanced"],
+        "wall_s": wall,
+        "tokens_per_s_each": ran.generated_tokens_per_s / replicas,
+        "kv_use": ran.kv_use,
+        "latency_s": ran.latency_s,
+        "trajectories_per_s": (options.steps - 2) * BATCH * replicas / wall,
+        "rollout_cpu": cpu / ((used[-1].measured_at - used[0].measured_at) / 1000),
+    }
+
+
+def _table(found: Sequence[Result], time_scale: float) -> Table:
+    table = Table(title=f"32B on 4 H800 each, {time_scale:g} emulated seconds a second")
+    columns = ("replicas", "trained", "tokens/s each", "KV use", "latency s", "trajectories/s here", "rollout's core")
+    for column in columns:
+        table.add_column(column, justify="right")
+    for row in found:
+        table.add_row(
+            str(row["replicas"]),
+            f"{row['trained']:,}",
+            f"{row['tokens_per_s_each']:,.0f}",
+            f"{100 * row['kv_use']:.0f} %",
+            f"{row['latency_s']:.0f}",
+            f"{row['trajectories_per_s']:.0f}",
+            f"{100 * row['rollout_cpu']:.0f} %",
+        )
+    return table
+
+
+if __name__ == "__main__":
+    main()
