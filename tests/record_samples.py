@@ -14,7 +14,7 @@ PROMPT = r.Prompt(
     token_ids=token_ids([1, 5, 9, 2]),
     reference='{"answer": "5"}',
     samples=8,
-    sampling=r.Sampling(1.0, 0.95, 0, 64, (2, 7), 42),
+    sampling=r.Sampling(1.0, 0.95, 0, 64, (2, 7), 42, ("\n\n",)),
     environment="calculator",
 )
 RESPONSE = r.Response(token_ids([4, 6, 2]), floats([-0.5, -1.25, 0.0]), flags([True, False, True]))

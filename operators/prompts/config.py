@@ -89,6 +89,10 @@ class TaskConfig:
     max_new_tokens: int = 256
     """Bound of a response in tokens; shorter where the context ends first."""
 
+    stop: tuple[str, ...] = ()
+    """Texts that end a response, or a turn of one, beside the tokenizer's end of sequence: at the token that completes
+    one. Special tokens have no text."""
+
     seed: int = 0
     shuffle: bool = True
     epochs: int | None = None
@@ -110,6 +114,8 @@ class TaskConfig:
         self._check_levels()
         if SLOT not in self.template:
             raise ValueError(f"template must contain {SLOT}, not {self.template!r}")
+        if "" in self.stop:
+            raise ValueError("stop must not have an empty text: every response ends with one")
         if self.system and not self.chat_template:
             raise ValueError("system needs chat_template = true: plain text has no system message")
         self._check_numbers()
@@ -165,7 +171,7 @@ class TaskConfig:
                 check_condition(column, wanted)
 
     def _check_synthetic(self) -> None:
-        for name in ("path", "heldout", "heldout_path", "chat_template", "environment"):
+        for name in ("path", "heldout", "heldout_path", "chat_template", "environment", "stop"):
             if getattr(self, name):
                 raise ValueError(f"{name} does not go with source 'synthetic': its prompts have no text")
 

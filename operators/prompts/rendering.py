@@ -90,4 +90,5 @@ def _sampling(config: TaskConfig, tokenizer: Tokenizer) -> Sampling:
         max_new_tokens=config.max_new_tokens,
         stop_token_ids=stop_tokens(tokenizer),
         seed=config.seed,
+        stop_strings=config.stop,
     )

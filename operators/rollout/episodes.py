@@ -9,7 +9,6 @@ drew: moved, resumed or interrupted it is played again from the texts of its tur
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -23,7 +22,8 @@ from operators.rollout.engine import KV, Completion, Engine, EngineStatus, Parti
 from operators.rollout.environments.contract import Played
 from operators.rollout.environments.pool import EnvironmentFailed, EnvironmentPool
 from operators.rollout.requests import check_loadable
-from operators.rollout.turns import Stops, marked, observations_of, observed, turns_of
+from operators.rollout.stop_strings import StoppingEngine
+from operators.rollout.turns import last_turn, marked, observations_of, observed, turns_of
 from schemas.records import Ending, Episode, PolicyVersion
 
 LOOK_S = 0.005
@@ -42,8 +42,6 @@ class _Playing:
     known: Partial
     asked: Future[Played] | None = None
     asked_at: float = 0.0
-    looked: int = 0
-    """Tokens that were looked at for the end of a turn."""
     seen: list[str | None] = field(default_factory=list)
     """Observations that are known to be those in its tokens."""
     rewards: tuple[float, ...] = ()
@@ -55,8 +53,7 @@ class _Playing:
     @property
     def turn(self) -> range | None:
         """The turn with which what is known ends; None where it ends with what was observed, or is nothing."""
-        turns = turns_of(self.known.drawn)
-        return turns[-1] if turns and turns[-1].stop == len(self.known.token_ids) else None
+        return last_turn(self.known.drawn)
 
     @property
     def full(self) -> bool:
@@ -79,9 +76,9 @@ class EpisodeEngine:
         decode: Callable[[list[int]], str],
         frames: Mapping[str, MessageFrame] | None = None,
     ) -> None:
-        self._engine, self._pools, self._encode, self._decode = engine, pools, encode, decode
+        self._engine = StoppingEngine(engine, decode)
+        self._pools, self._encode, self._decode = pools, encode, decode
         self._frames = frames or {}
-        self._stops = {name: Stops(pool.stop, decode) for name, pool in pools.items()}
         self._playing: dict[str, _Playing] = {}
         self._ended: list[Completion] = []
 
@@ -109,10 +106,10 @@ class EpisodeEngine:
         if known.loss_mask is None:
             known = replace(known, loss_mask=known.drawn)
         playing = self._playing[request.trajectory_id] = _Playing(request, self._pools[name], known)
-        if not len(known.token_ids) or self._turn_ended(playing):
-            self._ask(playing)
+        if len(known.token_ids):
+            self._generate(playing)  # a turn that has ended completes as it is
         else:
-            self._generate(playing)
+            self._ask(playing)
 
     def step(self) -> Sequence[Completion]:
         """One round of the engine; those whose turn ended in it are answered meanwhile, and go on in a later one."""
@@ -128,7 +125,6 @@ class EpisodeEngine:
                 self._fail(playing, completion.error or "")
             else:
                 self._turn_over(playing, completion.generated)
-        self._look_for_stops()
         for playing in [each for each in self._playing.values() if each.asked is not None and each.asked.done()]:
             self._answered(playing)
         ended, self._ended = self._ended, []
@@ -185,70 +181,31 @@ class EpisodeEngine:
     def _generate(self, playing: _Playing) -> None:
         """Let the engine make the next turn, or what is missing of it."""
         request, known = playing.request, playing.known
-        if len(known.token_ids) and int(known.token_ids[-1]) in request.sampling.stop_token_ids:
+        turn, sampling, pool = playing.turn, request.sampling, playing.pool
+        if turn is None and len(known.token_ids) and int(known.token_ids[-1]) in sampling.stop_token_ids:
             self._fail(playing, "what was observed ends with a stop token")
             return
-        begun = len(known.token_ids) if playing.turn is None else playing.turn.start
-        most = begun + (playing.pool.spec.turn_tokens or request.sampling.max_new_tokens)
-        sampling = replace(request.sampling, max_new_tokens=min(most, request.sampling.max_new_tokens))
-        playing.asked, playing.looked = None, len(known.token_ids)
+        begun = len(known.token_ids) if turn is None else turn.start
+        most = min(begun + (pool.spec.turn_tokens or sampling.max_new_tokens), sampling.max_new_tokens)
+        sampling = replace(sampling, max_new_tokens=most, stop_strings=(*sampling.stop_strings, *pool.stop))
+        playing.asked = None
         partial = known if len(known.token_ids) else None
         playing.known = replace(known, kv=None)
         try:
-            keep = playing.pool.spec.kv_megabytes > 0
+            keep = pool.spec.kv_megabytes > 0
             self._engine.submit(replace(request, sampling=sampling, partial=partial, asked=None, keep_kv=keep))
         except ValueError as error:
             self._fail(playing, str(error))
 
-    def _turn_ended(self, playing: _Playing) -> bool:
-        """Whether the last turn of what is known is whole: its source died before it had its answer."""
-        known, turn = playing.known, playing.turn
-        if turn is None:
-            return False
-        return (
-            playing.full
-            or int(known.token_ids[-1]) in playing.request.sampling.stop_token_ids
-            or len(turn) >= (playing.pool.spec.turn_tokens or math.inf)
-            or self._stops_of(playing).end(known.token_ids[turn.start :]) is not None
-        )
-
-    def _stops_of(self, playing: _Playing) -> Stops:
-        return self._stops[playing.pool.spec.called]
-
-    def _look_for_stops(self) -> None:
-        """End the turns in which a stop string has come about."""
-        looked = {
-            each.name: each.looked
-            for each in self._playing.values()
-            if each.asked is None and self._stops_of(each).strings
-        }
-        ending = []
-        for name, new in self._engine.generated(looked).items() if looked else ():
-            playing = self._playing[name]
-            playing.looked += len(new.token_ids)
-            if self._stops_of(playing).may_end(new.token_ids):
-                ending.append(playing)
-        for playing in ending:
-            known = marked(self._engine.generated({playing.name: 0})[playing.name], playing.known)
-            begun = turns_of(known.drawn)[-1].start
-            if self._stops_of(playing).end(known.token_ids[begun:]) is not None:
-                keep = playing.pool.spec.kv_megabytes > 0
-                self._turn_over(playing, self._engine.release([playing.name], with_kv=keep)[playing.name])
-
     def _turn_over(self, playing: _Playing, generated: Partial) -> None:
-        """The engine has made a turn; what it made beyond a stop string is dropped."""
-        if len(generated.token_ids) == len(playing.known.token_ids):  # there was no room for one
-            self._end(playing, "length", "length")
-            return
+        """The engine has made a turn, or the one that it was given had ended."""
         known = marked(generated, playing.known)
-        begun = turns_of(known.drawn)[-1].start
-        end = self._stops_of(playing).end(known.token_ids[begun:])
-        keep = None if end is None else begun + end
         kv = generated.kv if self._keeps(playing, generated.kv) else None
-        if kv is not None and end is not None:
-            kv = KV(min(kv.tokens, len(playing.request.prompt) + begun + end), kv.data, kv.tokens)
-        playing.known = Partial(known.token_ids[:keep], known.logprobs[:keep], kv, known.drawn[:keep])
-        self._ask(playing)
+        playing.known = Partial(known.token_ids, known.logprobs, kv, known.drawn)
+        if playing.turn is None:  # there was no room for one
+            self._end(playing, "length", "length")
+        else:
+            self._ask(playing)
 
     def _keeps(self, playing: _Playing, kv: KV | None) -> bool:
         """Whether there is memory for `kv` beside what those have who wait for the same environment."""

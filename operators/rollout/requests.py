@@ -62,3 +62,5 @@ def _check_sampling(sampling: Sampling, vocabulary: int) -> None:
     for token_id in sampling.stop_token_ids:
         if not 0 <= token_id < vocabulary:
             raise ValueError(f"stop token {token_id} is not in the vocabulary of {vocabulary}")
+    if "" in sampling.stop_strings:
+        raise ValueError("a stop string is empty")

@@ -11,7 +11,10 @@ from schemas.records.versions import PolicyVersion
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to draw tokens. Temperature 0 is greedy; top_k 0 and top_p 1 are off."""
+    """How to draw tokens. Temperature 0 is greedy; top_k 0 and top_p 1 are off.
+
+    A response ends with one of `stop_token_ids`, or with the token that completes one of `stop_strings` in its text.
+    """
 
     temperature: float
     top_p: float
@@ -19,6 +22,7 @@ class Sampling:
     max_new_tokens: int
     stop_token_ids: tuple[int, ...]
     seed: int
+    stop_strings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,14 +50,14 @@ def plain(text: str, *messages: Message) -> Question:
     ],
 )
 def test_a_task_is_asked_in_the_words_of_the_library(task: str, args: dict, words: str) -> None:
-    config = PromptsConfig(task=task, task_args=args, max_new_tokens=48, samples_per_prompt=8, seed=11)
+    config = PromptsConfig(task=task, task_args=args, max_new_tokens=48, samples_per_prompt=8, seed=11, stop=("\n",))
     question = open_source(config)[41]
     prompt = render(question, 41, config, LetterTokenizer(), context=512)
     assert re.fullmatch(words, prompt.text)
     assert prompt.prompt_id == "p41"
     assert prompt.token_ids.to_pylist() == [1, *map(ord, prompt.text)]
     assert prompt.samples == 8
-    assert prompt.sampling == Sampling(1.0, 1.0, 0, 48, (2,), 11)
+    assert prompt.sampling == Sampling(1.0, 1.0, 0, 48, (2,), 11, ("\n",))
     entry = json.loads(prompt.reference)
     assert (entry["question"], entry["task_args"]) == (prompt.text, args)
     encode(prompt)  # it fits its schema

@@ -231,6 +231,7 @@ def test_a_file_without_usable_rows_says_why(tmp_path: Path) -> None:
         ({"task": "gcd", "epochs": 2}, "epochs needs size"),
         ({"task": "gcd", "template": "solve"}, "template"),
         ({"task": "gcd", "system": "be kind"}, "system"),
+        ({"task": "gcd", "stop": ("a", "")}, "stop must not have an empty text"),
         ({"task": "gcd", "samples_per_prompt": 0}, "samples_per_prompt"),
         ({"task": "gcd", "max_new_tokens": 0}, "max_new_tokens"),
         ({"task": "gcd", "temperature": float("nan")}, "temperature"),

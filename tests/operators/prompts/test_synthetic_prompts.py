@@ -33,7 +33,9 @@ def test_they_end_where_a_size_is_given() -> None:
         source[6]
 
 
-@pytest.mark.parametrize("wrong", [{"path": "x"}, {"heldout": 4}, {"chat_template": True}, {"prompt_tokens": 0}])
+@pytest.mark.parametrize(
+    "wrong", [{"path": "x"}, {"heldout": 4}, {"chat_template": True}, {"stop": ("a",)}, {"prompt_tokens": 0}]
+)
 def test_what_needs_text_is_refused(wrong: dict) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         PromptsConfig(source="synthetic", **wrong)

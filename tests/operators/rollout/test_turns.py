@@ -1,4 +1,4 @@
-"""Turns told from a loss mask, and where a turn ends by its text."""
+"""Turns told from a loss mask."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from operators.rollout.engine import Partial
-from operators.rollout.turns import Stops, marked, observations_of, observed, turns_of
+from operators.rollout.turns import last_turn, marked, observations_of, observed, turns_of
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,7 @@ def test_turns_are_runs_of_what_was_drawn(
     drawn = np.array(mask, bool)
     assert turns_of(drawn) == [range(*turn) for turn in turns]
     assert observations_of(drawn) == [range(*each) for each in observations]
+    assert last_turn(drawn) == (range(*turns[-1]) if mask and mask[-1] else None)
 
 
 def partial(*token_ids: int) -> Partial:
@@ -38,28 +39,3 @@ def test_what_is_observed_is_masked_and_what_follows_is_not() -> None:
     assert marked(whole, known).drawn.tolist() == [True, True, False, False, True]
     for start in range(6):
         assert marked(whole.since(start), known, start).drawn.tolist() == [True, True, False, False, True][start:]
-
-
-def decode(token_ids: list[int]) -> str:
-    return bytes(token_ids).decode(errors="replace")
-
-
-@pytest.mark.parametrize(
-    ("strings", "text", "end"),
-    [
-        ((), "abc", None),
-        (("</c>",), "<c>1</c", None),
-        (("</c>",), "<c>1</c>", 8),
-        (("</c>",), "</c></c>", 4),
-        (("x", "b"), "abx", 2),
-        (("é",), "caé!", 4),
-    ],
-)
-def test_a_turn_ends_with_the_token_that_completes_a_stop_string(
-    strings: tuple[str, ...], text: str, end: int | None
-) -> None:
-    stops, token_ids = Stops(strings, decode), np.frombuffer(text.encode(), np.uint8)
-    assert stops.end(token_ids) == end
-    if end is not None:
-        assert stops.may_end(token_ids[end - 1 : end])
-        assert not stops.may_end(token_ids[:1]) or end == 1
