@@ -95,7 +95,7 @@ vllm-requirements: requirements.txt | $(READY)
 
 vllm-test: vllm-env
 	$(VLLM_VENV)/bin/pytest -W ignore --timeout 900 -k vllm tests/operators/rollout/test_engine_*.py \
-		tests/operators/rollout/test_vllm_engine.py $(ARGS)
+		tests/operators/rollout/test_vllm_engine.py tests/end_to_end/test_run_with_vllm.py $(ARGS)
 
 # So have the packages whose environments are adapted.
 ENVIRONMENTS_VENV := .venv-environments

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
+from records_here import version
+from scripted_engine import ScriptedEngine
+from tiny_engines import request
 
-from operators.rollout.stop_strings import Stops
+from operators.rollout.engine import Completion
+from operators.rollout.stop_strings import StoppingEngine, Stops
 
 
 def decode(token_ids: list[int]) -> str:
@@ -31,3 +39,24 @@ def test_a_turn_ends_with_the_token_that_completes_a_stop_string(
     if end is not None:
         assert stops.may_end(token_ids[end - 1 : end])
         assert not stops.may_end(token_ids[:1]) or end == 1
+
+
+class ManyAtOnce(ScriptedEngine):
+    """Makes three tokens a step, and its KV is of all of them."""
+
+    def step(self) -> Sequence[Completion]:
+        return [done for _ in range(3) for done in ScriptedEngine.step(self)]
+
+
+def test_kv_beyond_a_stop_string_is_no_more_than_laid_out() -> None:
+    inner = ManyAtOnce(steps=lambda name: 9, token=lambda number, position: ord("a") + position)
+    it = StoppingEngine(inner, decode)
+    it.load(Path(), version(1))
+    asked = request(0, prompt=0)
+    it.submit(replace(asked, sampling=replace(asked.sampling, stop_strings=("d",)), keep_kv=True))
+    assert list(it.step()) == []
+    (done,) = it.step()
+    assert decode(done.generated.token_ids.tolist()) == "abcd"
+    assert done.generated.kv is not None
+    assert (done.generated.kv.tokens, done.generated.kv.laid_out) == (4, 6)
+    assert it.release(["p0.0"]) == {}

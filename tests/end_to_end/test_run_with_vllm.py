@@ -1,0 +1,66 @@
+"""`laminar run` with vLLM as the engine, whose process is killed on the way (`make vllm-test`)."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import StartRun
+from small_runs import LEARNS
+from transformers import AutoModelForCausalLM
+
+from infra.kafka.broker import Broker
+from infra.kafka.properties import ClientProperties
+from infra.kafka.reading import read_topic
+from schemas.records import Experience, Trajectory
+from schemas.topics import EXPERIENCES
+
+pytest.importorskip("vllm", reason="make vllm-test has it")
+
+STEPS = 4
+AT_MOST_S = 900
+"""It takes 40 s; where others have the processors, their share of it is what it is."""
+CHANGES = ("rollout.engine=vllm", "rollout.replicas=2", "rollout.heartbeat_s=0.5", "trainer.learner.learning_rate=1e-3")
+
+
+@pytest.mark.timeout(3 * AT_MOST_S)
+def test_it_learns_from_what_vllm_generates_and_outlives_its_death(
+    start_run: StartRun, broker: Broker, run_id: str, model_folder: Path
+) -> None:
+    servers = broker.bootstrap_servers
+    steps = f"trainer.optimizer_steps={STEPS}"
+    run = start_run(run_id, f"kafka.bootstrap_servers={servers}", steps, LEARNS, *CHANGES)
+    rollout = run.pid_of("rollout-0")
+    log = run.folder / "metrics.jsonl"
+    run.until(lambda: log.exists() and '"trainer"' in log.read_text(), AT_MOST_S, "the first optimizer step")
+    os.kill(rollout, signal.SIGKILL)
+    assert run.wait(AT_MOST_S) == 0, run.said()
+    audit = run.audit()
+    assert audit["balanced"]
+    assert (audit["trained"], audit["lost"], audit["trained_twice"]) == (STEPS * 16, 0, 0)
+    assert run.state()["roles"]["rollout-0"]["restarts"] == 1
+    assert not run.traces()
+
+    records = read_topic(ClientProperties.at(servers), EXPERIENCES.name(run.name))
+    rows = [row.trajectory for record in records for row in record.rows if isinstance(row, Experience)]
+    versions = {row.version_spans[0].version for row in rows if row.version_spans}
+    assert len(versions) > 2
+    assert {row.replica for row in rows} == {0, 1}
+    first = [row for row in rows if row.version_spans and row.version_spans[0].version == min(versions)]
+    model = AutoModelForCausalLM.from_pretrained(model_folder)
+    for row in first[:8]:
+        assert np.abs(logprobs(model, row) - row.response.logprobs.to_numpy()).max() < 1e-4
+
+
+def logprobs(model: torch.nn.Module, row: Trajectory) -> np.ndarray:
+    """Of `row`'s response by one forward over all of it, under its own temperature."""
+    prompt, response = row.prompt.token_ids.to_numpy(), row.response.token_ids.to_numpy()
+    ids = torch.from_numpy(np.concatenate([prompt, response]).astype(np.int64))[None]
+    with torch.inference_mode():
+        logits = model(input_ids=ids).logits[0, len(prompt) - 1 : -1].double()
+    told = (logits / (row.prompt.sampling.temperature or 1.0)).log_softmax(-1)
+    return told.gather(1, ids[0, len(prompt) :, None])[:, 0].numpy()
