@@ -132,6 +132,11 @@ class Config:
             self.rollout.check_environment(task.environment)
         if all(task.name or task.source == "reasoning_gym" for task in mixture):  # else rows of files name their tasks
             self.score.check_tasks([task.called for task in mixture])
+        if self.experience.shards > self.kafka.partitions:
+            raise ValueError(
+                f"experience.shards must be at most kafka.partitions, of which each needs one, not "
+                f"{self.experience.shards} of {self.kafka.partitions}"
+            )
         if self.emulated and self.trainer.ranks > 1:
             raise ValueError(f"trainer.ranks must be 1 where the trainer is emulated, not {self.trainer.ranks}")
 

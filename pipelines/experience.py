@@ -5,27 +5,36 @@ from __future__ import annotations
 import apache_beam as beam
 
 from operators.experience.make_batches import MakeBatches
+from operators.io.config import Reading
 from operators.io.fold_records import FoldRecords
 from operators.io.read_topics import ReadTopics
 from operators.io.write_transactionally import WriteTransactionally
 from pipelines.config import Config
-from pipelines.shards import partitions_of, reading, shard
-from schemas.topics import BATCHES, BEGUN, CURRICULUM, EXPERIENCES, RELAY, SETTLED
+from pipelines.shards import partitions_of, reading
+from pipelines.shards import shard as shard_of
+from schemas.topics import BEGUN, CALLED, CURRICULUM, EXPERIENCES, OFFERS, RELAY, SETTLED, TOLD
 
 
-def build(pipeline: beam.Pipeline, config: Config) -> None:
-    """Experiences, relay → batches, settled; with a curriculum, levels begun → levels asked for."""
-    levels = config.prompts.curricula
-    source = shard(
+def build(pipeline: beam.Pipeline, config: Config, shard: int = 0) -> None:
+    """Experiences, relay → batches, settled; with a curriculum, levels begun → levels asked for.
+
+    Of several shards each reads its own partitions, and what the others offer and the first calls up.
+    """
+    shards, levels = config.experience.shards, config.prompts.curricula
+    if not 0 <= shard < shards:
+        raise ValueError(f"there are {shards} shards (experience.shards), and none has number {shard}")
+    source = shard_of(
         config,
         "experience",
-        reading(config, EXPERIENCES, keys=("p", "i"), blocks=True),
+        Reading(EXPERIENCES, partitions_of(config, EXPERIENCES)[shard::shards], keys=("p", "i"), blocks=True),
         reading(config, RELAY, start="earliest"),
         *([reading(config, CURRICULUM, start="earliest", keys=(BEGUN,))] if levels else []),
+        *([reading(config, OFFERS, keys=(CALLED, TOLD) if shard else ())] if shards > 1 else []),
         ledger=(SETTLED,),
+        index=shard,
     )
-    ranks = len(partitions_of(config, BATCHES))
-    make = MakeBatches(config.experience, config.kafka.partitions, ranks, levels, config.vocabulary)
+    partitions, ranks = config.kafka.partitions, config.trainer.ranks
+    make = MakeBatches(config.experience, partitions, ranks, levels, config.vocabulary, shard)
     (
         pipeline
         | "read experiences" >> ReadTopics(source)

@@ -27,7 +27,7 @@ WITH_MODEL = {"evaluation", "relay"}
 EMULATED = "emulated:"
 """Stands for the model's folder where there is none: what an emulated run does without need not be imported."""
 
-SHARDED = {"rollout": "process", "relay": "index", "trainer": "rank"}
+SHARDED = {"rollout": "process", "relay": "index", "experience": "shard", "trainer": "rank"}
 """Pipelines of which several may run, and what each calls the index that tells them apart."""
 
 
@@ -40,7 +40,7 @@ class Role:
 
     @property
     def name(self) -> str:
-        if self.pipeline == "trainer" and not self.index:
+        if self.pipeline in ("experience", "trainer") and not self.index:
             return self.pipeline  # most runs have no other
         return f"{self.pipeline}-{self.index}" if self.pipeline in SHARDED else self.pipeline
 
@@ -48,7 +48,11 @@ class Role:
 def roles_of(config: Config) -> list[Role]:
     """The processes of a run on one machine, in the order in which they drain."""
     roles = []
-    counts = {"rollout": config.rollout.processes, "trainer": config.trainer.ranks}
+    counts = {
+        "rollout": config.rollout.processes,
+        "experience": config.experience.shards,
+        "trainer": config.trainer.ranks,
+    }
     for pipeline in PIPELINES:
         if config.emulated and pipeline in WITH_MODEL:
             continue

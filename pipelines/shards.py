@@ -48,7 +48,7 @@ def partitions_of(config: Config, topic: Topic) -> tuple[int, ...]:
     counts = {
         "one": 1,
         "shards": config.kafka.partitions,
-        "ranks": config.trainer.ranks,
+        "ranks": config.trainer.ranks * config.experience.shards,
         "replicas": max(config.rollout.total_replicas, config.placement.max_replicas),
     }
     return tuple(range(counts[topic.partitions]))

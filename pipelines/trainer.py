@@ -11,14 +11,14 @@ from operators.io.write_transactionally import WriteTransactionally
 from operators.trainer.emulate_training import EmulateTraining
 from pipelines.config import Config
 from pipelines.shards import reading, shard, store_folder
-from schemas.topics import BATCHES, RELAY, RELAY_CHAIN
+from schemas.topics import BATCHES, RELAY, RELAY_CHAIN, parts_of_rank
 
 
 def build(pipeline: beam.Pipeline, config: Config, rank: int = 0) -> None:
     """Batches, relay, relay-chain → relay, metrics; of another rank than the first its batches alone."""
     if not 0 <= rank < config.trainer.ranks:
         raise ValueError(f"there are {config.trainer.ranks} ranks (trainer.ranks), and none has number {rank}")
-    readings = [Reading(BATCHES, (rank,))]
+    readings = [Reading(BATCHES, tuple(parts_of_rank(rank, config.experience.shards)))]
     if rank == 0:
         readings.append(reading(config, RELAY, start="earliest"))
         readings += [] if config.emulated else [reading(config, RELAY_CHAIN, start="earliest")]
@@ -38,7 +38,7 @@ def _training(config: Config, source: ShardConfig, rank: int) -> tuple[Step, Sha
 
     checkpoints = config.run_folder / "checkpoints"
     if rank:
-        along = TrainAlong(config.trainer, source, config.model_folder(), checkpoints, rank)
+        along = TrainAlong(config.trainer, source, config.model_folder(), checkpoints, rank, config.experience.shards)
         return along, along.resumed()
     train = TrainBatches(
         config=config.trainer,
@@ -51,9 +51,11 @@ def _training(config: Config, source: ShardConfig, rank: int) -> tuple[Step, Sha
         way=WayToRelays(
             config.relay.token(), config.relay.chunk_bytes, config.relay.max_megabytes_per_s, config.relay.deltas
         ),
+        shards=config.experience.shards,
     )
     return train, train.resumed()
 
 
 def _emulation(config: Config, source: ShardConfig) -> tuple[Step, ShardConfig]:
-    return EmulateTraining(config.trainer, source, config.run.time_scale, config.rollout.emulation.stride), source
+    scale, stride = config.run.time_scale, config.rollout.emulation.stride
+    return EmulateTraining(config.trainer, source, scale, stride, config.experience.shards), source

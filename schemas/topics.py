@@ -19,7 +19,8 @@ _RUN = re.compile(r"[A-Za-z0-9_-]{1,100}")
 class Topic:
     """What one topic carries.
 
-    `partitions` names the count that a run's configuration gives: one, shards, ranks or replicas.
+    `partitions` names the count that a run's configuration gives: one, shards, ranks (times the buffer's shards) or
+    replicas.
     """
 
     noun: str
@@ -70,6 +71,18 @@ CURRICULUM = Topic(
 )
 ASKED, BEGUN = "asked", "begun"
 """Keys of the curriculum topic: each side reads the other's words alone."""
+OFFERS = Topic(
+    "offers",
+    (records.GroupsOffered, records.GroupsCalled, records.SuccessTold),
+    "kind",
+    "one",
+    "delete",
+    ("experience",),
+    ("experience",),
+    "how several shards of the buffer make a batch: what each has set aside, and what the first calls up; else empty",
+)
+OFFERED, CALLED, TOLD = "offered", "called", "told"
+"""Keys of the offers topic: the first shard reads all, the others leave out what is offered."""
 INBOX = Topic(
     "inbox",
     (records.Assignment, records.Cancel, records.Reserve, records.Release, records.Drain),
@@ -128,7 +141,7 @@ BATCHES = Topic(
     "delete",
     ("experience",),
     ("trainer",),
-    "one global batch = one transaction of micro-batches; partition = rank",
+    "one global batch = one transaction of micro-batches of each shard of the buffer; partition = rank, then shard",
 )
 RELAY = Topic(
     "relay",
@@ -207,6 +220,7 @@ CATALOGUE: Mapping[str, Topic] = {
         PROMPTS,
         EVAL_PROMPTS,
         CURRICULUM,
+        OFFERS,
         INBOX,
         PROGRESS,
         TRAJECTORIES,
@@ -235,6 +249,11 @@ def partition_of(number: int, partitions: int) -> int:
     Not a hash: numbers stay dense within a partition, so what has finished in it is a low mark plus a few exceptions.
     """
     return number % partitions
+
+
+def parts_of_rank(rank: int, shards: int) -> range:
+    """The partitions of batches that trainer rank `rank` reads: one of each of the `shards` of the buffer, in turn."""
+    return range(rank * shards, (rank + 1) * shards)
 
 
 def run_prefix(run: str) -> str:

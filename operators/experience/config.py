@@ -42,9 +42,12 @@ class ExperienceConfig:
     """What becomes of a group that has waited so long: trained as it is, or dropped. Who comes later is dropped."""
     seed: int = 0
     """Of samplers that draw."""
+    shards: int = 1
+    """Processes that the buffer is spread over: each has the partitions of experiences that are its index, modulo
+    `shards`. Fixed for a run."""
 
     def __post_init__(self) -> None:
-        for name, least in (("global_batch", 1), ("max_staleness", 0), ("micro_batch_tokens", 1)):
+        for name, least in (("shards", 1), ("global_batch", 1), ("max_staleness", 0), ("micro_batch_tokens", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
         if self.micro_batch_tokens > MOST_TOKENS:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from operators.experience.members import Run
-from schemas.records import LevelAsked, LevelBegun
+from schemas.records import LevelAsked, LevelBegun, SuccessTold
 
 
 class Success(NamedTuple):
@@ -35,6 +35,32 @@ class Curriculum:
         self._asked: bool
         self.level, self._since, self._asked, counts = marks or (0, 0, False, {})
         self.success: dict[str, Success] = {task: Success(*each) for task, each in counts.items()}
+        """Of the answers that this shard of the buffer has seen."""
+        self._others: dict[int, SuccessTold] = {}
+        self._told: dict[str, Success] | None = None
+
+    def known(self) -> dict[str, Success]:
+        """That of all shards of the buffer, as far as the others have told it."""
+        found = dict(self.success)
+        for told in self._others.values():
+            if told.since == self._since:
+                for task, right, answered in zip(told.tasks, told.right, told.answered, strict=True):
+                    before = found.get(task, Success())
+                    found[task] = Success(before.right + right, before.answered + answered)
+        return found
+
+    def hear(self, told: SuccessTold) -> None:
+        """Another shard tells of its success, all of it each time."""
+        self._others[told.shard] = told
+
+    def tell(self, shard: int, now: int) -> SuccessTold | None:
+        """What there is to tell the others; None where nothing is new."""
+        if self.success == self._told:
+            return None
+        self._told = dict(self.success)
+        each = self.success.values()
+        right, answered = tuple(one.right for one in each), tuple(one.answered for one in each)
+        return SuccessTold(shard, self.task, self._since, tuple(self.success), right, answered, now)
 
     def learn(self, begun: LevelBegun) -> None:
         """Take note of a level, later than those before; what had been counted was of the one before."""
@@ -56,7 +82,7 @@ class Curriculum:
         if level == self.level or self._asked:
             return None
         self._asked = True
-        everything = total(self.success)
+        everything = total(self.known())
         return LevelAsked(self.task, level, batch, everything.share, everything.answered, now)
 
     def marks(self) -> Sequence[Any]:
@@ -79,6 +105,18 @@ class Curricula:
         if begun.task in self._of:
             self._of[begun.task].learn(begun)
 
+    def hear(self, told: SuccessTold, shard: int) -> None:
+        """A shard tells of its success; this one's own word is passed over."""
+        if told.shard != shard and told.curriculum in self._of:
+            self._of[told.curriculum].hear(told)
+
+    def tell(self, shard: int, now: int) -> Iterator[SuccessTold]:
+        """What this shard tells the others."""
+        for each in self:
+            told = each.tell(shard, now)
+            if told is not None:
+                yield told
+
     def count(self, runs: Iterable[Run]) -> None:
         """Stories have ended."""
         if not self._of:
@@ -99,7 +137,7 @@ class Curricula:
             task = f"/{each.task}" if len(self._of) > 1 else ""
             told |= {
                 f"curriculum/level{task}": float(each.level),
-                f"curriculum/success{task}": total(each.success).share,
+                f"curriculum/success{task}": total(each.known()).share,
             }
         return told
 

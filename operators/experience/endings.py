@@ -17,6 +17,7 @@ from operators.io.ledger import TrajectoryLedger
 from schemas.block import Block
 from schemas.identity import Purpose, is_trajectory_id, parse_trajectory_id
 from schemas.records import Fate, Settled
+from schemas.topics import partition_of
 
 
 class Endings:
@@ -32,13 +33,14 @@ class Endings:
         self._columns: dict[str, list[Any]] = defaultdict(list)
 
     @classmethod
-    def restored(cls, restored: Restored, partitions: int) -> Endings:
-        """As a start finds it: from the last commit's marks and the Settled records read back."""
+    def restored(cls, restored: Restored, partitions: int, shard: int = 0, shards: int = 1) -> Endings:
+        """As a start of `shard` finds it: from the last commit's marks and the Settled records read back, its own."""
         endings = cls(TrajectoryLedger(partitions, restored.marks.get("settled")))
         settled = [received.record for received in restored.ledger if is_trajectory_id(received.record.trajectory_id)]
         for record in settled:
             key = parse_trajectory_id(record.trajectory_id)
-            if key.purpose != "evaluation":  # which settles its own, in the same topic
+            own = partition_of(key.number, partitions) % shards == shard
+            if own and key.purpose != "evaluation":  # which settles its own, in the same topic
                 if record.group_left:
                     endings._left.add(key.number if key.purpose == "train" else ~key.number)
                 endings._ledger.add(key, record.group_size, 0)

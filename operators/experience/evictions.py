@@ -63,7 +63,7 @@ class Age(Eviction):
 
 @dataclass(frozen=True)
 class Capacity(Eviction):
-    """Drops whole groups, those first that completed first, until at most `trajectories` are held."""
+    """Drops whole groups, those first that completed first, until at most `trajectories` are held, by each shard."""
 
     trajectories: int = 100_000
 

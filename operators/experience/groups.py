@@ -62,12 +62,14 @@ class Groups:
         """By number, in the order in which they began."""
         self.ready: list[Group] = []
         """In the order of their completion."""
+        self.offered: dict[int, Group] = {}
+        """By number: set aside for a batch that several shards make. No eviction sees them."""
         self.held = 0
-        """Trajectories, in open and in ready groups."""
+        """Trajectories, in groups of all three kinds."""
         self._ready_members = 0
 
     def __len__(self) -> int:
-        return len(self.open) + len(self.ready)
+        return len(self.open) + len(self.ready) + len(self.offered)
 
     def __iter__(self) -> Iterator[Group]:
         """What is ready, then what is open."""
@@ -114,6 +116,41 @@ class Groups:
                 self._leave(taken, count)
                 return taken
         return None
+
+    @property
+    def set_aside(self) -> int:
+        """Members of groups that are offered."""
+        return sum(len(group.members) for group in self.offered.values())
+
+    def offer(self, wanted: int, order: Iterable[Group]) -> list[Group]:
+        """Set aside the first groups of `order`, which gives ready ones, with `wanted` members or all; those groups."""
+        taken: list[Group] = []
+        count = 0
+        for group in order:
+            taken.append(group)
+            count += len(group.members)
+            if count >= wanted:
+                break
+        self._leave(taken, count)
+        for group in taken:
+            self.keep(group)
+        return taken
+
+    def keep(self, group: Group) -> None:
+        """Take in a group that is closed and has been offered."""
+        self.offered[group.number] = group
+        self.held += len(group.members)
+
+    def call(self, numbers: Iterable[int]) -> list[Group]:
+        """Those of `numbers` that are offered, taken out."""
+        called = [self.offered.pop(number) for number in numbers if number in self.offered]
+        self.held -= sum(len(group.members) for group in called)
+        return called
+
+    def take_back(self, numbers: Iterable[int]) -> None:
+        """Those of `numbers` that are offered are ready as if they had not been."""
+        for group in self.call(numbers):
+            self.make_ready(group)
 
     def remove(self, members: Sequence[Member]) -> set[int]:
         """Take `members` out, wherever they are; the numbers of the groups that have none left by that."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -16,12 +18,15 @@ from operators.experience.measures import BufferMeasures, by_task
 from operators.experience.members import Member, Run, Shelf, ages, runs_of
 from operators.experience.moment import Moment
 from operators.experience.packing import pack
+from operators.experience.sharing import Sharing
 from operators.experience.trainable import ANY_TOKEN, Verdict, untrainable
 from operators.io.elements import Checkpoint, Output, Place, Polled, Received, Restored
 from operators.io.pending import PendingOffsets
 from operators.io.reject import rejected
-from schemas.records import Fate, LevelBegun, PolicyVersion, WeightVersion
-from schemas.topics import ASKED, BATCHES, CURRICULUM, EXPERIENCES, METRICS, SETTLED
+from schemas.records import Fate, GroupsCalled, GroupsOffered, LevelBegun, PolicyVersion, SuccessTold, WeightVersion
+from schemas.topics import ASKED, BATCHES, CURRICULUM, EXPERIENCES, METRICS, OFFERS, SETTLED, TOLD, parts_of_rank
+
+log = logging.getLogger(__name__)
 
 BATCHES_A_FOLD = 4
 """How many batches leave together: those that are ready beyond them are packed while these are sent."""
@@ -34,8 +39,9 @@ class MakeBatches:
     A batch has `global_batch` trajectories at least, all of which can be trained; what cannot is settled as it comes
     (and is a dead letter where it is no failure but nonsense), and its group completes without it. Staleness is
     measured here, at consumption: newest announced version minus the version that generated. `partitions` of the topics
-    keyed by group, `ranks` of the trainer, `levels` of the curriculum of each task that has one, `vocabulary` of the
-    model in tokens (None: the trainer alone finds what it does not know, at the cost of a batch).
+    keyed by group, of which this `shard` of `config.shards` has its own (see `sharing`), `ranks` of the trainer,
+    `levels` of the curriculum of each task that has one, `vocabulary` of the model in tokens (None: the trainer alone
+    finds what it does not know, at the cost of a batch).
     """
 
     config: ExperienceConfig
@@ -43,11 +49,12 @@ class MakeBatches:
     ranks: int = 1
     levels: Mapping[str, int] = field(default_factory=dict)
     vocabulary: int | None = None
+    shard: int = 0
 
     def restore(self, restored: Restored) -> _Buffering:
-        endings = Endings.restored(restored, self.partitions)
+        endings = Endings.restored(restored, self.partitions, self.shard, self.config.shards)
         curricula = Curricula(self.levels, restored.marks.get("curriculum"))
-        return _Buffering(self, endings, curricula, restored.marks.get("batch", 0))
+        return _Buffering(self, endings, curricula, restored.marks)
 
 
 class _Buffering:
@@ -58,7 +65,7 @@ class _Buffering:
         step: MakeBatches,
         endings: Endings,
         curricula: Curricula,
-        batch: int,
+        marks: Mapping[str, Any],
         now: Callable[[], int] = lambda: time.time_ns() // 10**6,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -69,7 +76,10 @@ class _Buffering:
         self._evictions = step.config.make_evictions()
         self._endings, self._curricula = endings, curricula
         self._now, self._clock = now, clock
-        self._batch = batch
+        self._batch = marks.get("batch", 0)
+        self._sharing = Sharing(
+            step.shard, step.config.shards, step.partitions, step.config.global_batch, bool(self._evictions), marks
+        )
         self._groups = Groups()
         self._pending = PendingOffsets()
         self._newest: PolicyVersion | None = None
@@ -85,14 +95,19 @@ class _Buffering:
                 self._newest = max(filter(None, (self._newest, received.record.version)))
             elif isinstance(received.record, LevelBegun):
                 self._curricula.learn(received.record)
+            elif isinstance(received.record, GroupsOffered | GroupsCalled):
+                self._sharing.learn(received)
+            elif isinstance(received.record, SuccessTold):
+                self._curricula.hear(received.record, self._sharing.shard)
             else:
                 self._take_in(received)
         outputs: list[Output] = []
         if polled.caught_up:
             self._end_waiting()
+            outputs += self._answer_calls()
             if polled.records:
                 self._evict()
-            outputs = self._make_batches()
+            outputs += self._make_batches() if self._sharing.shards == 1 else self._offer()
             outputs += self._ask()
         letters, self._letters = self._letters, []
         settled = self._endings.settled(self._now())
@@ -100,9 +115,14 @@ class _Buffering:
 
     def checkpoint(self, positions: Mapping[Place, int]) -> Checkpoint:
         return Checkpoint(
-            low_water=self._pending.low_water(positions),
+            low_water=self._pending.low_water(positions) | self._sharing.low_water(positions),
             ledger_from=self._endings.oldest_emission(),
-            marks={"settled": self._endings.marks(), "batch": self._batch, **self._curricula.marks()},
+            marks={
+                "settled": self._endings.marks(),
+                "batch": self._batch,
+                **self._curricula.marks(),
+                **self._sharing.marks(),
+            },
         )
 
     def busy(self) -> bool:
@@ -157,7 +177,10 @@ class _Buffering:
         return next(filter(None, (writer.refuse(member) for writer in self._writers)), None)
 
     def _judge(self, group: Group) -> None:
-        """A group that waits for nobody any more is ready, or is refused for good."""
+        """A group that waits for nobody any more is ready, or is refused for good; unless a start before offered it."""
+        if group.number in self._sharing.offered:
+            self._groups.keep(group)
+            return
         reason = self._sampler.refuse(group)
         if reason is None:
             self._groups.make_ready(group)
@@ -207,21 +230,60 @@ class _Buffering:
             outputs += self._make_batch([member for group in taken for member in group.members])
         return outputs
 
+    def _offer(self) -> list[Output]:
+        """What several shards have in the place of `_make_batches`: up to a batch is set aside, and offered."""
+        offered: list[Group] = []
+        lacking = self._config.global_batch - self._groups.set_aside
+        if lacking > 0 and self._groups.ready:
+            offered = self._groups.offer(lacking, self._sampler.order(self._groups.ready, self._moment()))
+        return list(self._sharing.offer(offered, self._newest, self._now()))
+
+    def _answer_calls(self) -> list[Output]:
+        """This shard's part of each batch that is called: all that was set aside is here again, if it ever was."""
+        for number in self._sharing.offered & self._groups.open.keys():
+            self._endings.leave(number)  # it was offered as it was: who comes now is late
+            self._groups.keep(self._groups.close(number))
+        outputs: list[Output] = []
+        for called in self._sharing.calls():
+            if called.batch is None:
+                self._newest = max(filter(None, (self._newest, called.newest)), default=None)
+                self._groups.take_back(called.groups)
+                continue
+            groups = self._groups.call(called.groups)
+            if len(groups) < len(called.groups):
+                log.error("batch %d lacks groups that were offered: reading was moved beyond them", called.batch)
+            self._batch = called.batch
+            outputs += self._make_batch([member for group in groups for member in group.members])
+        return outputs
+
     def _make_batch(self, members: Sequence[Member]) -> list[Output]:
         runs = list(runs_of(members))
         staleness = ages(runs, self._newest)
         ranks = pack(self._batch, members, staleness, self._config.micro_batch_tokens, self._ranks)
-        outputs = [Output(BATCHES, str(self._batch), part, rank) for rank, parts in enumerate(ranks) for part in parts]
+        sharing = self._sharing
+        outputs = [
+            Output(BATCHES, str(self._batch), part, parts_of_rank(rank, sharing.shards)[sharing.shard])
+            for rank, parts in enumerate(ranks)
+            for part in parts
+        ]
         self._settle(runs, "batched", "", staleness, self._batch)
         others = {**self._curricula.values(), **by_task(runs)}
+        if sharing.shards > 1:
+            others["shard"] = float(sharing.shard)
         metric = self._measures.metric(self._batch, runs, staleness, self._groups, others, self._now())
         self._batch += 1
         return [*outputs, Output(METRICS, "experience", metric)]
 
     def _ask(self) -> list[Output]:
+        """For harder or easier questions, as the sampler wishes; of several shards the first asks, and all tell."""
+        sharing, now = self._sharing, self._now()
+        told = self._curricula.tell(sharing.shard, now) if sharing.shards > 1 else ()
+        outputs = [Output(OFFERS, TOLD, each) for each in told]
+        if sharing.shard:
+            return outputs
         wishes = [(each, self._sampler.wish(self._moment(each))) for each in self._curricula]
-        asked = [each.ask(wish, self._batch, self._now()) for each, wish in wishes]
-        return [Output(CURRICULUM, ASKED, each) for each in asked if each is not None]
+        asked = [each.ask(wish, self._batch, now) for each, wish in wishes]
+        return outputs + [Output(CURRICULUM, ASKED, each) for each in asked if each is not None]
 
     def _settle(
         self,
@@ -242,6 +304,6 @@ class _Buffering:
     def _moment(self, of: Curriculum | None = None) -> Moment:
         config, held = self._config, self._groups.held
         fixed = config.global_batch, self._ranks, config.seed
-        success = {task: each for one in self._curricula if of in (None, one) for task, each in one.success.items()}
+        success = {task: each for one in self._curricula if of in (None, one) for task, each in one.known().items()}
         level = 0 if of is None else of.level
         return Moment(self._batch, *fixed, self._newest, self._log_time, held, level, success)

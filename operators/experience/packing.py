@@ -44,12 +44,12 @@ def pack(batch: int, members: Sequence[Member], staleness: np.ndarray, budget: i
 
     By rank, each a block of one MicroBatch. Members of a group stand together, and stay on one rank. `staleness`,
     int64, is aligned with `members`. Every part says how many its rank has, so a reader knows when the batch is whole;
-    ranks with less work have empty ones at the end.
+    ranks with less work have empty ones at the end. A batch without members has one for each.
     """
     lengths = gathered(list(runs_of(members)), "lengths").tolist()
     shares = _shares(members, lengths, ranks)
     ranges = [list(split_by_tokens([lengths[i] for i in share], budget)) for share in shares]
-    count = max(map(len, ranges))
+    count = max(1, *map(len, ranges))
     return [
         [
             _micro_batch((batch, index, count, rank), [members[i] for i in part], staleness[part])

@@ -35,5 +35,5 @@ class Coverage:
 
     def oldest_offset(self) -> int | None:
         """The lowest offset that a restart must read again; None if it needs none."""
-        # A batch is settled in one transaction, in order: its first member has its lowest offset.
+        # They are read in the order in which they were settled: a batch's first member has its lowest offset.
         return min((next(iter(members.values())) for members in self._uncovered.values()), default=None)

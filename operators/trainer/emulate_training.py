@@ -11,7 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from infra.kafka.producer import BoundedProducer, DeliveryFailed
@@ -28,17 +28,19 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
 """Pause before a manifest that did not get out is tried again."""
-_BATCHES = Place(BATCHES.noun, 0)
 
 
 @dataclass(frozen=True)
 class EmulateTraining:
-    """Trains nothing, `time_scale` times as fast as `config.emulation` says; a token stands for `stride` real ones."""
+    """Trains nothing, `time_scale` times as fast as `config.emulation` says; a token stands for `stride` real ones.
+    `shards` of the buffer make the batches.
+    """
 
     config: TrainingConfig
     shard: ShardConfig
     time_scale: float = 1.0
     stride: int = 1
+    shards: int = 1
 
     def restore(self, restored: Restored) -> _Emulating:
         producer = BoundedProducer(self.shard.client)
@@ -47,10 +49,10 @@ class EmulateTraining:
 
 @dataclass(frozen=True, slots=True)
 class _Position:
-    """How far training is: version `number`, the next batch's offset, trajectories so far, the version published."""
+    """How far training is: version `number`, the next batch's offsets, trajectories so far, the version published."""
 
+    offsets: tuple[int, ...]
     number: int = 0
-    offset: int = 0
     trajectories: int = 0
     published: str = ""
 
@@ -77,8 +79,8 @@ class _Emulating:
     ) -> None:
         self._step, self._epoch, self._announce = step, restored.start, announce
         self._let_go, self._clock, self._now = let_go, clock, now
-        self._saved = self._position = _Position(**restored.marks.get("trained", {}))
-        self._assembly = BatchAssembly()
+        self._saved = self._position = _position(restored.marks.get("trained", {}), step.shards)
+        self._assembly = BatchAssembly(range(step.shards))
         self._whole: deque[tuple[float, WholeBatch]] = deque()
         self._training: _Step | None = None
         self._free_at = 0.0
@@ -115,8 +117,8 @@ class _Emulating:
 
     def checkpoint(self, positions: Mapping[Place, int]) -> Checkpoint:
         saved = self._saved
-        marks = {"number": saved.number, "offset": saved.offset, "trajectories": saved.trajectories}
-        return Checkpoint({_BATCHES: saved.offset}, marks={"trained": {**marks, "published": saved.published}})
+        places = {Place(BATCHES.noun, partition): offset for partition, offset in enumerate(saved.offsets)}
+        return Checkpoint(places, marks={"trained": asdict(saved)})
 
     def busy(self) -> bool:
         return False
@@ -153,7 +155,7 @@ class _Emulating:
         rows = sum(len(part.trajectory_ids) for part in batch.parts)
         before = self._position
         self._position = replace(
-            before, number=before.number + 1, offset=batch.next_offset, trajectories=before.trajectories + rows
+            before, number=before.number + 1, offsets=batch.next_offsets, trajectories=before.trajectories + rows
         )
         self._free_at = step.ends + emulation.stall_s / scale
         self._untold.append(batch.number)
@@ -183,7 +185,7 @@ class _Emulating:
             blake3="",
             tensors=(),
             batches=tuple(self._untold),
-            batch_offsets=(position.offset,),
+            batch_offsets=position.offsets,
             trajectories_trained=position.trajectories,
             final=self._done() and position.number > 0,
             created_at=self._now(),
@@ -209,6 +211,10 @@ class _Emulating:
 
     def _metric(self, values: dict[str, float]) -> Output:
         return Output(METRICS, "trainer", Metric("trainer", self._position.number, values, self._now()))
+
+
+def _position(marks: Mapping[str, Any], shards: int) -> _Position:
+    return _Position(**{**marks, "offsets": tuple(marks.get("offsets", (0,) * shards))})
 
 
 def _close(producer: Any) -> None:

@@ -12,18 +12,21 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from operators.io.elements import Place
 from operators.trainer.assembly import BatchAssembly, WholeBatch
 from operators.trainer.checkpoint import TrainerPosition, list_checkpoints, read_checkpoint
 from operators.trainer.learner import Learner, LearnerState
 from operators.trainer.meeting import Meeting
 from operators.trainer.training_config import TrainingConfig
 from schemas.records import MicroBatch, PolicyVersion
+from schemas.topics import BATCHES, parts_of_rank
 
 log = logging.getLogger(__name__)
 
 
 class RankTraining:
     """Trains whole batches of `model` in their order, from the newest of `checkpoints` on, as one rank of `meeting`.
+    `shards` of the buffer make them.
 
     Ranks are told nothing: batches are whole for all of them or for none, and what each does is a function of its
     batches, so that all ask for the same exchanges in the same order.
@@ -35,14 +38,21 @@ class RankTraining:
     """All of the learner's after the last update, whole, where a checkpoint is due; else None."""
 
     def __init__(
-        self, config: TrainingConfig, model: Path, checkpoints: Path, epoch: int, meeting: Meeting | None = None
+        self,
+        config: TrainingConfig,
+        model: Path,
+        checkpoints: Path,
+        epoch: int,
+        meeting: Meeting | None = None,
+        shards: int = 1,
     ) -> None:
         self._config, self._epoch, self._meeting = config, epoch, meeting or Meeting()
         ranks = self._meeting.ranks
         self._learner = Learner(config.learner, model, config.device_of(ranks.rank), ranks)
-        self._assembly = BatchAssembly()
+        self._partitions = parts_of_rank(ranks.rank, shards)
+        self._assembly = BatchAssembly(self._partitions)
         self._whole: deque[WholeBatch] = deque()
-        self.position = TrainerPosition(PolicyVersion(epoch, 0), (0,) * ranks.count, 0)
+        self.position = TrainerPosition(PolicyVersion(epoch, 0), (0,) * ranks.count * shards, 0)
         self.resumed_from: PolicyVersion | None = None
         if found := list_checkpoints(checkpoints):
             state, self.position = read_checkpoint(found[-1])
@@ -78,9 +88,13 @@ class RankTraining:
         """The batch to train next, once it is whole."""
         return self._whole[0] if self._whole and not self.done else None
 
+    def offsets(self) -> dict[Place, int]:
+        """Where reading stands in this rank's partitions."""
+        return {Place(BATCHES.noun, p): self.position.batch_offsets[p] for p in self._partitions}
+
     def take(self, part: MicroBatch, partition: int, offset: int) -> None:
         """Take a part of a batch, unless it has been trained: the checkpoint may be newer than where reading began."""
-        if offset < self.position.batch_offsets[self._meeting.ranks.rank]:
+        if offset < self.position.batch_offsets[partition]:
             return
         self._whole.extend(self._assembly.add(part, partition, offset))
 
@@ -88,13 +102,13 @@ class RankTraining:
         """Train the batch that waits. Raises ValueError for one of which nothing can be trained: it is passed over."""
         batch = self._whole.popleft()
         rows = sum(len(part.trajectory_ids) for part in batch.parts)
-        told = self._agree("train one batch", [batch.number], [batch.next_offset, rows])
-        self.position = replace(self.position, batch_offsets=tuple(told[:, 0].tolist()))
+        told = self._agree("train one batch", [batch.number], [*batch.next_offsets, rows])
+        self.position = replace(self.position, batch_offsets=tuple(told[:, :-1].flatten().tolist()))
         values = self._learner.update(batch.parts)
         self.position = replace(
             self.position,
             version=PolicyVersion(self._epoch, self.trained + 1),
-            trajectories_trained=self.position.trajectories_trained + int(told[:, 1].sum()),
+            trajectories_trained=self.position.trajectories_trained + int(told[:, -1].sum()),
         )
         self._look()
         return values

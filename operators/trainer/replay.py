@@ -19,6 +19,7 @@ from operators.trainer.meeting import meet
 from operators.trainer.ranks import ALONE, Ranks
 from operators.trainer.training_config import TrainingConfig
 from schemas.records import MicroBatch
+from schemas.topics import parts_of_rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +38,16 @@ class Update:
 class Replay:
     """A learner of `model`, fed from a log. The same batches under the same configuration give the run's own bits.
 
-    `recorded` is how many ranks the batches were made for: this is one of as many `ranks`, or alone with all parts.
+    `recorded` is how many ranks the batches were made for: this is one of as many `ranks`, or alone with all parts,
+    which `shards` of the buffer have made.
     """
 
-    def __init__(self, config: TrainingConfig, model: Path, recorded: int = 1, ranks: Ranks = ALONE) -> None:
+    def __init__(
+        self, config: TrainingConfig, model: Path, recorded: int = 1, ranks: Ranks = ALONE, shards: int = 1
+    ) -> None:
         torch.set_num_threads(config.threads)
         self._model, self._ranks = model, ranks
-        self._assembled = recorded if ranks.count == 1 else 1
+        self._partitions = range(recorded * shards) if ranks.count == 1 else parts_of_rank(ranks.rank, shards)
         self._learner = Learner(config.learner, model, config.device_of(ranks.rank), ranks)
         self._trained = 0
 
@@ -52,9 +56,9 @@ class Replay:
 
         As in a run, a batch that cannot be trained is passed over.
         """
-        assembly = BatchAssembly(self._assembled)
+        assembly = BatchAssembly(self._partitions)
         for part, partition, offset in parts:
-            if self._ranks.count > 1 and part.rank != self._ranks.rank:
+            if partition not in self._partitions:
                 continue
             for batch in assembly.add(part, partition, offset):
                 if self._trained == most:

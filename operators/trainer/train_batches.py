@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from operators.trainer.ranks import Ranks
 from operators.trainer.tensor_bytes import tensor_specs
 from operators.trainer.training_config import TrainingConfig
 from schemas.records import DeadLetter, Metric, MicroBatch, RelayChain, WeightVersion
-from schemas.topics import BATCHES, DEAD_LETTERS, METRICS
+from schemas.topics import BATCHES, DEAD_LETTERS, METRICS, parts_of_rank
 
 log = logging.getLogger(__name__)
 
@@ -39,21 +39,22 @@ RETRY_AT_MOST_S = 16.0
 
 @dataclass(frozen=True)
 class CheckpointPositions:
-    """Where a rank resumes reading: where the newest checkpoint stood, whatever the group has committed."""
+    """Where a rank resumes reading its `partitions`: where the newest checkpoint stood, whatever is committed."""
 
     checkpoints: Path
-    rank: int = 0
+    partitions: Sequence[int] = (0,)
 
     def __call__(self) -> dict[Place, int]:
         found = list_checkpoints(self.checkpoints)
-        return {Place(BATCHES.noun, self.rank): read_position(found[-1]).batch_offsets[self.rank] if found else 0}
+        offsets = read_position(found[-1]).batch_offsets if found else ()
+        return {Place(BATCHES.noun, p): offsets[p] if found else 0 for p in self.partitions}
 
 
 @dataclass(frozen=True)
 class TrainBatches:
     """Trains `model` and publishes every version to the store in folder `store`; the epoch is this start's number.
 
-    The last version's model is also left as a Hugging Face folder in `result`.
+    The last version's model is also left as a Hugging Face folder in `result`. `shards` of the buffer make the batches.
     """
 
     config: TrainingConfig
@@ -64,10 +65,11 @@ class TrainBatches:
     result: Path
     keep_versions: int
     way: WayToRelays = WayToRelays()  # noqa: RUF009 - frozen
+    shards: int = 1
 
     def resumed(self) -> ShardConfig:
         """The shard, reading on from the newest checkpoint."""
-        return replace(self.shard, resume=CheckpointPositions(self.checkpoints))
+        return replace(self.shard, resume=CheckpointPositions(self.checkpoints, parts_of_rank(0, self.shards)))
 
     def restore(self, restored: Restored) -> _Training:
         torch.set_num_threads(self.config.threads)
@@ -83,10 +85,12 @@ class TrainAlong:
     model: Path
     checkpoints: Path
     rank: int
+    shards: int = 1
 
     def resumed(self) -> ShardConfig:
         """The shard, reading on from the newest checkpoint."""
-        return replace(self.shard, resume=CheckpointPositions(self.checkpoints, self.rank))
+        partitions = parts_of_rank(self.rank, self.shards)
+        return replace(self.shard, resume=CheckpointPositions(self.checkpoints, partitions))
 
     def restore(self, restored: Restored) -> _TrainingAlong:
         torch.set_num_threads(self.config.threads)
@@ -146,7 +150,7 @@ class _Training:
         return outputs
 
     def checkpoint(self, positions: Mapping[Place, int]) -> Checkpoint:
-        return Checkpoint({Place(BATCHES.noun, 0): self._training.position.batch_offsets[0]})
+        return Checkpoint(self._training.offsets())
 
     def busy(self) -> bool:
         return self._training.waiting is not None
@@ -161,7 +165,7 @@ class _Training:
         except ValueError as error:
             # Nothing of this batch can be trained; the learner is as it was, and the batch is kept whole.
             letter = DeadLetter(
-                "train", str(error), BATCHES.name(self._step.shard.run), 0, batch.next_offset - 1, b"", self._now()
+                "train", str(error), BATCHES.name(self._step.shard.run), 0, batch.next_offsets[0] - 1, b"", self._now()
             )
             return [Output(DEAD_LETTERS, str(batch.number), letter)]
         self._model_seconds += time.thread_time() - began
@@ -254,7 +258,6 @@ class _TrainingAlong:
     """What rank 0 does, but for all that others hear of."""
 
     def __init__(self, step: TrainAlong) -> None:
-        self._rank = step.rank
         self._training = _rank_training(step, 0, step.rank)
 
     def fold(self, polled: Polled) -> list[Output]:
@@ -273,7 +276,7 @@ class _TrainingAlong:
         return []
 
     def checkpoint(self, positions: Mapping[Place, int]) -> Checkpoint:
-        return Checkpoint({Place(BATCHES.noun, self._rank): self._training.position.batch_offsets[self._rank]})
+        return Checkpoint(self._training.offsets())
 
     def busy(self) -> bool:
         return self._training.waiting is not None
@@ -286,4 +289,4 @@ def _rank_training(step: TrainBatches | TrainAlong, epoch: int, rank: int) -> Ra
     """The training of `rank`, once all ranks are there; each of them begins with the newest checkpoint."""
     config, file = step.config, step.checkpoints / "ranks.json"
     meeting = meet(file, Ranks(rank, config.ranks), config.rank_0_host, config.device_of(rank))
-    return RankTraining(config, step.model, step.checkpoints, epoch, meeting)
+    return RankTraining(config, step.model, step.checkpoints, epoch, meeting, step.shards)

@@ -26,7 +26,7 @@ def submit(
     config: ConfigArgument,
     changes: SetOption = None,
     index: Annotated[
-        int, typer.Option("--index", min=0, help="Which rollout process, relay worker or rank of the trainer this is.")
+        int, typer.Option("--index", min=0, help="Which rollout process, relay, shard of the buffer or rank it is.")
     ] = 0,
     replica: Annotated[
         int | None, typer.Option("--replica", min=0, help="Run the rollout process that hosts this replica.")

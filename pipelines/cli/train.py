@@ -74,7 +74,8 @@ def replay(
     task.out.mkdir(parents=True)
 
     def train(ranks: Ranks, tell: Callable[[Iterator[Update]], Iterator[Update]] = iter) -> tuple[list[Update], str]:
-        replayed = Replay(task.config.trainer, task.config.model_folder(), task.recorded, ranks)
+        config = task.config
+        replayed = Replay(config.trainer, config.model_folder(), task.recorded, ranks, config.experience.shards)
         updates = list(tell(replayed.train(_parts(to.client, task.config.run.name), task.steps)))
         weights = replayed.weights()
         if ranks.rank == 0:

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from pipelines.view.buffers import SHARD, of_all
 from pipelines.view.state import Evaluation, merge_evaluation
 from schemas.records import Metric
 
 
 def newest_by_step(metrics: Iterable[Metric], name: str) -> list[Metric]:
-    """The records of series `name` by rising step, one a step: a restarted role measures the same steps again."""
-    by_step: dict[int, Metric] = {}
+    """The records of series `name` by rising step, one a step: a restarted role measures the same steps again.
+
+    What several shards tell of a step counts as one.
+    """
+    by_step: dict[int, dict[float, Metric]] = defaultdict(dict)
     for metric in metrics:
         if metric.name == name:
-            known = by_step.get(metric.step)
-            if known is None or metric.measured_at >= known.measured_at:
-                by_step[metric.step] = metric
-    return [by_step[step] for step in sorted(by_step)]
+            told, shard = by_step[metric.step], metric.values.get(SHARD, 0.0)
+            if shard not in told or metric.measured_at >= told[shard].measured_at:
+                told[shard] = metric
+    return [_as_one(list(by_step[step].values())) for step in sorted(by_step)]
+
+
+def _as_one(told: Sequence[Metric]) -> Metric:
+    return replace(told[-1], values=of_all([each.values for each in told])) if len(told) > 1 else told[0]
 
 
 def evaluations(metrics: Iterable[Metric]) -> list[Evaluation]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any
 
+from pipelines.view.buffers import SHARD, of_all
 from pipelines.view.curve import NO_POINTS, Curve
 from pipelines.view.events import Event, LagSeen, PhaseStarted, Role, RolesSeen, Tick
 from schemas.records import Metric, PolicyVersion, RelayStatus, ReplicaStatus, WeightVersion
@@ -67,7 +68,8 @@ class RunState:
     before: Evaluation | None = None
     evaluation: Evaluation | None = None
     warm_start: Values = field(default_factory=dict)
-    experience: Values = field(default_factory=dict)
+    buffers: Mapping[int, Values] = field(default_factory=dict)
+    """By shard of the buffer."""
     score: Values = field(default_factory=dict)
     rollout: Mapping[int, Values] = field(default_factory=dict)
     replicas: Mapping[int, ReplicaStatus] = field(default_factory=dict)
@@ -89,6 +91,11 @@ class RunState:
         if not self.replicas:
             return None
         return self.tokens_of_past_incarnations + sum(each.tokens_generated for each in self.replicas.values())
+
+    @property
+    def experience(self) -> Values:
+        """What the buffer tells of itself."""
+        return of_all(list(self.buffers.values()) or [{}])
 
     @property
     def trajectories_trained(self) -> int | None:
@@ -217,7 +224,9 @@ _SERIES: Mapping[str, Callable[[RunState, Metric], RunState]] = {
     "trainer": _trainer,
     "evaluation": _evaluation,
     "rollout": lambda state, metric: replace(state, rollout={**state.rollout, metric.step: metric.values}),
-    "experience": _newest("experience"),
+    "experience": lambda state, metric: replace(
+        state, buffers={**state.buffers, int(metric.values.get(SHARD, 0)): metric.values}
+    ),
     "score": _newest("score"),
     "warm_start": _newest("warm_start"),
     # The next two come from metrics.jsonl alone; whoever watches a run hears of them as events.

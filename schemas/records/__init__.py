@@ -9,6 +9,7 @@ from __future__ import annotations
 from schemas.records.batches import MicroBatch
 from schemas.records.curriculum import LevelAsked, LevelBegun
 from schemas.records.inbox import Assignment, Cancel, Drain, KVParcel, Release, Reserve
+from schemas.records.offers import GroupsCalled, GroupsOffered, SuccessTold
 from schemas.records.plans import MoveEnded, PlannedMove, RepackPlan, ReplicaLoad
 from schemas.records.progress import Closed, NextOwner, Progress, Refused
 from schemas.records.prompts import Prompt, Sampling
@@ -53,6 +54,9 @@ RECORDS: tuple[type, ...] = (
     CommitNote,
     LevelAsked,
     LevelBegun,
+    GroupsOffered,
+    GroupsCalled,
+    SuccessTold,
 )
 
 __all__ = [
@@ -68,6 +72,8 @@ __all__ = [
     "Experience",
     "Fate",
     "FinishReason",
+    "GroupsCalled",
+    "GroupsOffered",
     "KVParcel",
     "LevelAsked",
     "LevelBegun",
@@ -93,6 +99,7 @@ __all__ = [
     "RewardComponent",
     "Sampling",
     "Settled",
+    "SuccessTold",
     "TensorSpec",
     "Trajectory",
     "VersionSpan",

@@ -1,8 +1,10 @@
-"""A run whose trainer is two processes, of which each is killed once: the books, and the weights three times over."""
+"""A run whose trainer is two processes and whose buffer is two, all killed: the books, and the weights three times."""
 
 from __future__ import annotations
 
 import random
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -12,21 +14,25 @@ from laminar_runs import Command, LaminarRun, Nursery
 from small_runs import LEARNS
 
 from infra.kafka.broker import Broker
+from infra.kafka.properties import ClientProperties
+from infra.kafka.reading import StoredRecord, read_topic
 from infra.models.checkpoint_folder import load_model
 from infra.models.weights import weight_tensors
 from pipelines.config import load_config
+from schemas.topics import BATCHES, SETTLED, Topic
 
 STEPS = 30
 CHANGES = ("trainer.ranks=2", f"trainer.optimizer_steps={STEPS}", "trainer.checkpoint_every=5")
+SHARDS = ("experience.shards=2", "kafka.partitions=2")
 
 
 def test_two_ranks_that_are_killed_train_what_two_undisturbed_and_one_alone_do(
     start_run: StartRun, nursery: Nursery, broker: Broker, run_id: str
 ) -> None:
     servers = f"kafka.bootstrap_servers={broker.bootstrap_servers}"
-    run = start_run(run_id, servers, *CHANGES, LEARNS, "experience.micro_batch_tokens=128")
+    run = start_run(run_id, servers, *CHANGES, *SHARDS, LEARNS, "experience.micro_batch_tokens=128")
     moments = random.Random(0)
-    for least, role in ((2, "trainer-1"), (12, "trainer")):
+    for least, role in ((2, "trainer-1"), (7, "experience-1"), (12, "trainer"), (17, "experience")):
         until_trained(run, least + moments.randrange(5))
         kill(run, role)
     assert run.wait(240) == 0, run.said()
@@ -35,6 +41,11 @@ def test_two_ranks_that_are_killed_train_what_two_undisturbed_and_one_alone_do(
     assert (audit["trained"], audit["lost"], audit["trained_twice"], audit["failed"]) == (STEPS * 16, 0, 0, 0)
     restarts = {name: role["restarts"] for name, role in run.state()["roles"].items()}
     assert min(restarts["trainer"], restarts["trainer-1"]) >= 2, restarts  # its own, and that of the other
+    assert (restarts["experience"], restarts["experience-1"]) == (1, 1)
+    parts = {(part.batch, record.partition) for record in written(run, BATCHES) for part in record.rows}
+    assert parts >= {(batch, partition) for batch in range(STEPS) for partition in range(4)}
+    settled = Counter(row.trajectory_id for record in written(run, SETTLED) for row in record.rows)
+    assert max(settled.values()) == 1
     assert not run.traces()
     replay(nursery, run)  # by two ranks: it ends with 0 where all bits are the same
     alone = replay(nursery, run, "--set", "trainer.ranks=1", "--set", f"trainer.optimizer_steps={STEPS}")
@@ -45,6 +56,11 @@ def test_two_ranks_that_are_killed_train_what_two_undisturbed_and_one_alone_do(
     apart = sum(float((ours[name] - theirs[name]).norm() ** 2) for name in ours) ** 0.5
     assert 0 < apart < 1e-2 * gone  # sums in another order, and AdamW makes whole steps of what is hardly a gradient
     assert all(torch.allclose(ours[name], theirs[name], rtol=1e-3, atol=1e-4) for name in ours)
+
+
+def written(run: LaminarRun, topic: Topic) -> Iterator[StoredRecord]:
+    """What `run` has written to `topic`."""
+    return read_topic(ClientProperties.at(run.state()["bootstrap_servers"]), topic.name(run.name))
 
 
 def until_trained(run: LaminarRun, steps: int) -> None:

@@ -257,7 +257,7 @@ def test_the_parts_of_a_batch_are_in_order_and_reading_goes_on_behind_the_last()
     assembly = BatchAssembly()
     assert [assembly.add(parts[index], 0, offset) for offset, index in ((7, 2), (8, 0))] == [[], []]
     (whole,) = assembly.add(parts[1], 0, 9)
-    assert ([part.index for part in whole.parts], whole.next_offset) == ([0, 1, 2], 10)
+    assert ([part.index for part in whole.parts], whole.next_offsets) == ([0, 1, 2], (10,))
 
 
 def test_a_restart_before_the_first_batch_says_its_version_again(trainer: Trainer) -> None:

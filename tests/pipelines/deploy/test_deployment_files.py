@@ -83,7 +83,7 @@ def test_kubernetes_has_a_workload_for_every_role_with_probes_and_requests() -> 
     assert len(relays) == 5
     assert sorted(set(found) - set(relays)) == sorted({indexed(name) for name in ROLES if "relay" not in name})
     single = {each["metadata"]["labels"]["role"] for each in workloads if each["kind"] == "Deployment"}
-    assert single == {"prompts", "placement", "score", "experience", "evaluation"}
+    assert single == {"prompts", "placement", "score", "evaluation"}
 
 
 def _filled(command: str, pod: int) -> list[str]:

@@ -1,0 +1,97 @@
+"""Several shards of the experience operator on one log in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from log_model import Log, Shard
+from records_here import experience, manifest, prompt, reading, shard, trajectory, version
+
+from operators.experience.config import ExperienceConfig
+from operators.experience.make_batches import MakeBatches
+from operators.io.config import Reading
+from operators.io.elements import Place, Received
+from operators.trainer.assembly import BatchAssembly, WholeBatch
+from schemas.records import Experience, Settled
+from schemas.topics import BATCHES, BEGUN, CALLED, CURRICULUM, EXPERIENCES, OFFERS, RELAY, SETTLED, TOLD, partition_of
+
+
+class Buffers:
+    """`shards` of the experience operator, over as many `partitions` and for `ranks` of the trainer."""
+
+    def __init__(
+        self,
+        shards: int = 2,
+        partitions: int = 4,
+        ranks: int = 1,
+        levels: int = 0,
+        global_batch: int = 4,
+        **config: Any,
+    ) -> None:
+        self.log = Log()
+        self.partitions, self.ranks = partitions, ranks
+        settings = ExperienceConfig(shards=shards, global_batch=global_batch, **config)
+        self.shards = [
+            Shard(
+                self.log,
+                shard(
+                    "experience",
+                    Reading(EXPERIENCES, tuple(range(partitions))[index::shards], keys=("p", "i"), blocks=True),
+                    reading(RELAY, start="earliest"),
+                    reading(CURRICULUM, start="earliest", keys=(BEGUN,)),
+                    reading(OFFERS, keys=(CALLED, TOLD) if index else ()),
+                    ledger=("settled",),
+                    index=index,
+                ),
+                MakeBatches(settings, partitions, ranks, {"": levels}, shard=index).restore,
+            )
+            for index in range(shards)
+        ]
+        for each in self.shards:
+            each.start()
+
+    def score(self, *records: Experience) -> None:
+        for record in records:
+            asked = record.trajectory.prompt
+            self.log.append(EXPERIENCES, record, asked.prompt_id, partition_of(asked.number, self.partitions))
+
+    def group(self, number: int, samples: int = 2, **how: Any) -> None:
+        asked = prompt(number, samples)
+        self.score(*(experience(trajectory(asked, member, **how)) for member in range(samples)))
+
+    def publish(self, number: int) -> None:
+        self.log.append(RELAY, manifest(version(number)))
+
+    def run(self, turns: int = 6) -> None:
+        """Every shard polls everything and commits, in turn: offers, calls and parts need a turn each."""
+        for _ in range(turns):
+            for each in self.shards:
+                each.run()
+
+    def whole(self) -> list[WholeBatch]:
+        """The batches that are whole, as a trainer of one rank reads them."""
+        partitions = range(len(self.shards) * self.ranks)
+        assembly = BatchAssembly(partitions)
+        found: list[WholeBatch] = []
+        for partition in partitions:
+            received_here = self.received(partition)
+            places = [(received.record.batch, received.record.index) for received in received_here]
+            assert places == sorted(set(places)), "in each partition batches stand once, and in their order"
+            for received in received_here:
+                found += assembly.add(received.record, partition, received.offset)
+        return found
+
+    def received(self, partition: int) -> list[Received]:
+        """What stands in a partition of the batches."""
+        place = Place(BATCHES.noun, partition)
+        return self.log.received(place, 0, self.log.end(place))
+
+    def batches(self) -> list[tuple[str, ...]]:
+        whole = self.whole()
+        assert [batch.number for batch in whole] == list(range(len(whole)))
+        return [tuple(name for part in batch.parts for name in part.trajectory_ids) for batch in whole]
+
+    def fates(self) -> dict[str, str]:
+        records: list[Settled] = self.log.rows(SETTLED)
+        assert len({r.trajectory_id for r in records}) == len(records)
+        return {r.trajectory_id: r.fate for r in records}
