@@ -16,6 +16,26 @@ from schemas.records import Experience, Settled
 from schemas.topics import BATCHES, BEGUN, CALLED, CURRICULUM, EXPERIENCES, OFFERS, RELAY, SETTLED, TOLD, partition_of
 
 
+def buffer_shards(log: Log, config: ExperienceConfig, partitions: int, ranks: int = 1, levels: int = 0) -> list[Shard]:
+    """All shards of a buffer, not started."""
+    return [
+        Shard(
+            log,
+            shard(
+                "experience",
+                Reading(EXPERIENCES, tuple(range(partitions))[index :: config.shards], keys=("p", "i"), blocks=True),
+                reading(RELAY, start="earliest"),
+                reading(CURRICULUM, start="earliest", keys=(BEGUN,)),
+                reading(OFFERS, keys=(CALLED, TOLD) if index else ()),
+                ledger=("settled",),
+                index=index,
+            ),
+            MakeBatches(config, partitions, ranks, {"": levels}, shard=index).restore,
+        )
+        for index in range(config.shards)
+    ]
+
+
 class Buffers:
     """`shards` of the experience operator, over as many `partitions` and for `ranks` of the trainer."""
 
@@ -31,22 +51,7 @@ class Buffers:
         self.log = Log()
         self.partitions, self.ranks = partitions, ranks
         settings = ExperienceConfig(shards=shards, global_batch=global_batch, **config)
-        self.shards = [
-            Shard(
-                self.log,
-                shard(
-                    "experience",
-                    Reading(EXPERIENCES, tuple(range(partitions))[index::shards], keys=("p", "i"), blocks=True),
-                    reading(RELAY, start="earliest"),
-                    reading(CURRICULUM, start="earliest", keys=(BEGUN,)),
-                    reading(OFFERS, keys=(CALLED, TOLD) if index else ()),
-                    ledger=("settled",),
-                    index=index,
-                ),
-                MakeBatches(settings, partitions, ranks, {"": levels}, shard=index).restore,
-            )
-            for index in range(shards)
-        ]
+        self.shards = buffer_shards(self.log, settings, partitions, ranks, levels)
         for each in self.shards:
             each.start()
 

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from types import SimpleNamespace
 
+from buffers_on_a_log import buffer_shards
 from cycle_shape import TIMEOUT_S, Shape
 from log_model import FencedHere, Log, Shard
 from records_here import PARTITIONS, REPLICAS_AT_MOST, prompt, reading, shard
@@ -21,7 +22,6 @@ from toy_trainer import ToyTrainer
 from operators.evaluation.config import EvaluationConfig
 from operators.evaluation.evaluate_versions import _Evaluating
 from operators.experience.config import ExperienceConfig
-from operators.experience.make_batches import MakeBatches
 from operators.io.config import Reading
 from operators.io.elements import Output, Restored
 from operators.io.fold_records import Folder
@@ -77,7 +77,7 @@ class Cycle:
         self._handed: dict[str, Assignment] = {}
         self._last_lease = 0
         self._trains_at = 0.0
-        self.trainer = ToyTrainer(self.log, self.weights)
+        self.trainer = ToyTrainer(self.log, self.weights, shape.shards)
         self.placement = Shard(self.log, _placement_shard(), self._restore_placement)
         self.rollouts = [
             Shard(self.log, self._rollout_shard(p), lambda restored, p=p: self._restore_rollout(p, restored))
@@ -85,13 +85,11 @@ class Cycle:
         ]
         score = shard("score", reading(TRAJECTORIES, blocks=True), ledger=("experiences",))
         self.score = Shard(self.log, score, _restore_score)
-        buffer = MakeBatches(ExperienceConfig(shape.global_batch, shape.staleness), PARTITIONS)
-        relay = reading(RELAY, start="earliest")
-        experience = shard("experience", reading(EXPERIENCES, keys=("p", "i"), blocks=True), relay, ledger=("settled",))
-        self.experience = Shard(self.log, experience, buffer.restore)
-        evaluation = shard("evaluation", reading(EXPERIENCES, keys=("e",)), relay)
+        buffer = ExperienceConfig(shape.global_batch, shape.staleness, shards=shape.shards)
+        self.experience = buffer_shards(self.log, buffer, PARTITIONS)
+        evaluation = shard("evaluation", reading(EXPERIENCES, keys=("e",)), reading(RELAY, start="earliest"))
         self.evaluation = Shard(self.log, evaluation, self._restore_evaluation)
-        self.shards = [self.placement, *self.rollouts, self.score, self.experience, self.evaluation]
+        self.shards = [self.placement, *self.rollouts, self.score, *self.experience, self.evaluation]
         for each in self.shards:
             each.start()
 

@@ -33,6 +33,8 @@ class Shape:
     drains: bool = False
     """Whether replicas are asked to drain, now and then."""
     schedule: Schedule = "laminar"
+    shards: int = 1
+    """Of the buffer."""
 
     @property
     def placement(self) -> PlacementConfig:

@@ -15,6 +15,7 @@ SHAPES = {
     "groups that fill no batch": Shape(samples=3, global_batch=7, staleness=1),
     "one replica, in step": Shape(samples=2, global_batch=4, staleness=0, processes=1),
     "a group larger than the bound": Shape(samples=6, global_batch=4, staleness=0, prompts=20),
+    "two shards of the buffer": Shape(samples=2, global_batch=4, staleness=0, shards=2),
     "two replicas a process": Shape(samples=4, global_batch=8, staleness=2, replicas=2),
 }
 LONG = Shape(prompts=24, samples=4, global_batch=8, staleness=2, processes=2, replicas=2, longest=40, progress_tokens=4)

@@ -13,8 +13,8 @@ from schemas.topics import BATCHES, RELAY
 class ToyTrainer:
     """Trains a batch by counting it. Restarts from its last checkpoint under the next epoch, as the real one does."""
 
-    def __init__(self, log: Log, weights: ScriptedWeights, every: int = 3) -> None:
-        self._log, self._weights, self._every = log, weights, every
+    def __init__(self, log: Log, weights: ScriptedWeights, shards: int = 1, every: int = 3) -> None:
+        self._log, self._weights, self._shards, self._every = log, weights, shards, every
         self._checkpoint: tuple[PolicyVersion | None, int, int] = (None, 0, 0)
         self._epoch = 0
         self.start()
@@ -31,9 +31,10 @@ class ToyTrainer:
     def train(self) -> None:
         """One batch, if there is one."""
         parts = [part for part in self._log.rows(BATCHES) if part.batch == self._next]
-        if not parts:
+        counts = [part.count for part in parts if part.index == 0]
+        if len(counts) < self._shards:
             return
-        assert len(parts) == parts[0].count
+        assert len(parts) == sum(counts)
         self._untold.append(self._next)
         self._next += 1
         self._number += 1
