@@ -1,39 +1,40 @@
-"""Tokens per second of the rollout engine against `model.generate`, on the same model and requests, in one run.
+"""Tokens per second of the rollout's engines beside `model.generate` and bare vLLM, and what other weights cost them.
 
-    OMP_NUM_THREADS=1 python benchmarks/engine.py
+    OMP_NUM_THREADS=1 python -m benchmarks.engine                     # ours, emulated, model.generate
+    OMP_NUM_THREADS=1 .venv-vllm/bin/python -m benchmarks.engine      # vLLM too (make vllm-env)
 
-`generate` takes the requests in batches of as many as the engine has slots, left-padded, with the same sampling. A
-batch runs to its longest request; its surplus tokens are not counted. Repetitions alternate between the two.
+Same model, same requests, one process, repetitions by turns; ratios are medians over repetitions. `generate` takes the
+requests in batches of as many as the engine has slots, left-padded. Bare vLLM is `LLM.generate`, set up as our engine
+sets vLLM up, in this process too, and asked for each token's logprob. A swap loads a version from shared memory; a
+refresh releases all that runs, loads, and lets it go on from what it had.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import platform
 import statistics
-import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
-from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
+from benchmarks import engine_sides as sides
+from benchmarks.engine_sides import Measured
+from benchmarks.engine_weights import Feed, measure_refresh, measure_swap, two_versions
 from operators.rollout import transformers_engine
-from operators.rollout.engine import Request
-from operators.rollout.transformers_engine import TransformersEngine
-from schemas.records import Sampling
+from operators.rollout.engine import Engine, Request
 
-_VOCABULARY = 128
-_CONTEXT = 512
-_MEDIAN = 39
-_LONGEST = 400
-_P99_OVER_P50 = 4.7
-_Z99 = 2.3263  # the 99th percentile of the normal distribution
+PARTS = ("tokens", "shares", "swap", "refresh")
+BESIDE = {"transformers": ("generate", 1.0), "vllm": ("bare vllm", 0.95)}
+"""What an engine is measured beside, and the least ratio of their tokens a second at equal lengths."""
+_LARGE = {"hidden": 1024, "layers": 8, "mlp": 2816, "heads": 16}
+"""Of a model whose bytes count in a swap: 90 M parameters, 359 MB."""
 
 
 def main() -> None:
@@ -44,143 +45,105 @@ def main() -> None:
     arguments.add_argument("--group", type=int, default=8, help="requests that share a prompt")
     arguments.add_argument("--repetitions", type=int, default=5)
     arguments.add_argument("--threads", type=int, default=1)
+    arguments.add_argument("--every", type=float, default=2.0, help="seconds from refresh to refresh")
+    arguments.add_argument("--engines", nargs="+", choices=BESIDE, help="all that are installed by default")
+    arguments.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     options = arguments.parse_args()
+    options.engines = options.engines or [name for name in BESIDE if name != "vllm" or sides.HAS_VLLM]
     torch.set_num_threads(options.threads)
-
-    console = Console()
+    console = Console(width=120)
     console.print(f"{_machine()}, {options.threads} thread(s), torch {torch.__version__}")
-    model = _model()
-    millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
-    table = Table(title=f"Qwen2, {millions:.2f} M parameters, {options.slots} slots, {options.requests} requests")
-    for column in ("lengths", "p50 / p99", "engine tokens/s", "generate tokens/s", "ratio (min-max)", "target"):
-        table.add_column(column, justify="left" if column == "lengths" else "right")
-    shares = Table(title="Where the engine's time goes")
+    with tempfile.TemporaryDirectory(prefix="laminar-engines-") as scratch:
+        small = Path(scratch) / "small"
+        sides.make_folder(small)
+        if "tokens" in options.only or "refresh" in options.only:
+            engines = {name: sides.OPENERS[name](small, options.slots) for name in options.engines}
+            if "tokens" in options.only:
+                console.print(_tokens(engines, small, options))
+            if "refresh" in options.only:
+                console.print(_refreshes(engines, small, options))
+            for engine in engines.values():
+                engine.close()
+        if "shares" in options.only and "transformers" in options.engines:
+            console.print(_shares(small, options))
+        if "swap" in options.only:
+            console.print(_swaps(Path(scratch) / "large", options))
+
+
+def _lengths(requests: int) -> dict[str, np.ndarray]:
+    return {"equal": np.full(requests, sides.MEDIAN), "long-tailed": sides.long_tailed(requests)}
+
+
+def _tokens(engines: Mapping[str, Engine], folder: Path, options: argparse.Namespace) -> Table:
+    table = Table(title=f"Tokens a second, {options.slots} slots, {options.requests} requests")
+    others = {other: sides.OTHERS[other](folder, options.slots) for other, _ in map(BESIDE.__getitem__, engines)}
+    all_sides = {name: sides.through(engine) for name, engine in engines.items()} | others
+    all_sides["emulated"] = sides.emulated(options.slots)
+    for column in ("lengths, p50 / p99", "who", "tokens/s", "of CPU", "beside", "ratio (min-max)", "of CPU", "goal"):
+        table.add_column(column, justify="left" if column in ("lengths, p50 / p99", "who", "beside") else "right")
+    for name, lengths in _lengths(options.requests).items():
+        what = f"{name}, {np.percentile(lengths, 50):.0f} / {np.percentile(lengths, 99):.0f}"
+        taken = _by_turns(all_sides, lengths, options)
+        for who, each in taken.items():
+            rates = [f"{lengths.sum() / statistics.median(column):,.0f}" for column in _columns(each)]
+            table.add_row(what, who, *rates, *(_beside(who, taken, goal=name == "equal") if who in BESIDE else ()))
+            what = ""
+        table.add_section()
+    return table
+
+
+def _beside(who: str, taken: Mapping[str, Sequence[Measured]], *, goal: bool) -> tuple[str, ...]:
+    """The name of the other side, the ratios to it by both clocks, and the goal if it is one here."""
+    other, least = BESIDE[who]
+    ratios = [theirs.over(ours) for ours, theirs in zip(taken[who], taken[other], strict=True)]
+    return other, *map(_spread, _columns(ratios)), f"≥ {least}" if goal else ""
+
+
+def _columns(figures: Sequence[Measured]) -> tuple[list[float], list[float]]:
+    """By the clock, and by CPU time."""
+    return [figure.wall for figure in figures], [figure.cpu for figure in figures]
+
+
+def _spread(figures: Sequence[float]) -> str:
+    return f"{statistics.median(figures):.2f} ({min(figures):.2f}-{max(figures):.2f})"
+
+
+def _by_turns(
+    all_sides: Mapping[str, sides.Side], lengths: np.ndarray, options: argparse.Namespace
+) -> dict[str, list[Measured]]:
+    """Seconds of each repetition of each side, after one to warm up; every repetition is of other requests."""
+    taken: dict[str, list[Measured]] = {name: [] for name in all_sides}
+    for repetition in range(options.repetitions + 1):
+        requests = sides.requests_of(lengths, options.group, repetition)
+        for name, side in all_sides.items():
+            taken[name].append(_measured(lambda run=side, asked=requests: run(asked)))
+    return {name: each[1:] for name, each in taken.items()}
+
+
+def _shares(folder: Path, options: argparse.Namespace) -> Table:
+    table = Table(title="Where the transformers engine's CPU time goes")
     for column in ("lengths", "attention", "projections, MLP, norms", "sampling", "bookkeeping"):
-        shares.add_column(column, justify="left" if column == "lengths" else "right")
-
-    for name, lengths, target in (
-        ("equal", np.full(options.requests, _MEDIAN), 1.0),
-        ("long-tailed", _long_tailed(options.requests), 2.0),
-    ):
-        requests = _requests(lengths, options.group)
-        ours, theirs = _alternate(model, requests, options.slots, options.repetitions)
-        ratios = [their / our for our, their in zip(ours, theirs, strict=True)]
-        tokens = int(lengths.sum())
-        table.add_row(
-            name,
-            f"{np.percentile(lengths, 50):.0f} / {np.percentile(lengths, 99):.0f}",
-            f"{tokens / statistics.median(ours):,.0f}",
-            f"{tokens / statistics.median(theirs):,.0f}",
-            f"{statistics.median(ratios):.2f}x ({min(ratios):.2f}-{max(ratios):.2f})",
-            f"{target:.1f}x",
-        )
-        shares.add_row(name, *(f"{share:.0%}" for share in _breakdown(model, requests, options.slots)))
-    console.print(table)
-    console.print(shares)
+        table.add_column(column, justify="left" if column == "lengths" else "right")
+    for name, lengths in _lengths(options.requests).items():
+        shares = _breakdown(folder, sides.requests_of(lengths, options.group), options.slots)
+        table.add_row(name, *(f"{share:.0%}" for share in shares))
+    return table
 
 
-def _model() -> PreTrainedModel:
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=_VOCABULARY,
-        hidden_size=128,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=384,
-        tie_word_embeddings=True,
-        max_position_embeddings=_CONTEXT,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    return Qwen2ForCausalLM(config).eval()
-
-
-def _long_tailed(requests: int) -> np.ndarray:
-    """Lognormal lengths in tokens with the median and tail of the demonstration's long task."""
-    spread = np.log(_P99_OVER_P50) / _Z99
-    drawn = np.random.default_rng(0).lognormal(np.log(_MEDIAN), spread, requests)
-    return np.clip(drawn.round(), 1, _LONGEST).astype(np.int64)
-
-
-def _requests(lengths: np.ndarray, group: int) -> list[Request]:
-    """One request a length, no stop tokens, prompts of 8 to 13 tokens that `group` requests share."""
-    generator = np.random.default_rng(1)
-    requests = []
-    for i, length in enumerate(lengths.tolist()):
-        if i % group == 0:
-            prompt = generator.integers(1, _VOCABULARY, generator.integers(8, 14)).astype(np.int32)
-        requests.append(Request(f"p{i // group}.{i % group}", prompt, Sampling(1.0, 1.0, 0, length, (), 0)))
-    return requests
-
-
-def _alternate(
-    model: PreTrainedModel, requests: Sequence[Request], slots: int, repetitions: int
-) -> tuple[list[float], list[float]]:
-    """Seconds of each repetition, engine and generate, after one of each to warm up."""
-    engine = TransformersEngine(model, slots=slots)
-    ours, theirs = [], []
-    for _ in range(repetitions + 1):
-        ours.append(_seconds(lambda: _run_engine(engine, requests)))
-        theirs.append(_seconds(lambda: _run_generate(model, requests, slots)))
-    return ours[1:], theirs[1:]
-
-
-def _run_engine(engine: TransformersEngine, requests: Sequence[Request]) -> None:
-    for request in requests:
-        engine.submit(request)
-    left = len(requests)
-    while left:
-        left -= len(engine.step())
-
-
-def _run_generate(model: PreTrainedModel, requests: Sequence[Request], slots: int) -> None:
-    for first in range(0, len(requests), slots):
-        batch = requests[first : first + slots]
-        width = max(len(request.prompt) for request in batch)
-        token_ids = torch.zeros((len(batch), width), dtype=torch.int64)
-        for row, request in enumerate(batch):
-            token_ids[row, width - len(request.prompt) :] = torch.from_numpy(request.prompt)
-        longest = max(request.sampling.max_new_tokens for request in batch)
-        with torch.inference_mode():
-            model.generate(
-                token_ids,
-                attention_mask=(token_ids > 0).long(),
-                do_sample=True,
-                temperature=1.0,
-                top_k=0,
-                top_p=1.0,
-                max_new_tokens=longest,
-                min_new_tokens=longest,
-            )
-
-
-def _breakdown(model: PreTrainedModel, requests: Sequence[Request], slots: int) -> tuple[float, ...]:
+def _breakdown(folder: Path, requests: Sequence[Request], slots: int) -> tuple[float, ...]:
     """Shares of a run spent in attention, the rest of the forward, sampling, and everything else."""
-    engine = TransformersEngine(model, slots=slots)
-    spent: Counter[str] = Counter()
+    engine = sides.open_transformers(folder, slots)
+    spent: dict[str, float] = {}
     runner: Any = engine._runner  # the one place that looks inside, to measure it
-
-    def watched(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(call)
-        def timed(*arguments: Any, **named: Any) -> Any:
-            start = time.perf_counter()
-            try:
-                return call(*arguments, **named)
-            finally:
-                spent[name] += time.perf_counter() - start
-
-        return timed
-
     for part in ("_attend", "_attend_causally"):
-        setattr(runner, part, watched("attention", getattr(runner, part)))
-    engine._kv.write = watched("attention", engine._kv.write)  # type: ignore[method-assign]
-    runner.decode = watched("forward", runner.decode)
+        setattr(runner, part, sides.watched(spent, "attention", getattr(runner, part)))
+    engine._kv.write = sides.watched(spent, "attention", engine._kv.write)  # type: ignore[method-assign]
+    runner.decode = sides.watched(spent, "forward", runner.decode)
     originals = transformers_engine.sample, transformers_engine.uniforms
-    transformers_engine.sample, transformers_engine.uniforms = (watched("sampling", call) for call in originals)
+    drawing = [sides.watched(spent, "sampling", call) for call in originals]
+    transformers_engine.sample, transformers_engine.uniforms = drawing
     try:
-        total = _seconds(lambda: _run_engine(engine, requests))
+        total = _measured(lambda: sides.through(engine)(requests)).cpu
     finally:
         transformers_engine.sample, transformers_engine.uniforms = originals
     rest = total - spent["forward"] - spent["sampling"]
@@ -188,10 +151,44 @@ def _breakdown(model: PreTrainedModel, requests: Sequence[Request], slots: int) 
     return tuple(part / total for part in parts)
 
 
-def _seconds(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
+def _refreshes(engines: Mapping[str, Engine], folder: Path, options: argparse.Namespace) -> Table:
+    table = Table(title=f"With other weights every {options.every:g} s, goal: at most 5 % less")
+    for column in ("engine", "tokens/s without", "with", "cost (min-max)", "of CPU"):
+        table.add_column(column, justify="left" if column == "engine" else "right")
+    with two_versions(folder) as store:
+        for name, engine in engines.items():
+            feed = Feed(engine, sides.long_tailed(options.requests), options.group)
+            pairs = measure_refresh(feed, store, options.every, options.repetitions)
+            rates = [f"{statistics.median(rate.wall for rate in column):,.0f}" for column in zip(*pairs, strict=True)]
+            left = _columns([refreshed.over(steady) for steady, refreshed in pairs])
+            costs = [sorted(1 - share for share in column) for column in left]
+            told = [f"{statistics.median(each):.1%} ({each[0]:.1%} - {each[-1]:.1%})" for each in costs]
+            table.add_row(name, *rates, *told)
+    return table
+
+
+def _swaps(folder: Path, options: argparse.Namespace) -> Table:
+    table = Table(title="A swap of weights, beside one thread's copy of as many bytes")
+    for column in ("engine", "MB", "swap, ms", "copy, ms", "ratio (min-max)", "of CPU"):
+        table.add_column(column, justify="left" if column == "engine" else "right")
+    sides.make_folder(folder, **_LARGE)
+    with two_versions(folder) as store:
+        for name in options.engines:
+            engine = sides.OPENERS[name](folder, 2)
+            size, pairs = measure_swap(engine, store, options.repetitions)
+            engine.close()
+            took = [
+                f"{1e3 * statistics.median(each.wall for each in column):.0f}" for column in zip(*pairs, strict=True)
+            ]
+            ratios = _columns([load.over(copy) for load, copy in pairs])
+            table.add_row(name, f"{size / 1e6:.0f}", *took, *map(_spread, ratios))
+    return table
+
+
+def _measured(call: Callable[[], object]) -> Measured:
+    before = sides.now()
     call()
-    return time.perf_counter() - start
+    return sides.since(before)
 
 
 def _machine() -> str:

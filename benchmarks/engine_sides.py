@@ -1,0 +1,216 @@
+"""Who generates in benchmarks/engine.py: our engines, `model.generate` and bare vLLM, over one model and one thread.
+
+Every side takes the same requests: prompts of 8 to 13 tokens that groups share, no stop tokens, temperature 1.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from operators.rollout.emulated_engine import EmulatedEngine, emulated_scheduling
+from operators.rollout.emulation import EngineEmulation, LengthsConfig
+from operators.rollout.engine import Engine, Request
+from operators.rollout.lengths import open_lengths
+from operators.rollout.roofline import Roofline
+from operators.rollout.transformers_engine import TransformersEngine
+from schemas.records import Sampling
+
+VOCABULARY, CONTEXT = 128, 512
+MEDIAN, LONGEST = 39, 400
+_P99_OVER_P50 = 4.7
+_Z99 = 2.3263  # the 99th percentile of the normal distribution
+
+HAS_VLLM = importlib.util.find_spec("vllm") is not None
+Side = Callable[[Sequence[Request]], None]
+"""Generates all that it is asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A figure by the clock, and by this process's CPU time, which other work on the machine changes less."""
+
+    wall: float
+    cpu: float
+
+    def over(self, other: Measured) -> Measured:
+        """This as so many times the other."""
+        return Measured(self.wall / other.wall, self.cpu / other.cpu)
+
+
+def now() -> Measured:
+    """Seconds of both clocks right now."""
+    return Measured(time.perf_counter(), time.process_time())
+
+
+def since(before: Measured) -> Measured:
+    """Seconds that have passed."""
+    passed = now()
+    return Measured(passed.wall - before.wall, passed.cpu - before.cpu)
+
+
+def make_folder(folder: Path, *, hidden: int = 128, layers: int = 3, mlp: int = 384, heads: int = 4) -> None:
+    """A random Qwen2 in `folder`; by default as large as the demonstration's model."""
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads // 2,
+        intermediate_size=mlp,
+        tie_word_embeddings=True,
+        max_position_embeddings=CONTEXT,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+
+
+def long_tailed(requests: int) -> np.ndarray:
+    """Lognormal lengths in tokens with the median and tail of the demonstration's long task."""
+    spread = np.log(_P99_OVER_P50) / _Z99
+    drawn = np.random.default_rng(0).lognormal(np.log(MEDIAN), spread, requests)
+    return np.clip(drawn.round(), 1, LONGEST).astype(np.int64)
+
+
+def requests_of(lengths: np.ndarray, group: int, round: int = 0) -> list[Request]:
+    """One request a length; `group` share a prompt. Another `round` is other requests."""
+    generator = np.random.default_rng([1, round])
+    requests = []
+    for i, length in enumerate(lengths.tolist()):
+        if i % group == 0:
+            prompt = generator.integers(1, VOCABULARY, generator.integers(8, 14)).astype(np.int32)
+        sampling = Sampling(1.0, 1.0, 0, length, (), round)
+        requests.append(Request(f"p{round}.{i // group}.{i % group}", prompt, sampling))
+    return requests
+
+
+def open_transformers(folder: Path, slots: int) -> TransformersEngine:
+    """Our engine over the model in `folder`."""
+    return TransformersEngine(AutoModelForCausalLM.from_pretrained(folder), slots=slots)
+
+
+def open_vllm_engine(folder: Path, slots: int) -> Engine:
+    """vLLM as our engine."""
+    from operators.rollout.vllm_engine import VllmEngine, open_vllm
+
+    return VllmEngine(open_vllm(folder, slots=slots, context=CONTEXT))
+
+
+def through(engine: Engine) -> Side:
+    """Generates by an engine's steps."""
+
+    def run(requests: Sequence[Request]) -> None:
+        for request in requests:
+            engine.submit(request)
+        left = len(requests)
+        while left:
+            left -= len(engine.step())
+
+    return run
+
+
+def generate(folder: Path, slots: int) -> Side:
+    """`model.generate` on batches of `slots`, left-padded. A batch runs to its longest request, whose surplus tokens
+    are not counted."""
+    model = AutoModelForCausalLM.from_pretrained(folder)
+
+    def run(requests: Sequence[Request]) -> None:
+        for first in range(0, len(requests), slots):
+            batch = requests[first : first + slots]
+            width = max(len(request.prompt) for request in batch)
+            token_ids = torch.zeros((len(batch), width), dtype=torch.int64)
+            for row, request in enumerate(batch):
+                token_ids[row, width - len(request.prompt) :] = torch.from_numpy(request.prompt)
+            longest = max(request.sampling.max_new_tokens for request in batch)
+            with torch.inference_mode():
+                model.generate(
+                    token_ids,
+                    attention_mask=(token_ids > 0).long(),
+                    do_sample=True,
+                    temperature=1.0,
+                    top_k=0,
+                    top_p=1.0,
+                    max_new_tokens=longest,
+                    min_new_tokens=longest,
+                )
+
+    return run
+
+
+def bare_vllm(folder: Path, slots: int) -> Side:
+    """`LLM.generate`, set up as our engine sets vLLM up, in this process too; every token's logprob is asked for."""
+    from operators.rollout.vllm_engine import arguments_of  # first: what it sets in the environment holds for both
+
+    from vllm import LLM, SamplingParams  # isort: skip
+
+    llm = LLM(model=str(folder), skip_tokenizer_init=True, **arguments_of(folder, slots=slots, context=CONTEXT))
+
+    def run(requests: Sequence[Request]) -> None:
+        prompts = [{"prompt_token_ids": request.prompt.tolist()} for request in requests]
+        asked = [
+            SamplingParams(
+                temperature=1.0,
+                max_tokens=request.sampling.max_new_tokens,
+                ignore_eos=True,
+                logprobs=0,
+                detokenize=False,
+            )
+            for request in requests
+        ]
+        llm.generate(prompts, asked, use_tqdm=False)
+
+    return run
+
+
+def emulated(slots: int) -> Side:
+    """The emulated engine on a clock that jumps to whatever happens next: what an emulated token costs here."""
+    now = [0.0]
+    emulation = EngineEmulation()
+    engine = EmulatedEngine(
+        emulated_scheduling(slots, CONTEXT, None, emulation),
+        Roofline(emulation.roofline),
+        open_lengths(LengthsConfig(p50=MEDIAN, p99=LONGEST)),
+        clock=lambda: now[0],
+        fresh_s=0.0,
+    )
+
+    def run(requests: Sequence[Request]) -> None:
+        for request in requests:
+            engine.submit(request)
+        left = len(requests)
+        while left:
+            now[0] += engine.due() + 1e-9
+            left -= len(engine.step())
+
+    return run
+
+
+def watched(spent: dict[str, float], name: str, call: Callable[..., Any]) -> Any:
+    """`call`, with the CPU seconds that it takes added to `spent[name]`."""
+
+    @functools.wraps(call)
+    def timed(*arguments: Any, **named: Any) -> Any:
+        before = now()
+        try:
+            return call(*arguments, **named)
+        finally:
+            spent[name] = spent.get(name, 0.0) + since(before).cpu
+
+    return timed
+
+
+OPENERS: dict[str, Callable[[Path, int], Engine]] = {"transformers": open_transformers, "vllm": open_vllm_engine}
+OTHERS: dict[str, Callable[[Path, int], Side]] = {"generate": generate, "bare vllm": bare_vllm}
+"""By name, over the model in a folder, with so many slots."""

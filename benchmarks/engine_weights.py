@@ -1,0 +1,119 @@
+"""What other weights cost an engine: a swap beside a memcpy of the same bytes, and tokens/s with one every few seconds.
+
+A refresh is what the schedule `partial_rollout` does: everything that runs is released, the weights of this machine's
+store are loaded, and all goes on from what it had, its KV computed anew under the new weights.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+from benchmarks.engine_sides import Measured, now, requests_of, since
+from infra.models.weights import save_weights
+from infra.store.names import default_root
+from infra.store.weight_store import WeightStore
+from operators.rollout.engine import Engine, Request
+from schemas.records import PolicyVersion
+
+VERSIONS = (PolicyVersion(1, 1), PolicyVersion(1, 2))
+
+
+@contextmanager
+def two_versions(folder: Path) -> Iterator[WeightStore]:
+    """A store in shared memory with two versions of the weights in model folder `folder`."""
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    with WeightStore(default_root("benchmark"), keep=2) as store:
+        try:
+            for version in VERSIONS:
+                with torch.no_grad():
+                    model.get_input_embeddings().weight.mul_(1.0 + 1e-3)
+                file = folder / "version"
+                save_weights(model, file)
+                with store.begin(version, file.stat().st_size) as arriving, file.open("rb") as source:
+                    source.readinto(arriving.view)
+                    arriving.seal()
+                file.unlink()
+            yield store
+        finally:
+            store.destroy()
+
+
+def measure_swap(engine: Engine, store: WeightStore, repetitions: int) -> tuple[int, list[tuple[Measured, Measured]]]:
+    """Load versions in turn, and between two loads let one thread copy as many bytes between memory that is there: how
+    many bytes, and what the load and the copy of each repetition took."""
+    size = store.path(VERSIONS[0]).stat().st_size
+    source, target = (torch.ones(size, dtype=torch.uint8) for _ in range(2))
+    pairs = []
+    for _, version in zip(range(repetitions + 1), itertools.cycle(VERSIONS), strict=False):
+        begun = now()
+        load_version(engine, store, version)
+        load, loaded = since(begun), now()
+        target.copy_(source)
+        pairs.append((load, since(loaded)))
+    return size, pairs[1:]
+
+
+class Feed:
+    """Keeps `engine` busy with rounds of requests of `lengths` tokens."""
+
+    def __init__(self, engine: Engine, lengths: np.ndarray, group: int) -> None:
+        self.engine, self._lengths, self._group = engine, lengths, group
+        self._asked: dict[str, Request] = {}
+        self._rounds = itertools.count()
+
+    def tokens_in(self, seconds: float) -> int:
+        """Step for so long; whenever less waits than there are slots, another round is added."""
+        before, begun = self.engine.status().tokens_generated, now()
+        while since(begun).wall < seconds:
+            if self.engine.status().waiting < self.engine.status().capacity:
+                for request in requests_of(self._lengths, self._group, next(self._rounds)):
+                    self._asked[request.trajectory_id] = request
+                    self.engine.submit(request)
+            for done in self.engine.step():
+                del self._asked[done.trajectory_id]
+        return self.engine.status().tokens_generated - before
+
+    def refresh(self, store: WeightStore, version: PolicyVersion) -> None:
+        """Let everything go on under other weights."""
+        released = self.engine.release(list(self._asked))
+        load_version(self.engine, store, version)
+        for name, request in self._asked.items():
+            known = released[name]
+            self.engine.submit(replace(request, partial=known if len(known.token_ids) else None))
+
+    def end(self) -> None:
+        """Let go of what is under way."""
+        self.engine.release(list(self._asked))
+
+
+def measure_refresh(
+    feed: Feed, store: WeightStore, every_s: float, repetitions: int
+) -> list[tuple[Measured, Measured]]:
+    """Tokens a second without and with a refresh every `every_s` seconds, by turns, each over two such times."""
+    versions, rates = itertools.cycle(VERSIONS), []
+    feed.tokens_in(every_s)
+    for turn in range(2 * repetitions):
+        begun, tokens = now(), 0
+        for _ in range(2):
+            began = now()
+            if turn % 2:
+                feed.refresh(store, next(versions))
+            tokens += feed.tokens_in(every_s - since(began).wall)
+        took = since(begun)
+        rates.append(Measured(tokens / took.wall, tokens / took.cpu))
+    feed.end()
+    return list(zip(rates[::2], rates[1::2], strict=True))
+
+
+def load_version(engine: Engine, store: WeightStore, version: PolicyVersion) -> None:
+    """Load `version` as a replica does."""
+    with store.pin(version) as file:
+        engine.load(file, version)
