@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from placement_here import TIMEOUT_S, Placement, assigned, cancelled, leases
 from records_here import prompt, trajectory, version
-from test_placement_resumes import letters, partials, progress
+from test_placement_resumes import partials, progress
 
 from operators.io.elements import Output
 from schemas.records import (
@@ -379,32 +379,6 @@ def test_a_replica_for_which_there_is_nothing_fresh_takes_of_a_queue() -> None:
 
 
 # -- bad input --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"run": "other"}, "a heartbeat of run 'other', not of 'run'"),
-        ({"incarnation": 7, "run": ""}, "a heartbeat of run '', not of 'run'"),
-    ],
-)
-def test_heartbeats_that_cannot_be_of_this_run_are_set_aside(changes: dict, reason: str) -> None:
-    placement = Placement()
-    placement.prompts(0)
-    placement.beat(0, placement.publish(0), **changes)
-    outputs = placement.run()
-    assert letters(outputs) == [reason]
-    assert assigned(outputs) == []
-
-
-@pytest.mark.parametrize("replica", [4, -1])
-def test_a_replica_without_an_inbox_gets_nothing(replica: int) -> None:
-    placement = Placement()
-    placement.prompts(0)
-    placement.beat(replica, placement.publish(0))
-    outputs = placement.run()
-    assert letters(outputs) == [f"replica {replica} has no inbox: there are 4"]
-    assert assigned(outputs) == []
 
 
 def test_clocks_that_jump_change_nothing(placement: Placement) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from placement_here import BOTH, TIMEOUT_S, Placement, assigned, given_up, leases, newest, with_one_prompt
 from records_here import prompt, trajectory
+from test_placement_resumes import letters
 
 
 @pytest.fixture
@@ -137,3 +138,32 @@ def test_a_trajectory_that_kills_its_replicas_ends_as_failed() -> None:
     assert given_up(outputs) == {"p0.0": "given up after 3 attempts"}
     assert assigned(outputs) == []
     assert placement.run() == []
+
+
+# -- bad input ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"run": "other"}, "a heartbeat of run 'other', not of 'run'"),
+        ({"incarnation": 7, "run": ""}, "a heartbeat of run '', not of 'run'"),
+    ],
+)
+def test_heartbeats_that_cannot_be_of_this_run_are_set_aside(changes: dict, reason: str) -> None:
+    placement = Placement()
+    placement.prompts(0)
+    placement.beat(0, placement.publish(0), **changes)
+    outputs = placement.run()
+    assert letters(outputs) == [reason]
+    assert assigned(outputs) == []
+
+
+@pytest.mark.parametrize("replica", [4, -1])
+def test_a_replica_without_an_inbox_gets_nothing(replica: int) -> None:
+    placement = Placement()
+    placement.prompts(0)
+    placement.beat(replica, placement.publish(0))
+    outputs = placement.run()
+    assert letters(outputs) == [f"replica {replica} has no inbox: there are 4"]
+    assert assigned(outputs) == []
