@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from kafka import KafkaProducer
 from record_samples import SAMPLES
@@ -17,7 +21,9 @@ from infra.kafka.session import Session
 from infra.kafka.session_config import Input, SessionConfig
 from pipelines.cli.main import main
 from pipelines.config import Config, KafkaConfig, RunConfig, parse_config
-from pipelines.run.drain import is_quiet
+from pipelines.run import drain as draining
+from pipelines.run.drain import drain, is_quiet
+from pipelines.run.submitted import Submission, submissions
 from pipelines.run.topics import make_topics
 from schemas.codec import encode
 from schemas.records import Prompt, ReplicaStatus
@@ -104,3 +110,39 @@ def test_a_run_is_quiet_once_all_is_dispatched_and_no_replica_is_at_work(broker:
     session.commit([], session.positions(), {}, {})
     session.close()
     assert is_quiet(config)
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Iterator[list[Submission]]:
+    """Four pipelines of a run, whose keepers do nothing until they are asked to stop, and say that they were."""
+    with ExitStack() as ending:
+        for pipeline in ("trainer", "score", "prompts", "placement"):
+            says = f"trap 'echo {pipeline} >> {tmp_path}/stopped; exit' TERM; while :; do sleep 0.02; done"
+            process = ending.enter_context(subprocess.Popen(["sh", "-c", says]))
+            ending.callback(process.kill)
+            submission = Submission(tmp_path, pipeline, 0, "embedded", (), process.pid)
+            submission.file.parent.mkdir(exist_ok=True)
+            replace(submission, pid_created=psutil.Process(process.pid).create_time()).write()
+        yield submissions(tmp_path)
+
+
+def test_who_asks_ends_first_and_who_answers_once_all_is_answered(
+    broker: Broker, run_id: str, kept: list[Submission], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draining, "LOOK_S", 0.05)
+    config = replace(parse_config({}, "a test"), run=RunConfig(run_id), kafka=KafkaConfig(broker.bootstrap_servers))
+    make_topics(config)
+
+    def say(waiting: int) -> None:
+        status = replace(SAMPLES[ReplicaStatus], running=0, waiting=waiting)  # type: ignore[type-var]
+        value, headers = encode(status)
+        with KafkaProducer(**config.kafka.client().producer()) as producer:
+            producer.send(REPLICAS.name(run_id), value, b"0", list(headers), 0)
+
+    said: list[str] = []
+    say(waiting=1)
+    assert drain(kept, config, time.monotonic() + 2, said.append) == ["placement", "score", "trainer"]
+    assert (tmp_path / "stopped").read_text().split() == ["prompts"]
+    say(waiting=0)
+    assert drain(kept, config, time.monotonic() + 60, said.append) == []
+    assert (tmp_path / "stopped").read_text().split() == ["prompts", "placement", "score", "trainer"]
