@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from tiny_engines import engine, mixed, request, run
 from tiny_models import tiny_model
-from vllm_engines import FAMILY, vllm_engine
+from vllm_engines import FAMILY, model_folder, vllm_engine
 
 from infra.models.weights import save_weights
 from schemas.records import PolicyVersion
@@ -53,3 +59,40 @@ def test_what_the_prefix_cache_has_of_old_weights_is_not_used(tmp_path: Path) ->
     for name in expected:
         assert after[name].generated.token_ids.tolist() == expected[name].generated.token_ids.tolist()
     assert any(before[name].generated.token_ids.tolist() != after[name].generated.token_ids.tolist() for name in after)
+
+
+def test_compiled_code_is_refused_on_a_cpu() -> None:
+    from operators.rollout.vllm_engine import open_vllm
+
+    with pytest.raises(ValueError, match="enforce_eager must be true on a CPU"):
+        open_vllm(model_folder(FAMILY), slots=2, context=64, enforce_eager=False)
+
+
+def test_what_vllm_preloads_is_not_left_for_others() -> None:
+    vllm_engine()
+    assert "tcmalloc" not in os.environ.get("LD_PRELOAD", "")
+
+
+@pytest.mark.parametrize("end", ["closed", "killed"])
+def test_two_workers_share_a_model_and_end_with_their_engine(end: str, tmp_path: Path) -> None:
+    save_weights(tiny_model(FAMILY, seed=1), tmp_path / "w")
+    script = Path(__file__).with_name("vllm_two_workers.py")
+    command = [sys.executable, "-W", "ignore", str(script), str(model_folder(FAMILY)), str(tmp_path / "w")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            told = json.loads(next(line for line in process.stdout if line.startswith("{")))
+            started = psutil.Process(process.pid).children(recursive=True)
+            assert len(started) >= 2
+            if end == "killed":
+                process.kill()
+            process.stdin.close()
+            assert process.wait(60) == (0 if end == "closed" else -signal.SIGKILL)
+            _, left = psutil.wait_procs(started, timeout=30)
+            assert not left
+        finally:
+            process.kill()
+    ours = engine(FAMILY)
+    ours.load(tmp_path / "w", PolicyVersion(1, 1))
+    assert told == {name: each.generated.token_ids.tolist() for name, each in run(ours, mixed(6)).items()}
