@@ -13,13 +13,14 @@ from schemas.topics import Topic, run_of
 from schemas.tracing import TRACEPARENT, traceparent
 
 _KEYED_BY_PROMPT = ("prompt_id", "group_id")
+_NAMES = ("trajectory_id", "trajectory_ids")
 
 
 def coalesce(outputs: Iterable[Output], name_of: Callable[[Topic], str]) -> list[Outgoing]:
     """`outputs` encoded, in order within each topic, partition and key; `name_of` gives a topic its full name.
 
     Neighbours of one class become rows of one record where their encoding allows, and so do neighbouring blocks. What
-    is keyed by a prompt carries its trace (W3C); of rows of several prompts that is the first's, as the key is.
+    is of a prompt carries its trace (W3C); of several prompts that is the first's, as the key is where there is one.
     Raises ValueError for an output that is too large or does not fit its schema, KeyError for a class that does not
     travel.
     """
@@ -36,15 +37,26 @@ def coalesce(outputs: Iterable[Output], name_of: Callable[[Topic], str]) -> list
     return [
         Outgoing(name, partition, key.encode() or None, value, (*headers, *trace))
         for topic, partition, key, run in runs
-        for name, trace in [_traced(name_of(topic), topic, key)]
+        for name, trace in [_traced(name_of(topic), topic, key or None, run[0])]
         for value, headers in _encoded(run)
     ]
 
 
-def _traced(name: str, topic: Topic, key: str) -> tuple[str, Headers]:
-    """The full name of a topic, and the trace that a record with `key` in it belongs to."""
-    run = run_of(name) if topic.key in _KEYED_BY_PROMPT and key else None
-    return name, ((TRACEPARENT, traceparent(run, key, topic.noun)),) if run else ()
+def _traced(name: str, topic: Topic, key: str | None, first: Any) -> tuple[str, Headers]:
+    """The full name of a topic, and the trace that a record with `key` and `first` in it belongs to."""
+    group = key if topic.key in _KEYED_BY_PROMPT else _group_of(first)
+    run = run_of(name) if group else None
+    return name, ((TRACEPARENT, traceparent(run, group, topic.noun)),) if run and group else ()
+
+
+def _group_of(record: Any) -> str | None:
+    """The group of the first trajectory that a record, or the first of a block, names."""
+    if isinstance(record, Block):
+        held = {name: record.column(name)[0].as_py() for name in _NAMES if name in record.batch.schema.names}
+    else:
+        held = {name: getattr(record, name) for name in _NAMES if hasattr(record, name)}
+    first = held.get("trajectory_id") or next(iter(held.get("trajectory_ids") or ()), "")
+    return first.partition(".")[0] or None
 
 
 def _together(first: Any, record: Any) -> bool:

@@ -14,7 +14,9 @@ from operators.io.coalesce import coalesce
 from operators.io.elements import Output
 from pipelines.log.trace import metric_events, trajectory_events
 from schemas import records as r
-from schemas.topics import EXPERIENCES, SETTLED, TRAJECTORIES
+from schemas.block import Block
+from schemas.codec import decode
+from schemas.topics import BATCHES, EXPERIENCES, INBOX, METRICS, PROGRESS, SETTLED, TRAJECTORIES
 from schemas.tracing import trace_id
 
 RUN = "a-run-to-read"
@@ -72,14 +74,24 @@ def test_spans_of_a_trajectory_and_of_a_step() -> None:
 
 
 def test_records_of_a_prompt_carry_its_trace() -> None:
+    settled = Block.of([SAMPLES[r.Settled]])
     outputs = [
         Output(TRAJECTORIES, "p12", SAMPLES[r.Trajectory]),
         Output(EXPERIENCES, "p12", SAMPLES[r.Experience]),
-        Output(SETTLED, "", SAMPLES[r.Settled]),
+        Output(INBOX, "", SAMPLES[r.Assignment], 0),
+        Output(INBOX, "", SAMPLES[r.Release], 0),
+        Output(PROGRESS, "0", SAMPLES[r.Progress]),
+        Output(SETTLED, "", settled),
+        Output(BATCHES, "3", SAMPLES[r.MicroBatch], 0),
+        Output(METRICS, "train", SAMPLES[r.Metric]),
+        Output(INBOX, "", SAMPLES[r.Drain], 0),
     ]
     sent = coalesce(outputs, lambda topic: topic.name("first"))
-    first, second, none = (dict(each.headers).get("traceparent", b"").decode() for each in sent)
-    assert re.fullmatch(rf"00-{trace_id('first', 'p12')}-[0-9a-f]{{16}}-01", first)
-    assert second[:36] == first[:36]
-    assert second != first
-    assert none == ""
+    *of_prompts, metric, drain = (dict(each.headers).get("traceparent", b"").decode() for each in sent)
+    groups = [decode(each.value, each.headers)[0] for each in sent[:-2]]
+    ids = [getattr(row, "trajectory_id", "") or getattr(row, "trajectory_ids", ["p12.0"])[0] for row in groups]
+    for said, trajectory in zip(of_prompts, ids, strict=True):
+        assert re.fullmatch(rf"00-{trace_id('first', trajectory.partition('.')[0])}-[0-9a-f]{{16}}-01", said)
+    assert len(set(of_prompts)) == len({each.topic for each in sent[:-2]})  # each topic has a span of its own
+    assert (metric, drain) == ("", "")
+    assert not any(dict(each.headers).get("traceparent") for each in coalesce(outputs, lambda topic: "elsewhere"))
