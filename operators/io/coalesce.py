@@ -52,7 +52,9 @@ def _traced(name: str, topic: Topic, key: str | None, first: Any) -> tuple[str, 
 def _group_of(record: Any) -> str | None:
     """The group of the first trajectory that a record, or the first of a block, names."""
     if isinstance(record, Block):
-        held = {name: record.column(name)[0].as_py() for name in _NAMES if name in record.batch.schema.names}
+        held = {
+            name: record.column(name)[0].as_py() for name in _NAMES if len(record) and name in record.batch.schema.names
+        }
     else:
         held = {name: getattr(record, name) for name in _NAMES if hasattr(record, name)}
     first = held.get("trajectory_id") or next(iter(held.get("trajectory_ids") or ()), "")
