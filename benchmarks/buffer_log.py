@@ -19,7 +19,8 @@ import pyarrow as pa
 from infra.kafka.broker import Broker
 from infra.kafka.producer import BoundedProducer
 from infra.kafka.properties import ClientProperties
-from infra.kafka.reading import partition_ranges, read_topic
+from infra.kafka.ranges import partition_ranges
+from infra.kafka.reading import read_topic
 from infra.kafka.session import SESSIONS
 from infra.runners.run import run_pipeline
 from infra.runners.stopping import STOPPING

@@ -26,7 +26,7 @@ import psutil
 from benchmarks.buffer_log import Experiences
 from infra.kafka.broker import Broker, BrokerConfig, start_broker
 from infra.kafka.producer import BoundedProducer
-from infra.kafka.reading import partition_ranges
+from infra.kafka.ranges import partition_ranges
 from infra.runners.collector import collect_seldom
 from infra.runners.run import run_pipeline
 from operators.export.columns import row_schema

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
-
-from schemas import records
 
 Cleanup = Literal["delete", "compact"]
 
@@ -19,12 +18,12 @@ _RUN = re.compile(r"[A-Za-z0-9_-]{1,100}")
 class Topic:
     """What one topic carries.
 
-    `partitions` names the count that a run's configuration gives: one, shards, ranks (times the buffer's shards) or
-    replicas.
+    `carries` are names of record classes. `partitions` names the count that a run's configuration gives: one, shards,
+    ranks (times the buffer's shards) or replicas.
     """
 
     noun: str
-    records: tuple[type, ...]
+    carries: tuple[str, ...]
     key: str
     partitions: Literal["one", "shards", "ranks", "replicas"]
     cleanup: Cleanup
@@ -38,10 +37,22 @@ class Topic:
             raise ValueError(f"run name {run!r} must be 1-100 letters, digits, '_' or '-'")
         return f"{PREFIX}.{run}.{self.noun}"
 
+    @property
+    def records(self) -> tuple[type, ...]:
+        """The classes themselves, which need Arrow: who asks for names alone does not wait for it."""
+        return _classes(self.carries)
+
+
+@cache
+def _classes(names: tuple[str, ...]) -> tuple[type, ...]:
+    from schemas import records
+
+    return tuple(getattr(records, name) for name in names)
+
 
 PROMPTS = Topic(
     "prompts",
-    (records.Prompt,),
+    ("Prompt",),
     "prompt_id",
     "one",
     "delete",
@@ -51,7 +62,7 @@ PROMPTS = Topic(
 )
 EVAL_PROMPTS = Topic(
     "eval-prompts",
-    (records.Prompt,),
+    ("Prompt",),
     "prompt_id",
     "one",
     "delete",
@@ -61,7 +72,7 @@ EVAL_PROMPTS = Topic(
 )
 CURRICULUM = Topic(
     "curriculum",
-    (records.LevelAsked, records.LevelBegun),
+    ("LevelAsked", "LevelBegun"),
     "kind",
     "one",
     "delete",
@@ -73,7 +84,7 @@ ASKED, BEGUN = "asked", "begun"
 """Keys of the curriculum topic: each side reads the other's words alone."""
 OFFERS = Topic(
     "offers",
-    (records.GroupsOffered, records.GroupsCalled, records.SuccessTold),
+    ("GroupsOffered", "GroupsCalled", "SuccessTold"),
     "kind",
     "one",
     "delete",
@@ -85,7 +96,7 @@ OFFERED, CALLED, TOLD = "offered", "called", "told"
 """Keys of the offers topic: the first shard reads all, the others leave out what is offered."""
 INBOX = Topic(
     "inbox",
-    (records.Assignment, records.Cancel, records.Reserve, records.Release, records.Drain),
+    ("Assignment", "Cancel", "Reserve", "Release", "Drain"),
     "",
     "replicas",
     "delete",
@@ -95,7 +106,7 @@ INBOX = Topic(
 )
 PROGRESS = Topic(
     "progress",
-    (records.Progress, records.Refused, records.Closed),
+    ("Progress", "Refused", "Closed"),
     "replica_id",
     "one",
     "delete",
@@ -105,7 +116,7 @@ PROGRESS = Topic(
 )
 TRAJECTORIES = Topic(
     "trajectories",
-    (records.Trajectory,),
+    ("Trajectory",),
     "group_id",
     "shards",
     "delete",
@@ -115,7 +126,7 @@ TRAJECTORIES = Topic(
 )
 EXPERIENCES = Topic(
     "experiences",
-    (records.Experience,),
+    ("Experience",),
     "group_id",
     "shards",
     "delete",
@@ -125,7 +136,7 @@ EXPERIENCES = Topic(
 )
 SETTLED = Topic(
     "settled",
-    (records.Settled,),
+    ("Settled",),
     "",
     "one",
     "delete",
@@ -135,7 +146,7 @@ SETTLED = Topic(
 )
 BATCHES = Topic(
     "batches",
-    (records.MicroBatch,),
+    ("MicroBatch",),
     "batch",
     "ranks",
     "delete",
@@ -145,7 +156,7 @@ BATCHES = Topic(
 )
 RELAY = Topic(
     "relay",
-    (records.WeightVersion,),
+    ("WeightVersion",),
     "version",
     "one",
     "compact",
@@ -155,7 +166,7 @@ RELAY = Topic(
 )
 RELAY_CHAIN = Topic(
     "relay-chain",
-    (records.RelayChain,),
+    ("RelayChain",),
     "run",
     "one",
     "compact",
@@ -165,7 +176,7 @@ RELAY_CHAIN = Topic(
 )
 REPLICAS = Topic(
     "replicas",
-    (records.ReplicaStatus, records.RelayStatus),
+    ("ReplicaStatus", "RelayStatus"),
     "replica_id",
     "one",
     "compact",
@@ -175,7 +186,7 @@ REPLICAS = Topic(
 )
 PLANS = Topic(
     "plans",
-    (records.RepackPlan, records.MoveEnded),
+    ("RepackPlan", "MoveEnded"),
     "plan_id",
     "one",
     "delete",
@@ -185,7 +196,7 @@ PLANS = Topic(
 )
 METRICS = Topic(
     "metrics",
-    (records.Metric,),
+    ("Metric",),
     "name",
     "one",
     "delete",
@@ -195,7 +206,7 @@ METRICS = Topic(
 )
 DEAD_LETTERS = Topic(
     "dead-letters",
-    (records.DeadLetter,),
+    ("DeadLetter",),
     "",
     "one",
     "delete",
@@ -205,7 +216,7 @@ DEAD_LETTERS = Topic(
 )
 RESTORE = Topic(
     "restore",
-    (records.CommitNote,),
+    ("CommitNote",),
     "group",
     "one",
     "compact",

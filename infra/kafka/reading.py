@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kafka import KafkaConsumer, TopicPartition
 
-from infra.kafka.offset_span import Edge, OffsetSpan
 from infra.kafka.properties import ClientProperties
-from infra.kafka.record_batches import Headers, RecordBatch, take_whole_batches
+from infra.kafka.ranges import PartitionRange, consumer_of, partition_ranges, ranges_of
+from infra.kafka.record_batches import Headers, RecordBatch
 from infra.kafka.start_offset import BEGINNING, StartOffset
-from infra.kafka.wide_reads import read_widely
 from schemas.codec import UndecodableRecord, decode
 
 POLL_MS = 500
-MAX_POLL_BATCHES = 16
-"""What one poll takes apart: a batch is as its producer sent it, at most some megabytes."""
 Decoder = Callable[[bytes | None, Iterable[tuple[str, bytes]]], Sequence[Any]]
-
-
-class UnknownTopic(RuntimeError):
-    """The topic, or one of the partitions asked for, does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,29 +44,6 @@ class StoredRecord:
 def schema_of(headers: Headers) -> str:
     """What a record with these headers says it is, e.g. "Trajectory/1"; "" where it does not say."""
     return next((value.decode(errors="replace") for name, value in headers if name == "laminar-schema"), "")
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionRange:
-    """What one partition holds for a read_committed reader: offsets `beginning` up to, but not including, `end`."""
-
-    beginning: int
-    end: int
-
-
-def partition_ranges(client: ClientProperties, topic: str) -> dict[int, PartitionRange]:
-    """What each partition of `topic` holds. Raises UnknownTopic."""
-    with consumer_of(client) as consumer:
-        return _ranges(consumer, topic, None)
-
-
-def resolve_span(
-    client: ClientProperties, topic: str, span: OffsetSpan, partitions: Sequence[int] | None = None
-) -> dict[int, PartitionRange]:
-    """What `span` is in each partition of `topic`. Raises UnknownTopic."""
-    with consumer_of(client) as consumer:
-        ranges = _ranges(consumer, topic, partitions)
-        return {number: PartitionRange(*edges) for number, edges in _edges(consumer, topic, span, ranges).items()}
 
 
 def read_topic(
@@ -110,7 +79,7 @@ def read_batches(
     order within each partition; memory does not grow with what is read. Raises UnknownTopic.
     """
     with consumer_of(client) as consumer:
-        ranges = _ranges(consumer, topic, partitions)
+        ranges = ranges_of(consumer, topic, partitions)
         for number, end in (until or {}).items():
             if number in ranges:
                 ranges[number] = PartitionRange(ranges[number].beginning, end)
@@ -132,7 +101,7 @@ def follow_topic(
     That is nothing every half second in which nothing comes. Raises UnknownTopic.
     """
     with consumer_of(client) as consumer:
-        _assign(consumer, topic, _ranges(consumer, topic, sorted(start)), start)
+        _assign(consumer, topic, ranges_of(consumer, topic, sorted(start)), start)
         while True:
             polled = consumer.poll(timeout_ms=POLL_MS).values()
             yield [each for records in polled for record in records for each in _stored(topic, record.value, decoder)]
@@ -160,38 +129,6 @@ def last_records(
         back *= 4
 
 
-@contextlib.contextmanager
-def consumer_of(client: ClientProperties) -> Iterator[KafkaConsumer]:
-    """A consumer of committed records, in whole batches, that joins no group and commits nothing."""
-    read_widely()
-    consumer = KafkaConsumer(
-        **client.consumer(
-            group_id=None,
-            enable_auto_commit=False,
-            isolation_level="read_committed",
-            auto_offset_reset="earliest",  # retention may take what was there a moment ago
-            metrics_enabled=False,
-            max_poll_records=MAX_POLL_BATCHES,
-        )
-    )
-    take_whole_batches(consumer)
-    try:
-        yield consumer
-    finally:
-        consumer.close(autocommit=False)
-
-
-def _ranges(consumer: KafkaConsumer, topic: str, partitions: Sequence[int] | None) -> dict[int, PartitionRange]:
-    there = consumer.partitions_for_topic(topic) or set()
-    if not there:
-        raise UnknownTopic(f"there is no topic {topic}")
-    if missing := sorted(set(partitions or ()) - there):
-        raise UnknownTopic(f"{topic} has partitions {min(there)} to {max(there)}, but not {missing}")
-    wanted = [TopicPartition(topic, number) for number in sorted(partitions or there)]
-    first, last = consumer.beginning_offsets(wanted), consumer.end_offsets(wanted)
-    return {each.partition: PartitionRange(first[each], max(first[each], last[each])) for each in wanted}
-
-
 def _assign(
     consumer: KafkaConsumer, topic: str, ranges: Mapping[int, PartitionRange], start: StartOffset | Mapping[int, int]
 ) -> dict[int, TopicPartition]:
@@ -202,22 +139,6 @@ def _assign(
         first = start if isinstance(start, StartOffset) else StartOffset(start.get(number, held.beginning))
         consumer.seek(assigned[number], first.within(held.beginning, held.end))
     return assigned
-
-
-def _edges(
-    consumer: KafkaConsumer, topic: str, span: OffsetSpan, ranges: Mapping[int, PartitionRange]
-) -> dict[int, tuple[int, int]]:
-    """The first offset of `span` in each partition, and the one after its last."""
-
-    def resolved(edge: Edge) -> dict[int, int]:
-        times: dict[TopicPartition, Any] = {}
-        if edge.of == "time":
-            times = consumer.offsets_for_times({TopicPartition(topic, number): edge.number for number in ranges})
-        found = {where.partition: at.offset if at else None for where, at in times.items()}
-        return {number: edge.within(held.beginning, held.end, found.get(number)) for number, held in ranges.items()}
-
-    first, last = resolved(span.first), resolved(span.last or Edge("end", 0))
-    return {number: (first[number], max(first[number], last[number])) for number in ranges}
 
 
 def _stored(topic: str, batch: RecordBatch, decoder: Decoder) -> Iterator[StoredRecord]:

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from kafka import TopicPartition
 
 from infra.kafka.properties import ClientProperties
-from infra.kafka.reading import POLL_MS, consumer_of, partition_ranges
+from infra.kafka.ranges import consumer_of, partition_ranges
+from infra.kafka.reading import POLL_MS
 from infra.kafka.record_batches import Headers
 
 Measure = Callable[[bytes | None, Headers], int | None]

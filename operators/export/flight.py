@@ -19,15 +19,8 @@ from pyarrow import flight
 
 from infra.kafka.offset_span import parse_span
 from infra.kafka.properties import ClientProperties
-from infra.kafka.reading import (
-    PartitionRange,
-    StoredRecord,
-    UnknownTopic,
-    follow_topic,
-    partition_ranges,
-    read_topic,
-    resolve_span,
-)
+from infra.kafka.ranges import PartitionRange, UnknownTopic, partition_ranges, resolve_span
+from infra.kafka.reading import StoredRecord, follow_topic, read_topic
 from operators.export.columns import Placed, as_table
 from operators.export.config import Contents
 from operators.export.tickets import Ticket, parse_ticket

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from infra.kafka.properties import ClientProperties
-from infra.kafka.reading import partition_ranges
+from infra.kafka.ranges import partition_ranges
 from operators.export.config import ExportConfig
 from operators.export.folder import ExportError, next_offsets, read_contents, read_parts
 from operators.io.elements import Place

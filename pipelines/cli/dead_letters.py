@@ -9,7 +9,8 @@ import typer
 
 from infra.kafka.producer import BoundedProducer
 from infra.kafka.properties import ClientProperties
-from infra.kafka.reading import StoredRecord, UnknownTopic, partition_ranges, read_topic
+from infra.kafka.ranges import UnknownTopic, partition_ranges
+from infra.kafka.reading import StoredRecord, read_topic
 from operators.export.columns import Placed, as_table, row_schema
 from operators.export.where import parse_where
 from pipelines.cli.option_sets import Commands

@@ -180,7 +180,7 @@ def _contents(
     to: Connection, topic: str, offset: str | None, moment: str | None, how: Mapping[str, Any], where: str
 ) -> Any:
     from infra.kafka.offset_span import parse_span
-    from infra.kafka.reading import resolve_span
+    from infra.kafka.ranges import resolve_span
     from operators.export.config import Contents
     from pipelines.cli.topic_names import full_name
     from schemas.topics import run_of, run_prefix

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import typer
 
 from pipelines.cli.lazy import CommandModule, lazy_group
+from pipelines.cli.lean import without_pandas
 from pipelines.cli.output import show
 
 # A module is imported when its command is called, so what is heavy stays out of what is not.
@@ -40,6 +41,8 @@ COMMANDS: dict[str, CommandModule] = {
     "acls": CommandModule("pipelines.cli.acls", "What each role of a run may do on Kafka, as commands."),
     "doctor": CommandModule("pipelines.cli.doctor", "Say what can run on this machine, and what mends the rest."),
 }
+LOOKING = {"topics", "trajectory", "lineage", "watch", "metrics", "trace", "relays", "replicas", "plans"}
+"""Commands that answer at once."""
 
 app = typer.Typer(
     cls=lazy_group(COMMANDS),
@@ -72,6 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = list(sys.argv[1:] if arguments is None else arguments)
     ours = given[: given.index("--")] if "--" in given else given
     debug = "--debug" in ours
+    if arguments is None and LOOKING.intersection(ours[: 1 + debug]):
+        without_pandas()
     try:
         app([*(word for word in ours if word != "--debug"), *given[len(ours) :]], prog_name="laminar")
     except KeyboardInterrupt:

@@ -8,6 +8,7 @@ from typing import Any
 
 import typer
 
+from pipelines.cli.lazy import Unloaded
 from pipelines.cli.main import COMMANDS, app
 
 WIDTH = 110
@@ -32,7 +33,7 @@ def reference() -> str:
 def _with_those_below(words: tuple[str, ...], command: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
     yield words, command
     for name, each in getattr(command, "commands", {}).items():
-        yield from _with_those_below((*words, name), each)
+        yield from _with_those_below((*words, name), each.load() if isinstance(each, Unloaded) else each)
 
 
 def _section(words: tuple[str, ...], command: Any) -> str:

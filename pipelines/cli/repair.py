@@ -11,7 +11,7 @@ from infra.kafka.admin import admin_client
 from infra.kafka.group_offsets import move_group
 from infra.kafka.lag import Lag, group_lags, list_groups
 from infra.kafka.producer import BoundedProducer
-from infra.kafka.reading import partition_ranges, resolve_span
+from infra.kafka.ranges import partition_ranges, resolve_span
 from operators.export.columns import row_schema
 from operators.export.where import WhereError, parse_where
 from pipelines.cli.options import Address, Connection, Printing

@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_args
 import typer
 
 from infra.kafka.offset_span import OffsetSpan, parse_span
-from infra.kafka.reading import PartitionRange, resolve_span
+from infra.kafka.ranges import PartitionRange, resolve_span
 from pipelines.cli.options import Connection, JsonOption
 from pipelines.cli.output import Form
 

@@ -26,7 +26,7 @@ def with_table(text: str) -> str:
 def _row(topic: Topic) -> tuple[str, ...]:
     return (
         f"`{PREFIX}.<run>.{topic.noun}`",
-        ", ".join(kind.__name__ for kind in topic.records),
+        ", ".join(topic.carries),
         topic.key or "none",
         topic.partitions,
         topic.cleanup,

@@ -11,7 +11,8 @@ from typing import Any
 import pyarrow as pa
 
 from infra.kafka.properties import ClientProperties
-from infra.kafka.reading import PartitionRange, StoredRecord, read_batches
+from infra.kafka.ranges import PartitionRange
+from infra.kafka.reading import StoredRecord, read_batches
 from infra.kafka.record_batches import RecordBatch
 from operators.export.columns import Placed, as_table
 from schemas.block import Block

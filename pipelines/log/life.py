@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from infra.kafka.offset_span import Edge, OffsetSpan
 from infra.kafka.properties import ClientProperties
-from infra.kafka.reading import UnknownTopic, partition_ranges, resolve_span
+from infra.kafka.ranges import UnknownTopic, partition_ranges, resolve_span
 from infra.kafka.record_batches import Headers
 from infra.kafka.searching import first_offset
 from pipelines.log.chunks import read_chunks

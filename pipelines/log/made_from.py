@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from infra.kafka.properties import ClientProperties
-from infra.kafka.reading import PartitionRange, partition_ranges
+from infra.kafka.ranges import PartitionRange, partition_ranges
 from pipelines.log.chunks import read_chunks
 from schemas.block import Block
 from schemas.identity import group_id, parse_trajectory_id

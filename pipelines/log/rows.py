@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from infra.kafka.properties import ClientProperties
-from infra.kafka.reading import UnknownTopic, partition_ranges
+from infra.kafka.ranges import UnknownTopic, partition_ranges
 from pipelines.log.chunks import read_chunks
 from schemas.topics import Topic
 

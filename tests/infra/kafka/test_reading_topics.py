@@ -11,7 +11,8 @@ from infra.kafka.broker import Broker
 from infra.kafka.lag import group_lags, list_groups, record_counts
 from infra.kafka.offset_span import parse_span
 from infra.kafka.properties import ClientProperties
-from infra.kafka.reading import UnknownTopic, last_records, partition_ranges, read_topic, resolve_span
+from infra.kafka.ranges import UnknownTopic, partition_ranges, resolve_span
+from infra.kafka.reading import last_records, read_topic
 from infra.kafka.start_offset import StartOffset
 from schemas.codec import encode
 from schemas.records import Metric

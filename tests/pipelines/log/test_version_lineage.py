@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from record_samples import SAMPLES
 
-from infra.kafka.reading import PartitionRange
+from infra.kafka.ranges import PartitionRange
 from pipelines.log.made_from import between
 from schemas.records import WeightVersion
 

@@ -1,0 +1,94 @@
+"""What the partitions of a topic hold, and what of it is asked for. No group is joined, nothing is committed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kafka import KafkaConsumer, TopicPartition
+
+from infra.kafka.offset_span import Edge, OffsetSpan
+from infra.kafka.properties import ClientProperties
+from infra.kafka.record_batches import take_whole_batches
+from infra.kafka.wide_reads import read_widely
+
+MAX_POLL_BATCHES = 16
+"""What one poll takes apart: a batch is as its producer sent it, at most some megabytes."""
+
+
+class UnknownTopic(RuntimeError):
+    """The topic, or one of the partitions asked for, does not exist."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRange:
+    """What one partition holds for a read_committed reader: offsets `beginning` up to, but not including, `end`."""
+
+    beginning: int
+    end: int
+
+
+def partition_ranges(client: ClientProperties, topic: str) -> dict[int, PartitionRange]:
+    """What each partition of `topic` holds. Raises UnknownTopic."""
+    with consumer_of(client) as consumer:
+        return ranges_of(consumer, topic, None)
+
+
+def resolve_span(
+    client: ClientProperties, topic: str, span: OffsetSpan, partitions: Sequence[int] | None = None
+) -> dict[int, PartitionRange]:
+    """What `span` is in each partition of `topic`. Raises UnknownTopic."""
+    with consumer_of(client) as consumer:
+        ranges = ranges_of(consumer, topic, partitions)
+        return {number: PartitionRange(*edges) for number, edges in _edges(consumer, topic, span, ranges).items()}
+
+
+@contextlib.contextmanager
+def consumer_of(client: ClientProperties) -> Iterator[KafkaConsumer]:
+    """A consumer of committed records, in whole batches, that joins no group and commits nothing."""
+    read_widely()
+    consumer = KafkaConsumer(
+        **client.consumer(
+            group_id=None,
+            enable_auto_commit=False,
+            isolation_level="read_committed",
+            auto_offset_reset="earliest",  # retention may take what was there a moment ago
+            metrics_enabled=False,
+            max_poll_records=MAX_POLL_BATCHES,
+        )
+    )
+    take_whole_batches(consumer)
+    try:
+        yield consumer
+    finally:
+        consumer.close(autocommit=False)
+
+
+def ranges_of(consumer: KafkaConsumer, topic: str, partitions: Sequence[int] | None) -> dict[int, PartitionRange]:
+    """What partitions of `topic` hold, all of them by default. Raises UnknownTopic."""
+    there = consumer.partitions_for_topic(topic) or set()
+    if not there:
+        raise UnknownTopic(f"there is no topic {topic}")
+    if missing := sorted(set(partitions or ()) - there):
+        raise UnknownTopic(f"{topic} has partitions {min(there)} to {max(there)}, but not {missing}")
+    wanted = [TopicPartition(topic, number) for number in sorted(partitions or there)]
+    first, last = consumer.beginning_offsets(wanted), consumer.end_offsets(wanted)
+    return {each.partition: PartitionRange(first[each], max(first[each], last[each])) for each in wanted}
+
+
+def _edges(
+    consumer: KafkaConsumer, topic: str, span: OffsetSpan, ranges: Mapping[int, PartitionRange]
+) -> dict[int, tuple[int, int]]:
+    """The first offset of `span` in each partition, and the one after its last."""
+
+    def resolved(edge: Edge) -> dict[int, int]:
+        times: dict[TopicPartition, Any] = {}
+        if edge.of == "time":
+            times = consumer.offsets_for_times({TopicPartition(topic, number): edge.number for number in ranges})
+        found = {where.partition: at.offset if at else None for where, at in times.items()}
+        return {number: edge.within(held.beginning, held.end, found.get(number)) for number, held in ranges.items()}
+
+    first, last = resolved(span.first), resolved(span.last or Edge("end", 0))
+    return {number: (first[number], max(first[number], last[number])) for number in ranges}

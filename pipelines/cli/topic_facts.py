@@ -1,0 +1,153 @@
+"""`laminar topics list`, `describe`, `lag` and `offsets`: what brokers know of topics. No record is read."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from infra.kafka.admin import TopicDescription, admin_client, describe, end_offsets, list_topics
+from infra.kafka.lag import group_lags, list_groups, record_counts
+from infra.kafka.offset_span import parse_span
+from infra.kafka.ranges import partition_ranges, resolve_span
+from pipelines.cli.options import Address, JsonOption, Printing
+from pipelines.cli.output import Report, Row, Rows
+from pipelines.cli.topic_names import TopicArgument, full_name
+from schemas.topics import CATALOGUE, run_prefix
+
+LAG_COLUMNS = ("group", "topic", "partition", "current_offset", "log_end_offset", "lag")
+
+
+def list_command(
+    address: Address,
+    printing: Printing,
+) -> Rows:
+    """List the topics of a run: partitions, offsets held, cleanup, records.
+
+    \b
+    Examples:
+      laminar topics list
+      laminar topics list --run first -b localhost:9092 --json
+    """
+    to = address.connect()
+    with admin_client(to.client) as admin:
+        names = list_topics(admin, run_prefix(to.run))
+        found, counts = describe(admin, names), record_counts(admin, names) if names else {}
+    rows = [_listed(found[name], counts[name]) for name in names if name in found]
+    columns = ("topic", "partitions", "offsets", "cleanup", "records")
+    return Rows([rows], columns, printing.form(), f"run {to.run} has no topics")
+
+
+def describe_command(
+    address: Address,
+    topic: TopicArgument,
+    json: JsonOption = False,
+) -> Report:
+    """Describe a topic: who writes and reads it, its settings, and what each partition holds.
+
+    \b
+    Examples:
+      laminar topics describe trajectories
+      laminar topics describe laminar.first.relay --json
+    """
+    to = address.connect()
+    name = full_name(topic, to.run)
+    ranges = partition_ranges(to.client, name)
+    with admin_client(to.client) as admin:
+        described = describe(admin, [name])[name]
+    known = CATALOGUE.get(name.removeprefix(run_prefix(to.run)))
+    data = {
+        "topic": name,
+        "about": known.about if known else None,
+        "key": known.key if known else None,
+        "records": list(known.carries) if known else [],
+        "producers": list(known.producers) if known else [],
+        "consumers": list(known.consumers) if known else [],
+        "replication_factor": described.replication_factor,
+        "config": dict(described.config),
+        "partitions": [
+            {"partition": number, "beginning": held.beginning, "end": held.end} for number, held in ranges.items()
+        ],
+    }
+    return Report(data, lambda: _description(data), as_json=json)
+
+
+def lag_command(
+    address: Address,
+    printing: Printing,
+) -> Rows:
+    """Say how far each pipeline of a run is behind. The committed offset is the mark below which nothing is pending.
+
+    \b
+    Examples:
+      laminar topics lag
+      laminar topics lag --json | jq 'map(.lag) | add'
+    """
+    to = address.connect()
+    with admin_client(to.client) as admin:
+        lags = group_lags(admin, list_groups(admin, run_prefix(to.run)))
+    rows = [
+        dict(
+            zip(LAG_COLUMNS, (each.group, each.topic, each.partition, each.committed, each.end, each.lag), strict=True)
+        )
+        for each in lags
+    ]
+    return Rows([rows], LAG_COLUMNS, printing.form(), f"run {to.run} has no groups")
+
+
+def offsets_command(
+    address: Address,
+    printing: Printing,
+    topic: TopicArgument,
+    at: Annotated[
+        str | None, typer.Option("--at", metavar="TIME", help="Also the first offset at 2026-01-31T12:00, or 2h ago.")
+    ] = None,
+) -> Rows:
+    """Say where each partition begins and ends; `held-back` offsets wait for the end of a transaction.
+
+    \b
+    Examples:
+      laminar topics offsets trajectories
+      laminar topics offsets experiences --at 2h --json
+    """
+    try:
+        span = None if at is None else parse_span([f"s@{at}"], time.time_ns() // 1_000_000)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--at") from error
+    to = address.connect()
+    name = full_name(topic, to.run)
+    ranges = partition_ranges(to.client, name)
+    moments = {} if span is None else resolve_span(to.client, name, span)
+    with admin_client(to.client) as admin:
+        written = {where.partition: end for where, end in end_offsets(admin, [name], committed=False).items()}
+    rows = [
+        {"partition": number, "beginning": held.beginning, "end": held.end, "held_back": written[number] - held.end}
+        | ({"at": moments[number].beginning} if moments else {})
+        for number, held in ranges.items()
+    ]
+    return Rows([rows], list(rows[0]), printing.form())
+
+
+def _listed(topic: TopicDescription, offsets: int) -> Row:
+    known = CATALOGUE.get(topic.name.rpartition(".")[2])
+    return {
+        "topic": topic.name,
+        "partitions": topic.partitions,
+        "offsets": offsets,
+        "cleanup": topic.config.get("cleanup.policy", "delete"),
+        "records": ", ".join(known.carries) if known else None,
+    }
+
+
+def _description(data: dict[str, Any]) -> str:
+    settings = ", ".join(f"{name}={value}" for name, value in sorted(data["config"].items())) or "the broker's defaults"
+    lines = [
+        f"{data['topic']}: {data['about'] or 'not in the catalogue'}",
+        f"  records    {', '.join(data['records'])}, key {data['key'] or 'none'}",
+        f"  written by {', '.join(data['producers'])}",
+        f"  read by    {', '.join(data['consumers']) or 'people'}",
+        f"  settings   {settings}; {data['replication_factor']} replicas",
+    ]
+    lines += [f"  partition {each['partition']}: {each['beginning']} to {each['end']}" for each in data["partitions"]]
+    return "\n".join(lines)
