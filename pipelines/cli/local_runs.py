@@ -9,29 +9,30 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipelines.cli.options import RUNS, JsonOption, RunOption
-from pipelines.cli.output import Report, table
+from pipelines.cli.options import RUNS, JsonOption, Printing, RunOption
+from pipelines.cli.output import Report, Row, Rows
 
 if TYPE_CHECKING:
     from pipelines.view.run_folders import RunFolder
     from pipelines.view.state import RunState
 
 FolderOption = Annotated[Path, typer.Option("--folder", metavar="DIR", help="Where the runs are.")]
+LISTED = ("run", "status", "phase", "started", "took", "restarts", "folder")
 
 
-def list_command(folder: FolderOption = RUNS, json: JsonOption = False) -> Report:
+def list_command(printing: Printing, folder: FolderOption = RUNS) -> Rows:
     """List the runs of this machine, the newest first. `died` is a run whose supervisor was killed.
 
     \b
     Examples:
       laminar runs list
       laminar runs list --json | jq '.[] | select(.status == "running")'
+      laminar runs list -o csv
     """
     from pipelines.view.run_folders import list_runs
 
-    runs = list_runs(folder)
-    rows = [_row(each) for each in runs]
-    return Report([_facts(each) for each in runs], lambda: _listed(rows, folder), as_json=json)
+    rows = [_facts(each) for each in list_runs(folder)]
+    return Rows([rows], LISTED, printing.form(), f"there is no run yet under {folder}/", shown=_shown)
 
 
 def status_command(run: RunOption = None, folder: FolderOption = RUNS, json: JsonOption = False) -> Report:
@@ -107,28 +108,17 @@ def _facts(run: RunFolder) -> dict[str, Any]:
     }
 
 
-def _row(run: RunFolder) -> dict[str, Any]:
+def _shown(run: Row) -> Row:
+    """What `_facts` says, as people read it."""
     from pipelines.view.text import clock
 
-    ended = run.state.get("ended_at") or (time.time() if run.status == "running" else None)
-    started = run.state.get("started_at")
+    started, ended = run["started_at"], run["ended_at"] or (time.time() if run["status"] == "running" else None)
     return {
-        "run": run.run,
-        "status": run.status,
-        "phase": run.state.get("phase"),
+        **run,
         "started": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(started)) if started else None,
         "took": clock(ended - started) if started and ended else None,
-        "restarts": sum(role.get("restarts", 0) for role in (run.state.get("roles") or {}).values()),
-        "folder": str(run.folder),
+        "restarts": sum(role.get("restarts", 0) for role in run["roles"].values()),
     }
-
-
-def _listed(rows: list[dict[str, Any]], folder: Path) -> Any:
-    return (
-        table(rows, ["run", "status", "phase", "started", "took", "restarts", "folder"])
-        if rows
-        else (f"there is no run yet under {folder}/")
-    )
 
 
 def _observed(run: RunFolder) -> RunState:

@@ -6,8 +6,8 @@ import time
 
 from infra.kafka.reading import read_topic
 from pipelines.cli.option_sets import Commands
-from pipelines.cli.options import Address, Connection, JsonOption
-from pipelines.cli.output import Report, Row, table
+from pipelines.cli.options import Address, Connection, Printing
+from pipelines.cli.output import Report, Row, Rows
 from schemas.plain import to_plain
 from schemas.records import RelayChain, RelayStatus
 from schemas.topics import RELAY_CHAIN, REPLICAS
@@ -20,24 +20,28 @@ SILENT_S = 15.0
 @app.command()
 def relays(
     address: Address,
-    json: JsonOption = False,
-) -> Report:
+    printing: Printing,
+) -> Report | Rows:
     """Show the chain of relays: its order, what each holds, what arrives and how fast. The first one is the master.
 
     \b
     Examples:
       laminar relays
       laminar relays --json | jq '.relays[].versions[0]'
+      laminar relays -o csv
     """
     to = address.connect()
     chain, said = read_chain(to), read_status(to)
     now = int(time.time() * 1000)
     rows = relay_rows(chain, said, now)
+    form = printing.form()
+    if form != "json":
+        return Rows([rows], COLUMNS, form, f"run {to.run} has no relays yet")
     data = {
         "chain": None if chain is None else to_plain(chain),
         "relays": [to_plain(said[row["relay"]]) | {"place": row["place"], "role": row["role"]} for row in rows],
     }
-    return Report(data, lambda: table(rows, COLUMNS) if rows else f"run {to.run} has no relays yet", as_json=json)
+    return Report(data, str, as_json=True)
 
 
 def read_chain(to: Connection) -> RelayChain | None:

@@ -18,6 +18,7 @@ from infra.kafka.properties import ClientProperties
 from infra.kafka.readiness import why_unreachable
 from infra.kafka.session import Outgoing, Session, SessionLost
 from infra.kafka.session_config import Input, Partition, SessionConfig
+from pipelines.cli.main import main
 from pipelines.roles import PIPELINES
 from schemas.codec import encode
 from schemas.records import Metric
@@ -68,6 +69,24 @@ def test_who_looks_writes_nothing_and_strangers_see_nothing(secure: Broker) -> N
     assert why_unreachable(ClientProperties.at(secure.bootstrap_servers).admin(), 3.0)
     guessed = secure.client("people").entries["sasl.jaas.config"].replace("${file:", "x")
     assert why_unreachable(secure.client("people").updated({"sasl.jaas.config": guessed}).admin(), 3.0)
+
+
+def test_an_export_with_wrong_credentials_says_so_and_leaves_nothing(
+    secure: Broker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = dict(secure.client("people").entries)
+    jaas = known["sasl.jaas.config"]
+    guessed = known | {"sasl.jaas.config": jaas.replace(jaas.partition('password="')[2].partition('"')[0], "guessed")}
+    open_text = {"bootstrap.servers": secure.bootstrap_servers}
+    for entries, reason in ((guessed, "are login and certificates right?"), (open_text, "Kafka does not answer")):
+        file = tmp_path / "client.properties"
+        file.write_text("".join(f"{name}={value}\n" for name, value in entries.items()))
+        with pytest.raises(SystemExit, match="1"):
+            main(["export", "settled", str(tmp_path / "data"), "--run", RUN, "-F", str(file)])
+        (line,) = capsys.readouterr().err.splitlines()
+        assert reason in line
+        assert "guessed" not in line
+        assert not (tmp_path / "data").exists()
 
 
 def test_secrets_are_their_owners_alone_and_on_no_command_line(secure: Broker) -> None:

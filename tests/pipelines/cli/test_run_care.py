@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import subprocess
 import time
@@ -75,6 +76,21 @@ def test_runs_stand_side_by_side(runs: Runs) -> None:
     found: list[dict[str, Any]] = json.loads(runs("compare", "first", "second", "--json")[1])
     assert [each["tokens_generated"] for each in found] == [10_000, 20_000]
     assert runs("compare", "first", "nobody")[0] == 1
+
+
+def test_runs_are_listed_in_every_form(runs: Runs) -> None:
+    rows = list(csv.DictReader(runs("list", "-o", "csv")[1].splitlines()))
+    assert [(row["run"], row["status"]) for row in rows] == [("second", "ended"), ("first", "ended")]
+    assert [row["run"] for row in json.loads(runs("list", "--json")[1])] == ["second", "first"]
+    assert runs("list")[1].splitlines()[0].split() == [
+        "RUN",
+        "STATUS",
+        "PHASE",
+        "STARTED",
+        "TOOK",
+        "RESTARTS",
+        "FOLDER",
+    ]
 
 
 def test_nothing_submitted_is_nothing_to_drain(runs: Runs) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -186,6 +187,8 @@ def test_relays_stand_in_the_chains_order(laminar: Laminar, client: ClientProper
     assert said["chain"]["schedule"] == "binomial"  # type: ignore[index]
     found = [(row["relay"], row["place"], row["role"]) for row in said["relays"]]  # type: ignore[index]
     assert found == [(2, 0, "master"), (0, 1, "relay"), (1, 2, "joining"), (7, None, "gone")]
+    listed = list(csv.DictReader(laminar("relays", "-o", "csv")[1].splitlines()))
+    assert [(int(row["relay"]), row["role"]) for row in listed] == [(relay, role) for relay, _, role in found]
     shown = laminar("relays")[1]
     for text in ("1.2 25 %", "2.0 MB/s", "3.0 MB/s", "1.2, 1.1"):
         assert text in shown
