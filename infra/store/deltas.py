@@ -25,7 +25,7 @@ import pyarrow as pa
 
 _MAGIC = b"LMD4"
 _HEAD = struct.Struct("!4sI")
-_PIECE = 4 << 20
+_PIECE = 8 << 20
 _CODEC = "zstd"
 _LEVEL = 1
 _KINDS = ("same", "sparse", "xor", "raw")

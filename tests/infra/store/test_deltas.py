@@ -110,7 +110,7 @@ def test_a_delta_that_cannot_be_is_an_error(delta: bytes, message: str) -> None:
     ("steps", "far", "beyond", "message"),
     [
         ([0, 5], [], [], "changes elements -1 to 4"),
-        ([5, 1], [1], [SIZE >> 8], "changes elements 4 to"),
+        ([5, 1], [1], [(SIZE >> 8) + 1], "changes elements 4 to"),
         ([5, 1], [0, 1], [0xFFFF_FFFF] * 2, "changes elements"),
         ([5, 1], [2], [0], "a far step at 2 of 2"),
     ],
