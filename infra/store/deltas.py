@@ -1,11 +1,11 @@
 """Deltas: what turns one version's bytes into the next one's, without loss, and short where little has changed.
 
 A reinforcement-learning step at a small learning rate changes a few per cent of bfloat16 weights. The file is cut into
-pieces of one tensor each; a piece is `same`, `sparse` (steps from one changed element to the next, and by how much
-each has changed), `xor` (the XOR of all of it) or `raw`: what is measured to be the shortest. A change is the
-difference of the elements' bits as whole numbers, zigzagged: to the next number up is 2, down 1, whatever bits carry.
-A step is a byte; of the few `far` ones, their places and what is beyond the byte come first. Numbers are cut into byte
-planes, all first bytes together, and compressed.
+pieces: neighbouring tensors are one where that is short, else each is its own. A piece is `same`, `sparse` (steps from
+one changed element to the next, and by how much each has changed), `xor` (the XOR of all of it) or `raw`: what is
+measured to be the shortest. A change is the difference of the elements' bits as whole numbers, zigzagged: to the next
+number up is 2, down 1, whatever bits carry. A step is a byte; of the few `far` ones, their places and what is beyond
+the byte come first. Numbers are cut into byte planes, all first bytes together, and compressed.
 
 "LMD4", u32 header length, JSON header [bytes, [[length, width, kind, elements, far, packed bytes]…]], pieces.
 """
@@ -68,10 +68,8 @@ def encode_delta(parent: memoryview, child: memoryview, spans: Sequence[Span], t
         raise ValueError(f"a delta is between files of one layout, not of {len(parent)} and {len(child)} bytes")
     before, after = np.frombuffer(parent, np.uint8), np.frombuffer(child, np.uint8)
 
-    cuts = [
-        (slice(at, min(at + _PIECE, end)), width) for start, end, width in spans for at in range(start, end, _PIECE)
-    ]
-    pieces = _each(_encode_piece, [(before[cut], after[cut], width) for cut, width in cuts], threads)
+    encoded = _each(_encode_run, [(before, after, run, width) for width, run in _runs(spans)], threads)
+    pieces = [piece for run in encoded for piece in run]
     rows = [[*piece[:-1], len(piece.packed)] for piece in pieces]
     header = json.dumps([len(child), rows], separators=(",", ":")).encode()
     return b"".join([_HEAD.pack(_MAGIC, len(header)), header, *(piece.packed for piece in pieces)])
@@ -106,6 +104,29 @@ def _each(work: Callable[..., Result], jobs: Sequence[tuple[Any, ...]], threads:
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(take, range(threads)))  # raises what a job has raised
     return [done[place] for place in range(len(jobs))]
+
+
+def _runs(spans: Sequence[Span]) -> list[tuple[int, list[slice]]]:
+    """Element width and places of neighbours, as many as make a piece; what is longer than a piece is cut."""
+    runs: list[tuple[int, list[slice]]] = []
+    for start, end, width in spans:
+        for at in range(start, end, _PIECE):
+            cut = slice(at, min(at + _PIECE, end))
+            if runs and runs[-1][0] == width and cut.stop - runs[-1][1][0].start <= _PIECE:
+                runs[-1][1].append(cut)
+            else:
+                runs.append((width, [cut]))
+    return runs
+
+
+def _encode_run(before: np.ndarray, after: np.ndarray, run: list[slice], width: int) -> list[Piece]:
+    """Neighbours are one piece if it is short: threads wait for one another between numpy's steps, so few are best."""
+    if len(run) > 1:
+        whole = slice(run[0].start, run[-1].stop)
+        piece = _sparse(before[whole], after[whole], width)
+        if piece is not None and len(piece.packed) <= _SHORT * (whole.stop - whole.start):
+            return [piece]
+    return [_encode_piece(before[cut], after[cut], width) for cut in run]
 
 
 def _encode_piece(before: np.ndarray, after: np.ndarray, width: int) -> Piece:

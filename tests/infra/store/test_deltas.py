@@ -61,6 +61,19 @@ def test_what_changed_may_be_far_apart(last: int) -> None:
     assert len(delta) < 120
 
 
+@pytest.mark.parametrize(("new", "pieces"), [([], 1), ([1], 3)])
+def test_neighbours_share_a_piece_unless_one_of_them_is_new_throughout(new: list[int], pieces: int) -> None:
+    spans = [(0, 4000, 2), (4000, 8000, 2), (8000, 20_000, 2)]
+    parent = np.random.default_rng(0).integers(0, 256, 20_000, np.uint8)
+    child = parent.copy()
+    child[::500] ^= 1
+    for start, end, _ in (spans[place] for place in new):
+        child[start:end] = np.random.default_rng(1).integers(0, 256, end - start, np.uint8)
+    delta = memoryview(encode_delta(memoryview(parent), memoryview(child), spans))
+    assert np.array_equal(applied(bytes(delta), parent), child)
+    assert len(deltas._header(delta)[0][1]) == pieces
+
+
 def test_new_bytes_throughout_cost_little_more_than_themselves() -> None:
     parent, child = parent_file(0), parent_file(1)
     delta = encode_delta(memoryview(parent), memoryview(child), SPANS)
