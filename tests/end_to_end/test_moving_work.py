@@ -76,10 +76,10 @@ def test_repack_moves_what_then_finishes_elsewhere_with_its_kv(
         "prompts.heldout=0",
         "prompts.max_new_tokens=150",
         "rollout={processes=2, slots=8, heartbeat_s=0.1}",
-        "trainer.optimizer_steps=4",
+        "trainer.optimizer_steps=10",
         "trainer.learner.learning_rate=0",  # all versions are the first one
     )
-    assert_balanced(run, 4 * 16)
+    assert_balanced(run, 10 * 16)
     plans = list(written(client, run, PLANS, RepackPlan))
     planned = {name for plan in plans for move in plan.moves for name in move.trajectory_ids}
     moved = {

@@ -31,7 +31,7 @@ from operators.io.write_transactionally import WriteTransactionally
 from schemas.identity import TrajectoryKey
 from schemas.topics import METRICS, REPLICAS
 
-SOURCE, OUTPUT = METRICS, replace(REPLICAS, records=METRICS.records)
+SOURCE, OUTPUT = METRICS, replace(REPLICAS, carries=METRICS.carries)
 CAPACITY = 12
 PIPELINE = "shuffling"
 
