@@ -54,8 +54,13 @@ RUN = "benchmark"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--replicas", type=int, nargs="+", default=[16, 64, 256])
-    parser.add_argument("--trajectories", type=int, default=4_096, help="for each number of replicas, in each round")
-    parser.add_argument("--rounds", type=int, default=5, help="of all numbers in turns; the median of each counts")
+    parser.add_argument(
+        "--trajectories",
+        type=int,
+        default=12_288,
+        help="for each number of replicas, in each round: more than their slots",
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="of all numbers in turns; the median of each counts")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     collect_seldom()  # as a pipeline does
