@@ -107,15 +107,11 @@ class Groups:
         """The first groups of `order`, which gives ready ones, with `wanted` members or more; None: too few."""
         if self._ready_members < wanted:
             return None
-        taken: list[Group] = []
-        count = 0
-        for group in order:
-            taken.append(group)
-            count += len(group.members)
-            if count >= wanted:
-                self._leave(taken, count)
-                return taken
-        return None
+        taken, count = _first(order, wanted)
+        if count < wanted:
+            return None
+        self._leave(taken, count)
+        return taken
 
     @property
     def set_aside(self) -> int:
@@ -124,13 +120,7 @@ class Groups:
 
     def offer(self, wanted: int, order: Iterable[Group]) -> list[Group]:
         """Set aside the first groups of `order`, which gives ready ones, with `wanted` members or all; those groups."""
-        taken: list[Group] = []
-        count = 0
-        for group in order:
-            taken.append(group)
-            count += len(group.members)
-            if count >= wanted:
-                break
+        taken, count = _first(order, wanted)
         self._leave(taken, count)
         for group in taken:
             self.keep(group)
@@ -182,3 +172,15 @@ class Groups:
 
 def _completed(group: Group) -> tuple[int, int, int]:
     return group.completed
+
+
+def _first(order: Iterable[Group], wanted: int) -> tuple[list[Group], int]:
+    """The first groups of `order`, until they have `wanted` members or there are no more; and how many they have."""
+    taken: list[Group] = []
+    count = 0
+    for group in order:
+        taken.append(group)
+        count += len(group.members)
+        if count >= wanted:
+            break
+    return taken, count
