@@ -27,9 +27,9 @@ LEARNS = "score.rewards=[{name='length', options={target=0, limit=17}}]"
 """A reward that differs within a group: an untrained model never answers right, and learns nothing from that alone."""
 
 
-def make_model(folder: Path) -> Path:
+def make_model(folder: Path, layers: int = 3) -> Path:
     """An untrained demonstration model in the new folder `folder`: whatever it learns, a run with it is a run."""
-    save_folder(*build_demo_model(DemoModelConfig()), folder)
+    save_folder(*build_demo_model(DemoModelConfig(layers=layers)), folder)
     return folder
 
 

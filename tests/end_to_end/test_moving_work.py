@@ -16,6 +16,7 @@ import torch
 from conftest import StartRun
 from kills import kill
 from laminar_runs import LaminarRun, Nursery
+from small_runs import make_model
 from test_emulated_run import SMALL
 
 from infra.kafka.broker import Broker
@@ -66,20 +67,25 @@ def assert_balanced(run: LaminarRun, trained: int) -> None:
 
 
 def test_repack_moves_what_then_finishes_elsewhere_with_its_kv(
-    start_run: StartRun, client: ClientProperties, broker: Broker, run_id: str, model_folder: Path
+    start_run: StartRun, client: ClientProperties, broker: Broker, run_id: str, tmp_path: Path
 ) -> None:
-    """Two rollouts of the engine that really generates hand trajectories to each other, in the middle of answers."""
+    """Two rollouts of the engine that really generates hand trajectories to each other, in the middle of answers.
+
+    Answers of very different lengths, most of which take many times as long as a plan and its moves.
+    """
+    slow_model = make_model(tmp_path / "slow", layers=8)
     run = start_run(
         run_id,
+        f"model.path={slow_model}",
         f"kafka.bootstrap_servers={broker.bootstrap_servers}",
         "placement.repack_s=0.1",
         "prompts.heldout=0",
-        "prompts.max_new_tokens=150",
+        "prompts.max_new_tokens=400",
         "rollout={processes=2, slots=8, heartbeat_s=0.1}",
-        "trainer.optimizer_steps=10",
+        "trainer.optimizer_steps=4",
         "trainer.learner.learning_rate=0",  # all versions are the first one
     )
-    assert_balanced(run, 10 * 16)
+    assert_balanced(run, 4 * 16)
     plans = list(written(client, run, PLANS, RepackPlan))
     planned = {name for plan in plans for move in plan.moves for name in move.trajectory_ids}
     moved = {
@@ -107,7 +113,7 @@ def test_repack_moves_what_then_finishes_elsewhere_with_its_kv(
     made = {name for each in written(client, run, PLANS, MoveEnded) for name in each.made}
     assert made
     assert made <= {name for name, _ in moved}
-    model = load_model(model_folder)
+    model = load_model(slow_model)
     resumed = [each for each in trajectories if (each.trajectory_id, each.lease) in parcels]
     assert resumed
     for each in resumed:
