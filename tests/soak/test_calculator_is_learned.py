@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.run.keeper import LAMINAR
+
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 ROOT = Path(__file__).parents[2]
 
@@ -16,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_reward_rises(seed: int, tmp_path: Path) -> None:
     words = ["run", "examples/calculator.toml", "--set", f"run.seed={seed}", "--set", f"run.folder={tmp_path}"]
-    command = [sys.executable, "-m", "pipelines.cli.main", *words, "--name", "calculator"]
+    command = [sys.executable, "-c", LAMINAR, *words, "--name", "calculator"]
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0
     summary = json.loads((tmp_path / "calculator" / "summary.json").read_text())
     assert summary["balanced"]
