@@ -7,8 +7,18 @@ else that looking at a topic needs.
 from __future__ import annotations
 
 import sys
+from importlib.abc import MetaPathFinder
+from typing import Any
+
+
+class _NoPandas(MetaPathFinder):
+    """Says that there is no pandas. Not None in `sys.modules`: pyarrow would take that for the module."""
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> None:
+        if fullname == "pandas":
+            raise ModuleNotFoundError("pandas is left out of this process")
 
 
 def without_pandas() -> None:
-    """Let this process go without pandas, unless it has it already: for Python, None is a module that is not there."""
-    sys.modules.setdefault("pandas", None)  # type: ignore[arg-type]
+    """Let this process go without pandas, unless it has it already."""
+    sys.meta_path.insert(0, _NoPandas())
