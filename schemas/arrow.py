@@ -10,15 +10,17 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import compress
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from schemas.flatbuffer import field_of, table_at
 from schemas.scalars import finite, fitted
 from schemas.shape import Field, fields_of
+from schemas.stack import read_stacked
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,26 +54,17 @@ def decode_columns(kind: type, data: bytes) -> pa.RecordBatch:
     return batch
 
 
-def decode_each(kind: type, values: Sequence[bytes]) -> list[pa.RecordBatch | ValueError]:
-    """What `decode_columns` returns for each of `values`, or raises; the more there are, the less each costs."""
-    found: list[pa.RecordBatch | ValueError] = []
-    for data in values:
-        try:
-            found.append(_read(kind, data))
-        except ValueError as error:
-            found.append(error)
-    batches = [each for each in found if isinstance(each, pa.RecordBatch)]
+def decode_many(kind: type, values: Sequence[bytes]) -> tuple[pa.RecordBatch, list[int]]:
+    """What `decode_columns` returns for each of `values`, one or more, as one, and how many rows are each one's.
+
+    The more there are, the less each costs. Raises ValueError if it would for one of them.
+    """
     try:
-        if batches:
-            _check_values(kind, pa.concat_batches(batches))
-    except ValueError:  # of one of them at least
-        for at, each in enumerate(found):
-            try:
-                if isinstance(each, pa.RecordBatch):
-                    _check_values(kind, each)
-            except ValueError as error:
-                found[at] = error
-    return found
+        batch, counts = read_stacked(_layout(kind).schema, values, partial(_read, kind))
+    except (OverflowError, struct.error) as error:
+        raise ValueError(f"{kind.__name__}: not valid Arrow record batches ({error})") from error
+    _check_values(kind, batch)
+    return batch, counts
 
 
 def flatten_records(rows: Sequence[Any]) -> pa.RecordBatch:
@@ -216,21 +209,10 @@ def _check(where: str, field: pa.Field, column: pa.Array) -> None:
 
 
 def _refuse_compression(metadata: pa.Buffer) -> None:
-    """Raise OverflowError if the batch is compressed: ours never are, and Arrow allocates what their bytes claim.
-
-    Walks the flatbuffer of Arrow's Message: a field's offset stands in its table's vtable, 0 where it is absent.
-    """
-    (root,) = struct.unpack_from("<I", metadata, 0)
-    header = root + _slot(metadata, root, 2)
-    (batch,) = struct.unpack_from("<I", metadata, header)
-    if _slot(metadata, header + batch, 3):
+    """Raise OverflowError if the batch is compressed: ours never are, and Arrow allocates what their bytes claim."""
+    batch = table_at(metadata, field_of(metadata, table_at(metadata, 0), 2))
+    if field_of(metadata, batch, 3):
         raise OverflowError("compressed buffers are not accepted")
-
-
-def _slot(buffer: pa.Buffer, table: int, field: int) -> int:
-    (back,) = struct.unpack_from("<i", buffer, table)
-    (size,) = struct.unpack_from("<H", buffer, table - back)
-    return struct.unpack_from("<H", buffer, table - back + 4 + 2 * field)[0] if 4 + 2 * field < size else 0
 
 
 def _arrays(column: pa.ListArray) -> list[pa.Array | None]:

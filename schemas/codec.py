@@ -7,12 +7,13 @@ dead letter.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from schemas import records
-from schemas.arrow import decode_arrow, decode_columns, decode_each, encode_arrow
+from schemas.arrow import decode_arrow, decode_columns, decode_many, encode_arrow
 from schemas.block import Block
 from schemas.plain import decode_json, encode_json
 
@@ -137,32 +138,87 @@ def decode(value: bytes | None, headers: Iterable[tuple[str, bytes]]) -> list[An
 
 def decode_as_block(value: bytes | None, headers: Iterable[tuple[str, bytes]]) -> Block:
     """As `decode_block`, and of JSON-encoded classes as well, one by one. Raises UndecodableRecord."""
-    headers = tuple(headers)
-    entry, _ = _typed(value, headers)
-    return decode_block(value, headers) if entry.encoding == "arrow" else Block.of(decode(value, headers))
+    return _as_block(*_typed(value, headers))
 
 
-def decode_all(
-    raws: Sequence[tuple[bytes | None, Iterable[tuple[str, bytes]]]],
-) -> list[Block | UndecodableRecord]:
-    """What `decode_as_block` returns for each value and headers, or raises; small records cost a fraction so."""
-    found: list[Block | UndecodableRecord] = [UndecodableRecord()] * len(raws)
-    columnar: dict[type, list[tuple[int, bytes]]] = {}
-    for at, (raw, headers) in enumerate(raws):
-        try:
-            entry, value = _typed(raw, headers)
-            if entry.encoding == "arrow":
-                columnar.setdefault(entry.kind, []).append((at, value))
+def _as_block(entry: RecordType, value: bytes) -> Block:
+    try:
+        if entry.encoding == "arrow":
+            return Block(entry.kind, decode_columns(entry.kind, value))
+        return Block.of([decode_json(entry.kind, value)])
+    except (ValueError, TypeError) as error:
+        raise UndecodableRecord(str(error)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What many values hold: of each class all rows, in the order of the values, and what is each value's.
+
+    That is its class and how many rows, or the reason why it holds none.
+    """
+
+    blocks: Mapping[type, Block]
+    held: Sequence[tuple[type, int] | str]
+
+    def apart(self) -> list[Block | str]:
+        """The rows of each value by themselves, or the reason."""
+        taken: Counter[type] = Counter()
+        found: list[Block | str] = []
+        for each in self.held:
+            if isinstance(each, str):
+                found.append(each)
             else:
-                found[at] = Block.of([decode_json(entry.kind, value)])
+                kind, rows = each
+                found.append(self.blocks[kind].part(taken[kind], rows))
+                taken[kind] += rows
+        return found
+
+
+def decode_all(values: Sequence[bytes | None], headers: Sequence[Headers]) -> Decoded:
+    """What `decode_as_block` returns for each value and headers, or raises; small records cost a fraction so."""
+    held: list[tuple[type, int] | str] = [""] * len(values)
+    kinds: dict[RecordType, list[int]] = {}
+    for at, (value, told) in enumerate(zip(values, headers, strict=True)):
+        try:
+            kinds.setdefault(_typed(value, told)[0], []).append(at)
         except UndecodableRecord as error:
-            found[at] = error
-        except (ValueError, TypeError) as error:
-            found[at] = UndecodableRecord(str(error))
-    for kind, values in columnar.items():
-        for (at, _), each in zip(values, decode_each(kind, [value for _, value in values]), strict=True):
-            found[at] = UndecodableRecord(str(each)) if isinstance(each, ValueError) else Block(kind, each)
-    return found
+            held[at] = str(error)
+    blocks = {}
+    for entry, places in kinds.items():
+        same = [values[at] or b"" for at in places]
+        try:
+            blocks[entry.kind], counts = _TOGETHER[entry.encoding](entry.kind, same)
+        except (ValueError, TypeError):  # of one of them at least
+            found, counts = _one_by_one(entry, same)
+            blocks |= {entry.kind: Block.concatenated(found)} if found else {}
+        for at, count in zip(places, counts, strict=True):
+            held[at] = count if isinstance(count, str) else (entry.kind, count)
+    return Decoded(blocks, held)
+
+
+def _columns_together(kind: type, values: Sequence[bytes]) -> tuple[Block, list[int | str]]:
+    batch, counts = decode_many(kind, values)
+    return Block(kind, batch), [*counts]
+
+
+def _objects_together(kind: type, values: Sequence[bytes]) -> tuple[Block, list[int | str]]:
+    return Block.of([decode_json(kind, value) for value in values]), [1] * len(values)
+
+
+_TOGETHER = {"arrow": _columns_together, "json": _objects_together}
+
+
+def _one_by_one(entry: RecordType, values: Sequence[bytes]) -> tuple[list[Block], list[int | str]]:
+    """The rows of those that can be decoded, and of each how many it has, or why none."""
+    blocks: list[Block] = []
+    counts: list[int | str] = []
+    for value in values:
+        try:
+            blocks.append(_as_block(entry, value))
+            counts.append(len(blocks[-1]))
+        except UndecodableRecord as error:
+            counts.append(str(error))
+    return blocks, counts
 
 
 def decode_block(value: bytes | None, headers: Iterable[tuple[str, bytes]]) -> Block:
@@ -170,10 +226,7 @@ def decode_block(value: bytes | None, headers: Iterable[tuple[str, bytes]]) -> B
     entry, value = _typed(value, headers)
     if entry.encoding != "arrow":
         raise UndecodableRecord(f"{entry.schema} does not travel as columns")
-    try:
-        return Block(entry.kind, decode_columns(entry.kind, value))
-    except (ValueError, TypeError) as error:
-        raise UndecodableRecord(str(error)) from error
+    return _as_block(entry, value)
 
 
 def _within_bounds(entry: RecordType, value: bytes) -> tuple[bytes, Headers]:

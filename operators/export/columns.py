@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from itertools import chain
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -88,11 +89,17 @@ def row_schema(topic: Topic) -> pa.Schema:
 
 
 class Placed(NamedTuple):
-    """Rows of one Kafka record, its offset, and its timestamp in Unix milliseconds."""
+    """Rows of Kafka records that follow one another: their offsets, timestamps in Unix milliseconds, and rows each."""
 
     block: Block
-    offset: int
-    timestamp: int
+    offsets: Sequence[int]
+    timestamps: Sequence[int]
+    counts: Sequence[int]
+
+    @classmethod
+    def of_one(cls, block: Block, offset: int, timestamp: int) -> Placed:
+        """The rows of one record."""
+        return cls(block, (offset,), (timestamp,), (len(block),))
 
 
 def as_table(topic: Topic, partition: int, placed: Sequence[Placed]) -> pa.Table:
@@ -111,18 +118,19 @@ def _of_one_kind(topic: Topic, schema: pa.Schema, partition: int, placed: Sequen
     block = Block.concatenated([each.block for each in placed])
     rows = len(block)
     made = {column.field.name: column.make(block.batch) for column in columns_of(block.kind)}
-    counts = pa.array([len(each.block) for each in placed], pa.int64())
+    counts, offsets, timestamps = (
+        pa.array(list(chain.from_iterable(values)), pa.int64())
+        for values in zip(*[(each.counts, each.offsets, each.timestamps) for each in placed], strict=True)
+    )
     whose = _repeated(counts)
     starts = pc.subtract(pc.cumulative_sum(counts), counts)
     made |= {
         RECORD: pa.repeat(block.kind.__name__, rows),
         "kafka_topic": pa.repeat(topic.noun, rows),
         "kafka_partition": pa.repeat(pa.scalar(partition, pa.int32()), rows),
-        "kafka_offset": pa.array([each.offset for each in placed], pa.int64()).take(whose),
+        "kafka_offset": offsets.take(whose),
         "kafka_row": pc.subtract(pa.arange(0, rows), starts.take(whose)).cast(pa.int32()),
-        "kafka_timestamp": pa.array([each.timestamp for each in placed], PLACE.field("kafka_timestamp").type).take(
-            whose
-        ),
+        "kafka_timestamp": timestamps.take(whose).cast(PLACE.field("kafka_timestamp").type),
     }
     arrays = [made[field.name] if field.name in made else pa.nulls(rows, field.type) for field in schema]
     return pa.Table.from_arrays(arrays, schema=schema)

@@ -138,4 +138,4 @@ def _placed(rows: Sequence[Received]) -> Placed:
     """The rows of one Kafka record: a block of them, or one by one."""
     first = rows[0]
     block = first.record if isinstance(first.record, Block) else Block.of([row.record for row in rows])
-    return Placed(block, first.offset, first.timestamp)
+    return Placed.of_one(block, first.offset, first.timestamp)

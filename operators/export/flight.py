@@ -191,7 +191,7 @@ class _Gathered:
         if record.error is not None or record.rows[0].kind not in self._contents.of.records:
             self._undecodable += 1
             return
-        self._placed.append(Placed(record.rows[0], record.offset, record.timestamp))
+        self._placed.append(Placed.of_one(record.rows[0], record.offset, record.timestamp))
         self._rows += len(record.rows[0])
         self._bytes += record.size
         if self._rows >= BATCH_ROWS or self._bytes >= BATCH_BYTES:

@@ -32,7 +32,7 @@ def rows_of_log(client: ClientProperties) -> LogRows:
             if record.error is not None or record.rows[0].kind not in topic.records:
                 undecodable.append(record.offset)
             else:
-                placed.append(Placed(record.rows[0], record.offset, record.timestamp))
+                placed.append(Placed.of_one(record.rows[0], record.offset, record.timestamp))
         return as_table(topic, part.partition, placed), undecodable
 
     return read

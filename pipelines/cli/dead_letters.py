@@ -123,7 +123,7 @@ def _letters(client: ClientProperties, run: str, where: str) -> Iterator[tuple[S
     ):
         if not record.rows or record.rows[0].kind is not DeadLetter:
             continue
-        placed = [Placed(record.rows[0], record.offset, record.timestamp)]
+        placed = [Placed.of_one(record.rows[0], record.offset, record.timestamp)]
         if condition is None or len(condition.rows(as_table(DEAD_LETTERS, record.partition, placed))):
             yield record, record.rows[0].records()[0]
 

@@ -116,7 +116,7 @@ class _Counted:
         self._records += len(records)
         self._rows += len(rows)
         self._bytes += sum(len(value or b"") for value in records.values)
-        self._undecodable += sum(isinstance(each, str) for each in chunk.found)
+        self._undecodable += sum(error is not None for error in chunk.errors)
         for headers, count in Counter(records.headers).items():
             self._schemas[schema_of(headers) or "none"] += count
         self._times = [min([*self._times[:1], *records.timestamps]), max([*self._times[1:], *records.timestamps])]

@@ -29,7 +29,7 @@ def as_items(chunk: Chunk, topic: str) -> Iterator[dict[str, Any]]:
     """Records as JSON objects: kcat's `topic partition offset ts key`, headers by name, `rows` decoded or `error`."""
     records = chunk.records
     columns = (records.offsets, records.timestamps, records.keys, records.values, records.headers)
-    for offset, timestamp, key, value, headers, found, rows in zip(*columns, chunk.found, chunk.plain(), strict=True):
+    for offset, timestamp, key, value, headers, error, rows in zip(*columns, chunk.errors, chunk.plain(), strict=True):
         schema, told = _told(headers)
         yield {
             "topic": topic,
@@ -41,7 +41,7 @@ def as_items(chunk: Chunk, topic: str) -> Iterator[dict[str, Any]]:
             "schema": schema,
             "size": len(value or b""),
             "rows": rows,
-            "error": found if isinstance(found, str) else None,
+            "error": error,
         }
 
 

@@ -66,7 +66,7 @@ def replay_command(
         producer = BoundedProducer(to.client) if execute else None
         try:
             for chunk in read_chunks(to.client, known, name, ranges):
-                picked: Iterable[int] = range(len(chunk.found))
+                picked: Iterable[int] = range(len(chunk.records))
                 if condition is not None:
                     offsets = set(condition.rows(chunk.table())["kafka_offset"].to_pylist())
                     picked = [at for at in picked if chunk.records.offsets[at] in offsets]

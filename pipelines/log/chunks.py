@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from functools import cached_property
+from itertools import groupby, islice
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +17,7 @@ from infra.kafka.reading import StoredRecord, read_batches
 from infra.kafka.record_batches import RecordBatch
 from operators.export.columns import Placed, as_table
 from schemas.block import Block
-from schemas.codec import decode_all
+from schemas.codec import Decoded, decode_all
 from schemas.plain_columns import plain_rows
 from schemas.topics import Topic
 
@@ -26,36 +27,47 @@ CHUNK_BYTES = 32 << 20
 """Fewer, where they are large."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Chunk:
-    """Records of one partition of `topic`, and for each its rows, or why they are none of this topic's."""
+    """Records of one partition of `topic`, and what each holds: its rows, or why they are none of this topic's."""
 
     topic: Topic
     records: RecordBatch
-    found: list[Block | str]
+    decoded: Decoded
+
+    @cached_property
+    def found(self) -> list[Block | str]:
+        """Each record's rows, or why it has none."""
+        return self.decoded.apart()
+
+    @property
+    def errors(self) -> list[str | None]:
+        """Why each record has no rows; None where it has some."""
+        return [each if isinstance(each, str) else None for each in self.decoded.held]
+
+    def whose(self, kind: type) -> list[int]:
+        """Which record each row of class `kind` is of, by number."""
+        held = enumerate(self.decoded.held)
+        return [at for at, each in held if not isinstance(each, str) and each[0] is kind for _ in range(each[1])]
 
     def table(self) -> pa.Table:
         """All rows, as `columns.row_schema` has them."""
-        placed = [
-            Placed(block, offset, timestamp)
-            for block, offset, timestamp in zip(self.found, self.records.offsets, self.records.timestamps, strict=True)
-            if isinstance(block, Block)
-        ]
+        placed: list[Placed] = []
+        taken: Counter[type] = Counter()
+        rows = zip(self.decoded.held, self.records.offsets, self.records.timestamps, strict=True)
+        for kind, run in groupby(rows, key=lambda row: None if isinstance(row[0], str) else row[0][0]):
+            if kind is not None:
+                held, offsets, timestamps = zip(*run, strict=True)
+                counts = [count for _, count in held]
+                block = self.decoded.blocks[kind].part(taken[kind], sum(counts))
+                placed.append(Placed(block, offsets, timestamps, counts))
+                taken[kind] += len(block)
         return as_table(self.topic, self.records.partition, placed)
 
     def plain(self) -> list[list[dict[str, Any]]]:
         """The rows of each record, JSON-ready; none where it could not be decoded."""
-        kinds: dict[type, list[int]] = {}
-        for at, block in enumerate(self.found):
-            if isinstance(block, Block):
-                kinds.setdefault(block.kind, []).append(at)
-        rows: list[list[dict[str, Any]]] = [[] for _ in self.found]
-        for members in kinds.values():
-            blocks = [block for at in members if isinstance(block := self.found[at], Block)]
-            made = iter(plain_rows(Block.concatenated(blocks)))
-            for at, block in zip(members, blocks, strict=True):
-                rows[at] = [next(made) for _ in range(len(block))]
-        return rows
+        made = {kind: iter(plain_rows(block)) for kind, block in self.decoded.blocks.items()}
+        return [[] if isinstance(each, str) else list(islice(made[each[0]], each[1])) for each in self.decoded.held]
 
 
 def read_chunks(
@@ -96,14 +108,12 @@ def undecoded(value: bytes | None, headers: Any) -> Sequence[bytes | None]:
 
 def decoded(topic: Topic, records: RecordBatch) -> Chunk:
     """`records` with what they hold."""
-    found: list[Block | str] = []
-    for each in decode_all(list(zip(records.values, records.headers, strict=True))):
-        if not isinstance(each, Block):
-            found.append(str(each))
-        elif each.kind not in topic.records:
-            found.append(f"a {each.kind.__name__} does not belong here")
-        else:
-            found.append(each)
+    found = decode_all(records.values, records.headers)
+    if strangers := found.blocks.keys() - set(topic.records):
+        why = {kind: f"a {kind.__name__} does not belong here" for kind in strangers}
+        blocks = {kind: block for kind, block in found.blocks.items() if kind not in strangers}
+        held = [each if isinstance(each, str) else why.get(each[0], each) for each in found.held]
+        found = Decoded(blocks, held)
     return Chunk(topic, records, found)
 
 

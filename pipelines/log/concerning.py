@@ -25,17 +25,12 @@ class Found(NamedTuple):
 
 def concerning(chunk: Chunk, key: TrajectoryKey) -> Iterator[Found]:
     """The records of `chunk` that tell of trajectory `key`, in their order."""
-    kinds: dict[type, list[int]] = {}
-    for at, block in enumerate(chunk.found):
-        if isinstance(block, Block):
-            kinds.setdefault(block.kind, []).append(at)
     found: list[tuple[int, Any]] = []
-    for members in kinds.values():
-        blocks = [block for at in members if isinstance(block := chunk.found[at], Block)]
-        whose = [at for at, block in zip(members, blocks, strict=True) for _ in range(len(block))]
-        joined = Block.concatenated(blocks)
-        rows = pc.indices_nonzero(_mask(joined, key)).to_pylist()
-        found += zip([whose[row] for row in rows], joined.take(rows).records() if rows else (), strict=True)
+    for kind, block in chunk.decoded.blocks.items():
+        rows = pc.indices_nonzero(_mask(block, key)).to_pylist()
+        if rows:
+            whose = chunk.whose(kind)
+            found += zip([whose[row] for row in rows], block.take(rows).records(), strict=True)
     records = chunk.records
     for at, record in sorted(found, key=lambda each: each[0]):
         yield Found(chunk.topic.noun, records.partition, records.offsets[at], records.timestamps[at], record)

@@ -6,12 +6,16 @@ from dataclasses import replace
 
 import pyarrow as pa
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from record_samples import SAMPLES
+from record_strategies import records_of
 
 from schemas.arrow import arrow_schema
 from schemas.block import Block
-from schemas.codec import Headers, UndecodableRecord, decode_all, decode_as_block, encode
-from schemas.records import Experience, Settled
+from schemas.codec import RECORD_TYPES, Headers, UndecodableRecord, decode_all, decode_as_block, encode
+from schemas.records import DeadLetter, Experience, MicroBatch, Settled
+from schemas.stack import FEWEST, read_stacked
 
 Raw = tuple[bytes | None, Headers]
 
@@ -38,15 +42,21 @@ BROKEN: list[Raw] = [
 ]
 
 
-def alone(raw: Raw) -> object:
+def alone(raw: Raw) -> str:
     try:
-        return decode_as_block(*raw).records()
+        return as_text(decode_as_block(*raw))
     except UndecodableRecord as error:
         return str(error)
 
 
-def together(raws: list[Raw]) -> list[object]:
-    return [each.records() if isinstance(each, Block) else str(each) for each in decode_all(raws)]
+def together(raws: list[Raw]) -> list[str]:
+    found = decode_all([value for value, _ in raws], [headers for _, headers in raws]).apart()
+    return [as_text(each) if isinstance(each, Block) else each for each in found]
+
+
+def as_text(block: Block) -> str:
+    """As text, in which what is no number equals itself."""
+    return f"{block.kind.__name__}: {block.batch.to_pylist()}"
 
 
 @pytest.mark.parametrize(
@@ -58,4 +68,50 @@ def test_together_as_alone(raws: list[Raw]) -> None:
 
 def test_they_keep_their_order() -> None:
     rows = [replace(SAMPLES[Settled], tokens=number) for number in range(50)]  # type: ignore[type-var]
-    assert together([encode(row) for row in rows]) == [[row] for row in rows]
+    assert together([encode(row) for row in rows]) == [as_text(Block.of([row])) for row in rows]
+
+
+COLUMNAR = pytest.mark.parametrize(
+    "kind", [entry.kind for entry in RECORD_TYPES if entry.encoding == "arrow"], ids=lambda kind: kind.__name__
+)
+
+
+@COLUMNAR
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_values_of_few_layouts_as_alone(kind: type, data: st.DataObject) -> None:
+    together_in_one = 1 if kind in (MicroBatch, DeadLetter) else 3
+    several = st.lists(records_of(kind), min_size=1, max_size=together_in_one)
+    raws = [encode(*rows) for rows in data.draw(st.lists(several, min_size=1, max_size=3))]
+    many = [raws[at] for at in data.draw(st.permutations([*range(len(raws))] * FEWEST))]
+    assert together(many) == [alone(raw) for raw in many]
+
+
+@COLUMNAR
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_damaged_values_of_one_layout_as_alone(kind: type, data: st.DataObject) -> None:
+    """Values that only differ beyond their metadata: numbers, but also offsets, letters, and what is null."""
+    value, headers = encode(SAMPLES[kind])
+    body = 8 + int.from_bytes(value[4:8], "little")
+    many = []
+    for _ in range(FEWEST):
+        damaged = bytearray(value)
+        for at in data.draw(st.lists(st.integers(body, len(value) - 1), max_size=2)):
+            damaged[at] ^= 1 << data.draw(st.integers(0, 7))
+        many.append((bytes(damaged), headers))
+    assert together(many) == [alone(raw) for raw in many]
+
+
+def test_few_layouts_are_read_a_few_times() -> None:
+    reads = []
+
+    def read(value: bytes) -> pa.RecordBatch:
+        reads.append(value)
+        return pa.ipc.read_record_batch(pa.py_buffer(value), arrow_schema(Settled))
+
+    rows = [replace(SAMPLES[Settled], trajectory_id=f"p{number}.0") for number in range(1000)]  # type: ignore[type-var]
+    batch, counts = read_stacked(arrow_schema(Settled), [encode(row)[0] for row in rows], read)
+    assert batch.column("trajectory_id").to_pylist() == [row.trajectory_id for row in rows]
+    assert counts == [1] * 1000
+    assert len(reads) == 3  # ids of four, five and six letters

@@ -38,7 +38,8 @@ def block(*rows: r.Experience) -> Block:
 
 
 def rows_of(*experiences: r.Experience, offset: int = 0):
-    return as_table(EXPERIENCES, 0, [Placed(block(each), offset + i, 1000 + i) for i, each in enumerate(experiences)])
+    placed = [Placed.of_one(block(each), offset + i, 1000 + i) for i, each in enumerate(experiences)]
+    return as_table(EXPERIENCES, 0, placed)
 
 
 def polled(first: int, count: int, *, last: bool = False, garbage: tuple[int, ...] = (), hole: int = 1) -> Polled:

@@ -20,7 +20,7 @@ ROWS = rows_of(experience(0, 0, 1.0), experience(0, 1, 0.25), experience(1, 0, 0
 @pytest.mark.parametrize("noun", CATALOGUE)
 def test_every_topic_has_rows_that_come_back_from_every_format(noun: str, tmp_path) -> None:
     topic = CATALOGUE[noun]
-    blocks = [Placed(Block.of([SAMPLES[kind]] * 2), at, 1000 + at) for at, kind in enumerate(topic.records)]
+    blocks = [Placed.of_one(Block.of([SAMPLES[kind]] * 2), at, 1000 + at) for at, kind in enumerate(topic.records)]
     table = as_table(topic, 3, blocks * 2)
     table.validate(full=True)
     assert len(table) == 4 * len(topic.records)
