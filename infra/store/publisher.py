@@ -20,7 +20,7 @@ import numpy as np
 from infra.store.arriving import Arriving
 from infra.store.chunks import DEFAULT_CHUNK_BYTES, checks_of, chunk_size
 from infra.store.deltas import encode_delta
-from infra.store.errors import NoRoom, StoreError
+from infra.store.errors import NoRoom, StoreBusy, StoreError
 from infra.store.layout import Layout
 from infra.store.names import weight_file
 from infra.store.weight_store import WeightStore
@@ -33,6 +33,8 @@ Announce = Callable[[WeightVersion], None]
 
 SHORT = 0.5
 """A delta of more than this share of the version is not worth its work."""
+TURN_S = 10.0
+"""How long another writer of the store is waited for, at first."""
 FULL_EVERY = 16
 """Of so many versions one goes out without a delta, so that no error of one could live for ever."""
 
@@ -80,7 +82,7 @@ class Publisher:
         self._deltas = deltas
         self._since_full = 0
         self._thread = ThreadPoolExecutor(1, "publish weights")
-        self._preparing = self._thread.submit(self._reserve)
+        self._preparing = self._thread.submit(self._prepare)
         self._under_way: Future[WeightVersion] | None = None
         self._tried = parent
         self._sealed: WeightVersion | None = None
@@ -146,6 +148,22 @@ class Publisher:
             created_at=self._wall_ms(),
         )
         self._under_way = self._thread.submit(self._finish, arriving, told)
+        return True
+
+    def put_back(self, tensors: Mapping[str, Any], manifest: WeightVersion) -> bool:
+        """Bring back a version that is out, and whose `tensors` these are, where the store has lost it, and all newer
+        ones, with its machine; whether that was so.
+
+        Raises StoreError: no room, another writer, or the tensors are not what `manifest` says.
+        """
+        self._settle(None)
+        newest = self._store.newest()
+        if newest is not None and newest >= manifest.version:
+            return False
+        self._check(tensors)
+        with self._begin(manifest.version) as arriving:
+            self._fill(arriving, tensors)
+            arriving.seal(manifest.blake3)
         return True
 
     def flush(self, timeout_s: float | None = None) -> None:
@@ -233,6 +251,21 @@ class Publisher:
             self._store.evict()
         self._reserve()
         return manifest
+
+    def _prepare(self) -> None:
+        """Become the store's writer, and get memory ready. A relay that looks for what nobody has lets others go first
+        now and then.
+        """
+        deadline = time.monotonic() + TURN_S
+        while time.monotonic() < deadline:
+            try:
+                self._store.reserve(self._layout.size)
+            except StoreBusy:
+                time.sleep(0.01)
+                continue
+            except StoreError:  # the first publish needs the room itself, and says so
+                pass
+            return
 
     def _reserve(self) -> None:
         """Get memory ready for the next version: making pages takes many times as long as copying into them."""

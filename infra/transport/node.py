@@ -36,6 +36,8 @@ STALL_S = 2.0
 """How long a version may make no progress before a newer one is fetched in its place."""
 PAUSE_S = 1.0
 """How long a version that cannot be had now is left alone."""
+TURN_S = 0.05
+"""How long the store is left to others after a version did not come: a trainer may bring it back."""
 HOLD_S = 60.0
 """How long part of a version is kept while nobody has the rest: longer than placement takes to name another master."""
 MAX_WRONG = 3
@@ -171,6 +173,10 @@ class RelayNode:
             finally:
                 self._arriving = None
                 self._store.rest()
+            if not self._holds(manifest.version):
+                with self._changed:
+                    if not self._closed:
+                        self._changed.wait(TURN_S)
 
     def _target(self) -> WeightVersion | None:
         """The newest version that is not here and that the store would take, but for those that rest."""

@@ -10,7 +10,7 @@ from operators.evaluation.config import EvaluationConfig
 from operators.evaluation.rounds import Mode, Round, modes_due, open_round, round_name
 from operators.io.elements import Checkpoint, Output, Place, Polled, Received, Restored
 from operators.io.pending import PendingOffsets
-from schemas.records import Experience, Metric, Prompt, Settled, WeightVersion
+from schemas.records import Experience, Metric, PolicyVersion, Prompt, Settled, WeightVersion
 from schemas.topics import EVAL_PROMPTS, METRICS, SETTLED
 
 
@@ -39,7 +39,8 @@ class _Evaluating:
         now: Callable[[], int] = lambda: time.time_ns() // 10**6,
     ) -> None:
         self._config, self._questions, self._now = config, questions, now
-        self._number, self._last, self._finished = restored.marks.get("evaluated", (0, None, 0))
+        self._number, self._last, final, self._lost = restored.marks.get("evaluated", (0, None, None, False))
+        self._final = PolicyVersion.parse(final) if final else None
         self._rounds: dict[str, Round] = {}
         self._pending = PendingOffsets()
         self._places: dict[int, tuple[Place, int]] = {}
@@ -63,7 +64,8 @@ class _Evaluating:
 
     def checkpoint(self, positions: Mapping[Place, int]) -> Checkpoint:
         rounds = {name: [r.expected.start, len(r.expected)] for name, r in self._rounds.items()}
-        marks = {"evaluated": [self._number, self._last, self._finished], "rounds": rounds}
+        final = None if self._final is None else str(self._final)
+        marks = {"evaluated": [self._number, self._last, final, self._lost], "rounds": rounds}
         return Checkpoint(self._pending.low_water(positions), marks=marks)
 
     def busy(self) -> bool:
@@ -73,14 +75,16 @@ class _Evaluating:
         pass
 
     def _ask(self, manifest: WeightVersion) -> list[Output]:
-        if not self._questions or (self._finished and manifest.final):
+        asked_before = self._final is not None and not (self._lost and manifest.version > self._final)
+        if not self._questions or (manifest.final and asked_before):
             return []
         modes = modes_due(manifest, self._last, self._config, len(self._rounds))
         whole = self._last is None or manifest.final
         outputs = [output for mode in modes for output in self._prompts(manifest, mode, whole)]
         if modes:
             self._last = max(manifest.version.number, self._last or 0)
-            self._finished = int(bool(self._finished) or manifest.final)
+            if manifest.final:
+                self._final, self._lost = manifest.version, False
         return outputs
 
     def _prompts(self, manifest: WeightVersion, mode: Mode, whole: bool) -> list[Output]:
@@ -124,5 +128,7 @@ class _Evaluating:
             reason = f"round {current.name}"
             record = Settled(trajectory.trajectory_id, 1, "evaluated", reason, None, None, tokens, self._now())
             outputs.append(Output(SETTLED, "", record))
+        if current.version == self._final and not current.all_count():
+            self._lost = True  # with its machine; its trainer may make it again
         metric = Metric("evaluation", current.version.number, current.values(), self._now())
         return [*outputs, Output(METRICS, "evaluation", metric)]

@@ -32,6 +32,10 @@ class Round:
         """Whether every question was answered, one way or another."""
         return len(self.answers) == len(self.expected)
 
+    def all_count(self) -> bool:
+        """Whether every answer is this very version's."""
+        return all(map(self._counts, self.answers.values()))
+
     def values(self) -> dict[str, float]:
         """What its metric says: how many answers count, those that this very version gave, and their mean accuracy; by
         task, too, where it has asked questions of several."""

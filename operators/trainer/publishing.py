@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+
+from torch import Tensor
 
 from infra.kafka.producer import BoundedProducer, DeliveryFailed
 from infra.kafka.properties import ClientProperties
@@ -71,6 +73,11 @@ class Publishing:
             )
             opening.callback(self._close_publisher)
             self._closing = opening.pop_all()
+
+    def put_back(self, weights: Mapping[str, Tensor], manifest: WeightVersion) -> None:
+        """Bring `manifest`'s version, whose `weights` these are, back where it was lost. Raises StoreError."""
+        if self.publisher.put_back(weights, manifest):
+            self._courier.announce(manifest)
 
     def obey(self, chain: RelayChain) -> None:
         """The relays stand like this."""

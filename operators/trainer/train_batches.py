@@ -107,6 +107,8 @@ class _Training:
         self._training = _rank_training(step, epoch, 0)
         self._published_before = -1
         self._unpublished: list[int] = []
+        self._resumed: WeightVersion | None = None
+        """What training goes on from, until it is known to be in the store: a machine loses that with its memory."""
         self._started = False
         self._behind = False
         """Whether the weights have moved on since the last version that went out."""
@@ -124,6 +126,8 @@ class _Training:
             if isinstance(received.record, WeightVersion):
                 if received.record.version.epoch != self._epoch:
                     self._published_before = max([self._published_before, *received.record.batches])
+                if received.record.version == self._training.resumed_from:
+                    self._resumed = received.record
             elif isinstance(received.record, RelayChain):
                 self._publishing.obey(received.record)
             elif isinstance(received.record, MicroBatch):
@@ -134,6 +138,7 @@ class _Training:
             self._started = True
             if self._training.trained == 0 and self._published_before < 0:
                 self._let_out(must=True)
+            self._put_back()
             if self._training.done:
                 self._save_result()  # where the process died before it could
                 # whoever waits for the last step may not have heard of it
@@ -142,11 +147,14 @@ class _Training:
             outputs += self._train(batch)
             return outputs
         self._training.check()
-        if (self._behind or self._has_failed()) and time.monotonic() >= self._retry_at:
+        behind = self._behind or self._has_failed()
+        if (behind or self._resumed) and time.monotonic() >= self._retry_at:
             # Nothing to train: admission may be waiting for the very manifest that was skipped, or did not get out.
             self._pause = min(max(RETRY_S, 2 * self._pause), RETRY_AT_MOST_S)
             self._retry_at = time.monotonic() + self._pause
-            self._let_out(must=True)
+            self._put_back()
+            if behind:
+                self._let_out(must=True)
         return outputs
 
     def checkpoint(self, positions: Mapping[Place, int]) -> Checkpoint:
@@ -169,6 +177,7 @@ class _Training:
             )
             return [Output(DEAD_LETTERS, str(batch.number), letter)]
         self._model_seconds += time.thread_time() - began
+        self._resumed = None  # these are other weights
         self._unpublished.append(batch.number)
         started = time.perf_counter()
         # What an earlier epoch has published already is not published again, but for the last of it.
@@ -198,6 +207,16 @@ class _Training:
             self._behind = not self._save()
         if not self._behind:
             self._pause = 0.0
+
+    def _put_back(self) -> None:
+        """See to it that rollouts find what training goes on from: there may be no batch until they have it."""
+        if (resumed := self._resumed) is None:
+            return
+        try:
+            self._publishing.put_back(self._training.weights, resumed)
+            self._resumed = None
+        except StoreError as error:
+            log.error("version %s is not in the store: %s", resumed.version, error)
 
     def _has_failed(self) -> bool:
         """Whether the version that was on its way did not get out."""

@@ -81,8 +81,16 @@ def _said(files: dict[str, Path], count: int, follow: bool) -> Iterator[dict[str
             yield from ({"role": role, "line": line} for line in whole.decode(errors="replace").splitlines())
 
 
-def resume_command(run: RunOption = None, folder: FolderOption = RUNS, json: JsonOption = False) -> Report:
-    """Go on, after a machine's restart, with what was submitted with --detach: each pipeline from where it stood.
+def resume_command(
+    context: typer.Context,
+    run: RunOption = None,
+    folder: FolderOption = RUNS,
+    json: JsonOption = False,
+) -> Report:
+    """Go on with a run that was stopped, killed, or lost its machine: from its log and its newest checkpoint.
+
+    What was submitted with --detach is kept again, and this returns; what `laminar run` had started goes on here, to
+    its goal, its own broker included.
 
     \b
     Examples:
@@ -93,10 +101,15 @@ def resume_command(run: RunOption = None, folder: FolderOption = RUNS, json: Jso
     from pipelines.view.run_folders import find_run
 
     found = find_run(folder, run)
-    known = submissions(found.folder)
-    if not known:
-        raise typer.BadParameter(f"nothing of run {found.run} was submitted with --detach", param_hint="--run")
-    kept = [keep(each) for each in known if each.keeper() is None]
+    if found.reached:
+        told = {"run": found.run, "resumed": {}}
+        return Report(told, lambda: f"run {found.run} has reached its goal: nothing is left to do", as_json=json)
+    kept = [keep(each) for each in submissions(found.folder) if each.keeper() is None]
+    if found.supervised and found.status != "running":
+        from pipelines.run.local import resume_locally
+        from pipelines.run.stop_requests import StopRequests
+
+        return resume_locally(found, context.with_resource(StopRequests()), as_json=json)
     data = {"run": found.run, "resumed": {each.role.name: each.pid for each in kept}}
     names = ", ".join(each.role.name for each in kept)
     text = f"run {found.run} goes on: {names}" if kept else f"all of run {found.run} is up"

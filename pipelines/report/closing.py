@@ -12,8 +12,11 @@ from pipelines.report.verdict import accounted, compared_with_warm_start, learne
 from pipelines.view.text import UNKNOWN, clock, count, figure
 
 
-def closing_lines(folder: Path, summary: Mapping[str, Any], file: Path) -> str:
-    """Plain text of some lines; `folder` is the run's and `file` its configuration, as the user would write them."""
+def closing_lines(folder: Path, summary: Mapping[str, Any], file: Path | None = None) -> str:
+    """Plain text of some lines; `folder` is the run's and `file` its configuration, as the user would write them.
+
+    Without `file` there is none that another run could be made of.
+    """
     run = summary["run"]
     steps, goal = summary.get("optimizer_steps"), summary.get("optimizer_steps_goal")
     reached = "reached its goal" if summary.get("reached") else "ended before its goal"
@@ -42,8 +45,10 @@ def closing_lines(folder: Path, summary: Mapping[str, Any], file: Path) -> str:
         lines.append(f"  {'restarts':<22}{sum(restarts.values()):>7}   {', '.join(map(_times, restarts.items()))}")
     told = compared_with_warm_start(summary)
     lines += ["", learned(summary), *([told] if told else []), accounted(summary)]
-    again = f"{laminar()} run {file} --set run.seed={(summary.get('seed') or 0) + 1}"
-    commands = [*next_commands(run, folder), (again, "the same with another seed")]
+    commands = next_commands(run, folder)
+    if file is not None:
+        again = f"{laminar()} run {file} --set run.seed={(summary.get('seed') or 0) + 1}"
+        commands.append((again, "the same with another seed"))
     width = max(len(command) for command, _ in commands)
     return "\n".join([*lines, "", "Next:", *(f"  {command:<{width}}  {about}" for command, about in commands), ""])
 

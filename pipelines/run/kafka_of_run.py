@@ -9,6 +9,7 @@ from pathlib import Path
 
 from infra.kafka.admin import admin_client, list_topics
 from infra.kafka.broker import Broker, BrokerConfig, BrokerStartError, start_broker
+from infra.kafka.detached_broker import last_port
 from infra.kafka.readiness import BrokerUnreachable, wait_for_brokers, why_unreachable
 from pipelines.config import ConfigError, KafkaConfig
 from pipelines.run.restarts import Restarts
@@ -21,7 +22,10 @@ _LAPSE_S = 30.0
 
 
 class KafkaOfRun:
-    """What `config` names, or a broker with its data in `folder`. `note` takes one-line news."""
+    """What `config` names, or a broker with its data in `folder`: it has one where it had one before.
+
+    `note` takes one-line news.
+    """
 
     def __init__(self, config: KafkaConfig, folder: Path, note: Callable[[str], None]) -> None:
         self.config = config
@@ -33,8 +37,9 @@ class KafkaOfRun:
 
     def start(self) -> None:
         """Return once Kafka answers; `config` then says where. Raises BrokerStartError, BrokerUnreachable."""
-        if not self.config.bootstrap_servers and not self.config.client_properties:
-            self._own = start_broker(BrokerConfig(self._folder), self._note)
+        given = self.config.bootstrap_servers or self.config.client_properties
+        if not given or self._folder.is_dir():
+            self._own = start_broker(BrokerConfig(self._folder, last_port(self._folder)), self._note)
             self.config = replace(self.config, bootstrap_servers=self._own.bootstrap_servers)
         wait_for_brokers(self.config.client(), WAIT_S, lambda _, line: self._note(line))
 

@@ -11,16 +11,17 @@ from rich.console import Console
 
 from infra.files import write_atomically
 from pipelines.cli.output import Report
-from pipelines.config import Config, ConfigError
-from pipelines.report.closing import closing_lines
+from pipelines.config import Config, ConfigError, load_config
+from pipelines.report.closing import closing_lines, laminar
 from pipelines.report.html import render_report
 from pipelines.report.summary import summarise
 from pipelines.run.lacking import lacking
 from pipelines.run.paths import with_whole_paths
 from pipelines.run.state import RunStateFile, point_latest
 from pipelines.run.stop_requests import Interrupted, StopRequests
-from pipelines.run.supervisor import Supervisor
+from pipelines.run.supervisor import CONFIG_FILE, Supervisor
 from pipelines.view.live import LiveView
+from pipelines.view.run_folders import RunFolder
 from schemas.topics import run_prefix
 
 
@@ -38,14 +39,51 @@ def run_locally(config: Config, file: Path, stops: StopRequests, *, as_json: boo
     (folder / "logs").mkdir(parents=True)
     point_latest(folder)
     state = RunStateFile(folder, config.run.name, config.trainer.optimizer_steps)
+    return _supervised(config, state, stops, as_json, file=file)
+
+
+def resume_locally(run: RunFolder, stops: StopRequests, *, as_json: bool = False) -> Report:
+    """Go on with `run`, whose supervisor is gone, from its log and its newest checkpoint; else as `run_locally`.
+
+    Raises ConfigError where it ended so early that nothing is there to go on with.
+    """
+    file = run.folder / CONFIG_FILE  # written once Kafka has the run's topics: what they hold is this run's
+    if not file.exists():
+        raise ConfigError(f"run {run.run} ended before it had begun: there is no {file}; start another")
+    config = load_config(file)
+    check_ready(config)
+    state = RunStateFile(
+        run.folder,
+        run.run,
+        config.trainer.optimizer_steps,
+        bootstrap_servers=run.state.get("bootstrap_servers") or "",
+        client_properties=run.state.get("client_properties") or "",
+        phases=dict(run.state.get("phases") or {}),
+        started_at=run.started_at,
+    )
+    return _supervised(config, state, stops, as_json, resumed=True)
+
+
+def _supervised(
+    config: Config,
+    state: RunStateFile,
+    stops: StopRequests,
+    as_json: bool,
+    *,
+    file: Path | None = None,
+    resumed: bool = False,
+) -> Report:
+    folder = state.folder
     state.write()
     try:
         with LiveView(Console(stderr=as_json), config.run.name, config.trainer.optimizer_steps) as view:
-            balance = Supervisor(config, view, state, stops).run()
+            balance = Supervisor(config, view, state, stops, resumed=resumed).run()
     except Interrupted as stop:
         state.end(f"{stop} before its goal", "stopped")
         answer = {"run": config.run.name, "error": state.error}
         text = f"{state.error}; what there is lies in {_as_seen_from_here(folder)}"
+        if (folder / CONFIG_FILE).exists():
+            text += f", and `{laminar()} runs resume --run {config.run.name}` goes on with it"
         return Report(answer, lambda: text, as_json, stop.exit_code)
     except BaseException as error:
         state.end(f"{type(error).__name__}: {error}")
@@ -77,7 +115,15 @@ def _as_seen_from_here(folder: Path) -> Path:
 def check(config: Config) -> None:
     """Raise ConfigError for what can be known to fail before anything is started."""
     if (config.run_folder / "state.json").exists():
-        raise ConfigError(f"there is a run {config.run.name!r} in {config.run.folder} already: choose another run.name")
+        raise ConfigError(
+            f"there is a run {config.run.name!r} in {config.run.folder} already: choose another run.name, or go on with"
+            f" that one: `laminar runs resume --run {config.run.name}`"
+        )
     run_prefix(config.run.name)
+    check_ready(config)
+
+
+def check_ready(config: Config) -> None:
+    """Raise ConfigError for what a run, begun or not, lacks on this machine."""
     for reason in lacking(config):
         raise ConfigError(reason)

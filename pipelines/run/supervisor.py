@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
+from pathlib import Path
 
 from infra.files import write_atomically
 from infra.kafka.observe import Observer
@@ -36,16 +37,22 @@ DRAIN_S = 5.0
 HURRIED_S = 1.5
 """How long the broker may take to stop once somebody waits for the run to be gone."""
 TICK_S = 0.1
+GUARDED_S = 10.0
+"""How long those who clean up behind a run that was killed may take, at most."""
+CONFIG_FILE = "config.toml"
 
 
 class Supervisor:
     """Runs `config`, whose run has a name, to its goal; shows it in `view`, leaves everything in the run's folder.
 
-    `stops` hears requests to stop already.
+    `stops` hears requests to stop already. A run that is `resumed` has its topics, and maybe a broker of its own.
     """
 
-    def __init__(self, config: Config, view: LiveView, state: RunStateFile, stops: StopRequests) -> None:
+    def __init__(
+        self, config: Config, view: LiveView, state: RunStateFile, stops: StopRequests, *, resumed: bool = False
+    ) -> None:
         self.config, self.view, self.state = config, view, state
+        self._resumed = resumed
         self.folder = config.run_folder
         self._stops = stops
         self._told_of_warm_start: Mapping[str, object] = {}
@@ -57,7 +64,7 @@ class Supervisor:
         Raises Interrupted, RoleFailed, ConfigError, BrokerStartError, BrokerUnreachable and TopicError: why it cannot
         go on.
         """
-        started = new_run(self.config.run.name, self.config.trainer.optimizer_steps, time.time_ns() // 10**6)
+        started = new_run(self.config.run.name, self.config.trainer.optimizer_steps, int(self.state.started_at * 1000))
         trackers = open_trackers(self.config.run.trackers, self.config.run.name, self.folder)
         metrics = Sinks(MetricsFile(self.folder / "metrics.jsonl"), trackers)
         with Watch(started, file=metrics, view=self.view) as self._watch, ExitStack() as stack:
@@ -80,15 +87,17 @@ class Supervisor:
     def _claim_store(self) -> None:
         """Settle where weights go, and clear what a run of this name has left there when it was killed."""
         store = store_folder(self.config)
-        try:
-            remove_store(store)
-        except StoreBusy as error:
-            raise ConfigError(f"a run {self.config.run.name!r} is at work on this machine: {error}") from error
+        deadline = time.monotonic() + (GUARDED_S if self._resumed else 0.0)
+        while (busy := _in_use(store)) is not None:
+            if time.monotonic() > deadline:
+                raise ConfigError(f"a run {self.config.run.name!r} is at work on this machine: {busy}")
+            self._stops.check()
+            time.sleep(TICK_S)
         self.config = replace(self.config, relay=replace(self.config.relay, store=str(store)))
 
     def _open_fleet(self) -> Fleet:
         return Fleet(
-            self.folder / "config.toml",
+            self.folder / CONFIG_FILE,
             self.folder / "logs",
             store_folder(self.config),
             self.view.note,
@@ -102,7 +111,8 @@ class Supervisor:
         with self._stops.waiting():
             self._kafka.start()
             self.config = replace(self.config, kafka=self._kafka.config)
-            self._kafka.refuse_known(self.config.run.name)
+            if not self._resumed:
+                self._kafka.refuse_known(self.config.run.name)
             make_topics(self.config)
         self.state.bootstrap_servers = self.config.kafka.client().bootstrap_servers
         self.state.client_properties = self.config.kafka.of_role(ADMIN).client_properties
@@ -182,4 +192,13 @@ class Supervisor:
         }
 
     def _write_config(self) -> None:
-        save_config(self.config, self.folder / "config.toml")
+        save_config(self.config, self.folder / CONFIG_FILE)
+
+
+def _in_use(store: Path) -> StoreBusy | None:
+    """Who keeps `store` from being removed; else it is."""
+    try:
+        remove_store(store)
+    except StoreBusy as error:
+        return error
+    return None

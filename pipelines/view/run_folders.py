@@ -15,6 +15,8 @@ import psutil
 from infra.kafka.processes import is_running
 
 STATE_FILE = "state.json"
+REPORT_FILE = "report.html"
+"""What is written last."""
 SAME_START_S = 1.0
 """A process that began at another time than state.json says has only been given the number of one that is gone."""
 
@@ -43,6 +45,16 @@ class RunFolder:
     @property
     def started_at(self) -> float:
         return float(self.state.get("started_at") or 0.0)
+
+    @property
+    def supervised(self) -> bool:
+        """Whether `laminar run` started it, not `laminar submit --detach`."""
+        return (self.folder / STATE_FILE).exists()
+
+    @property
+    def reached(self) -> bool:
+        """Whether `laminar run` has taken it to its goal, with all that such a run leaves."""
+        return self.supervised and self.status == "ended" and (self.folder / REPORT_FILE).exists()
 
     @property
     def goal(self) -> int | None:

@@ -114,6 +114,12 @@ class LaminarRun(Command):
         sets = [word for change in changes for word in ("--set", change)]
         super().__init__(nursery, here, "run", str(config), "--name", name, *sets)
 
+    def resume(self) -> None:
+        """Go on with it, once it has ended: `laminar runs resume`."""
+        self._code = None
+        self.pid = self._nursery.start(("runs", "resume", "--run", self.name), self.here, self.output)
+        self.until(lambda: self.state().get("pid") == self.pid, 60, "its going on")
+
     def state(self) -> dict[str, Any]:
         """What its state.json says; nothing before there is one."""
         try:
@@ -153,6 +159,14 @@ class LaminarRun(Command):
     def audit(self) -> dict[str, Any]:
         """What its audit found."""
         return dict(json.loads((self.folder / "audit.json").read_text()))
+
+    def checkpoints(self) -> list[Path]:
+        """Its whole checkpoints."""
+        return list((self.folder / "checkpoints").glob("*.*/checkpoint.json"))
+
+    def weights(self) -> list[Path]:
+        """The weight versions that lie in shared memory."""
+        return list(SHARED_MEMORY.glob(f"laminar-{self.name}/*.safetensors"))
 
     def traces(self) -> list[str]:
         """What is left of the run outside its folder."""

@@ -13,6 +13,9 @@ from stops import GONE_WITHIN_S, stop, stop_at_a_random_moment, stop_cleanly
 
 from infra.kafka.broker import Broker, BrokerConfig, start_broker
 
+STEPS = 30
+"""Of a run that reaches its goal, though killed twice on the way."""
+
 
 @pytest.mark.parametrize("phase", ["starting", "training", "final evaluation", "draining"])
 def test_ctrl_c_ends_a_run_in_every_phase(phase: str, start_run: StartRun, broker: Broker, run_id: str) -> None:
@@ -91,10 +94,22 @@ def test_a_run_whose_kafka_stays_away_ends(
     run.seconds_until_gone(1.0)
 
 
-def test_a_killed_run_takes_everything_with_it(start_run: StartRun, run_id: str) -> None:
-    run = start_run(run_id, "trainer.optimizer_steps=2000")
-    run.until_phase("training")
+def test_a_killed_run_takes_everything_with_it_and_one_command_goes_on(start_run: StartRun, run_id: str) -> None:
+    run = start_run(run_id, f"trainer.optimizer_steps={STEPS}")
+    run.until(run.checkpoints, 90, "a checkpoint")
     assert len(run.processes()) >= 11  # the run, its zygote, its broker, eight roles
     run.signal(signal.SIGKILL)
     run.seconds_until_gone(GONE_WITHIN_S)
     assert run.wait() == -signal.SIGKILL
+    began = run.state()["started_at"]
+    run.resume()
+    run.until(run.weights, 60, "its weights")
+    run.end()  # and now everything at once, so that nobody cleans up
+    assert run.wait() == -signal.SIGKILL
+    assert run.weights()
+    run.resume()
+    assert run.wait() == 0, run.said()
+    audit = run.audit()
+    assert (audit["balanced"], audit["trained"], audit["lost"]) == (True, STEPS * 16, 0)
+    assert (run.state()["started_at"], run.state()["phase"]) == (began, "ended")
+    assert not run.traces()

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save
 from infra.store import arriving
 from infra.store.chunks import DEFAULT_CHUNK_BYTES
 from infra.store.deltas import apply_delta
-from infra.store.errors import NoRoom, StoreError
+from infra.store.errors import CorruptVersion, NoRoom, StoreError
 from infra.store.publisher import Publisher, PublishFailed
 from infra.store.weight_store import WeightStore
 from schemas.records import PolicyVersion, TensorSpec, WeightDelta, WeightVersion
@@ -246,6 +246,21 @@ def test_a_version_whose_manifest_failed_can_be_told_again(publish: Any, log: Lo
     assert publish(1, final=True)
     flush(publish)
     assert [(m.version.number, m.final, m.batches) for m in log.manifests] == [(1, True, (1,))]
+
+
+def test_a_version_that_a_store_has_lost_is_put_back(publish: Any, log: Log, store: WeightStore) -> None:
+    publish(1, 1.5)
+    flush(publish)
+    path = store.path(PolicyVersion(1, 1))
+    before = path.read_bytes()
+    assert not publish.publisher.put_back(tensors(2.5), *log.manifests)  # it is there
+    path.unlink()
+    with pytest.raises(CorruptVersion):
+        publish.publisher.put_back(tensors(2.5), *log.manifests)
+    assert store.versions() == []
+    assert publish.publisher.put_back(tensors(1.5), *log.manifests)
+    assert path.read_bytes() == before
+    assert len(log.manifests) == 1
 
 
 def test_flush_does_not_wait_for_ever(publish: Any, log: Log) -> None:

@@ -6,7 +6,7 @@ import logging
 
 import numpy as np
 import pytest
-from relays_here import chain_over, machines, manifest_of, put, specs, tell, until, weights
+from relays_here import chain_over, elements_of, machines, manifest_of, put, specs, tell, until, weights
 
 from infra.store.errors import StoreBusy
 from infra.store.publisher import Publisher
@@ -17,7 +17,41 @@ from schemas.records import PolicyVersion, WeightVersion
 HOW = {"step": 1, "batch_offsets": (), "trajectories_trained": 0}
 
 
-def test_a_publish_while_the_machines_relay_fetches_is_told_and_succeeds_afterwards() -> None:
+def test_a_trainer_that_starts_while_the_machines_relay_fetches_waits_for_its_turn() -> None:
+    data = weights(1)
+    manifest = manifest_of("1.1", data)
+    manifests: list[WeightVersion] = []
+    with machines(2, rate=2e6) as relays:
+        put(relays[0].store, manifest, data)
+        tell(relays, manifest)
+        until(relays[1].node.arriving)
+        with WeightStore(relays[1].store.root) as trainers:
+            publisher = Publisher(trainers, manifests.append, specs(8))
+            publisher.publish({"w": np.arange(8, dtype=np.uint16)}, PolicyVersion(2, 1), batches=(1,), **HOW)
+            publisher.close()
+        assert relays[1].has("1.1")
+        assert relays[1].has("2.1")
+
+
+def test_a_trainer_puts_back_what_the_machines_relay_looks_for_and_nobody_has() -> None:
+    data = weights(1)
+    manifest = manifest_of("1.1", data)
+    tensor = data[-2 * elements_of(data) :].view(np.uint16)
+    with machines(2) as relays:
+        tell(relays, manifest_of("1.0", weights(0)), manifest)
+        until(relays[0].node.arriving)
+        with WeightStore(relays[0].store.root) as trainers:
+            publisher = Publisher(trainers, lambda manifest: None, manifest.tensors)
+            assert publisher.put_back({"w": tensor}, manifest)
+            publisher.close()
+        until(lambda: relays[1].has("1.1"))
+        assert relays[1].bytes_of("1.1") == data.tobytes()
+
+
+def test_a_publish_while_the_machines_relay_fetches_is_told_and_succeeds_afterwards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("infra.store.publisher.TURN_S", 0.0)
     data = weights(1)
     manifest = manifest_of("1.1", data)
     array = {"w": np.arange(8, dtype=np.uint16)}

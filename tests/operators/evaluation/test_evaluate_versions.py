@@ -126,6 +126,34 @@ def test_a_round_whose_version_was_gone_ends_without_a_point() -> None:
     assert len(evaluation.log.rows(SETTLED)) == 1
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_a_last_version_that_was_lost_is_asked_again_when_it_is_made_again(late: bool) -> None:
+    evaluation = Evaluation(questions=2)
+    evaluation.publish(6, final=True)
+    evaluation.shard.run()
+    if not late:
+        evaluation.publish(6, epoch=2, final=True)
+        evaluation.shard.run()
+    evaluation.answer(1)
+    for asked in evaluation.log.rows(EVAL_PROMPTS)[1:4]:
+        evaluation.score(experience(failed(asked, 0, "weight version 1.6 is gone")))
+    evaluation.shard.run()
+    evaluation.shard.start()
+    evaluation.publish(6, epoch=2 + late, final=True)
+    evaluation.shard.run()
+    again = f"{2 + late}.6"
+    assert evaluation.asked() - Counter({f"{again}/greedy/final": 2, f"{again}/sampled/final": 2}) == {
+        "1.6/greedy/final": 2,
+        "1.6/sampled/final": 2,
+    }
+    evaluation._answered = 4
+    evaluation.answer()
+    evaluation.shard.run()
+    evaluation.publish(6, epoch=5, final=True)
+    assert evaluation.shard.run() == []
+    assert evaluation.points()[-1] == (6, {"questions": 2.0, "final": 1.0, "accuracy/sampled": 1.0})
+
+
 @pytest.mark.parametrize(
     ("every", "published", "expected"),
     [

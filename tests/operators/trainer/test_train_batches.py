@@ -4,119 +4,26 @@ from __future__ import annotations
 
 import random
 import shutil
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
-from log_model import Log, Shard
-from records_here import reading, shard
-from safetensors.numpy import load_file
 from trainer_batches import make_batch, save_tiny_model, with_floats
+from trainer_on_a_log import Producer, Trainer
 
 from infra.models.weights import weights_digest
 from infra.store import arriving
 from infra.store.weight_store import WeightStore
 from operators.trainer import publishing, train_batches
 from operators.trainer.assembly import BatchAssembly
-from operators.trainer.config import LearnerConfig
 from operators.trainer.replay import Replay, folder_digest
-from operators.trainer.train_batches import TrainBatches
-from operators.trainer.training_config import TrainingConfig
 from schemas.columns import floats, token_ids
-from schemas.records import DeadLetter, Metric, PolicyVersion, WeightVersion
+from schemas.records import DeadLetter
 from schemas.topics import BATCHES, DEAD_LETTERS, METRICS, RELAY
-
-DEADLINE = 20.0
-
-
-class Producer:
-    """Stands for a connection."""
-
-    made: ClassVar[list[Producer]] = []
-
-    def __init__(self, client: object) -> None:
-        self.closed = False
-        self.made.append(self)
-
-    def close(self, timeout_s: float) -> None:
-        self.closed = True
-
-
-class Trainer:
-    """The trainer on a log in memory. `failures` are raised by the next manifests, which wait for `gate`."""
-
-    def __init__(self, folder: Path, model: Path, **config: Any) -> None:
-        self.log, self.folder = Log(), folder
-        self.failures: list[Exception] = []
-        self.gate = threading.Event()
-        self.gate.set()
-        settings = {"optimizer_steps": 6, "checkpoint_every": 2, "learner": LearnerConfig(warmup_steps=0)}
-        source = shard("trainer", reading(BATCHES), reading(RELAY, start="earliest"))
-        self.step = TrainBatches(
-            config=TrainingConfig(**(settings | config)),
-            shard=source,
-            model=model,
-            store=folder / "store",
-            checkpoints=folder / "checkpoints",
-            result=folder / "model",
-            keep_versions=50,
-        )
-        self.shard = Shard(self.log, self.step.resumed(), self.step.restore)
-
-    def announce(self, manifest: WeightVersion) -> None:
-        assert self.gate.wait(DEADLINE)
-        if self.failures:
-            raise self.failures.pop(0)
-        self.log.append(RELAY, manifest, str(manifest.version))
-
-    def start(self) -> None:
-        self.shard.start()
-
-    def feed(self, *numbers: int, parts: int = 1) -> None:
-        for number in numbers:
-            for part in make_batch(seed=number, number=number, groups=2, samples=2, parts=parts):
-                self.log.append(BATCHES, part)
-
-    def run(self, turns: int = 1) -> None:
-        """Take `turns` turns, and see each version out."""
-        for _ in range(turns):
-            self.shard.run()
-            self.settle()
-
-    def settle(self) -> None:
-        deadline = time.monotonic() + DEADLINE
-        publisher = self.shard.folder._publisher  # type: ignore[union-attr]
-        while publisher._under_way is not None and not publisher._under_way.done():
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
-
-    def manifests(self) -> list[tuple[str, str | None, tuple[int, ...]]]:
-        records: list[WeightVersion] = self.log.rows(RELAY)
-        return [(str(m.version), None if m.parent is None else str(m.parent), m.batches) for m in records]
-
-    def line(self) -> list[int]:
-        """The batches on the ancestor line of the newest manifest, oldest first."""
-        by_version: dict[PolicyVersion, WeightVersion] = {m.version: m for m in self.log.rows(RELAY)}
-        version: PolicyVersion | None = max(by_version)
-        batches: list[int] = []
-        while version is not None:
-            manifest = by_version[version]
-            batches = [*manifest.batches, *batches]
-            version = manifest.parent
-        return batches
-
-    def weights(self, version: str) -> dict[str, Any]:
-        with WeightStore(self.folder / "store") as store:
-            return load_file(store.path(PolicyVersion.parse(version)))
-
-    def steps(self) -> list[int]:
-        records: list[Metric] = self.log.rows(METRICS)
-        return [record.step for record in records]
 
 
 @pytest.fixture(scope="module")
@@ -278,6 +185,24 @@ def test_a_restart_after_the_end_trains_nothing_and_says_the_last_step_again(tra
     trainer.run(3)
     assert trainer.manifests() == said
     assert trainer.steps() == [1, 2, 3, 4, 5, 6, 6]
+
+
+@pytest.mark.parametrize("batches", [5, 6])
+def test_a_restart_puts_back_what_its_machine_has_lost(trainer: Trainer, batches: int) -> None:
+    trainer.start()
+    trainer.run()
+    trainer.feed(*range(batches))
+    trainer.run(7)
+    resumed = "1.4" if batches == 5 else "1.6"
+    before, said = trainer.weights(resumed), trainer.manifests()
+    trainer.shard.crash()
+    shutil.rmtree(trainer.folder / "store")
+    trainer.start()
+    trainer.run(1)
+    after = trainer.weights(resumed)
+    assert all((before[name] == after[name]).all() for name in before)
+    trainer.run(2)
+    assert trainer.manifests() == said + ([("2.5", "1.4", (4,))] if batches == 5 else [])
 
 
 @pytest.mark.parametrize("missing", ["result", "checkpoint"])

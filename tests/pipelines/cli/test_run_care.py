@@ -1,4 +1,4 @@
-"""`laminar runs logs`, `compare` and `drain`: what runs said, how they differ, and when nothing of one is under way."""
+"""`laminar runs logs`, `compare`, `resume` and `drain`: what runs said, how they differ, what is left to do of one."""
 
 from __future__ import annotations
 
@@ -91,6 +91,19 @@ def test_runs_are_listed_in_every_form(runs: Runs) -> None:
         "RESTARTS",
         "FOLDER",
     ]
+
+
+def test_a_run_that_has_all_or_nothing_is_not_resumed(runs: Runs, tmp_path: Path) -> None:
+    (tmp_path / "first" / "report.html").touch()
+    assert runs("resume", "--run", "first")[:2] == (0, "run first has reached its goal: nothing is left to do\n")
+    code, _, err = runs("resume", "--run", "second")
+    assert code == 1
+    assert "run second ended before it had begun: there is no " in err
+    state = json.loads((tmp_path / "second" / "state.json").read_text())
+    mine = psutil.Process()
+    alive = {"pid": mine.pid, "pid_created": mine.create_time(), "ended_at": None}
+    (tmp_path / "second" / "state.json").write_text(json.dumps(state | alive))
+    assert runs("resume", "--run", "second")[:2] == (0, "all of run second is up\n")
 
 
 def test_nothing_submitted_is_nothing_to_drain(runs: Runs) -> None:

@@ -1,0 +1,107 @@
+"""The trainer as a role on a log in memory, for tests."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any, ClassVar
+
+from log_model import Log, Shard
+from records_here import reading, shard
+from safetensors.numpy import load_file
+from trainer_batches import make_batch
+
+from infra.store.weight_store import WeightStore
+from operators.trainer.config import LearnerConfig
+from operators.trainer.train_batches import TrainBatches
+from operators.trainer.training_config import TrainingConfig
+from schemas.records import Metric, PolicyVersion, WeightVersion
+from schemas.topics import BATCHES, METRICS, RELAY
+
+DEADLINE = 20.0
+
+
+class Producer:
+    """Stands for a connection."""
+
+    made: ClassVar[list[Producer]] = []
+
+    def __init__(self, client: object) -> None:
+        self.closed = False
+        self.made.append(self)
+
+    def close(self, timeout_s: float) -> None:
+        self.closed = True
+
+
+class Trainer:
+    """The trainer on a log in memory. `failures` are raised by the next manifests, which wait for `gate`."""
+
+    def __init__(self, folder: Path, model: Path, **config: Any) -> None:
+        self.log, self.folder = Log(), folder
+        self.failures: list[Exception] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        settings = {"optimizer_steps": 6, "checkpoint_every": 2, "learner": LearnerConfig(warmup_steps=0)}
+        source = shard("trainer", reading(BATCHES), reading(RELAY, start="earliest"))
+        self.step = TrainBatches(
+            config=TrainingConfig(**(settings | config)),
+            shard=source,
+            model=model,
+            store=folder / "store",
+            checkpoints=folder / "checkpoints",
+            result=folder / "model",
+            keep_versions=50,
+        )
+        self.shard = Shard(self.log, self.step.resumed(), self.step.restore)
+
+    def announce(self, manifest: WeightVersion) -> None:
+        assert self.gate.wait(DEADLINE)
+        if self.failures:
+            raise self.failures.pop(0)
+        self.log.append(RELAY, manifest, str(manifest.version))
+
+    def start(self) -> None:
+        self.shard.start()
+
+    def feed(self, *numbers: int, parts: int = 1) -> None:
+        for number in numbers:
+            for part in make_batch(seed=number, number=number, groups=2, samples=2, parts=parts):
+                self.log.append(BATCHES, part)
+
+    def run(self, turns: int = 1) -> None:
+        """Take `turns` turns, and see each version out."""
+        for _ in range(turns):
+            self.shard.run()
+            self.settle()
+
+    def settle(self) -> None:
+        deadline = time.monotonic() + DEADLINE
+        publisher = self.shard.folder._publisher  # type: ignore[union-attr]
+        while publisher._under_way is not None and not publisher._under_way.done():
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+
+    def manifests(self) -> list[tuple[str, str | None, tuple[int, ...]]]:
+        records: list[WeightVersion] = self.log.rows(RELAY)
+        return [(str(m.version), None if m.parent is None else str(m.parent), m.batches) for m in records]
+
+    def line(self) -> list[int]:
+        """The batches on the ancestor line of the newest manifest, oldest first."""
+        by_version: dict[PolicyVersion, WeightVersion] = {m.version: m for m in self.log.rows(RELAY)}
+        version: PolicyVersion | None = max(by_version)
+        batches: list[int] = []
+        while version is not None:
+            manifest = by_version[version]
+            batches = [*manifest.batches, *batches]
+            version = manifest.parent
+        return batches
+
+    def weights(self, version: str) -> dict[str, Any]:
+        with WeightStore(self.folder / "store") as store:
+            return load_file(store.path(PolicyVersion.parse(version)))
+
+    def steps(self) -> list[int]:
+        records: list[Metric] = self.log.rows(METRICS)
+        return [record.step for record in records]
