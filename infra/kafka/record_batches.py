@@ -21,6 +21,8 @@ Headers = tuple[tuple[str, bytes], ...]
 MAX_KNOWN_HEADERS = 1000
 _LOG_APPEND_TIME = 1
 _LONGEST_VARINT = 10
+_SMALL = tuple(byte >> 1 ^ -(byte & 1) for byte in range(128))
+"""Numbers of one byte, as most are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,23 +81,30 @@ def unpack(
     keys: list[bytes | None] = []
     values: list[bytes | None] = []
     headers: list[Headers] = []
-    at, total = 0, len(data)
+    at, total, small = 0, len(data), _SMALL
     try:
         for _ in range(count):
             size, at = _number(data, at)
             end = at + size
             if not at < end <= total:
                 raise CorruptRecordError(f"a record of {size} bytes at {at} of {total}")
-            past, at = _number(data, at + 1)  # a record's own attributes say nothing
+            at += 1  # a record's own attributes say nothing
+            past, at = (small[data[at]], at + 1) if data[at] < 128 else _number(data, at)
             timestamps.append(first_timestamp + past)
-            past, at = _number(data, at)
+            past, at = (small[data[at]], at + 1) if data[at] < 128 else _number(data, at)
             offsets.append(base_offset + past)
+            size, at = (small[data[at]], at + 1) if data[at] < 128 else _number(data, at)
+            if size < 0:
+                keys.append(None)
+            else:
+                keys.append(data[at : at + size])
+                at += size
             size, at = _number(data, at)
-            keys.append(data[at : at + size] if size >= 0 else None)
-            at += max(size, 0)
-            size, at = _number(data, at)
-            values.append(data[at : at + size] if size >= 0 else None)
-            at += max(size, 0)
+            if size < 0:
+                values.append(None)
+            else:
+                values.append(data[at : at + size])
+                at += size
             if at >= end:
                 raise CorruptRecordError(f"key and value end at {at}, beyond their record, which does at {end}")
             said = data[at:end]
@@ -116,10 +125,12 @@ def unpack(
 def _number(data: bytes, at: int) -> tuple[int, int]:
     """The signed number at `at`, seven bits a byte, and where it ends."""
     byte = data[at]
-    if byte < 128:  # nearly all of them
-        return byte >> 1 ^ -(byte & 1), at + 1
-    bits = byte & 127
-    for shift in range(1, _LONGEST_VARINT):
+    if byte < 128:
+        return _SMALL[byte], at + 1
+    bits = byte & 127 | (data[at + 1] & 127) << 7
+    if data[at + 1] < 128:
+        return bits >> 1 ^ -(bits & 1), at + 2
+    for shift in range(2, _LONGEST_VARINT):
         byte = data[at + shift]
         bits |= (byte & 127) << 7 * shift
         if byte < 128:

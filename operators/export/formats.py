@@ -12,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
+import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -68,7 +69,7 @@ def _arrow(out: BinaryIO, table: pa.Table) -> None:
 def _lines(out: BinaryIO, table: pa.Table) -> None:
     for batch in table.to_batches(max_chunksize=256):
         for row in batch.to_pylist():
-            out.write(json.dumps(plain(row), ensure_ascii=False, separators=(",", ":")).encode() + b"\n")
+            out.write(orjson.dumps(plain(row)) + b"\n")
 
 
 def plain(value: Any) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import orjson
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -72,7 +73,7 @@ def show(result: Any) -> None:
         _PRINT[result.form](result)
     elif isinstance(result, Report):
         if result.as_json:
-            sys.stdout.write(_json(result.data, indent=1) + "\n")
+            sys.stdout.write(json.dumps(result.data, ensure_ascii=False, indent=1) + "\n")
         else:
             _print(result.text())
     elif isinstance(result, Chunks):
@@ -102,7 +103,7 @@ def _lines(answer: Rows) -> None:
 
 def _objects(answer: Rows) -> None:
     for part in answer.parts:
-        sys.stdout.write("".join([f"{_json(row)}\n" for row in part]))
+        sys.stdout.write("".join([f"{compact(row)}\n" for row in part]))
         sys.stdout.flush()
 
 
@@ -110,7 +111,7 @@ def _array(answer: Rows) -> None:
     empty = True
     for part in answer.parts:
         for row in part:
-            sys.stdout.write(("[\n" if empty else ",\n") + _json(row))
+            sys.stdout.write(("[\n" if empty else ",\n") + compact(row))
             empty = False
     sys.stdout.write("[]\n" if empty else "\n]\n")
 
@@ -125,7 +126,7 @@ def _csv(answer: Rows) -> None:
                 writer = csv.DictWriter(sys.stdout, list(row), lineterminator="\n")
                 writer.writeheader()
             writer.writerow(
-                {name: _json(held) if isinstance(held, list | dict) else held for name, held in row.items()}
+                {name: compact(held) if isinstance(held, list | dict) else held for name, held in row.items()}
             )
         sys.stdout.flush()
 
@@ -185,13 +186,14 @@ def _write(parts: Iterable[bytes]) -> None:
         sys.stdout.buffer.flush()
 
 
-def _json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def compact(value: Any) -> str:
+    """`value`, JSON-ready, as JSON on one line; null for numbers that JSON has none for."""
+    return orjson.dumps(value).decode()
 
 
 def _cell(value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, list | dict):
-        return _json(value)
+        return compact(value)
     return "yes" if value is True else "no" if value is False else str(value)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from pipelines.cli.output import compact
 
 Item = Mapping[str, Any]
 """A record as `record_text.as_json` makes it."""
@@ -32,7 +33,7 @@ def payload(item: Item) -> str:
     if item["error"] is not None:
         return ""
     rows = item["rows"]
-    return json.dumps(rows[0] if len(rows) == 1 else rows, ensure_ascii=False)
+    return compact(rows[0] if len(rows) == 1 else rows)
 
 
 def envelope(item: Item) -> dict[str, Any]:

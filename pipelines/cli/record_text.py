@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -13,6 +12,7 @@ import pyarrow as pa
 from infra.kafka.reading import schema_of
 from infra.kafka.record_batches import Headers
 from pipelines.cli.domain_columns import DOMAIN, domain_of, domain_text
+from pipelines.cli.output import compact
 from pipelines.log.chunks import Chunk
 
 MAX_LINE = 300
@@ -55,7 +55,7 @@ def as_rows(item: Any) -> list[dict[str, Any]]:
     """What `as_items` made, as `TAIL_SCHEMA` has it: a row for each of its rows; one that is empty for none."""
     place = {name: item[name] for name in ("partition", "offset", "ts", "schema", "key")}
     return [
-        place | domain_of(row) | {"value": json.dumps(row, ensure_ascii=False) if row else None, "error": item["error"]}
+        place | domain_of(row) | {"value": compact(row) if row else None, "error": item["error"]}
         for row in item["rows"] or [{}]
     ]
 
@@ -86,4 +86,4 @@ def brief(value: Any) -> str:
             elif part not in (None, "", [], {}):
                 parts.append(f"{name}={brief(part)}")
         return "{" + " ".join(parts) + "}"
-    return json.dumps(value, ensure_ascii=False)
+    return compact(value)

@@ -39,13 +39,13 @@ def test_the_reference_has_every_command_as_it_is() -> None:
     [
         ("table", "A  B-C\n1  -\n2  -\n3  é\n"),
         ("lines", "1!\n2!\n3!\n"),
-        ("json", '[\n{"a": 1, "b_c": null},\n{"a": 2, "b_c": null},\n{"a": 3, "b_c": "é"}\n]\n'),
-        ("jsonl", '{"a": 1, "b_c": null}\n{"a": 2, "b_c": null}\n{"a": 3, "b_c": "é"}\n'),
+        ("json", '[\n{"a":1,"b_c":null},\n{"a":2,"b_c":null},\n{"a":3,"b_c":"é"}\n]\n'),
+        ("jsonl", '{"a":1,"b_c":null}\n{"a":2,"b_c":null}\n{"a":3,"b_c":"é"}\n'),
         ("csv", "a,b_c\n1,\n2,\n3,é\n"),
     ],
 )
 def test_rows_come_part_by_part_in_every_form(capsys: pytest.CaptureFixture[str], form: Any, printed: str) -> None:
-    parts = [[{"a": 1, "b_c": None}], [], [{"a": 2, "b_c": None}, {"a": 3, "b_c": "é"}]]
+    parts = [[{"a": 1, "b_c": None}], [], [{"a": 2, "b_c": None}, {"a":3,"b_c":"é"}]]
     show(Rows(iter(parts), ("a", "b_c"), form, "nothing", lambda row: f"{row['a']}!"))
     assert "".join(f"{line.rstrip()}\n" for line in capsys.readouterr().out.splitlines()) == printed
 

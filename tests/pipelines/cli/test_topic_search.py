@@ -102,7 +102,7 @@ def test_every_output_has_the_same_rows(laminar: Laminar) -> None:
 def test_o_takes_forms_and_offsets(laminar: Laminar) -> None:
     words = ("topics", "find", "settled", "-o", "-1", "-p", "1", "--columns", "tokens", "-o")
     assert laminar(*words, "csv")[1] == "tokens\n19\n"
-    assert laminar(*words, "json")[1] == '[\n{"tokens": 19}\n]\n'
+    assert laminar(*words, "json")[1] == '[\n{"tokens":19}\n]\n'
     assert laminar("topics", "stats", "settled", "-o", "csv")[1].splitlines()[0] == "column,min,mean,max"
     assert json.loads(laminar("topics", "offsets", "settled", "-o", "jsonl")[1].splitlines()[1])["partition"] == 1
     assert laminar("topics", "dlq", "list", "-o", "csv")[1].splitlines()[1].startswith("0:0,")
