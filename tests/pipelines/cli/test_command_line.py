@@ -45,7 +45,7 @@ def test_the_reference_has_every_command_as_it_is() -> None:
     ],
 )
 def test_rows_come_part_by_part_in_every_form(capsys: pytest.CaptureFixture[str], form: Any, printed: str) -> None:
-    parts = [[{"a": 1, "b_c": None}], [], [{"a": 2, "b_c": None}, {"a":3,"b_c":"é"}]]
+    parts = [[{"a": 1, "b_c": None}], [], [{"a": 2, "b_c": None}, {"a": 3, "b_c": "é"}]]
     show(Rows(iter(parts), ("a", "b_c"), form, "nothing", lambda row: f"{row['a']}!"))
     assert "".join(f"{line.rstrip()}\n" for line in capsys.readouterr().out.splitlines()) == printed
 
