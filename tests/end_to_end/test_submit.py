@@ -1,4 +1,7 @@
-"""Each pipeline alone: `laminar submit` against a broker, on each runner; together they are a run, until SIGTERM."""
+"""Each pipeline alone: `laminar submit`, on each runner; together they are a run, until SIGTERM.
+
+Their Kafka asks who they are: each comes over TLS as its own user, who may do what `laminar acls` says and no more.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ import tomli_w
 from laminar_runs import Command, Nursery, kill_what_lives_in
 from small_runs import SMALL
 
-from infra.kafka.broker import Broker
+from infra.kafka.broker import Broker, BrokerConfig, start_broker
 from infra.kafka.observe import Observer
 from infra.kafka.reading import read_topic
 from infra.runners.options import Runner
@@ -24,6 +27,7 @@ from pipelines.audit.audit_run import audit
 from pipelines.config import Config, load_config
 from pipelines.roles import PIPELINES
 from pipelines.run.goal import is_reached
+from pipelines.run.topics import make_topics
 from pipelines.view.state import fold_all, new_run
 from schemas import records as r
 from schemas.topics import (
@@ -55,9 +59,14 @@ WRITES: Mapping[str, tuple[Topic, type]] = {
 
 def write_config(folder: Path, run: str, broker: Broker, model: Path) -> Path:
     """The configuration of a run that nobody has started."""
+    address = (
+        {"client_properties": str(broker.config.security.properties_file("{role}"))}
+        if broker.config.secure
+        else {"bootstrap_servers": broker.bootstrap_servers}
+    )
     known = {
         "run": {"name": run, "folder": str(folder / "runs")},
-        "kafka": {"bootstrap_servers": broker.bootstrap_servers},
+        "kafka": address,
         "model": {"path": str(model)},
         "trainer": {"optimizer_steps": STEPS},
     }
@@ -99,11 +108,26 @@ class Submitted:
 
 
 @pytest.fixture(scope="module")
+def secure_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    config = BrokerConfig(tmp_path_factory.mktemp("secure"), secure=True, users=PIPELINES)
+    with start_broker(config) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
 def submitted(
-    runner: Runner, broker: Broker, nursery: Nursery, model_folder: Path, tmp_path_factory: pytest.TempPathFactory
+    runner: Runner,
+    secure_broker: Broker,
+    nursery: Nursery,
+    model_folder: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Submitted]:
     folder, run = tmp_path_factory.mktemp(runner), f"submitted-{runner}"
-    file = write_config(folder, run, broker, model_folder)
+    file = write_config(folder, run, secure_broker, model_folder)
+    make_topics(load_config(file))
+    admin = secure_broker.config.security.properties_file("admin")
+    acls = Command(nursery, folder / "acls", "acls", run, "--apply", "--command-config", str(admin))
+    assert acls.wait() == 0, acls.said()
     commands = {
         pipeline: submit(nursery, folder / pipeline, pipeline, str(file), "--runner", runner) for pipeline in PIPELINES
     }
