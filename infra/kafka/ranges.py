@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kafka import KafkaConsumer, TopicPartition
 
+from infra.kafka.consumers import consumer_of
 from infra.kafka.offset_span import Edge, OffsetSpan
 from infra.kafka.properties import ClientProperties
-from infra.kafka.record_batches import take_whole_batches
-from infra.kafka.wide_reads import read_widely
-
-MAX_POLL_BATCHES = 16
-"""What one poll takes apart: a batch is as its producer sent it, at most some megabytes."""
 
 
 class UnknownTopic(RuntimeError):
@@ -43,27 +38,6 @@ def resolve_span(
     with consumer_of(client) as consumer:
         ranges = ranges_of(consumer, topic, partitions)
         return {number: PartitionRange(*edges) for number, edges in _edges(consumer, topic, span, ranges).items()}
-
-
-@contextlib.contextmanager
-def consumer_of(client: ClientProperties) -> Iterator[KafkaConsumer]:
-    """A consumer of committed records, in whole batches, that joins no group and commits nothing."""
-    read_widely()
-    consumer = KafkaConsumer(
-        **client.consumer(
-            group_id=None,
-            enable_auto_commit=False,
-            isolation_level="read_committed",
-            auto_offset_reset="earliest",  # retention may take what was there a moment ago
-            metrics_enabled=False,
-            max_poll_records=MAX_POLL_BATCHES,
-        )
-    )
-    take_whole_batches(consumer)
-    try:
-        yield consumer
-    finally:
-        consumer.close(autocommit=False)
 
 
 def ranges_of(consumer: KafkaConsumer, topic: str, partitions: Sequence[int] | None) -> dict[int, PartitionRange]:

@@ -8,8 +8,9 @@ from typing import Any
 
 from kafka import KafkaConsumer, TopicPartition
 
+from infra.kafka.consumers import consumer_of
 from infra.kafka.properties import ClientProperties
-from infra.kafka.ranges import PartitionRange, consumer_of, partition_ranges, ranges_of
+from infra.kafka.ranges import PartitionRange, partition_ranges, ranges_of
 from infra.kafka.record_batches import Headers, RecordBatch
 from infra.kafka.start_offset import BEGINNING, StartOffset
 from schemas.codec import UndecodableRecord, decode

@@ -8,9 +8,9 @@ is read once.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, compress
 from typing import Any
 
 from kafka import KafkaConsumer
@@ -50,6 +50,18 @@ class RecordBatch:
         begin = bisect_left(self.offsets, first)
         end = len(self) if last is None else bisect_left(self.offsets, last)
         return self if (begin, end) == (0, len(self)) else self.part(begin, end)
+
+    def where(self, wanted: Callable[[bytes | None, Headers], bool]) -> RecordBatch:
+        """The records whose value and headers are `wanted`."""
+        kept = [wanted(value, headers) for value, headers in zip(self.values, self.headers, strict=True)]
+        if all(kept):
+            return self
+
+        def of(column: Sequence[Any]) -> list[Any]:
+            return list(compress(column, kept))
+
+        offsets, times, keys = of(self.offsets), of(self.timestamps), of(self.keys)
+        return RecordBatch(self.partition, offsets, times, keys, of(self.values), of(self.headers))
 
     @classmethod
     def joined(cls, batches: Sequence[RecordBatch]) -> RecordBatch:

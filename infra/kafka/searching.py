@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from kafka import TopicPartition
 
+from infra.kafka.consumers import consumer_of
 from infra.kafka.properties import ClientProperties
-from infra.kafka.ranges import consumer_of, partition_ranges
+from infra.kafka.ranges import partition_ranges
 from infra.kafka.reading import POLL_MS
 from infra.kafka.record_batches import Headers
 

@@ -47,6 +47,13 @@ class Rows:
 
 
 @dataclass(frozen=True)
+class Texts:
+    """An answer for people alone: strings, tables or texts, each printed when it comes."""
+
+    parts: Iterable[Any]
+
+
+@dataclass(frozen=True)
 class Chunks:
     """An answer in a format of its own, as bytes for tools."""
 
@@ -76,6 +83,9 @@ def show(result: Any) -> None:
             sys.stdout.write(json.dumps(result.data, ensure_ascii=False, indent=1) + "\n")
         else:
             _print(result.text())
+    elif isinstance(result, Texts):
+        for part in result.parts:
+            _print(part)
     elif isinstance(result, Chunks):
         _write(result.parts)
     elif result is not None:

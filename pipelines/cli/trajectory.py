@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,8 +14,9 @@ from rich.text import Text
 
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import RUNS, Address, JsonOption
-from pipelines.cli.output import Report
+from pipelines.cli.output import Report, Texts
 from pipelines.cli.token_colours import Tokens, coloured, tokens_of
+from pipelines.log.concerning import Found
 from pipelines.log.life import Life, life_of
 from pipelines.log.words import outcome, said
 from schemas.identity import parse_trajectory_id
@@ -34,7 +37,7 @@ def trajectory(
         Path | None, typer.Option("--model", metavar="DIR", help="Whose tokenizer spells tokens; the run's model.")
     ] = None,
     json: JsonOption = False,
-) -> Report:
+) -> Report | Texts:
     """Tell a trajectory's whole life: its prompt, who had it, every progress and move, its end, and what came of it.
 
     Each line says where its record stands, for `laminar topics get`. Exits with 1 where the log knows no such one.
@@ -50,12 +53,20 @@ def trajectory(
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="ID") from error
     to = address.connect()
-    life = life_of(to.client, to.run, key)
-    if not life.events:
+    parts = filter(None, life_of(to.client, to.run, key))
+    began = next(parts, None)
+    if began is None:
         raise RuntimeError(f"the log of run {to.run} knows no trajectory {name}")
+    spelt = partial(_tokens, model=model or _model_of(address.run))
+    if not json:
+        return Texts(_texts(name, chain([began], parts), spelt, colour))
+    life = Life([*began, *chain.from_iterable(parts)])
+    return Report(_facts(name, life, spelt(life)), str, as_json=True)
+
+
+def _tokens(life: Life, model: Path | None) -> Tokens | None:
     finished = life.first(Trajectory)
-    tokens = tokens_of(finished.record, model or _model_of(address.run)) if finished else None
-    return Report(_facts(name, life, tokens), lambda: _text(name, life, tokens, colour), as_json=json)
+    return tokens_of(finished.record, model) if finished else None
 
 
 def _model_of(run: str | None) -> Path | None:
@@ -76,14 +87,18 @@ def _facts(name: str, life: Life, tokens: Tokens | None) -> dict[str, Any]:
     }
 
 
-def _text(name: str, life: Life, tokens: Tokens | None, colour: str) -> Any:
-    from rich.console import Group
+def _texts(
+    name: str, parts: Iterable[list[Found]], spelt: Callable[[Life], Tokens | None], colour: str
+) -> Iterator[Any]:
+    life = Life([])
+    for part in parts:
+        life.events.extend(part)
+        yield Text("\n").join(_line(event, life.events[0].timestamp) for event in part)
+    yield f"{name}: {outcome(life)}"
+    tokens = spelt(life)
+    yield from coloured(tokens, colour) if tokens else ()
 
-    return Group(f"{name}: {outcome(life)}", *_event_lines(life), *(coloured(tokens, colour) if tokens else ()))
 
-
-def _event_lines(life: Life) -> Iterator[Text]:
-    began = life.events[0].timestamp
-    for event in life.events:
-        where = f"{event.topic} {event.partition}:{event.offset}"
-        yield Text(f"  {(event.timestamp - began) / 1000:>9.3f} s  {where:<24} {said(event.record)}")
+def _line(event: Found, began: int) -> Text:
+    where = f"{event.topic} {event.partition}:{event.offset}"
+    return Text(f"  {(event.timestamp - began) / 1000:>9.3f} s  {where:<24} {said(event.record)}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby, islice
@@ -14,7 +14,7 @@ import pyarrow as pa
 from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import PartitionRange
 from infra.kafka.reading import StoredRecord, read_batches
-from infra.kafka.record_batches import RecordBatch
+from infra.kafka.record_batches import Headers, RecordBatch
 from operators.export.columns import Placed, as_table
 from schemas.block import Block
 from schemas.codec import Decoded, decode_all
@@ -71,9 +71,18 @@ class Chunk:
 
 
 def read_chunks(
-    client: ClientProperties, topic: Topic, name: str, ranges: Mapping[int, PartitionRange], *, follow: bool = False
+    client: ClientProperties,
+    topic: Topic,
+    name: str,
+    ranges: Mapping[int, PartitionRange],
+    *,
+    follow: bool = False,
+    wanted: Callable[[bytes | None, Headers], bool] | None = None,
 ) -> Iterator[Chunk]:
-    """The records of `topic`, by its full name, in `ranges`; as they come, for ever, when it is to `follow`."""
+    """The records of `topic`, by its full name, in `ranges`; as they come, for ever, when it is to `follow`.
+
+    Only those are decoded whose value and headers are `wanted`.
+    """
     waiting: dict[int, list[RecordBatch]] = {}
     sizes: Counter[int] = Counter()
     for batch in read_batches(
@@ -85,6 +94,8 @@ def read_chunks(
         follow=follow,
     ):
         number = batch.partition
+        if wanted is not None:
+            batch = batch.where(wanted)
         waiting.setdefault(number, []).append(batch)
         sizes[number] += len(batch) * (CHUNK_BYTES // CHUNK) + sum(map(len, filter(None, batch.values)))
         if follow or sizes.total() >= CHUNK_BYTES:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from infra.kafka.reading import schema_of
+from infra.kafka.record_batches import Headers
 from pipelines.log.chunks import Chunk
+from schemas.arrow import arrow_schema
 from schemas.block import Block
+from schemas.codec import RECORD_TYPES
 from schemas.identity import TrajectoryKey, trajectory_id
 
 
@@ -21,6 +25,16 @@ class Found(NamedTuple):
     offset: int
     timestamp: int
     record: Any
+
+
+def may_concern(key: TrajectoryKey) -> Callable[[bytes | None, Headers], bool]:
+    """Tells of an encoded record whether it may be of trajectory `key`: most are not, and need not be decoded."""
+    wanted = trajectory_id(*key).encode()
+
+    def may(value: bytes | None, headers: Headers) -> bool:
+        return value is not None and (wanted in value or schema_of(headers) in _IN_NUMBERS)
+
+    return may
 
 
 def concerning(chunk: Chunk, key: TrajectoryKey) -> Iterator[Found]:
@@ -41,13 +55,10 @@ def _mask(block: Block, key: TrajectoryKey) -> pa.Array:
     names, wanted = block.batch.schema.names, trajectory_id(*key)
     if "trajectory_id" in names:
         return pc.equal(block.column("trajectory_id"), wanted)
-    prefix = next((prefix for prefix in ("", "trajectory.") if f"{prefix}prompt.number" in names), None)
+    prefix = _prompt_prefix(block.kind)
     if prefix is not None:
-        return pc.and_(
-            _of_prompt(block, f"{prefix}prompt.", key), pc.equal(block.column(f"{prefix}member"), key.member)
-        )
-    if "number" in names and "purpose" in names:
-        return _of_prompt(block, "", key)
+        ours, member = _of_prompt(block, prefix, key), prefix.replace("prompt.", "member")
+        return pc.and_(ours, pc.equal(block.column(member), key.member)) if member else ours
     if "trajectory_ids" in names:
         lists = block.column("trajectory_ids")
         hits = pc.equal(lists.flatten(), wanted)
@@ -56,6 +67,21 @@ def _mask(block: Block, key: TrajectoryKey) -> pa.Array:
     if "moves" in names:
         return pa.array([any(wanted in move.trajectory_ids for move in plan.moves) for plan in block.records()])
     return pa.array([False] * len(block))
+
+
+def _prompt_prefix(kind: type) -> str | None:
+    """What stands before the columns that say which prompt a record of `kind` is of; None where there are none."""
+    names = arrow_schema(kind).names
+    found = (
+        prefix
+        for prefix in ("", "prompt.", "trajectory.prompt.")
+        if {f"{prefix}number", f"{prefix}purpose"} <= {*names}
+    )
+    return next(found, None)
+
+
+_IN_NUMBERS = {entry.schema for entry in RECORD_TYPES if _prompt_prefix(entry.kind) is not None}
+"""What says whose it is by the numbers of prompt and member; in all else a trajectory's id stands as it is."""
 
 
 def _of_prompt(block: Block, prefix: str, key: TrajectoryKey) -> pa.Array:

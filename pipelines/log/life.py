@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
+from infra.kafka.consumers import kept_open
 from infra.kafka.offset_span import Edge, OffsetSpan
 from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import UnknownTopic, partition_ranges, resolve_span
 from infra.kafka.record_batches import Headers
 from infra.kafka.searching import first_offset
 from pipelines.log.chunks import read_chunks
-from pipelines.log.concerning import Found, concerning
+from pipelines.log.concerning import Found, concerning, may_concern
 from schemas.codec import UndecodableRecord, decode_as_block
 from schemas.identity import TrajectoryKey
-from schemas.records import Experience, MicroBatch, Prompt, Settled, Trajectory, WeightVersion
+from schemas.records import Prompt
 from schemas.topics import (
     BATCHES,
     EVAL_PROMPTS,
@@ -39,7 +41,7 @@ SLACK_MS = 60_000
 
 @dataclass(frozen=True)
 class Life:
-    """What the log says of a trajectory, in the order of its story; of what ends a part of it the first counts."""
+    """What the log says of a trajectory, in the order of its story."""
 
     events: list[Found]
 
@@ -48,9 +50,10 @@ class Life:
         return next((event for event in self.events if isinstance(event.record, kind)), None)
 
 
-def life_of(client: ClientProperties, run: str, key: TrajectoryKey) -> Life:
-    """The life of trajectory `key` of `run`. Raises UnknownTopic where the run has no topics."""
-    return Life(sorted(_events(_Log(client, run, key)), key=_order))
+def life_of(client: ClientProperties, run: str, key: TrajectoryKey) -> Iterator[list[Found]]:
+    """The life of trajectory `key` of `run`, part by part, in the order of its story."""
+    with kept_open():
+        yield from _parts(_Log(client, run, key))
 
 
 class _Log:
@@ -92,7 +95,7 @@ class _Log:
             ranges = resolve_span(self.client, name, OffsetSpan(begin, end), numbers)
         except UnknownTopic:
             return
-        for chunk in read_chunks(self.client, topic, name, ranges):
+        for chunk in read_chunks(self.client, topic, name, ranges, wanted=may_concern(self.key)):
             yield from concerning(chunk, self.key)
 
     def version_after(self, batch: int) -> Iterator[Found]:
@@ -112,42 +115,30 @@ class _Log:
                     yield Found(RELAY.noun, records.partition, records.offsets[at], records.timestamps[at], manifest)
 
 
-def _events(log: _Log) -> Iterator[Found]:
+def _parts(log: _Log) -> Iterator[list[Found]]:
     prompt = log.prompt()
     asked = prompt.timestamp if prompt else None
     if prompt:
-        yield prompt
+        yield [prompt]
     finished = next(log.since(TRAJECTORIES, asked, own=True), None)
     ended = finished.timestamp if finished else None
-    for topic in (INBOX, PROGRESS, PLANS):
-        yield from log.since(topic, asked, ended)
+    between = [event for topic in (INBOX, PROGRESS, PLANS) for event in log.since(topic, asked, ended)]
+    yield sorted(between, key=lambda event: (event.timestamp, event.topic, event.offset))
     if finished is None:
         return
-    yield finished
+    yield [finished]
     scored = next(log.since(EXPERIENCES, finished.timestamp, own=True), None)
     if scored is None:
         return
-    yield scored
+    yield [scored]
     settled = next(log.since(SETTLED, scored.timestamp), None)
     if settled is None:
         return
-    yield settled
+    yield [settled]
     if settled.record.batch is None:
         return
-    part = next(log.since(BATCHES, settled.timestamp), None)
-    if part is not None:
-        yield part
-    yield from log.version_after(settled.record.batch)
-
-
-_STORY: tuple[type, ...] = (Prompt, Trajectory, Experience, Settled, MicroBatch, WeightVersion)
-"""Each of these once, in this order; all else is between the first two, by time."""
-
-
-def _order(event: Found) -> tuple[int, int, str, int]:
-    kind = type(event.record)
-    stage = _STORY.index(kind) * 2 if kind in _STORY else 1
-    return stage, event.timestamp, event.topic, event.offset
+    yield [*islice(log.since(BATCHES, settled.timestamp), 1)]
+    yield [*log.version_after(settled.record.batch)]
 
 
 def _prompt_number(value: bytes | None, headers: Headers) -> int | None:

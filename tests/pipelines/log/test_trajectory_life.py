@@ -54,8 +54,7 @@ def test_every_record_of_it_in_the_order_of_its_story(laminar: Laminar) -> None:
 
 def test_in_words(laminar: Laminar) -> None:
     lines = laminar("trajectory", "p3.1")[1].splitlines()
-    assert lines[0].startswith("p3.1: chain_sum, stop after 6 tokens")
-    assert [line.split(maxsplit=4)[4] for line in lines[1:8]] == [
+    assert [line.split(maxsplit=4)[4] for line in lines[:7]] == [
         "prompt, 2 samples: What is 3 + 1?",
         "assigned to replica 0, lease 1",
         "replica 0, lease 1: 2 tokens after 0",
@@ -64,7 +63,8 @@ def test_in_words(laminar: Laminar) -> None:
         "replica 0 is to hand it over to replica 1, plan 1-1",
         "replica 0, lease 1: 1 tokens after 2; handed over to replica 1, lease 2",
     ]
-    assert lines[8].endswith("assigned to replica 1 under 1.1, lease 2, to go on after 3 tokens")
+    assert lines[7].endswith("assigned to replica 1 under 1.1, lease 2, to go on after 3 tokens")
+    assert any(line.startswith("p3.1: chain_sum, stop after 6 tokens") for line in lines)
 
 
 def test_of_one_that_is_under_way(laminar: Laminar) -> None:

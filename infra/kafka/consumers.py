@@ -1,0 +1,75 @@
+"""Consumers that only look: of committed records, in whole batches, in no group, committing nothing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from kafka import KafkaConsumer
+
+from infra.kafka.properties import ClientProperties
+from infra.kafka.record_batches import take_whole_batches
+from infra.kafka.wide_reads import read_widely
+
+MAX_POLL_BATCHES = 16
+"""What one poll takes apart: a batch is as its producer sent it, at most some megabytes."""
+
+_kept: list[tuple[ClientProperties, KafkaConsumer]] | None = None
+
+
+@contextlib.contextmanager
+def consumer_of(client: ClientProperties) -> Iterator[KafkaConsumer]:
+    """A consumer, from the beginning of what it is assigned; it may have served before, see `kept_open`."""
+    consumer, sound = _taken(client) or _opened(client), False
+    try:
+        yield consumer
+        sound = True
+    except GeneratorExit:  # whoever reads has had enough
+        sound = True
+        raise
+    finally:
+        if sound and _kept is not None:
+            consumer.unsubscribe()
+            _kept.append((client, consumer))
+        else:
+            consumer.close(autocommit=False)
+
+
+@contextlib.contextmanager
+def kept_open() -> Iterator[None]:
+    """Within this, consumers that are done with serve again: a new one takes longer than most looks take."""
+    global _kept
+    _kept = []
+    try:
+        yield
+    finally:
+        kept, _kept = _kept or [], None
+        for _, consumer in kept:
+            consumer.close(autocommit=False)
+
+
+def _taken(client: ClientProperties) -> KafkaConsumer | None:
+    """One that is kept, for `client`. Threads may ask for it at once."""
+    kept = _kept or []
+    for entry in list(kept):
+        if entry[0] == client:
+            with contextlib.suppress(ValueError):  # another thread was faster
+                kept.remove(entry)
+                return entry[1]
+    return None
+
+
+def _opened(client: ClientProperties) -> KafkaConsumer:
+    read_widely()
+    consumer = KafkaConsumer(
+        **client.consumer(
+            group_id=None,
+            enable_auto_commit=False,
+            isolation_level="read_committed",
+            auto_offset_reset="earliest",  # retention may take what was there a moment ago
+            metrics_enabled=False,
+            max_poll_records=MAX_POLL_BATCHES,
+        )
+    )
+    take_whole_batches(consumer)
+    return consumer
