@@ -11,6 +11,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.runner import PipelineResult, PipelineState
 
 from infra.runners.collector import collect_seldom
+from infra.runners.job_server import wait_for_job_server
 from infra.runners.options import Runner, option_names, pipeline_options
 from infra.runners.stopping import STOPPING, stopping_on_signals
 
@@ -27,14 +28,17 @@ def run_pipeline(
     """Build a pipeline and run it to its end: SIGTERM, SIGINT and `STOPPING` make its sources finish and drain.
 
     `beam_options` win over our defaults for `runner`. `close` is called once the pipeline has stopped, however it did;
-    it lets go of what the steps opened in this process. Raises what made the pipeline fail, and ValueError for an
-    unknown runner.
+    it lets go of what the steps opened in this process. Raises what made the pipeline fail, NoJobServer, and ValueError
+    for an unknown runner.
     """
     collect_seldom()
     with stopping_on_signals():
         try:
-            with _options(runner, beam_options) as options:
-                pipeline = beam.Pipeline(options=PipelineOptions(options))
+            with _options(runner, beam_options) as named:
+                options = PipelineOptions(named)
+                if not wait_for_job_server(options):
+                    return
+                pipeline = beam.Pipeline(options=options)
                 build(pipeline)
                 _wait(pipeline.run())
         finally:

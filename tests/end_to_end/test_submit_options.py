@@ -14,7 +14,7 @@ from apache_beam.portability.api import beam_job_api_pb2, beam_job_api_pb2_grpc
 from laminar_runs import Command, Nursery
 from small_runs import SMALL
 
-from infra.kafka.broker import Broker
+from infra.kafka.broker import Broker, free_port
 
 REFUSAL = "no jobs today"
 FLINK_OPTIONS = ("checkpointing_interval", "max_bundle_size", "max_bundle_time_mills", "number_of_execution_retries")
@@ -47,12 +47,37 @@ def job_server() -> Iterator[RefusingJobServer]:
     server.stop(None).wait()
 
 
-def test_runner_and_options_reach_the_job_server(
-    job_server: RefusingJobServer, nursery: Nursery, broker: Broker, model_folder: Path, run_id: str, tmp_path: Path
-) -> None:
+@pytest.fixture
+def file(broker: Broker, model_folder: Path, run_id: str, tmp_path: Path) -> Path:
     file = tmp_path / "config.toml"
     known = {"run": {"name": run_id}, "kafka": {"bootstrap_servers": broker.bootstrap_servers}}
     file.write_text(tomli_w.dumps({**SMALL, **known, "model": {"path": str(model_folder)}}))
+    return file
+
+
+@pytest.mark.parametrize(("what", "runner"), [("nothing", "flink"), ("another", "portable"), ("no host", "portable")])
+def test_a_wrong_endpoint_is_named(
+    what: str, runner: str, nursery: Nursery, broker: Broker, file: Path, tmp_path: Path
+) -> None:
+    """Nothing listens there, or what is no job server, or there is no such host."""
+    endpoint = {
+        "nothing": f"127.0.0.1:{free_port()}",
+        "another": broker.bootstrap_servers,
+        "no host": "nowhere.invalid:8099",
+    }[what]
+    own = (f"--job_endpoint={endpoint}", "--job_server_timeout=1")
+    command = Command(nursery, tmp_path, "submit", "score", str(file), "--runner", runner, "--", *own)
+    try:
+        assert command.wait(60) == 1
+    finally:
+        command.end()
+    said = command.said().splitlines()[-1]
+    assert said.startswith(f"laminar: no job server answers at {endpoint}, tried for 1 s: ")
+
+
+def test_runner_and_options_reach_the_job_server(
+    job_server: RefusingJobServer, nursery: Nursery, file: Path, tmp_path: Path
+) -> None:
     endpoint = f"--job_endpoint=127.0.0.1:{job_server.port}"
     own = ("--flink_master=localhost:8081", "--checkpointing_interval=9000", endpoint)
     command = Command(nursery, tmp_path, "submit", "placement", str(file), "--runner", "flink", "--", *own)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 
 import apache_beam as beam
 import pytest
@@ -50,6 +51,15 @@ def test_options_reach_the_pipeline() -> None:
         beam_options=["--job_name=mine"],
     )
     assert seen == ["mine"]
+
+
+def test_who_waits_for_a_job_server_hears_signals_too() -> None:
+    closed, elsewhere = [], ["--job_endpoint=127.0.0.1:1"]
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM))
+    timer.start()
+    run_pipeline(lambda p: p | beam.Create([1]) | beam.Map(fail), "portable", elsewhere, lambda: closed.append(1))
+    timer.join()
+    assert closed == [1]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
