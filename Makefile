@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 # Bytecode is kept, whatever the shell says: or every process compiles Beam and torch anew, which takes half a minute.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test lint types pytest prism soak requirements clean trl-env trl-requirements streams-env streams-requirements vllm-env vllm-requirements vllm-test environments-env environments-requirements environments-test verl-env verl-requirements verl-vectors benchmark-end-to-end
+.PHONY: run test lint types pytest prism soak requirements clean trl-env trl-requirements streams-env streams-requirements vllm-env vllm-requirements vllm-test environments-env environments-requirements environments-test exports-env exports-requirements exports-test verl-env verl-requirements verl-vectors benchmark-end-to-end
 
 run: $(READY)
 	$(BIN)/laminar run $(CONFIG) $(ARGS)
@@ -113,6 +113,24 @@ environments-requirements: requirements.txt | $(READY)
 
 environments-test: environments-env
 	$(ENVIRONMENTS_VENV)/bin/pytest -W ignore tests/operators/rollout/test_outside_environments.py $(ARGS)
+
+# So have those who take what a run leaves: TRL's trainers and verl's dataset class its exports, MLflow its metrics.
+EXPORTS_VENV := .venv-exports
+
+exports-env: $(EXPORTS_VENV)/.ready
+
+$(EXPORTS_VENV)/.ready: tests/exports_environment/requirements.txt | $(READY)
+	$(PYTHON) -m venv $(EXPORTS_VENV)
+	$(BIN)/uv pip install --quiet --python $(EXPORTS_VENV)/bin/python -r tests/exports_environment/requirements.txt
+	$(BIN)/uv pip install --quiet --python $(EXPORTS_VENV)/bin/python --no-deps verl==0.9.1 --editable .
+	touch $@
+
+exports-requirements: requirements.txt | $(READY)
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --constraint requirements.txt --extra test --extra mlflow --no-emit-index-url --no-annotate --no-header pyproject.toml tests/exports_environment/requirements.in -o tests/exports_environment/requirements.txt
+
+exports-test: exports-env
+	$(EXPORTS_VENV)/bin/pytest -W ignore tests/operators/export/test_trainers_read_exports.py \
+		tests/pipelines/report/test_trackers.py $(ARGS)
 
 # verl too: the oracle of the trainer's losses. Without its own dependencies, which are those of a cluster.
 VERL_VENV := .venv-verl

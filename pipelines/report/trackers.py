@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -21,6 +22,9 @@ log = logging.getLogger(__name__)
 
 OWN = {LAG, PHASE, REPLICA, UNREADABLE}
 """Series whose step is no step: they are for our own eyes."""
+_UNFIT = re.compile(r"[^\w\-. :/]", re.ASCII)
+_AT_ONCE = 1000
+"""What MLflow has in no name, and how many values it takes in a call."""
 PACKAGES: Mapping[TrackerName, str] = {
     "mlflow": "mlflow",
     "tensorboard": "tensorboardX",
@@ -72,26 +76,26 @@ class Dashboard:
 
 
 class MLflow:
-    """A run of the experiment `laminar`, where MLFLOW_TRACKING_URI says, else in `folder`/mlruns."""
+    """A run of the experiment `laminar`, where MLFLOW_TRACKING_URI says, else in `folder`/mlflow.db."""
 
     def __init__(self, package: Any, run: str, folder: Path) -> None:
-        uri = os.environ.get("MLFLOW_TRACKING_URI") or (folder / "mlruns").resolve().as_uri()
-        self._package, self._client = package, package.MlflowClient(tracking_uri=uri)
+        uri, kept = os.environ.get("MLFLOW_TRACKING_URI"), folder.resolve()
+        self._package, self._client = package, package.MlflowClient(tracking_uri=uri or f"sqlite:///{kept}/mlflow.db")
         known = self._client.get_experiment_by_name("laminar")
-        experiment = known.experiment_id if known else self._client.create_experiment("laminar")
+        artifacts = None if uri else (kept / "mlflow").as_uri()
+        experiment = known.experiment_id if known else self._client.create_experiment("laminar", artifacts)
         self._run = self._client.create_run(experiment, run_name=run).info.run_id
 
     def append(self, metrics: Iterable[Metric]) -> None:
-        """Log each record, in one call."""
+        """Log each record, in as few calls as may be."""
         kind = self._package.entities.Metric
-        self._client.log_batch(
-            self._run,
-            metrics=[
-                kind(f"{metric.name}/{name}", value, metric.measured_at, metric.step)
-                for metric in metrics
-                for name, value in metric.values.items()
-            ],
-        )
+        values = [
+            kind(_UNFIT.sub("_", f"{metric.name}/{name}"), value, metric.measured_at, metric.step)
+            for metric in metrics
+            for name, value in metric.values.items()
+        ]
+        for first in range(0, len(values), _AT_ONCE):
+            self._client.log_batch(self._run, metrics=values[first : first + _AT_ONCE])
 
     def close(self) -> None:
         """Say that the run has ended."""
@@ -137,9 +141,18 @@ _KINDS: Mapping[TrackerName, Callable[[Any, str, Path], Sink]] = {
 
 
 def open_trackers(names: Sequence[TrackerName], run: str, folder: Path) -> dict[str, Sink]:
-    """The trackers `names` of run `run`, whose folder is `folder`. Raises ConfigError where a package is missing."""
+    """The trackers `names` of run `run`, whose folder is `folder`, but for those that cannot be opened.
+
+    Raises ConfigError where a package is missing.
+    """
     packages = {name: _package(name) for name in dict.fromkeys(names)}
-    return {name: _KINDS[name](package, run, folder) for name, package in packages.items()}
+    opened: dict[str, Sink] = {}
+    for name, package in packages.items():
+        try:
+            opened[name] = _KINDS[name](package, run, folder)
+        except Exception:
+            log.exception("tracker %s cannot be opened and hears nothing of this run", name)
+    return opened
 
 
 def _package(name: TrackerName) -> Any:

@@ -6,7 +6,7 @@ import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -96,45 +96,38 @@ def test_a_dashboard_of_its_own_package_takes_what_it_is_told(
     assert all(each in kept for each in (b"trainer/reward/mean", b"trainer/step", b"evaluation/greedy"))
 
 
-class Client:
-    """Stands for MLflow's client: what is logged is kept."""
-
-    def __init__(self, tracking_uri: str) -> None:
-        self.uri, self.logged, self.ended = tracking_uri, [], False  # type: ignore[var-annotated]
-
-    def get_experiment_by_name(self, name: str) -> None:
-        assert name == "laminar"
-
-    def create_experiment(self, name: str) -> str:
-        return f"{name}-1"
-
-    def create_run(self, experiment: str, run_name: str) -> SimpleNamespace:
-        return SimpleNamespace(info=SimpleNamespace(run_id=f"{experiment}/{run_name}"))
-
-    def log_batch(self, run: str, metrics: list[tuple[str, float, int, int]]) -> None:
-        self.logged += [(run, *metric) for metric in metrics]
-
-    def set_terminated(self, run: str) -> None:
-        self.ended = True
-
-
 def test_mlflow_has_every_value_at_its_step_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clients: list[Client] = []
-    package: Any = ModuleType("mlflow")
-    package.MlflowClient = lambda tracking_uri: clients.append(Client(tracking_uri)) or clients[-1]
-    package.entities = SimpleNamespace(Metric=lambda *parts: parts)
-    monkeypatch.setitem(sys.modules, "mlflow", package)
+    mlflow = pytest.importorskip("mlflow", reason="`make exports-test` has it")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     sinks = Sinks(MetricsFile(tmp_path / "metrics.jsonl"), open_trackers(["mlflow"], "first", tmp_path))
-    sinks.append([FIRST])
+    odd = Metric("evaluation", 3, {"accuracy/greedy/1 + 1?": 0.5}, 1_700_000_002_000)
+    many = [Metric("many", step, {f"n{n}": step + n for n in range(11)}, 0) for step in range(100)]
+    sinks.append([FIRST, odd, *many])
+    sinks.append([SECOND])
     sinks.close()
-    (client,) = clients
-    assert client.uri == f"file://{tmp_path}/mlruns"
-    assert client.logged == [
-        ("laminar-1/first", "trainer/reward/mean", 0.25, 1_700_000_000_000, 1),
-        ("laminar-1/first", "trainer/loss", -1.0, 1_700_000_000_000, 1),
+    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
+    experiment = client.get_experiment_by_name("laminar")
+    assert experiment.artifact_location == (tmp_path / "mlflow").as_uri()
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert (run.info.run_name, run.info.status) == ("first", "FINISHED")
+
+    def told(name: str) -> list[tuple[int, int, float]]:
+        return [(each.step, each.timestamp, each.value) for each in client.get_metric_history(run.info.run_id, name)]
+
+    assert told("trainer/reward/mean") == [(1, 1_700_000_000_000, 0.25)]
+    assert told("evaluation/greedy") == [(0, 1_700_000_001_000, 0.5)]
+    assert told("evaluation/accuracy/greedy/1 _ 1_") == [(3, 1_700_000_002_000, 0.5)]
+    assert sorted(told("many/n10")) == [(step, 0, step + 10.0) for step in range(100)]
+
+
+def test_a_tracker_that_cannot_be_opened_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", ModuleType("wandb"))
+    assert open_trackers(["wandb"], "first", tmp_path) == {}
+    assert [record.message for record in caplog.records] == [
+        "tracker wandb cannot be opened and hears nothing of this run"
     ]
-    assert client.ended
 
 
 def test_a_tracker_that_fails_is_told_once_and_left_out(

@@ -1,0 +1,84 @@
+"""Exports as the trainers of others take them, as they are: TRL's and verl's own classes (`make exports-test`)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import load_dataset
+from exports_here import CONTENTS, ended, polled
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from infra.models.checkpoint_folder import save_folder
+from infra.models.demo import build_demo_model
+from infra.models.demo_config import DemoModelConfig
+from operators.export.card import write_card
+from operators.export.folder import DATA
+from operators.export.views import ViewName
+
+ELSEWHERE = "`make exports-test` has it"
+QUESTIONS = [f"What is {number} + 1?" for number in (0, 1, 2, 4, 5, 6)]
+ONE_STEP: dict[str, Any] = {
+    "max_steps": 1,
+    "per_device_train_batch_size": 6,
+    "learning_rate": 1e-2,
+    "use_cpu": True,
+    "bf16": False,
+    "report_to": "none",
+    "save_strategy": "no",
+    "disable_tqdm": True,
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    save_folder(*build_demo_model(DemoModelConfig(layers=1)), folder)
+    return folder
+
+
+def exported(folder: Path, view: ViewName) -> Path:
+    """A dataset of two files: six groups of a right answer and a wrong one."""
+    ended(folder, [polled(0, 3), polled(4, 3, last=True)], replace(CONTENTS, view=view), file_bytes=1)
+    write_card(folder)
+    return folder
+
+
+@pytest.mark.parametrize(("view", "name", "untrained"), [("sft", "SFT", None), ("preference", "DPO", math.log(2))])
+def test_trl_takes_a_step(view: ViewName, name: str, untrained: float | None, model: Path, tmp_path: Path) -> None:
+    """A policy that is its own reference still has a DPO loss of log 2, whatever the pairs."""
+    trl = pytest.importorskip("trl", reason=ELSEWHERE)
+    rows = load_dataset(str(exported(tmp_path / "export", view)), split="train", cache_dir=str(tmp_path / "cache"))
+    trainer = getattr(trl, f"{name}Trainer")(
+        model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
+        args=getattr(trl, f"{name}Config")(output_dir=str(tmp_path / "out"), **ONE_STEP),
+        train_dataset=rows,
+        processing_class=AutoTokenizer.from_pretrained(model),
+    )
+    before = [weight.detach().clone() for weight in trainer.model.parameters()]
+    done = trainer.train()
+    assert (len(trainer.train_dataset), done.global_step) == (6, 1)
+    assert math.isfinite(done.training_loss)
+    assert untrained is None or done.training_loss == pytest.approx(untrained, abs=1e-3)
+    assert any(not torch.equal(*pair) for pair in zip(before, trainer.model.parameters(), strict=True))
+
+
+def test_verl_reads_the_questions(model: Path, tmp_path: Path) -> None:
+    """By its loader, as its trainer does, in one batch."""
+    verl = pytest.importorskip("verl.utils.dataset.rl_dataset", reason=ELSEWHERE)
+    from omegaconf import OmegaConf
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    config = OmegaConf.create({"cache_dir": str(tmp_path), "max_prompt_length": 64, "filter_overlong_prompts": True})
+    files = sorted(map(str, (exported(tmp_path / "export", "verl") / DATA).iterdir()))
+    dataset = verl.RLHFDataset(files, tokenizer, config)
+    (batch,) = torch.utils.data.DataLoader(dataset, batch_size=len(dataset), collate_fn=verl.collate_fn)
+    assert [list(each) for each in batch["raw_prompt"]] == [[{"role": "user", "content": q}] for q in QUESTIONS]
+    assert set(batch["data_source"]) == {"sums"}
+    assert batch["reward_model"][0] == {"style": "rule", "ground_truth": '{"answer": "1"}'}
+    assert list(batch["index"]) == [0, 1, 2, 4, 5, 6]
