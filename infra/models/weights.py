@@ -7,7 +7,8 @@ order. A tensor that is tied to another has no entry of its own, so a file never
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,8 +17,8 @@ from blake3 import blake3
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from infra.store.weight_files import Placed, places_in
-from infra.store.weight_store import mapped
+from infra.store.weight_files import Placed, places_in, tensors_in
+from infra.store.weight_store import mapped, open_mapped
 
 _DTYPES = {
     torch.float64: "F64",
@@ -93,13 +94,17 @@ def read_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     _read_all(path, _places(path), tensors)
 
 
-def each_tensor(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of the safetensors file `path` with their names, one after another, each in new memory.
+def mapped_tensors(path: Path) -> list[tuple[str, torch.Tensor]]:
+    """The tensors of the safetensors file `path` with their names, mapped as long as any is held: to be read alone.
 
-    Raises as `load_weights` does for a file that is none.
+    Raises FileNotFoundError if there is no such file, ValueError if it is none.
     """
-    for name, placed in _places(path).items():
-        yield name, _read_new(path, name, placed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of memory that cannot be written to
+        return [
+            (name, torch.from_numpy(data).view(_TORCH_DTYPES[spec.dtype]).view(spec.shape))
+            for name, (spec, data) in tensors_in(open_mapped(path)).items()
+        ]
 
 
 def _read_new(path: Path, name: str, placed: Placed) -> torch.Tensor:

@@ -25,7 +25,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from vllm import EngineArgs, SamplingParams
 from vllm.platforms import current_platform
-from vllm.v1.engine import EngineCoreOutput, FinishReason
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from infra.models.weights import check_weights
@@ -229,11 +229,18 @@ class VllmEngine:
 
     def _add(self, asked: _Asked) -> None:
         request = asked.request
-        prompt = {"prompt_token_ids": [*request.prompt.tolist(), *asked.token_ids]}
-        params = self._params(request, len(asked.token_ids))
+        # vLLM's own way to here checks anew what has been checked, and copies the parameters.
         self._core.add_request(
-            self._vllm.input_processor.process_inputs(
-                request.trajectory_id, prompt, params, self._vllm.get_supported_tasks()
+            EngineCoreRequest(
+                request_id=request.trajectory_id,
+                prompt_token_ids=[*request.prompt.tolist(), *asked.token_ids],
+                mm_features=None,
+                sampling_params=self._params(request, len(asked.token_ids)),
+                pooling_params=None,
+                arrival_time=time.time(),
+                lora_request=None,
+                cache_salt=None,
+                data_parallel_rank=None,
             )
         )
 

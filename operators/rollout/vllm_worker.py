@@ -1,17 +1,39 @@
-"""What is done in the workers of vLLM's, whichever process each is in."""
+"""What is done in the workers of vLLM's, whichever process each is in.
+
+On a CPU vLLM keeps the weights of linear layers only as its kernels want them, packed. Its own way to reload them takes
+one and a half to three times as long as `_refill`, and leaves old weights in a head that is tied to the embedding.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from infra.models.weights import each_tensor
+import torch
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
+from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+from vllm.model_executor.model_loader.reload.meta import materialize_layer, restore_layer_on_meta
+from vllm.platforms import current_platform
+
+from infra.models.weights import mapped_tensors
+
+_PLAIN = {type(None), UnquantizedLinearMethod, UnquantizedEmbeddingMethod}
+"""How the layers of a model hold their weights that `_refill` can load."""
 
 
 def take_weights(worker: Any, file: str) -> None:
     """Overwrite the weights of `worker` with the safetensors file `file`, layer by layer, so that there is never more
-    than one layer twice."""
-    worker.model_runner.reload_weights(weights_iterator=each_tensor(Path(file)))
+    than one layer twice. Raises RuntimeError for a layer that the file has nothing for."""
+    runner, tensors = worker.model_runner, mapped_tensors(Path(file))
+    model, on_cpu = runner.get_model(), current_platform.is_cpu()
+    if on_cpu and not runner.model_config.use_mla and {type(_method(layer)) for layer in model.modules()} <= _PLAIN:
+        _refill(model, tensors)
+    else:
+        runner.reload_weights(weights_iterator=tensors)
+    if on_cpu:
+        _pack_embeddings(model)
 
 
 def clear_kv(worker: Any) -> None:
@@ -19,3 +41,55 @@ def clear_kv(worker: Any) -> None:
     for layer in worker.model_runner.kv_caches:
         for tensor in layer if isinstance(layer, list | tuple) else [layer]:
             tensor.zero_()
+
+
+def _method(layer: torch.nn.Module) -> Any:
+    return getattr(layer, "quant_method", None)
+
+
+def _refill(model: Any, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    linear = [_Linear(layer) for layer in model.modules() if isinstance(_method(layer), UnquantizedLinearMethod)]
+    model.load_weights(tensors)
+    for layer in linear:
+        layer.fill()
+
+
+def _pack_embeddings(model: torch.nn.Module) -> None:
+    """Of those that share their weights one is packed for all."""
+    packed: dict[int, Any] = {}
+    for layer in model.modules():
+        if isinstance(_method(layer), UnquantizedEmbeddingMethod):
+            if id(layer.weight) not in packed:
+                _pack(layer)
+            layer.cpu_linear = packed.setdefault(id(layer.weight), layer.cpu_linear)
+
+
+def _pack(layer: Any) -> None:
+    layer.cpu_linear = None  # in whose memory the new ones then find room
+    layer.quant_method.process_weights_after_loading(layer)
+
+
+class _Linear:
+    """A linear layer while weights are loaded: which of them are its own is noted, then they are brought together and
+    packed."""
+
+    def __init__(self, layer: Any) -> None:
+        self._layer, self._info = layer, get_layerwise_info(layer)
+        self._parts: list[Callable[[torch.Tensor], None]] = []
+        restore_layer_on_meta(layer, self._info)
+        self._loader = layer.weight.weight_loader
+        layer.weight.weight_loader = self._note
+
+    def _note(self, _: torch.Tensor, *arguments: Any, **named: Any) -> None:
+        self._parts.append(lambda weight: self._loader(weight, *arguments, **named))
+
+    def fill(self) -> None:
+        layer = self._layer
+        layer.weight.weight_loader = self._loader
+        if not self._parts:
+            raise RuntimeError(f"the weights have nothing for {layer.prefix}")
+        with torch.no_grad():
+            materialize_layer(layer, self._info)
+            while self._parts:  # each of which holds the file
+                self._parts.pop()(layer.weight)
+        _pack(layer)

@@ -58,6 +58,7 @@ FAMILIES: dict[str, tuple[Callable[[], PreTrainedModel], bool]] = {
     "mistral": (lambda: MistralForCausalLM(MistralConfig(**GQA, sliding_window=None)), True),
     "qwen3": (lambda: Qwen3ForCausalLM(Qwen3Config(**GQA, head_dim=12)), True),
     "qwen3_wide": (lambda: Qwen3ForCausalLM(Qwen3Config(**GQA, head_dim=32)), True),  # vLLM's least on CPUs
+    "qwen3_tied": (lambda: Qwen3ForCausalLM(Qwen3Config(**GQA, head_dim=32, tie_word_embeddings=True)), True),
     "gemma": (lambda: GemmaForCausalLM(GemmaConfig(**GQA, head_dim=8)), False),  # llama's modules, other arithmetic
     "gpt_neox": (lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**NEOX)), False),
     "gpt2": (lambda: GPT2LMHeadModel(GPT2Config(**GPT2, **TOKENS)), False),

@@ -128,14 +128,16 @@ def test_engines_of_one_process_know_nothing_of_each_other(make: MakeEngine, wei
             assert_equal(completion, expected[name])
 
 
+@pytest.mark.parametrize("family", [FAMILY, "qwen3_tied"])
 def test_behaviour_logprobs_are_those_of_the_distribution_drawn_from(
-    make_with_model: MakeEngine, weights: Path
+    make_with_model: MakeEngine, family: str, tmp_path: Path
 ) -> None:
-    it, asked = make_with_model(slots=5), mixed(15)
+    it, asked = make_with_model(family, slots=5), mixed(15)
     for seed in (0, 1):
+        reference = tiny_model(family, seed)
         if seed:
-            it.load(weights, PolicyVersion(1, 1))
-        reference = tiny_model(FAMILY, seed)
+            save_weights(reference, tmp_path / "w")
+            it.load(tmp_path / "w", PolicyVersion(1, 1))
         for name, done in run(it, asked).items():
             one = next(one for one in asked if one.trajectory_id == name)
             assert np.abs(plain_logprobs(reference, one, done.generated) - done.generated.logprobs).max() < 1e-4
