@@ -1,4 +1,4 @@
-"""Arrow without pandas, for commands that answer at once.
+"""What commands that answer at once go without: pandas, and a connection for each look.
 
 pyarrow imports pandas, where there is one, with the first array that it makes: half a second, which is as long as all
 else that looking at a topic needs.
@@ -7,6 +7,8 @@ else that looking at a topic needs.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
 from typing import Any
 
@@ -19,6 +21,11 @@ class _NoPandas(MetaPathFinder):
             raise ModuleNotFoundError("pandas is left out of this process")
 
 
-def without_pandas() -> None:
-    """Let this process go without pandas, unless it has it already."""
+@contextmanager
+def looking() -> Iterator[None]:
+    """Let this process go without pandas, unless it has it already, and its looks into topics share connections."""
     sys.meta_path.insert(0, _NoPandas())
+    from infra.kafka.consumers import kept_open
+
+    with kept_open():
+        yield

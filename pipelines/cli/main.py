@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import typer
 
 from pipelines.cli.lazy import CommandModule, lazy_group
-from pipelines.cli.lean import without_pandas
+from pipelines.cli.lean import looking
 from pipelines.cli.output import show
 
 # A module is imported when its command is called, so what is heavy stays out of what is not.
@@ -42,6 +43,7 @@ COMMANDS: dict[str, CommandModule] = {
     "doctor": CommandModule("pipelines.cli.doctor", "Say what can run on this machine, and what mends the rest."),
 }
 LOOKING = {"topics", "trajectory", "lineage", "watch", "metrics", "trace", "relays", "replicas", "plans"}
+LOOKING |= {"weights list", "weights show"}
 """Commands that answer at once."""
 
 app = typer.Typer(
@@ -73,12 +75,13 @@ def laminar(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit. Errors are one line on stderr; `--debug` shows where they come from."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    ours = given[: given.index("--")] if "--" in given else given
-    debug = "--debug" in ours
-    if arguments is None and LOOKING.intersection(ours[: 1 + debug]):
-        without_pandas()
+    end = given.index("--") if "--" in given else len(given)
+    ours = [word for word in given[:end] if word != "--debug"]
+    debug = len(ours) < end
+    looks = arguments is None and not LOOKING.isdisjoint({" ".join(ours[:1]), " ".join(ours[:2])})
     try:
-        app([*(word for word in ours if word != "--debug"), *given[len(ours) :]], prog_name="laminar")
+        with looking() if looks else nullcontext():
+            app([*ours, *given[end:]], prog_name="laminar")
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:  # `laminar topics tail | head`: the reader has had enough

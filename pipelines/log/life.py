@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from infra.kafka.consumers import kept_open
 from infra.kafka.offset_span import Edge, OffsetSpan
 from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import UnknownTopic, partition_ranges, resolve_span
@@ -48,12 +47,6 @@ class Life:
     def first(self, kind: type) -> Found | None:
         """The first record of class `kind`, None where there is none."""
         return next((event for event in self.events if isinstance(event.record, kind)), None)
-
-
-def life_of(client: ClientProperties, run: str, key: TrajectoryKey) -> Iterator[list[Found]]:
-    """The life of trajectory `key` of `run`, part by part, in the order of its story."""
-    with kept_open():
-        yield from _parts(_Log(client, run, key))
 
 
 class _Log:
@@ -115,7 +108,9 @@ class _Log:
                     yield Found(RELAY.noun, records.partition, records.offsets[at], records.timestamps[at], manifest)
 
 
-def _parts(log: _Log) -> Iterator[list[Found]]:
+def life_of(client: ClientProperties, run: str, key: TrajectoryKey) -> Iterator[list[Found]]:
+    """The life of trajectory `key` of `run`, part by part, in the order of its story."""
+    log = _Log(client, run, key)
     prompt = log.prompt()
     asked = prompt.timestamp if prompt else None
     if prompt:
