@@ -108,6 +108,7 @@ class Loop:
             prompt_lengths=columns.integers([len(p) for p in prompts]),
             rewards=columns.floats(rewards),
             temperatures=columns.floats([self.config.prompts.temperature] * len(rows)),
+            truncated=columns.flags([completion.finish_reason == "length" for completion in done]),
             trajectory_ids=tuple(completion.trajectory_id for completion in done),
             version_epochs=zeros,
             version_numbers=zeros,

@@ -134,6 +134,7 @@ def draw(kind: str) -> MicroBatch:
         prompt_lengths=columns.integers([PROMPT] * count),
         rewards=columns.floats(np.tile([0.0, 1.0], count // 2)),
         temperatures=columns.floats([1.0] * count),
+        truncated=columns.flags([False] * count),
         trajectory_ids=tuple(trajectory_id("train", g, s) for g in range(GROUPS) for s in range(SAMPLES)),
         version_epochs=zeros,
         version_numbers=zeros,

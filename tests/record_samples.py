@@ -89,6 +89,7 @@ SAMPLES: dict[type, object] = {
             prompt_lengths=integers([4]),
             rewards=floats([0.75]),
             temperatures=floats([1.0]),
+            truncated=flags([False]),
             trajectory_ids=("p12.3",),
             version_epochs=integers([2]),
             version_numbers=integers([17]),

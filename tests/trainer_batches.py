@@ -65,6 +65,7 @@ def pack_rows(
         prompt_lengths=columns.integers([len(p) for _, p, _, _ in rows]),
         rewards=columns.floats([reward for *_, reward in rows]),
         temperatures=columns.floats([(1.0, 0.7, 1.3)[i % 3] for i in range(count_of_rows)]),
+        truncated=columns.flags([i % 4 == 0 for i in range(count_of_rows)]),
         trajectory_ids=tuple(name for name, *_ in rows),
         version_epochs=columns.integers([0] * count_of_rows),
         version_numbers=columns.integers([3] * count_of_rows),

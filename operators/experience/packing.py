@@ -86,6 +86,7 @@ def _micro_batch(place: tuple[int, int, int, int], members: Sequence[Member], st
         "prompt_lengths": lengths - tokens,
         "rewards": gathered(runs, "rewards"),
         "temperatures": gathered(runs, "temperatures"),
+        "truncated": gathered(runs, "truncated").astype(np.bool_),
         "trajectory_ids": [name for run in runs for name in run.shelf.ids[run.first : run.last]],
         "version_epochs": gathered(runs, "version_epochs"),
         "version_numbers": gathered(runs, "version_numbers"),

@@ -18,7 +18,7 @@ class TrainingBatch:
     token_ids int64[t]; loss_mask bool[t], True where a token is trained; behaviour float32[t], logprobs under the
     rollout's policy in nats; starts, lengths, prompt_lengths, trained (the number of True in loss_mask), group_keys
     (one a group, the same in every part of a global batch) and staleness int64[n]; temperatures float32[n], at which
-    the rollout drew; rewards float64[n].
+    the rollout drew; truncated bool[n], whether a length limit cut the response off; rewards float64[n].
     """
 
     token_ids: np.ndarray
@@ -31,6 +31,7 @@ class TrainingBatch:
     group_keys: np.ndarray
     staleness: np.ndarray
     temperatures: np.ndarray
+    truncated: np.ndarray
     rewards: np.ndarray
     trajectory_ids: tuple[str, ...]
     versions: tuple[PolicyVersion, ...]
@@ -60,11 +61,13 @@ def join(rows: Sequence[MicroBatch]) -> TrainingBatch:
     token_ids = _column(rows, "token_ids", np.int64)
     staleness = _column(rows, "staleness", np.int64)
     temperatures = _column(rows, "temperatures", np.float32)
+    truncated = _column(rows, "truncated", np.bool_)
     for name, column in (
         ("lengths", lengths),
         ("prompt_lengths", prompt_lengths),
         ("rewards", rewards),
         ("temperatures", temperatures),
+        ("truncated", truncated),
         ("staleness", staleness),
     ):
         _same_length(rows[0].batch, "sequences", len(ids), name, column)
@@ -95,6 +98,7 @@ def join(rows: Sequence[MicroBatch]) -> TrainingBatch:
         group_keys=np.array([len(purposes) * key.number + purposes.index(key.purpose) for key in keys], np.int64),
         staleness=staleness,
         temperatures=temperatures,
+        truncated=truncated,
         rewards=rewards,
         trajectory_ids=ids,
         versions=tuple(

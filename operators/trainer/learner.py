@@ -90,8 +90,6 @@ class Learner:
             self._reference = Policy(load_policy(model_folder, place), chunk)
             models["reference"] = self._reference.to
         self._turns = DeviceTurns(self._device, models, share=config.share_device)
-        stop = self._model.generation_config.eos_token_id if self._model.generation_config else None
-        self._stop_token_ids = [stop] if isinstance(stop, int) else list(stop or ())
         self._updates = 0
         self._skipped_updates = 0
 
@@ -125,12 +123,12 @@ class Learner:
         """
         started = time.perf_counter()
         batch = self._join(rows)
-        roster = enrol(batch, self._stop_token_ids, self._ranks)
+        roster = enrol(batch, self._ranks)
         observed = TokenMetrics(penalised=self._reference is not None and self.config.algorithm.kl_in == "loss")
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"):
             rewards, advantages, targets = self._look(batch, roster, observed)
             rate = learning_rate(self._updates, self.config)
-            metrics = batch_metrics(roster, advantages, self._stop_token_ids)
+            metrics = batch_metrics(roster, advantages)
             if self._critic is None or self._updates >= self.config.critic.head_start:
                 metrics |= self._train_policy(batch, roster, targets, rate, observed)
             if self._critic is not None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,11 +13,11 @@ from operators.trainer.ranks import ALONE, Ranks
 from operators.trainer.roster import Roster
 
 
-def batch_metrics(roster: Roster, advantages: Tensor, stop_token_ids: Sequence[int]) -> dict[str, float]:
+def batch_metrics(roster: Roster, advantages: Tensor) -> dict[str, float]:
     """What is known of a batch before a forward pass.
 
     `frac_reward_zero_std` is the share of groups whose rewards are all alike; `response_length/clip_ratio` that of
-    responses that do not end in a stop token (NaN without one).
+    responses that a length limit cut off.
     """
     lengths = roster.lengths - roster.prompt_lengths
     groups = [roster.rewards[roster.groups == group] for group in range(int(roster.groups.max()) + 1)]
@@ -30,7 +28,7 @@ def batch_metrics(roster: Roster, advantages: Tensor, stop_token_ids: Sequence[i
         "advantage/abs_mean": float(advantages.abs().mean()) if len(advantages) else 0.0,
         "response_length/mean": float(lengths.mean()),
         "response_length/max": float(lengths.max()),
-        "response_length/clip_ratio": float(np.mean(~roster.stopped)) if stop_token_ids else math.nan,
+        "response_length/clip_ratio": float(roster.truncated.mean()),
         "staleness/mean": float(roster.staleness.mean()),
         "staleness/max": float(roster.staleness.max()),
         "batch/trajectories": float(len(roster)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +14,7 @@ from operators.trainer.ranks import Ranks
 @dataclass(frozen=True, slots=True, eq=False)
 class Roster:
     """n sequences in the order of ranks: rewards float64[n]; groups (dense numbers), lengths, prompt_lengths, trained
-    and staleness int64[n]; stopped bool[n], whether the last token is a stop token.
+    and staleness int64[n]; truncated bool[n], whether a length limit cut the response off.
 
     `rows` and `tokens` are this rank's own among them, and among all their trained tokens.
     """
@@ -26,7 +25,7 @@ class Roster:
     prompt_lengths: np.ndarray
     trained: np.ndarray
     staleness: np.ndarray
-    stopped: np.ndarray
+    truncated: np.ndarray
     rows: slice
     tokens: slice
 
@@ -34,13 +33,12 @@ class Roster:
         return len(self.rewards)
 
 
-def enrol(batch: TrainingBatch, stop_token_ids: Sequence[int], ranks: Ranks) -> Roster:
+def enrol(batch: TrainingBatch, ranks: Ranks) -> Roster:
     """The roster of the global batch of which `batch` is this rank's part; all ranks must ask."""
-    stopped = np.isin(batch.token_ids[batch.starts + batch.lengths - 1], stop_token_ids)
-    columns = (batch.group_keys, batch.lengths, batch.prompt_lengths, batch.trained, batch.staleness, stopped)
+    columns = (batch.group_keys, batch.lengths, batch.prompt_lengths, batch.trained, batch.staleness, batch.truncated)
     table = torch.from_numpy(np.stack([column.astype(np.int64) for column in columns], 1))
     parts = ranks.gather(table)
-    keys, lengths, prompt_lengths, trained, staleness, stops = torch.cat(parts).numpy().T
+    keys, lengths, prompt_lengths, trained, staleness, truncated = torch.cat(parts).numpy().T
     before = parts[: ranks.rank]
     rows, tokens = sum(map(len, before)), sum(int(part[:, 3].sum()) for part in before)
     _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
@@ -51,7 +49,7 @@ def enrol(batch: TrainingBatch, stop_token_ids: Sequence[int], ranks: Ranks) -> 
         prompt_lengths=prompt_lengths,
         trained=trained,
         staleness=staleness,
-        stopped=stops.astype(bool),
+        truncated=truncated.astype(bool),
         rows=slice(rows, rows + len(batch)),
         tokens=slice(tokens, tokens + int(batch.trained.sum())),
     )

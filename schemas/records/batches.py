@@ -16,9 +16,9 @@ class MicroBatch:
     rank, next to each other, so what an algorithm says of a group needs no other rank.
 
     With n sequences of t tokens in all: token_ids, logprobs and loss_mask are [t] (prompt positions carry logprob 0 and
-    mask False); lengths and prompt_lengths are [n], as are rewards, temperatures, staleness, the version columns and
-    the lineage columns, which give partition and offset of each sequence in the experiences topic. Logprobs are of the
-    softmax of logits / temperature, from which the tokens were drawn.
+    mask False); lengths and prompt_lengths are [n], as are rewards, temperatures, truncated, staleness, the version
+    columns and the lineage columns, which give partition and offset of each sequence in the experiences topic. Logprobs
+    are of the softmax of logits / temperature, from which the tokens were drawn.
     """
 
     batch: int
@@ -32,6 +32,7 @@ class MicroBatch:
     prompt_lengths: Integers
     rewards: Floats
     temperatures: Floats
+    truncated: Flags
     trajectory_ids: tuple[str, ...]
     version_epochs: Integers
     version_numbers: Integers

@@ -240,16 +240,18 @@ def test_the_prompts_and_answers_of_a_batch_are_those_of_its_members_wherever_th
             )
             sampling = replace(SAMPLING, temperature=0.5 + number)
             asked = prompt(number, 2, token_ids=token_ids([100 + number] * (number + 1)), sampling=sampling)
-            buffer.score(experience(trajectory(asked, member, response=response), float(number)))
+            ended = "length" if number == member else "stop"
+            buffer.score(experience(trajectory(asked, member, response=response, finish_reason=ended), float(number)))
     buffer.shard.run()
     (part,) = buffer.log.rows(BATCHES)
     start = 0
-    for name, length, asked, reward, temperature in zip(
+    for name, length, asked, reward, temperature, truncated in zip(
         part.trajectory_ids,
         part.lengths.to_pylist(),
         part.prompt_lengths.to_pylist(),
         part.rewards.to_pylist(),
         part.temperatures.to_pylist(),
+        part.truncated.to_pylist(),
         strict=True,
     ):
         key = parse_trajectory_id(name)
@@ -258,7 +260,7 @@ def test_the_prompts_and_answers_of_a_batch_are_those_of_its_members_wherever_th
         assert ids == [100 + number] * (number + 1) + [10 * number + key.member] * answered
         assert part.logprobs.to_pylist()[start : start + length] == [0.0] * asked + [-number - 1.0] * answered
         assert part.loss_mask.to_pylist()[start : start + length] == [False] * asked + [True] * answered
-        assert (reward, temperature) == (number, 0.5 + number)
+        assert (reward, temperature, truncated) == (number, 0.5 + number, number == key.member)
         start += length
     assert start == len(part.token_ids)
     lineage = zip(part.lineage_partitions.to_pylist(), part.lineage_offsets.to_pylist(), strict=True)

@@ -314,7 +314,7 @@ def test_metrics_say_what_the_batch_was(folder: Path) -> None:
         "reward/std": batch.rewards.std(),
         "response_length/mean": responses.mean(),
         "response_length/max": responses.max(),
-        "response_length/clip_ratio": 1.0,  # no response of these ends in a stop token
+        "response_length/clip_ratio": batch.truncated.mean(),
         "staleness/mean": batch.staleness.mean(),
         "staleness/max": 2,
         "batch/trajectories": 16,

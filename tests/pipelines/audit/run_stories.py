@@ -87,6 +87,7 @@ def micro_batch(batch: int, *names: str) -> r.MicroBatch:
         prompt_lengths=counts,
         rewards=floats([0.0] * len(names)),
         temperatures=floats([1.0] * len(names)),
+        truncated=flags([False] * len(names)),
         trajectory_ids=names,
         version_epochs=counts,
         version_numbers=counts,

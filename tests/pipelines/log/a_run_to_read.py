@@ -124,6 +124,7 @@ def write_story(write: Writer) -> None:
             "prompt_lengths": integers([4] * count),
             "rewards": floats([0.25 + int(name[-1]) for name in names]),
             "temperatures": floats([1.0] * count),
+            "truncated": flags([False] * count),
             "version_epochs": integers([1] * count),
             "version_numbers": integers([1] * count),
             "staleness": integers([1] * count),
