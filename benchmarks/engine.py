@@ -5,8 +5,9 @@
 
 Same model, same requests, one process, repetitions by turns; ratios are medians over repetitions. `generate` takes the
 requests in batches of as many as the engine has slots, left-padded. Bare vLLM is `LLM.generate`, set up as our engine
-sets vLLM up, in this process too, and asked for each token's logprob. A swap loads a version from shared memory; a
-refresh releases all that runs, loads, and lets it go on from what it had.
+sets vLLM up, in this process too, and asked for each token's logprob; seeded vLLM has a seed for each request as well,
+which is its nearest to draws that are a function of trajectory and position. A swap loads a version from shared memory;
+a refresh releases all that runs, loads, and lets it go on from what it had.
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ def _lengths(requests: int) -> dict[str, np.ndarray]:
 
 def _tokens(engines: Mapping[str, Engine], folder: Path, options: argparse.Namespace) -> Table:
     table = Table(title=f"Tokens a second, {options.slots} slots, {options.requests} requests")
-    others = {other: sides.OTHERS[other](folder, options.slots) for other, _ in map(BESIDE.__getitem__, engines)}
+    wanted = [BESIDE[name][0] for name in engines] + ["seeded vllm"] * ("vllm" in engines)
+    others = {other: sides.OTHERS[other](folder, options.slots) for other in wanted}
     all_sides = {name: sides.through(engine) for name, engine in engines.items()} | others
     all_sides["emulated"] = sides.emulated(options.slots)
     for column in ("lengths, p50 / p99", "who", "tokens/s", "of CPU", "beside", "ratio (min-max)", "of CPU", "goal"):

@@ -149,8 +149,9 @@ def generate(folder: Path, slots: int) -> Side:
     return run
 
 
-def bare_vllm(folder: Path, slots: int) -> Side:
-    """`LLM.generate`, set up as our engine sets vLLM up, in this process too; every token's logprob is asked for."""
+def bare_vllm(folder: Path, slots: int, *, seeded: bool = False) -> Side:
+    """`LLM.generate`, set up as our engine sets vLLM up, in this process too; every token's logprob is asked for. With
+    `seeded` each request has a seed."""
     from operators.rollout.vllm_engine import arguments_of  # first: what it sets in the environment holds for both
 
     from vllm import LLM, SamplingParams  # isort: skip
@@ -166,8 +167,9 @@ def bare_vllm(folder: Path, slots: int) -> Side:
                 ignore_eos=True,
                 logprobs=0,
                 detokenize=False,
+                seed=number if seeded else None,
             )
-            for request in requests
+            for number, request in enumerate(requests)
         ]
         llm.generate(prompts, asked, use_tqdm=False)
 
@@ -212,5 +214,9 @@ def watched(spent: dict[str, float], name: str, call: Callable[..., Any]) -> Any
 
 
 OPENERS: dict[str, Callable[[Path, int], Engine]] = {"transformers": open_transformers, "vllm": open_vllm_engine}
-OTHERS: dict[str, Callable[[Path, int], Side]] = {"generate": generate, "bare vllm": bare_vllm}
+OTHERS: dict[str, Callable[[Path, int], Side]] = {
+    "generate": generate,
+    "bare vllm": bare_vllm,
+    "seeded vllm": functools.partial(bare_vllm, seeded=True),
+}
 """By name, over the model in a folder, with so many slots."""

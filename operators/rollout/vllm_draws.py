@@ -79,18 +79,19 @@ class DrawTokens(LogitsProcessor):
         indices, keys, first, sampling = self._columns
         positions = first + [len(self._rows[index].generated) for index in indices.tolist()]
         rows = torch.from_numpy(indices).to(logits.device)
-        token_ids, logprobs = sample(logits[rows], sampling, uniforms(keys, positions))
+        own = logits[rows] if len(indices) < len(logits) else logits
+        token_ids, logprobs = sample(own, sampling, uniforms(keys, positions))
         broken = token_ids == NO_TOKEN
         if broken.any():
             token_ids, logprobs = np.where(broken, 0, token_ids), np.where(broken, BROKEN, logprobs)
-        drawn = torch.full_like(logits[rows], -torch.inf)
         chosen = torch.from_numpy(token_ids).to(logits.device)[:, None]
-        drawn.scatter_(1, chosen, torch.from_numpy(logprobs.astype(np.float32)).to(drawn)[:, None])
-        logits[rows] = drawn
+        own.fill_(-torch.inf).scatter_(1, chosen, torch.from_numpy(logprobs.astype(np.float32)).to(own)[:, None])
+        if own is not logits:
+            logits[rows] = own
         return logits
 
     def _as_columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, SamplingColumns]:
-        rows = self._rows
+        rows = self._rows = dict(sorted(self._rows.items()))  # so that all rows are the logits as they lie
         temperature = np.array([row.temperature for row in rows.values()])
         top_k = np.array([row.top_k for row in rows.values()], np.int64)
         top_p = np.array([row.top_p for row in rows.values()])
