@@ -187,7 +187,8 @@ class Broker:
                 self.config.security.write_clients(self.bootstrap_servers)
             settings = server_properties(self.config, self.port, free_port())
             write_private(properties, "".join(f"{name}={value}\n" for name, value in settings.items()))
-            if not (data_dir / "log" / "meta.properties").exists():
+            fresh = not (data_dir / "log" / "meta.properties").exists()
+            if fresh:
                 _format(jars, properties, self.config.security.format_arguments() if self.config.secure else [])
             progress(f"starting Apache Kafka on {self.bootstrap_servers}")
             log_from = self.log_file.stat().st_size if self.log_file.exists() else 0
@@ -196,6 +197,8 @@ class Broker:
             _write_state(data_dir, {"pid": self._process.pid, "bootstrap_servers": self.bootstrap_servers})
         try:
             self._wait_until_ready(time.monotonic() + self.config.start_timeout_s, log_from)
+            if not fresh:
+                self._end_hanging(progress)
         except BaseException:
             self.kill()  # also on Ctrl-C: a broker that nobody holds must not stay
             raise
@@ -239,6 +242,19 @@ class Broker:
                     f"{self._tail(log_from)}"
                 )
             time.sleep(0.05)
+
+    def _end_hanging(self, progress: Progress) -> None:
+        from kafka.errors import KafkaError  # here, as above
+
+        from infra.kafka.hanging import end_hanging
+
+        try:
+            ended = end_hanging(self.client())
+        except KafkaError as error:
+            progress(f"whether transactions hang is not known: {error}")
+        else:
+            if ended:
+                progress(f"transactions hung in {', '.join(ended)}, and were ended")
 
     def _tail(self, log_from: int) -> str:
         with self.log_file.open("rb") as log:

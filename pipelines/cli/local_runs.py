@@ -168,6 +168,8 @@ def _status_lines(run: RunFolder, state: RunState) -> Iterator[str]:
     yield f"run {run.run}: {doing}, {steps_text(state)}, {clock(seconds)}"
     if run.state.get("error"):
         yield f"  error       {run.state['error']}"
+    if run.status in ("died", "failed"):
+        yield f"  go on       laminar runs resume --run {run.run}"
     yield from (f"  {label:<12}{value}" for label, value in fact_lines(state))
     for name, role in state.roles.items() if run.status == "running" else ():
         restarts = f", {role.restarts} restarts" if role.restarts else ""

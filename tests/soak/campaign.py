@@ -29,7 +29,7 @@ from kills import ALL, kill, rounds  # noqa: E402
 from laminar_runs import LaminarRun, Nursery, kill_what_lives_in  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
-from small_runs import make_model, write_config  # noqa: E402
+from small_runs import SMALL, make_model, write_config  # noqa: E402
 from stops import GONE_WITHIN_S, stop_at_a_random_moment, stop_cleanly  # noqa: E402
 
 from infra.files import write_atomically  # noqa: E402
@@ -42,6 +42,8 @@ Scenario = Callable[[Callable[..., LaminarRun], int], Found]
 BETWEEN = ("score", "experience", "trainer")
 """What stands between a finished trajectory and a weight version."""
 BETWEEN_KILLS = 50
+TO_THE_GOAL, RESUMES = 40, 6
+"""Steps of a run that is resumed, and how often at most."""
 ENDLESS = ("trainer.optimizer_steps=1000000", "trainer.checkpoint_every=5")
 
 
@@ -91,6 +93,32 @@ def run_killed(start: Callable[..., LaminarRun], seed: int) -> Found:
     return {"phase": phase, "gone_after_s": round(run.seconds_until_gone(GONE_WITHIN_S), 1)}
 
 
+def all_killed(start: Callable[..., LaminarRun], seed: int) -> Found:
+    """Everything at once, again and again at random moments, `laminar runs resume` after each: to the goal."""
+    rng = random.Random(seed)
+    run = start(f"trainer.optimizer_steps={TO_THE_GOAL}", "prompts.heldout=200")
+    run.until((run.folder / "config.toml").exists, 90, "its configuration")
+    phases: Counter[str] = Counter()
+    while phases.total() < RESUMES:
+        time.sleep(rng.uniform(0, 25))
+        if run.exit_code() is not None:
+            break
+        phases[run.state()["phase"]] += 1
+        run.end()
+        run.wait()
+        run.resume()
+    assert run.wait(300) == 0, run.said()
+    run.seconds_until_gone(GONE_WITHIN_S)
+    books = run.audit()
+    assert books["trained"] == TO_THE_GOAL * SMALL["experience"]["global_batch"], books
+    each = ", ".join(f"{phase} {count}" for phase, count in phases.items())
+    return {
+        "kills": phases.total(),
+        "phases": each,
+        **{name: books[name] for name in ("trained", "lost", "trained_twice")},
+    }
+
+
 def run_stopped(start: Callable[..., LaminarRun], seed: int) -> Found:
     """Ctrl-C at a random moment."""
     return {"phase": stop_at_a_random_moment(start(), seed, within_s=20.0)}
@@ -108,6 +136,7 @@ def main() -> None:
         f"{options.kills} kills a process": partial(processes_killed, kills=options.kills),
         f"{BETWEEN_KILLS} kills of {', '.join(BETWEEN)}": between_killed,
         "laminar run killed": run_killed,
+        "all killed and resumed": all_killed,
         "Ctrl-C": run_stopped,
     }
     scenarios = {name: scenario for name, scenario in scenarios.items() if options.only in name}

@@ -168,6 +168,7 @@ def test_status_of_a_dead_run_is_a_no(tmp_path: Path) -> None:
     make_run(tmp_path, "dead", pid=2**22 + 5)
     code, out = invoke("status", "--folder", str(tmp_path))
     assert code == 1
+    assert "go on       laminar runs resume --run dead" in out
     assert "run dead: died while training" in out
     make_run(tmp_path, "failed", ended_at=START / 1000 + 9, error="the disk is full", phase="failed")
     code, out = invoke("status", "--folder", str(tmp_path), "--run", "failed")
