@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 # Bytecode is kept, whatever the shell says: or every process compiles Beam and torch anew, which takes half a minute.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test lint types pytest prism soak requirements clean trl-env trl-requirements streams-env streams-requirements vllm-env vllm-requirements vllm-test environments-env environments-requirements environments-test exports-env exports-requirements exports-test verl-env verl-requirements verl-vectors benchmark-end-to-end
+.PHONY: run test lint types pytest prism flink-test soak requirements clean trl-env trl-requirements streams-env streams-requirements vllm-env vllm-requirements vllm-test environments-env environments-requirements environments-test exports-env exports-requirements exports-test verl-env verl-requirements verl-vectors benchmark-end-to-end
 
 run: $(READY)
 	$(BIN)/laminar run $(CONFIG) $(ARGS)
@@ -31,6 +31,10 @@ pytest: $(READY)
 # Prism, Beam's portable runner, built by Go once a user: tests then run on it too.
 prism: $(READY)
 	$(BIN)/python -m infra.runners.prism
+
+# Every pipeline, and what is exactly once, on a Flink: its jars are fetched once a user.
+flink-test: $(READY)
+	LAMINAR_TEST_FLINK=1 $(BIN)/pytest --timeout 900 -k flink tests/end_to_end/test_submit.py tests/operators/io $(ARGS)
 
 # Hours of kills and stops, and of every algorithm on the demonstration: each prints a table and, stopped, goes on where it
 # was (or with what had failed) when it is started again; then what else is marked so. `rm -r build/soak` begins it anew;

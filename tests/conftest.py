@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from collections.abc import Iterator
 
@@ -54,9 +55,11 @@ def run_id(request: pytest.FixtureRequest) -> str:
     return f"{name}-{next(_run_numbers)}"
 
 
-@pytest.fixture(scope="module", params=["embedded", "prism"])
+@pytest.fixture(scope="module", params=["embedded", "prism", "flink"])
 def runner(request: pytest.FixtureRequest) -> Runner:
-    """Each runner that pipelines can be tested on: the embedded one, and Prism where its binary is."""
+    """Each runner that pipelines can be tested on: the embedded one, Prism where its binary is, Flink where asked."""
+    if request.param == "flink" and not os.environ.get("LAMINAR_TEST_FLINK"):
+        pytest.skip("make flink-test has it")
     if request.param == "prism" and find_prism() is None:
         pytest.skip("no Prism is found: `make prism` builds it, with Go")
     return request.param

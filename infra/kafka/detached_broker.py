@@ -18,7 +18,7 @@ from infra.kafka.broker import (
     running_broker,
     start_broker,
 )
-from infra.kafka.processes import stop_process
+from infra.processes import stop_process
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,10 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-from infra.kafka.broker import HOST, free_port, port_is_free
-from infra.kafka.processes import is_running, spawn, stop_process
+from infra.runners.own_server import serving
 
 VERSION = "2.77.0"
 """Of Apache Beam; Prism's must be the same."""
@@ -52,28 +48,14 @@ def prism_binary() -> Path:
     return found
 
 
-@contextmanager
-def running_prism() -> Iterator[str]:
-    """A Prism of this process's own, which the kernel ends with it; yields its job endpoint, `host:port`.
-
-    Beam starts one too, but leaves it behind when the submitting process is killed. Raises PrismMissing, and
-    RuntimeError when it does not come up.
-    """
+def running_prism() -> AbstractContextManager[str]:
+    """A Prism for as long as the context lasts; its value is the job endpoint. Raises PrismMissing, RuntimeError."""
     binary = prism_binary()
-    port = free_port()
-    with tempfile.TemporaryDirectory(prefix="laminar-prism-") as folder:
-        log = Path(folder) / "prism.log"
-        command = [str(binary), "--job_port", str(port), "--serve_http=false", "--log_level", "warn"]
-        process = spawn(command, log, die_with_parent=True)
-        try:
-            deadline = time.monotonic() + _START_S
-            while port_is_free(port):
-                if not is_running(process) or time.monotonic() > deadline:
-                    raise RuntimeError(f"{binary} did not come up: {log.read_text(errors='replace')[-2000:]}")
-                time.sleep(0.02)
-            yield f"{HOST}:{port}"
-        finally:
-            stop_process(process, timeout=2.0)
+
+    def command(port: int, folder: Path) -> list[str]:
+        return [str(binary), "--job_port", str(port), "--serve_http=false", "--log_level", "warn"]
+
+    return serving("Prism", command, _START_S)
 
 
 def _go_folders() -> list[Path]:

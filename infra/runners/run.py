@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
@@ -48,13 +49,23 @@ def run_pipeline(
 @contextmanager
 def _options(runner: Runner, beam_options: Sequence[str]) -> Iterator[list[str]]:
     options = pipeline_options(runner, beam_options)
-    if runner == "prism" and not {"job_endpoint", "prism_location"} & option_names(options):
-        from infra.runners.prism import running_prism  # here: what starts processes takes its time to import
+    with own_job_server(runner, options) as endpoint:
+        yield [*options, f"--job_endpoint={endpoint}"] if endpoint else options
 
-        with running_prism() as endpoint:
-            yield [*options, f"--job_endpoint={endpoint}"]
-    else:
-        yield options
+
+def own_job_server(runner: Runner, options: Sequence[str]) -> AbstractContextManager[str | None]:
+    """A job server on this machine where `runner` needs one and `options` name none: its endpoint; None where not."""
+    named = option_names(options)
+    # here: what starts processes takes its time to import
+    if runner == "prism" and not {"job_endpoint", "prism_location"} & named:
+        from infra.runners.prism import running_prism
+
+        return running_prism()
+    if runner == "flink" and not {"job_endpoint", "flink_job_server_jar", "flink_master"} & named:
+        from infra.runners.flink import running_flink
+
+        return running_flink(logging.getLogger(__name__).info)
+    return nullcontext()
 
 
 def _wait(result: PipelineResult) -> None:

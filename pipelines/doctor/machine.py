@@ -15,7 +15,7 @@ import psutil
 from packaging.requirements import Requirement
 
 from infra.gpus import gpu_names
-from infra.kafka.broker_jars import KAFKA_VERSION, cache_dir
+from infra.kafka.broker_jars import JARS, KAFKA_VERSION
 from infra.kafka.properties import ClientProperties
 from infra.kafka.readiness import why_unreachable
 from infra.runners.prism import find_prism
@@ -76,7 +76,7 @@ def observe(client: ClientProperties | None = None, folder: Path | None = None) 
         python=sys.version_info[:3],
         packages=_packages(),
         java=_java(),
-        broker_jars=(cache_dir() / "class-path.txt").is_file(),
+        broker_jars=JARS.are_here(),
         kafka_version=KAFKA_VERSION,
         prism=find_prism(),
         go=Path(go) if go else None,

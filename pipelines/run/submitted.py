@@ -22,7 +22,7 @@ from typing import Literal
 import psutil
 
 from infra.files import write_atomically
-from infra.kafka.processes import is_running, spawn
+from infra.processes import is_running, spawn
 from pipelines.config import Config, save_config
 from pipelines.roles import PIPELINES, Role
 from pipelines.run.paths import with_whole_paths

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from infra.kafka.processes import is_running
+from infra.processes import is_running
 
 CLOSE_S = 5.0
 """How long a zygote may take to end: a second longer than its roles may."""

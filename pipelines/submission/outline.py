@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,6 @@ from pipelines.shards import partitions_of
 from schemas.topics import CATALOGUE, Topic
 
 EVERY = "every pipeline"
-JAR = "LAMINAR_FLINK_JOB_SERVER_JAR"
 ANSWER_S = 3.0
 
 
@@ -49,12 +47,11 @@ def outline(
     runner: Runner,
     beam_options: Sequence[str] = (),
     standing: Mapping[str, int] | None = None,
-    environment: Mapping[str, str] = os.environ,
 ) -> Outline:
     """What submitting `role` would do. `standing` are the partitions of the topics that are there, None: not known."""
     options = pipeline_options(runner, beam_options)
     steps: tuple[tuple[str, str], ...] = ()
-    missing = [*_lacking(config), *_runner_lacks(runner, options, environment)]
+    missing = [*_lacking(config), *_runner_lacks(runner, options)]
     try:
         steps = steps_of(config, role) if config.run.name and _has_kafka(config) else ()
     except (ValueError, OSError) as error:
@@ -102,14 +99,12 @@ def _has_kafka(config: Config) -> bool:
     return bool(config.kafka.bootstrap_servers or config.kafka.client_properties)
 
 
-def _runner_lacks(runner: Runner, options: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+def _runner_lacks(runner: Runner, options: Sequence[str]) -> list[str]:
     named = option_names(options)
     if runner == "prism" and not {"job_endpoint", "prism_location"} & named:
         from infra.runners.prism import find_prism
 
         return [] if find_prism() else ["no Prism is found: `make prism`, or -- --prism_location=FILE"]
-    if runner == "flink" and not {"flink_job_server_jar", "job_endpoint"} & named and JAR not in environment:
-        return [f"no job server: -- --flink_job_server_jar=FILE, or {JAR}, or --job_endpoint=HOST:PORT of one"]
     if runner == "portable" and "job_endpoint" not in named:
         return ["no job server: -- --job_endpoint=HOST:PORT"]
     return []

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import psutil
 
-from infra.kafka.processes import is_running
+from infra.processes import is_running
 
 STATE_FILE = "state.json"
 REPORT_FILE = "report.html"

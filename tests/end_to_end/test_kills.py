@@ -22,9 +22,9 @@ from small_runs import LEARNS
 from stops import stop_cleanly
 
 from infra.kafka.broker import Broker, BrokerConfig, start_broker
-from infra.kafka.processes import is_running
 from infra.kafka.properties import ClientProperties
 from infra.kafka.reading import read_topic
+from infra.processes import is_running
 from operators.trainer.replay import folder_digest
 from schemas.records import LevelAsked, LevelBegun
 from schemas.topics import CURRICULUM, PROMPTS

@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from small_runs import SMALL
 from infra.kafka.broker import Broker, BrokerConfig, start_broker
 from infra.kafka.observe import Observer
 from infra.kafka.reading import read_topic
+from infra.runners.flink import running_flink
 from infra.runners.options import Runner
 from infra.store.names import default_root
 from infra.store.ownership import remove_store
@@ -128,16 +130,19 @@ def submitted(
     admin = secure_broker.config.security.properties_file("admin")
     acls = Command(nursery, folder / "acls", "acls", run, "--apply", "--command-config", str(admin))
     assert acls.wait() == 0, acls.said()
-    commands = {
-        pipeline: submit(nursery, folder / pipeline, pipeline, str(file), "--runner", runner) for pipeline in PIPELINES
-    }
-    try:
-        submitted = Submitted(load_config(file), commands)
-        submitted.wait()
-        yield submitted
-    finally:
-        kill_what_lives_in(command.here for command in commands.values())
-        remove_store(default_root(run), in_use=True)
+    with running_flink() if runner == "flink" else nullcontext() as endpoint:  # one for all
+        options = ("--", f"--job_endpoint={endpoint}") if endpoint else ()
+        commands = {
+            pipeline: submit(nursery, folder / pipeline, pipeline, str(file), "--runner", runner, *options)
+            for pipeline in PIPELINES
+        }
+        try:
+            submitted = Submitted(load_config(file), commands)
+            submitted.wait()
+            yield submitted
+        finally:
+            kill_what_lives_in(command.here for command in commands.values())
+            remove_store(default_root(run), in_use=True)
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES)

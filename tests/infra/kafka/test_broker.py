@@ -17,7 +17,7 @@ import pytest
 from kafka import KafkaAdminClient, KafkaProducer
 
 from infra.kafka.broker import Broker, BrokerConfig, BrokerStartError, free_port, start_broker
-from infra.kafka.processes import is_running
+from infra.processes import is_running
 
 # A dead broker's session must run out before its successor may register: short, so that the tests are.
 QUICK = {"broker.session.timeout.ms": "1500", "broker.heartbeat.interval.ms": "300"}

@@ -14,7 +14,7 @@ import pytest
 
 from infra.kafka.broker import BrokerConfig, BrokerStartError, start_broker
 from infra.kafka.detached_broker import detached_status, start_detached, stop_detached
-from infra.kafka.processes import is_running
+from infra.processes import is_running
 
 REPOSITORY = Path(__file__).parents[3]
 

@@ -247,6 +247,7 @@ def test_a_restriction_is_checkpointed_but_never_shared(fraction: float) -> None
     assert tracker.try_claim(4) == (split is None)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # Beam's, as Flink goes
 def test_a_pipeline_stops_when_asked_and_runs_again_in_the_same_process(
     config: ShardConfig, run_id: str, runner: Runner
 ) -> None:
@@ -262,7 +263,7 @@ def test_a_pipeline_stops_when_asked_and_runs_again_in_the_same_process(
                     break
         finally:
             STOPPING.set()
-            running.join(5)
+            running.join(30)
         assert not running.is_alive()
         assert not STOPPING.is_set()
         assert steps(config) == list(range(20 * start))

@@ -46,10 +46,9 @@ def test_an_outline_has_the_topics_of_the_catalogue_and_the_steps_of_the_graph(r
         ({"run": RunConfig("")}, "embedded", (), "run.name is not set"),
         ({"kafka": KafkaConfig()}, "embedded", (), "kafka.bootstrap_servers is not set"),
         ({}, "portable", (), "--job_endpoint"),
-        ({}, "flink", (), "--flink_job_server_jar"),
         ({"model": "x"}, "embedded", (), "which has no model"),
         ({}, "portable", ("--job_endpoint=localhost:1",), ""),
-        ({}, "flink", ("--flink_job_server_jar=x.jar",), ""),
+        ({}, "flink", (), ""),
         ({}, "prism", ("--prism_location=x",), ""),
     ],
 )
@@ -59,7 +58,7 @@ def test_what_is_missing_is_named(changes: dict, runner: str, options: tuple[str
         wanted = replace(wanted, model=replace(wanted.model, path=changes["model"]))
     else:
         wanted = replace(wanted, **changes)
-    found = outline(wanted, Role("score"), runner, options, environment={})  # type: ignore[arg-type]
+    found = outline(wanted, Role("score"), runner, options)  # type: ignore[arg-type]
     assert [reason in each for each in found.missing] == ([True] if reason else [])
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import jgo
 import pytest
 
-from infra.kafka.broker_jars import COORDINATES, JarResolutionError, class_path, mirror_of_central
+from infra.kafka.broker_jars import JARS
+from infra.maven import JarResolutionError, mirror_of_central
 
 
 @dataclass
@@ -40,21 +41,21 @@ def resolutions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_jars_are_resolved_once_and_again_when_one_is_gone(tmp_path: Path, resolutions: list[str]) -> None:
     jars = [tmp_path / "a.jar", tmp_path / "b.jar"]
     steps: list[str] = []
-    assert class_path(steps.append, cache=tmp_path / "cache") == jars
-    assert resolutions == ["+".join(COORDINATES)]
+    assert JARS.class_path(steps.append, cache=tmp_path / "cache") == jars
+    assert resolutions == ["+".join(JARS.coordinates)]
     assert steps[1:] == ["fetching 1/2 a.jar", "fetching 2/2 b.jar"]
     steps.clear()
-    assert class_path(steps.append, cache=tmp_path / "cache") == jars
+    assert JARS.class_path(steps.append, cache=tmp_path / "cache") == jars
     assert (len(resolutions), steps) == (1, [])
     jars[0].unlink()
-    assert class_path(cache=tmp_path / "cache") == jars
+    assert JARS.class_path(cache=tmp_path / "cache") == jars
     assert len(resolutions) == 2
 
 
 def test_a_list_for_other_versions_is_not_used(tmp_path: Path, resolutions: list[str]) -> None:
     (tmp_path / "old.jar").touch()
     (tmp_path / "class-path.txt").write_text(f"org.apache.kafka:kafka_2.13:1.0\nx\ny\n{tmp_path / 'old.jar'}\n")
-    assert class_path(cache=tmp_path) == [tmp_path / "a.jar", tmp_path / "b.jar"]
+    assert JARS.class_path(cache=tmp_path) == [tmp_path / "a.jar", tmp_path / "b.jar"]
 
 
 def test_no_network_is_said_plainly_and_leaves_no_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +64,7 @@ def test_no_network_is_said_plainly_and_leaves_no_list(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(jgo, "resolve", resolve)
     with pytest.raises(JarResolutionError, match=r"org\.apache\.kafka:kafka_2\.13.*no route.*settings\.xml"):
-        class_path(cache=tmp_path)
+        JARS.class_path(cache=tmp_path)
     assert not (tmp_path / "class-path.txt").exists()
 
 

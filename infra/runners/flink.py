@@ -1,0 +1,55 @@
+"""Flink on this machine: a Beam job server with a Flink within it, for as long as a pipeline runs.
+
+For trying and testing: a cluster has a job server of its own, of Beam's version (`--job_endpoint`, or the jar that Beam
+fetches). This one is put together from the newest of Beam's artifacts that fit one another; the Java comes with pip.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from infra.kafka.broker import java_command
+from infra.maven import Jars, Progress
+from infra.runners.own_server import serving
+
+FLINK, BEAM = "1.19", "2.70.0"
+JARS = Jars(
+    f"flink-{FLINK}-beam-{BEAM}",
+    f"Apache Flink {FLINK} and Apache Beam {BEAM} (about 160 MB of jars, once per user)",
+    (
+        f"org.apache.beam:beam-runners-flink-{FLINK}:{BEAM}",
+        "org.apache.beam:beam-runners-java-job-service:2.65.0",
+        "org.slf4j:slf4j-simple:2.0.16",
+    ),
+    "name a job server: -- --job_endpoint=HOST:PORT, or --flink_job_server_jar=FILE",
+)
+_CARRIES_OTHERS = "beam-sdks-java-harness-"
+"""A jar, for steps in Java, that has classes of another Beam within it."""
+_OPENED = ("java.lang", "java.util", "java.nio", "sun.nio.ch")
+_HEAP_MB = 1500
+_START_S = 60.0
+
+
+def running_flink(progress: Progress = lambda message: None) -> AbstractContextManager[str]:
+    """A Flink for as long as the context lasts; its value is the job endpoint.
+
+    `progress` gets lines of text while jars are fetched. Raises JarResolutionError, RuntimeError.
+    """
+    jars = [jar for jar in JARS.class_path(progress) if not jar.name.startswith(_CARRIES_OTHERS)]
+
+    def command(port: int, folder: Path) -> list[str]:
+        words = ("--flink-master=[local]", f"--job-port={port}", "--artifact-port=0", "--expansion-port=0")
+        java, *rest = java_command(_HEAP_MB, jars, "org.apache.beam.runners.flink.FlinkJobServerDriver", *words)
+        opened = [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENED]
+        quiet = ["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", f"-Djava.io.tmpdir={folder}"]
+        return [java, *opened, *quiet, *rest]
+
+    return serving("Flink", command, _START_S)
+
+
+if __name__ == "__main__":
+    with running_flink(lambda line: print(line, file=sys.stderr)) as endpoint:
+        print(f"-- --job_endpoint={endpoint}", flush=True)
+        sys.stdin.read()

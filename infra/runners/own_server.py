@@ -1,0 +1,34 @@
+"""A job server of this process's own: what starts it, and that it ends with whoever needs it."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from infra.kafka.broker import HOST, free_port, port_is_free
+from infra.processes import is_running, spawn, stop_process
+
+
+@contextmanager
+def serving(what: str, command: Callable[[int, Path], list[str]], start_s: float) -> Iterator[str]:
+    """The job endpoint, `host:port`, of what `command` starts for a port and an empty folder.
+
+    The kernel ends it with this process: Beam starts one too, but leaves it behind when the submitting process is
+    killed. Raises RuntimeError where it does not come up in `start_s` seconds.
+    """
+    port = free_port()
+    with tempfile.TemporaryDirectory(prefix=f"laminar-{what.lower()}-", ignore_cleanup_errors=True) as folder:
+        log = Path(folder) / "server.log"
+        process = spawn(command(port, Path(folder)), log, die_with_parent=True)
+        try:
+            deadline = time.monotonic() + start_s
+            while port_is_free(port):
+                if not is_running(process) or time.monotonic() > deadline:
+                    raise RuntimeError(f"{what} did not come up: {log.read_text(errors='replace')[-2000:]}")
+                time.sleep(0.02)
+            yield f"{HOST}:{port}"
+        finally:
+            stop_process(process, timeout=2.0)
