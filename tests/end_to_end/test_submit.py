@@ -92,9 +92,9 @@ class Submitted:
     config: Config
     commands: Mapping[str, Command]
 
-    def wait(self, seconds: float = 120.0) -> None:
+    def wait(self, seconds: float = 240.0) -> None:
         for command in self.commands.values():
-            command.until(lambda c=command: "start 1 of " in c.said(), 60, "its start")  # type: ignore[misc]
+            command.until(lambda c=command: "start 1 of " in c.said(), 180, "its start")  # type: ignore[misc]
         state, deadline = new_run(self.config.run.name, STEPS, 0), time.monotonic() + seconds
         with Observer(self.config.kafka.client(), self.config.run.name) as observer:
             while not is_reached(state, self.config):
