@@ -63,4 +63,4 @@ def _backend(config: Config, process: int) -> BackendSpec:
     model, store = config.model_folder(), store_folder(config)
     if config.rollout.engine == "vllm":
         return VllmSpec(config.rollout, model, store, process)
-    return TransformersSpec(config.rollout, model, store)
+    return TransformersSpec(config.rollout, model, store, process)

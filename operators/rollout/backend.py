@@ -50,31 +50,27 @@ class BackendSpec(Protocol):
 
 
 @dataclass(frozen=True)
-class TransformersSpec:
-    """Engines over the Hugging Face model in folder `model`, weights from the store in folder `store`."""
+class _ModelSpec:
+    """Engines over the Hugging Face model in folder `model`, weights from the store in folder `store`, on the GPUs of
+    process `process`. Opening it raises ValueError where GPUs are too few."""
 
     config: RolloutConfig
     model: Path
     store: Path
+    process: int = 0
+
+
+class TransformersSpec(_ModelSpec):
+    """Engines that run the model in this process."""
 
     def open(self) -> Backend:
         from operators.rollout.transformers_backend import TransformersBackend
 
-        return TransformersBackend(self.config, self.model, self.store)
+        return TransformersBackend(self.config, self.model, self.store, self.process)
 
 
-@dataclass(frozen=True)
-class VllmSpec:
-    """vLLM's engines over the Hugging Face model in folder `model`, weights from the store in folder `store`, on the
-    GPUs of process `process`.
-
-    When it is opened it raises ModuleNotFoundError where vLLM is not installed, ValueError where GPUs are too few.
-    """
-
-    config: RolloutConfig
-    model: Path
-    store: Path
-    process: int
+class VllmSpec(_ModelSpec):
+    """vLLM's engines. When it is opened it raises ModuleNotFoundError where vLLM is not installed."""
 
     def open(self) -> Backend:
         from operators.rollout.vllm_backend import VllmBackend

@@ -37,8 +37,8 @@ class RolloutConfig:
     """How long a finished trajectory may wait for others to share its transaction, in seconds."""
     heartbeat_s: float = 1.0
     gpus: int = 1
-    """GPUs that share each layer of a replica's model (tensor parallelism), where the engine is vLLM. Of the GPUs of a
-    machine process n takes the n-th so many."""
+    """GPUs that share each layer of a replica's model (tensor parallelism), several where the engine is vLLM. Of the
+    GPUs of a machine process n takes the n-th so many."""
     vllm: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     """More of vLLM's own engine arguments, by name."""
     emulation: EngineEmulation = field(default_factory=EngineEmulation)

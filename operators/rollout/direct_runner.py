@@ -18,15 +18,22 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from operators.rollout.attention_chunks import Chunk, RowOrder, split_rows
+from operators.rollout.fixed_steps import FixedSteps
 from operators.rollout.kv_slots import KVSlots
 from operators.rollout.llama_layout import lay_side_by_side
 from operators.rollout.step_plan import Decode, Prefill
 
+Writes = tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]
+"""Which tokens go where: their numbers (None for all, in order), KV rows and positions."""
+
 
 class DirectRunner:
-    """Prefill and decode in one pass over the model's own modules; for models of `llama_layout`."""
+    """Prefill and decode in one pass over the model's own modules; for models of `llama_layout`.
 
-    def __init__(self, model: PreTrainedModel, slots: KVSlots) -> None:
+    Steps without prefill have `fixed` shapes where that is said, on a GPU by default.
+    """
+
+    def __init__(self, model: PreTrainedModel, slots: KVSlots, *, fixed: bool | None = None) -> None:
         body: Any = model.model
         self._slots = slots
         self._device, self._dtype = slots.tensor.device, slots.tensor.dtype
@@ -52,6 +59,9 @@ class DirectRunner:
         self.wanted_order: np.ndarray | None = None
         """The order (int64[rows]) in which the last step's rows would attend over less padding, or None."""
         # [layer] -> keys transposed [rows × heads, size, context] and values [rows × heads, context, size]
+        self._fixed: FixedSteps | None = None
+        if fixed or (fixed is None and self._device.type == "cuda"):
+            self._fixed = FixedSteps(self._decode_fixed, slots.tensor.shape[2], slots.context, self._device)
         self._keys = [layer[0].flatten(0, 1).transpose(1, 2) for layer in slots.layers]
         self._values = [layer[1].flatten(0, 1) for layer in slots.layers]
 
@@ -62,10 +72,24 @@ class DirectRunner:
 
     def decode(self, step: Decode, blocks: Sequence[Prefill] = ()) -> torch.Tensor:
         """Compute `blocks` and the step in one pass; returns logits [rows, vocabulary]."""
+        if self._fixed is not None and not blocks:
+            self.wanted_order = None  # a GPU masks padding faster than it moves rows
+            return self._fixed.decode(step)
         lengths = step.positions + 1
         chunks = split_rows(lengths, self._heads * self._size)
         self.wanted_order = self._order.due(lengths, chunks)
-        x = self._run((step, chunks), blocks)
+        return self._logits(self._run((step, chunks), blocks))
+
+    def _decode_fixed(self, token_ids: torch.Tensor, positions: torch.Tensor, width: int) -> torch.Tensor:
+        """Logits of rows that all attend over `width` positions, without a look at what is in them."""
+        rows = len(token_ids)
+        chunk = Chunk(0, rows, width, uniform=False)
+        writes = None, self._columns_up_to(rows), positions
+        return self._logits(
+            self._through(token_ids, positions, writes, [(chunk, self._mask(chunk, positions))], (), rows)
+        )
+
+    def _logits(self, x: torch.Tensor) -> torch.Tensor:
         return functional.linear(self._rms_norm(x, self._norm), self._head)
 
     def _run(self, step: tuple[Decode, list[Chunk]] | None, blocks: Sequence[Prefill]) -> torch.Tensor:
@@ -73,10 +97,23 @@ class DirectRunner:
         token_ids, positions, rows = _flatten(None if step is None else step[0], blocks)
         decoding = rows if step is not None else 0
         at = torch.from_numpy(positions).to(self._device)
-        x = self._embedding.index_select(0, torch.from_numpy(token_ids).to(self._device))
-        cos, sin = self._rotary.index_select(0, at)[:, :, None].unbind(1)
-        write_source, write_rows, write_positions = self._writes(decoding, at, blocks)
         chunks = [] if step is None else [(chunk, self._mask(chunk, at)) for chunk in step[1]]
+        writes = self._writes(decoding, at, blocks)
+        return self._through(torch.from_numpy(token_ids).to(self._device), at, writes, chunks, blocks, decoding)
+
+    def _through(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        writes: Writes,
+        chunks: Sequence[tuple[Chunk, torch.Tensor | None]],
+        blocks: Sequence[Prefill],
+        decoding: int,
+    ) -> torch.Tensor:
+        """The residual stream of the first `decoding` tokens after the last layer."""
+        x = self._embedding.index_select(0, token_ids)
+        cos, sin = self._rotary.index_select(0, positions)[:, :, None].unbind(1)
+        write_source, write_rows, write_positions = writes
         query_size, rotated_heads = self._heads * self._size, self._heads + self._kv_heads
         rotated_size = rotated_heads * self._size
         last = len(self._layers) - 1
@@ -166,9 +203,7 @@ class DirectRunner:
         mask = torch.where(hidden, -torch.inf, self._zero)
         return mask.repeat_interleave(self._kv_heads, 0)[:, None]
 
-    def _writes(
-        self, decoding: int, positions: torch.Tensor, blocks: Sequence[Prefill]
-    ) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]:
+    def _writes(self, decoding: int, positions: torch.Tensor, blocks: Sequence[Prefill]) -> Writes:
         """Which of the step's tokens go to which KV (row, position); None for all tokens in order."""
         if not blocks:
             return None, self._columns_up_to(decoding), positions

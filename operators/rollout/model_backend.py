@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+import torch
+
+from infra.gpus import visible_gpus
 from infra.models.checkpoint_folder import load_tokenizer
 from infra.store.weight_store import WeightStore
 from operators.rollout.config import RolloutConfig
@@ -11,9 +15,17 @@ from schemas.records import Prompt, WeightVersion
 
 
 class ModelBackend:
-    """Everything of a backend but its engines: over the model folder `model`, weights from the store in `store`."""
+    """Everything of a backend but its engines: over the model folder `model`, weights from the store in `store`.
 
-    def __init__(self, config: RolloutConfig, model: Path, store: Path) -> None:
+    They run on the GPUs of process `process`, or on the CPU where there are none. Raises ValueError where there are too
+    few GPUs.
+    """
+
+    def __init__(self, config: RolloutConfig, model: Path, store: Path, process: int = 0) -> None:
+        gpus = config.gpus_of(process, visible_gpus())
+        if gpus:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)  # nothing in this process has used one yet
+        torch.set_num_threads(config.threads)
         self.config, self.model = config, model
         self._tokenizer = load_tokenizer(model)
         self._checked = ""

@@ -48,8 +48,9 @@ class TransformersEngine:
     `slots` requests run at once, of at most `context` tokens each (default: what the model's positions allow);
     `kv_capacity` bounds their tokens together (default: slots × context; never less than one context). `version` is
     that of the weights the model comes with, None if they are none. With `direct` false every pass goes through the
-    model's own forward. Raises ValueError for a model that cannot be run over KV slots: sliding-window attention
-    shorter than the context, layers of different KV shapes, or logits that disagree with its plain forward.
+    model's own forward; `fixed` is DirectRunner's. Raises ValueError for a model that cannot be run over KV slots:
+    sliding-window attention shorter than the context, layers of different KV shapes, or logits that disagree with its
+    plain forward.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class TransformersEngine:
         kv_capacity: int | None = None,
         version: PolicyVersion | None = None,
         direct: bool = True,
+        fixed: bool | None = None,
     ) -> None:
         self._model = model.eval()
         context = _check_context(model, context)
@@ -78,7 +80,7 @@ class TransformersEngine:
             dtype=model.dtype,
             device=model.device,
         )
-        self._runner = self._choose_runner(direct)
+        self._runner = self._choose_runner(direct, fixed)
         self._version = version
         self._tokens_generated = 0
         self._model_seconds = 0.0
@@ -186,10 +188,10 @@ class TransformersEngine:
         """Free what the engine holds; it cannot be used after, only closed again."""
         self.__dict__.clear()
 
-    def _choose_runner(self, direct: bool) -> Runner:
+    def _choose_runner(self, direct: bool, fixed: bool | None) -> Runner:
         reason = why_not_llama(self._model) if direct else "asked for"
         if reason is None:
-            runner: Runner = DirectRunner(self._model, self._kv)
+            runner: Runner = DirectRunner(self._model, self._kv, fixed=fixed)
             difference = self._check(runner)
             if difference <= tolerance(self._model.dtype):
                 return runner

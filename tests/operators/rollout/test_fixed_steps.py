@@ -1,0 +1,80 @@
+"""Steps of a few fixed shapes, as a GPU replays them: the same logits and tokens, whatever is rounded up."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tiny_engines import engine, mixed, run
+from tiny_models import CONTEXT, VOCABULARY, tiny_model
+
+from operators.rollout import fixed_steps
+from operators.rollout.direct_runner import DirectRunner
+from operators.rollout.fixed_steps import FixedSteps, round_up
+from operators.rollout.forward_runner import kv_geometry
+from operators.rollout.kv_slots import KVSlots
+from operators.rollout.step_plan import Decode, plan_prefill
+
+
+@pytest.mark.parametrize(("number", "rounded"), [(1, 4), (4, 4), (5, 8), (8, 8), (9, 16), (16, 16), (17, 20), (20, 20)])
+def test_numbers_are_rounded_up(number: int, rounded: int) -> None:
+    assert round_up(number, 4, 20) == rounded
+
+
+def test_a_few_shapes_do_for_all_steps() -> None:
+    asked: set[tuple[int, int]] = set()
+
+    def compute(token_ids: torch.Tensor, positions: torch.Tensor, width: int) -> torch.Tensor:
+        asked.add((len(token_ids), width))
+        assert width > int(positions.max())
+        return torch.nn.functional.one_hot(token_ids, 100)
+
+    steps = FixedSteps(compute, rows=20, context=1000, device=torch.device("cpu"))
+    drawn = np.random.default_rng(0)
+    for _ in range(500):
+        count = drawn.integers(1, 21)
+        step = Decode(drawn.integers(0, 100, count), drawn.integers(0, 1000, count))
+        assert steps.decode(step).argmax(-1).tolist() == step.token_ids.tolist()
+    assert asked <= {(rows, width) for rows in (4, 8, 16, 20) for width in (128, 256, 512, 1000)}
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama"])
+def test_logits_are_those_of_any_shape(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of different lengths, the longest just before and behind where the width doubles."""
+    monkeypatch.setattr(fixed_steps, "LEAST_WIDTH", 8)
+    lengths = [3, 14, 7, 10, 1]
+    drawn = np.random.default_rng(1)
+    contexts = [drawn.integers(0, VOCABULARY, length + 3) for length in lengths]
+    logits = []
+    for fixed in (False, True):
+        model = tiny_model(family)
+        layers, heads, size = kv_geometry(model)
+        slots = KVSlots(
+            layers=layers,
+            rows=8,
+            heads=heads,
+            context=CONTEXT,
+            head_size=size,
+            dtype=model.dtype,
+            device=model.device,
+        )
+        slots.tensor.fill_(7.0)  # what other rows have left behind
+        runner = DirectRunner(model, slots, fixed=fixed)
+        with torch.inference_mode():
+            held = [each[:length] for each, length in zip(contexts, lengths, strict=True)]
+            runner.prefill(plan_prefill(held, list(range(len(held))), 1 << 20))
+            for step in range(3):
+                at = np.array(lengths) + step
+                tokens = np.array([each[place] for each, place in zip(contexts, at, strict=True)])
+                logits.append(runner.decode(Decode(tokens, at)).clone())
+    for plain, fixed_ones in zip(logits[:3], logits[3:], strict=True):
+        assert (plain - fixed_ones).abs().max() <= 1e-5 * plain.abs().max()
+
+
+def test_an_engine_draws_the_same_tokens() -> None:
+    """Through arrivals, ends and rows that move, with KV rows beyond the running ones written to in each step."""
+    requests = mixed(30)
+    plain, fixed = run(engine(slots=6), requests), run(engine(slots=6, fixed=True), requests)
+    assert {name: each.generated.token_ids.tolist() for name, each in fixed.items()} == {
+        name: each.generated.token_ids.tolist() for name, each in plain.items()
+    }
