@@ -91,9 +91,10 @@ def summary_of(run: LaminarRun) -> dict[str, Any]:
 def test_its_summary_tells_all_of_it(ended: LaminarRun) -> None:
     summary, audit, state = summary_of(ended), ended.audit(), ended.state()
     told = {"run": NAME, "reached": True, "error": None, "balanced": True, "lost": 0, "trained_twice": 0}
-    told |= {"trajectories_trained": STEPS * 16, "optimizer_steps": STEPS, "weight_versions": STEPS + 1}
+    told |= {"trajectories_trained": STEPS * 16, "optimizer_steps": STEPS}
     told |= {"heldout_questions": 8, "phases": state["phases"]}
     assert {key: summary[key] for key in told} == told
+    assert 2 <= summary["weight_versions"] <= STEPS + 1  # skipped is one whose forerunner is still on its way
     shares = [f"heldout_{which}" for which in ("before", "after", "sampled_before", "sampled_after", "warm_start_best")]
     for key in ("reward_first", "reward_last", *shares):
         assert 0 <= summary[key] <= 1, key
