@@ -178,11 +178,16 @@ def decode_all(values: Sequence[bytes | None], headers: Sequence[Headers]) -> De
     """What `decode_as_block` returns for each value and headers, or raises; small records cost a fraction so."""
     held: list[tuple[type, int] | str] = [""] * len(values)
     kinds: dict[RecordType, list[int]] = {}
+    last, places = None, []
     for at, (value, told) in enumerate(zip(values, headers, strict=True)):
-        try:
-            kinds.setdefault(_typed(value, told)[0], []).append(at)
-        except UndecodableRecord as error:
-            held[at] = str(error)
+        if told is not last or value is None or len(value) > MAX_VALUE_BYTES:  # most come one after the other
+            try:
+                places = kinds.setdefault(_typed(value, told)[0], [])
+            except UndecodableRecord as error:
+                held[at] = str(error)
+                continue
+            last = told
+        places.append(at)
     blocks = {}
     for entry, places in kinds.items():
         same = [values[at] or b"" for at in places]
