@@ -14,6 +14,9 @@ from infra.kafka.wide_reads import read_widely
 MAX_POLL_BATCHES = 16
 """What one poll takes apart: a batch is as its producer sent it, at most some megabytes."""
 
+FETCH_WAIT_MS = 50
+"""How long a broker may wait for records that do not come: whatever is asked of it next waits behind that."""
+
 _kept: list[tuple[ClientProperties, KafkaConsumer]] | None = None
 
 
@@ -68,6 +71,7 @@ def _opened(client: ClientProperties) -> KafkaConsumer:
             isolation_level="read_committed",
             auto_offset_reset="earliest",  # retention may take what was there a moment ago
             metrics_enabled=False,
+            fetch_max_wait_ms=FETCH_WAIT_MS,
             max_poll_records=MAX_POLL_BATCHES,
         )
     )

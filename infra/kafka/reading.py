@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kafka import KafkaConsumer, TopicPartition
@@ -130,6 +130,23 @@ def last_records(
         back *= 4
 
 
+def last_of_each_key(client: ClientProperties, topic: str, count: int, milliseconds: int) -> list[StoredRecord]:
+    """Of the newest `count` records of `topic` those at most so many milliseconds older than the last of their key.
+
+    The oldest first; only they are decoded. Raises UnknownTopic.
+    """
+    found = last_records(client, topic, count, decoder=undecoded)
+    last = {record.key: record.timestamp for record in found}
+    kept = [record for record in found if record.timestamp >= last[record.key] - milliseconds]
+    decoded = (_rows(record.rows[0], record.headers, decode) for record in kept)
+    return [replace(record, rows=rows, error=error) for record, (rows, error) in zip(kept, decoded, strict=True)]
+
+
+def undecoded(value: bytes | None, headers: Any) -> Sequence[bytes | None]:
+    """A decoder that leaves a value as it is, so that it can be decoded later, or many together."""
+    return (value,)
+
+
 def _assign(
     consumer: KafkaConsumer, topic: str, ranges: Mapping[int, PartitionRange], start: StartOffset | Mapping[int, int]
 ) -> dict[int, TopicPartition]:
@@ -145,9 +162,14 @@ def _assign(
 def _stored(topic: str, batch: RecordBatch, decoder: Decoder) -> Iterator[StoredRecord]:
     columns = (batch.offsets, batch.timestamps, batch.keys, batch.values, batch.headers)
     for offset, timestamp, key, value, headers in zip(*columns, strict=True):
-        try:
-            rows, error = tuple(decoder(value, headers)), None
-        except UndecodableRecord as why:
-            rows, error = (), str(why)
+        rows, error = _rows(value, headers, decoder)
         size = len(value or b"")
         yield StoredRecord(topic, batch.partition, offset, timestamp, key, headers, size, rows, error)
+
+
+def _rows(value: bytes | None, headers: Headers, decoder: Decoder) -> tuple[tuple[Any, ...], str | None]:
+    """What a value holds, or why nothing."""
+    try:
+        return tuple(decoder(value, headers)), None
+    except UndecodableRecord as why:
+        return (), str(why)

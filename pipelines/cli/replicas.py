@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from infra.kafka.producer import BoundedProducer
-from infra.kafka.reading import last_records
+from infra.kafka.reading import last_of_each_key
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, Connection, JsonOption, Printing
 from pipelines.cli.output import Report, Row, Rows
@@ -80,7 +80,7 @@ def drain(
 def read_beats(to: Connection) -> dict[int, list[ReplicaStatus]]:
     """The last heartbeats of each replica's latest incarnation, oldest first, by replica."""
     beats: dict[int, list[ReplicaStatus]] = {}
-    for record in last_records(to.client, REPLICAS.name(to.run), BEATS):
+    for record in last_of_each_key(to.client, REPLICAS.name(to.run), BEATS, RATE_MS):
         for row in record.rows:
             if isinstance(row, ReplicaStatus):
                 heard = beats.setdefault(row.replica, [])

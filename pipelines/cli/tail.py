@@ -10,14 +10,14 @@ import typer
 
 from infra.kafka.offset_span import Edge, OffsetSpan
 from infra.kafka.ranges import PartitionRange, partition_ranges, resolve_span
-from infra.kafka.reading import last_records
+from infra.kafka.reading import last_records, undecoded
 from pipelines.cli.options import Address
 from pipelines.cli.output import Report, Rows
 from pipelines.cli.record_format import envelope, formatter
 from pipelines.cli.record_text import SHOWN, TAIL_SCHEMA, as_items, as_line, as_rows
 from pipelines.cli.topic_names import TopicArgument, known_topic
 from pipelines.cli.topic_reading import Reading
-from pipelines.log.chunks import chunks_of, read_chunks, undecoded
+from pipelines.log.chunks import chunks_of, read_chunks
 
 _PLACE = re.compile(r"(\d{1,9}):(\d{1,18})")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby, islice
@@ -110,11 +110,6 @@ def chunks_of(topic: Topic, records: Iterable[StoredRecord]) -> Iterator[Chunk]:
     for number, found in groupby(records, key=lambda record: record.partition):
         rows = [(each.offset, each.timestamp, each.key, each.rows[0], each.headers) for each in found]
         yield decoded(topic, RecordBatch(number, *zip(*rows, strict=True)))
-
-
-def undecoded(value: bytes | None, headers: Any) -> Sequence[bytes | None]:
-    """A decoder that leaves a value as it is, so that many can be decoded together."""
-    return (value,)
 
 
 def decoded(topic: Topic, records: RecordBatch) -> Chunk:
