@@ -20,8 +20,9 @@ from infra.kafka.properties import ClientProperties
 
 APART_S = 1.0
 """Between two looks: what is open in both, at one offset, and over in both, no producer is at work on."""
-SETTLES_S = 10.0
+SETTLES_S = 60.0
 """How long a broker that has just started may take to end what it knows to be ending."""
+_LOADING = (CoordinatorLoadInProgressError, CoordinatorNotAvailableError, NotCoordinatorError)
 _ENDING = (TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT, TransactionState.PREPARE_EPOCH_FENCE)
 _UNDER_WAY = (*_ENDING, TransactionState.ONGOING)
 
@@ -31,15 +32,26 @@ def end_hanging(client: ClientProperties, sleep: Callable[[float], None] = time.
 
     Raises KafkaError.
     """
+    deadline = time.monotonic() + SETTLES_S
     with admin_client(client) as admin:
-        _settle(admin, sleep)
-        if not (first := _hanging(admin)):
-            return []
-        sleep(APART_S)
-        again = _hanging(admin)
-        hanging = {found: committed for found, committed in again.items() if first.get(found) == committed}
-        for (_, _, spec), committed in hanging.items():
-            _tell(admin, spec, committed)
+        while True:
+            try:
+                return _end(admin, sleep)
+            except _LOADING:  # coordinators may come to be after the first look
+                if time.monotonic() > deadline:
+                    raise
+                sleep(0.1)
+
+
+def _end(admin: Any, sleep: Callable[[float], None]) -> list[str]:
+    _settle(admin, sleep)
+    if not (first := _hanging(admin)):
+        return []
+    sleep(APART_S)
+    again = _hanging(admin)
+    hanging = {found: committed for found, committed in again.items() if first.get(found) == committed}
+    for (_, _, spec), committed in hanging.items():
+        _tell(admin, spec, committed)
     return sorted({f"{place.topic}-{place.partition}" for place, _, _ in hanging})
 
 
@@ -52,7 +64,7 @@ def _settle(admin: Any, sleep: Callable[[float], None]) -> None:
 def _is_settled(admin: Any) -> bool:
     try:
         return not any(each.state in _ENDING for each in _transactions(admin).values())
-    except (CoordinatorLoadInProgressError, CoordinatorNotAvailableError, NotCoordinatorError):
+    except _LOADING:
         return False
 
 

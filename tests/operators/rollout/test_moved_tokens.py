@@ -117,7 +117,7 @@ def test_moved_trajectories_are_what_they_would_have_been(
     unmoved, nothing = generate(count, moves=False)
     done, moved = generate(count, moves=True, post=post if with_kv else (None, None))
     assert not nothing
-    assert len(moved) >= 0.75 * count
+    assert len(moved) > 0.5 * count
     flipped = 0
     for name in moved:
         one, other = unmoved[name].response, done[name].response
