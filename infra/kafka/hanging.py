@@ -35,16 +35,17 @@ def end_hanging(client: ClientProperties, sleep: Callable[[float], None] = time.
     deadline = time.monotonic() + SETTLES_S
     with admin_client(client) as admin:
         while True:
+            last = time.monotonic() > deadline
             try:
-                return _end(admin, sleep)
+                if last or not any(each.state in _ENDING for each in _transactions(admin).values()):
+                    return _end(admin, sleep)
             except _LOADING:  # coordinators may come to be after the first look
-                if time.monotonic() > deadline:
+                if last:
                     raise
-                sleep(0.1)
+            sleep(0.1)
 
 
 def _end(admin: Any, sleep: Callable[[float], None]) -> list[str]:
-    _settle(admin, sleep)
     if not (first := _hanging(admin)):
         return []
     sleep(APART_S)
@@ -53,19 +54,6 @@ def _end(admin: Any, sleep: Callable[[float], None]) -> list[str]:
     for (_, _, spec), committed in hanging.items():
         _tell(admin, spec, committed)
     return sorted({f"{place.topic}-{place.partition}" for place, _, _ in hanging})
-
-
-def _settle(admin: Any, sleep: Callable[[float], None]) -> None:
-    deadline = time.monotonic() + SETTLES_S
-    while not _is_settled(admin) and time.monotonic() < deadline:
-        sleep(0.1)
-
-
-def _is_settled(admin: Any) -> bool:
-    try:
-        return not any(each.state in _ENDING for each in _transactions(admin).values())
-    except _LOADING:
-        return False
 
 
 def _transactions(admin: Any) -> dict[int, Any]:
