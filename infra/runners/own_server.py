@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +11,10 @@ from pathlib import Path
 
 from infra.kafka.broker import HOST, free_port, port_is_free
 from infra.processes import is_running, spawn, stop_process
+
+_WORKER = "run_worker_"
+"""How Beam begins the names of the threads in which a process runs its own job's steps (LOOPBACK)."""
+_WORKERS_END_S = 2.0
 
 
 @contextmanager
@@ -31,4 +36,14 @@ def serving(what: str, command: Callable[[int, Path], list[str]], start_s: float
                 time.sleep(0.02)
             yield f"{HOST}:{port}"
         finally:
+            _let_workers_end()
             stop_process(process, timeout=2.0)
+
+
+def _let_workers_end() -> None:
+    # A server says that a job has ended before it has told the job's workers, which are threads of ours that would call
+    # its sudden end a failure.
+    deadline = time.monotonic() + _WORKERS_END_S
+    for thread in threading.enumerate():
+        if thread.name.startswith(_WORKER):
+            thread.join(max(0.0, deadline - time.monotonic()))
