@@ -33,7 +33,8 @@ from pipelines.config import Config
 from pipelines.run.topics import make_topics
 from schemas import records as r
 from schemas.block import Block
-from schemas.codec import MAX_ROWS, encode_block
+from schemas.block_codec import encode_block
+from schemas.codec import MAX_ROWS
 from schemas.columns import flags, floats, token_ids
 from schemas.topics import EXPERIENCES, METRICS, group_name
 

@@ -41,7 +41,8 @@ from pipelines.config import Config, KafkaConfig, RunConfig, parse_config
 from pipelines.export import build
 from pipelines.log.chunks import read_chunks
 from pipelines.run.topics import make_topics
-from schemas.codec import encode, encode_block
+from schemas.block_codec import encode_block
+from schemas.codec import encode
 from schemas.records import Settled
 from schemas.topics import EXPERIENCES, SETTLED
 

@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from schemas.arrow_types import ELEMENTS, arrow_type
 from schemas.flatbuffer import field_of, table_at
 from schemas.scalars import finite, fitted
 from schemas.shape import Field, fields_of
@@ -106,7 +107,7 @@ def arrow_schema(kind: type) -> pa.Schema:
 @cache
 def _layout(kind: Any) -> _Layout:
     columns = _columns(kind, "", nullable=False)
-    schema = pa.schema([pa.field(name, field.arrow, nullable=nullable) for name, field, nullable in columns])
+    schema = pa.schema([pa.field(name, arrow_type(field), nullable=nullable) for name, field, nullable in columns])
     return _Layout(
         columns=tuple(columns),
         schema=schema,
@@ -146,7 +147,7 @@ def _flatten(kind: type, row: Any, prefix: str, into: dict[str, Any]) -> None:
         elif field.kind == "scalar":
             into[name] = fitted(name, field.of, field.chosen(name, value))
         elif field.kind == "array":
-            if value.type != field.of or value.null_count:
+            if value.type != ELEMENTS[field.of] or value.null_count:
                 raise TypeError(f"{name} must be {field.of} without nulls, not {value.type}")
             into[name] = value.to_numpy(zero_copy_only=False)  # which Arrow copies whole, where it would walk a list
         else:

@@ -1,19 +1,10 @@
-"""Array fields of records: immutable Arrow arrays, which compare by value and cross to NumPy without a copy."""
+"""The values of array fields: immutable Arrow arrays, which compare by value and cross to NumPy without a copy."""
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
-
 import pyarrow as pa
 
-TokenIds: TypeAlias = Annotated[pa.Array, pa.int32()]
-"""int32[n] token ids."""
-Floats: TypeAlias = Annotated[pa.Array, pa.float32()]
-"""float32[n], logprobs in nats."""
-Flags: TypeAlias = Annotated[pa.Array, pa.bool_()]
-"""bool[n], True where a token was sampled by the policy (loss mask 1)."""
-Integers: TypeAlias = Annotated[pa.Array, pa.int64()]
-"""int64[n]."""
+from schemas.arrow_types import ELEMENTS
 
 
 def token_ids(values: object) -> pa.Array:
@@ -34,6 +25,14 @@ def flags(values: object) -> pa.Array:
 def integers(values: object) -> pa.Array:
     """An int64 Arrow array of `values`."""
     return pa.array(values, pa.int64())
+
+
+def array_of(where: str, element: str, values: object) -> pa.Array:
+    """An Arrow array of `values` for the field `where`, whose elements' type has that name. Raises ValueError."""
+    try:
+        return pa.array(values, ELEMENTS[element])
+    except (pa.ArrowException, TypeError, OverflowError) as error:
+        raise ValueError(f"{where}: {error}") from error
 
 
 def one_list(kind: pa.DataType, values: object) -> pa.Array:

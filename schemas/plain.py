@@ -6,8 +6,6 @@ import base64
 import json
 from typing import Any
 
-import pyarrow as pa
-
 from schemas.scalars import fitted
 from schemas.shape import Field, fields_of
 
@@ -96,10 +94,9 @@ def _from_plain(where: str, field: Field, value: Any) -> Any:
     if field.kind == "record":
         return from_plain(field.of, value)
     if field.kind == "array":
-        try:
-            return pa.array(value, field.of)
-        except (pa.ArrowException, TypeError, OverflowError) as error:
-            raise ValueError(f"{where}: {error}") from error
+        from schemas.columns import array_of  # here: see `codec`
+
+        return array_of(where, field.of, value)
     if field.kind == "tuple":
         if not isinstance(value, list):
             raise ValueError(f"{where}: expected a list, got {type(value).__name__}")

@@ -4,33 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-import pyarrow as pa
-
-_SCALARS: Mapping[type, pa.DataType] = {
-    str: pa.utf8(),
-    int: pa.int64(),
-    float: pa.float64(),
-    bool: pa.bool_(),
-    bytes: pa.binary(),
-}
+_SCALARS = (str, int, float, bool, bytes)
 
 
 class Field(NamedTuple):
     """One field: `kind` is scalar, array (an Arrow array), tuple, mapping or record.
 
-    `of` is its element's Python type, an array's Arrow type.
+    `of` is its element's Python type, for an array the name of Arrow's.
     """
 
     name: str
     kind: Literal["scalar", "array", "tuple", "mapping", "record"]
     of: Any
     optional: bool
-    choices: frozenset[str] | None
-    arrow: pa.DataType
+    choices: frozenset[str] | None = None
     plain: bool = False
 
     def chosen(self, where: str, value: Any) -> Any:
@@ -47,10 +37,6 @@ def fields_of(record: Any) -> tuple[Field, ...]:
     return tuple(_field(field.name, hints[field.name]) for field in dataclasses.fields(record))
 
 
-def _struct(record: Any) -> pa.DataType:
-    return pa.struct([pa.field(f.name, f.arrow, nullable=f.optional) for f in fields_of(record)])
-
-
 def _field(name: str, hint: Any) -> Field:
     optional = False
     if get_origin(hint) in (types.UnionType, Union):
@@ -60,16 +46,15 @@ def _field(name: str, hint: Any) -> Field:
         hint, optional = inner[0], True
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return Field(name, "array", args[1], optional, None, pa.list_(pa.field("item", args[1], nullable=False)))
+        return Field(name, "array", args[1], optional)
     if origin is Literal:
-        return Field(name, "scalar", str, optional, frozenset(args), pa.utf8())
-    if origin is tuple and len(args) == 2 and args[1] is Ellipsis:
-        item = _struct(args[0]) if dataclasses.is_dataclass(args[0]) else _SCALARS[args[0]]
-        return Field(name, "tuple", args[0], optional, None, pa.list_(pa.field("item", item, nullable=False)))
+        return Field(name, "scalar", str, optional, frozenset(args))
+    if origin is tuple and args[1:] == (...,) and (args[0] in _SCALARS or dataclasses.is_dataclass(args[0])):
+        return Field(name, "tuple", args[0], optional)
     if origin is dict and args[0] is str and args[1] in _SCALARS:
-        return Field(name, "mapping", args[1], optional, None, pa.map_(pa.utf8(), _SCALARS[args[1]]))
+        return Field(name, "mapping", args[1], optional)
     if dataclasses.is_dataclass(hint):
-        return Field(name, "record", hint, optional, None, _struct(hint))
+        return Field(name, "record", hint, optional)
     if hint in _SCALARS:
-        return Field(name, "scalar", hint, optional, None, _SCALARS[hint], plain=hint is not float)
+        return Field(name, "scalar", hint, optional, plain=hint is not float)
     raise TypeError(f"field {name}: no encoding for {hint}")

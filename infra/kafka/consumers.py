@@ -62,6 +62,14 @@ def _taken(client: ClientProperties) -> KafkaConsumer | None:
     return None
 
 
+def ask_at_once(consumer: KafkaConsumer) -> None:
+    """Let `consumer`, just connected, ask for a topic's metadata at once.
+
+    kafka-python waits 100 ms after the metadata with which it connects, as if that had failed.
+    """
+    consumer._cluster._last_refresh_ms = 0
+
+
 def _opened(client: ClientProperties) -> KafkaConsumer:
     read_widely()
     consumer = KafkaConsumer(
@@ -76,4 +84,5 @@ def _opened(client: ClientProperties) -> KafkaConsumer:
         )
     )
     take_whole_batches(consumer)
+    ask_at_once(consumer)
     return consumer

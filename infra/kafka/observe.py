@@ -16,6 +16,7 @@ from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 from kafka.admin import OffsetSpec
 from kafka.errors import KafkaError
 
+from infra.kafka.consumers import ask_at_once
 from infra.kafka.lag import list_groups
 from infra.kafka.properties import ClientProperties
 from infra.kafka.unreadable import Unreadable
@@ -76,12 +77,14 @@ class Observer:
                 metrics_enabled=False,
             )
         )
+        ask_at_once(self._consumer)
         metrics, relay, replicas = (TopicPartition(topic.name(run), 0) for topic in (METRICS, RELAY, REPLICAS))
         try:
             self._consumer.assign([metrics, relay, replicas])
             self._consumer.seek_to_beginning(metrics, relay)
             self._consumer.seek_to_end(replicas)
             self._consumer.position(replicas)  # asks now: "from now on" is not "from the first poll on"
+            self._ends = self._consumer.end_offsets([metrics, relay])
         except BaseException:
             self.close()
             raise
@@ -105,6 +108,10 @@ class Observer:
             log.debug("no news: %r", error)
             return []
         return [row for records in polled.values() for record in records for row in self._rows(record)]
+
+    def caught_up(self) -> bool:
+        """Whether all has been polled that was there when this observer began."""
+        return all(self._consumer.position(where) >= end for where, end in self._ends.items())
 
     def lag(self) -> dict[str, int]:
         """Records behind by topic noun, see `topic_lags`: asked of Kafka at most every `LAG_EVERY_S`."""

@@ -10,7 +10,7 @@ from kafka import KafkaConsumer, TopicPartition
 
 from infra.kafka.consumers import consumer_of
 from infra.kafka.properties import ClientProperties
-from infra.kafka.ranges import PartitionRange, partition_ranges, ranges_of
+from infra.kafka.ranges import PartitionRange, ranges_of
 from infra.kafka.record_batches import Headers, RecordBatch
 from infra.kafka.start_offset import BEGINNING, StartOffset
 from schemas.codec import UndecodableRecord, decode
@@ -84,14 +84,7 @@ def read_batches(
         for number, end in (until or {}).items():
             if number in ranges:
                 ranges[number] = PartitionRange(ranges[number].beginning, end)
-        assigned = _assign(consumer, topic, ranges, start)
-        # A position passes the markers of transactions too, so it reaches the end where no record stands.
-        while follow or any(consumer.position(assigned[number]) < held.end for number, held in ranges.items()):
-            for records in consumer.poll(timeout_ms=POLL_MS).values():
-                for record in records:
-                    batch = record.value.between(0, None if follow else ranges[record.partition].end)
-                    if len(batch):
-                        yield batch
+        yield from _batches(consumer, topic, ranges, start, follow)
 
 
 def follow_topic(
@@ -119,15 +112,16 @@ def last_records(
 
     Markers of transactions take offsets too, so it looks further back until it has found enough or all there are.
     """
-    back = 2 * count
-    while True:
-        start = StartOffset(back, from_end=True)
-        found = list(read_topic(client, topic, start=start, partitions=partitions, decoder=decoder))
-        ranges = partition_ranges(client, topic)
-        if len(found) >= count or back >= max(held.end - held.beginning for held in ranges.values()):
-            found.sort(key=lambda record: (record.timestamp, record.partition, record.offset))
-            return found[len(found) - count :] if count < len(found) else found
-        back *= 4
+    with consumer_of(client) as consumer:
+        ranges = ranges_of(consumer, topic, partitions)
+        back = 2 * count
+        while True:
+            batches = _batches(consumer, topic, ranges, StartOffset(back, from_end=True))
+            found = [record for batch in batches for record in _stored(topic, batch, decoder)]
+            if len(found) >= count or back >= max(held.end - held.beginning for held in ranges.values()):
+                found.sort(key=lambda record: (record.timestamp, record.partition, record.offset))
+                return found[len(found) - count :] if count < len(found) else found
+            back *= 4
 
 
 def last_of_each_key(client: ClientProperties, topic: str, count: int, milliseconds: int) -> list[StoredRecord]:
@@ -137,14 +131,36 @@ def last_of_each_key(client: ClientProperties, topic: str, count: int, milliseco
     """
     found = last_records(client, topic, count, decoder=undecoded)
     last = {record.key: record.timestamp for record in found}
-    kept = [record for record in found if record.timestamp >= last[record.key] - milliseconds]
-    decoded = (_rows(record.rows[0], record.headers, decode) for record in kept)
-    return [replace(record, rows=rows, error=error) for record, (rows, error) in zip(kept, decoded, strict=True)]
+    return decoded([record for record in found if record.timestamp >= last[record.key] - milliseconds])
+
+
+def decoded(records: Iterable[StoredRecord]) -> list[StoredRecord]:
+    """`records` that were left `undecoded`, decoded."""
+    held = [(record, *_rows(record.rows[0], record.headers, decode)) for record in records]
+    return [replace(record, rows=rows, error=error) for record, rows, error in held]
 
 
 def undecoded(value: bytes | None, headers: Any) -> Sequence[bytes | None]:
     """A decoder that leaves a value as it is, so that it can be decoded later, or many together."""
     return (value,)
+
+
+def _batches(
+    consumer: KafkaConsumer,
+    topic: str,
+    ranges: Mapping[int, PartitionRange],
+    start: StartOffset | Mapping[int, int],
+    follow: bool = False,
+) -> Iterator[RecordBatch]:
+    """What `ranges` hold from `start` on, or for ever what comes after it too."""
+    assigned = _assign(consumer, topic, ranges, start)
+    # A position passes the markers of transactions too, so it reaches the end where no record stands.
+    while follow or any(consumer.position(assigned[number]) < held.end for number, held in ranges.items()):
+        for records in consumer.poll(timeout_ms=POLL_MS).values():
+            for record in records:
+                batch = record.value.between(0, None if follow else ranges[record.partition].end)
+                if len(batch):
+                    yield batch
 
 
 def _assign(

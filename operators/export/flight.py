@@ -25,7 +25,7 @@ from operators.export.columns import Placed, as_table
 from operators.export.config import Contents
 from operators.export.tickets import Ticket, parse_ticket
 from schemas.block import Block
-from schemas.codec import decode_as_block
+from schemas.block_codec import decode_as_block
 from schemas.topics import CATALOGUE
 
 BATCH_ROWS = 4096

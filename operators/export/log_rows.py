@@ -11,7 +11,7 @@ from operators.export.columns import Placed, as_table
 from operators.export.config import Contents
 from operators.export.folder import Part
 from operators.export.verify import LogRows
-from schemas.codec import decode_as_block
+from schemas.block_codec import decode_as_block
 
 
 def rows_of_log(client: ClientProperties) -> LogRows:

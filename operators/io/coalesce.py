@@ -8,7 +8,8 @@ from typing import Any
 from infra.kafka.session import Outgoing
 from operators.io.elements import Output
 from schemas.block import Block
-from schemas.codec import Headers, encode_all, encode_block, record_type
+from schemas.block_codec import encode_block
+from schemas.codec import Headers, encode_all, record_type
 from schemas.topics import Topic, run_of
 from schemas.tracing import TRACEPARENT, traceparent
 

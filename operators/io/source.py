@@ -12,7 +12,8 @@ from infra.runners.alive import SignOfLife
 from infra.runners.stopping import STOPPING
 from operators.io.config import ShardConfig
 from operators.io.elements import Place, Polled, Received, Restored
-from schemas.codec import MAX_VALUE_BYTES, UndecodableRecord, decode, decode_block
+from schemas.block_codec import decode_block
+from schemas.codec import MAX_VALUE_BYTES, UndecodableRecord, decode
 from schemas.records import DeadLetter
 
 log = logging.getLogger(__name__)

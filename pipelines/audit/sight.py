@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from schemas.codec import decode, decode_block, record_type
+from schemas.block_codec import decode_block
+from schemas.codec import decode, record_type
 from schemas.identity import TrajectoryKey
 from schemas.records import Assignment, Experience, Trajectory
 

@@ -11,13 +11,12 @@ import pyarrow.compute as pc
 import typer
 
 from infra.kafka.reading import schema_of
-from infra.runners.collector import collect_seldom
 from operators.export.columns import PLACE, row_schema
 from operators.export.formats import plain
 from operators.export.where import parse_where
 from pipelines.cli.options import Address
-from pipelines.cli.output import Chunks, Report, Rows, arrow_stream
-from pipelines.cli.record_text import brief, utc
+from pipelines.cli.output import Chunks, Report, Rows, arrow_stream, utc
+from pipelines.cli.record_text import brief
 from pipelines.cli.topic_names import TopicArgument, known_topic
 from pipelines.cli.topic_reading import Reading
 from pipelines.log.chunks import Chunk, read_chunks
@@ -60,7 +59,6 @@ def find_command(
     ranges = reading.ranges(to, name)
 
     def tables() -> Iterator[pa.Table]:
-        collect_seldom()
         left = count
         for chunk in read_chunks(to.client, known, name, ranges, follow=follow):
             found = chunk.table()
@@ -91,7 +89,6 @@ def stats_command(topic: TopicArgument, reading: Reading, address: Address) -> R
     to = address.connect()
     name, known = known_topic(topic, to.run)
     form = reading.form("lines", json="json")
-    collect_seldom()
     counted = _Counted(known)
     for chunk in read_chunks(to.client, known, name, reading.ranges(to, name)):
         counted.add(chunk)

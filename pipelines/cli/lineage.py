@@ -9,9 +9,10 @@ import typer
 
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, JsonOption
-from pipelines.cli.output import Rows
+from pipelines.cli.output import Rows, Texts
 from pipelines.cli.weights import find_version, read_manifests
-from pipelines.log.made_from import Prompted, Step, lineage, with_texts
+from pipelines.log.made_from import Prompted, Step, ancestors, read_step, with_texts
+from schemas.records import WeightVersion
 
 app = Commands()
 LONGEST = 60
@@ -28,7 +29,7 @@ def lineage_command(
         bool, typer.Option("--texts/--no-texts", help="With what the prompts say, from the experiences topic.")
     ] = True,
     json: JsonOption = False,
-) -> Rows:
+) -> Rows | Texts:
     """Tell what a weight version was made from: its parent, batches, trajectories, and the prompts that these answer.
 
     \b
@@ -41,13 +42,29 @@ def lineage_command(
     manifests = read_manifests(to)
     wanted = find_version(to, manifests, version)
 
-    def steps() -> Iterator[list[dict[str, Any]]]:
-        for step in lineage(to.client, to.run, manifests, wanted, depth or None):
-            if texts:
-                with_texts(to.client, to.run, step.prompts)
-            yield [_facts(step)]
+    line = ancestors(manifests, wanted, depth or None)
 
-    return Rows(steps(), None, "jsonl" if json else "lines", line=_line)
+    def read_prompts(step: Step) -> list[Prompted]:
+        if texts:
+            with_texts(to.client, to.run, step.prompts)
+        return step.prompts
+
+    def rows() -> Iterator[list[dict[str, Any]]]:
+        for manifest, parent in line:
+            step = read_step(to.client, to.run, manifest, parent)
+            yield [_facts(step) | {"prompts": [_prompt(prompt) for prompt in read_prompts(step)]}]
+
+    def told() -> Iterator[str]:
+        """Each line as soon as it is known: batches take longer than manifests, and prompts longest."""
+        for manifest, parent in line:
+            yield _head(manifest)
+            if manifest.parent is not None:
+                step = read_step(to.client, to.run, manifest, parent)
+                if body := _body(step):
+                    yield body
+                yield from map(_prompt_line, read_prompts(step))
+
+    return Rows(rows(), None, "jsonl") if json else Texts(told())
 
 
 def _facts(step: Step) -> dict[str, Any]:
@@ -58,44 +75,51 @@ def _facts(step: Step) -> dict[str, Any]:
         "step": manifest.step,
         "created_at": manifest.created_at,
         "batches": step.batches or list(manifest.batches),
-        "missing_batches": sorted(set(manifest.batches) - set(step.batches)) if manifest.parent else [],
+        "missing_batches": step.missing,
         "trajectories": step.trajectories,
         "tokens": step.tokens,
         "reward": step.reward,
         "staleness": {str(age): count for age, count in sorted(step.staleness.items())},
         "made_by": {str(version): count for version, count in sorted(step.made_by.items())},
-        "prompts": [_prompt(prompt) for prompt in step.prompts],
     }
 
 
 def _prompt(prompt: Prompted) -> dict[str, Any]:
-    partition, offset = prompt.place
     return {
         "prompt": prompt.prompt,
         "task": prompt.task,
         "text": prompt.text,
         "trajectories": prompt.trajectories,
         "rewards": prompt.rewards,
-        "experience": f"{partition}:{offset}",
+        "experience": _place(prompt),
     }
 
 
-def _line(facts: Any) -> str:
-    if facts["parent"] is None:
-        return f"{facts['version']}  the first: the model that the run began with"
-    ages = ", ".join(f"{count} of age {age}" for age, count in facts["staleness"].items())
-    makers = ", ".join(f"{count} by {version}" for version, count in facts["made_by"].items())
-    reward = "-" if facts["reward"] is None else f"{facts['reward']:.3f}"
-    lines = [
-        f"{facts['version']}  of {facts['parent']}, step {facts['step']}, batches {facts['batches']}: "
-        f"{facts['trajectories']} trajectories, {facts['tokens']:,} tokens, mean reward {reward}",
-        f"  made {makers}; {ages}",
-    ]
-    if facts["missing_batches"]:
-        lines.append(f"  retention has taken batches {facts['missing_batches']}")
-    for prompt in facts["prompts"]:
-        rewards = " ".join(f"{reward:g}" for reward in prompt["rewards"])
-        text = " ".join((prompt["text"] or "").split())
-        cut = text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
-        lines.append(f"  {prompt['prompt']:<8} rewards {rewards:<24} experiences {prompt['experience']:<8} {cut}")
+def _head(manifest: WeightVersion) -> str:
+    if manifest.parent is None:
+        return f"{manifest.version}  the first: the model that the run began with"
+    return f"{manifest.version}  of {manifest.parent}, step {manifest.step}, batches {list(manifest.batches)}"
+
+
+def _body(step: Step) -> str:
+    lines = []
+    if step.trajectories:
+        ages = ", ".join(f"{count} of age {age}" for age, count in sorted(step.staleness.items()))
+        makers = ", ".join(f"{count} by {version}" for version, count in sorted(step.made_by.items()))
+        told = f"{step.trajectories:,} trajectories, {step.tokens:,} tokens, mean reward {step.reward:.3f}"
+        lines += [f"  {told}", f"  made {makers}; {ages}"]
+    if step.missing:
+        lines.append(f"  retention has taken batches {step.missing}, or they cannot be read")
     return "\n".join(lines)
+
+
+def _prompt_line(prompt: Prompted) -> str:
+    rewards = " ".join(f"{reward:g}" for reward in prompt.rewards)
+    text = " ".join((prompt.text or "").split())
+    cut = text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+    return f"  {prompt.prompt:<8} rewards {rewards:<24} experiences {_place(prompt):<8} {cut}"
+
+
+def _place(prompt: Prompted) -> str:
+    partition, offset = prompt.place
+    return f"{partition}:{offset}"

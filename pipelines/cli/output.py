@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 import orjson
@@ -194,6 +195,11 @@ def _write(parts: Iterable[bytes]) -> None:
     for part in parts:
         sys.stdout.buffer.write(part)
         sys.stdout.buffer.flush()
+
+
+def utc(milliseconds: int) -> str:
+    """A Unix time in milliseconds as people read it, in UTC."""
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def compact(value: Any) -> str:

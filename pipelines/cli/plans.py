@@ -9,18 +9,20 @@ from typing import Annotated, Any
 import typer
 
 from infra.kafka.properties import ClientProperties
-from infra.kafka.reading import StoredRecord, last_records, read_topic
+from infra.kafka.reading import StoredRecord, decoded, last_records, read_topic, undecoded
 from infra.kafka.start_offset import StartOffset
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, Printing
-from pipelines.cli.output import Rows
-from pipelines.cli.record_text import utc
+from pipelines.cli.output import Rows, utc
+from schemas.codec import record_type
 from schemas.plain import to_plain
 from schemas.records import MoveEnded, RepackPlan
 from schemas.topics import PLANS
 
 app = Commands()
 COLUMNS = ("plan_id", "reason", "policy_version", "planned_at", "moves")
+FIRST_LOOK = 1000
+"""Records of the topic that are looked at, not decoded, before it is known how many are no plans."""
 FATES = {"made": "made", "finished": "finished before", "refused": "refused", "lost": "lost to a replica that was gone"}
 """What may become of a trajectory that is to move, and how it is told."""
 
@@ -57,12 +59,12 @@ def plans(
 
 def _since_plan(client: ClientProperties, name: str, count: int) -> list[StoredRecord]:
     """The newest `count` plans, and all that was written after the first of them."""
-    looked = 2 * count
+    looked, kind = max(FIRST_LOOK, 2 * count), record_type(RepackPlan).schema
     while True:
-        found = last_records(client, name, looked)
-        plans = [place for place, record in enumerate(found) if any(isinstance(row, RepackPlan) for row in record.rows)]
+        found = last_records(client, name, looked, decoder=undecoded)
+        plans = [place for place, record in enumerate(found) if record.schema == kind]
         if len(plans) >= count or len(found) < looked:
-            return found[plans[-count] if len(plans) >= count else 0 :] if count else []
+            return decoded(found[plans[-count] if len(plans) >= count else 0 :]) if count else []
         looked *= 4
 
 

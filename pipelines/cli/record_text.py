@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
@@ -12,7 +11,7 @@ import pyarrow as pa
 from infra.kafka.reading import schema_of
 from infra.kafka.record_batches import Headers
 from pipelines.cli.domain_columns import DOMAIN, domain_of, domain_text
-from pipelines.cli.output import compact
+from pipelines.cli.output import compact, utc
 from pipelines.log.chunks import Chunk
 
 MAX_LINE = 300
@@ -69,11 +68,6 @@ def as_line(item: Any) -> str:
     rows = "; ".join(domain_text(row) + brief(row) for row in item["rows"])
     line = f"{where} {when} {item['schema']} {item['key'] or '-'} {rows}"
     return line if len(line) <= MAX_LINE else f"{line[: MAX_LINE - 1]}…"
-
-
-def utc(milliseconds: int) -> str:
-    """A Unix time in milliseconds as people read it, in UTC."""
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def brief(value: Any) -> str:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import time
 
-from infra.kafka.reading import read_topic
+from infra.kafka.reading import last_of_each_key, read_topic
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, Connection, Printing
 from pipelines.cli.output import Report, Row, Rows
+from pipelines.cli.replicas import BEATS
 from schemas.plain import to_plain
 from schemas.records import RelayChain, RelayStatus
 from schemas.topics import RELAY_CHAIN, REPLICAS
 
 app = Commands()
 COLUMNS = ("place", "relay", "role", "versions", "arriving", "in", "out", "corrupted", "lost", "heard", "address")
-SILENT_S = 15.0
 
 
 @app.command()
@@ -51,8 +51,8 @@ def read_chain(to: Connection) -> RelayChain | None:
 
 
 def read_status(to: Connection) -> dict[int, RelayStatus]:
-    """The last heartbeat of each relay of a run."""
-    rows = (row for record in read_topic(to.client, REPLICAS.name(to.run)) for row in record.rows)
+    """The last heartbeat of each relay, of the newest heartbeats of a run."""
+    rows = (row for record in last_of_each_key(to.client, REPLICAS.name(to.run), BEATS, 0) for row in record.rows)
     return {row.relay: row for row in rows if isinstance(row, RelayStatus)}
 
 

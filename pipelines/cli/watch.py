@@ -20,8 +20,8 @@ from pipelines.view.watch import Watch
 from schemas.topics import REPLICAS
 
 app = Commands()
-CAUGHT_UP_S = 0.3
-"""So long without news means that all there is has been heard."""
+PATIENCE_S = 5.0
+"""So long without news, and what has been heard must do."""
 BEATS = 200
 
 
@@ -65,13 +65,12 @@ def attached(to: Connection) -> Iterator[Watch]:
 
 def catch_up(watching: Watch) -> RunState:
     """What the log says by now."""
-    quiet = time.monotonic()
-    known = watching.state
-    while time.monotonic() - quiet < CAUGHT_UP_S:
+    known, since = watching.tick(), time.monotonic()
+    while watching.source is not None and not watching.source.caught_up() and time.monotonic() - since < PATIENCE_S:
+        time.sleep(0.005)
         state = watching.tick()
         if replace(state, now=known.now) != known:
-            known, quiet = state, time.monotonic()
-        time.sleep(0.02)
+            known, since = state, time.monotonic()
     watching.state = replace(watching.state, started_at=_began(watching.state))
     return watching.state
 

@@ -11,8 +11,7 @@ import typer
 from infra.kafka.reading import read_topic
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import RUNS, Address, Connection, JsonOption, Printing
-from pipelines.cli.output import Report, Row, Rows
-from pipelines.cli.record_text import utc
+from pipelines.cli.output import Report, Row, Rows, utc
 from schemas.plain import to_plain
 from schemas.records import PolicyVersion, WeightVersion
 from schemas.topics import RELAY

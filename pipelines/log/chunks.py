@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby, islice
+from itertools import chain, groupby, islice, repeat
 from typing import Any
 
 import pyarrow as pa
@@ -17,7 +17,7 @@ from infra.kafka.reading import StoredRecord, read_batches
 from infra.kafka.record_batches import Headers, RecordBatch
 from operators.export.columns import Placed, as_table
 from schemas.block import Block
-from schemas.codec import Decoded, decode_all
+from schemas.block_codec import Decoded, decode_all
 from schemas.plain_columns import plain_rows
 from schemas.topics import Topic
 
@@ -25,6 +25,8 @@ CHUNK = 1000
 """Records that are looked at together: memory is bounded by them, however long the topic."""
 CHUNK_BYTES = 32 << 20
 """Fewer, where they are large."""
+FIRST_CHUNKS = (32, 128, 512)
+"""Fewer at first, so that something is told soon."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ def read_chunks(
     """
     waiting: dict[int, list[RecordBatch]] = {}
     sizes: Counter[int] = Counter()
+    lengths, begun = chain(FIRST_CHUNKS, repeat(CHUNK)), False
     for batch in read_batches(
         client,
         name,
@@ -98,11 +101,12 @@ def read_chunks(
             batch = batch.where(wanted)
         waiting.setdefault(number, []).append(batch)
         sizes[number] += len(batch) * (CHUNK_BYTES // CHUNK) + sum(map(len, filter(None, batch.values)))
-        if follow or sizes.total() >= CHUNK_BYTES:
-            yield from _chunks(topic, waiting.pop(number))
+        if follow or not begun or sizes.total() >= CHUNK_BYTES:
+            yield from _chunks(topic, waiting.pop(number), lengths)
             del sizes[number]
+            begun = True
     for _, gathered in sorted(waiting.items()):
-        yield from _chunks(topic, gathered)
+        yield from _chunks(topic, gathered, lengths)
 
 
 def chunks_of(topic: Topic, records: Iterable[StoredRecord]) -> Iterator[Chunk]:
@@ -123,7 +127,9 @@ def decoded(topic: Topic, records: RecordBatch) -> Chunk:
     return Chunk(topic, records, found)
 
 
-def _chunks(topic: Topic, gathered: list[RecordBatch]) -> Iterator[Chunk]:
-    records = RecordBatch.joined(gathered)
-    for first in range(0, len(records), CHUNK):
-        yield decoded(topic, records.part(first, first + CHUNK))
+def _chunks(topic: Topic, gathered: list[RecordBatch], lengths: Iterator[int]) -> Iterator[Chunk]:
+    records, first = RecordBatch.joined(gathered), 0
+    while first < len(records):
+        after = first + next(lengths)
+        yield decoded(topic, records.part(first, after))
+        first = after

@@ -17,7 +17,8 @@ from infra.kafka.record_batches import Headers
 from infra.kafka.searching import first_offset
 from pipelines.log.chunks import read_chunks
 from pipelines.log.concerning import Found, concerning, may_concern
-from schemas.codec import UndecodableRecord, decode_as_block
+from schemas.block_codec import decode_as_block
+from schemas.codec import UndecodableRecord
 from schemas.identity import TrajectoryKey
 from schemas.records import Prompt
 from schemas.topics import (

@@ -48,35 +48,37 @@ class Step:
         return self.staleness.total()
 
     @property
+    def missing(self) -> list[int]:
+        """Batches that the manifest names and the log does not hold."""
+        return sorted(set(self.manifest.batches) - set(self.batches)) if self.manifest.parent else []
+
+    @property
     def reward(self) -> float | None:
         """The mean over trajectories."""
         rewards = [reward for prompt in self.prompts for reward in prompt.rewards]
         return sum(rewards) / len(rewards) if rewards else None
 
 
-def lineage(
-    client: ClientProperties,
-    run: str,
-    manifests: Mapping[PolicyVersion, WeightVersion],
-    version: PolicyVersion,
-    depth: int | None,
-) -> Iterator[Step]:
-    """How `version` came to be: the step that made it, then that of its parent, and so on, `depth` of them or all.
-
-    One step is held at a time. Raises UnknownTopic.
-    """
-    steps = 0
-    while version in manifests and (depth is None or steps < depth):
-        manifest = manifests[version]
-        if manifest.parent is None:
-            yield Step(manifest, [], 0, Counter(), Counter(), [])
+def ancestors(
+    manifests: Mapping[PolicyVersion, WeightVersion], version: PolicyVersion, depth: int | None
+) -> Iterator[tuple[WeightVersion, WeightVersion | None]]:
+    """The manifests of `version`, of its parent, and so on, `depth` of them or all, each with that of its parent."""
+    at: PolicyVersion | None = version
+    for _ in range(len(manifests) if depth is None else depth):
+        if at is None or at not in manifests:
             return
-        parent = manifests.get(manifest.parent)
-        yield _step(client, run, manifest, parent)
-        version, steps = manifest.parent, steps + 1
+        manifest = manifests[at]
+        at = manifest.parent
+        yield manifest, None if at is None else manifests.get(at)
 
 
-def _step(client: ClientProperties, run: str, manifest: WeightVersion, parent: WeightVersion | None) -> Step:
+def read_step(client: ClientProperties, run: str, manifest: WeightVersion, parent: WeightVersion | None) -> Step:
+    """What made `manifest` of its parent, from the batches between them; empty where it has none.
+
+    Raises UnknownTopic.
+    """
+    if manifest.parent is None:
+        return Step(manifest, [], 0, Counter(), Counter(), [])
     name = BATCHES.name(run)
     ranges = between(partition_ranges(client, name), manifest, parent)
     prompts: dict[str, Prompted] = {}

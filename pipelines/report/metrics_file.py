@@ -11,11 +11,20 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol
 
 from schemas.plain import decode_json, encode_json
 from schemas.records import Metric, ReplicaStatus, WeightVersion
 
 REPLICA, VERSION, LAG, PHASE, UNREADABLE = "replica", "version", "lag", "phase", "unreadable"
+
+
+class Sink(Protocol):
+    """Whatever takes metrics: `MetricsFile` does."""
+
+    def append(self, metrics: Iterable[Metric]) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class MetricsFile:

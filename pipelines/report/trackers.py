@@ -12,10 +12,10 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pipelines.config import ConfigError, TrackerName
-from pipelines.report.metrics_file import LAG, PHASE, REPLICA, UNREADABLE
+from pipelines.report.metrics_file import LAG, PHASE, REPLICA, UNREADABLE, Sink
 from schemas.records import Metric
 
 log = logging.getLogger(__name__)
@@ -31,14 +31,6 @@ PACKAGES: Mapping[TrackerName, str] = {
     "trackio": "trackio",
     "wandb": "wandb",
 }
-
-
-class Sink(Protocol):
-    """Whatever takes metrics: `MetricsFile` does."""
-
-    def append(self, metrics: Iterable[Metric]) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class TensorBoard:

@@ -9,8 +9,14 @@ from types import TracebackType
 from typing import Protocol
 
 from infra.kafka.unreadable import Unreadable
-from pipelines.report.metrics_file import lag_metric, phase_metric, replica_metric, unreadable_metric, version_metric
-from pipelines.report.trackers import Sink
+from pipelines.report.metrics_file import (
+    Sink,
+    lag_metric,
+    phase_metric,
+    replica_metric,
+    unreadable_metric,
+    version_metric,
+)
 from pipelines.view.events import Event, LagSeen, PhaseStarted, Role, RolesSeen, Tick
 from pipelines.view.live import LiveView
 from pipelines.view.state import RunState, fold_all
@@ -26,6 +32,8 @@ class Source(Protocol):
     def poll(self) -> Iterable[Metric | WeightVersion | ReplicaStatus | RelayStatus | Unreadable]: ...
 
     def lag(self) -> Mapping[str, int]: ...
+
+    def caught_up(self) -> bool: ...
 
 
 class Watch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from schemas.columns import Flags, Floats, Integers, TokenIds
+from schemas.array_fields import Flags, Floats, Integers, TokenIds
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from schemas.columns import TokenIds
+from schemas.array_fields import TokenIds
 from schemas.identity import Purpose, group_id
 from schemas.records.versions import PolicyVersion
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from schemas.columns import Flags, Floats, TokenIds
+from schemas.array_fields import Flags, Floats, TokenIds
 from schemas.identity import trajectory_id
 from schemas.records.prompts import Prompt
 from schemas.records.versions import PolicyVersion

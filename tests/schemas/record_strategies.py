@@ -5,6 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 from hypothesis import strategies as st
 
+from schemas.arrow_types import ELEMENTS
 from schemas.records import PolicyVersion
 from schemas.shape import Field, fields_of
 
@@ -16,11 +17,11 @@ _SCALARS: dict[type, st.SearchStrategy] = {
     bool: st.booleans(),
     bytes: st.binary(max_size=20),
 }
-_ITEMS: dict[pa.DataType, st.SearchStrategy] = {
-    pa.int32(): st.integers(-(2**31), 2**31 - 1),
-    pa.int64(): _SCALARS[int],
-    pa.float32(): st.floats(allow_nan=False, allow_infinity=False, width=32),
-    pa.bool_(): st.booleans(),
+_ITEMS: dict[str, st.SearchStrategy] = {
+    "int32": st.integers(-(2**31), 2**31 - 1),
+    "int64": _SCALARS[int],
+    "float": st.floats(allow_nan=False, allow_infinity=False, width=32),
+    "bool": st.booleans(),
 }
 
 
@@ -38,7 +39,7 @@ def _values_of(field: Field) -> st.SearchStrategy:
 
 def _present(field: Field) -> st.SearchStrategy:
     if field.kind == "array":
-        return st.lists(_ITEMS[field.of], max_size=5).map(lambda items: pa.array(items, field.of))
+        return st.lists(_ITEMS[field.of], max_size=5).map(lambda items: pa.array(items, ELEMENTS[field.of]))
     if field.kind == "record":
         return records_of(field.of)
     if field.choices is not None:

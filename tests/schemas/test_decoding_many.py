@@ -13,7 +13,8 @@ from record_strategies import records_of
 
 from schemas.arrow import arrow_schema
 from schemas.block import Block
-from schemas.codec import RECORD_TYPES, Headers, UndecodableRecord, decode_all, decode_as_block, encode
+from schemas.block_codec import decode_all, decode_as_block
+from schemas.codec import RECORD_TYPES, Headers, UndecodableRecord, encode
 from schemas.records import DeadLetter, Experience, MicroBatch, Settled
 from schemas.stack import FEWEST, read_stacked
 

@@ -11,7 +11,8 @@ from buffer_on_a_log import Buffer
 from records_here import SAMPLING, experience, failed, prompt, trajectory
 
 from operators.experience.trainable import MOST_LENGTH
-from schemas.codec import MAX_VALUE_BYTES, encode_block
+from schemas.block_codec import encode_block
+from schemas.codec import MAX_VALUE_BYTES
 from schemas.columns import flags, floats, token_ids
 from schemas.records import Experience, Response
 from schemas.topics import BATCHES, DEAD_LETTERS, SETTLED

@@ -25,6 +25,7 @@ from infra.store.names import default_root
 from infra.store.ownership import remove_store
 from infra.store.weight_store import WeightStore
 from infra.transport.node import RelayNode
+from operators.relay.relay import relay_key
 from pipelines.cli.main import main
 from schemas.codec import encode
 from schemas.records import PolicyVersion, RelayChain, RelayLink, RelayStatus, WeightVersion
@@ -83,8 +84,8 @@ def send(client: ClientProperties, *records: RelayChain | RelayStatus) -> None:
     with BoundedProducer(client) as producer:
         for record in records:
             value, headers = encode(record)
-            topic = RELAY_CHAIN if isinstance(record, RelayChain) else REPLICAS
-            producer.send(topic.name(RUN), value, key=b"k", headers=headers)
+            topic, key = (RELAY_CHAIN, RUN) if isinstance(record, RelayChain) else (REPLICAS, relay_key(record.relay))
+            producer.send(topic.name(RUN), value, key=key.encode(), headers=headers)
 
 
 def told(laminar: Laminar, *words: str) -> object:

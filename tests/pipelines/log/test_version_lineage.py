@@ -54,6 +54,16 @@ def test_all_the_way_back(laminar: Laminar) -> None:
     assert "mean reward 0.583" in laminar(*words)[1]
 
 
+def test_the_first_line_waits_for_no_batches(laminar: Laminar, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object) -> None:
+        raise RuntimeError("they are not to be had")
+
+    monkeypatch.setattr("pipelines.cli.lineage.read_step", failing)
+    code, out, err = laminar("lineage", "1.2")
+    assert (code, out) == (1, "1.2  of 1.1, step 2, batches [7]\n")
+    assert "they are not to be had" in err
+
+
 def test_a_version_that_is_not_there(laminar: Laminar) -> None:
     assert laminar("lineage", "7.7")[0] == 1
     assert laminar("lineage", "seven")[0] == 2

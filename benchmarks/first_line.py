@@ -1,0 +1,130 @@
+"""Seconds from a command that looks into a run to the first line that it prints.
+
+    python -m benchmarks.first_line
+
+The run is the emulated example (16 replicas, six batches of 2,048 trajectories), ended before anything is measured, on
+a Kafka of this machine. Each round goes through all commands, so that all meet the machine's pace; the first, which
+warms files and broker, does not count. Beside them stand what every one of them contains: a start of Python, and one
+that imports kafka-python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.emulated_runs import emulated_run
+from benchmarks.ended_runs import rows_of
+from pipelines.report.machine import describe_machine
+from schemas.records import Trajectory
+from schemas.topics import TRAJECTORIES
+
+EXAMPLE = Path("examples/emulated.toml")
+FOLDER = Path("build/first-line")
+RUN = "looked-at"
+WANTED_S = 1.0
+LAMINAR = "from pipelines.cli.main import main; main()"
+LOOKS = (
+    "topics list",
+    "topics describe settled",
+    "topics lag",
+    "topics offsets settled",
+    "topics tail trajectories",
+    "topics get settled 0:0",
+    "topics find trajectories",
+    "topics stats settled",
+    "topics dlq list",
+    "trajectory TRAJECTORY",
+    "lineage latest",
+    "watch",
+    "weights list",
+    "weights show",
+    "replicas",
+    "relays",
+    "plans",
+)
+STARTS = {"python": "print(1)", "python, import kafka": "import kafka; print(1)"}
+
+
+def main() -> None:
+    """Make the run, measure, print."""
+    arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    arguments.add_argument("--rounds", type=int, default=5)
+    arguments.add_argument("--json", action="store_true")
+    options = arguments.parse_args()
+    console = Console(stderr=options.json)
+    console.print("an emulated run to look at: a minute or two")
+    with emulated_run(EXAMPLE, RUN, FOLDER, []) as (_, client):
+        name = rows_of(client, TRAJECTORIES.name(RUN), Trajectory)[-1].trajectory_id
+        commands = {label: [sys.executable, "-c", code] for label, code in STARTS.items()}
+        for look in LOOKS:
+            words = look.replace("TRAJECTORY", name).split()
+            where = ["--run", RUN, "-b", client.bootstrap_servers]
+            commands[f"laminar {look}"] = [sys.executable, "-c", LAMINAR, *words, *where]
+        took = measure(commands, options.rounds)
+    if options.json:
+        print(json.dumps({"machine": describe_machine(), "seconds": took}, indent=1))
+    else:
+        show(took, console)
+
+
+def measure(commands: Mapping[str, Sequence[str]], rounds: int) -> dict[str, list[tuple[float, float]]]:
+    """Of each command and round: seconds to the first line, and of CPU to the end."""
+    took: dict[str, list[tuple[float, float]]] = {label: [] for label in commands}
+    for number in range(rounds + 1):
+        for label, command in commands.items():
+            before = cpu_of_children()
+            seconds = first_line(command)
+            if number:
+                took[label].append((seconds, cpu_of_children() - before))
+    return took
+
+
+def first_line(command: Sequence[str]) -> float:
+    """Seconds until `command` has printed a line. Raises RuntimeError where it prints none."""
+    began = time.monotonic()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        seconds = time.monotonic() - began
+        _, said = process.communicate()
+    if not line or process.returncode:
+        raise RuntimeError(f"{command[3:]} ended with {process.returncode}: {said.decode()[-500:]}")
+    return seconds
+
+
+def cpu_of_children() -> float:
+    """Seconds, of those that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def show(took: Mapping[str, Sequence[tuple[float, float]]], console: Console) -> None:
+    """The table."""
+    machine = describe_machine()
+    console.print(f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}, Python {machine['python']}")
+    rounds = min(map(len, took.values()))
+    table = Table(title=f"Seconds of {rounds} rounds; wanted: less than {WANTED_S:g} to the first line")
+    table.add_column("", no_wrap=True)
+    for column in ("first line, median", "worst", "CPU to the end"):
+        table.add_column(column, justify="right")
+    for label, rows in took.items():
+        seconds, cpu = [first for first, _ in rows], [used for _, used in rows]
+        usual = statistics.median(seconds)
+        cells = [f"{figure:.2f}" for figure in (usual, max(seconds), statistics.median(cpu))]
+        table.add_row(label, *cells, style="bold red" if usual >= WANTED_S else "")
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""Records of a topic, some at a time: few at first, all of them in the end, those of each partition in their order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from record_samples import SAMPLES
+
+from infra.kafka.admin import TopicSpec, admin_client, create_topics
+from infra.kafka.broker import Broker
+from infra.kafka.producer import BoundedProducer
+from infra.kafka.properties import ClientProperties
+from infra.kafka.ranges import partition_ranges
+from pipelines.log.chunks import CHUNK, FIRST_CHUNKS, read_chunks
+from schemas.codec import encode
+from schemas.records import Settled
+from schemas.topics import SETTLED
+
+EACH = 2_500
+
+
+def test_they_grow(broker: Broker, run_id: str) -> None:
+    client, name = ClientProperties.at(broker.bootstrap_servers), SETTLED.name(run_id)
+    with admin_client(client) as admin:
+        create_topics(admin, [TopicSpec(name, 2)])
+    with BoundedProducer(client) as producer:
+        for number in range(2 * EACH):
+            value, headers = encode(replace(SAMPLES[Settled], tokens=number))
+            producer.send(name, value, headers=headers, partition=number % 2)
+    chunks = list(read_chunks(client, SETTLED, name, partition_ranges(client, name)))
+    lengths = [len(chunk.records) for chunk in chunks]
+    assert lengths[0] == FIRST_CHUNKS[0]
+    assert max(lengths) == CHUNK
+    for partition in (0, 1):
+        rows = [row for chunk in chunks if chunk.records.partition == partition for (row,) in chunk.plain()]
+        assert [row["tokens"] for row in rows] == list(range(partition, 2 * EACH, 2))
