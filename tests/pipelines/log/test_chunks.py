@@ -29,7 +29,7 @@ def test_they_grow(broker: Broker, run_id: str) -> None:
             producer.send(name, value, headers=headers, partition=number % 2)
     chunks = list(read_chunks(client, SETTLED, name, partition_ranges(client, name)))
     lengths = [len(chunk.records) for chunk in chunks]
-    assert lengths[0] == FIRST_CHUNKS[0]
+    assert lengths[0] <= FIRST_CHUNKS[0]
     assert max(lengths) == CHUNK
     for partition in (0, 1):
         rows = [row for chunk in chunks if chunk.records.partition == partition for (row,) in chunk.plain()]
