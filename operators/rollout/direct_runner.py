@@ -18,7 +18,8 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from operators.rollout.attention_chunks import Chunk, RowOrder, split_rows
-from operators.rollout.fixed_steps import FixedSteps
+from operators.rollout.cuda_graphs import CudaGraphs
+from operators.rollout.fixed_steps import FixedSteps, as_it_is
 from operators.rollout.kv_slots import KVSlots
 from operators.rollout.llama_layout import lay_side_by_side
 from operators.rollout.step_plan import Decode, Prefill
@@ -58,10 +59,12 @@ class DirectRunner:
         self._order = RowOrder()
         self.wanted_order: np.ndarray | None = None
         """The order (int64[rows]) in which the last step's rows would attend over less padding, or None."""
-        # [layer] -> keys transposed [rows × heads, size, context] and values [rows × heads, context, size]
         self._fixed: FixedSteps | None = None
-        if fixed or (fixed is None and self._device.type == "cuda"):
-            self._fixed = FixedSteps(self._decode_fixed, slots.tensor.shape[2], slots.context, self._device)
+        on_gpu = self._device.type == "cuda"
+        if fixed or (fixed is None and on_gpu):
+            rows, record = slots.tensor.shape[2], CudaGraphs().record if on_gpu else as_it_is
+            self._fixed = FixedSteps(self._decode_fixed, rows, slots.context, self._device, record)
+        # [layer] -> keys transposed [rows × heads, size, context] and values [rows × heads, context, size]
         self._keys = [layer[0].flatten(0, 1).transpose(1, 2) for layer in slots.layers]
         self._values = [layer[1].flatten(0, 1) for layer in slots.layers]
 
@@ -98,7 +101,7 @@ class DirectRunner:
         decoding = rows if step is not None else 0
         at = torch.from_numpy(positions).to(self._device)
         chunks = [] if step is None else [(chunk, self._mask(chunk, at)) for chunk in step[1]]
-        writes = self._writes(decoding, at, blocks)
+        writes = (None, self._columns_up_to(rows), at) if not blocks else self._writes(positions[:decoding], blocks)
         return self._through(torch.from_numpy(token_ids).to(self._device), at, writes, chunks, blocks, decoding)
 
     def _through(
@@ -203,12 +206,10 @@ class DirectRunner:
         mask = torch.where(hidden, -torch.inf, self._zero)
         return mask.repeat_interleave(self._kv_heads, 0)[:, None]
 
-    def _writes(self, decoding: int, positions: torch.Tensor, blocks: Sequence[Prefill]) -> Writes:
-        """Which of the step's tokens go to which KV (row, position); None for all tokens in order."""
-        if not blocks:
-            return None, self._columns_up_to(decoding), positions
-        source, row, position = [np.arange(decoding)], [np.arange(decoding)], [positions[:decoding].cpu().numpy()]
-        first = decoding
+    def _writes(self, decoded: np.ndarray, blocks: Sequence[Prefill]) -> Writes:
+        """Which of the step's tokens go to which KV (row, position), those of rows that decode at `decoded` first."""
+        first = len(decoded)
+        source, row, position = [np.arange(first)], [np.arange(first)], [decoded]
         for block in blocks:
             source.append(block.source + first)
             row.append(block.row)

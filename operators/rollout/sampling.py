@@ -22,6 +22,13 @@ def sample(logits: torch.Tensor, columns: SamplingColumns, draws: np.ndarray) ->
     1. Tokens that tie with the last one kept by top-k or top-p are kept too. A row with logits that are not finite
     gets NO_TOKEN and NaN.
     """
+    chosen, chosen_logprobs = (each.cpu().numpy() for each in draw(logits, columns, draws))
+    broken = np.isnan(chosen_logprobs)
+    return (np.where(broken, NO_TOKEN, chosen) if broken.any() else chosen), chosen_logprobs.astype(np.float32)
+
+
+def draw(logits: torch.Tensor, columns: SamplingColumns, draws: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `sample`, on the device of `logits`: token ids int64[rows], logprobs float64[rows], NaN where not finite."""
     scores = logits.double() if columns.temperature is None else logits / _column(columns.temperature, logits)
     if columns.cut is not None:
         scores = _cut(scores, *columns.cut)
@@ -33,10 +40,7 @@ def sample(logits: torch.Tensor, columns: SamplingColumns, draws: np.ndarray) ->
     chosen = torch.searchsorted(cumulative, target, right=True).clamp_(max=logits.shape[-1] - 1)
     if columns.greedy is not None:
         chosen = torch.where(_column(columns.greedy, logits), scores.argmax(-1, keepdim=True), chosen)
-    chosen_logprobs = logprobs.gather(1, chosen)[:, 0].cpu().numpy().astype(np.float32)
-    tokens = chosen[:, 0].cpu().numpy()
-    broken = np.isnan(chosen_logprobs)
-    return (np.where(broken, NO_TOKEN, tokens) if broken.any() else tokens), chosen_logprobs
+    return chosen[:, 0], logprobs.gather(1, chosen)[:, 0]
 
 
 def _column(values: np.ndarray, like: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,163 @@
+"""What a GPU would be given, followed without one.
+
+Fake tensors have a device, a type and a shape, but no values: what mixes devices raises, and so does what looks at a
+value, which waits for the GPU and cannot be recorded in a graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_models import CONTEXT, VOCABULARY, tiny_model
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+from operators.rollout.cuda_graphs import CudaGraphs
+from operators.rollout.direct_runner import DirectRunner
+from operators.rollout.forward_runner import ForwardRunner, kv_geometry
+from operators.rollout.kv_slots import KVSlots
+from operators.rollout.runner import Runner
+from operators.rollout.sampling import draw
+from operators.rollout.sampling_columns import SamplingColumns
+from operators.rollout.step_plan import Decode, plan_prefill
+
+ROWS = 8
+STEP = Decode(np.array([1, 2, 3]), np.array([5, 9, 2]))
+
+
+class Driver:
+    """Stands in for CUDA's streams and graphs: it notes what is asked of them, in order."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.graphs = 0
+
+    def stand_in(self, patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(torch.cuda, "Stream", lambda: Stream(self, "aside"))
+        patch.setattr(torch.cuda, "current_stream", lambda: Stream(self, "main"))
+        patch.setattr(torch.cuda, "stream", lambda stream: self.within(stream.name))
+        patch.setattr(torch.cuda, "CUDAGraph", lambda: Graph(self))
+        patch.setattr(torch.cuda, "graph", lambda graph, pool: self.within(f"{graph.name} in {pool}"))
+
+    @contextmanager
+    def within(self, what: str) -> Iterator[None]:
+        self.asked.append(f"begin {what}")
+        yield
+        self.asked.append(f"end {what}")
+
+
+class Stream:
+    def __init__(self, driver: Driver, name: str) -> None:
+        self._driver, self.name = driver, name
+
+    def wait_stream(self, other: Stream) -> None:
+        self._driver.asked.append(f"{self.name} waits for {other.name}")
+
+
+class Graph:
+    def __init__(self, driver: Driver) -> None:
+        self._driver, self.name = driver, f"graph {driver.graphs}"
+        driver.graphs += 1
+
+    def replay(self) -> None:
+        self._driver.asked.append(f"replay {self.name}")
+
+    def pool(self) -> str:
+        return "the pool"
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    found = Driver()
+    found.stand_in(monkeypatch)
+    return found
+
+
+@contextmanager
+def runner_of(kind: type[Any], family: str, dtype: torch.dtype, **options: Any) -> Iterator[Runner]:
+    """One on a GPU that is not there; within the context, what is made there is fake."""
+    layers, heads, size = kv_geometry(tiny_model(family))
+    with FakeTensorMode(allow_non_fake_inputs=True):  # what comes from the host is real, and copied
+        torch.set_default_dtype(dtype)
+        try:
+            with torch.device("cuda"):
+                model = tiny_model(family)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        slots = KVSlots(
+            layers=layers,
+            rows=ROWS,
+            heads=heads,
+            context=CONTEXT,
+            head_size=size,
+            dtype=dtype,
+            device=model.device,
+        )
+        with torch.inference_mode():
+            yield kind(model, slots, **options)
+
+
+def contexts(*lengths: int) -> list[np.ndarray]:
+    """Of two tokens or more: what comes from the host with one element is taken for a constant, which needs a GPU."""
+    return [np.arange(length) % VOCABULARY for length in lengths]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("kind", "family", "options"),
+    [
+        (DirectRunner, "qwen2", {"fixed": False}),
+        (DirectRunner, "qwen3", {"fixed": False}),
+        (DirectRunner, "llama", {"fixed": False}),
+        (DirectRunner, "qwen2", {}),
+        (DirectRunner, "qwen3_tied", {}),
+        (ForwardRunner, "gpt2", {}),
+        (ForwardRunner, "gpt_neox", {}),
+    ],
+)
+def test_every_pass_stays_on_the_gpu_and_waits_for_nothing(
+    kind: type[Any], family: str, options: dict[str, Any], dtype: torch.dtype, driver: Driver
+) -> None:
+    with runner_of(kind, family, dtype, **options) as runner:
+        runner.prefill(plan_prefill(contexts(5, 9, 2), [0, 1, 2], 1 << 20))
+        for blocks in ((), plan_prefill(contexts(4), [3], 1 << 20)):
+            logits = runner.decode(STEP, blocks)
+            assert (logits.device.type, logits.dtype, tuple(logits.shape)) == ("cuda", dtype, (3, VOCABULARY))
+    assert bool(driver.graphs) == (kind is DirectRunner and "fixed" not in options)
+
+
+def test_a_shape_is_warmed_up_aside_and_recorded_once(driver: Driver) -> None:
+    with runner_of(DirectRunner, "qwen2", torch.bfloat16) as runner:
+        for step in (STEP, STEP, Decode(np.arange(6), np.arange(6)), STEP):
+            runner.decode(step)
+    recorded = ["aside waits for main", "begin aside", "end aside", "main waits for aside"]
+    assert driver.asked == [
+        *[*recorded, "begin graph 0 in None", "end graph 0 in None", "replay graph 0"],
+        "replay graph 0",
+        *[*recorded, "begin graph 1 in the pool", "end graph 1 in the pool", "replay graph 1"],
+        "replay graph 0",
+    ]
+
+
+def test_what_looks_at_a_value_cannot_be_recorded(driver: Driver) -> None:
+    """These tests would see it."""
+    with FakeTensorMode(), pytest.raises(DataDependentOutputException):
+        CudaGraphs().record(lambda: torch.zeros(int(torch.ones(2, device="cuda").sum()), device="cuda"))
+
+
+@pytest.mark.parametrize("sampling", ["plain", "cut", "greedy"])
+def test_tokens_are_drawn_on_the_gpu(sampling: str) -> None:
+    columns = SamplingColumns(
+        temperature=None if sampling == "plain" else np.full(3, 0.7),
+        cut=(np.full(3, 5), np.full(3, 0.9)) if sampling == "cut" else None,
+        greedy=np.array([True, False, True]) if sampling == "greedy" else None,
+    )
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        logits = torch.zeros(3, VOCABULARY, dtype=torch.bfloat16, device="cuda")
+        tokens, logprobs = draw(logits, columns, np.full(3, 0.5))
+    assert (tokens.device.type, tokens.dtype, tuple(tokens.shape)) == ("cuda", torch.int64, (3,))
+    assert (logprobs.device.type, logprobs.dtype, tuple(logprobs.shape)) == ("cuda", torch.float64, (3,))
