@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+from functools import cache
 from typing import Any
 
-from schemas.scalars import fitted
+from schemas.scalars import all_int64, fitted
 from schemas.shape import Field, fields_of
 
 
@@ -45,6 +46,20 @@ def from_plain(kind: type, value: Any) -> Any:
         return kind.parse(value)
     if not isinstance(value, dict):
         raise ValueError(f"{kind.__name__}: expected an object, got {type(value).__name__}")
+    fields = _named(kind)
+    if value.keys() != fields.keys():
+        _refuse_others(kind, value)
+    return kind(*[_from_plain(where, field, value.get(name)) for name, (where, field) in fields.items()])
+
+
+@cache
+def _named(kind: Any) -> dict[str, tuple[str, Field]]:
+    """The fields of `kind` by name, each with how errors call it."""
+    return {field.name: (f"{kind.__name__}.{field.name}", field) for field in fields_of(kind)}
+
+
+def _refuse_others(kind: type, value: dict[str, Any]) -> None:
+    """Raise ValueError for a field that `kind` has not, and for one that is not there and must be."""
     fields = fields_of(kind)
     unknown = value.keys() - {field.name for field in fields}
     if unknown:
@@ -52,7 +67,6 @@ def from_plain(kind: type, value: Any) -> Any:
     missing = [field.name for field in fields if field.name not in value and not field.optional]
     if missing:
         raise ValueError(f"{kind.__name__}: missing fields {missing}")
-    return kind(*(_from_plain(f"{kind.__name__}.{field.name}", field, value.get(field.name)) for field in fields))
 
 
 def _no_constant(text: str) -> None:
@@ -91,6 +105,8 @@ def _parseable(of: Any, value: Any) -> str:
 def _from_plain(where: str, field: Field, value: Any) -> Any:
     if value is None:
         return _absent(where, field)
+    if field.kind == "scalar" and field.of is not bytes:
+        return fitted(where, field.of, field.chosen(where, value))
     if field.kind == "record":
         return from_plain(field.of, value)
     if field.kind == "array":
@@ -100,6 +116,8 @@ def _from_plain(where: str, field: Field, value: Any) -> Any:
     if field.kind == "tuple":
         if not isinstance(value, list):
             raise ValueError(f"{where}: expected a list, got {type(value).__name__}")
+        if field.of is int and all_int64(value):  # a large file has many thousands of chunks
+            return tuple(value)
         return tuple([_from_plain_item(where, field.of, item) for item in value])
     if field.kind == "mapping":
         if not isinstance(value, dict):

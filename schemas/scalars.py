@@ -21,6 +21,8 @@ def fitted(where: str, of: type, value: Any) -> Any:
         if not value.isascii():
             value.encode()  # UnicodeEncodeError is a ValueError
         return value
+    if of is int and type(value) is int and value in _INT64:
+        return value
     if of is int and hasattr(value, "__index__") and not isinstance(value, bool):
         number = operator.index(value)
         if number not in _INT64:
@@ -31,6 +33,11 @@ def fitted(where: str, of: type, value: Any) -> Any:
     if of in (bool, bytes) and isinstance(value, of):
         return value
     raise TypeError(f"{where}: expected {of.__name__}, got {type(value).__name__}")
+
+
+def all_int64(values: list[Any]) -> bool:
+    """Whether `values` are plain integers within 64 bits, every one."""
+    return set(map(type, values)) <= {int} and (not values or (min(values) in _INT64 and max(values) in _INT64))
 
 
 def finite(where: str, value: Any) -> float:

@@ -83,7 +83,8 @@ class Observer:
             self._consumer.assign([metrics, relay, replicas])
             self._consumer.seek_to_beginning(metrics, relay)
             self._consumer.seek_to_end(replicas)
-            self._consumer.position(replicas)  # asks now: "from now on" is not "from the first poll on"
+            for where in (metrics, relay, replicas):
+                self._consumer.position(where)  # asks now: "from now on" is not "from the first poll on"
             self._ends = self._consumer.end_offsets([metrics, relay])
         except BaseException:
             self.close()

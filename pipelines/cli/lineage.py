@@ -10,8 +10,9 @@ import typer
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, JsonOption
 from pipelines.cli.output import Rows, Texts
-from pipelines.cli.weights import find_version, read_manifests
+from pipelines.cli.weights import find_version
 from pipelines.log.made_from import Prompted, Step, ancestors, read_step, with_texts
+from pipelines.log.manifests import Manifests
 from schemas.records import WeightVersion
 
 app = Commands()
@@ -39,7 +40,7 @@ def lineage_command(
       laminar lineage 1.12 --json | jq '.prompts[].prompt'
     """
     to = address.connect()
-    manifests = read_manifests(to)
+    manifests = Manifests(to.client, to.run)
     wanted = find_version(to, manifests, version)
 
     line = ancestors(manifests, wanted, depth or None)

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from infra.kafka.reading import read_topic
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import RUNS, Address, Connection, JsonOption, Printing
 from pipelines.cli.output import Report, Row, Rows, utc
+from pipelines.log.manifests import Manifests
 from schemas.plain import to_plain
 from schemas.records import PolicyVersion, WeightVersion
-from schemas.topics import RELAY
 
 if TYPE_CHECKING:
     from pipelines.config import Config
@@ -45,9 +44,9 @@ def list_(address: Address, printing: Printing) -> Rows:
       laminar weights list --json | jq '.[-1].version'
     """
     to = address.connect()
-    manifests = read_manifests(to)
-    line = set(ancestor_line(manifests.values()))
-    rows = [_listed(manifest, manifest.version in line) for manifest in manifests.values()]
+    manifests = Manifests(to.client, to.run).readable()
+    line = set(ancestor_line(manifests))
+    rows = [_listed(manifest, manifest.version in line) for manifest in manifests]
     return Rows([rows], COLUMNS, printing.form(), f"run {to.run} has no weights yet")
 
 
@@ -185,7 +184,7 @@ def publish(
     to = address.connect()
     config = _config(address.run)
     terms = (config or Config()).relay
-    manifests = read_manifests(to)
+    manifests = Manifests(to.client, to.run)
     newest = manifests[max(manifests)] if manifests else None
     root = store_root(to, config, store)
     version = publish_bytes(to, root, terms.keep_versions, newest, folder, terms.chunk_bytes)
@@ -198,7 +197,7 @@ def _find(versions: list[str], address: Address) -> tuple[Connection, list[Weigh
     for version in versions:
         _parsed(version)  # before anybody is asked
     to = address.connect()
-    manifests = read_manifests(to)
+    manifests = Manifests(to.client, to.run)
     return to, [manifests[find_version(to, manifests, version)] for version in versions]
 
 
@@ -221,13 +220,6 @@ def _config(run: str | None) -> Config | None:
 
     file = RUNS / (run or "latest") / "config.toml"
     return load_config(file) if file.is_file() else None
-
-
-def read_manifests(to: Connection) -> dict[PolicyVersion, WeightVersion]:
-    """The manifests in a run's relay topic, by version, oldest first. What cannot be decoded is left out."""
-    rows = (row for record in read_topic(to.client, RELAY.name(to.run)) for row in record.rows)
-    found = {row.version: row for row in rows if isinstance(row, WeightVersion)}
-    return dict(sorted(found.items()))
 
 
 def ancestor_line(manifests: Iterable[WeightVersion]) -> list[PolicyVersion]:

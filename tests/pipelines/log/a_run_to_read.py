@@ -72,7 +72,8 @@ class Writer:
         value, headers = encode(*rows)
         at = BEGAN + 1000 * self.seconds
         self.seconds += 1
-        self.producer.send(topic.name(RUN), value, b"k", list(headers), partition, timestamp_ms=at)
+        key = str(rows[0].version).encode() if topic is RELAY else b"k"
+        self.producer.send(topic.name(RUN), value, key, list(headers), partition, timestamp_ms=at)
 
 
 def write_story(write: Writer) -> None:

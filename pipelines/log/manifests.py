@@ -1,0 +1,48 @@
+"""The weight versions of a run, by the manifests in its relay topic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from infra.kafka.properties import ClientProperties
+from infra.kafka.reading import StoredRecord, decoded, read_topic, undecoded
+from schemas.codec import record_type
+from schemas.records import PolicyVersion, WeightVersion
+from schemas.topics import RELAY
+
+
+class Manifests(Mapping[PolicyVersion, WeightVersion]):
+    """Manifests by version, oldest first. Each is decoded when it is asked for: a large model's takes milliseconds."""
+
+    def __init__(self, client: ClientProperties, run: str) -> None:
+        kind, found = record_type(WeightVersion).schema, {}
+        for record in read_topic(client, RELAY.name(run), decoder=undecoded):
+            if record.schema == kind and (version := _named(record)) is not None:
+                found[version] = record
+        self._records = dict(sorted(found.items()))
+
+    def __getitem__(self, version: PolicyVersion) -> WeightVersion:
+        """Raises KeyError, and RuntimeError where the record is no such manifest."""
+        (record,) = decoded([self._records[version]])
+        if record.error is not None:
+            raise RuntimeError(f"the manifest of {version} at offset {record.offset} cannot be read: {record.error}")
+        manifest: WeightVersion = record.rows[0]
+        return manifest
+
+    def readable(self) -> list[WeightVersion]:
+        """All but those whose records are no such manifests."""
+        return [row for record in decoded(self._records.values()) for row in record.rows]
+
+    def __iter__(self) -> Iterator[PolicyVersion]:
+        return iter(self._records)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+
+def _named(record: StoredRecord) -> PolicyVersion | None:
+    """The version that the record's key names."""
+    try:
+        return PolicyVersion.parse((record.key or b"").decode())
+    except ValueError:
+        return None
