@@ -31,10 +31,12 @@ class StopRequests:
     """Holds requests until `check` is called, or raises at once while the block of `waiting` is at a long call.
 
     A signal must not end any odd line of Python: what was half done could not be put right. A context manager, for the
-    main thread. Signals that the parent has had ignored (`nohup`, a job in the background) stay ignored.
+    main thread. Signals that the parent has had ignored (`nohup`, a job in the background) stay ignored. `to_the_end`
+    says that nothing but the end of the process follows, where a request changes nothing any more: it is not heard.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, to_the_end: bool = False) -> None:
+        self._to_the_end = to_the_end
         self._asked: list[int] = []
         self._waiting = False
         self._before: dict[int, Any] = {}
@@ -51,7 +53,8 @@ class StopRequests:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         while self._before:
-            signal.signal(*self._before.popitem())
+            number, before = self._before.popitem()
+            signal.signal(number, signal.SIG_IGN if self._to_the_end else before)
 
     def check(self) -> None:
         """Raise Interrupted if a stop has been asked for."""

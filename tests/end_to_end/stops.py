@@ -32,7 +32,7 @@ def stop(run: LaminarRun, number: int) -> str:
         assert (state["phase"], state["error"]) == ("ended", None)
         assert all((run.folder / name).exists() for name in ("audit.json", "summary.json", "report.html"))
     else:
-        assert code == 128 + number
+        assert code == 128 + number, f"{code}: {run.said()[-2000:]}"
         assert state["phase"] == "stopped"
         assert state["error"] == f"stopped by {signal.Signals(number).name} before its goal"
     assert state["ended_at"] >= state["started_at"]

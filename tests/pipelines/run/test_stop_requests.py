@@ -84,6 +84,12 @@ def test_whoever_asks_thrice_does_not_wait() -> None:
     assert run_code(f"StopRequests().__enter__()\n{asks}os._exit(0)") == 130
 
 
+@pytest.mark.parametrize(("to_the_end", "code"), [("True", 0), ("False", -signal.SIGHUP)])
+def test_who_is_at_the_end_is_not_to_be_stopped(to_the_end: str, code: int) -> None:
+    asks = "import atexit\natexit.register(os.kill, os.getpid(), signal.SIGHUP)\n"
+    assert run_code(f"{asks}with StopRequests(to_the_end={to_the_end}): pass") == code
+
+
 def test_what_the_parent_has_had_ignored_stays_ignored() -> None:
     code = """
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
