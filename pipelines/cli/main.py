@@ -78,10 +78,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     end = given.index("--") if "--" in given else len(given)
     ours = [word for word in given[:end] if word != "--debug"]
     debug = len(ours) < end
-    looks = arguments is None and not LOOKING.isdisjoint({" ".join(ours[:1]), " ".join(ours[:2])})
+    own = arguments is None  # a process of our own, to do with as we like
+    looks = own and not LOOKING.isdisjoint({" ".join(ours[:1]), " ".join(ours[:2])})
     try:
         with looking() if looks else nullcontext():
-            app([*ours, *given[end:]], prog_name="laminar")
+            app([*ours, *given[end:]], prog_name="laminar", obj=own)
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:  # `laminar topics tail | head`: the reader has had enough

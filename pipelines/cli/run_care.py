@@ -109,7 +109,7 @@ def resume_command(
         from pipelines.run.local import resume_locally
         from pipelines.run.stop_requests import StopRequests
 
-        return resume_locally(found, context.with_resource(StopRequests(to_the_end=True)), as_json=json)
+        return resume_locally(found, context.with_resource(StopRequests(to_the_end=bool(context.obj))), as_json=json)
     data = {"run": found.run, "resumed": {each.role.name: each.pid for each in kept}}
     names = ", ".join(each.role.name for each in kept)
     text = f"run {found.run} goes on: {names}" if kept else f"all of run {found.run} is up"
