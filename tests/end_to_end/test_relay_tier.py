@@ -176,15 +176,16 @@ def test_weights_arrive_whoever_is_killed_and_nobody_is_restarted(tier: Tier) ->
 
     # The master, during a broadcast: the next one is named, and what it lacks comes from the trainer.
     kill_during_broadcast(tier, master, number=2, successor=last, again=4 * CHUNK)
-    assert tier.until_chain() == [last, middle]
+    heir, other = tier.until_chain()  # whoever had it whole when placement noticed, the first in the chain if both
+    assert {heir, other} == {last, middle}
 
     # The master, between broadcasts: the one that is left is pushed the next version by the trainer.
-    tier.kill(last)
+    tier.kill(heir)
     tier.batch()
     tier.until_all_have(3)
-    assert tier.until_chain() == [middle]
+    assert tier.until_chain() == [other]
 
     starts = {relay: command.said().count(" of laminar.") for relay, command in tier.relays.items()}
-    assert starts == {middle: 2}  # it was killed
+    assert starts == {other: 2 if other == middle else 1}  # it was killed
     assert [command.said().count(" of laminar.") for command in (tier.placement, tier.trainer)] == [1, 1]
     assert not any("Traceback" in command.said() for command in tier.commands)
