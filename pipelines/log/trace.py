@@ -34,6 +34,8 @@ def events(client: ClientProperties, run: str) -> Iterator[Event]:
     for row in rows_of(client, run, RELAY, _VERSION):
         yield _instant(TRAINER, f"version {row['version_epoch']}.{row['version_number']}", row["created_at"], {})
     for row in rows_of(client, run, PLANS, _PLAN):
+        if row["moves"] is None:  # it tells what became of one
+            continue
         moved = sum(len(move["trajectory_ids"]) for move in row["moves"])
         yield _instant(PLACEMENT, f"{row['reason']}: {moved} moved", row["planned_at"], {"plan": row["plan_id"]})
     for row in rows_of(client, run, METRICS, _METRIC):

@@ -150,6 +150,7 @@ def write_story(write: Writer) -> None:
         )
     write(METRICS, r.Metric("trainer", 2, {"reward/mean": 0.5, "trajectories": 3.0, "time/update": 0.25}, BEGAN))
     write(REPLICAS, SAMPLES[r.ReplicaStatus])
+    write(PLANS, SAMPLES[r.MoveEnded])  # of a plan and of trajectories that are in no story
 
 
 def written(broker: Broker) -> ClientProperties:
