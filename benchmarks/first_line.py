@@ -24,9 +24,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.emulated_runs import emulated_run
-from benchmarks.ended_runs import rows_of
+from infra.kafka.reading import last_records
 from pipelines.report.machine import describe_machine
-from schemas.records import Trajectory
 from schemas.topics import TRAJECTORIES
 
 EXAMPLE = Path("examples/emulated.toml")
@@ -65,7 +64,7 @@ def main() -> None:
     console = Console(stderr=options.json)
     console.print("an emulated run to look at: a minute or two")
     with emulated_run(EXAMPLE, RUN, FOLDER, []) as (_, client):
-        name = rows_of(client, TRAJECTORIES.name(RUN), Trajectory)[-1].trajectory_id
+        name = last_records(client, TRAJECTORIES.name(RUN), 1)[-1].rows[-1].trajectory_id
         commands = {label: [sys.executable, "-c", code] for label, code in STARTS.items()}
         for look in LOOKS:
             words = look.replace("TRAJECTORY", name).split()

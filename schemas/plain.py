@@ -60,11 +60,11 @@ def _named(kind: Any) -> dict[str, tuple[str, Field]]:
 
 def _refuse_others(kind: type, value: dict[str, Any]) -> None:
     """Raise ValueError for a field that `kind` has not, and for one that is not there and must be."""
-    fields = fields_of(kind)
-    unknown = value.keys() - {field.name for field in fields}
+    fields = _named(kind)
+    unknown = value.keys() - fields.keys()
     if unknown:
         raise ValueError(f"{kind.__name__}: unknown fields {sorted(unknown)}")
-    missing = [field.name for field in fields if field.name not in value and not field.optional]
+    missing = [name for name, (_, field) in fields.items() if name not in value and not field.optional]
     if missing:
         raise ValueError(f"{kind.__name__}: missing fields {missing}")
 
@@ -105,8 +105,8 @@ def _parseable(of: Any, value: Any) -> str:
 def _from_plain(where: str, field: Field, value: Any) -> Any:
     if value is None:
         return _absent(where, field)
-    if field.kind == "scalar" and field.of is not bytes:
-        return fitted(where, field.of, field.chosen(where, value))
+    if field.kind == "scalar":
+        return _from_plain_item(where, field.of, field.chosen(where, value))
     if field.kind == "record":
         return from_plain(field.of, value)
     if field.kind == "array":
@@ -119,11 +119,9 @@ def _from_plain(where: str, field: Field, value: Any) -> Any:
         if field.of is int and all_int64(value):  # a large file has many thousands of chunks
             return tuple(value)
         return tuple([_from_plain_item(where, field.of, item) for item in value])
-    if field.kind == "mapping":
-        if not isinstance(value, dict):
-            raise ValueError(f"{where}: expected an object, got {type(value).__name__}")
-        return {fitted(where, str, name): _from_plain_item(where, field.of, item) for name, item in value.items()}
-    return _from_plain_item(where, field.of, field.chosen(where, value))
+    if not isinstance(value, dict):
+        raise ValueError(f"{where}: expected an object, got {type(value).__name__}")
+    return {fitted(where, str, name): _from_plain_item(where, field.of, item) for name, item in value.items()}
 
 
 def _from_plain_item(where: str, of: Any, value: Any) -> Any:

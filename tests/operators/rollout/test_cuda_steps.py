@@ -13,19 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_models import CONTEXT, VOCABULARY, tiny_model
+from tiny_engines import kv_slots
+from tiny_models import VOCABULARY, tiny_model
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from operators.rollout.cuda_graphs import CudaGraphs
 from operators.rollout.direct_runner import DirectRunner
 from operators.rollout.forward_runner import ForwardRunner, kv_geometry
-from operators.rollout.kv_slots import KVSlots
 from operators.rollout.runner import Runner
 from operators.rollout.sampling import draw
 from operators.rollout.sampling_columns import SamplingColumns
 from operators.rollout.step_plan import Decode, plan_prefill
 
-ROWS = 8
 STEP = Decode(np.array([1, 2, 3]), np.array([5, 9, 2]))
 
 
@@ -80,7 +79,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
 @contextmanager
 def runner_of(kind: type[Any], family: str, dtype: torch.dtype, **options: Any) -> Iterator[Runner]:
     """One on a GPU that is not there; within the context, what is made there is fake."""
-    layers, heads, size = kv_geometry(tiny_model(family))
+    geometry = kv_geometry(tiny_model(family))
     with FakeTensorMode(allow_non_fake_inputs=True):  # what comes from the host is real, and copied
         torch.set_default_dtype(dtype)
         try:
@@ -88,15 +87,7 @@ def runner_of(kind: type[Any], family: str, dtype: torch.dtype, **options: Any) 
                 model = tiny_model(family)
         finally:
             torch.set_default_dtype(torch.float32)
-        slots = KVSlots(
-            layers=layers,
-            rows=ROWS,
-            heads=heads,
-            context=CONTEXT,
-            head_size=size,
-            dtype=dtype,
-            device=model.device,
-        )
+        slots = kv_slots(model, geometry)
         with torch.inference_mode():
             yield kind(model, slots, **options)
 

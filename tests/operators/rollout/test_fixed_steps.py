@@ -5,15 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tiny_engines import engine, mixed, run
-from tiny_models import CONTEXT, VOCABULARY, tiny_model
+from tiny_engines import engine, kv_slots, mixed, run
+from tiny_models import VOCABULARY, tiny_model
 
 from operators.rollout import direct_runner, fixed_steps
 from operators.rollout.cuda_graphs import Run
 from operators.rollout.direct_runner import DirectRunner
 from operators.rollout.fixed_steps import FixedSteps, Record, as_it_is, round_up
-from operators.rollout.forward_runner import kv_geometry
-from operators.rollout.kv_slots import KVSlots
 from operators.rollout.step_plan import Decode, plan_prefill
 
 
@@ -49,16 +47,7 @@ def test_logits_are_those_of_any_shape(family: str, monkeypatch: pytest.MonkeyPa
     logits = []
     for fixed in (False, True):
         model = tiny_model(family)
-        layers, heads, size = kv_geometry(model)
-        slots = KVSlots(
-            layers=layers,
-            rows=8,
-            heads=heads,
-            context=CONTEXT,
-            head_size=size,
-            dtype=model.dtype,
-            device=model.device,
-        )
+        slots = kv_slots(model)
         slots.tensor.fill_(7.0)  # what other rows have left behind
         runner = DirectRunner(model, slots, fixed=fixed)
         with torch.inference_mode():

@@ -7,16 +7,32 @@ from typing import Any
 
 import numpy as np
 import torch
-from tiny_models import VOCABULARY, tiny_model
+from tiny_models import CONTEXT, VOCABULARY, tiny_model
 from transformers import PreTrainedModel
 
 from operators.rollout.engine import Completion, Engine, Partial, Request
+from operators.rollout.forward_runner import kv_geometry
+from operators.rollout.kv_slots import KVSlots
 from operators.rollout.transformers_engine import TransformersEngine
 from schemas.records import Sampling
 
 
 def engine(family: str = "qwen2", slots: int = 8, dtype: str = "float32", **options: Any) -> TransformersEngine:
     return TransformersEngine(tiny_model(family).to(getattr(torch, dtype)), slots=slots, **options)
+
+
+def kv_slots(model: PreTrainedModel, geometry: tuple[int, int, int] | None = None, rows: int = 8) -> KVSlots:
+    """Slots for `model`, whose geometry is measured where it is not known: layers, KV heads, head size."""
+    layers, heads, size = geometry or kv_geometry(model)
+    return KVSlots(
+        layers=layers,
+        rows=rows,
+        heads=heads,
+        context=CONTEXT,
+        head_size=size,
+        dtype=model.dtype,
+        device=model.device,
+    )
 
 
 def request(i: int, new: int = 12, prompt: int = 6, stops: tuple[int, ...] = (), **sampling: Any) -> Request:
