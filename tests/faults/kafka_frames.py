@@ -1,0 +1,120 @@
+"""The framing of Kafka's protocol: what a proxy has to read of a request to decide what to do with it.
+
+Source: https://kafka.apache.org/protocol, "Request Header v1/v2" and the requests that name a transactional id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class Api(IntEnum):
+    """The API keys that faults are aimed at; other requests keep their number."""
+
+    PRODUCE = 0
+    FETCH = 1
+    METADATA = 3
+    OFFSET_FETCH = 9
+    FIND_COORDINATOR = 10
+    INIT_PRODUCER_ID = 22
+    ADD_PARTITIONS_TO_TXN = 24
+    ADD_OFFSETS_TO_TXN = 25
+    END_TXN = 26
+    TXN_OFFSET_COMMIT = 28
+
+
+TRANSACTIONAL = (
+    Api.INIT_PRODUCER_ID,
+    Api.ADD_PARTITIONS_TO_TXN,
+    Api.PRODUCE,
+    Api.ADD_OFFSETS_TO_TXN,
+    Api.TXN_OFFSET_COMMIT,
+    Api.END_TXN,
+)
+"""The requests that begin with a transactional id, in the order of a transaction."""
+
+_FLEXIBLE_FROM = {
+    Api.PRODUCE: 9,
+    Api.INIT_PRODUCER_ID: 2,
+    Api.ADD_PARTITIONS_TO_TXN: 3,
+    Api.ADD_OFFSETS_TO_TXN: 3,
+    Api.END_TXN: 3,
+    Api.TXN_OFFSET_COMMIT: 3,
+}
+"""The first version of each with compact strings and tagged fields (header v2)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request as it came: `frame` is all of it, length prefix included."""
+
+    api: int
+    version: int
+    correlation: int
+    transactional_id: str | None
+    frame: bytes
+
+    def __str__(self) -> str:
+        name = Api(self.api).name if self.api in Api._value2member_map_ else f"api {self.api}"
+        return f"{name} v{self.version}" + (f" of {self.transactional_id}" if self.transactional_id else "")
+
+
+def parse_request(frame: bytes) -> Request:
+    """Read the header of `frame`, and the transactional id that the six requests of transactions begin with."""
+    api, version, correlation = struct.unpack_from(">hhi", frame, 4)
+    transactional_id: str | None = None
+    if api in _FLEXIBLE_FROM:
+        (length,) = struct.unpack_from(">h", frame, 12)
+        at = 14 + max(length, 0)
+        if version >= _FLEXIBLE_FROM[Api(api)]:
+            at = _skip_tagged_fields(frame, at)
+            size, at = _unsigned_varint(frame, at)
+            size -= 1
+        else:
+            (size,) = struct.unpack_from(">h", frame, at)
+            at += 2
+        transactional_id = frame[at : at + size].decode() if size >= 0 else None
+    return Request(api, version, correlation, transactional_id, frame)
+
+
+def correlation_of(response: bytes) -> int:
+    """The correlation id of a response."""
+    return int(struct.unpack_from(">i", response, 4)[0])
+
+
+async def read_frame(reader: asyncio.StreamReader) -> bytes:
+    """The next request or response, length prefix included. Raises IncompleteReadError at the end of the stream."""
+    prefix = await reader.readexactly(4)
+    return prefix + await reader.readexactly(struct.unpack(">i", prefix)[0])
+
+
+def error_code_of(request: Request, response: bytes) -> int | None:
+    """The error code at the start of a response to EndTxn, AddOffsetsToTxn or InitProducerId; None for others."""
+    if request.api not in (Api.END_TXN, Api.ADD_OFFSETS_TO_TXN, Api.INIT_PRODUCER_ID):
+        return None
+    flexible = request.version >= _FLEXIBLE_FROM[Api(request.api)]
+    at = 8 + (1 if flexible else 0) + 4  # header, its (empty) tagged fields, throttle_time_ms
+    return int(struct.unpack_from(">h", response, at)[0])
+
+
+def _unsigned_varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if not byte & 0x80:
+            return value, at
+
+
+def _skip_tagged_fields(data: bytes, at: int) -> int:
+    count, at = _unsigned_varint(data, at)
+    for _ in range(count):
+        _, at = _unsigned_varint(data, at)
+        size, at = _unsigned_varint(data, at)
+        at += size
+    return at

@@ -1,0 +1,186 @@
+"""What a `KafkaProxy` can do to a request: hold it back and deliver it late, delay, duplicate, lose it, reset.
+
+Every fault keeps what it did and how much (`hits`, seconds, error codes): a test shows by that that it had an effect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from faults.kafka_frames import Api, Request, correlation_of, error_code_of, read_frame
+from faults.kafka_proxy import Connection, _Stream
+
+ANSWER_S = 10.0
+"""How long the answer to a late request is waited for."""
+
+
+@dataclass(frozen=True)
+class Match:
+    """Requests of one of `apis` (any where empty) whose transactional id contains `transactional_id`."""
+
+    apis: Collection[int] = ()
+    transactional_id: str | None = None
+
+    def __call__(self, request: Request) -> bool:
+        wanted = not self.apis or request.api in self.apis
+        own = self.transactional_id is None or self.transactional_id in (request.transactional_id or "")
+        return wanted and own
+
+
+class PassingFault:
+    """Lets everything pass."""
+
+    def __init__(self) -> None:
+        self.hits = 0
+
+    async def on_request(self, connection: Connection, request: Request) -> bool:
+        return True
+
+    async def on_response(self, connection: Connection, request: Request, response: bytes) -> bool:
+        return True
+
+
+When = Callable[[Sequence[Request]], bool]
+"""Whether to deliver a late request now, by what its client has sent since; the last of it waits for the delivery."""
+
+
+def before_request(number: int) -> When:
+    """Before the client's request of this number, counted from 1 after the late one."""
+    return lambda seen: len(seen) == number
+
+
+def between_offsets_and_outputs(at_most: int = 60) -> When:
+    """After the TxnOffsetCommit of a transaction and before a Produce of it, or else before request `at_most`."""
+
+    def when(seen: Sequence[Request]) -> bool:
+        apis = [request.api for request in seen]
+        transaction = apis[len(apis) - apis[::-1].index(Api.END_TXN) :] if Api.END_TXN in apis else []
+        between = apis[-1] == Api.PRODUCE and Api.TXN_OFFSET_COMMIT in transaction
+        return between or len(seen) == at_most
+
+    return when
+
+
+class LateRequest(PassingFault):
+    """Holds the first request that matches `held`, resets its client, and delivers it once `when` says so.
+
+    The request of the same transactional id that is the last of what `when` saw waits for the answer: so the late one
+    arrives exactly between two requests of its client.
+    """
+
+    def __init__(self, held: Match, when: When) -> None:
+        super().__init__()
+        self.held_match, self.when = held, when
+        self.held = threading.Event()
+        self.released = threading.Event()
+        self.seen: list[Request] = []
+        """The requests of the transactional id that came after the held one, until it was delivered."""
+        self.answer: int | str | None = None
+        """The broker's error code for the late request, or why there is none."""
+        self._request: Request | None = None
+        self._broker: _Stream | None = None
+
+    async def on_request(self, connection: Connection, request: Request) -> bool:
+        if self._request is None:
+            if not self.held_match(request):
+                return True
+            self._request, self._broker = request, connection.detach()
+            self.hits += 1
+            connection.proxy.note(f"held {request}")
+            self.held.set()
+            return False
+        if self._broker is None or request.transactional_id != self._request.transactional_id:
+            return True
+        self.seen.append(request)
+        if self.when(self.seen):
+            await self.deliver(connection)
+            connection.proxy.note(f"delivered {self._request} late, before {request}: {self.answer}")
+        return True
+
+    async def deliver(self, connection: Connection) -> None:
+        """Deliver what is held now, and wait for the answer."""
+        broker, request = self._broker, self._request
+        if broker is None or request is None:
+            return
+        self._broker = None
+        try:
+            await broker.send(request.frame, connection.proxy.upstream_pace)
+            while correlation_of(response := await asyncio.wait_for(read_frame(broker.reader), ANSWER_S)) != (
+                request.correlation
+            ):
+                pass
+            self.answer = error_code_of(request, response)
+        except (asyncio.IncompleteReadError, OSError) as error:
+            self.answer = repr(error)
+        broker.abort()
+        self.released.set()
+
+
+class Delay(PassingFault):
+    """Keeps every matching request back for `seconds` before it is forwarded."""
+
+    def __init__(self, match: Match, seconds: float) -> None:
+        super().__init__()
+        self.match, self.seconds, self.delayed_s = match, seconds, 0.0
+
+    async def on_request(self, connection: Connection, request: Request) -> bool:
+        if self.match(request):
+            began = time.monotonic()
+            await asyncio.sleep(self.seconds)
+            self.hits += 1
+            self.delayed_s += time.monotonic() - began
+            connection.proxy.note(f"delayed {request} by {time.monotonic() - began:.3f} s")
+        return True
+
+
+class Duplicate(PassingFault):
+    """Sends the first `count` matching requests over a connection of their own, too, and waits for the answer."""
+
+    def __init__(self, match: Match, count: int = 1) -> None:
+        super().__init__()
+        self.match, self.count = match, count
+
+    async def on_request(self, connection: Connection, request: Request) -> bool:
+        if self.hits < self.count and self.match(request):
+            self.hits += 1
+            twin = await connection.proxy.open_upstream()
+            await twin.send(request.frame, connection.proxy.upstream_pace)
+            response = await asyncio.wait_for(read_frame(twin.reader), ANSWER_S)
+            connection.proxy.note(f"duplicated {request}: {error_code_of(request, response)}")
+        return True
+
+
+class LostRequest(PassingFault):
+    """Resets the connection instead of forwarding the first `count` matching requests."""
+
+    def __init__(self, match: Match, count: int = 1) -> None:
+        super().__init__()
+        self.match, self.count = match, count
+
+    async def on_request(self, connection: Connection, request: Request) -> bool:
+        if self.hits >= self.count or not self.match(request):
+            return True
+        self.hits += 1
+        connection.proxy.note(f"lost {request}")
+        connection.reset()
+        return False
+
+
+class LostResponse(PassingFault):
+    """Resets the connection instead of passing the responses to the first `count` matching requests back."""
+
+    def __init__(self, match: Match, count: int = 1) -> None:
+        super().__init__()
+        self.match, self.count = match, count
+
+    async def on_response(self, connection: Connection, request: Request, response: bytes) -> bool:
+        if self.hits >= self.count or not self.match(request):
+            return True
+        self.hits += 1
+        connection.proxy.note(f"lost the response to {request}: {error_code_of(request, response)}")
+        connection.reset()
+        return False

@@ -1,0 +1,75 @@
+"""A transactional request that the network delivers late, after its client has moved on, changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from faults.anomalies import Anomalies, anomalies, settled
+from faults.copying_shard import CopyingShard
+from faults.kafka_frames import TRANSACTIONAL, Api
+from faults.log_files import read_topic
+from faults.proxied_broker import ProxiedBroker
+from faults.request_faults import LateRequest, Match, before_request, between_offsets_and_outputs
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+
+from infra.kafka.admin import TopicSpec, admin_client, create_topics
+
+NUMBERS = 2000
+LATEST = 10
+"""Requests after the held one up to which its delivery is tried: the opening of a session, and a transaction."""
+
+
+@pytest.fixture(scope="module")
+def kafka(proxied: ProxiedBroker) -> ProxiedBroker:
+    """With the numbers that shards copy."""
+    with admin_client(proxied.direct) as admin:
+        create_topics(admin, [TopicSpec("numbers", 1)])
+    with KafkaProducer(**proxied.direct.producer()) as producer:
+        for number in range(NUMBERS):
+            producer.send("numbers", str(number).encode())
+    return proxied
+
+
+@pytest.fixture
+def shard(kafka: ProxiedBroker, run_id: str) -> Iterator[CopyingShard]:
+    with admin_client(kafka.direct) as admin:
+        create_topics(admin, [TopicSpec(run_id, 2)])
+    shard = CopyingShard(kafka.proxied, "numbers", run_id)
+    yield shard
+    shard.close()
+    kafka.proxy.clear()
+
+
+def anomalies_of(kafka: ProxiedBroker, shard: CopyingShard) -> Anomalies:
+    """What is wrong with what `shard` has copied, by the broker's log files."""
+    logs = kafka.broker.config.data_dir / "log"
+    return anomalies(settled(lambda: read_topic(logs, shard.config.group)), shard.copied)
+
+
+NOT_FENCED = pytest.mark.xfail(strict=True, reason="the client repeats the request under the same epoch")
+CASES = [
+    pytest.param(api, id=api.name.lower(), marks=[NOT_FENCED] * (api in (Api.END_TXN, Api.TXN_OFFSET_COMMIT)))
+    for api in TRANSACTIONAL
+]
+
+
+@pytest.mark.parametrize("api", CASES)
+def test_session_loses_nothing_by_a_late_request(kafka: ProxiedBroker, shard: CopyingShard, api: Api) -> None:
+    """The late request is delivered before the first, second, ... request that its client sends afterwards."""
+    reader = KafkaConsumer(**kafka.direct.consumer(group_id=shard.config.group, isolation_level="read_committed"))
+    shard.run(until=lambda: True)
+    went_back = []
+    for when in [*map(before_request, range(1, LATEST + 1)), between_offsets_and_outputs()]:
+        late = kafka.proxy.add(LateRequest(Match([api], shard.config.group), when))
+        if api == Api.INIT_PRODUCER_ID:
+            shard.close()  # the next session asks for one
+        shard.run(until=late.released.is_set)
+        kafka.proxy.clear()
+        if (offset := reader.committed(TopicPartition("numbers", 0))) != shard.copied:
+            went_back.append(f"offset {offset} where {shard.copied} was committed, after {late.seen[-1]}")
+    reader.close(autocommit=False)
+    shard.run(until=lambda: True)
+    found = anomalies_of(kafka, shard)
+    assert not found, f"{found}\n{kafka.proxy.describe()}"
+    assert not went_back, kafka.proxy.describe()
