@@ -26,6 +26,7 @@ from operators.rollout.emulation import DEFAULT_CONTEXT
 from operators.score.config import Rubric, ScoreConfig
 from operators.trainer.training_config import TrainingConfig
 from operators.trainer.warm_start_config import WarmStartConfig
+from pipelines.progress_config import ProgressConfig
 from schemas.topics import run_prefix
 
 _SHARED: Mapping[str, type] = {"prompts": TaskConfig, "score": Rubric}
@@ -115,6 +116,7 @@ class Config:
 
     run: RunConfig = field(default_factory=RunConfig)
     kafka: KafkaConfig = field(default_factory=KafkaConfig)
+    progress: ProgressConfig = field(default_factory=ProgressConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     warm_start: WarmStartConfig | None = None
     prompts: PromptsConfig = field(default_factory=lambda: PromptsConfig(**_PROMPTS))

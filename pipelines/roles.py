@@ -6,6 +6,7 @@ import importlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines.config import Config, ConfigError
@@ -62,6 +63,7 @@ def roles_of(config: Config) -> list[Role]:
 
 def run_role(config: Config, role: Role, runner: Runner = "embedded", beam_options: Sequence[str] = ()) -> None:
     """Run `role` until it is stopped or fails. Raises ConfigError, and what made the pipeline fail."""
+    from infra.runners.liveness import LIVENESS, alive_file
     from infra.runners.run import run_pipeline
     from operators.io.shards import close_shards
 
@@ -76,7 +78,13 @@ def run_role(config: Config, role: Role, runner: Runner = "embedded", beam_optio
             raise ConfigError(f"{role.name} cannot be built: {error}") from error
 
     logging.getLogger(__name__).info("%s starts", role.name)
-    run_pipeline(build_role, runner, beam_options, close_shards)
+    with LIVENESS.reported(alive_file(liveness_file(config.run_folder, role.name))):
+        run_pipeline(build_role, runner, beam_options, close_shards)
+
+
+def liveness_file(run_folder: Path, name: str) -> Path:
+    """Where the process of the role called `name` reports its liveness and progress, see `infra.runners.liveness`."""
+    return run_folder / "alive" / f"{name}.json"
 
 
 def configure_logging() -> None:

@@ -35,6 +35,7 @@ def shard(
         anchor=None if anchor is None else (anchor, 0),
         poll_s=0.25 if patient else 0.02 if attentive else 0.1,
         commit_s=5.0 if patient else 1.0,
+        budget=config.progress.budget(pipeline),
     )
 
 

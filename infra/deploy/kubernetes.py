@@ -79,6 +79,7 @@ def _container(plan: Plan, unit: Unit, command: list[str]) -> dict[str, Any]:
     if unit.gpus:
         limits["nvidia.com/gpu"] = requests["nvidia.com/gpu"] = unit.gpus
     there = {"exec": {"command": ["test", "-e", alive]}}
+    ready = {"exec": {"command": ["grep", "-q", '"ready": true', alive]}}
     fresh = {"exec": {"command": ["sh", "-c", f'test -n "$(find {alive} -mmin -{SILENT_MIN})"']}}
     return {
         "name": unit.name,
@@ -91,7 +92,7 @@ def _container(plan: Plan, unit: Unit, command: list[str]) -> dict[str, Any]:
         ],
         "resources": {"requests": requests, "limits": limits},
         "startupProbe": {**there, "periodSeconds": 5, "failureThreshold": 120},
-        "readinessProbe": {**there, "periodSeconds": 10},
+        "readinessProbe": {**ready, "periodSeconds": 10},
         "livenessProbe": {**fresh, "periodSeconds": 30},
         "volumeMounts": [
             {"name": "config", "mountPath": CONFIG.rpartition("/")[0], "readOnly": True},

@@ -10,9 +10,9 @@ CONFIG = "/etc/laminar/run.toml"
 SECRETS = "/etc/laminar-secrets"
 """Where it has tokens and passwords."""
 ALIVE = "/tmp/laminar-alive"
-"""Where a role gives its sign of life, see `infra.runners.alive`."""
-SILENT_MIN = 10
-"""Minutes without one after which a role is started again: longer than any of its steps."""
+"""Where a role reports that it is alive, see `infra.runners.liveness`."""
+SILENT_MIN = 5
+"""Minutes without a report after which a role is started again. Steps have budgets of their own, see `[progress]`."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 
+from infra.runners.liveness import LIVENESS
 from infra.store.weight_store import WeightStore
 from infra.transport.frames import Kind, TransportError, receive, send
 from infra.transport.handshake import connect, expect
@@ -42,8 +43,7 @@ class Courier:
         self._told = ""
         self._closed = False
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._work, name="courier", daemon=True)
-        self._thread.start()
+        self._thread = LIVENESS.start_thread("courier", self._work)
 
     @property
     def relays(self) -> int:

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
+from infra.runners.liveness import LIVENESS
 from infra.store.arriving import Arriving
 from infra.store.deltas import apply_delta
 from infra.store.errors import CorruptVersion, StoreBusy, StoreError, VersionExists
@@ -97,8 +98,7 @@ class RelayNode:
         server = Server(self._shelf, run, door.token, self.sending, self._offers.take, door.host, door.port)
         self._server = server
         self.address = door.advertised or door.at(server.port)
-        self._thread = threading.Thread(target=self._work, name="relay", daemon=True)
-        self._thread.start()
+        self._thread = LIVENESS.start_thread("relay", self._work)
 
     @property
     def chain(self) -> RelayChain | None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from infra.runners.liveness import LIVENESS
 from infra.store.chunks import MAX_CHUNK_BYTES
 from infra.transport.cargo import FORMS
 from infra.transport.frames import Kind, ProtocolError, TransportError, receive, send, send_chunk
@@ -53,8 +54,7 @@ class Server:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listening = socket.create_server((host, port), family=family, backlog=MAX_CONNECTIONS)
         self.port: int = self._listening.getsockname()[1]
-        self._thread = threading.Thread(target=self._accept, name="relay door", daemon=True)
-        self._thread.start()
+        self._thread = LIVENESS.start_thread("relay door", self._accept)
 
     def close(self) -> None:
         """Close the door, and every connection that came through it."""

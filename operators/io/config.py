@@ -8,6 +8,7 @@ from typing import Literal
 
 from infra.kafka.properties import ClientProperties
 from infra.kafka.session import Input, Partition, SessionConfig
+from infra.runners.liveness import StepBudget
 from operators.io.elements import Place
 from schemas.topics import RESTORE, Topic, group_name
 
@@ -34,6 +35,7 @@ class ShardConfig:
     the runner), `poll_s` how long an idle poll waits, `commit_s` how long offsets that moved without outputs may go
     uncommitted. `resume` gives, at every start, positions that override the committed ones (a trainer resumes from its
     checkpoint). A shard that `ends` reads what had been written when it started, and finishes once its step is idle.
+    `budget` is how long one step may take.
     """
 
     client: ClientProperties
@@ -48,6 +50,7 @@ class ShardConfig:
     commit_s: float = 1.0
     resume: Callable[[], Mapping[Place, int]] | None = field(default=None, compare=False)
     ends: bool = False
+    budget: StepBudget = StepBudget()  # noqa: RUF009 - frozen
 
     @property
     def group(self) -> str:

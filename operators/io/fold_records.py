@@ -6,11 +6,13 @@ the sink has committed: a start that a runner replays from an old checkpoint beg
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 import apache_beam as beam
 
+from infra.runners.liveness import LIVENESS
 from operators.io.elements import Checkpoint, Emission, Output, Place, Polled, Restored
 from schemas.topics import DEAD_LETTERS
 
@@ -62,25 +64,36 @@ def close_folders() -> None:
         _LIVE.popitem()[1].folder.close()
 
 
+def _release(group: str) -> None:
+    """Close and free the memory of `group`: the next one may be a second model, for which there is no room."""
+    if (live := _LIVE.pop(group, None)) is not None:
+        live.folder.close()
+        del live
+        gc.collect()  # models and optimizers hold cycles, and cycles are collected seldom
+
+
 class _FoldFn(beam.DoFn):
     def __init__(self, step: Step, letters: bool = True) -> None:
         self._step = step
         self._letters = letters
 
     def process(self, element: Restored | Polled) -> Iterator[Emission]:
-        live = _LIVE.get(element.group)
         if isinstance(element, Restored):
-            if live is not None:
-                del _LIVE[element.group]
-                live.folder.close()
-            _LIVE[element.group] = _Live(element.start, self._step.restore(element))
-        elif live is not None and live.start == element.start:
+            _release(element.group)
+            with LIVENESS.step(element.group, "restore"):
+                _LIVE[element.group] = _Live(element.start, self._step.restore(element))
+            return
+        live = _LIVE.get(element.group)
+        if live is not None and live.start == element.start:
             live.emissions += 1
             rejected = element.rejected if self._letters else ()
             outputs = [Output(DEAD_LETTERS, letter.topic, letter) for letter in rejected]
-            outputs += live.folder.fold(element)
-            checkpoint = live.folder.checkpoint(element.positions)
-            yield Emission(element.group, element.start, live.emissions, tuple(outputs), checkpoint)
+            with LIVENESS.step(element.group, "fold"):
+                outputs += live.folder.fold(element)
+                checkpoint = live.folder.checkpoint(element.positions)
+            emission = Emission(element.group, element.start, live.emissions, tuple(outputs), checkpoint)
+            del live, outputs, checkpoint  # this frame waits at the yield: it must not hold what a new start releases
+            yield emission
 
 
 class FoldRecords(beam.PTransform):

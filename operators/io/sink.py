@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 
 from infra.kafka.session import SESSIONS, Partition, Session, SessionLost
+from infra.runners.liveness import LIVENESS
 from operators.io.coalesce import coalesce
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Emission
@@ -49,7 +50,7 @@ class ShardSink:
         self._committed: tuple[object, ...] = ()
         self._committed_at = 0.0
         self._names: dict[str, str] = {}
-        threading.Thread(target=self._run, name=f"sink {config.group}", daemon=True).start()
+        LIVENESS.start_thread(f"sink {config.group}", self._run)
 
     def write(self, emission: Emission) -> None:
         """Take `emission`; it is durable after `flush`. Waits while too much is before it. Raises SinkBroken."""

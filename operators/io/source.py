@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from infra.kafka.session import SESSIONS, Fenced, Partition, Session, SessionLost
-from infra.runners.alive import SignOfLife
+from infra.runners.liveness import LIVENESS
 from infra.runners.stopping import STOPPING
 from operators.io.config import ShardConfig
 from operators.io.elements import Place, Polled, Received, Restored
@@ -55,7 +55,7 @@ class ShardSource:
             for r in config.readings
             for p in r.partitions
         }
-        self._alive = SignOfLife()
+        LIVENESS.budget(config.group, config.budget)
         self._session: Session | None = None
         self._positions: Mapping[Place, int] = {}
         self._rest_until = 0.0
@@ -89,7 +89,6 @@ class ShardSource:
         session = self._session
         if session is None or session.lost is not None or SESSIONS.get(self.config.group) is not session:
             return self._open(session)
-        self._alive.give()
         if not wait and self._clock() < self._rest_until:
             return Polled(self.config.group, session.start, (), (), self._positions, self._caught_up)
         try:

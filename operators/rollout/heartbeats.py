@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from infra.kafka.producer import BoundedProducer, DeliveryFailed
+from infra.runners.liveness import LIVENESS
 from operators.rollout.engine import EngineStatus
 from operators.rollout.replica import Replica
 from schemas.codec import encode
@@ -59,8 +60,7 @@ class Heartbeats:
         self._stuck_s, self._end = stuck_s, end
         self._step_began: float | None = None
         self._step_seconds = 0.0
-        self._thread = threading.Thread(target=self._beat, name="heartbeats", daemon=True)
-        self._thread.start()
+        self._thread = LIVENESS.start_thread("heartbeats", self._beat)
 
     def attend(self, replicas: Sequence[Replica]) -> None:
         """The replicas are there."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,6 +38,9 @@ def list_command(printing: Printing, folder: FolderOption = RUNS) -> Rows:
 def status_command(run: RunOption = None, folder: FolderOption = RUNS, json: JsonOption = False) -> Report:
     """Say how a run stands: phase, progress, accuracy, and each of its processes. Exits with 1 if it failed or died.
 
+    Of each process: how long ago it last reported that it is alive, and which step it is at, for how long, of what
+    budget. A `stalled` step has exceeded its budget ([progress] of the configuration).
+
     \b
     Examples:
       laminar runs status
@@ -47,9 +50,12 @@ def status_command(run: RunOption = None, folder: FolderOption = RUNS, json: Jso
 
     found = find_run(folder, run)
     state = _observed(found)
+    facts = _facts(found)
+    for name, role in facts["roles"].items() if found.status == "running" else ():
+        role["liveness"] = _liveness(found, name)
     return Report(
-        {**_facts(found), **_measured(state)},
-        lambda: "\n".join(_status_lines(found, state)),
+        {**facts, **_measured(state)},
+        lambda: "\n".join(_status_lines(found, state, facts["roles"])),
         as_json=json,
         exit_code=1 if found.status in ("failed", "died") else 0,
     )
@@ -158,7 +164,28 @@ def _measured(state: RunState) -> dict[str, Any]:
     }
 
 
-def _status_lines(run: RunFolder, state: RunState) -> Iterator[str]:
+def _liveness(run: RunFolder, role: str) -> dict[str, Any] | None:
+    """What the process of `role` last reported of itself; None if it has not."""
+    from infra.runners.liveness import read_liveness
+    from pipelines.roles import liveness_file
+
+    return read_liveness(liveness_file(run.folder, role))
+
+
+def _liveness_text(said: Mapping[str, Any] | None) -> str:
+    """`said`, the report of a process, as the status line has it."""
+    if said is None:
+        return ", no report of liveness"
+    text = f", alive {said['age_s']:.0f} s ago"
+    for name, error in said["failed_threads"].items():
+        text += f", thread {name} FAILED: {error}"
+    for step in said["steps"].values():
+        text += f", {'STALLED in' if step['stalled'] else 'in'} {step['doing']} for {step['seconds']:.0f}"
+        text += f" of {step['budget_s']:g} s"
+    return text
+
+
+def _status_lines(run: RunFolder, state: RunState, roles: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     from pipelines.view.panels import fact_lines
     from pipelines.view.text import clock, phase_name, steps_text
 
@@ -173,5 +200,6 @@ def _status_lines(run: RunFolder, state: RunState) -> Iterator[str]:
     yield from (f"  {label:<12}{value}" for label, value in fact_lines(state))
     for name, role in state.roles.items() if run.status == "running" else ():
         restarts = f", {role.restarts} restarts" if role.restarts else ""
-        yield f"  {name:<12}{role.status}{f', pid {role.pid}' if role.pid else ''}{restarts}"
+        alive = _liveness_text(roles[name]["liveness"]) if role.alive else ""
+        yield f"  {name:<12}{role.status}{f', pid {role.pid}' if role.pid else ''}{restarts}{alive}"
     yield f"  {'folder':<12}{run.folder}"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
+from infra.runners.liveness import LIVENESS, StepBudget
 from operators.io.elements import Checkpoint, Output, Place, Polled, Restored
 from operators.io.fold_records import _FoldFn, close_folders, is_busy
 from schemas.records import DeadLetter, Metric
@@ -98,6 +101,73 @@ def test_a_new_start_has_a_new_memory_and_the_old_one_is_closed_once(fold: _Fold
     close_folders()
     assert Counter.log == ["restored 1", "closed 1", "restored 2", "closed 2"]
     assert not list(fold.process(polled(2)))
+
+
+class Knot(Counter):
+    """A memory in a cycle, as models and optimizers are."""
+
+    def __init__(self, start: int) -> None:
+        super().__init__(start)
+        self.itself = self
+
+
+class Knots:
+    """Notes at each restore how many memories of before are alive."""
+
+    def __init__(self) -> None:
+        self.made: list[weakref.ref[Knot]] = []
+        self.alive: list[int] = []
+
+    def restore(self, restored: Restored) -> Knot:
+        self.alive.append(sum(each() is not None for each in self.made))
+        knot = Knot(restored.start)
+        self.made.append(weakref.ref(knot))
+        return knot
+
+
+def test_old_memory_is_freed_before_the_new_one_is_made() -> None:
+    step = Knots()
+    fold = _FoldFn(step)
+    gc.disable()
+    try:
+        waiting = []
+        for start in (1, 2, 3):
+            list(fold.process(restored(start)))
+            emissions = iter(fold.process(polled(start)))
+            next(emissions)
+            waiting.append(emissions)  # as a runner may leave it
+    finally:
+        gc.enable()
+        close_folders()
+    assert step.alive == [0, 0, 0]
+
+
+class Reporter(Counter):
+    """Remembers what the process reports while it is at work."""
+
+    said: list[tuple[str, float]] = []  # noqa: RUF012 - shared by all, on purpose
+
+    def __init__(self, start: int) -> None:
+        super().__init__(start)
+        self.report()
+
+    def fold(self, polled: Polled) -> Sequence[Output]:
+        self.report()
+        return ()
+
+    def report(self) -> None:
+        step = LIVENESS.facts()["steps"]["g"]
+        self.said.append((step["doing"], step["budget_s"]))
+
+
+def test_restore_and_fold_are_reported_with_their_budgets(fold: _FoldFn) -> None:
+    LIVENESS.budget("g", StepBudget(restore_s=7.0, fold_s=3.0))
+    fold._step = type("Step", (), {"restore": lambda self, restored: Reporter(restored.start)})()
+    list(fold.process(restored(1)))
+    list(fold.process(polled(1)))
+    assert Reporter.said == [("restore", 7.0), ("fold", 3.0)]
+    assert not LIVENESS.facts()["steps"]
+    LIVENESS.forget()
 
 
 def test_shards_are_apart_and_each_says_whether_it_is_busy(fold: _FoldFn) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ import typer
 import yaml
 
 from infra.deploy.units import ALIVE, CONFIG
-from infra.runners.alive import VARIABLE, SignOfLife
+from infra.runners.liveness import VARIABLE
 from pipelines.cli.submit import app
 from pipelines.config import load_config
 from pipelines.deploy.plan import EXAMPLE, files_of, plan_of, units_of
@@ -122,19 +120,3 @@ def test_accelerators_are_asked_for_where_the_engine_needs_them() -> None:
     with_vllm = replace(config, rollout=replace(config.rollout, engine="vllm"))
     assert {unit.name for unit in units_of(with_vllm) if unit.gpus} == {"rollout", "trainer"}
     assert not any(unit.gpus for unit in units_of(config))
-
-
-def test_a_sign_of_life_is_given_where_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
-    SignOfLife().give()
-    file = tmp_path / "alive"
-    monkeypatch.setenv(VARIABLE, str(file))
-    sign = SignOfLife()
-    assert not file.exists()
-    sign.give()
-    os.utime(file, (0, 0))
-    sign.give()  # not so soon again
-    assert file.stat().st_mtime == 0
-    sign._due = time.monotonic()
-    sign.give()
-    assert file.stat().st_mtime > 0

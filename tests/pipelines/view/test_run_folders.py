@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,9 +19,11 @@ import typer
 from synthetic_run import START, history
 from typer.testing import CliRunner
 
+from infra.runners.liveness import Liveness, StepBudget
 from pipelines.cli.output import show
 from pipelines.cli.runs import app
 from pipelines.report.metrics_file import MetricsFile
+from pipelines.roles import liveness_file
 from pipelines.view.run_folders import NoSuchRun, find_run, list_runs, read_run, stop_run
 
 ROLES = {
@@ -33,7 +36,7 @@ def make_run(runs: Path, name: str, **state: Any) -> Path:
     folder = runs / name
     folder.mkdir(parents=True)
     given = {"run": name, "phase": "training", "started_at": START / 1000, "ended_at": None, "error": None, **state}
-    (folder / "state.json").write_text(json.dumps({**given, "goal": {"optimizer_steps": 100}, "roles": ROLES}))
+    (folder / "state.json").write_text(json.dumps({"goal": {"optimizer_steps": 100}, "roles": ROLES, **given}))
     return folder
 
 
@@ -162,6 +165,27 @@ def test_status_says_how_far_it_is(tmp_path: Path, process: subprocess.Popen[byt
     rows = ("trainer     up, pid 9, 2 restarts", "score       down")
     for expected in ("run sums: running, training, 49/100 steps", "0.24 → 0.58", *rows):
         assert expected in out
+
+
+def test_status_shows_liveness_and_progress_apart(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
+    roles = {name: {"pid": 9, "restarts": 0, "alive": True, "status": "up"} for name in ("prompts", "score", "trainer")}
+    folder = make_run(tmp_path, "slow", pid=process.pid, pid_created=created(process.pid), roles=roles)
+    for name, budget_s in (("score", 100.0), ("trainer", 0.0)):
+        live = Liveness(clock=iter((10.0, 50.0)).__next__)
+        live.budget(name, StepBudget(fold_s=budget_s))
+        with live.step(name, "fold"):
+            file = liveness_file(folder, name)
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(json.dumps(live.facts()))
+    code, out = invoke("status", "--folder", str(tmp_path))
+    assert code == 0
+    assert "no report of liveness" in next(line for line in out.splitlines() if "prompts" in line)
+    assert re.search(r"score .*alive \d s ago, in fold for 40 of 100 s", out)
+    assert re.search(r"trainer .*alive \d s ago, STALLED in fold for 40 of 0 s", out)
+    said = json.loads(invoke("status", "--folder", str(tmp_path), "--json")[1])["roles"]
+    assert said["prompts"]["liveness"] is None
+    assert said["trainer"]["liveness"]["steps"]["trainer"]["stalled"] is True
+    assert said["score"]["liveness"]["age_s"] < 60
 
 
 def test_status_of_a_dead_run_is_a_no(tmp_path: Path) -> None:

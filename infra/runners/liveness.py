@@ -1,0 +1,225 @@
+"""Liveness and progress of a role's process, two facts that one file reports.
+
+Liveness: the process runs and none of its vital threads has failed. A thread that does nothing else rewrites the file
+every `EVERY_S` seconds, so a probe of a container needs its age alone, however long a step takes. Progress: which step
+of which shard runs, for how long, and the budget that its configuration gives it. A process whose step exceeds its
+budget, or one of whose vital threads has failed, ends: the cause is in its log, with the stacks of all threads.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from infra.files import write_atomically
+
+log = logging.getLogger(__name__)
+
+VARIABLE = "LAMINAR_ALIVE_FILE"
+"""The environment variable that names the file, where it shall not be in the run's folder."""
+EVERY_S = 5.0
+EXIT_CODE = 70
+"""Of a process that ends because of what is described here: EX_SOFTWARE of sysexits.h."""
+
+Doing = Literal["restore", "fold"]
+
+
+@dataclass(frozen=True)
+class StepBudget:
+    """Seconds that one step may take: `restore` makes the memory of a start, `fold` takes in one poll.
+
+    `setting` is how the configuration names them. With `restart` a process that exceeds one ends; else it is reported.
+    """
+
+    restore_s: float = 3600.0
+    fold_s: float = 3600.0
+    setting: str = "progress"
+    restart: bool = True
+
+    def of(self, doing: Doing) -> float:
+        """The budget of `doing`."""
+        return self.restore_s if doing == "restore" else self.fold_s
+
+
+@dataclass(slots=True)
+class _Shard:
+    budget: StepBudget
+    doing: Doing | None = None
+    since: float = 0.0
+    ready: bool = False
+    reported: bool = False
+
+
+class Liveness:
+    """What is known of this process. Steps and threads report to it whether or not a file is written."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        end: Callable[[int], None] = os._exit,
+        every_s: float = EVERY_S,
+    ) -> None:
+        self._clock, self._end, self._every_s = clock, end, every_s
+        self._shards: dict[str, _Shard] = {}
+        self._failed: dict[str, str] = {}
+        self._file: Path | None = None
+        self._lock = threading.Lock()
+
+    def budget(self, group: str, budget: StepBudget) -> None:
+        """The steps of the shard `group` have `budget`."""
+        self._shard(group).budget = budget
+
+    @contextmanager
+    def step(self, group: str, doing: Doing) -> Iterator[None]:
+        """A step of the shard `group`, from its beginning to its end."""
+        shard = self._shard(group)
+        shard.since, shard.reported, shard.doing = self._clock(), False, doing
+        if doing == "restore":
+            shard.ready = False
+        try:
+            yield
+            shard.ready = True
+        finally:
+            shard.doing = None
+
+    def forget(self) -> None:
+        """The shards of this process are closed."""
+        with self._lock:
+            self._shards.clear()
+
+    def start_thread(self, name: str, work: Callable[[], None]) -> threading.Thread:
+        """Start a vital thread: one without which the process does not do its work. It may return, but not raise."""
+
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:
+                log.exception("the thread %s has failed", name)
+                with self._lock:
+                    self._failed[name] = repr(error)
+
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def facts(self) -> dict[str, Any]:
+        """What the file says."""
+        now = self._clock()
+        with self._lock:
+            shards, failed = dict(self._shards), dict(self._failed)
+        return {
+            "pid": os.getpid(),
+            "ready": bool(shards) and all(shard.ready for shard in shards.values()),
+            "failed_threads": failed,
+            "steps": {
+                group: {
+                    "doing": shard.doing,
+                    "seconds": round(now - shard.since, 1),
+                    "budget_s": shard.budget.of(shard.doing),
+                    "stalled": now - shard.since > shard.budget.of(shard.doing),
+                }
+                for group, shard in shards.items()
+                if shard.doing is not None
+            },
+        }
+
+    def check(self) -> None:
+        """End the process if a vital thread has failed or a step exceeds its budget."""
+        with self._lock:
+            shards, failed = dict(self._shards), dict(self._failed)
+        for name, error in failed.items():
+            self._end_process(f"the thread {name} has failed: {error}")
+        for group, shard in shards.items():
+            doing, seconds = shard.doing, self._clock() - shard.since
+            if doing is None or shard.reported or seconds <= shard.budget.of(doing):
+                continue
+            shard.reported = True
+            budget = shard.budget
+            what = (
+                f"the step `{doing}` of {group} has taken {seconds:.0f} s, more than its budget of "
+                f"{budget.of(doing):g} s: raise {budget.setting} if such a step may take longer"
+            )
+            if budget.restart:
+                self._end_process(what)
+            else:
+                _dump_stacks()
+                log.error("%s", what)
+
+    @contextmanager
+    def reported(self, file: Path | None) -> Iterator[None]:
+        """Rewrite `file` and check this process while the block runs; without a file check alone."""
+        ended = threading.Event()
+        self._file = file
+        self._failed.clear()
+        thread = threading.Thread(target=self._report, args=(ended,), name="liveness", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+            self.forget()
+            if file is not None:
+                with suppress(OSError):
+                    file.unlink()
+
+    def _report(self, ended: threading.Event) -> None:
+        failing = False
+        while True:
+            if self._file is not None:
+                try:
+                    self._file.parent.mkdir(parents=True, exist_ok=True)
+                    write_atomically(self._file, json.dumps(self.facts()))
+                    failing = False
+                except OSError as error:
+                    if not failing:
+                        log.warning("%s (%s) cannot be written: %s", self._file, VARIABLE, error)
+                    failing = True
+            self.check()
+            if ended.wait(self._every_s):
+                return
+
+    def _shard(self, group: str) -> _Shard:
+        shard = self._shards.get(group)
+        if shard is None:
+            with self._lock:
+                shard = self._shards.setdefault(group, _Shard(StepBudget()))
+        return shard
+
+    def _end_process(self, why: str) -> None:
+        _dump_stacks()
+        log.critical("%s; this process ends", why)
+        self._end(EXIT_CODE)
+
+
+def _dump_stacks() -> None:
+    if (errors := cast("Any", sys.__stderr__)) is not None:
+        faulthandler.dump_traceback(errors, all_threads=True)
+
+
+LIVENESS = Liveness()
+
+
+def alive_file(default: Path) -> Path:
+    """Where this process reports."""
+    return Path(named) if (named := os.environ.get(VARIABLE)) else default
+
+
+def read_liveness(file: Path, now: float | None = None) -> dict[str, Any] | None:
+    """What `file` says, and `age_s`, the seconds since it was written; None where there is no such file."""
+    try:
+        said = json.loads(file.read_text(encoding="utf-8"))
+        age = (time.time() if now is None else now) - file.stat().st_mtime
+    except (OSError, ValueError):
+        return None
+    return {**said, "age_s": round(max(0.0, age), 1)} if isinstance(said, dict) else None

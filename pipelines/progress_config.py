@@ -1,0 +1,42 @@
+"""How long one step of each role may take."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from infra.runners.liveness import StepBudget
+
+
+@dataclass(frozen=True)
+class ProgressConfig:
+    """Seconds that one step of a role may take. A step that takes longer is stalled.
+
+    `restore_s` bounds what a start of any role does before its first step: load the model, read the checkpoint, wait
+    for the other ranks. The others bound the work on one poll: for the trainer one batch, for score all verifiers of
+    what one poll brought.
+    """
+
+    restore_s: float = 3600.0
+    prompts_s: float = 600.0
+    placement_s: float = 600.0
+    rollout_s: float = 1800.0
+    relay_s: float = 600.0
+    score_s: float = 3600.0
+    experience_s: float = 600.0
+    trainer_s: float = 7200.0
+    evaluation_s: float = 600.0
+    stalled: Literal["restart", "report"] = "restart"
+    """What becomes of a process whose step is stalled: it ends and is started again, or its log alone reports it."""
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name.endswith("_s") and not (value > 0 and math.isfinite(value)):
+                raise ValueError(f"{each.name} must be a positive number of seconds, not {value}")
+
+    def budget(self, pipeline: str) -> StepBudget:
+        """The budget of a step of `pipeline`."""
+        setting = f"progress.restore_s or progress.{pipeline}_s"
+        return StepBudget(self.restore_s, getattr(self, f"{pipeline}_s"), setting, self.stalled == "restart")

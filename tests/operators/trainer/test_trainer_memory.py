@@ -1,0 +1,55 @@
+"""A lost session: the trainer's model is freed before the next start loads another."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from trainer_batches import save_tiny_model
+from trainer_on_a_log import Producer, Trainer
+
+from operators.io.elements import Restored
+from operators.io.fold_records import Folder, Step, _FoldFn, close_folders
+from operators.trainer import publishing
+
+
+@pytest.fixture
+def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Trainer]:
+    made = Trainer(tmp_path, save_tiny_model(tmp_path / "tiny"))
+    monkeypatch.setattr(publishing, "BoundedProducer", Producer)
+    monkeypatch.setattr(publishing, "ManifestLog", lambda producer, run: made.announce)
+    yield made
+    close_folders()
+
+
+@dataclass
+class Watched:
+    """`step`, which notes how many parameters that a restore left behind are alive as the next one begins."""
+
+    step: Step
+    alive: list[int]
+    seen: list[weakref.ref[torch.Tensor]]
+
+    def restore(self, restored: Restored) -> Folder:
+        self.alive.append(sum(each() is not None for each in self.seen))
+        before = {id(each) for each in gc.get_objects() if issubclass(type(each), torch.nn.Parameter)}
+        folder = self.step.restore(restored)
+        made = [
+            each for each in gc.get_objects() if issubclass(type(each), torch.nn.Parameter) and id(each) not in before
+        ]
+        self.seen += map(weakref.ref, made)
+        return folder
+
+
+def test_model_is_freed_before_the_next_start_loads_one(trainer: Trainer) -> None:
+    watched = Watched(trainer.step, [], [])
+    fold = _FoldFn(watched)
+    for start in (1, 2):
+        assert not list(fold.process(Restored("g", start, (), {}, {})))
+    assert len(watched.seen) > 2
+    assert watched.alive == [0, 0]
