@@ -1,9 +1,36 @@
-"""Files that are whole or not there."""
+"""Files that are whole or not there, and the disk that they are on."""
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 from pathlib import Path
+
+LOW_BYTES = 16 * 1024 * 1024
+"""A disk with fewer bytes free counts as full: no log segment of a broker fits."""
+
+
+def is_out_of_space(error: BaseException | None) -> bool:
+    """Whether `error`, or what caused it, is a write that a full disk or a quota refused."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def space_of(path: Path) -> str:
+    """How much room there is where `path` is or would be, in words."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    usage = shutil.disk_usage(path)
+    return f"{usage.free:,} of {usage.total:,} bytes are free on the disk of {path}"
+
+
+def is_full(path: Path) -> bool:
+    """Whether the disk that `path`, which exists, is on has no room left."""
+    return shutil.disk_usage(path).free < LOW_BYTES
 
 
 def write_atomically(file: Path, text: str) -> None:

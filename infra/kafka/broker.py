@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import random
+import signal
 import socket
 import subprocess
 import time
@@ -44,6 +45,10 @@ Progress = Callable[[str], None]
 
 class BrokerStartError(RuntimeError):
     """The local broker did not come up."""
+
+
+class BrokerDied(BrokerStartError):
+    """Its process ended or did not answer while it started: another start may succeed."""
 
 
 @dataclass(frozen=True)
@@ -129,8 +134,8 @@ def start_broker(config: BrokerConfig, progress: Progress = lambda message: None
     """Start a broker and return it once it answers; use it as a context manager, or call `stop`.
 
     `progress` gets one line of text a step. Raises BrokerStartError, with the end of the broker's log, when the port
-    is taken, the data folder is in use, the broker dies, or it does not answer within `start_timeout_s`;
-    JarResolutionError when its jars cannot be had.
+    is taken or the data folder is in use, BrokerDied when its process ends or does not answer within
+    `start_timeout_s`, JarResolutionError when its jars cannot be had.
     """
     broker = Broker(config)
     broker.start(progress)
@@ -233,11 +238,12 @@ class Broker:
 
         while why_unreachable(self.client().admin()) is not None:
             if not self.is_alive():
-                raise BrokerStartError(
-                    f"the broker on {self.bootstrap_servers} died while starting; {self._tail(log_from)}"
+                raise BrokerDied(
+                    f"the broker on {self.bootstrap_servers} {self._how_it_ended()} while starting; "
+                    f"{self._tail(log_from)}"
                 )
             if time.monotonic() > deadline:
-                raise BrokerStartError(
+                raise BrokerDied(
                     f"the broker on {self.bootstrap_servers} did not answer within {self.config.start_timeout_s:g} s; "
                     f"{self._tail(log_from)}"
                 )
@@ -260,7 +266,17 @@ class Broker:
         with self.log_file.open("rb") as log:
             log.seek(log_from)
             lines = log.read().decode(errors="replace").splitlines()
+        if not lines:
+            return f"it wrote nothing to {self.log_file}"
         return "\n".join([f"the end of {self.log_file}:", *lines[-20:]])
+
+    def _how_it_ended(self) -> str:
+        """How its process ended, in words."""
+        assert self._process is not None
+        code = self._process.wait(10.0)
+        if code is None:  # of a process that is not ours to wait for
+            return "died"
+        return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
 
 
 def free_port() -> int:

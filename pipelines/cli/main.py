@@ -98,4 +98,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _one_line(error: Exception) -> str:
     text = "; ".join(str(error).split("\n"))
     expected = isinstance(error, RuntimeError | ValueError | OSError) and text
-    return text if expected else f"{type(error).__name__}: {text} (--debug shows where)"
+    line = text if expected else f"{type(error).__name__}: {text} (--debug shows where)"
+    return "; ".join([line, *getattr(error, "__notes__", [])])

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from infra.files import is_full, space_of
 from infra.kafka.admin import admin_client, list_topics
-from infra.kafka.broker import Broker, BrokerConfig, BrokerStartError, start_broker
+from infra.kafka.broker import Broker, BrokerConfig, BrokerDied, BrokerStartError
 from infra.kafka.detached_broker import last_port
 from infra.kafka.readiness import BrokerUnreachable, wait_for_brokers, why_unreachable
 from pipelines.config import ConfigError, KafkaConfig
@@ -39,7 +40,8 @@ class KafkaOfRun:
         """Return once Kafka answers; `config` then says where. Raises BrokerStartError, BrokerUnreachable."""
         given = self.config.bootstrap_servers or self.config.client_properties
         if not given or self._folder.is_dir():
-            self._own = start_broker(BrokerConfig(self._folder, last_port(self._folder)), self._note)
+            self._own = Broker(BrokerConfig(self._folder, last_port(self._folder)))
+            self._bring_up()
             self.config = replace(self.config, bootstrap_servers=self._own.bootstrap_servers)
         wait_for_brokers(self.config.client(), WAIT_S, lambda _, line: self._note(line))
 
@@ -84,13 +86,39 @@ class KafkaOfRun:
 
     def _restart(self) -> None:
         assert self._own is not None
-        pause = self._restarts.count()
-        if pause is None:
-            raise BrokerStartError(f"the broker died {self._restarts.rate()}: see {self._own.log_file}")
-        self._note("the broker has died; starting it again")
+        self._pause_after(BrokerDied("its process is gone"), time.monotonic())
         self._own.kill()  # it may be dead and yet hold its port: it is gone once it has been waited for
+        self._bring_up()
+
+    def _bring_up(self) -> None:
+        """Start the run's own broker. One that dies as it starts counts as one that dies later."""
+        assert self._own is not None
+        began = time.monotonic()
+        while True:
+            try:
+                return self._own.start(self._note)
+            except BrokerDied as error:
+                self._pause_after(error, began)
+
+    def _pause_after(self, died: BrokerDied, since: float) -> None:
+        """Wait before another start, the broker having `died`. Raises BrokerStartError where there is to be none.
+
+        `since` is when the first of the starts in a row began.
+        """
+        assert self._own is not None
+        pause, why = self._restarts.count(), f"{died} (see {self._own.log_file})"
+        if is_full(self._folder):
+            raise BrokerStartError(
+                f"the broker cannot go on: its disk is full, {space_of(self._folder)}: {why}"
+            ) from died
+        if pause is None:
+            raise BrokerStartError(f"the broker died {self._restarts.rate()}, the last time: {why}") from died
+        if time.monotonic() - since > (patience := self.config.patience_s):
+            raise BrokerStartError(
+                f"the broker has not come up within kafka.patience_s = {patience:g} s, the last time: {why}"
+            ) from died
+        self._note(f"the broker has died ({str(died).splitlines()[0]}); starting it again")
         time.sleep(pause)
-        self._own.start(self._note)
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Stop the run's own broker, by force after `timeout_s` seconds."""

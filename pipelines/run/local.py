@@ -86,7 +86,7 @@ def _supervised(
             text += f", and `{laminar()} runs resume --run {config.run.name}` goes on with it"
         return Report(answer, lambda: text, as_json, stop.exit_code)
     except BaseException as error:
-        state.end(f"{type(error).__name__}: {error}")
+        _end_failed(state, error)
         raise
     state.end()
     audited = {**balance.numbers(), "balanced": balance.balanced}
@@ -96,6 +96,13 @@ def _supervised(
     write_atomically(folder / "report.html", render_report(folder))
     code = 0 if balance.balanced else 1
     return Report(summary, lambda: closing_lines(_as_seen_from_here(folder), summary, file), as_json, code)
+
+
+def _end_failed(state: RunStateFile, error: BaseException) -> None:
+    """Note in state.json why the run cannot go on, and add to `error` how it can."""
+    state.end(f"{type(error).__name__}: {error}")
+    if (state.folder / CONFIG_FILE).exists():
+        error.add_note(f"once that is mended, `{laminar()} runs resume --run {state.run}` goes on with the run")
 
 
 def named(config: Config) -> Config:

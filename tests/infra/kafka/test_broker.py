@@ -100,7 +100,7 @@ def test_a_broker_that_dies_after_formatting_shows_its_log(tmp_path: Path) -> No
     with start_broker(BrokerConfig(tmp_path)):
         pass
     (tmp_path / "log" / "meta.properties").write_text("version=1\ncluster.id=other\nnode.id=7\n")
-    with pytest.raises(BrokerStartError, match=r"(?s)died while starting.*node.*7"):
+    with pytest.raises(BrokerStartError, match=r"(?s)ended with code 1 while starting.*node.*7"):
         start_broker(BrokerConfig(tmp_path))
 
 

@@ -1,0 +1,97 @@
+"""A run's own broker that dies as it starts is started again, within the same allowance as one that dies later."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from infra.kafka.broker import BrokerDied, BrokerStartError
+from pipelines.config import KafkaConfig
+from pipelines.run import kafka_of_run
+from pipelines.run.kafka_of_run import KafkaOfRun
+
+DEADLINE_S = 120.0
+
+
+class Killer(threading.Thread):
+    """Kills the next `times` processes that a broker is started as, as soon as each is there."""
+
+    def __init__(self, folder: Path, times: int) -> None:
+        super().__init__(daemon=True)
+        self._file, self._times = folder / "broker.json", times
+        self._known = {self._pid()}
+        self.killed = 0
+
+    def run(self) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while self.killed < self._times and time.monotonic() < deadline:
+            if (pid := self._pid()) not in self._known:
+                self._known.add(pid)
+                psutil.Process(pid).send_signal(signal.SIGKILL)
+                self.killed += 1
+            time.sleep(0.005)
+
+    def _pid(self) -> int:
+        try:
+            return int(json.loads(self._file.read_text())["pid"])
+        except FileNotFoundError:
+            return 0
+
+
+@pytest.fixture
+def notes() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def kafka(tmp_path: Path, notes: list[str]) -> Iterator[KafkaOfRun]:
+    made = KafkaOfRun(KafkaConfig(), tmp_path / "kafka", notes.append)
+    yield made
+    made.close()
+
+
+def test_broker_killed_while_it_starts_is_started_again(kafka: KafkaOfRun, tmp_path: Path, notes: list[str]) -> None:
+    killer = Killer(tmp_path / "kafka", 1)
+    killer.start()
+    kafka.start()  # the first start of all
+    killer.join()
+    first = json.loads((tmp_path / "kafka" / "broker.json").read_text())["pid"]
+    killer = Killer(tmp_path / "kafka", 1)
+    killer.start()
+    psutil.Process(first).kill()
+    deadline = time.monotonic() + DEADLINE_S
+    while not (killer.killed and kafka.answers()):
+        assert time.monotonic() < deadline
+        kafka.tend()
+        time.sleep(0.02)
+    said = [note for note in notes if "has died" in note]
+    assert len(said) == 3
+    assert sum("was ended by SIGKILL while starting" in note for note in said) == 2
+
+
+def test_broker_that_never_starts_is_given_up_with_its_reason(kafka: KafkaOfRun, tmp_path: Path) -> None:
+    starts: list[float] = []
+
+    class Broker(kafka_of_run.Broker):
+        def start(self, progress: object = None) -> None:
+            starts.append(time.monotonic())
+            self.config.data_dir.mkdir(exist_ok=True)
+            raise BrokerDied("it was ended by SIGKILL while starting; it wrote nothing")
+
+    kafka._own = Broker(kafka_of_run.BrokerConfig(tmp_path / "kafka"))
+    with pytest.raises(BrokerStartError, match=r"(?s)died 7 times in 60 s, the last time: .*SIGKILL.*broker.log"):
+        kafka._bring_up()
+    assert len(starts) == 7
+    kafka.config = replace(kafka.config, patience_s=1e-9)
+    kafka._restarts = kafka_of_run.Restarts()
+    with pytest.raises(BrokerStartError, match=r"kafka\.patience_s = 1e-09 s"):
+        kafka._bring_up()
+    kafka._own = None
