@@ -16,12 +16,12 @@ from schemas.records import MicroBatch
 TINY = DemoModelConfig(hidden_size=32, layers=2, heads=2, kv_heads=1, mlp_size=48, max_positions=64)
 
 
-def save_tiny_model(folder: Path, seed: int = 0) -> Path:
+def save_tiny_model(folder: Path, seed: int = 0, scale: float = 3.0) -> Path:
     """A model folder whose weights are large enough for its predictions to differ from token to token."""
     model, tokenizer = build_demo_model(replace(TINY, seed=seed))
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.mul_(3.0)
+            parameter.mul_(scale)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

@@ -7,8 +7,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from operators.trainer.config import Precision
 from operators.trainer.packing import PackedTokens
-from operators.trainer.policy import hidden_states, load_policy
+from operators.trainer.policy import activations, hidden_states, load_policy
 
 
 class Critic(nn.Module):
@@ -17,8 +18,16 @@ class Critic(nn.Module):
     The value starts at 0 everywhere: its one matrix is zeros, so that no randomness enters.
     """
 
-    def __init__(self, folder: Path, device: torch.device, *, gradient_checkpointing: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        device: torch.device,
+        *,
+        gradient_checkpointing: bool = False,
+        precision: Precision = "float32",
+    ) -> None:
         super().__init__()
+        self._precision = precision
         self.policy = load_policy(folder, device, gradient_checkpointing=gradient_checkpointing).base_model
         self.value = nn.Linear(self.policy.config.hidden_size, 1, device=device)
         nn.init.zeros_(self.value.weight)
@@ -26,5 +35,6 @@ class Critic(nn.Module):
 
     def forward(self, packed: PackedTokens) -> Tensor:
         """V of what stands before each of `packed.targets`, float32[m]."""
-        values: Tensor = self.value(hidden_states(self.policy, packed))
+        with activations(packed, self._precision):
+            values: Tensor = self.value(hidden_states(self.policy, packed))
         return values[:, 0].float().clone()  # FSDP's hooks want no view

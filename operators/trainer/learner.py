@@ -68,26 +68,26 @@ class Learner:
         self._device, self._ranks = torch.device(device), ranks
         self._algorithm = resolve(config.algorithm)
         place = torch.device("cpu") if config.share_device else self._device
-        again, chunk = config.gradient_checkpointing, config.logits_chunk_tokens
+        again, chunk, precision = config.gradient_checkpointing, config.logits_chunk_tokens, config.precision
         self._model = load_policy(model_folder, place, gradient_checkpointing=again)
         if config.lora.rank:
             if ranks.count > 1:
                 raise ValueError("lora.rank: adapters are trained by one rank alone")
             add_adapters(self._model, config.lora)
         self._model_folder = model_folder
-        self._policy = Policy(self._model, chunk)
+        self._policy = Policy(self._model, chunk, precision)
         ranks.shard(self._policy, layers_of(self._model), place)
         self._actor = TrainedModel(self._policy, config)
         models: dict[str, Move] = {"actor": self._actor.move}
         self._critic: Critic | None = None
         if self._algorithm.critic:
-            self._critic = Critic(model_folder, place, gradient_checkpointing=again)
+            self._critic = Critic(model_folder, place, gradient_checkpointing=again, precision=precision)
             ranks.shard(self._critic, layers_of(self._critic), place)
             self._critic_trained = TrainedModel(self._critic, config)
             models["critic"] = self._critic_trained.move
         self._reference: Policy | None = None
         if config.algorithm.kl_coefficient:
-            self._reference = Policy(load_policy(model_folder, place), chunk)
+            self._reference = Policy(load_policy(model_folder, place), chunk, precision)
             models["reference"] = self._reference.to
         self._turns = DeviceTurns(self._device, models, share=config.share_device)
         self._updates = 0
@@ -125,14 +125,13 @@ class Learner:
         batch = self._join(rows)
         roster = enrol(batch, self._ranks)
         observed = TokenMetrics(penalised=self._reference is not None and self.config.algorithm.kl_in == "loss")
-        with torch.autocast(self._device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"):
-            rewards, advantages, targets = self._look(batch, roster, observed)
-            rate = learning_rate(self._updates, self.config)
-            metrics = batch_metrics(roster, advantages)
-            if self._critic is None or self._updates >= self.config.critic.head_start:
-                metrics |= self._train_policy(batch, roster, targets, rate, observed)
-            if self._critic is not None:
-                metrics |= self._train_critic(self._critic, batch, roster, rewards, rate)
+        rewards, advantages, targets = self._look(batch, roster, observed)
+        rate = learning_rate(self._updates, self.config)
+        metrics = batch_metrics(roster, advantages)
+        if self._critic is None or self._updates >= self.config.critic.head_start:
+            metrics |= self._train_policy(batch, roster, targets, rate, observed)
+        if self._critic is not None:
+            metrics |= self._train_critic(self._critic, batch, roster, rewards, rate)
         self._updates += 1
         metrics |= observed.means(self._ranks) | self._turns.seconds()
         metrics |= {"learning_rate": rate, "skipped_updates": float(self._skipped_updates)}

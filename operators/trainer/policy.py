@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from infra.models.checkpoint_folder import load_model
+from operators.trainer.config import Precision
 from operators.trainer.packed_attention import PACKED
 from operators.trainer.packing import PackedTokens
 from operators.trainer.policy_check import PlainAnswers
@@ -79,16 +80,26 @@ def token_logprobs(
     return logprobs, torch.cat([entropies for _, entropies in parts]) if with_entropy else None
 
 
+def activations(packed: PackedTokens, precision: Precision) -> torch.autocast:
+    """The context of one forward pass whose activations have `precision`.
+
+    A pass has a context of its own: autocast keeps the weights that it has rounded until its outermost context ends,
+    so a context that spans an optimizer step computes the next pass from the weights before it.
+    """
+    return torch.autocast(packed.token_ids.device.type, torch.bfloat16, enabled=precision == "bfloat16")
+
+
 class Policy(nn.Module):
     """A model that is called for logprobs, as a whole: what is split over ranks must be."""
 
-    def __init__(self, model: PreTrainedModel, chunk: int) -> None:
+    def __init__(self, model: PreTrainedModel, chunk: int, precision: Precision = "float32") -> None:
         super().__init__()
-        self.model, self._chunk = model, chunk
+        self.model, self._chunk, self._precision = model, chunk, precision
 
     def forward(self, packed: PackedTokens, with_entropy: bool = False) -> tuple[Tensor, Tensor | None]:
         """`token_logprobs` of `packed`."""
-        logprobs, entropies = token_logprobs(self.model, packed, self._chunk, with_entropy=with_entropy)
+        with activations(packed, self._precision):
+            logprobs, entropies = token_logprobs(self.model, packed, self._chunk, with_entropy=with_entropy)
         return logprobs.clone(), entropies  # FSDP's hooks want no view
 
 

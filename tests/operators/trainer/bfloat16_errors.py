@@ -1,0 +1,78 @@
+"""How far bfloat16 gradients are from float32 ones at the same weights, in every optimizer step of an update.
+
+    python bfloat16_errors.py FOLDER COUNTS
+
+FOLDER has a model; COUNTS is a JSON list of pairs of mini-batches and epochs. Two ranks, each a forked process, train
+half a batch each; rank 0 writes errors.json: a list of the steps' errors for each pair. The processes are forked from one that has never run a backward pass.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+HERE = Path(__file__).resolve()
+sys.path[:0] = [str(HERE.parents[3]), str(HERE.parents[2])]
+
+from optimizer_steps import OptimizerStep, distance, record_steps  # noqa: E402
+from trainer_batches import make_batch  # noqa: E402
+
+from operators.trainer.config import AlgorithmConfig, LearnerConfig, Precision  # noqa: E402
+from operators.trainer.learner import Learner  # noqa: E402
+from operators.trainer.meeting import meet  # noqa: E402
+from operators.trainer.ranks import ALONE, Ranks  # noqa: E402
+
+WITHOUT_CLIP = AlgorithmConfig(clip_low=1.0, clip_high=1e6)
+"""A token whose ratio is within rounding of a clip bound has a gradient in one precision and none in the other."""
+
+
+def bfloat16_errors(folder: Path, mini_batches: int, epochs: int, ranks: Ranks = ALONE) -> list[float]:
+    """The relative L2 error of each optimizer step's gradient in one update, at a rate that moves the weights."""
+    made = make_batch(11, groups=4, samples=4, parts=ranks.count)[ranks.rank :: ranks.count]
+    found: dict[Precision, list[OptimizerStep]] = {}
+    precisions: tuple[Precision, ...] = ("bfloat16", "float32")
+    for precision in precisions:
+        config = LearnerConfig(
+            algorithm=WITHOUT_CLIP,
+            precision=precision,
+            mini_batches=mini_batches,
+            epochs=epochs,
+            learning_rate=1e-3,
+            warmup_steps=0,
+        )
+        learner = Learner(config, folder, ranks=ranks)
+        found[precision] = record_steps(learner._actor, found.get("bfloat16"))
+        learner.update([replace(part, rank=ranks.rank) for part in made])
+    pairs = zip(found["bfloat16"], found["float32"], strict=True)
+    return [distance(rounded.gradient, exact.gradient, ranks) for rounded, exact in pairs]
+
+
+def main(folder: Path, counts: list[tuple[int, int]]) -> int:
+    """Fork the ranks; 0 if both succeeded."""
+    context = multiprocessing.get_context("fork")
+    ranks = [context.Process(target=be, args=(rank, folder, counts)) for rank in range(2)]
+    for each in ranks:
+        each.start()
+    for each in ranks:
+        each.join()
+    return int(any(each.exitcode for each in ranks))
+
+
+def be(rank: int, folder: Path, counts: list[tuple[int, int]]) -> None:
+    """Be rank `rank`."""
+    torch.set_num_threads(1)
+    ranks = meet(folder / "ranks.json", Ranks(rank, 2)).ranks
+    errors = [bfloat16_errors(folder / "model", *each, ranks) for each in counts]
+    if rank == 0:
+        (folder / "errors.json").write_text(json.dumps(errors))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), json.loads(sys.argv[2])))

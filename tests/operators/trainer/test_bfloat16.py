@@ -1,0 +1,61 @@
+"""bfloat16 gradients stay near float32 ones in every optimizer step of a batch, on one rank and on two."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from bfloat16_errors import bfloat16_errors
+from trainer_batches import save_tiny_model
+
+BOUND = 0.02
+OF_ONE_STEP = 1.5
+COUNTS = [(mini_batches, epochs) for mini_batches in (1, 2, 4) for epochs in (1, 2, 4)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("bfloat16")
+    save_tiny_model(made / "model", scale=2.0)
+    return made
+
+
+@pytest.fixture(scope="module")
+def one_step(folder: Path) -> float:
+    return max(bfloat16_errors(folder / "model", 1, 1))
+
+
+@pytest.mark.parametrize(("mini_batches", "epochs"), COUNTS)
+def test_bfloat16_gradients_are_near_float32_in_every_step(
+    folder: Path, one_step: float, mini_batches: int, epochs: int
+) -> None:
+    check(bfloat16_errors(folder / "model", mini_batches, epochs), mini_batches * epochs, one_step)
+
+
+def test_bfloat16_gradients_of_two_ranks_are_near_float32(folder: Path) -> None:
+    check_two_ranks(folder, [(1, 1), (2, 2)])
+
+
+@pytest.mark.soak
+def test_bfloat16_gradients_of_two_ranks_are_near_in_every_case(folder: Path) -> None:
+    check_two_ranks(folder, COUNTS)
+
+
+def check_two_ranks(folder: Path, counts: list[tuple[int, int]]) -> None:
+    command = [sys.executable, str(Path(__file__).with_name("bfloat16_errors.py")), str(folder), json.dumps(counts)]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((folder / "errors.json").read_text())
+    for (mini_batches, epochs), errors in zip(counts, found, strict=True):
+        check(errors, mini_batches * epochs, found[0][0])
+
+
+def check(errors: list[float], steps: int, one_step: float) -> None:
+    assert len(errors) == steps
+    assert 1e-4 < min(errors)
+    assert max(errors) <= BOUND, errors
+    assert np.mean(errors) <= OF_ONE_STEP * one_step, errors
