@@ -64,11 +64,18 @@ _ARROW = {
     records.DeadLetter,
 }
 _APART = {records.MicroBatch, records.DeadLetter}
+_VERSIONS: Mapping[type, int] = {records.WeightVersion: 2}
+"""Of the others it is 1."""
 RECORD_TYPES: tuple[RecordType, ...] = tuple(
-    RecordType(kind, 1, "arrow" if kind in _ARROW else "json", rows=kind in _ARROW - _APART) for kind in records.RECORDS
+    RecordType(kind, _VERSIONS.get(kind, 1), "arrow" if kind in _ARROW else "json", rows=kind in _ARROW - _APART)
+    for kind in records.RECORDS
 )
 _BY_KIND = {entry.kind: entry for entry in RECORD_TYPES}
-_BY_SCHEMA = {entry.schema.encode(): entry for entry in RECORD_TYPES}
+_BY_SCHEMA = {
+    f"{entry.kind.__name__}/{version}".encode(): entry
+    for entry in RECORD_TYPES
+    for version in range(1, entry.version + 1)  # `plain.ADDED` has what the earlier ones lack
+}
 
 
 def record_type(kind: type) -> RecordType:

@@ -113,6 +113,7 @@ SAMPLES: dict[type, object] = {
             chunk_bytes=1000,
             chunks=(0, 4_294_967_295),
             delta=r.WeightDelta(r.PolicyVersion(2, 16), "cd" * 32, 60, (7,)),
+            untrained=(9,),
         ),
         r.ReplicaStatus(
             0,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import replace
@@ -88,8 +88,8 @@ class Publisher:
         self._sealed: WeightVersion | None = None
         """The manifest of the newest version that reached the store: written by the thread while one is on its way,
         read by the caller while none is."""
-        self._untold: dict[int, None] = {}
-        """Batches trained that no manifest has told of, in order."""
+        self._untold: dict[int, bool] = {}
+        """Batches taken that no manifest has told of, in order, and whether each was trained."""
 
     @property
     def published(self) -> PolicyVersion | None:
@@ -105,18 +105,20 @@ class Publisher:
         batches: Sequence[int],
         batch_offsets: Sequence[int],
         trajectories_trained: int,
+        untrained: Collection[int] = (),
         final: bool = False,
         must: bool = False,
     ) -> bool:
         """Copy `tensors` and let them go out as `version`; they may be changed as soon as this returns.
 
-        `batches` are those trained since the last call, whatever became of that; the others are WeightVersion's fields.
+        `batches` are those taken since the last call, whatever became of that, `untrained` those of them of which
+        nothing could be trained; the others are WeightVersion's fields.
         False: skipped, for the version before is on its way; `must` and `final` wait for that one instead. Raises
         PublishFailed if that one did not get out: this one was not tried, call again (with a version that failed, to
         try that anew). Raises NoRoom or another StoreError before anything is copied, and ValueError if version numbers
         do not rise or the tensors do not fit.
         """
-        self._untold |= dict.fromkeys(batches)
+        self._untold |= {batch: batch not in untrained for batch in batches}
         if self._under_way is not None and not self._under_way.done() and not (must or final):
             return False
         self._settle(None)
@@ -146,6 +148,7 @@ class Publisher:
             trajectories_trained=trajectories_trained,
             final=final,
             created_at=self._wall_ms(),
+            untrained=tuple(batch for batch, trained in self._untold.items() if not trained),
         )
         self._under_way = self._thread.submit(self._finish, arriving, told)
         return True

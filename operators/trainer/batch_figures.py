@@ -10,7 +10,16 @@ from schemas.records import MicroBatch
 
 
 def batch_figures(parts: Sequence[MicroBatch]) -> dict[str, float]:
-    """Means and extremes of reward, response length and staleness over `parts`, and their tokens, prompts included."""
+    """Means and extremes of reward, response length and staleness over `parts`, and their tokens, prompts included.
+
+    Raises ValueError where they have no trajectory, or columns of lengths that do not agree.
+    """
+    rows = sum(len(part.trajectory_ids) for part in parts)
+    if not rows:
+        raise ValueError("it has no trajectory" if parts else "the log has lost it")
+    for name in ("rewards", "lengths", "prompt_lengths", "staleness"):
+        if (count := sum(len(getattr(part, name)) for part in parts)) != rows:
+            raise ValueError(f"it has {rows} trajectories, but {count} {name}")
     rewards = np.concatenate([part.rewards.to_numpy() for part in parts])
     lengths = np.concatenate([part.lengths.to_numpy() - part.prompt_lengths.to_numpy() for part in parts])
     staleness = np.concatenate([part.staleness.to_numpy() for part in parts])

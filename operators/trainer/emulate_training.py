@@ -18,8 +18,9 @@ from infra.kafka.producer import BoundedProducer, DeliveryFailed
 from infra.store.announce import ManifestLog
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, Place, Polled, Restored
-from operators.trainer.assembly import BatchAssembly, WholeBatch
+from operators.trainer.assembly import BatchAssembly, Refused, WholeBatch
 from operators.trainer.batch_figures import batch_figures
+from operators.trainer.passed_over import letters
 from operators.trainer.training_config import TrainingConfig
 from schemas.records import Metric, MicroBatch, PolicyVersion, WeightVersion
 from schemas.topics import BATCHES, METRICS
@@ -80,12 +81,21 @@ class _Emulating:
         self._step, self._epoch, self._announce = step, restored.start, announce
         self._let_go, self._clock, self._now = let_go, clock, now
         self._saved = self._position = _position(restored.marks.get("trained", {}), step.shards)
-        self._assembly = BatchAssembly(range(step.shards))
-        self._whole: deque[tuple[float, WholeBatch]] = deque()
+        position = self._position
+        self._assembly = BatchAssembly(
+            range(step.shards),
+            shards=step.shards,
+            first=position.number,
+            lost=step.config.lost_batches,
+            starts=position.offsets,
+        )
+        self._whole = deque((self._clock(), batch) for batch in self._assembly.take())
+        self._missing_since: float | None = None
         self._training: _Step | None = None
         self._free_at = 0.0
         """When the trainer can begin the next batch."""
         self._untold: list[int] = []
+        self._untrained: list[int] = []
         self._leaving: deque[tuple[float, WeightVersion, _Position]] = deque()
         """Versions on their way, when they arrive, and what there was to save with them."""
         self._held: list[Output] = []
@@ -101,13 +111,16 @@ class _Emulating:
             elif isinstance(received.record, MicroBatch):
                 whole = self._assembly.add(received.record, received.partition, received.offset)
                 self._whole.extend((now, batch) for batch in whole)
+        refused, self._assembly.refused = self._assembly.refused, []
+        outputs = letters(refused, self._step.shard.run, self._now())
         if not polled.caught_up:
-            return []
-        outputs: list[Output] = []
+            return outputs
         if not self._started:
             outputs += self._start(now)
         while (step := self._training or self._begin()) is not None and step.ends <= now:
-            outputs.append(self._finish(step))
+            outputs += self._finish(step)
+        if self._training is None:
+            self._check(now)
         self._let_out(now)
         if self._done() and self._leaving:
             self._held += outputs  # a run that hears of its last step ends: the version must be out by then
@@ -149,10 +162,31 @@ class _Emulating:
         self._training = _Step(batch, began, ends, began - self._free_at)
         return self._training
 
-    def _finish(self, step: _Step) -> Output:
+    def _check(self, now: float) -> None:
+        """Raise MissingBatch where the next batch is missing in the log, and does not come."""
+        missing = None if self._done() else self._assembly.missing()
+        if missing is None:
+            self._missing_since = None
+        elif self._missing_since is None:
+            self._missing_since = now
+            log.warning("%s", missing)
+        elif now - self._missing_since >= self._step.config.missing_batch_wait_s:
+            raise missing
+
+    def _finish(self, step: _Step) -> list[Output]:
         batch, scale, emulation = step.batch, self._step.time_scale, self._step.config.emulation
         self._training = None
-        rows = sum(len(part.trajectory_ids) for part in batch.parts)
+        outputs: list[Output] = []
+        rows, figures = 0, {"batches/untrained": 1.0}
+        try:
+            figures = batch_figures(batch.parts)
+            rows = sum(len(part.trajectory_ids) for part in batch.parts)
+        except ValueError as error:
+            self._untrained.append(batch.number)
+            if batch.parts:
+                outputs = letters(
+                    [Refused(0, batch.next_offsets[0] - 1, str(error))], self._step.shard.run, self._now()
+                )
         before = self._position
         self._position = replace(
             before, number=before.number + 1, offsets=batch.next_offsets, trajectories=before.trajectories + rows
@@ -161,9 +195,9 @@ class _Emulating:
         self._untold.append(batch.number)
         if batch.number >= self._published_before or self._done():
             self._publish(self._free_at + emulation.broadcast_s / scale)
-        return self._metric(
+        told = self._metric(
             {
-                **batch_figures(batch.parts),
+                **figures,
                 "trajectories": float(self._position.trajectories),
                 "time/update": step.ends - step.began,
                 "time/wait": step.waited,
@@ -172,6 +206,7 @@ class _Emulating:
                 "queue/lag": float(len(self._whole)),
             }
         )
+        return [*outputs, told]
 
     def _publish(self, arrives: float) -> None:
         """Send the version trained last on its way."""
@@ -189,8 +224,9 @@ class _Emulating:
             trajectories_trained=position.trajectories,
             final=self._done() and position.number > 0,
             created_at=self._now(),
+            untrained=tuple(self._untrained),
         )
-        self._untold = []
+        self._untold, self._untrained = [], []
         self._position = replace(position, published=str(version))
         self._leaving.append((arrives, manifest, self._position))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from operators.io.elements import Place
-from operators.trainer.assembly import BatchAssembly, WholeBatch
+from operators.trainer.assembly import BatchAssembly, Refused, WholeBatch
 from operators.trainer.checkpoint import TrainerPosition, list_checkpoints, read_checkpoint
 from operators.trainer.learner import Learner, LearnerState
 from operators.trainer.meeting import Meeting
@@ -50,8 +51,6 @@ class RankTraining:
         ranks = self._meeting.ranks
         self._learner = Learner(config.learner, model, config.device_of(ranks.rank), ranks)
         self._partitions = parts_of_rank(ranks.rank, shards)
-        self._assembly = BatchAssembly(self._partitions)
-        self._whole: deque[WholeBatch] = deque()
         self.position = TrainerPosition(PolicyVersion(epoch, 0), (0,) * ranks.count * shards, 0)
         self.resumed_from: PolicyVersion | None = None
         if found := list_checkpoints(checkpoints):
@@ -59,13 +58,23 @@ class RankTraining:
             self._learner.restore(state)
             self.resumed_from = self.position.version
             log.info("resumed from checkpoint %s as epoch %d", self.resumed_from, epoch)
+        position, own = self.position, self._partitions
+        self._assembly = BatchAssembly(
+            own,
+            shards=shards,
+            first=position.version.number,
+            lost=config.lost_batches,
+            starts=position.batch_offsets[own.start : own.stop],
+        )
+        self._whole: deque[WholeBatch] = deque(self._assembly.take())
+        self._missing_since: float | None = None
         began = self.resumed_from or PolicyVersion(0, 0)
         self._agree("begin with one checkpoint", [began.epoch, began.number])
         self._look()
 
     @property
     def trained(self) -> int:
-        """Batches that made a version."""
+        """Batches that made a version: each does, so this is the number of the next one."""
         return self.position.version.number
 
     @property
@@ -80,7 +89,7 @@ class RankTraining:
 
     @property
     def lag(self) -> int:
-        """Whole batches that have come and were not trained."""
+        """Whole batches that have come and wait."""
         return len(self._whole)
 
     @property
@@ -93,29 +102,56 @@ class RankTraining:
         return {Place(BATCHES.noun, p): self.position.batch_offsets[p] for p in self._partitions}
 
     def take(self, part: MicroBatch, partition: int, offset: int) -> None:
-        """Take a part of a batch, unless it has been trained: the checkpoint may be newer than where reading began."""
+        """Take a part of a batch, unless it was taken: the checkpoint may be newer than where reading began."""
         if offset < self.position.batch_offsets[partition]:
             return
         self._whole.extend(self._assembly.add(part, partition, offset))
 
+    def refused(self) -> list[Refused]:
+        """The parts that were not accepted since this was asked last."""
+        refused, self._assembly.refused = self._assembly.refused, []
+        return refused
+
     def train(self) -> dict[str, float]:
-        """Train the batch that waits. Raises ValueError for one of which nothing can be trained: it is passed over."""
+        """Train the batch that waits; it makes a version.
+
+        Raises ValueError for one of which nothing can be trained: its version has the weights of the one before.
+        """
+        self._missing_since = None
         batch = self._whole.popleft()
         rows = sum(len(part.trajectory_ids) for part in batch.parts)
         told = self._agree("train one batch", [batch.number], [*batch.next_offsets, rows])
-        self.position = replace(self.position, batch_offsets=tuple(told[:, :-1].flatten().tolist()))
-        values = self._learner.update(batch.parts)
-        self.position = replace(
-            self.position,
-            version=PolicyVersion(self._epoch, self.trained + 1),
-            trajectories_trained=self.position.trajectories_trained + int(told[:, -1].sum()),
-        )
+        version = PolicyVersion(self._epoch, batch.number + 1)
+        self.position = replace(self.position, version=version, batch_offsets=tuple(told[:, :-1].flatten().tolist()))
+        if not (everyone := int(told[:, -1].sum())):
+            self._look()
+            raise ValueError("it has no trajectory" if batch.parts else "the log has lost it")
+        try:
+            values = self._learner.update(batch.parts)
+        except ValueError:
+            self._look()
+            raise
+        trained = self.position.trajectories_trained + everyone
+        self.position = replace(self.position, trajectories_trained=trained)
         self._look()
         return values
 
     def check(self) -> None:
-        """Raise RankLost where another rank is gone: its next process meets with others in the place of all."""
+        """See to it, where there is nothing to train, that there will be.
+
+        Raises RankLost where another rank is gone: its next process meets with others in the place of all. Raises
+        MissingBatch where the next batch is missing in the log.
+        """
         self._meeting.check()
+        missing = self._assembly.missing()
+        if missing is None:
+            self._missing_since = None
+            return
+        if self._missing_since is None:
+            self._missing_since = time.monotonic()
+            log.warning("%s", missing)
+        if time.monotonic() - self._missing_since >= self._config.missing_batch_wait_s:
+            raise missing
 
     def plain_model(self) -> PreTrainedModel:
         """The policy as anyone may load it."""

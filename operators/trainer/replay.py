@@ -13,7 +13,7 @@ from torch import Tensor
 
 from infra.models.checkpoint_folder import load_model, load_tokenizer, save_folder
 from infra.models.weights import weight_tensors, weights_digest
-from operators.trainer.assembly import BatchAssembly
+from operators.trainer.assembly import BatchAssembly, WholeBatch
 from operators.trainer.learner import Learner
 from operators.trainer.meeting import meet
 from operators.trainer.ranks import ALONE, Ranks
@@ -26,7 +26,7 @@ from schemas.topics import parts_of_rank
 class Update:
     """One batch that was trained, or was not: then `why` says what is wrong with it and `values` is empty.
 
-    `step` counts the optimizer steps so far.
+    `step` counts the batches so far: each makes a version.
     """
 
     batch: int
@@ -46,24 +46,25 @@ class Replay:
         self, config: TrainingConfig, model: Path, recorded: int = 1, ranks: Ranks = ALONE, shards: int = 1
     ) -> None:
         torch.set_num_threads(config.threads)
-        self._model, self._ranks = model, ranks
+        self._model, self._ranks, self._config, self._shards = model, ranks, config, shards
         self._partitions = range(recorded * shards) if ranks.count == 1 else parts_of_rank(ranks.rank, shards)
         self._learner = Learner(config.learner, model, config.device_of(ranks.rank), ranks)
-        self._trained = 0
+        self._taken = 0
+        self.refused = 0
+        """Parts that were not accepted, as in the run (see `BatchAssembly`)."""
 
     def train(self, parts: Iterable[tuple[MicroBatch, int, int]], most: int | None = None) -> Iterator[Update]:
         """Train the batches whose parts come with partition and offset, `most` of them where it is given.
 
-        As in a run, a batch that cannot be trained is passed over.
+        Batches are accepted and passed over as in a run. Raises MissingBatch where the next one is missing.
         """
-        assembly = BatchAssembly(self._partitions)
-        for part, partition, offset in parts:
-            if partition not in self._partitions:
-                continue
-            for batch in assembly.add(part, partition, offset):
-                if self._trained == most:
-                    return
-                yield self._update(batch.number, batch.parts)
+        assembly = BatchAssembly(self._partitions, shards=self._shards, lost=self._config.lost_batches)
+        for batch in self._whole(assembly, parts):
+            yield self._update(batch)
+            if self._taken == most:
+                return
+        if (missing := assembly.missing()) is not None:
+            raise missing
 
     def weights(self) -> dict[str, Tensor]:
         """The weights as they are; all ranks must ask."""
@@ -73,13 +74,24 @@ class Replay:
         """Write the model with its `weights` to the new folder `folder`. Raises FileExistsError if it is there."""
         save_folder(self._learner.plain_model(weights), load_tokenizer(self._model), folder)
 
-    def _update(self, number: int, parts: tuple[MicroBatch, ...]) -> Update:
+    def _whole(self, assembly: BatchAssembly, parts: Iterable[tuple[MicroBatch, int, int]]) -> Iterator[WholeBatch]:
+        yield from assembly.take()
+        for part, partition, offset in parts:
+            if partition in self._partitions:
+                yield from assembly.add(part, partition, offset)
+                self.refused += len(assembly.refused)
+                assembly.refused.clear()
+
+    def _update(self, batch: WholeBatch) -> Update:
+        self._taken += 1
         try:
-            values = self._learner.update(parts)
+            rows = sum(len(part.trajectory_ids) for part in batch.parts)
+            if not sum(self._ranks.total([float(rows)])):
+                raise ValueError("it has no trajectory" if batch.parts else "the log has lost it")
+            values = self._learner.update(batch.parts)
         except ValueError as error:
-            return Update(number, self._trained, why=str(error))
-        self._trained += 1
-        return Update(number, self._trained, values)
+            return Update(batch.number, self._taken, why=str(error))
+        return Update(batch.number, self._taken, values)
 
 
 @contextmanager

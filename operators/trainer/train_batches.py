@@ -19,16 +19,17 @@ from infra.store.errors import StoreError
 from infra.store.publisher import PublishFailed
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, Place, Polled, Restored
-from operators.trainer.assembly import WholeBatch
+from operators.trainer.assembly import Refused, WholeBatch
 from operators.trainer.checkpoint import CheckpointError, list_checkpoints, read_position, write_checkpoint
 from operators.trainer.meeting import meet
+from operators.trainer.passed_over import letters
 from operators.trainer.publishing import Publishing, WayToRelays
 from operators.trainer.rank_training import RankTraining
 from operators.trainer.ranks import Ranks
 from operators.trainer.tensor_bytes import tensor_specs
 from operators.trainer.training_config import TrainingConfig
-from schemas.records import DeadLetter, Metric, MicroBatch, RelayChain, WeightVersion
-from schemas.topics import BATCHES, DEAD_LETTERS, METRICS, parts_of_rank
+from schemas.records import Metric, MicroBatch, RelayChain, WeightVersion
+from schemas.topics import BATCHES, METRICS, parts_of_rank
 
 log = logging.getLogger(__name__)
 
@@ -107,6 +108,8 @@ class _Training:
         self._training = _rank_training(step, epoch, 0)
         self._published_before = -1
         self._unpublished: list[int] = []
+        self._untrained: list[int] = []
+        """Those of the unpublished batches of which nothing could be trained."""
         self._resumed: WeightVersion | None = None
         """What training goes on from, until it is known to be in the store: a machine loses that with its memory."""
         self._started = False
@@ -132,6 +135,7 @@ class _Training:
                 self._publishing.obey(received.record)
             elif isinstance(received.record, MicroBatch):
                 self._training.take(received.record, received.partition, received.offset)
+        outputs += letters(self._training.refused(), self._step.shard.run, self._now())
         if not polled.caught_up:
             return outputs
         if not self._started:
@@ -168,16 +172,20 @@ class _Training:
 
     def _train(self, batch: WholeBatch) -> list[Output]:
         waited, began = time.perf_counter() - self._idle_since, time.thread_time()
+        outputs: list[Output] = []
         try:
             values = self._training.train()
         except ValueError as error:
-            # Nothing of this batch can be trained; the learner is as it was, and the batch is kept whole.
-            letter = DeadLetter(
-                "train", str(error), BATCHES.name(self._step.shard.run), 0, batch.next_offsets[0] - 1, b"", self._now()
-            )
-            return [Output(DEAD_LETTERS, str(batch.number), letter)]
+            # The learner is as it was, and the batch is kept whole. It makes a version all the same: placement waits
+            # for one that names it before it admits more.
+            log.error("batch %d cannot be trained: %s", batch.number, error)
+            values = {"batches/untrained": 1.0, "time/update": 0.0}
+            self._untrained.append(batch.number)
+            if batch.parts:
+                refused = Refused(0, batch.next_offsets[0] - 1, str(error))
+                outputs += letters([refused], self._step.shard.run, self._now())
         self._model_seconds += time.thread_time() - began
-        self._resumed = None  # these are other weights
+        self._resumed = None  # the newest version is another now
         self._unpublished.append(batch.number)
         started = time.perf_counter()
         # What an earlier epoch has published already is not published again, but for the last of it.
@@ -194,7 +202,7 @@ class _Training:
             "cpu/model_seconds": self._model_seconds,
             "cpu/process_seconds": time.process_time(),
         }
-        return [self._metric(values)]
+        return [*outputs, self._metric(values)]
 
     def _metric(self, values: dict[str, float]) -> Output:
         return Output(METRICS, "trainer", Metric("trainer", self._training.trained, values, self._now()))
@@ -231,14 +239,15 @@ class _Training:
 
     def _publish(self, *, must: bool) -> bool:
         """Let the weights go out as this position's version; False if they wait for a later one to go out with."""
-        position, batches = self._training.position, self._unpublished
-        self._unpublished = []  # the publisher keeps what no manifest has told yet
+        position, batches, untrained = self._training.position, self._unpublished, self._untrained
+        self._unpublished, self._untrained = [], []  # the publisher keeps what no manifest has told yet
         try:
             return self._publisher.publish(
                 self._training.weights,
                 position.version,
                 step=position.version.number,
                 batches=batches,
+                untrained=untrained,
                 batch_offsets=position.batch_offsets,
                 trajectories_trained=position.trajectories_trained,
                 final=self._training.done,
@@ -277,22 +286,23 @@ class _TrainingAlong:
     """What rank 0 does, but for all that others hear of."""
 
     def __init__(self, step: TrainAlong) -> None:
-        self._training = _rank_training(step, 0, step.rank)
+        self._training, self._run = _rank_training(step, 0, step.rank), step.shard.run
 
     def fold(self, polled: Polled) -> list[Output]:
         for received in polled.records:
             if isinstance(received.record, MicroBatch):
                 self._training.take(received.record, received.partition, received.offset)
+        outputs = letters(self._training.refused(), self._run, time.time_ns() // 10**6)
         if not polled.caught_up:
-            return []
+            return outputs
         if self._training.waiting is None:
             self._training.check()
-            return []
+            return outputs
         try:
             self._training.train()
         except ValueError as error:
-            log.error("a batch is passed over: %s", error)  # rank 0 keeps it
-        return []
+            log.error("a batch cannot be trained: %s", error)  # rank 0 writes the dead letter
+        return outputs
 
     def checkpoint(self, positions: Mapping[Place, int]) -> Checkpoint:
         return Checkpoint(self._training.offsets())

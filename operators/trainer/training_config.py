@@ -14,7 +14,8 @@ class TrainingConfig:
 
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     optimizer_steps: int = 80
-    """Global batches to train; the last one's version is the run's final version."""
+    """Global batches to train; the last one's version is the run's final version. One that cannot be trained counts,
+    too: its version has the weights of the one before."""
     checkpoint_every: int = 20
     """Optimizer steps between two checkpoints."""
     checkpoints_kept: int = 2
@@ -29,6 +30,10 @@ class TrainingConfig:
     """Processes that hold the model together, each with its part of every batch. Fixed for a run."""
     rank_0_host: str = "127.0.0.1"
     """Address of the machine of rank 0, where the others find it."""
+    lost_batches: tuple[int, ...] = ()
+    """Numbers of global batches that the log has lost: training goes on without them."""
+    missing_batch_wait_s: float = 60.0
+    """How long the trainer waits, with nothing to train, for a batch whose successor is in the log; then it stops."""
     emulation: TrainerEmulation = field(default_factory=TrainerEmulation)
     """What stands for the trainer where rollouts are emulated."""
 
@@ -36,6 +41,10 @@ class TrainingConfig:
         for name in ("optimizer_steps", "checkpoint_every", "checkpoints_kept", "threads", "ranks"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if any(number < 0 for number in self.lost_batches):
+            raise ValueError(f"lost_batches must be numbers of batches, from 0 on, not {list(self.lost_batches)}")
+        if not self.missing_batch_wait_s >= 0:
+            raise ValueError(f"missing_batch_wait_s must not be negative, not {self.missing_batch_wait_s}")
         if self.keep_every < 0 or self.keep_every % self.checkpoint_every:
             every = self.checkpoint_every
             raise ValueError(f"keep_every must be a multiple of checkpoint_every ({every}), not {self.keep_every}")

@@ -21,11 +21,13 @@ class Placed(NamedTuple):
 class Audit:
     """Where every trajectory of a run is. Each id that any topic names is counted once:
 
-    dispatched + undispatched = trained + dropped + failed + evaluated + imported + in flight + expired + lost.
+    dispatched + undispatched = trained + untrained + dropped + failed + evaluated + imported + in flight + expired
+    + lost.
 
     dispatched: an Assignment names it. undispatched: something else does, but no Assignment (a prompt refused before
     its dispatch, imported experience). trained: it is in a batch on the ancestor line of the newest manifest; imported:
-    that, and it was fed in from a dataset. dropped, failed, evaluated: settled so, and not trained. in_flight: on its
+    that, and it was fed in from a dataset. untrained: in a batch of the line of which nothing could be trained; a dead
+    letter says why. dropped, failed, evaluated: settled so, and not trained. in_flight: on its
     way, by the stage that has it. expired: retention has taken what would tell. lost: a stage has let go of it and
     nothing says what became of it.
 
@@ -38,6 +40,7 @@ class Audit:
     dispatched: int = 0
     undispatched: int = 0
     trained: int = 0
+    untrained: int = 0
     dropped: int = 0
     failed: int = 0
     evaluated: int = 0
@@ -57,7 +60,7 @@ class Audit:
     def accounted(self) -> int:
         """The right side of the balance."""
         settled = self.dropped + self.failed + self.evaluated + self.imported
-        return self.trained + settled + sum(self.in_flight.values()) + self.expired + len(self.lost)
+        return self.trained + self.untrained + settled + sum(self.in_flight.values()) + self.expired + len(self.lost)
 
     @property
     def balanced(self) -> bool:
@@ -71,6 +74,7 @@ class Audit:
             "dispatched": self.dispatched,
             "undispatched": self.undispatched,
             "trained": self.trained,
+            "untrained": self.untrained,
             "dropped": self.dropped,
             "failed": self.failed,
             "evaluated": self.evaluated,

@@ -41,6 +41,7 @@ class Fold:
         self._trimmed = frozenset(trimmed)
         self._known: dict[int, int] = {}
         self._manifests: dict[PolicyVersion, tuple[PolicyVersion | None, tuple[int, ...]]] = {}
+        self._untrained: set[int] = set()
         self._times_trained: Counter[int] | None = None
         self._line_is_cut = False
         self.duplicate_finishes = 0
@@ -50,6 +51,7 @@ class Fold:
     def manifest(self, record: WeightVersion) -> None:
         """A version in the relay topic; a later record of the same version replaces the earlier."""
         self._manifests[record.version] = (record.parent, record.batches)
+        self._untrained.update(record.untrained)
 
     def settled(self, record: Settled) -> None:
         """The end of a story. The first counts."""
@@ -146,6 +148,8 @@ class Fold:
         if known & _SETTLED and not known & _IN_ITS_BATCH:
             return self._gone("batches"), "experience"
         batch, line = (known >> _BATCH_AT) - 1, self._line()
+        if known & _IN_ITS_BATCH and batch in self._untrained and line.get(batch) == 0:
+            return "untrained", "training"
         if not known & _IN_ITS_BATCH or not line or batch > max(line):
             return "in_flight", "training"
         return ("expired" if self._line_is_cut and batch < min(line) else "lost"), "training"
@@ -164,6 +168,8 @@ class Fold:
                 seen.add(version)
                 version, batches = self._manifests[version]
                 self._times_trained.update(batches)
+            for batch in self._untrained & self._times_trained.keys():
+                self._times_trained[batch] = 0
             self._line_is_cut = version is not None
         return self._times_trained
 

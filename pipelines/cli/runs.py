@@ -71,8 +71,8 @@ def _lines(run: str, audit: Audit) -> Iterator[str]:
     yield f"  {numbers['dispatched']:>10}  dispatched"
     if audit.undispatched:
         yield f"  {audit.undispatched:>10}  answered without dispatch"
-    for name in ("trained", "dropped", "failed", "evaluated", "imported", "in_flight", "expired", "lost"):
-        if numbers[name] or name not in ("imported", "expired"):
+    for name in ("trained", "untrained", "dropped", "failed", "evaluated", "imported", "in_flight", "expired", "lost"):
+        if numbers[name] or name not in ("untrained", "imported", "expired"):
             yield f"  {numbers[name]:>10}  = {name.replace('_', ' ')}{_stages(audit) if name == 'in_flight' else ''}"
     for name in ("duplicate_finishes", "settled_again", "undecodable"):
         if numbers[name]:

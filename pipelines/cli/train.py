@@ -72,11 +72,14 @@ def replay(
     to = connect(None if run == "latest" else run, kafka.brokers, kafka.command_config, folder)
     began = time.monotonic()
     task.out.mkdir(parents=True)
+    passed_over: dict[int, int] = {}
 
     def train(ranks: Ranks, tell: Callable[[Iterator[Update]], Iterator[Update]] = iter) -> tuple[list[Update], str]:
         config = task.config
         replayed = Replay(config.trainer, config.model_folder(), task.recorded, ranks, config.experience.shards)
-        updates = list(tell(replayed.train(_parts(to.client, task.config.run.name), task.steps)))
+        log = _Log(to.client, task.config.run.name)
+        updates = list(tell(replayed.train(log.parts(), task.steps)))
+        passed_over[ranks.rank] = log.undecodable + replayed.refused
         weights = replayed.weights()
         if ranks.rank == 0:
             replayed.save(weights, task.out / "model")
@@ -90,6 +93,7 @@ def replay(
         "changes": list(changes or []),
         "steps": updates[-1].step if updates else 0,
         "skipped": {update.batch: update.why for update in updates if update.why is not None},
+        "records_passed_over": passed_over[0],
         "seconds": round(time.monotonic() - began, 3),
         "weights": weights,
         "weights_of_run": folder_digest(own) if own.is_dir() else None,
@@ -135,15 +139,25 @@ def _task(folder: Path, run: str, changes: list[str], out: Path | None) -> _Task
     return _Task(config, config.trainer.optimizer_steps if limited else None, place, out, recorded)
 
 
-def _parts(client: ClientProperties, run: str) -> Iterator[tuple[Any, int, int]]:
-    """The micro-batches in a run's log, with partition and offset."""
-    from infra.kafka.reading import read_topic
-    from schemas.topics import BATCHES
+@dataclass
+class _Log:
+    """The batches of `run`. `undecodable` counts records that are no micro-batches: the trainer passed over them."""
 
-    for record in read_topic(client, BATCHES.name(run)):
-        if record.error is not None:
-            raise RuntimeError(f"{record.topic} {record.partition}:{record.offset} cannot be read: {record.error}")
-        yield from ((row, record.partition, record.offset) for row in record.rows)
+    client: ClientProperties
+    run: str
+    undecodable: int = 0
+
+    def parts(self) -> Iterator[tuple[Any, int, int]]:
+        """The micro-batches with partition and offset."""
+        from infra.kafka.reading import read_topic
+        from schemas.records import MicroBatch
+        from schemas.topics import BATCHES
+
+        for record in read_topic(self.client, BATCHES.name(self.run)):
+            if record.error is None and all(isinstance(row, MicroBatch) for row in record.rows):
+                yield from ((row, record.partition, record.offset) for row in record.rows)
+            else:
+                self.undecodable += 1
 
 
 def _told(updates: Iterator[Update], task: _Task) -> Iterator[Update]:
@@ -173,6 +187,10 @@ def _text(data: dict[str, Any], updates: list[Update]) -> Any:
     rows = [{"step": update.step, **{name: _short(update.values.get(name)) for name in SHOWN[1:]}} for update in picked]
     lines = [f"{data['steps']} steps in {data['seconds']:.1f} s; the model is in {data['model']}"]
     lines += [f"batch {batch} was passed over: {why}" for batch, why in data["skipped"].items()]
+    if data["records_passed_over"]:
+        lines.append(
+            f"{data['records_passed_over']} records were passed over, as in the run: `laminar topics dead-letters`"
+        )
     if data["weights_of_run"] is None:
         lines.append("the run has left no model to compare with")
     elif not data["changes"]:

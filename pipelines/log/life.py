@@ -104,7 +104,7 @@ class _Log:
                 if isinstance(block, str):
                     continue
                 (manifest,) = block.records()
-                if batch in manifest.batches:
+                if batch in manifest.batches and batch not in manifest.untrained:
                     records = chunk.records
                     yield Found(RELAY.noun, records.partition, records.offsets[at], records.timestamps[at], manifest)
 

@@ -50,7 +50,11 @@ class Step:
     @property
     def missing(self) -> list[int]:
         """Batches that the manifest names and the log does not hold."""
-        return sorted(set(self.manifest.batches) - set(self.batches)) if self.manifest.parent else []
+        return (
+            sorted(set(self.manifest.batches) - set(self.manifest.untrained) - set(self.batches))
+            if self.manifest.parent
+            else []
+        )
 
     @property
     def reward(self) -> float | None:
@@ -83,9 +87,10 @@ def read_step(client: ClientProperties, run: str, manifest: WeightVersion, paren
     ranges = between(partition_ranges(client, name), manifest, parent)
     prompts: dict[str, Prompted] = {}
     step = Step(manifest, [], 0, Counter(), Counter(), [])
+    trained = set(manifest.batches) - set(manifest.untrained)
     for chunk in read_chunks(client, BATCHES, name, ranges):
         for block in chunk.found:
-            if isinstance(block, Block) and block.column("batch")[0].as_py() in manifest.batches:
+            if isinstance(block, Block) and block.column("batch")[0].as_py() in trained:
                 _add(step, prompts, block.records()[0])
     step.prompts = list(prompts.values())
     return step

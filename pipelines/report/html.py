@@ -45,6 +45,7 @@ _AUDIT = (
     "dispatched",
     "undispatched",
     "trained",
+    "untrained",
     "dropped",
     "failed",
     "evaluated",

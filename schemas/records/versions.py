@@ -55,7 +55,8 @@ class WeightVersion:
 
     Made by the trainer, eaten by relay, rollout, experience, evaluation.
 
-    `batches` are the numbers of the global batches trained since `parent`; `batch_offsets` are where the trainer's
+    `batches` are the numbers of the global batches taken since `parent`, `untrained` those of them of which nothing
+    could be trained; `batch_offsets` are where the trainer's
     reading stood, by partition of the batches topic. `final` marks a run's last version. `blake3` is that of the whole
     file, `chunks` are the CRC-32C of each `chunk_bytes` of it; a `delta` is there where it is the shorter way.
     """
@@ -75,3 +76,4 @@ class WeightVersion:
     chunk_bytes: int = 0
     chunks: tuple[int, ...] = ()
     delta: WeightDelta | None = None
+    untrained: tuple[int, ...] = ()

@@ -76,7 +76,7 @@ class Buffers:
     def whole(self) -> list[WholeBatch]:
         """The batches that are whole, as a trainer of one rank reads them."""
         partitions = range(len(self.shards) * self.ranks)
-        assembly = BatchAssembly(partitions)
+        assembly = BatchAssembly(partitions, shards=len(self.shards))
         found: list[WholeBatch] = []
         for partition in partitions:
             received_here = self.received(partition)
@@ -84,6 +84,7 @@ class Buffers:
             assert places == sorted(set(places)), "in each partition batches stand once, and in their order"
             for received in received_here:
                 found += assembly.add(received.record, partition, received.offset)
+        assert not assembly.refused
         return found
 
     def received(self, partition: int) -> list[Received]:

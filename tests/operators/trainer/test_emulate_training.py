@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -15,13 +16,14 @@ from operators.experience.members import read_members
 from operators.experience.packing import pack
 from operators.io.elements import Restored
 from operators.io.fold_records import Folder
+from operators.trainer.assembly import MissingBatch
 from operators.trainer.batch_figures import batch_figures
 from operators.trainer.emulate_training import RETRY_S, EmulateTraining, _Emulating
 from operators.trainer.emulation import TrainerEmulation
 from operators.trainer.training_config import TrainingConfig
 from schemas.block import Block
 from schemas.records import MicroBatch, PolicyVersion, WeightVersion
-from schemas.topics import BATCHES, METRICS, RELAY
+from schemas.topics import BATCHES, DEAD_LETTERS, METRICS, RELAY
 
 
 @cache
@@ -37,10 +39,22 @@ def _batch(number: int) -> list[MicroBatch]:
 class Trainer:
     """A trainer whose steps take 10 s, then 2 s in which it stalls and 1 s until the version is out."""
 
-    def __init__(self, steps: int = 5, every: int = 2, time_scale: float = 1.0, **emulation: Any) -> None:
+    def __init__(
+        self,
+        steps: int = 5,
+        every: int = 2,
+        time_scale: float = 1.0,
+        missing_batch_wait_s: float = 60.0,
+        **emulation: Any,
+    ) -> None:
         self.log, self.now, self.time_scale = Log(), 0.0, time_scale
         times = {"step_s": ((0, 10), (1, 10)), "stall_s": 2.0, "broadcast_s": 1.0, **emulation}
-        self.config = TrainingConfig(optimizer_steps=steps, checkpoint_every=every, emulation=TrainerEmulation(**times))
+        self.config = TrainingConfig(
+            optimizer_steps=steps,
+            checkpoint_every=every,
+            emulation=TrainerEmulation(**times),
+            missing_batch_wait_s=missing_batch_wait_s,
+        )
         self.broken = False
         self.shard = Shard(
             self.log, shard("trainer", reading(BATCHES), reading(RELAY, start="earliest")), self._restore
@@ -226,3 +240,44 @@ def test_a_table_of_steps_is_linear_between_and_beyond() -> None:
 def test_an_emulation_that_cannot_be_is_refused(wrong: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         TrainerEmulation(**wrong)
+
+
+def test_copied_and_later_batches_change_nothing_and_are_dead_letters() -> None:
+    trainer = Trainer()
+    trainer.at(0.0)
+    trainer.batches(0, 2, 0, 1)
+    trainer.at(1.0)
+    assert trainer.at(100.0) == ["1.0", "1.1", "1.2"]
+    trainer.batches(2)
+    trainer.at(120.0)
+    assert trainer.at(200.0) == ["1.0", "1.1", "1.2", "1.3"]
+    reasons = [letter.reason for letter in trainer.log.rows(DEAD_LETTERS)]
+    assert reasons == ["batch 0 was accepted before, the next one is 1"] * 2 + ["batch 2 came before batch 1"] * 2
+
+
+def test_a_missing_batch_stops_the_emulated_trainer_unless_it_is_declared_lost() -> None:
+    trainer = Trainer(missing_batch_wait_s=30.0)
+    trainer.at(0.0)
+    trainer.batches(0, 2)
+    trainer.at(10.0)
+    trainer.at(39.0)
+    with pytest.raises(MissingBatch, match="batch 1 is missing"):
+        trainer.at(70.0)
+    trainer.config = replace(trainer.config, lost_batches=(1,))
+    trainer.die()
+    trainer.at(71.0)
+    trainer.at(100.0)
+    trainer.at(130.0)
+    assert [(m.version.number, m.batches, m.untrained) for m in trainer.manifests()][-1] == (3, (2,), ())
+    assert [m.untrained for m in trainer.manifests() if m.untrained] == [(1,)]
+
+
+def test_a_batch_without_trajectories_makes_a_version_and_a_dead_letter() -> None:
+    trainer = Trainer()
+    trainer.at(0.0)
+    trainer.log.append(BATCHES, replace(_batch(0)[0], index=0, count=1, trajectory_ids=()))
+    trainer.at(0.0)
+    assert trainer.at(100.0) == ["1.0", "1.1"]
+    assert trainer.manifests()[-1].untrained == (0,)
+    (letter,) = trainer.log.rows(DEAD_LETTERS)
+    assert (letter.step, letter.offset, letter.reason) == ("train", 0, "it has no trajectory")

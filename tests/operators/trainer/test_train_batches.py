@@ -19,7 +19,7 @@ from infra.models.weights import weights_digest
 from infra.store import arriving
 from infra.store.weight_store import WeightStore
 from operators.trainer import publishing, train_batches
-from operators.trainer.assembly import BatchAssembly
+from operators.trainer.assembly import MissingBatch
 from operators.trainer.replay import Replay, folder_digest
 from schemas.columns import floats, token_ids
 from schemas.records import DeadLetter
@@ -60,11 +60,11 @@ def test_each_batch_makes_a_version_that_names_it_and_its_parent(trainer: Traine
 def test_a_batch_waits_for_its_last_part(trainer: Trainer) -> None:
     trainer.start()
     first, second = make_batch(seed=0, groups=2, samples=2, parts=2)
-    trainer.log.append(BATCHES, second)
+    trainer.log.append(BATCHES, first)
     trainer.run(2)
     assert trainer.steps() == []
     assert not trainer.shard.folder.busy()  # type: ignore[union-attr]
-    trainer.log.append(BATCHES, first)
+    trainer.log.append(BATCHES, second)
     trainer.run()
     assert trainer.steps() == [1]
 
@@ -126,15 +126,22 @@ def test_a_restart_replays_several_versions_but_publishes_only_the_last(trainer:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_wherever_it_dies_the_weights_are_those_of_an_undisturbed_replay(trainer: Trainer, seed: int) -> None:
-    """It dies between any two turns, again and again, some batches come late, and one cannot be trained."""
+    """It dies between any two turns, again and again, some batches come late, and one cannot be trained.
+
+    Before some batch stand copies of another under numbers that are not the next one.
+    """
     rng = random.Random(seed)
     trainer.start()
-    (row,) = make_batch(seed=99, number=99, groups=2, samples=2)
-    bad = rng.randrange(6)
+    bad, strange = rng.randrange(6), rng.randrange(6)
+    (row,) = make_batch(seed=bad, number=bad, groups=2, samples=2)
     for number in range(6):
+        if number == strange:
+            for other in (-1, number - 1, number + 1, 10**17):
+                trainer.log.append(BATCHES, replace(row, batch=other))
         if number == bad:
             trainer.log.append(BATCHES, with_floats(row, "rewards", {0: float("nan")}))
-        trainer.feed(number, parts=2)
+        else:
+            trainer.feed(number, parts=2)
         while rng.random() < 0.6:
             trainer.run(rng.randrange(3))
             trainer.start()
@@ -142,9 +149,11 @@ def test_wherever_it_dies_the_weights_are_those_of_an_undisturbed_replay(trainer
     replay = Replay(trainer.step.config, trainer.step.model)
     parts = [(part, 0, offset) for offset, part in enumerate(trainer.log.rows(BATCHES))]
     updates = list(replay.train(parts))
-    assert [update.batch for update in updates if update.why] == [99]
+    assert [update.batch for update in updates if update.why] == [bad]
+    assert replay.refused == 4
     assert folder_digest(trainer.folder / "model") == weights_digest(replay.weights())
     assert trainer.line() == list(range(6))
+    assert [m.untrained for m in trainer.log.rows(RELAY) if m.untrained][-1] == (bad,)
 
 
 def test_nothing_is_trained_before_it_is_known_what_was_published(trainer: Trainer) -> None:
@@ -157,14 +166,6 @@ def test_nothing_is_trained_before_it_is_known_what_was_published(trainer: Train
     assert trainer.shard.turn(only=batches) == ()
     trainer.run(3)
     assert trainer.manifests()[-1] == ("2.3", "1.2", (2,))
-
-
-def test_the_parts_of_a_batch_are_in_order_and_reading_goes_on_behind_the_last() -> None:
-    parts = make_batch(parts=3)
-    assembly = BatchAssembly()
-    assert [assembly.add(parts[index], 0, offset) for offset, index in ((7, 2), (8, 0))] == [[], []]
-    (whole,) = assembly.add(parts[1], 0, 9)
-    assert ([part.index for part in whole.parts], whole.next_offsets) == ([0, 1, 2], (10,))
 
 
 def test_a_restart_before_the_first_batch_says_its_version_again(trainer: Trainer) -> None:
@@ -298,6 +299,7 @@ def test_a_batch_that_cannot_be_trained_is_a_dead_letter_and_the_next_goes_on(
     trainer: Trainer, column: Any, reason: str
 ) -> None:
     trainer.start()
+    trainer.run()
     (row,) = make_batch(seed=0, groups=2, samples=2)
     name = "rewards" if len(column) == 4 else "token_ids"
     trainer.log.append(BATCHES, replace(row, **{name: column[: len(getattr(row, name))]}))
@@ -310,7 +312,71 @@ def test_a_batch_that_cannot_be_trained_is_a_dead_letter_and_the_next_goes_on(
     assert isinstance(letter, DeadLetter)
     assert (letter.step, letter.offset) == ("train", 0)
     assert reason in letter.reason
-    assert trainer.manifests() == [("1.0", None, ()), ("1.1", "1.0", (1,))]
+    assert trainer.manifests() == [("1.0", None, ()), ("1.1", "1.0", (0,)), ("1.2", "1.1", (1,))]
+    assert [m.untrained for m in trainer.log.rows(RELAY)] == [(), (0,), ()]
+    before, after = trainer.weights("1.0"), trainer.weights("1.1")
+    assert all((before[name] == after[name]).all() for name in before)
+    assert trainer.log.rows(METRICS)[0].values["batches/untrained"] == 1.0
+
+
+@pytest.mark.parametrize("trainer", [1], indirect=True)
+def test_a_run_ends_though_its_last_batch_cannot_be_trained(trainer: Trainer) -> None:
+    trainer.start()
+    trainer.run()
+    trainer.feed(*range(5))
+    (row,) = make_batch(seed=5, number=5, groups=2, samples=2)
+    trainer.log.append(BATCHES, replace(row, trajectory_ids=row.trajectory_ids[:1] * 4))
+    trainer.run(7)
+    newest = trainer.log.rows(RELAY)[-1]
+    assert (newest.final, newest.untrained, newest.trajectories_trained) == (True, (5,), 20)
+    assert trainer.steps()[-1] == 6
+    assert (trainer.folder / "model" / "config.json").exists()
+
+
+def test_a_copied_batch_is_a_dead_letter_and_is_not_trained_again(trainer: Trainer) -> None:
+    trainer.start()
+    trainer.run()
+    trainer.feed(0, 1)
+    trainer.feed(0, 1)
+    trainer.feed(2)
+    trainer.run(4)
+    assert trainer.line() == [0, 1, 2]
+    assert trainer.steps() == [1, 2, 3]
+    letters = trainer.log.rows(DEAD_LETTERS)
+    assert [(letter.offset, letter.reason.partition(",")[0]) for letter in letters] == [
+        (2, "batch 0 was accepted before"),
+        (3, "batch 1 was accepted before"),
+    ]
+
+
+def test_a_missing_batch_stops_the_trainer_with_an_error_that_names_it(trainer: Trainer) -> None:
+    trainer.configure(missing_batch_wait_s=0.0)
+    trainer.start()
+    trainer.run()
+    trainer.feed(0, 2)
+    trainer.run()
+    with pytest.raises(MissingBatch, match=r"batch 1 is missing .*batch 2 stands at offset 1.*lost_batches = \[1\]"):
+        trainer.run()
+    assert trainer.steps() == [1]
+    trainer.configure(lost_batches=(1,))
+    trainer.start()
+    trainer.run(4)
+    assert trainer.line() == [0, 1, 2]
+    assert {m.version.number: m.untrained for m in trainer.log.rows(RELAY) if m.untrained} != {}
+    assert trainer.log.rows(DEAD_LETTERS) == []
+
+
+def test_the_trainer_waits_for_a_batch_that_comes_after_a_later_one(trainer: Trainer) -> None:
+    """Something else than the buffer may have written the later one: the next batch may still come."""
+    trainer.start()
+    trainer.run()
+    trainer.feed(1)
+    trainer.run(2)
+    trainer.feed(0, 1)
+    trainer.run(3)
+    assert trainer.line() == [0, 1]
+    (letter,) = trainer.log.rows(DEAD_LETTERS)
+    assert (letter.offset, letter.reason) == (0, "batch 1 came before batch 0")
 
 
 def test_closing_lets_go_of_everything_though_the_last_version_did_not_get_out(trainer: Trainer) -> None:

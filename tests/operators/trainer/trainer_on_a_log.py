@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -61,6 +62,12 @@ class Trainer:
         if self.failures:
             raise self.failures.pop(0)
         self.log.append(RELAY, manifest, str(manifest.version))
+
+    def configure(self, **changes: Any) -> None:
+        """Stop it; it starts again with another configuration."""
+        self.shard.crash()
+        self.step = replace(self.step, config=replace(self.step.config, **changes))
+        self.shard = Shard(self.log, self.step.resumed(), self.step.restore)
 
     def start(self) -> None:
         self.shard.start()

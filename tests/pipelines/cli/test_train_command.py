@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kafka import KafkaProducer
@@ -19,7 +21,7 @@ from pipelines.cli.main import main
 from pipelines.config import load_config
 from pipelines.report.metrics_file import read_metrics
 from schemas.codec import encode
-from schemas.records import MicroBatch
+from schemas.records import Metric
 from schemas.topics import BATCHES
 
 RUN = "replayed"
@@ -29,7 +31,7 @@ name = "replayed"
 [model]
 path = "{model}"
 [trainer]
-optimizer_steps = 3
+optimizer_steps = 4
 [trainer.learner]
 learning_rate = 1e-2
 """
@@ -38,7 +40,10 @@ Laminar = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture(scope="module")
 def runs(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that trained three of its five batches; the second cannot be trained."""
+    """A run that took four of its five batches, of which the second cannot be trained.
+
+    Between them stand garbage, a record of another class, a batch again, and one whose number is far ahead.
+    """
     folder = tmp_path_factory.mktemp("runs")
     run = folder / RUN
     run.mkdir()
@@ -46,21 +51,22 @@ def runs(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (run / "config.toml").write_text(CONFIG.format(model=model))
     parts = [part for number in range(5) for part in make_batch(seed=number, number=number, groups=2, parts=2)]
     parts[2] = with_floats(parts[2], "rewards", {0: float("nan")})
-    produce(broker, parts)
+    strange = [b"garbage", Metric("trainer", 1, {}, 0), parts[0], parts[1], replace(parts[0], batch=2**61)]
+    produce(broker, [*parts[:4], *strange, *parts[4:]])
     trained = Replay(load_config(run / "config.toml").trainer, model)
-    assert len(list(trained.train([(part, 0, offset) for offset, part in enumerate(parts)], 3))) == 4
+    assert len(list(trained.train([(part, 0, offset) for offset, part in enumerate(parts)], 4))) == 4
     trained.save(trained.weights(), run / "model")
     return folder
 
 
-def produce(broker: Broker, parts: list[MicroBatch]) -> None:
+def produce(broker: Broker, parts: list[Any]) -> None:
     topic = BATCHES.name(RUN)
     with admin_client(ClientProperties.at(broker.bootstrap_servers)) as admin:
         create_topics(admin, [TopicSpec(topic, 1)])
     producer = KafkaProducer(bootstrap_servers=broker.bootstrap_servers)
     for part in parts:
-        value, headers = encode(part)
-        producer.send(topic, value, key=str(part.batch).encode(), headers=list(headers), partition=0)
+        value, headers = (part, ()) if isinstance(part, bytes) else encode(part)
+        producer.send(topic, value, headers=list(headers), partition=0)
     producer.close()
 
 
@@ -80,13 +86,13 @@ def laminar(runs: Path, broker: Broker, capsys: pytest.CaptureFixture[str]) -> L
 def test_a_replay_gives_the_runs_own_bits(laminar: Laminar, runs: Path) -> None:
     code, out, _ = laminar(RUN, "--json")
     told = json.loads(out)
-    assert (code, told["steps"]) == (0, 3)
+    assert (code, told["steps"], told["records_passed_over"]) == (0, 4, 5)
     assert told["weights"] == told["weights_of_run"]
     assert "reward" in told["skipped"]["1"]
     assert Path(told["model"]) == runs / RUN / "replay-1" / "model"
     assert (runs / RUN / "replay-1" / "model" / "config.json").exists()
     metrics = read_metrics(Path(told["metrics"]))
-    assert [metric.step for metric in metrics] == [1, 2, 3]
+    assert [metric.step for metric in metrics] == [1, 3, 4]
     assert all("reward/mean" in metric.values for metric in metrics)
 
 
@@ -101,7 +107,7 @@ def test_another_algorithm_trains_all_batches_to_other_weights(laminar: Laminar,
     change = "trainer.learner.algorithm.name=cispo"
     code, out, _ = laminar(RUN, "--set", change, "--out", str(tmp_path / "other"), "--json")
     told = json.loads(out)
-    assert (code, told["steps"], told["changes"]) == (0, 4, [change])
+    assert (code, told["steps"], told["changes"]) == (0, 5, [change])
     assert told["weights"] != told["weights_of_run"]
 
 

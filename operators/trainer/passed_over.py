@@ -1,0 +1,19 @@
+"""What the trainer passes over, as dead letters: the records themselves stay in the batches topic, whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from operators.io.elements import Output
+from operators.trainer.assembly import Refused
+from schemas.records import DeadLetter
+from schemas.topics import BATCHES, DEAD_LETTERS
+
+
+def letters(refused: Iterable[Refused], run: str, now: int) -> list[Output]:
+    """A dead letter for each of `refused` of `run`, at `now` in Unix milliseconds."""
+    topic = BATCHES.name(run)
+    return [
+        Output(DEAD_LETTERS, topic, DeadLetter("train", reason, topic, partition, offset, b"", now))
+        for partition, offset, reason in refused
+    ]
