@@ -7,6 +7,8 @@ import os
 import shutil
 from pathlib import Path
 
+ROOM = 4096
+"""A block of a disk, in bytes."""
 LOW_BYTES = 16 * 1024 * 1024
 """A disk with fewer bytes free counts as full: no log segment of a broker fits."""
 
@@ -29,8 +31,11 @@ def space_of(path: Path) -> str:
 
 
 def is_full(path: Path) -> bool:
-    """Whether the disk that `path`, which exists, is on has no room left."""
-    return shutil.disk_usage(path).free < LOW_BYTES
+    """Whether the disk that `path` is on has no room left; False where there is no such path."""
+    try:
+        return shutil.disk_usage(path).free < LOW_BYTES
+    except OSError:
+        return False
 
 
 def write_atomically(file: Path, text: str) -> None:
@@ -38,6 +43,24 @@ def write_atomically(file: Path, text: str) -> None:
     partial = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     partial.write_text(text, encoding="utf-8")
     partial.replace(file)
+
+
+def write_anyway(file: Path, text: str) -> None:
+    """As `write_atomically`, of a text that may end in blanks; on a full disk over what `file` holds, in its blocks.
+
+    A reader may then see a part for a moment. Raises OSError where those are too few: `ROOM` is kept for growth.
+    """
+    data = text.encode("utf-8")
+    try:
+        write_atomically(file, text + " " * (ROOM - len(data) % ROOM) + " " * ROOM)
+    except OSError as error:
+        file.with_name(f".{file.name}.{os.getpid()}.tmp").unlink(missing_ok=True)
+        if not is_out_of_space(error) or len(data) > (size := file.stat().st_size):
+            raise
+        with file.open("r+b") as out:
+            out.write(data.ljust(size))
+            out.flush()
+            os.fsync(out.fileno())
 
 
 def write_durably(file: Path, text: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from kafka import KafkaAdminClient, TopicPartition
 from kafka.admin import ConfigResource, ConfigResourceType, OffsetSpec
-from kafka.errors import TopicAlreadyExistsError, UnknownTopicOrPartitionError, for_code
+from kafka.errors import RetriableError, TopicAlreadyExistsError, UnknownTopicOrPartitionError, for_code
 from kafka.structs import OffsetAndMetadata
 
 from infra.kafka.properties import ClientProperties
@@ -48,7 +48,7 @@ def create_topics(client: KafkaAdminClient, specs: Iterable[TopicSpec]) -> list[
     """Create the topics that are missing, wait until each has its leaders, and return the names of those created.
 
     Repeating it changes nothing. Raises TopicError, having looked at every topic, when one that is already there has
-    another number of partitions, or one could not be created.
+    another number of partitions, or one could not be created; RetriableError where another try may succeed.
     """
     wanted = {spec.name: spec for spec in specs}
     if not wanted:
@@ -152,6 +152,8 @@ def _create(client: KafkaAdminClient, specs: Mapping[str, TopicSpec]) -> tuple[l
         error = for_code(topic["error_code"])
         if topic["error_code"] == 0:
             created.append(topic["name"])
+        elif issubclass(error, RetriableError):
+            raise error(f"{topic['name']} cannot be created yet: {topic['error_message'] or error.__name__}")
         elif error is not TopicAlreadyExistsError:  # another process was quicker: as good
             problems.append(f"{topic['name']} cannot be created: {topic['error_message'] or error.__name__}")
     return created, problems

@@ -173,6 +173,10 @@ class Broker:
         """The file that the broker's warnings and errors go to."""
         return self.config.data_dir / "broker.log"
 
+    def has_data(self) -> bool:
+        """Tell whether its folder holds the data of an earlier start."""
+        return (self.config.data_dir / "log" / "meta.properties").exists()
+
     def is_alive(self) -> bool:
         """Tell whether the broker's process runs."""
         return self._process is not None and is_running(self._process)
@@ -192,7 +196,7 @@ class Broker:
                 self.config.security.write_clients(self.bootstrap_servers)
             settings = server_properties(self.config, self.port, free_port())
             write_private(properties, "".join(f"{name}={value}\n" for name, value in settings.items()))
-            fresh = not (data_dir / "log" / "meta.properties").exists()
+            fresh = not self.has_data()
             if fresh:
                 _format(jars, properties, self.config.security.format_arguments() if self.config.secure else [])
             progress(f"starting Apache Kafka on {self.bootstrap_servers}")

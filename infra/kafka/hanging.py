@@ -13,7 +13,7 @@ from typing import Any
 
 from kafka import TopicPartition
 from kafka.admin import AbortTransactionSpec, TransactionState
-from kafka.errors import CoordinatorLoadInProgressError, CoordinatorNotAvailableError, NotCoordinatorError
+from kafka.errors import RetriableError
 
 from infra.kafka.admin import admin_client
 from infra.kafka.properties import ClientProperties
@@ -22,7 +22,6 @@ APART_S = 1.0
 """Between two looks: what is open in both, at one offset, and over in both, no producer is at work on."""
 SETTLES_S = 60.0
 """How long a broker that has just started may take to end what it knows to be ending."""
-_LOADING = (CoordinatorLoadInProgressError, CoordinatorNotAvailableError, NotCoordinatorError)
 _ENDING = (TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT, TransactionState.PREPARE_EPOCH_FENCE)
 _UNDER_WAY = (*_ENDING, TransactionState.ONGOING)
 
@@ -33,27 +32,30 @@ def end_hanging(client: ClientProperties, sleep: Callable[[float], None] = time.
     Raises KafkaError.
     """
     deadline = time.monotonic() + SETTLES_S
+    ended: set[str] = set()
     with admin_client(client) as admin:
         while True:
             last = time.monotonic() > deadline
             try:
                 if last or not any(each.state in _ENDING for each in _transactions(admin).values()):
-                    return _end(admin, sleep)
-            except _LOADING:  # coordinators may come to be after the first look
+                    _end(admin, sleep, ended)
+                    return sorted(ended)
+            except RetriableError:  # coordinators and leaders may come to be, or move, after the first look
                 if last:
                     raise
             sleep(0.1)
 
 
-def _end(admin: Any, sleep: Callable[[float], None]) -> list[str]:
+def _end(admin: Any, sleep: Callable[[float], None], ended: set[str]) -> None:
+    """End what hangs; the names of the partitions go into `ended`, which counts also where a later one fails."""
     if not (first := _hanging(admin)):
-        return []
+        return
     sleep(APART_S)
     again = _hanging(admin)
     hanging = {found: committed for found, committed in again.items() if first.get(found) == committed}
-    for (_, _, spec), committed in hanging.items():
+    for (place, _, spec), committed in hanging.items():
         _tell(admin, spec, committed)
-    return sorted({f"{place.topic}-{place.partition}" for place, _, _ in hanging})
+        ended.add(f"{place.topic}-{place.partition}")
 
 
 def _transactions(admin: Any) -> dict[int, Any]:

@@ -5,12 +5,18 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from kafka import KafkaAdminClient
-from kafka.errors import KafkaError
+from kafka.errors import KafkaError, RetriableError
 
 from infra.kafka.properties import ClientProperties
+
+T = TypeVar("T")
+Unsettled = RetriableError
+"""What a question to Kafka raises while a connection breaks or a leader moves: asked again, it may be answered."""
+RETRY_S = 60.0
+"""How long a question at a start is asked again."""
 
 
 class BrokerUnreachable(RuntimeError):
@@ -35,6 +41,27 @@ def why_unreachable(arguments: dict[str, Any], timeout_s: float = 5.0) -> str | 
             return None if alive else "the cluster has no live broker yet"
     except KafkaError as error:  # the client does not say that it was refused
         return f"{error}; are login and certificates right?" if "security_protocol" in arguments else str(error)
+
+
+def retried(
+    ask: Callable[[], T],
+    for_s: float = RETRY_S,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> T:
+    """Return what `ask` returns, which is asked again for `for_s` seconds while a connection breaks or Kafka moves
+    leaders: what `ask` does must be repeatable. Raises what it raises otherwise, or at last.
+    """
+    started, pause = clock(), 0.1
+    while True:
+        try:
+            return ask()
+        except RetriableError:
+            if clock() - started >= for_s:
+                raise
+        sleep(pause)
+        pause = min(2.0, pause * 1.6)
 
 
 def wait_for_brokers(

@@ -24,6 +24,8 @@ POSITIONS_S = 0.5
 """How old the positions of a poll that found nothing may be: each partition's costs a question to the client."""
 PATIENCE_S = 120.0
 """How long a running shard waits for Kafka to be back before it gives up."""
+FIRST_PATIENCE_S = 20.0
+"""How long the first session is tried for: a connection may break, but what is refused is to be seen soon."""
 MAX_FUTILE = 8
 """Sessions in a row that may be lost without one commit of their own: more, and the cause will not pass by itself."""
 MAX_PAUSE_S = 5.0
@@ -141,7 +143,7 @@ class ShardSource:
 
     def _open(self, before: Session | None) -> Restored:
         config = self.config
-        session = self._session = SESSIONS.open(config.session()) if before is None else self._reopen(before)
+        session = self._session = self._session_after(before)
         if config.resume is not None:
             names = {place: partition for partition, place in self._places.items()}
             session.seek({names[place]: offset for place, offset in config.resume().items()})
@@ -153,21 +155,26 @@ class ShardSource:
             log.warning("%s, partition %d, offset %d: %s", letter.topic, letter.partition, letter.offset, letter.reason)
         return Restored(config.group, session.start, ledger, session.note.marks, offsets)
 
-    def _reopen(self, before: Session) -> Session:
-        lost = before.lost or SessionLost(f"{self.config.group}: closed")
-        self._futile = 0 if before.commits > 1 else self._futile + 1  # a session's first commit is its own start
-        deadline = time.monotonic() + PATIENCE_S
+    def _session_after(self, before: Session | None) -> Session:
+        """The session that follows `before`, or the first one; tried again while Kafka gives none."""
+        lost: SessionLost | None = None
+        if before is not None:
+            lost = before.lost or SessionLost(f"{self.config.group}: closed")
+            self._futile = 0 if before.commits > 1 else self._futile + 1  # a session's first commit is its own start
+        deadline = time.monotonic() + (FIRST_PATIENCE_S if before is None else PATIENCE_S)
         pause = 0.05 * 2**self._futile
         while not isinstance(lost, Fenced) and self._futile <= MAX_FUTILE:
-            log.warning("opening a new session in %.1f s: %s", pause, lost)
-            if STOPPING.wait(pause):
-                break
+            if lost is not None:
+                log.warning("opening a new session in %.1f s: %s", pause, lost)
+                if STOPPING.wait(pause):
+                    break
             try:
                 return SESSIONS.open(self.config.session())
             except SessionLost as error:
                 if time.monotonic() > deadline:
                     raise
                 lost, pause = error, min(2 * pause, MAX_PAUSE_S)
+        assert lost is not None  # `before` was lost, or an attempt has failed
         raise lost
 
     def _rows(self, raw: Any, noun: str) -> list[Any]:

@@ -98,9 +98,9 @@ def resume_command(
       laminar runs resume --run first
     """
     from pipelines.run.submitted import keep, submissions
-    from pipelines.view.run_folders import find_run
+    from pipelines.view.run_folders import find_run_to_resume
 
-    found = find_run(folder, run)
+    found = find_run_to_resume(folder, run)
     if found.reached:
         told = {"run": found.run, "resumed": {}}
         return Report(told, lambda: f"run {found.run} has reached its goal: nothing is left to do", as_json=json)

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from infra.files import is_full, space_of
-from infra.kafka.admin import admin_client, list_topics
+from infra.kafka.admin import TopicError, admin_client, list_topics
 from infra.kafka.broker import Broker, BrokerConfig, BrokerDied, BrokerStartError
 from infra.kafka.detached_broker import last_port
-from infra.kafka.readiness import BrokerUnreachable, wait_for_brokers, why_unreachable
+from infra.kafka.readiness import BrokerUnreachable, Unsettled, retried, wait_for_brokers, why_unreachable
 from pipelines.config import ConfigError, KafkaConfig
 from pipelines.run.restarts import Restarts
 from schemas.topics import run_prefix
@@ -35,6 +35,9 @@ class KafkaOfRun:
         self._restarts = Restarts()
         self._silent_since = self._asked_at = -float("inf")
         self._silent = False
+        self.topics: frozenset[str] = frozenset()
+        """The run's topics, once they are made: they are looked for now and then."""
+        self._missing: frozenset[str] = frozenset()
 
     def start(self) -> None:
         """Return once Kafka answers; `config` then says where. Raises BrokerStartError, BrokerUnreachable."""
@@ -48,16 +51,20 @@ class KafkaOfRun:
     def refuse_known(self, run: str) -> None:
         """Raise ConfigError if Kafka holds a run of this name: its records would be taken for this one's."""
         client = self.config.client()
-        with admin_client(client) as admin:
-            if list_topics(admin, run_prefix(run)):
-                raise ConfigError(
-                    f"Kafka at {client.bootstrap_servers} holds a run {run!r} already: choose another run.name"
-                )
+
+        def held() -> list[str]:
+            with admin_client(client) as admin:
+                return list_topics(admin, run_prefix(run))
+
+        if retried(held):
+            raise ConfigError(
+                f"Kafka at {client.bootstrap_servers} holds a run {run!r} already: choose another run.name"
+            )
 
     def tend(self) -> None:
         """Start the run's own broker again if it has died; ask now and then whether Kafka answers. Call it often.
 
-        Raises BrokerStartError, BrokerUnreachable.
+        Raises BrokerStartError, BrokerUnreachable, TopicError.
         """
         if self._has_died():
             self._restart()
@@ -65,11 +72,16 @@ class KafkaOfRun:
             self.answers()
 
     def answers(self) -> bool:
-        """Whether Kafka answers now. Raises BrokerUnreachable once it has not for longer than a run is to wait."""
+        """Whether Kafka answers now.
+
+        Raises BrokerUnreachable once it has not for longer than a run is to wait, TopicError where topics are gone.
+        """
         if self._has_died():
             return False
         client, now = self.config.client(), time.monotonic()
         reason = why_unreachable(client.admin(), timeout_s=1.0)
+        if reason is None:
+            self._look_for_topics()
         if reason is None or now - self._asked_at > _LAPSE_S:
             self._silent_since = now
         self._asked_at = now
@@ -81,11 +93,30 @@ class KafkaOfRun:
             self._note(f"{where} does not answer: {reason}" if self._silent else f"{where} answers again")
         return reason is None
 
+    def _look_for_topics(self) -> None:
+        """Raise TopicError where topics are missing, in two looks in a row: a broker that starts may not know all."""
+        try:
+            with admin_client(self.config.client()) as admin:
+                missing = self.topics.difference(list_topics(admin)) if self.topics else frozenset()
+        except Unsettled:
+            return
+        if gone := sorted(missing & self._missing):
+            raise TopicError(
+                f"topics of this run have been deleted from Kafka at {self.config.client().bootstrap_servers}: "
+                f"{', '.join(gone)}. Their records are gone with them, so the run cannot go on: start another"
+            )
+        self._missing = missing
+
     def _has_died(self) -> bool:
         return self._own is not None and not self._own.is_alive()
 
     def _restart(self) -> None:
         assert self._own is not None
+        if not self._own.has_data():
+            raise BrokerStartError(
+                f"the broker's data in {self._folder} have been deleted, and the run's records with them: "
+                "start another run"
+            )
         self._pause_after(BrokerDied("its process is gone"), time.monotonic())
         self._own.kill()  # it may be dead and yet hold its port: it is gone once it has been waited for
         self._bring_up()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from infra.files import write_atomically
+from infra.files import is_full, is_out_of_space, space_of, write_atomically
 from pipelines.cli.output import Report
 from pipelines.config import Config, ConfigError, load_config
 from pipelines.report.closing import closing_lines, laminar
@@ -17,7 +17,7 @@ from pipelines.report.html import render_report
 from pipelines.report.summary import summarise
 from pipelines.run.lacking import lacking
 from pipelines.run.paths import with_whole_paths
-from pipelines.run.state import RunStateFile, point_latest
+from pipelines.run.state import STATE_FILE, RunStateFile, point_latest
 from pipelines.run.stop_requests import Interrupted, StopRequests
 from pipelines.run.supervisor import CONFIG_FILE, Supervisor
 from pipelines.view.live import LiveView
@@ -100,7 +100,13 @@ def _supervised(
 
 def _end_failed(state: RunStateFile, error: BaseException) -> None:
     """Note in state.json why the run cannot go on, and add to `error` how it can."""
-    state.end(f"{type(error).__name__}: {error}")
+    if is_out_of_space(error) or is_full(state.folder):
+        error.add_note(f"the disk is full: {space_of(state.folder)}")
+    reason = "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
+    try:
+        state.end(reason)
+    except OSError as unwritten:
+        error.add_note(f"{state.folder / STATE_FILE} does not say so: {unwritten}")
     if (state.folder / CONFIG_FILE).exists():
         error.add_note(f"once that is mended, `{laminar()} runs resume --run {state.run}` goes on with the run")
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from infra.files import write_atomically
+from infra.files import write_anyway
 
 STATE_FILE = "state.json"
 
@@ -71,7 +71,7 @@ class RunStateFile:
             "roles": self.roles,
             "goal": {"optimizer_steps": self.goal},
         }
-        write_atomically(self.folder / STATE_FILE, json.dumps(state, indent=1))
+        write_anyway(self.folder / STATE_FILE, json.dumps(state, indent=1))
 
 
 def point_latest(folder: Path) -> None:

@@ -32,6 +32,7 @@ from pipelines.view.live import LiveView
 from pipelines.view.state import new_run
 from pipelines.view.watch import Watch
 from schemas.records import Metric
+from schemas.topics import CATALOGUE
 
 DRAIN_S = 5.0
 HURRIED_S = 1.5
@@ -40,6 +41,10 @@ TICK_S = 0.1
 GUARDED_S = 10.0
 """How long those who clean up behind a run that was killed may take, at most."""
 CONFIG_FILE = "config.toml"
+
+
+class RunFolderDeleted(RuntimeError):
+    """What the run leaves has no place any more."""
 
 
 class Supervisor:
@@ -61,8 +66,8 @@ class Supervisor:
     def run(self) -> Audit:
         """Run to the end; the books of the run.
 
-        Raises Interrupted, RoleFailed, ConfigError, BrokerStartError, BrokerUnreachable and TopicError: why it cannot
-        go on.
+        Raises Interrupted, RoleFailed, ConfigError, BrokerStartError, BrokerUnreachable, TopicError and
+        RunFolderDeleted: why it cannot go on.
         """
         started = new_run(self.config.run.name, self.config.trainer.optimizer_steps, int(self.state.started_at * 1000))
         trackers = open_trackers(self.config.run.trackers, self.config.run.name, self.folder)
@@ -114,6 +119,7 @@ class Supervisor:
             if not self._resumed:
                 self._kafka.refuse_known(self.config.run.name)
             make_topics(self.config)
+            self._kafka.topics = frozenset(topic.name(self.config.run.name) for topic in CATALOGUE.values())
         self.state.bootstrap_servers = self.config.kafka.client().bootstrap_servers
         self.state.client_properties = self.config.kafka.of_role(ADMIN).client_properties
         self._write_config()
@@ -179,6 +185,11 @@ class Supervisor:
             self._watch.phase(phase)
 
     def _tick(self) -> None:
+        if not self.folder.is_dir():
+            raise RunFolderDeleted(
+                f"the run's folder {self.folder} has been deleted while the run was at work: its checkpoints and the "
+                "broker's data, where it had one of its own, are gone with it. Start another run"
+            )
         with self._stops.waiting():
             self._kafka.tend()
         self._fleet.tend(TICK_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
+from infra.kafka.readiness import retried
 from pipelines.config import Config
 from pipelines.shards import partitions_of
 from schemas.codec import MAX_VALUE_BYTES
@@ -21,6 +22,10 @@ def topic_spec(config: Config, topic: Topic) -> TopicSpec:
 
 def make_topics(config: Config) -> None:
     """Create what is missing. Raises TopicError where a topic of this run has another shape."""
+    retried(lambda: _make_topics(config))
+
+
+def _make_topics(config: Config) -> None:
     admin = admin_client(config.kafka.client())
     try:
         create_topics(admin, [topic_spec(config, topic) for topic in CATALOGUE.values()])

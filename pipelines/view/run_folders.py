@@ -20,7 +20,8 @@ REPORT_FILE = "report.html"
 SAME_START_S = 1.0
 """A process that began at another time than state.json says has only been given the number of one that is gone."""
 
-Status = Literal["running", "ended", "failed", "died"]
+_MEND = "`laminar runs resume --run {run}` goes on with the run and writes it anew"
+Status = Literal["running", "ended", "failed", "died", "unreadable"]
 
 
 class NoSuchRun(RuntimeError):
@@ -31,7 +32,7 @@ class NoSuchRun(RuntimeError):
 class RunFolder:
     """A run by its folder. `state` is what state.json says; `status` whether its supervisor still lives.
 
-    died: the supervisor is gone and did not say that the run is over.
+    died: the supervisor is gone and did not say that the run is over. unreadable: state.json is damaged.
     """
 
     folder: Path
@@ -72,17 +73,24 @@ def read_run(folder: Path) -> RunFolder:
     except (FileNotFoundError, NotADirectoryError):
         raise NoSuchRun(f"there is no run {folder.name!r} under {folder.parent}/ ({path} is missing)") from None
     except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
+        raise ValueError(f"{path} is not JSON: {error}; {_MEND.format(run=folder.name)}") from error
     if not isinstance(state, dict):
-        raise ValueError(f"{path}: expected a JSON object")
+        raise ValueError(f"{path} holds no JSON object; {_MEND.format(run=folder.name)}")
     return RunFolder(folder, state, _status(state))
 
 
 def list_runs(runs: Path) -> list[RunFolder]:
-    """The runs under `runs`, the newest first. Raises ValueError where a state.json does not read."""
+    """The runs under `runs`, the newest first; one whose state.json does not read is `unreadable`, and says why."""
     found = {path.parent for name in (STATE_FILE, "submitted") for path in runs.glob(f"*/{name}")}
     folders = sorted(folder for folder in found if not folder.is_symlink())
-    return sorted(map(read_run, folders), key=lambda run: run.started_at, reverse=True)
+    return sorted(map(_read_any, folders), key=lambda run: run.started_at, reverse=True)
+
+
+def _read_any(folder: Path) -> RunFolder:
+    try:
+        return read_run(folder)
+    except (OSError, ValueError) as error:
+        return RunFolder(folder, {"run": folder.name, "error": str(error)}, "unreadable")
 
 
 def find_run(runs: Path, name: str | None) -> RunFolder:
@@ -95,6 +103,15 @@ def find_run(runs: Path, name: str | None) -> RunFolder:
     if not known:
         raise NoSuchRun(f"there is no run yet under {runs}/")
     return known[0]
+
+
+def find_run_to_resume(runs: Path, name: str | None) -> RunFolder:
+    """As `find_run`; a run whose state.json is damaged has died: all that is needed to go on is elsewhere."""
+    try:
+        return find_run(runs, name)
+    except ValueError:
+        folder = (runs / "latest").resolve() if name is None else runs / name
+        return RunFolder(runs / folder.name, {}, "died")
 
 
 def supervisor_of(state: Mapping[str, Any]) -> psutil.Process | None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.errors import NotLeaderForPartitionError
 
+from infra.kafka import hanging
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
 from infra.kafka.broker import Broker, BrokerConfig, start_broker
 from infra.kafka.hanging import end_hanging
@@ -79,3 +82,18 @@ def test_a_broker_that_starts_again_looks_for_them(credulous: Broker) -> None:
     told: list[str] = []
     credulous.start(told.append)
     assert told[-1] == "transactions hung in committed-0, and were ended"
+
+
+def test_ending_goes_on_after_a_leader_has_moved(credulous: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    hang(credulous, "committed", True)
+    errors = [NotLeaderForPartitionError("moved"), NotLeaderForPartitionError("moved again")]
+    tell = hanging._tell
+
+    def told(admin: Any, spec: Any, committed: bool) -> None:
+        if errors:
+            raise errors.pop()
+        tell(admin, spec, committed)
+
+    monkeypatch.setattr(hanging, "_tell", told)
+    assert end_hanging(credulous.client(), sleep=lambda seconds: None) == ["committed-0"]
+    assert not errors

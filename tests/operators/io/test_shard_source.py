@@ -175,9 +175,18 @@ def test_a_broker_that_is_away_is_waited_for_but_not_for_ever(monkeypatch: pytes
         source.next(wait=False)
 
 
-def test_the_first_session_must_open_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_session_is_tried_again_for_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = source_with(monkeypatch, SessionLost("reset by peer"), ScriptedSession(1))
+    assert source.next(wait=False).start == 1
+    monkeypatch.setattr(operators.io.source, "FIRST_PATIENCE_S", -1.0)
     source = source_with(monkeypatch, SessionLost("connection refused"), ScriptedSession(1))
     with pytest.raises(SessionLost, match="refused"):
+        source.next(wait=False)
+
+
+def test_first_session_that_is_fenced_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = source_with(monkeypatch, Fenced("a successor"), ScriptedSession(1))
+    with pytest.raises(Fenced):
         source.next(wait=False)
 
 

@@ -24,7 +24,7 @@ from pipelines.cli.output import show
 from pipelines.cli.runs import app
 from pipelines.report.metrics_file import MetricsFile
 from pipelines.roles import liveness_file
-from pipelines.view.run_folders import NoSuchRun, find_run, list_runs, read_run, stop_run
+from pipelines.view.run_folders import NoSuchRun, find_run, find_run_to_resume, list_runs, read_run, stop_run
 
 ROLES = {
     "trainer": {"pid": 9, "restarts": 2, "alive": True, "status": "up"},
@@ -101,7 +101,7 @@ def test_what_is_no_run_is_named(tmp_path: Path) -> None:
     make_run(tmp_path, "torn")
     (tmp_path / "torn" / "state.json").write_text('{"run"')
     with pytest.raises(ValueError, match=r"torn/state\.json is not JSON"):
-        list_runs(tmp_path)
+        find_run(tmp_path, "torn")
 
 
 def test_a_run_is_stopped_and_waited_for(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
@@ -186,6 +186,24 @@ def test_status_shows_liveness_and_progress_apart(tmp_path: Path, process: subpr
     assert said["prompts"]["liveness"] is None
     assert said["trainer"]["liveness"]["steps"]["trainer"]["stalled"] is True
     assert said["score"]["liveness"]["age_s"] < 60
+
+
+def test_damaged_state_json_spoils_only_its_own_run(tmp_path: Path) -> None:
+    make_run(tmp_path, "good", ended_at=5.0)
+    for name, text in (("half", '{"run": "ha'), ("list", "[]"), ("binary", "\xff")):
+        (make_run(tmp_path, name) / "state.json").write_text(text, encoding="latin-1")
+    code, out = invoke("list", "--folder", str(tmp_path), "--json")
+    assert code == 0
+    listed = {each["run"]: (each["status"], each["error"] or "") for each in json.loads(out)}
+    assert listed.pop("good") == ("ended", "")
+    for name, (status, error) in listed.items():
+        assert status == "unreadable"
+        assert f"{name}/state.json" in error
+    assert invoke("status", "--folder", str(tmp_path), "--run", "good")[0] == 0
+    with pytest.raises(ValueError, match=r"half/state\.json"):
+        find_run(tmp_path, "half")
+    found = find_run_to_resume(tmp_path, "half")
+    assert (found.run, found.status, found.supervised) == ("half", "died", True)
 
 
 def test_status_of_a_dead_run_is_a_no(tmp_path: Path) -> None:

@@ -1,0 +1,35 @@
+"""A connection that is reset while a run or a role starts is no reason for it to end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from faults.proxied_broker import ProxiedBroker
+from faults.request_faults import LostRequest, LostResponse, Match
+
+from operators.io.config import Reading, ShardConfig
+from operators.io.source import ShardSource
+from pipelines.config import load_config
+from pipelines.run.topics import make_topics
+from schemas.topics import METRICS
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "chain_sum.toml"
+CREATE_TOPICS, DESCRIBE_CLUSTER = 19, 60
+
+
+@pytest.mark.parametrize("fault", [LostRequest, LostResponse])
+def test_start_survives_resets(
+    fault: type[LostRequest] | type[LostResponse], proxied: ProxiedBroker, run_id: str
+) -> None:
+    address = proxied.proxied.bootstrap_servers
+    lost = proxied.proxy.add(fault(Match([CREATE_TOPICS]), 2))
+    make_topics(load_config(EXAMPLE, [f"run.name={run_id}", f"kafka.bootstrap_servers={address}"]))
+    assert lost.hits >= 1  # topics may have been made although their response is lost
+    lost = proxied.proxy.add(fault(Match([DESCRIBE_CLUSTER]), 2))
+    source = ShardSource(ShardConfig(proxied.proxied, run_id, "reset", readings=(Reading(METRICS),)))
+    try:
+        assert source.next(wait=False).start == 1
+    finally:
+        source.close()
+    assert lost.hits == 2

@@ -1,0 +1,121 @@
+"""A full disk, a deleted run folder, deleted topics: each ends a run with an error that says so."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from small_disk import fill, small_disk
+
+from infra.files import is_full, write_anyway
+from infra.kafka.admin import TopicError, TopicSpec, admin_client, create_topics, delete_topics
+from infra.kafka.broker import Broker, BrokerConfig, BrokerStartError
+from pipelines.config import KafkaConfig, load_config
+from pipelines.run.kafka_of_run import KafkaOfRun
+from pipelines.run.local import _end_failed
+from pipelines.run.state import STATE_FILE, RunStateFile
+from pipelines.run.stop_requests import StopRequests
+from pipelines.run.supervisor import CONFIG_FILE, RunFolderDeleted, Supervisor
+from pipelines.view.live import LiveView
+from pipelines.view.run_folders import read_run
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "chain_sum.toml"
+
+
+def test_full_disk_is_named_and_noted_in_state_json(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 256) as disk:
+        folder = disk / "first"
+        folder.mkdir()
+        state = RunStateFile(folder, "first", 8)
+        state.write()
+        (folder / CONFIG_FILE).write_text("")
+        fill(disk)
+        with pytest.raises(OSError, match="No space left") as raised:
+            (folder / "more").write_text("x" * 100_000)
+        _end_failed(state, raised.value)
+        run = read_run(folder)
+        assert run.status == "failed"
+        assert f"0 of 262,144 bytes are free on the disk of {folder}" in str(run.state["error"])
+        assert "`" in raised.value.__notes__[-1]
+        assert raised.value.__notes__[-1].endswith("runs resume --run first` goes on with the run")
+
+
+def test_broker_that_died_on_a_full_disk_is_not_started_again(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 256) as disk:
+        kafka = KafkaOfRun(KafkaConfig(), disk, lambda line: None)
+        kafka._own = Broker(BrokerConfig(disk))  # its process is gone
+        (disk / "log").mkdir()
+        (disk / "log" / "meta.properties").write_text("")
+        with pytest.raises(BrokerStartError, match=rf"disk is full, .* free on the disk of {disk}: .*broker\.log"):
+            kafka.tend()
+
+
+def test_state_too_long_for_a_full_disk_stays_as_it_was(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 64) as disk:
+        file = disk / "state.json"
+        write_anyway(file, json.dumps({"a": 1}))
+        fill(disk)
+        with pytest.raises(OSError, match="No space left") as raised:
+            write_anyway(file, json.dumps("x" * 10_000))
+        assert raised.value.errno == errno.ENOSPC
+        assert json.loads(file.read_text()) == {"a": 1}
+        write_anyway(file, json.dumps("y" * 4_000))
+        assert json.loads(file.read_text()) == "y" * 4_000
+        assert sorted(path.name for path in disk.iterdir()) == ["filler", "state.json"]
+        assert is_full(disk)
+
+
+def test_error_of_a_run_without_folder_is_not_hidden(tmp_path: Path) -> None:
+    error = RuntimeError("the cause")
+    _end_failed(RunStateFile(tmp_path / "gone", "gone", 8), error)
+    assert "does not say so" in error.__notes__[0]
+
+
+def test_deleted_run_folder_ends_the_run(tmp_path: Path) -> None:
+    config = load_config(EXAMPLE, ["run.name=gone", f"run.folder={tmp_path}"])
+    config.run_folder.mkdir()
+    state = RunStateFile(config.run_folder, "gone", 8)
+    with LiveView(Console(file=StringIO()), "gone", 8) as view, StopRequests() as stops:
+        supervisor = Supervisor(config, view, state, stops)
+        shutil.rmtree(config.run_folder)
+        with pytest.raises(RunFolderDeleted, match=f"folder {config.run_folder} has been deleted"):
+            supervisor._tick()
+
+
+def test_deleted_topics_end_the_run(broker: Broker, run_id: str, tmp_path: Path) -> None:
+    names = [f"{run_id}-{each}" for each in ("kept", "gone")]
+    with admin_client(broker.client()) as admin:
+        create_topics(admin, [TopicSpec(name, 1) for name in names])
+        kafka = KafkaOfRun(KafkaConfig(broker.bootstrap_servers), tmp_path / "kafka", lambda line: None)
+        kafka.topics = frozenset(names)
+        assert kafka.answers()
+        assert kafka.answers()
+        delete_topics(admin, names[1])
+    assert kafka.answers()  # a broker that starts may not know all of them yet
+    with pytest.raises(TopicError, match=rf"deleted from Kafka at {broker.bootstrap_servers}: {names[1]}\. "):
+        kafka.answers()
+
+
+def test_deleted_data_of_the_own_broker_end_the_run(tmp_path: Path) -> None:
+    kafka = KafkaOfRun(KafkaConfig(), tmp_path / "kafka", lambda line: None)
+    kafka.start()
+    try:
+        assert kafka._own is not None
+        kafka._own.kill()
+        shutil.rmtree(tmp_path / "kafka")
+        with pytest.raises(BrokerStartError, match=r"data in .*kafka have been deleted"):
+            kafka.tend()
+    finally:
+        kafka.close()
+
+
+def test_damaged_state_json_names_the_way_on(tmp_path: Path) -> None:
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / STATE_FILE).write_text("{")
+    with pytest.raises(ValueError, match=r"state\.json is not JSON: .*`laminar runs resume --run bad`"):
+        read_run(tmp_path / "bad")
