@@ -46,7 +46,8 @@ class Staleness(Eviction):
 
 @dataclass(frozen=True)
 class Age(Eviction):
-    """Drops groups whose last member was scored more than `seconds` before the latest experience in the log was."""
+    """Drops groups of which the first member came more than `seconds` ago, by the clock of the buffer's own process.
+    What a restart reads again has just come."""
 
     seconds: float = 3600.0
 
@@ -56,8 +57,7 @@ class Age(Eviction):
 
     def evict(self, groups: Sequence[Group], moment: Moment) -> Iterable[Drop]:
         for group in groups:
-            latest = max(member.scored_at for member in group.members)
-            if (age := (moment.log_time - latest) / 1000) > self.seconds:
+            if (age := moment.now - group.seen_at) > self.seconds:
                 yield from (Drop(member, f"age {age:.0f} s > {self.seconds:g} s") for member in group.members)
 
 

@@ -1,7 +1,9 @@
 """Groups of samples of one prompt, on their way to completion and ready to leave: the memory of the buffer.
 
-What is ready stands in the order of completion as the log tells it (when the last member was scored, then partition and
-offset), not in that in which polls brought it: a restart rebuilds the same order.
+What is ready stands in the order of completion as the log tells it: by the newest weight version announced when the
+last member finished, then by offset, partition and row of its record. Offsets of one partition say nothing of another's,
+so versions order partitions against each other. Neither a clock nor the order of polls takes part: a restart rebuilds
+the order.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ class Group:
         self.members = members
         self.seen_at = seen_at
         """When its first member came, by this process's monotonic clock."""
-        self.completed = (0, 0, 0)
+        self.completed = (0, 0, 0, 0)
 
     @property
     def task(self) -> str:
@@ -49,9 +51,11 @@ class Group:
         """That of its stalest member."""
         return max(member.staleness(newest) for member in self.members)
 
-    def close(self) -> None:
-        """No member is to come any more."""
-        self.completed = max((m.shelf.scored_at[m.row], m.shelf.partition, m.shelf.offset) for m in self.members)
+    def close(self, batch: int) -> None:
+        """No member is to come any more. `batch` is the number of the next batch: no version is known beyond it."""
+        last = max(self.members, key=lambda member: (member.shelf.offset, member.row))
+        version = -1 if self.number < 0 else min(last.newest_number, batch)  # other runs' versions order nothing here
+        self.completed = (version, last.shelf.offset, last.shelf.partition, last.row)
 
 
 class Groups:
@@ -85,16 +89,16 @@ class Groups:
             group.members += members
         self.held += len(members)
 
-    def complete(self, number: int, size: int, answered: int) -> Group | None:
+    def complete(self, number: int, size: int, answered: int, batch: int) -> Group | None:
         """Group `number`, taken out, if what it holds and `answered` members that are settled are all `size`."""
         group = self.open.get(number)
-        return self.close(number) if group is not None and len(group.members) + answered >= size else None
+        return self.close(number, batch) if group is not None and len(group.members) + answered >= size else None
 
-    def close(self, number: int) -> Group:
+    def close(self, number: int, batch: int) -> Group:
         """Open group `number`, taken out: it waits for nobody any more. It is neither open nor ready."""
         group = self.open.pop(number)
         self.held -= len(group.members)
-        group.close()
+        group.close(batch)
         return group
 
     def make_ready(self, group: Group) -> None:
@@ -170,7 +174,7 @@ class Groups:
         self.held -= count
 
 
-def _completed(group: Group) -> tuple[int, int, int]:
+def _completed(group: Group) -> tuple[int, int, int, int]:
     return group.completed
 
 

@@ -83,7 +83,6 @@ class _Buffering:
         self._groups = Groups()
         self._pending = PendingOffsets()
         self._newest: PolicyVersion | None = None
-        self._log_time = 0
         self._measures = BufferMeasures()
         self._letters: list[Output] = []
         self._more = False
@@ -136,7 +135,6 @@ class _Buffering:
     def _take_in(self, received: Received) -> None:
         place = Place(received.topic, received.partition)
         shelf = Shelf(received.record, received.partition, received.offset)
-        self._log_time = max(self._log_time, *shelf.scored_at)
         now = self._clock()
         wrong = untrainable(shelf, self._vocabulary)
         all_may = not wrong and not self._writers
@@ -150,7 +148,8 @@ class _Buffering:
                 members = [member for member in members if self._may_enter(member, wrong)]
             if members:
                 self._groups.add(number, members, now)
-            group = self._groups.complete(number, shelf.sizes[run.first], self._endings.answered(number))
+            answered = self._endings.answered(number)
+            group = self._groups.complete(number, shelf.sizes[run.first], answered, self._batch)
             if group is not None:
                 self._judge(group)
 
@@ -194,7 +193,7 @@ class _Buffering:
         due = self._clock() - self._config.group_timeout_s
         waited = [number for number, group in self._groups.open.items() if group.seen_at <= due]
         for number in waited:
-            group = self._groups.close(number)
+            group = self._groups.close(number, self._batch)
             self._endings.leave(number)
             if self._config.partial_groups == "train":
                 self._judge(group)
@@ -242,7 +241,7 @@ class _Buffering:
         """This shard's part of each batch that is called: all that was set aside is here again, if it ever was."""
         for number in self._sharing.offered & self._groups.open.keys():
             self._endings.leave(number)  # it was offered as it was: who comes now is late
-            self._groups.keep(self._groups.close(number))
+            self._groups.keep(self._groups.close(number, self._batch))
         outputs: list[Output] = []
         for called in self._sharing.calls():
             if called.batch is None:
@@ -306,4 +305,4 @@ class _Buffering:
         fixed = config.global_batch, self._ranks, config.seed
         success = {task: each for one in self._curricula if of in (None, one) for task, each in one.known().items()}
         level = 0 if of is None else of.level
-        return Moment(self._batch, *fixed, self._newest, self._log_time, held, level, success)
+        return Moment(self._batch, *fixed, self._newest, self._clock(), held, level, success)

@@ -59,7 +59,6 @@ class Shelf:
         self.members: list[int] = self.column("member").to_pylist()
         self.sizes: list[int] = self.column("prompt.samples").to_pylist()
         self.rewards = block.column("reward").to_numpy()
-        self.scored_at: list[int] = block.column("scored_at").to_pylist()
         self.temperatures = self.column("prompt.sampling.temperature").to_numpy()
         self.failed = self._finished("failed")
         self._read_versions()
@@ -129,8 +128,8 @@ class Shelf:
         columns = [version.field(name).to_numpy() for name in ("epoch", "number")]
         nothing = np.zeros(len(self), np.int64)
         self.version_epochs, self.version_numbers = (c[first] if len(c) > ends[0] else nothing for c in columns)
-        newest = self.column("newest_version.number").fill_null(-1).to_numpy()
-        self.finish_staleness = np.where(self.generated, np.maximum(newest - self.version_numbers, 0), 0)
+        self.newest_numbers = self.column("newest_version.number").fill_null(-1).to_numpy()
+        self.finish_staleness = np.where(self.generated, np.maximum(self.newest_numbers - self.version_numbers, 0), 0)
 
 
 def group_numbers(purposes: Sequence[Purpose], numbers: list[int]) -> list[int]:
@@ -223,9 +222,9 @@ class Member:
         return int(self.shelf.lengths[self.row])
 
     @property
-    def scored_at(self) -> int:
-        """In Unix milliseconds."""
-        return self.shelf.scored_at[self.row]
+    def newest_number(self) -> int:
+        """The number of the newest version announced when it finished; -1 where there was none."""
+        return int(self.shelf.newest_numbers[self.row])
 
     @property
     def finish_staleness(self) -> int:

@@ -18,8 +18,8 @@ class Moment:
 
     `success` is that at the questions of the present level of each task's curriculum, of stories that have ended; where
     a sampler is asked for its wish, that of the one task alone whose `level` it is.
-    `newest` is the newest weight version announced; `log_time` when the latest experience was scored, in Unix
-    milliseconds; `held` how many trajectories the buffer holds.
+    `newest` is the newest weight version announced; `now` is this process's monotonic clock in seconds, which
+    `Group.seen_at` goes by; `held` how many trajectories the buffer holds.
     """
 
     batch: int
@@ -27,7 +27,7 @@ class Moment:
     ranks: int
     seed: int
     newest: PolicyVersion | None
-    log_time: int
+    now: float
     held: int
     level: int = 0
     success: Mapping[str, Success] = field(default_factory=dict)

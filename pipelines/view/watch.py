@@ -121,7 +121,8 @@ class Watch:
             self._told_of.add(record.noun)
 
     def _is_due(self, status: ReplicaStatus) -> bool:
-        if status.sent_at - self._written.get(status.replica, 0) < REPLICA_EVERY_MS and status.state != "stopped":
+        since = status.sent_at - self._written.get(status.replica, -REPLICA_EVERY_MS)
+        if 0 <= since < REPLICA_EVERY_MS and status.state != "stopped":  # below 0: the clock was set back
             return False
         self._written[status.replica] = status.sent_at
         return True

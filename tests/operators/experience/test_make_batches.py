@@ -81,7 +81,7 @@ def test_a_batch_has_enough_that_can_be_trained() -> None:
         buffer.score(experience(trajectory(asked, 0)), experience(failed(asked, 1)))
     buffer.group(4)
     buffer.shard.run()
-    assert buffer.batches() == [("p0.0", "p2.0", "p4.0", "p4.1")]
+    assert buffer.batches() == [("p0.0", "p1.0", "p2.0", "p4.0", "p4.1")]
     assert Counter(buffer.fates().values())["failed"] == 3
 
 

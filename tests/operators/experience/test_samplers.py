@@ -31,15 +31,15 @@ def group(
     wrong: str | None = None,
     **how: Any,
 ) -> Group:
-    """A closed group whose members were scored at `at`, or `wrong`."""
+    """A closed group whose members stand at offset `at`, and came `at` seconds after 0 by the buffer's clock."""
     asked = prompt(number, expected or len(rewards))
     rows = [
-        experience(trajectory(asked, member, **how), reward, scored_at=at, components=_accuracy(reward), error=wrong)
+        experience(trajectory(asked, member, **how), reward, components=_accuracy(reward), error=wrong)
         for member, reward in enumerate(rewards)
     ]
-    members = read_members(Block.of(rows), number % 2, number)
-    made = Group(number, members, 0.0)
-    made.close()
+    members = read_members(Block.of(rows), number % 2, at)
+    made = Group(number, members, float(at))
+    made.close(100)
     return made
 
 
@@ -48,7 +48,7 @@ def _accuracy(reward: float) -> tuple[RewardComponent, ...]:
 
 
 def moment(batch: int = 0, newest: int = 9, **changes: Any) -> Moment:
-    fields = {"wanted": 4, "ranks": 1, "seed": 0, "newest": version(newest), "log_time": 0, "held": 0}
+    fields = {"wanted": 4, "ranks": 1, "seed": 0, "newest": version(newest), "now": 0.0, "held": 0}
     return Moment(batch=batch, **(fields | changes))
 
 
@@ -126,13 +126,13 @@ def test_only_whole_groups() -> None:
     ("eviction", "how", "dropped"),
     [
         (Staleness(most=2), {"newest": 9}, [(0, "staleness 9 > 2"), (0, "staleness 9 > 2")]),
-        (Age(seconds=1.0), {"log_time": 2500}, [(0, "age 2 s > 1 s"), (0, "age 2 s > 1 s")]),
+        (Age(seconds=5.0), {"now": 7.0}, [(0, "age 7 s > 5 s"), (0, "age 7 s > 5 s")]),
         (Capacity(trajectories=4), {"held": 6}, [(0, "more than 4 are held"), (0, "more than 4 are held")]),
         (Capacity(trajectories=6), {"held": 6}, []),
     ],
 )
 def test_evictions_say_what_they_drop_and_why(eviction: Any, how: dict[str, Any], dropped: list[Any]) -> None:
-    groups = [group(0, under=version(0)), group(1, at=1600, under=version(9)), group(2, at=1600, under=version(8))]
+    groups = [group(0, under=version(0)), group(1, at=4, under=version(9)), group(2, at=4, under=version(8))]
     assert [(drop.member.number, drop.reason) for drop in eviction.evict(groups, moment(**how))] == dropped
 
 
