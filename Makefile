@@ -34,7 +34,7 @@ prism: $(READY)
 
 # Every pipeline, and what is exactly once, on a Flink: its jars are fetched once a user.
 flink-test: $(READY)
-	LAMINAR_TEST_FLINK=1 $(BIN)/pytest --timeout 900 -k flink tests/end_to_end/test_submit.py tests/operators/io $(ARGS)
+	LAMINAR_TEST_FLINK=1 LAMINAR_ALLOW_EXPOSED_RUNNERS=1 $(BIN)/pytest --timeout 900 -k flink tests/end_to_end/test_submit.py tests/operators/io $(ARGS)
 
 # Hours of kills and stops, and of every algorithm on the demonstration: each prints a table and, stopped, goes on where it
 # was (or with what had failed) when it is started again; then what else is marked so. `rm -r build/soak` begins it anew;

@@ -1,7 +1,8 @@
-"""Flink on this machine: a Beam job server with a Flink within it, for as long as a pipeline runs.
+"""Beam's job server for Flink on this machine, with a Flink within it or for a cluster, for as long as a pipeline runs.
 
-For trying and testing: a cluster has a job server of its own, of Beam's version (`--job_endpoint`, or the jar that Beam
-fetches). This one is put together from the newest of Beam's artifacts that fit one another; the Java comes with pip.
+It is put together from the newest of Beam's artifacts that fit one another, each jar checked; the Java comes with pip.
+Beam's Java servers listen on all interfaces, whatever host they are given, so this asks for the user's consent. A
+cluster of another Flink has a job server of its own (`--job_endpoint`, or the file of `--flink_job_server_jar`).
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from infra.kafka.broker import java_command
+from infra.kafka.broker import HOST, java_command
 from infra.maven import Jars, Progress
-from infra.runners.own_server import serving
+from infra.runners.own_server import refuse_server, serving
 
 FLINK, BEAM = "1.19", "2.70.0"
 JARS = Jars(
@@ -32,15 +33,18 @@ _HEAP_MB = 1500
 _START_S = 60.0
 
 
-def running_flink(progress: Progress = lambda message: None) -> AbstractContextManager[str]:
-    """A Flink for as long as the context lasts; its value is the job endpoint.
+def running_flink(progress: Progress = lambda message: None, master: str = "[local]") -> AbstractContextManager[str]:
+    """A job server for the Flink at `master`, or with one within it, as long as the context lasts; its job endpoint.
 
-    `progress` gets lines of text while jars are fetched. Raises JarResolutionError, RuntimeError.
+    `progress` gets lines of text while jars are fetched. Raises ExposedServer where the user has not allowed it to
+    listen on all interfaces, JarResolutionError, RuntimeError.
     """
+    refuse_server("Flink", ["0.0.0.0"])
     jars = [jar for jar in JARS.class_path(progress) if not jar.name.startswith(_CARRIES_OTHERS)]
 
     def command(port: int, folder: Path) -> list[str]:
-        words = ("--flink-master=[local]", f"--job-port={port}", "--artifact-port=0", "--expansion-port=0")
+        ports = (f"--job-port={port}", "--artifact-port=0", "--expansion-port=0")
+        words = (f"--flink-master={'[local]' if master == '[auto]' else master}", f"--job-host={HOST}", *ports)
         java, *rest = java_command(_HEAP_MB, jars, "org.apache.beam.runners.flink.FlinkJobServerDriver", *words)
         opened = [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENED]
         quiet = ["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", f"-Djava.io.tmpdir={folder}"]

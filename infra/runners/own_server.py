@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from infra.kafka.broker import HOST, free_port, port_is_free
+from infra.listening import exposed, listening_sockets
 from infra.processes import is_running, spawn, stop_process
 
+ALLOW_VARIABLE = "LAMINAR_ALLOW_EXPOSED_RUNNERS"
+"""Set to anything: job servers may listen on all interfaces."""
 _WORKER = "run_worker_"
 """How Beam begins the names of the threads in which a process runs its own job's steps (LOOPBACK)."""
 _WORKERS_END_S = 2.0
+
+
+class ExposedServer(RuntimeError):
+    """A job server that other machines reach: it asks nobody who they are, and runs what it is told to."""
+
+
+def refuse_server(what: str, exposed: Sequence[str]) -> None:
+    """Raise ExposedServer where the job server `what` listens at `exposed`, unless the user accepts that."""
+    if exposed and not os.environ.get(ALLOW_VARIABLE):
+        raise ExposedServer(
+            f"the job server of {what} listens at {', '.join(exposed)}, where whoever reaches it can run code on this "
+            f"machine: it has no authentication. Where strangers cannot reach it (a container, a firewall), set "
+            f"{ALLOW_VARIABLE}=1; else use --runner embedded"
+        )
 
 
 @contextmanager
@@ -22,7 +40,8 @@ def serving(what: str, command: Callable[[int, Path], list[str]], start_s: float
     """The job endpoint, `host:port`, of what `command` starts for a port and an empty folder.
 
     The kernel ends it with this process: Beam starts one too, but leaves it behind when the submitting process is
-    killed. Raises RuntimeError where it does not come up in `start_s` seconds.
+    killed. Raises RuntimeError where it does not come up in `start_s` seconds, ExposedServer where it listens on more
+    than loopback, unless `ALLOW_VARIABLE` is set.
     """
     port = free_port()
     with tempfile.TemporaryDirectory(prefix=f"laminar-{what.lower()}-", ignore_cleanup_errors=True) as folder:
@@ -34,6 +53,7 @@ def serving(what: str, command: Callable[[int, Path], list[str]], start_s: float
                 if not is_running(process) or time.monotonic() > deadline:
                     raise RuntimeError(f"{what} did not come up: {log.read_text(errors='replace')[-2000:]}")
                 time.sleep(0.02)
+            refuse_server(what, exposed(listening_sockets([process])))
             yield f"{HOST}:{port}"
         finally:
             _let_workers_end()

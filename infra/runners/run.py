@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import apache_beam as beam
-from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.options.pipeline_options import FlinkRunnerOptions, PipelineOptions, PrismRunnerOptions
 from apache_beam.runners.runner import PipelineResult, PipelineState
 
 from infra.runners.collector import collect_seldom
+from infra.runners.exposure import refuse_exposed
 from infra.runners.job_server import wait_for_job_server
 from infra.runners.options import Runner, option_names, pipeline_options
 from infra.runners.stopping import STOPPING, stopping_on_signals
+from infra.runners.worker_pool import local_worker_pool
 
 DRAIN_S = 4.0
 """How long a job whose steps run elsewhere may take to end by itself before it is cancelled."""
@@ -29,8 +31,8 @@ def run_pipeline(
     """Build a pipeline and run it to its end: SIGTERM, SIGINT and `STOPPING` make its sources finish and drain.
 
     `beam_options` win over our defaults for `runner`. `close` is called once the pipeline has stopped, however it did;
-    it lets go of what the steps opened in this process. Raises what made the pipeline fail, NoJobServer, and ValueError
-    for an unknown runner.
+    it lets go of what the steps opened in this process. Raises what made the pipeline fail, NoJobServer, ExposedOptions
+    for options that would let other machines run code here, and ValueError for an unknown runner.
     """
     collect_seldom()
     with stopping_on_signals():
@@ -49,22 +51,30 @@ def run_pipeline(
 @contextmanager
 def _options(runner: Runner, beam_options: Sequence[str]) -> Iterator[list[str]]:
     options = pipeline_options(runner, beam_options)
+    refuse_exposed(runner, options)
     with own_job_server(runner, options) as endpoint:
-        yield [*options, f"--job_endpoint={endpoint}"] if endpoint else options
+        named = [*options, f"--job_endpoint={endpoint}"] if endpoint else options
+        with local_worker_pool(named) as complete:
+            yield complete
 
 
 def own_job_server(runner: Runner, options: Sequence[str]) -> AbstractContextManager[str | None]:
-    """A job server on this machine where `runner` needs one and `options` name none: its endpoint; None where not."""
+    """A job server on this machine where `runner` needs one and `options` name none: its endpoint; None where not.
+
+    `--prism_location` names the binary of Prism, `--flink_master` the cluster that the job server submits to.
+    """
     named = option_names(options)
+    read = PipelineOptions(list(options))
     # here: what starts processes takes its time to import
-    if runner == "prism" and not {"job_endpoint", "prism_location"} & named:
+    if runner == "prism" and "job_endpoint" not in named:
         from infra.runners.prism import running_prism
 
-        return running_prism()
-    if runner == "flink" and not {"job_endpoint", "flink_job_server_jar", "flink_master"} & named:
+        return running_prism(read.view_as(PrismRunnerOptions).prism_location)
+    if runner == "flink" and not {"job_endpoint", "flink_job_server_jar"} & named:
         from infra.runners.flink import running_flink
 
-        return running_flink(logging.getLogger(__name__).info)
+        master = read.view_as(FlinkRunnerOptions).flink_master
+        return running_flink(logging.getLogger(__name__).info, master)
     return nullcontext()
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from infra.listening import is_loopback
 from infra.store.chunks import MAX_CHUNK_BYTES
 from infra.transport.node import Door
 from infra.transport.throttle import Link
@@ -58,7 +58,7 @@ class RelayConfig:
             raise ValueError(f"port must be 0 to 65535, not {self.port}")
         if self.advertise and not self.advertise.rpartition(":")[2].isdecimal():
             raise ValueError(f"advertise must be host:port, not {self.advertise!r}")
-        if not self.token_file and not _is_here(self.listen):
+        if not self.token_file and not is_loopback(self.listen):
             raise ValueError(f"listen = {self.listen!r} lets strangers in: set token_file, the same on every machine")
         if not 1024 <= self.chunk_bytes <= MAX_CHUNK_BYTES:
             raise ValueError(f"chunk_bytes must be 1024 to {MAX_CHUNK_BYTES}, not {self.chunk_bytes}")
@@ -85,11 +85,3 @@ class RelayConfig:
         """One direction of its network link."""
         rate = self.max_megabytes_per_s
         return Link(None if rate is None else rate * _MEGABYTE)
-
-
-def _is_here(host: str) -> bool:
-    """Whether `host` can be reached from this machine alone."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

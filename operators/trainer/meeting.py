@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import socket
 import time
 import uuid
@@ -19,6 +20,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from infra.files import write_atomically
+from infra.listening import interface_towards, listening_socket
 from infra.runners.stopping import STOPPING
 from operators.trainer.ranks import ALONE, Ranks
 
@@ -65,6 +67,7 @@ def meet(file: Path, ranks: Ranks, host: str = "127.0.0.1", device: str = "cpu")
         raise RankLost("a process can be a rank once: another must take its place")
     meeting = find_others(file, ranks, host)
     assert meeting.store is not None
+    _collectives_over(host)
     dist.init_process_group(
         "gloo" if device == "cpu" else f"cpu:gloo,{device.partition(':')[0]}:nccl",
         store=dist.PrefixStore("group", meeting.store),
@@ -86,14 +89,27 @@ def find_others(file: Path, ranks: Ranks, host: str = "127.0.0.1") -> Meeting:
 
 
 def _open(file: Path, host: str) -> dist.Store:
-    """A new store, whose place is in `file` from now on."""
-    server = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=ANSWER)
+    """A new store, whose place is in `file` from now on; it listens at `host` alone."""
+    listening = listening_socket(host)  # torch's own listens on all interfaces, whatever the host
+    port = listening.getsockname()[1]
+    server = dist.TCPStore(
+        host, port, is_master=True, wait_for_workers=False, timeout=ANSWER, master_listen_fd=listening.detach()
+    )
     token = uuid.uuid4().hex
     store = dist.PrefixStore(token, server)
     store.set("open", token)
     file.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(file, json.dumps({"host": host, "port": server.port, "token": token}))
     return store
+
+
+def _collectives_over(host: str) -> None:
+    """Have torch's collectives listen on the interface by which ranks reach rank 0, unless the user has named one."""
+    interface = interface_towards(host)
+    if interface is None:
+        raise OSError(f"no network interface leads to rank 0 at {host}: set trainer.rank_0_host, or GLOO_SOCKET_IFNAME")
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        os.environ.setdefault(variable, interface)
 
 
 def _find(file: Path, rank: int) -> dist.Store | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import signal
 import threading
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from infra.listening import is_loopback
 from pipelines.cli.options import Address
 
 
@@ -36,7 +36,7 @@ def serve_command(
       laminar export serve --host 0.0.0.0 --port 8815 --token-file token --certificate me.pem --key me.key
       python -c "import pyarrow.flight as f; c = f.connect('grpc://127.0.0.1:8815'); print(*c.list_flights())"
     """
-    if not _is_local(host) and token_file is None:
+    if not is_loopback(host) and token_file is None:
         raise typer.BadParameter(f"{host} is reached from other machines: give --token-file", param_hint="--host")
     if (certificate is None) != (key is None):
         raise typer.BadParameter("give both or neither", param_hint="--certificate, --key")
@@ -51,10 +51,3 @@ def serve_command(
     with TopicServer(to.client, to.run, host, port, token, pair) as server:
         typer.echo(f"run {to.run} is served at {server.location}")
         stopped.wait()
-
-
-def _is_local(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from infra.runners.prism import PACKAGE, PATH_VARIABLE
+from infra.runners.prism import PATH_VARIABLE
 from pipelines.doctor.machine import Machine
 
 Verdict = Literal["ok", "limited", "missing"]
@@ -80,9 +80,9 @@ def _prism(machine: Machine) -> Iterator[Finding]:
     if machine.prism is not None:
         yield Finding("prism", "ok", str(machine.prism))
     elif machine.go is not None:
-        yield Finding("prism", "limited", "not built yet; only --runner prism needs it", f"go install {PACKAGE}")
+        yield Finding("prism", "limited", "not built yet; only --runner prism needs it", "make prism")
     else:
-        mend = f"install Go, then go install {PACKAGE}; or set {PATH_VARIABLE}"
+        mend = f"install Go, then make prism; or set {PATH_VARIABLE}"
         yield Finding("prism", "limited", "neither prism nor Go to build it; only --runner prism needs it", mend)
 
 

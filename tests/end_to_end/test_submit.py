@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import tomli_w
 from laminar_runs import Command, Nursery, kill_what_lives_in
@@ -21,6 +22,7 @@ from small_runs import SMALL
 from infra.kafka.broker import Broker, BrokerConfig, start_broker
 from infra.kafka.observe import Observer
 from infra.kafka.reading import read_topic
+from infra.listening import exposed, listening_sockets
 from infra.runners.flink import running_flink
 from infra.runners.options import Runner
 from infra.store.names import default_root
@@ -143,6 +145,16 @@ def submitted(
         finally:
             kill_what_lives_in(command.here for command in commands.values())
             remove_store(default_root(run), in_use=True)
+
+
+def test_pipelines_listen_on_loopback_alone(submitted: Submitted, runner: Runner) -> None:
+    """Runs first: the pipelines and what they started, and the secure broker. Flink's job server is allowed more."""
+    processes = [process for command in submitted.commands.values() for process in command.processes()]
+    if runner != "flink":
+        processes += psutil.Process().children(recursive=True)
+    sockets = listening_sockets(processes)
+    assert sockets
+    assert not exposed(sockets)
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES)

@@ -65,7 +65,9 @@ def test_a_wrong_endpoint_is_named(
         "another": broker.bootstrap_servers,
         "no host": "nowhere.invalid:8099",
     }[what]
-    own = (f"--job_endpoint={endpoint}", "--job_server_timeout=1")
+    own = [f"--job_endpoint={endpoint}", "--job_server_timeout=1"]
+    if what == "no host":  # of another machine: its workers are for the user to start
+        own += ["--environment_type=EXTERNAL", "--environment_config=localhost:50000"]
     command = Command(nursery, tmp_path, "submit", "score", str(file), "--runner", runner, "--", *own)
     try:
         assert command.wait(60) == 1

@@ -15,6 +15,7 @@ from laminar_runs import REPOSITORY, LaminarRun
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from infra.kafka.broker import Broker
+from infra.listening import exposed, listening_sockets
 from operators.trainer.checkpoint import list_checkpoints, read_position
 from pipelines.config import load_config
 from pipelines.report.metrics_file import read_metrics
@@ -62,11 +63,16 @@ def ended(small_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Lamin
     here = tmp_path_factory.mktemp("here")
     run = LaminarRun(_Terminal(), here, small_config, NAME, *WARM_START)  # type: ignore[arg-type]
     try:
+        run.until_phase("training", 170)
+        run.pid_of("relay")
+        sockets = listening_sockets(run.processes())
         run.wait(170)
         left = run.traces()
     finally:
         run.end()
     assert not left
+    assert len(sockets) >= 3, sockets  # the broker's two, the relay's
+    assert not exposed(sockets)
     return run
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from infra.kafka.broker import port_is_free
-from infra.runners.own_server import serving
+from infra.runners.own_server import ALLOW_VARIABLE, ExposedServer, serving
 
 
 def listening(port: int, folder: Path) -> list[str]:
@@ -36,3 +36,14 @@ def test_what_does_not_come_up_is_said_with_its_last_words() -> None:
 
     with pytest.raises(RuntimeError, match="Failing did not come up: no room"), serving("Failing", failing, 10.0):
         pass
+
+
+def test_a_server_that_other_machines_reach_is_refused_unless_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def open_to_all(port: int, folder: Path) -> list[str]:
+        return [sys.executable, "-m", "http.server", str(port), "--bind", "0.0.0.0", "--directory", str(folder)]
+
+    with pytest.raises(ExposedServer, match=r"Listener listens at 0\.0\.0\.0:"), serving("Listener", open_to_all, 10.0):
+        pass
+    monkeypatch.setenv(ALLOW_VARIABLE, "1")
+    with serving("Listener", open_to_all, 10.0) as endpoint:
+        assert endpoint

@@ -10,7 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from infra.runners.prism import PACKAGE, PrismMissing, find_prism, prism_binary
+from infra.listening import listening_sockets
+from infra.runners.prism import PrismMissing, built_prism, find_prism, prism_binary
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -18,7 +19,7 @@ REPOSITORY = Path(__file__).parents[3]
 @pytest.fixture
 def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A machine without Prism and without Go; its home."""
-    for name in ("LAMINAR_PRISM", "GOPATH", "GOBIN"):
+    for name in ("LAMINAR_PRISM", "GOPATH", "GOBIN", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -32,29 +33,61 @@ def executable(path: Path, text: str = "#!/bin/sh\n") -> Path:
     return path
 
 
-def test_the_binary_is_looked_for_where_it_may_be(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert find_prism() is None
-    for place in (bare / "go" / "bin" / "prism", bare / "bin" / "prism"):  # each goes before those already there
+def test_find_prism_takes_the_named_binary_or_our_build(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in (bare / "go" / "bin" / "prism", bare / "bin" / "prism"):  # anybody's: never run
         executable(place)
-        assert find_prism() == place
-    monkeypatch.setenv("LAMINAR_PRISM", str(bare / "own"))
-    assert find_prism() == bare / "bin" / "prism"  # for there is nothing where the variable points
+    assert find_prism() is None
+    executable(built_prism())
+    assert find_prism() == built_prism() == bare / ".cache" / "laminar" / "prism-2.77.0" / "prism"
     executable(bare / "own")
+    monkeypatch.setenv("LAMINAR_PRISM", str(bare / "own"))
     assert find_prism() == bare / "own"
 
 
-def test_without_go_the_way_to_get_it_is_told(bare: Path) -> None:
-    with pytest.raises(PrismMissing, match=r"no `go` to build it: install Go and run `go install .*prism@v2\.77\.0`"):
+def test_prism_binary_refuses_a_named_binary_that_is_missing(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    executable(built_prism())
+    monkeypatch.setenv("LAMINAR_PRISM", str(bare / "own"))
+    assert find_prism() is None
+    with pytest.raises(PrismMissing, match=r"LAMINAR_PRISM is '.*/own', which is no program"):
         prism_binary()
 
 
-def test_go_builds_it(bare: Path) -> None:
-    target = bare / "go" / "bin" / "prism"
-    executable(
-        bare / "bin" / "go", f'#!/bin/sh\n/bin/mkdir -p {target.parent}\necho "$@" > {target}\n/bin/chmod +x {target}\n'
-    )
-    assert prism_binary() == target
-    assert target.read_text() == f"install {PACKAGE}\n"
+def test_prism_binary_without_go_says_how_to_get_it(bare: Path) -> None:
+    with pytest.raises(PrismMissing, match=r"no `go` to build it: install Go and run `make prism`"):
+        prism_binary()
+
+
+@pytest.fixture
+def sources(bare: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Prism's server as Go's module cache has it, and a Go that keeps what it is told to compile in its place."""
+    server = bare / "sources" / "go" / "pkg" / "beam" / "runners" / "prism" / "internal" / "jobservices" / "server.go"
+    server.parent.mkdir(parents=True)
+    server.write_text('lis, err := net.Listen("tcp", fmt.Sprintf(":%d", port))')
+    script = f"""import json, os, sys
+words = sys.argv[1:]
+if words[0] == "mod":
+    print(json.dumps({{"Dir": {str(bare / "sources")!r}}}))
+else:
+    output = words[words.index("-o") + 1]
+    with open(output, "w") as out:
+        out.write(words[-1] + " with " + open({str(server.relative_to(bare / "sources"))!r}).read())
+    os.chmod(output, 0o755)
+"""
+    executable(bare / "bin" / "go", f"#!{sys.executable} -S\n{script}")
+    return server
+
+
+def test_prism_binary_is_built_to_listen_on_loopback(sources: Path) -> None:
+    assert prism_binary() == built_prism()
+    patched = 'lis, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))'
+    assert built_prism().read_text() == f"./go/cmd/prism with {patched}"
+    assert ":%d" in sources.read_text()  # Go's own copy is left as it is
+
+
+def test_prism_binary_refuses_sources_that_it_does_not_know(sources: Path) -> None:
+    sources.write_text("package jobservices")
+    with pytest.raises(PrismMissing, match="cannot be kept to loopback"):
+        prism_binary()
 
 
 def test_a_build_that_fails_shows_why(bare: Path) -> None:
@@ -80,5 +113,6 @@ def test_a_killed_pipeline_leaves_no_prism() -> None:
         prism = psutil.Process(int(pid))
         assert Path(prism.exe()) == PRISM.resolve()
         assert endpoint.startswith("127.0.0.1:")
+        assert listening_sockets([prism]) == {("127.0.0.1", int(endpoint.partition(":")[2]))}
         owner.kill()
         prism.wait(5)

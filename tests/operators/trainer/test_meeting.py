@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import NoReturn
 
+import psutil
 import pytest
 import torch.distributed as dist
 
+from infra.listening import listening_sockets
 from infra.runners.stopping import STOPPING
-from operators.trainer.meeting import Meeting, RankLost, find_others
+from operators.trainer.meeting import Meeting, RankLost, _collectives_over, find_others
 from operators.trainer.ranks import Ranks
 
 TWO = [Ranks(rank, 2) for rank in range(2)]
@@ -96,3 +99,23 @@ def check_for_ever(meeting: Meeting) -> NoReturn:
 
 def test_one_rank_alone_waits_for_nobody(tmp_path: Path) -> None:
     Meeting().check()
+
+
+def test_rank_0_listens_at_its_host_alone(hall: Hall) -> None:
+    before = listening_sockets([psutil.Process()])
+    ranks = [hall.come(0), hall.come(1)]
+    meetings = [each.result(20) for each in ranks]
+    opened = listening_sockets([psutil.Process()]) - before
+    assert [host for host, _ in opened] == ["127.0.0.1"], meetings
+
+
+def test_collectives_listen_on_the_interface_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.delenv(variable, raising=False)
+    own = {name: [each.address for each in held] for name, held in psutil.net_if_addrs().items()}
+    _collectives_over("127.0.0.1")
+    assert "127.0.0.1" in own[os.environ["GLOO_SOCKET_IFNAME"]]
+    assert os.environ["NCCL_SOCKET_IFNAME"] == os.environ["GLOO_SOCKET_IFNAME"]
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "mine")
+    _collectives_over("127.0.0.1")
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "mine"

@@ -1,0 +1,64 @@
+"""Where a process listens: addresses of this machine alone, and those that other machines reach."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Iterable
+
+import psutil
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host`, a name or an address, is reached from this machine alone."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def host_of(address: str) -> str:
+    """The host of `address`: "host:port", a URL, or a host alone."""
+    rest = address.partition("://")[2] or address
+    rest = rest.partition("/")[0]
+    if rest.startswith("["):
+        return rest[1:].partition("]")[0]
+    return rest if rest.count(":") > 1 else rest.partition(":")[0]
+
+
+def listening_socket(host: str) -> socket.socket:
+    """A TCP socket that listens at `host` alone, on a free port. Raises OSError where `host` is not of this machine."""
+    family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
+    return socket.create_server((host, 0), family=family)
+
+
+def interface_towards(host: str) -> str | None:
+    """The network interface by which this machine reaches `host`; None where it has none with such an address."""
+    family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)  # sends nothing
+        own = probe.getsockname()[0]
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address.partition("%")[0] == own for each in addresses):
+            return name
+    return "lo" if is_loopback(own) and "lo" in psutil.net_if_addrs() else None
+
+
+def listening_sockets(processes: Iterable[psutil.Process]) -> set[tuple[str, int]]:
+    """Address and port of every TCP socket that listens and every UDP socket that is bound; those gone have none."""
+    found = set()
+    for process in processes:
+        try:
+            connections = process.net_connections("inet")
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+        for each in connections:
+            waits = each.status == psutil.CONN_LISTEN or (each.type == socket.SOCK_DGRAM and not each.raddr)
+            if waits and each.laddr and each.laddr.port:
+                found.add((each.laddr.ip.removeprefix("::ffff:"), each.laddr.port))
+    return found
+
+
+def exposed(sockets: Iterable[tuple[str, int]]) -> list[str]:
+    """Those of `sockets` that other machines reach, as "address:port"."""
+    return sorted(f"{host}:{port}" for host, port in sockets if not is_loopback(host.partition("%")[0]))
