@@ -34,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def confined() -> None:
-    """For tests that run programs in a sandbox: they are skipped where the kernel has not all of its walls."""
+    """For tests that run programs in the sandbox: they are skipped where the kernel lacks one of its layers."""
     try:
         run_python("")
     except SandboxUnavailable as error:

@@ -12,6 +12,7 @@ _ENDINGS = {
     "time": "it took longer than {seconds:g} s",
     "output": "it wrote more than {letters} letters",
     "disk": "its files are too large",
+    "threads": "it started more than {threads} threads",
     "killed": "it was killed",
 }
 
@@ -42,6 +43,8 @@ class PythonTool:
         if ran.ended == "exited" and ran.status == 0:
             said = ran.output.decode(errors="replace")[: self._letters].strip()
             return f"<output>{said}</output>", 0.0, False, {}
-        why = _ENDINGS.get(ran.ended, "").format(seconds=self._limits.seconds, letters=self._limits.output_bytes)
+        why = _ENDINGS.get(ran.ended, "").format(
+            seconds=self._limits.seconds, letters=self._limits.output_bytes, threads=self._limits.threads
+        )
         why = why or ran.errors.decode(errors="replace")[-self._letters :].strip()
         return f"<error>{why}</error>", 0.0, False, {"ended": ran.ended}

@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from sandbox_users import ORDINARY, run_as
 
-from infra.sandbox.run import Limits, run_python
+from infra.sandbox import running, zygotes
+from infra.sandbox.run import Isolation, Limits, Ran, SandboxUnavailable
+from infra.sandbox.run import run_python as run_with
 
 DENIED = b"PermissionError"
+GONE = b"Error: [Errno"  # where there are namespaces there is nothing to deny
 
 pytestmark = pytest.mark.usefixtures("confined")
+
+
+@pytest.fixture(params=[True, False], ids=["namespaces", "none"])
+def isolation(request: pytest.FixtureRequest) -> Isolation:
+    chosen = Isolation(namespaces=request.param)
+    try:
+        run_with("", isolation=chosen)
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+    return chosen
+
+
+@pytest.fixture
+def run_python(isolation: Isolation) -> Callable[..., Ran]:
+    return functools.partial(run_with, isolation=isolation)
 
 
 @pytest.mark.parametrize(
@@ -29,9 +52,9 @@ pytestmark = pytest.mark.usefixtures("confined")
         ("import os; os.kill(os.getppid(), 9)", DENIED),
         ("import os; os.setsid()", DENIED),
         ("import os; os.memfd_create('x')", DENIED),
-        ("import os; print(open(f'/proc/{os.getppid()}/environ').read())", DENIED),
-        ("print(open('/etc/passwd').read())", DENIED),
-        ("open('/tmp/laminar-escaped', 'w')", DENIED),
+        ("import os; print(open(f'/proc/{os.getppid()}/environ').read())", GONE),
+        ("print(open('/etc/passwd').read())", GONE),
+        ("open('/tmp/laminar-escaped', 'w')", GONE),
         ("import os; os.mkdir('deeper')", DENIED),
         ("import os; os.symlink('/etc', 'there')", DENIED),
         ("import resource as r; r.setrlimit(r.RLIMIT_AS, (-1, -1))", b"not allowed to raise maximum limit"),
@@ -45,7 +68,9 @@ pytestmark = pytest.mark.usefixtures("confined")
         ("raise SystemExit(3)", b""),
     ],
 )
-def test_what_a_program_must_not_do_is_an_error_of_its_own(program: str, errors: bytes) -> None:
+def test_what_a_program_must_not_do_is_an_error_of_its_own(
+    program: str, errors: bytes, run_python: Callable[..., Ran]
+) -> None:
     ran = run_python(program, limits=Limits(seconds=20.0, memory_mb=256))
     assert errors in ran.errors
     assert ran.status != 0
@@ -66,14 +91,16 @@ def test_what_a_program_must_not_do_is_an_error_of_its_own(program: str, errors:
         ("import os; os.abort()", "killed"),
     ],
 )
-def test_what_never_ends_is_ended(program: str, ended: str) -> None:
+def test_what_never_ends_is_ended(program: str, ended: str, run_python: Callable[..., Ran]) -> None:
     limits = Limits(seconds=1.0 if ended == "time" else 30.0, memory_mb=256, disk_mb=2)
     ran = run_python(program, limits=limits)
     assert ran.ended == ended
     assert len(ran.output) + len(ran.errors) <= 2 * limits.output_bytes
 
 
-def test_a_program_has_its_input_its_folder_its_threads_and_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_has_its_input_its_folder_its_threads_and_no_environment(
+    monkeypatch: pytest.MonkeyPatch, run_python: Callable[..., Ran]
+) -> None:
     monkeypatch.setenv("A_TOKEN", "secret")
     program = (
         "import os, sys, tempfile, threading, asyncio, json\n"
@@ -88,7 +115,7 @@ def test_a_program_has_its_input_its_folder_its_threads_and_no_environment(monke
     assert ran.output == b"WORDS " * 20_000 + b"\n['mine'] False __main__\n"
 
 
-def test_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_python: Callable[..., Ran]) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     before = set(os.listdir("/proc/self/fd"))
     run_python("open('f', 'w'); print(1)", limits=Limits(seconds=20.0))
@@ -97,30 +124,91 @@ def test_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert set(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_program_ends_with_who_asked_for_it(tmp_path: Path) -> None:
-    program = "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)"
+def test_a_program_ends_with_who_asked_for_it(tmp_path: Path, isolation: Isolation) -> None:
     parent = f"""
-from infra.sandbox import run
-class Told(run._Running):
-    def _take(self, key):
-        super()._take(key)
-        print(self._process.pid, flush=True)
-run._Running = Told
-run.run_python({program!r}, limits=run.Limits(seconds=60.0))
+from infra.sandbox import running, run
+def note(self, message, noted=running.Running._record):
+    noted(self, message)
+    if "pid" in message: print(message["pid"], flush=True)
+running.Running._record = note
+run.run_python("while True: pass", limits=run.Limits(seconds=60.0), isolation=run.{isolation!r})
 """
     own = os.environ | {"TMPDIR": str(tmp_path)}  # who is killed leaves the program's folder
     with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True, env=own) as process:
         assert process.stdout is not None
-        child = Path("/proc") / process.stdout.readline().strip()
-        assert child.exists()
+        child = int(process.stdout.readline())
+        assert os.path.exists(f"/proc/{child}")
         process.kill()
-    end = time.monotonic() + 10
-    while child.exists() and time.monotonic() < end:
+    wait_until_gone(child)
+
+
+def test_a_program_ends_with_its_zygote_and_runs_again(isolation: Isolation, monkeypatch: pytest.MonkeyPatch) -> None:
+    pids: list[int] = []
+    note = running.Running._record
+
+    def kill_the_first(self: running.Running, message: dict[str, Any]) -> None:
+        note(self, message)
+        if "ready" in message and len(pids) == 1:
+            zygotes.ZYGOTES.get(isolation)._process.send_signal(signal.SIGKILL)
+        pids.extend([message["pid"]] if "pid" in message else [])
+
+    monkeypatch.setattr(running.Running, "_record", kill_the_first)
+    ran = run_with("import time; time.sleep(1); print('done')", limits=Limits(seconds=60.0), isolation=isolation)
+    assert (ran.ended, ran.output) == ("exited", b"done\n")
+    assert len(pids) == 2
+    wait_until_gone(pids[0])
+
+
+def wait_until_gone(pid: int) -> None:
+    end = time.monotonic() + 30
+    while os.path.exists(f"/proc/{pid}") and time.monotonic() < end:
         time.sleep(0.01)
-    assert not child.exists()
+    assert not os.path.exists(f"/proc/{pid}")
 
 
-@pytest.mark.parametrize("field", ["seconds", "memory_mb", "disk_mb", "output_bytes"])
+def test_programs_share_no_memory_and_no_file(run_python: Callable[..., Ran]) -> None:
+    run_python("import builtins, random\nbuiltins.left = 1\nopen('left', 'w').close()")
+    ran = run_python("import builtins, os\nprint(hasattr(builtins, 'left'), os.listdir('.'))")
+    assert ran.output == b"False []\n"
+    drawn = {run_python("import random; print(random.random())").output for _ in range(3)}
+    assert len(drawn) == 3
+
+
+def test_a_program_is_main_and_sees_its_own_lines_alone(run_python: Callable[..., Ran]) -> None:
+    ran = run_python(
+        "import __main__\nx = 1\nassert __main__.x == 1\nraise ValueError('so')", limits=Limits(seconds=20.0)
+    )
+    assert (
+        ran.errors
+        == b"""Traceback (most recent call last):\n  File "<program>", line 4, in <module>\nValueError: so\n"""
+    )
+    assert run_python("raise SystemExit('no')").errors == b"no\n"
+    assert run_python("import atexit; atexit.register(print, 'end')").output == b"end\n"
+
+
+def test_an_old_landlock_is_refused() -> None:
+    with pytest.raises(SandboxUnavailable, match=r"ABI 2 on this machine and must have 3 .*truncated"):
+        run_with("", isolation=Isolation(newest_abi=2))
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="root alone can run as another user")
+def test_an_ordinary_user_has_threads_counted_by_the_kernel() -> None:
+    program = (
+        "from threading import *\nmade = 0\ntry:\n  while True: Thread(target=Event().wait, daemon=True).start();"
+        " made += 1\n"
+        "except RuntimeError: print(made)"
+    )
+    asked = f"""
+from infra.sandbox.run import *
+print(run_python({program!r}, limits=Limits(seconds=20.0, threads=10), isolation=Isolation(namespaces=True)))
+"""
+    ran = run_as(ORDINARY, ["-c", asked], timeout=60)
+    if "SandboxUnavailable" in ran.stderr:
+        pytest.skip(ran.stderr.splitlines()[-1])
+    assert "output=b'9\\n'" in ran.stdout, ran
+
+
+@pytest.mark.parametrize("field", ["seconds", "memory_mb", "disk_mb", "output_bytes", "threads"])
 def test_limits_are_positive(field: str) -> None:
     with pytest.raises(ValueError, match=field):
         Limits(**{field: 0})

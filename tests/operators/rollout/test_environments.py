@@ -212,13 +212,10 @@ def test_a_game_is_played_to_its_end() -> None:
         ("<python>1/0</python>", "ZeroDivisionError: division by zero</error>"),
         ("<python>while True: pass</python>", "<error>it took longer than 1 s</error>"),
         ("<python>while True: print('x' * 1000)</python>", "<error>it wrote more than 65536 letters</error>"),
-        (
-            "<python>open('/etc/passwd')</python>",
-            "PermissionError: [Errno 13] Permission denied: '/etc/passwd'</error>",
-        ),
+        ("<python>open('/etc/passwd')</python>", "'/etc/passwd'</error>"),
     ],
 )
-def test_programs_are_run_within_walls(text: str, observation: str) -> None:
+def test_python_tool_runs_programs_in_the_sandbox(text: str, observation: str) -> None:
     tool = LiveEpisode(load(ENVIRONMENTS["python"], {"seconds": 1.0}), PROMPT, 16_384)
     tool.go_on(text)
     assert (tool.played.observations[1] or "").endswith(observation)

@@ -1,0 +1,238 @@
+"""A running program as its supervisor sees it: its input and output, its limits, and its end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from infra.sandbox import usage
+from infra.sandbox.zygotes import SandboxUnavailable, Zygote
+
+_MIB = 1024 * 1024
+LOOK_EVERY_S = 0.02
+"""How often the supervisor measures what a program uses."""
+_START_S = 60.0
+"""How long a start may take: the program's own time begins after it."""
+_PIPE_BYTES = 65_536
+_MOST_BYTES = 4096
+
+Ending = Literal["exited", "killed", "time", "output", "disk", "threads"]
+
+
+class ZygoteDied(Exception):
+    """The program's keeper was killed, and the program with it, before it ended by itself."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a program may use up: seconds by the clock from its start, MiB of address space and of files."""
+
+    seconds: float = 4.0
+    memory_mb: int = 512
+    disk_mb: int = 16
+    output_bytes: int = 65_536
+    """Of standard output and error together."""
+    threads: int = 64
+
+    def __post_init__(self) -> None:
+        for name in ("seconds", "memory_mb", "disk_mb", "output_bytes", "threads"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What became of a program: how it ended, its exit status (minus a signal's number), what it wrote, its seconds."""
+
+    ended: Ending
+    status: int
+    output: bytes
+    errors: bytes
+    seconds: float
+
+
+class Running:
+    """One program. Call `step` until it returns how the program ended, then `close` in any case."""
+
+    def __init__(
+        self, zygote: Zygote, folder: str, program: str, given: bytes, limits: Limits, channel: Sequence[int] = ()
+    ) -> None:
+        """Start `program` with `given` on its standard input and the descriptors `channel` as 3, 4, ...
+
+        `folder` is where it writes if the zygote has no namespaces. Raises ZygoteDied.
+        """
+        self._limits, self._folder = limits, None if zygote.namespaces else folder
+        self._started = time.monotonic()
+        self._deadline = self._started + _START_S
+        self._next_look = 0.0
+        self._pid: int | None = None
+        self._ready = False
+        self._ended: dict[str, Any] | None = None
+        self._read: dict[int, bytearray] = {}
+        self._selector = selectors.EpollSelector()
+        self._status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        pipes = [os.pipe() for _ in range(4)]
+        (job, job_end), (standard_input, input_end), (output_end, output), (errors_end, errors) = pipes
+        self._selector.register(self._status, selectors.EVENT_READ)
+        for end in (output_end, errors_end):
+            self._read[end] = bytearray()
+            self._selector.register(end, selectors.EVENT_READ)
+        self._send(job_end, json.dumps(program).encode())
+        self._send(input_end, given)
+        request = {"limits": _rlimits(limits, zygote.namespaces), "disk_bytes": limits.disk_mb * _MIB, "folder": folder}
+        try:
+            zygote.fork(request, [theirs.fileno(), job, standard_input, output, errors, *channel])
+        except OSError as error:
+            self.close()
+            raise ZygoteDied from error
+        finally:
+            theirs.close()
+            for each in (job, standard_input, output, errors):
+                os.close(each)
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when there is something to `step` for."""
+        return self._selector.fileno()
+
+    def step(self, timeout: float) -> Ending | None:
+        """Transfer input and output and check the limits; returns how the program ended, or None while it runs.
+
+        Raises ZygoteDied, and SandboxUnavailable where it could not be confined.
+        """
+        for key, events in self._selector.select(timeout):
+            if key.fileobj is self._status:
+                self._receive_status()
+            elif events & selectors.EVENT_READ:
+                self._read_output(key)
+            else:
+                self._write_input(key)
+        if sum(map(len, self._read.values())) > self._limits.output_bytes:
+            return "output"
+        if self._ended is not None:
+            still_open = any(end in self._selector.get_map() for end in self._read)
+            return None if still_open else self._own_ending(self._ended)
+        now = time.monotonic()
+        if now >= self._deadline:
+            return "time"
+        if self._pid is None or now < self._next_look:
+            return None
+        self._next_look = now + LOOK_EVERY_S
+        return self._excess(self._pid)
+
+    def result(self, ended: Ending) -> Ran:
+        """The program's result, after `close`."""
+        status = self._ended["ended"] if self._ended else -signal.SIGKILL
+        output, errors = (bytes(each[: self._limits.output_bytes]) for each in self._read.values())
+        return Ran(ended, status, output, errors, time.monotonic() - self._started)
+
+    def close(self) -> None:
+        """Kill it if it has not ended, and wait until nothing of it is left."""
+        with contextlib.suppress(OSError):
+            self._status.shutdown(socket.SHUT_WR)  # the keeper kills it
+        self._status.settimeout(_START_S)
+        with contextlib.suppress(ConnectionError):
+            while message := self._status.recv(_MOST_BYTES):
+                self._record(json.loads(message))
+        for key in list(self._selector.get_map().values()):
+            if key.fileobj is not self._status:
+                os.close(key.fd)
+        self._selector.close()
+        self._status.close()
+
+    def _receive_status(self) -> None:
+        try:
+            message = self._status.recv(_MOST_BYTES)
+        except ConnectionError:
+            message = b""
+        if message:
+            self._record(json.loads(message))
+            return
+        self._selector.unregister(self._status)
+        if self._ended is None:
+            raise ZygoteDied
+
+    def _record(self, message: dict[str, Any]) -> None:
+        if "refused" in message:
+            raise SandboxUnavailable(f"this machine cannot confine a program: {message['refused']}")
+        if "pid" in message:
+            self._pid = message["pid"]
+        if "ended" in message:
+            self._ended = message
+        if "ready" in message:  # the program's time begins
+            self._started = time.monotonic()
+            self._deadline = self._started + self._limits.seconds
+
+    def _own_ending(self, ended: dict[str, Any]) -> Ending:
+        status = ended["ended"]
+        if status == 0:
+            return "exited"
+        if ended["full"]:
+            return "disk"
+        if status > 0:
+            return "exited"
+        return "time" if -status in (signal.SIGXCPU, signal.SIGKILL) and self._spent() else "killed"
+
+    def _excess(self, pid: int) -> Ending | None:
+        if usage.threads(pid) > self._limits.threads:
+            return "threads"
+        if self._folder is None:
+            return None
+        most_a_file = _most_a_file(self._limits)
+        return "disk" if usage.disk_bytes(self._folder, pid, most_a_file) > self._limits.disk_mb * _MIB else None
+
+    def _spent(self) -> bool:
+        """Whether it ran long enough to reach the limit on CPU time, at which the kernel kills."""
+        return time.monotonic() - self._started >= self._limits.seconds
+
+    def _send(self, descriptor: int, what: bytes) -> None:
+        os.set_blocking(descriptor, False)
+        self._selector.register(descriptor, selectors.EVENT_WRITE, memoryview(what))
+
+    def _write_input(self, key: selectors.SelectorKey) -> None:
+        """Write what the pipe takes; close it at the end of the input, or where nobody reads."""
+        rest: memoryview = key.data
+        try:
+            rest = rest[os.write(key.fd, rest[:_PIPE_BYTES]) :]
+        except BlockingIOError:
+            return
+        except BrokenPipeError:
+            rest = rest[:0]
+        self._selector.unregister(key.fd)
+        if rest:
+            self._selector.register(key.fd, selectors.EVENT_WRITE, rest)
+        else:
+            os.close(key.fd)
+
+    def _read_output(self, key: selectors.SelectorKey) -> None:
+        part = os.read(key.fd, _PIPE_BYTES)
+        self._read[key.fd] += part
+        if not part:
+            self._selector.unregister(key.fd)
+            os.close(key.fd)
+
+
+def _rlimits(limits: Limits, namespaces: bool) -> dict[str, int]:
+    own = {
+        "AS": limits.memory_mb * _MIB,
+        "CPU": math.ceil(limits.seconds) + 1,  # the last resort: the supervisor enforces the wall clock
+        "FSIZE": _most_a_file(limits),  # an error in the program, before all files together reach their limit
+        "NOFILE": 64,
+        "MEMLOCK": 0,
+        "MSGQUEUE": 0,
+        "CORE": 1,  # too little for a file, and the one value for which the kernel starts no program with the dump
+    }
+    # The kernel counts processes of a user: without a namespace those of the whole machine.
+    return own | ({"NPROC": limits.threads + 1} if namespaces else {})
+
+
+def _most_a_file(limits: Limits) -> int:
+    return limits.disk_mb * _MIB // 2

@@ -1,0 +1,54 @@
+"""Starts this Python as an ordinary user, also where its files lie below a folder that only root may enter."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from infra.sandbox import linux
+
+ROOT = Path(__file__).parents[3]
+ORDINARY = 65534
+
+
+def run_as(user: int, command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run `command` with this Python as `user`, this process's own or, where this is root's, an ordinary one."""
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{Path(__file__).parent}", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment.pop("TMPDIR", None)
+    return subprocess.run(
+        [sys.executable, *command],
+        env=environment,
+        cwd="/",
+        text=True,
+        capture_output=True,
+        preexec_fn=None if user == os.getuid() else lambda: _become(user),
+        **options,
+    )
+
+
+def _become(user: int) -> None:
+    linux.unshare(linux.CLONE_NEWNS)
+    linux.mount("none", "/", "", linux.MS_REC | linux.MS_PRIVATE)
+    for path in (Path(sys.base_prefix), Path(sys.prefix), ROOT):
+        if (closed := _closed(path)) is not None:
+            _show_only(path, closed)
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+
+
+def _closed(path: Path) -> Path | None:
+    """The first folder on the way to `path` that others may not enter."""
+    return next((each for each in reversed(path.parents) if not each.stat().st_mode & 0o001), None)
+
+
+def _show_only(path: Path, closed: Path) -> None:
+    """Put an empty folder in the place of `closed`, in which there is nothing but the way to `path`. Here alone."""
+    kept = os.open(path, os.O_PATH)
+    linux.mount("tmpfs", str(closed), "tmpfs", 0, "size=64k,mode=0755")
+    path.mkdir(parents=True)
+    linux.mount(f"/proc/self/fd/{kept}", str(path), "", linux.MS_BIND)
+    os.close(kept)
