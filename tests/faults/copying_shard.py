@@ -19,15 +19,17 @@ HALVES = (b"a", b"b")
 
 
 class CopyingShard:
-    """Copies numbers, in one session after the other, from the partition `source` to both partitions of `output`."""
+    """Copies numbers, one session after the other, from partition 0 of `source` to both partitions of `output`."""
 
     def __init__(self, client: ClientProperties, source: str, output: str) -> None:
         ledger = (Partition(output, 0), Partition(output, 1))
-        self.config = SessionConfig(client, output, (Input(source, (0,)),), ledger)
+        restore = Partition(f"{output}-restore", 0)
+        self.config = SessionConfig(client, output, (Input(source, (0,)),), ledger=ledger, restore=restore)
         self.sessions = 0
         self.commits = 0
         self.copied = 0
         """How many numbers are copied, by their commits' answers."""
+        self.lost: SessionLost | None = None
         self._session: Session | None = None
         self._done: set[bytes] = set()
 
@@ -35,7 +37,7 @@ class CopyingShard:
         """Copy on until a commit after which `until` says so. Raises AssertionError past `patience_s`."""
         deadline = time.monotonic() + patience_s
         while not (self._commit_next() and until()):
-            assert time.monotonic() < deadline, f"{self.config.group} stands still: {self.commits} commits"
+            assert time.monotonic() < deadline, f"{self.commits} commits, the last session was lost by {self.lost}"
 
     def close(self) -> None:
         """Close the session; `run` opens another."""
@@ -55,7 +57,8 @@ class CopyingShard:
             values = [(half, r.value + b"/" + name) for r in records for half, name in enumerate(HALVES)]
             outputs = [Outgoing(self.config.ledger[h].topic, h, None, v, []) for h, v in values if v not in self._done]
             session.commit(outputs, {self._source: after}, self._ledger, {"next": after})
-        except SessionLost:
+        except SessionLost as lost:
+            self.lost = lost
             self.close()
             return False
         self._done.update(value for _, value in values)

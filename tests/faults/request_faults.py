@@ -81,29 +81,29 @@ class LateRequest(PassingFault):
         """The requests of the transactional id that came after the held one, until it was delivered."""
         self.answer: int | str | None = None
         """The broker's error code for the late request, or why there is none."""
-        self._request: Request | None = None
+        self.request: Request | None = None
         self._broker: _Stream | None = None
 
     async def on_request(self, connection: Connection, request: Request) -> bool:
-        if self._request is None:
+        if self.request is None:
             if not self.held_match(request):
                 return True
-            self._request, self._broker = request, connection.detach()
+            self.request, self._broker = request, connection.detach()
             self.hits += 1
             connection.proxy.note(f"held {request}")
             self.held.set()
             return False
-        if self._broker is None or request.transactional_id != self._request.transactional_id:
+        if self._broker is None or request.transactional_id != self.request.transactional_id:
             return True
         self.seen.append(request)
         if self.when(self.seen):
             await self.deliver(connection)
-            connection.proxy.note(f"delivered {self._request} late, before {request}: {self.answer}")
+            connection.proxy.note(f"delivered {self.request} late, before {request}: {self.answer}")
         return True
 
     async def deliver(self, connection: Connection) -> None:
         """Deliver what is held now, and wait for the answer."""
-        broker, request = self._broker, self._request
+        broker, request = self._broker, self.request
         if broker is None or request is None:
             return
         self._broker = None

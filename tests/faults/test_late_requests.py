@@ -34,7 +34,7 @@ def kafka(proxied: ProxiedBroker) -> ProxiedBroker:
 @pytest.fixture
 def shard(kafka: ProxiedBroker, run_id: str) -> Iterator[CopyingShard]:
     with admin_client(kafka.direct) as admin:
-        create_topics(admin, [TopicSpec(run_id, 2)])
+        create_topics(admin, [TopicSpec(run_id, 2), TopicSpec(f"{run_id}-restore", 1)])
     shard = CopyingShard(kafka.proxied, "numbers", run_id)
     yield shard
     shard.close()

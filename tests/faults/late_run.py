@@ -1,0 +1,161 @@
+"""An emulated run whose every role has transactional requests delivered late, and what is wrong with its log then."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from faults.kafka_frames import Api
+from faults.proxied_broker import ProxiedBroker
+from faults.request_faults import LateRequest, Match, When, before_request, between_offsets_and_outputs
+from faults.role_threads import RoleThread, close_roles, start_roles
+from faults.run_anomalies import RunLog, committed_offsets, run_anomalies, settled_anomalies
+
+from pipelines.config import Config, load_config
+from pipelines.run.topics import make_topics
+
+TRIES_IN_TESTS = 2
+SHARDS = 2
+PATIENCE_S = 60.0
+"""How long a round of late requests may take: a role makes a transaction at least every few seconds."""
+CONFIG: dict[str, Any] = {
+    "prompts": {"source": "synthetic", "prompt_tokens": 32, "max_new_tokens": 64, "samples_per_prompt": 4},
+    "rollout": {
+        "engine": "emulated",
+        "replicas": 2,
+        "slots": 16,
+        "context": 256,
+        "kv_capacity": 2048,
+        "emulation": {"stride": 8, "lengths": {"p50": 20, "p99": 64}},
+    },
+    "score": {"answer": "whole", "rewards": [{"name": "length", "options": {"target": 10, "limit": 200}}]},
+    "experience": {"global_batch": 16, "shards": SHARDS},
+    "trainer": {"optimizer_steps": 1_000_000, "emulation": {"step_s": [[0, 20], [100_000, 40]]}},
+}
+
+
+class Stalled(Exception):
+    """The run did not do what was waited for."""
+
+
+@dataclass
+class Found:
+    """What a run with late requests has shown."""
+
+    tries: Counter[str] = field(default_factory=Counter)
+    """Late requests that were delivered, by role."""
+    apis: Counter[str] = field(default_factory=Counter)
+    answers: Counter[str] = field(default_factory=Counter)
+    """What the broker said to them."""
+    batches: int = 0
+    anomalies: list[str] = field(default_factory=list)
+    stalled: str = ""
+    """What the run did not get on with: a lost record may keep others waiting for ever."""
+
+
+Choice = Callable[[int], tuple[Api, When]]
+"""By the number of a try: what to hold back in a role, and until when."""
+
+
+def late_end_txn(number: int) -> tuple[Api, When]:
+    """What loses records wherever the outputs of a transaction follow its offsets under the same epoch."""
+    return Api.END_TXN, between_offsets_and_outputs(16)
+
+
+def late_requests_in_every_role(
+    kafka: ProxiedBroker,
+    run: str,
+    folder: Path,
+    tries: int,
+    choose: Choice = late_end_txn,
+) -> Found:
+    """Run all roles; `tries` times, in all of them at once, deliver a request late as `choose` says; then check."""
+    config = _config(kafka, run, folder)
+    make_topics(config)
+    log = RunLog(kafka.broker.config.data_dir / "log", run)
+    found = Found()
+    roles = start_roles(config)
+    try:
+        for number in range(tries):
+            _deliver_late(kafka, roles, number, choose, found)
+        before = log.count("batches", "MicroBatch")
+        _wait(roles, lambda: log.count("batches", "MicroBatch") > before + 4, lambda: "no batch after the faults")
+    except Stalled as stalled:
+        found.stalled = str(stalled)
+    finally:
+        kafka.proxy.clear()
+        close_roles(roles)
+    committed = committed_offsets(kafka.broker.bootstrap_servers, run, _inputs(config))
+    found.anomalies = settled_anomalies(lambda: run_anomalies(log, committed, SHARDS))
+    found.batches = len({row["batch"] for _, _, row in log.rows("batches", "MicroBatch")})
+    return found
+
+
+def _deliver_late(kafka: ProxiedBroker, roles: list[RoleThread], number: int, choose: Choice, found: Found) -> None:
+    """One late request in each role."""
+    late = {}
+    for role in roles:
+        api, when = choose(number)
+        late[role.name] = kafka.proxy.add(LateRequest(Match([api], role.config.group), when))
+
+    def awaited() -> dict[str, list[str]]:
+        return {name: list(map(str, each.seen)) for name, each in late.items() if not each.released.is_set()}
+
+    _wait(roles, lambda: not awaited(), lambda: f"not delivered, and what came since: {awaited()}")
+    kafka.proxy.clear()
+    for name, each in late.items():
+        assert each.request is not None
+        found.tries[name] += 1
+        found.apis[Api(each.request.api).name] += 1
+        found.answers[str(each.answer)] += 1
+
+
+def any_late_request(seed: int) -> Choice:
+    """A choice for a campaign: any transactional request, delivered at any of the next twelve points."""
+    rng = random.Random(seed)
+    apis = (Api.ADD_PARTITIONS_TO_TXN, Api.ADD_OFFSETS_TO_TXN, Api.TXN_OFFSET_COMMIT, Api.END_TXN, Api.END_TXN)
+
+    def choose(number: int) -> tuple[Api, When]:
+        when = between_offsets_and_outputs(16) if rng.random() < 0.3 else before_request(rng.randint(1, 12))
+        return rng.choice(apis), when
+
+    return choose
+
+
+def _config(kafka: ProxiedBroker, run: str, folder: Path) -> Config:
+    file = folder / "late.toml"
+    servers = f"127.0.0.1:{kafka.proxy.port}"
+    kafka_section = {"bootstrap_servers": servers, "partitions": SHARDS}
+    file.write_text(tomli_w.dumps({**CONFIG, "run": {"time_scale": 100.0, "name": run}, "kafka": kafka_section}))
+    return load_config(file)
+
+
+def _inputs(config: Config) -> dict[str, list[tuple[str, int]]]:
+    shards = [(partition, f"experience.{partition % SHARDS}") for partition in range(config.kafka.partitions)]
+    inputs = {
+        "placement.0": [("prompts", 0), ("eval-prompts", 0)],
+        "score.0": [("trajectories", partition) for partition, _ in shards],
+        "evaluation.0": [("experiences", partition) for partition, _ in shards],
+        "trainer.0": [("batches", partition) for partition in range(SHARDS)],
+    }
+    for partition, role in shards:
+        inputs.setdefault(role, []).append(("experiences", partition))
+    return inputs
+
+
+def _wait(roles: list[RoleThread], condition: Callable[[], bool], why: Callable[[], str]) -> None:
+    """Return once `condition` holds. Raises Stalled."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        for role in roles:
+            if role.error is not None:
+                raise Stalled(f"{role.name} has failed: {role.error!r}")
+        if time.monotonic() > deadline:
+            raise Stalled(why())
+        time.sleep(0.05)

@@ -1,0 +1,119 @@
+"""Every role of an emulated run, each its real source, step and sink, in threads of one process.
+
+What the roles do to Kafka is what they do in processes of their own; what starts processes and runs Beam is left out. A
+role that is fenced or whose sink breaks is started again, as a run does.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from infra.kafka.session import SessionLost
+from operators.evaluation.config import EvaluationConfig
+from operators.evaluation.evaluate_versions import EvaluateVersions
+from operators.io.config import ShardConfig
+from operators.io.fold_records import FoldRecords, Step, _FoldFn, is_busy
+from operators.io.read_topics import ReadTopics
+from operators.io.shards import close_shards
+from operators.io.sink import SinkBroken, drop_sink
+from operators.io.source import ShardSource
+from operators.io.write_transactionally import _CommitFn
+from pipelines.config import Config
+from pipelines.roles import SHARDED, Role, roles_of
+from pipelines.shards import reading, shard
+from schemas.columns import token_ids
+from schemas.records import Prompt, Sampling
+from schemas.topics import EXPERIENCES, RELAY
+
+log = logging.getLogger(__name__)
+QUESTIONS = 2
+
+
+class _Graph:
+    """Stands for a Beam pipeline: keeps the transforms that are applied to it."""
+
+    def __init__(self) -> None:
+        self.transforms: list[Any] = []
+
+    def __or__(self, named: Any) -> _Graph:
+        self.transforms.append(named.transform)
+        return self
+
+
+class RoleThread:
+    """One role at work until it is closed."""
+
+    def __init__(self, name: str, source: ShardConfig, step: Step) -> None:
+        self.name, self.config, self._step = name, source, step
+        self.starts = 0
+        self.error: BaseException | None = None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"role {name}", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def of(cls, config: Config, role: Role) -> RoleThread:
+        """The role as its pipeline wires it."""
+        graph = _Graph()
+        where = {SHARDED[role.pipeline]: role.index} if role.pipeline in SHARDED else {}
+        importlib.import_module(f"pipelines.{role.pipeline}").build(graph, config=config, **where)
+        read, fold, _ = graph.transforms
+        assert isinstance(read, ReadTopics)
+        assert isinstance(fold, FoldRecords)
+        return cls(role.name, read._shards[0], fold._step)
+
+    def close(self) -> None:
+        """End after the poll that it is at."""
+        self._closed.set()
+        self._thread.join(60)
+        assert not self._thread.is_alive(), f"{self.name} does not end"
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            self.starts += 1
+            source = ShardSource(self.config)
+            try:
+                self._work(source)
+            except (SessionLost, SinkBroken) as error:
+                log.warning("%s starts again: %s", self.name, error)
+            except BaseException as error:
+                self.error = error
+                log.exception("%s has failed", self.name)
+                return
+            finally:
+                drop_sink(self.config.group)
+                source.close()
+
+    def _work(self, source: ShardSource) -> None:
+        fold, commit = _FoldFn(self._step), _CommitFn((self.config,))
+        while not self._closed.is_set():
+            element = source.next(wait=not is_busy(self.config.group))
+            for emission in fold.process(element):
+                commit.process(emission)
+
+
+def start_roles(config: Config) -> list[RoleThread]:
+    """All roles of an emulated run, and evaluation, which asks every version two questions."""
+    roles = [RoleThread.of(config, role) for role in roles_of(config)]
+    experiences, versions = reading(config, EXPERIENCES, keys=("e",)), reading(config, RELAY, start="earliest")
+    source = shard(config, "evaluation", experiences, versions)
+    evaluate = EvaluateVersions(EvaluationConfig(every=1, periodic_questions=QUESTIONS), _questions)
+    return [*roles, RoleThread("evaluation", source, evaluate)]
+
+
+def close_roles(roles: Sequence[RoleThread]) -> None:
+    """End all, and let go of what they hold in this process."""
+    for role in roles:
+        role._closed.set()
+    for role in roles:
+        role.close()
+    close_shards()
+
+
+def _questions() -> list[Prompt]:
+    sampling = Sampling(1.0, 1.0, 0, 64, (), 0)
+    return [Prompt(n, "evaluation", "synthetic", "", token_ids([1] * 8), "{}", 1, sampling) for n in range(QUESTIONS)]

@@ -1,0 +1,163 @@
+"""What is wrong with a run, by its topics in the broker's log files and the offsets that its groups have committed.
+
+One rule for every role: what lies before an offset that the role has committed has its outcome in the log, once. The
+names of anomalies are those of Jepsen's tests of Kafka.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from faults.log_files import read_topic
+from faults.wire import rows_of
+from kafka import KafkaConsumer, TopicPartition
+
+Committed = Callable[[str, str, int], int]
+"""The offset that a role ("score.0") has committed of a partition of a topic ("trajectories")."""
+SETTLES_S = 10.0
+"""How long markers may be on their way to the log after a group's offsets have moved."""
+LETTERS = {"train": "p", "evaluation": "e", "imported": "i"}
+
+
+def committed_offsets(bootstrap: str, run: str, inputs: dict[str, list[tuple[str, int]]]) -> Committed:
+    """What the groups of `run` have committed now, of the inputs of each by role."""
+    found: dict[tuple[str, str, int], int] = {}
+    for role, places in inputs.items():
+        reader = KafkaConsumer(
+            bootstrap_servers=bootstrap, group_id=f"laminar.{run}.{role}", isolation_level="read_committed"
+        )
+        for noun, partition in places:
+            found[role, noun, partition] = reader.committed(TopicPartition(f"laminar.{run}.{noun}", partition)) or 0
+        reader.close(autocommit=False)
+    return lambda role, noun, partition: found[role, noun, partition]
+
+
+def settled_anomalies(find: Callable[[], list[str]]) -> list[str]:
+    """What `find` still finds once the log has settled."""
+    deadline = time.monotonic() + SETTLES_S
+    while (found := find()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return found
+
+
+class RunLog:
+    """The committed rows of a run's topics."""
+
+    def __init__(self, log_dir: Path, run: str) -> None:
+        self._log_dir, self._run = log_dir, run
+
+    def rows(self, noun: str, kind: str) -> Iterator[tuple[int, int, dict[str, Any]]]:
+        """Partition, offset and fields of every committed row of a class."""
+        for record in read_topic(self._log_dir, f"laminar.{self._run}.{noun}"):
+            if record.outcome == "committed" and record.value is not None:
+                name, rows = rows_of(record.value, dict(record.headers))
+                for row in rows if name == kind else ():
+                    yield record.partition, record.offset, row
+
+    def count(self, noun: str, kind: str) -> int:
+        """How many such rows there are."""
+        return sum(1 for _ in self.rows(noun, kind))
+
+
+def run_anomalies(log: RunLog, committed: Committed, shards: int) -> list[str]:
+    """Every anomaly, a line each: its name, the role, and what it concerns. `shards` is that of experience."""
+    found = [_prompts(log), _placement(log, committed), _score(log, committed), _evaluation(log, committed)]
+    found += [_experience(log, committed, shards), _trainer(log, committed, shards)]
+    return [line for lines in found for line in lines]
+
+
+def _prompts(log: RunLog) -> Iterator[str]:
+    numbers = Counter(row["number"] for _, _, row in log.rows("prompts", "Prompt"))
+    yield from _once("prompts", range(max(numbers, default=-1) + 1), numbers)
+
+
+def _placement(log: RunLog, committed: Committed) -> Iterator[str]:
+    given = [row for _, _, row in log.rows("inbox", "Assignment")]
+    wanted = [
+        f"{LETTERS[row['purpose']]}{row['number']}.{member}"
+        for noun in ("prompts", "eval-prompts")
+        for partition, offset, row in log.rows(noun, "Prompt")
+        if offset < committed("placement.0", noun, partition)
+        for member in range(row["samples"])
+    ]
+    dispatched = Counter(dict.fromkeys((_id(row, "prompt.") for row in given), 1))
+    yield from _once("placement", wanted, dispatched)
+    leases = Counter(row["lease"] for row in given)
+    yield from (f"duplicate: placement gave lease {lease} {n} times" for lease, n in leases.items() if n > 1)
+
+
+def _score(log: RunLog, committed: Committed) -> Iterator[str]:
+    scored = Counter(
+        _id(row, "trajectory.prompt.", "trajectory.") for _, _, row in log.rows("experiences", "Experience")
+    )
+    finished = [
+        _id(row, "prompt.")
+        for partition, offset, row in log.rows("trajectories", "Trajectory")
+        if offset < committed("score.0", "trajectories", partition)
+    ]
+    yield from _once("score", finished, scored)
+
+
+def _experience(log: RunLog, committed: Committed, shards: int) -> Iterator[str]:
+    settled = Counter(row["trajectory_id"] for _, _, row in log.rows("settled", "Settled"))
+    scored = [
+        _id(row, "trajectory.prompt.", "trajectory.")
+        for partition, offset, row in log.rows("experiences", "Experience")
+        if row["trajectory.prompt.purpose"] != "evaluation"
+        and offset < committed(f"experience.{partition % shards}", "experiences", partition)
+    ]
+    yield from _once("experience", scored, settled)
+    parts: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
+    members: Counter[str] = Counter()
+    for partition, _, row in log.rows("batches", "MicroBatch"):
+        members.update(row["trajectory_ids"])
+        parts[partition, row["batch"]][row["index"]] = row["count"]
+    batched = [row for _, _, row in log.rows("settled", "Settled") if row["fate"] == "batched"]
+    yield from _once("experience (batches)", [row["trajectory_id"] for row in batched], members)
+    for partition in range(shards):
+        numbers = sorted(batch for where, batch in parts if where == partition)
+        yield from _once(f"experience.{partition} (batch numbers)", range(len(numbers)), Counter(numbers))
+    for (partition, batch), indices in parts.items():
+        if set(indices) != set(range(max(indices.values()))):
+            yield f"torn transaction: experience wrote parts {sorted(indices)} of batch {batch} to {partition}"
+
+
+def _trainer(log: RunLog, committed: Committed, shards: int) -> Iterator[str]:
+    trained = Counter(batch for _, _, row in log.rows("relay", "WeightVersion") for batch in row["batches"])
+    read = {
+        row["batch"]
+        for partition, offset, row in log.rows("batches", "MicroBatch")
+        if offset < committed("trainer.0", "batches", partition)
+    }
+    yield from _once("trainer", sorted(read), trained)
+    steps = Counter(row["step"] for _, _, row in log.rows("metrics", "Metric") if row["name"] == "trainer")
+    yield from _once("trainer (metrics)", range(max(steps, default=0) + 1) if 0 in steps else sorted(steps), steps)
+
+
+def _evaluation(log: RunLog, committed: Committed) -> Iterator[str]:
+    settled = Counter(row["trajectory_id"] for _, _, row in log.rows("settled", "Settled"))
+    answered = [
+        _id(row, "trajectory.prompt.", "trajectory.")
+        for partition, offset, row in log.rows("experiences", "Experience")
+        if row["trajectory.prompt.purpose"] == "evaluation"
+        and offset < committed("evaluation.0", "experiences", partition)
+    ]
+    yield from _once("evaluation", answered, settled)
+    asked = Counter(row["number"] for _, _, row in log.rows("eval-prompts", "Prompt"))
+    yield from _once("evaluation (questions)", range(max(asked, default=-1) + 1), asked)
+
+
+def _once(role: str, wanted: Any, found: Counter[Any]) -> Iterator[str]:
+    """Every one of `wanted` is found once."""
+    for each in dict.fromkeys(wanted):
+        if found[each] != 1:
+            yield f"{'lost write' if found[each] == 0 else 'duplicate'}: {role}: {each}"
+
+
+def _id(row: dict[str, Any], prompt: str, prefix: str = "") -> str:
+    """The trajectory id that a row is about."""
+    return f"{LETTERS[row[prompt + 'purpose']]}{row[prompt + 'number']}.{row[prefix + 'member']}"
