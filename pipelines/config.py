@@ -141,6 +141,22 @@ class Config:
             )
         if self.emulated and self.trainer.ranks > 1:
             raise ValueError(f"trainer.ranks must be 1 where the trainer is emulated, not {self.trainer.ranks}")
+        if self.experience.over_age == "wait":
+            self._check_waiting()
+
+    def _check_waiting(self) -> None:
+        """Raise ValueError for what would let trajectories exceed a bound that `over_age = "wait"` guarantees."""
+        rules, most = self.placement.rules, self.experience.max_staleness + 1
+        if rules.refresh == "interrupt":
+            raise ValueError(
+                "experience.over_age = 'wait' needs a placement.refresh that interrupts nothing, not 'interrupt' "
+                f"(placement.schedule is {self.placement.schedule!r})"
+            )
+        if rules.admitted_batches is not None and rules.admitted_batches > most:
+            raise ValueError(
+                f"experience.over_age = 'wait' needs placement.admitted_batches of at most {most} "
+                f"(experience.max_staleness + 1), not {rules.admitted_batches}"
+            )
 
     @property
     def run_folder(self) -> Path:

@@ -43,6 +43,7 @@ def experience_metric(batch: int) -> Metric:
     values = {
         **finish,
         **dropped,
+        "over_age": 16.0,
         "staleness/0": 40.0,
         "staleness/1": 72.0,
         "staleness/2": 16.0,

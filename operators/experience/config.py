@@ -14,6 +14,7 @@ MOST_TOKENS = 400_000
 """Of one micro-batch record: token, logprob and mask take 8.2 bytes, and a record may have 8 MiB."""
 
 PartialGroups = Literal["train", "drop"]
+OverAge = Literal["correct", "drop", "wait"]
 
 
 @dataclass(frozen=True)
@@ -23,10 +24,13 @@ class ExperienceConfig:
     global_batch: int = 128
     """Trajectories in a batch, at least: a batch takes whole groups until it has so many."""
     max_staleness: int = 2
-    """Bound on staleness at consumption, in versions: admission is paced to it (see placement)."""
-    drop_over_age: bool = False
-    """Drop what is older than `max_staleness` at consumption. Off: it is trained with off-policy correction, for
-    dropping starves long answers."""
+    """Staleness at consumption, in versions, that admission is paced to (see placement): newest version announced minus
+    the version that generated. Long answers may exceed it; `over_age` says what becomes of them."""
+    over_age: OverAge = "correct"
+    """What is done about trajectories older than `max_staleness`. `correct`: they are trained with off-policy
+    correction and counted (`over_age` in the metrics). `drop`: they are dropped, which starves long answers. `wait`:
+    groups are trained in the order of their prompts, so the buffer waits for the longest answers. `drop` and `wait`
+    guarantee the bound, `correct` does not."""
     micro_batch_tokens: int = 65_536
     """Tokens in one micro-batch record; a longer sequence has a record of its own."""
     writers: tuple[Part, ...] = ()
@@ -56,6 +60,10 @@ class ExperienceConfig:
             raise ValueError(f"group_timeout_s must not be negative, not {self.group_timeout_s}")
         if self.partial_groups not in get_args(PartialGroups):
             raise ValueError(f"partial_groups must be 'train' or 'drop', not {self.partial_groups!r}")
+        if self.over_age not in get_args(OverAge):
+            raise ValueError(f"over_age must be 'correct', 'drop' or 'wait', not {self.over_age!r}")
+        if self.over_age == "wait":
+            self._check_waiting()
         for what, part, known, base in (
             ("sampler", self.sampler, SAMPLERS, Sampler),
             *(("writers", part, WRITERS, Writer) for part in self.writers),
@@ -75,4 +83,13 @@ class ExperienceConfig:
     def make_evictions(self) -> tuple[Eviction, ...]:
         """The evictions. Raises ValueError if a class of the user's is none."""
         own = tuple(make("evictions", part, EVICTIONS, Eviction) for part in self.evictions)
-        return (Staleness(self.max_staleness), *own) if self.drop_over_age else own
+        return (Staleness(self.max_staleness), *own) if self.over_age == "drop" else own
+
+    def _check_waiting(self) -> None:
+        """Raise ValueError for what would take groups in another order than that of their prompts."""
+        if self.shards > 1:
+            raise ValueError(f"over_age = 'wait' needs shards = 1, not {self.shards}: one process orders the groups")
+        if self.sampler.name != "fifo":
+            raise ValueError(
+                f"over_age = 'wait' needs sampler 'fifo', not {self.sampler.name!r}: prompts have an order"
+            )

@@ -74,6 +74,10 @@ class Endings:
         """How many members of group `number`, which is not all ended, have ended."""
         return self._ledger.answered(*_prompt(number))
 
+    def is_over(self, number: int) -> bool:
+        """Whether group `number` has ended, or nobody waits for what is to come of it."""
+        return number in self._left or self._ledger.members(*_prompt(number)) is None
+
     def has_left(self, number: int) -> bool:
         """Whether group `number` left the buffer before all its members had come."""
         return number in self._left

@@ -1,9 +1,8 @@
 """Groups of samples of one prompt, on their way to completion and ready to leave: the memory of the buffer.
 
 What is ready stands in the order of completion as the log tells it: by the newest weight version announced when the
-last member finished, then by offset, partition and row of its record. Offsets of one partition say nothing of another's,
-so versions order partitions against each other. Neither a clock nor the order of polls takes part: a restart rebuilds
-the order.
+last member finished, then by offset, partition and row of its record. Offsets of one partition say nothing of those of
+another, so versions order partitions. Neither a clock nor the order of polls takes part: a restart rebuilds the order.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from operators.experience.measures import BufferMeasures, by_task
 from operators.experience.members import Member, Run, Shelf, ages, runs_of
 from operators.experience.moment import Moment
 from operators.experience.packing import pack
+from operators.experience.prompt_order import PromptOrder
 from operators.experience.sharing import Sharing
 from operators.experience.trainable import ANY_TOKEN, Verdict, untrainable
 from operators.io.elements import Checkpoint, Output, Place, Polled, Received, Restored
@@ -73,6 +74,7 @@ class _Buffering:
         self._vocabulary = step.vocabulary or ANY_TOKEN
         self._writers = step.config.make_writers()
         self._sampler = step.config.make_sampler()
+        self._turns = PromptOrder(endings) if step.config.over_age == "wait" else None
         self._evictions = step.config.make_evictions()
         self._endings, self._curricula = endings, curricula
         self._now, self._clock = now, clock
@@ -137,7 +139,7 @@ class _Buffering:
         shelf = Shelf(received.record, received.partition, received.offset)
         now = self._clock()
         wrong = untrainable(shelf, self._vocabulary)
-        all_may = not wrong and not self._writers
+        all_may = not wrong and not self._writers and self._turns is None
         for number, run in Run(shelf, 0, len(shelf)).by_group():
             fresh = self._endings.expect(number, shelf.members[run.first : run.last])  # others came before, or twice
             if not fresh:
@@ -161,6 +163,8 @@ class _Buffering:
             self._settle(list(runs_of([member])), "failed", verdict.reason)
             if verdict.nonsense:
                 self._letters.append(self._letter(member, verdict.reason))
+        elif self._turns is not None and member.number < 0:
+            self._drop([member], "imported: over_age = wait trains what has a place in the order of prompts alone")
         elif (refusal := self._refusal(member)) is not None:
             self._drop([member], refusal)
         else:
@@ -222,11 +226,13 @@ class _Buffering:
         outputs: list[Output] = []
         wanted = self._config.global_batch
         for _ in range(BATCHES_A_FOLD):
-            taken = self._groups.take(wanted, self._sampler.order(self._groups.ready, self._moment()))
+            ready = self._groups.ready
+            order = self._sampler.order(ready, self._moment()) if self._turns is None else self._turns.order(ready)
+            taken = self._groups.take(wanted, order)
             self._more = taken is not None
             if taken is None:
                 break
-            outputs += self._make_batch([member for group in taken for member in group.members])
+            outputs += self._make_batch([member for group in taken for member in group.members], self._newest)
         return outputs
 
     def _offer(self) -> list[Output]:
@@ -252,12 +258,13 @@ class _Buffering:
             if len(groups) < len(called.groups):
                 log.error("batch %d lacks groups that were offered: reading was moved beyond them", called.batch)
             self._batch = called.batch
-            outputs += self._make_batch([member for group in groups for member in group.members])
+            outputs += self._make_batch([member for group in groups for member in group.members], called.newest)
         return outputs
 
-    def _make_batch(self, members: Sequence[Member]) -> list[Output]:
+    def _make_batch(self, members: Sequence[Member], newest: PolicyVersion | None) -> list[Output]:
+        """The next batch; `newest` is the newest version announced when it was decided on."""
         runs = list(runs_of(members))
-        staleness = ages(runs, self._newest)
+        staleness = ages(runs, newest)
         ranks = pack(self._batch, members, staleness, self._config.micro_batch_tokens, self._ranks)
         sharing = self._sharing
         outputs = [
@@ -266,7 +273,8 @@ class _Buffering:
             for part in parts
         ]
         self._settle(runs, "batched", "", staleness, self._batch)
-        others = {**self._curricula.values(), **by_task(runs)}
+        over_age = float((staleness > self._config.max_staleness).sum())
+        others = {**self._curricula.values(), **by_task(runs), "over_age": over_age}
         if sharing.shards > 1:
             others["shard"] = float(sharing.shard)
         metric = self._measures.metric(self._batch, runs, staleness, self._groups, others, self._now())

@@ -39,7 +39,9 @@ def closing_lines(folder: Path, summary: Mapping[str, Any], file: Path | None = 
             f"  {'best supervised':<22}{figure(best):>7}   held-out, greedy: the best checkpoint of the warm start"
         )
     mean, most = summary.get("staleness_mean"), summary.get("staleness_max")
-    lines.append(f"  {'staleness':<22}{figure(mean):>7}   mean, at most {figure(most, 0)} versions")
+    over = summary.get("over_age")
+    told_over = f", {over} trajectories over age (experience.max_staleness)" if over else ""
+    lines.append(f"  {'staleness':<22}{figure(mean):>7}   mean, at most {figure(most, 0)} versions{told_over}")
     restarts = {name: number for name, number in (summary.get("restarts") or {}).items() if number}
     if restarts:
         lines.append(f"  {'restarts':<22}{sum(restarts.values()):>7}   {', '.join(map(_times, restarts.items()))}")

@@ -33,6 +33,7 @@ LABELS: Mapping[str, str] = {
     "weight_versions": "weight versions published",
     "staleness_mean": "staleness, mean",
     "staleness_max": "staleness, largest",
+    "over_age": "trained over age",
     "response_length_first": "response length, first tenth",
     "response_length_last": "response length, last tenth",
     "tokens_generated": "tokens generated",

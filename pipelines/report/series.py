@@ -48,6 +48,14 @@ def staleness_histogram(metrics: Iterable[Metric], when: str = "staleness") -> d
     return dict(sorted(counts.items()))
 
 
+def over_age(metrics: Iterable[Metric]) -> int | None:
+    """Trajectories in batches that were older than `experience.max_staleness`; None where the buffer told of none."""
+    told = [
+        metric.values["over_age"] for metric in newest_by_step(metrics, "experience") if "over_age" in metric.values
+    ]
+    return round(sum(told)) if told else None
+
+
 def dropped_by_length(metrics: Iterable[Metric]) -> list[float]:
     """The share that the buffer dropped of each tenth of the trajectories, from the shortest answers to the longest, by
     its last word; empty where it dropped nothing."""

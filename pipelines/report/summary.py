@@ -19,6 +19,7 @@ from pipelines.report.series import (
     evaluations,
     mean_between,
     newest_by_step,
+    over_age,
     staleness_histogram,
     tasks_of,
     tokens_generated,
@@ -126,6 +127,7 @@ def figures_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
         "weight_versions": weight_versions(metrics),
         "staleness_mean": weighted_mean(trained, "staleness/mean"),
         "staleness_max": int(max(stalest)) if stalest else None,
+        "over_age": over_age(metrics),
         "staleness_histogram": {str(age): count for age, count in staleness_histogram(metrics).items()},
         "staleness_at_finish_histogram": {
             str(age): count for age, count in staleness_histogram(metrics, "staleness_at_finish").items()

@@ -51,9 +51,12 @@ def lag_text(state: RunState, most: int = 20) -> str:
 
 
 def staleness_text(state: RunState) -> str:
-    """`mean 0.8, max 2`."""
+    """`mean 0.8, max 2`, and how many of the last batch are older than `experience.max_staleness`, where some are."""
     mean, most = state.trainer.get("staleness/mean"), state.trainer.get("staleness/max")
-    return UNKNOWN if mean is None else f"mean {figure(mean)}, max {figure(most, 0)}"
+    if mean is None:
+        return UNKNOWN
+    over = state.experience.get("over_age")
+    return f"mean {figure(mean)}, max {figure(most, 0)}" + (f", {figure(over, 0)} over age" if over else "")
 
 
 def steps_text(state: RunState) -> str:

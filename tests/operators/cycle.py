@@ -85,7 +85,7 @@ class Cycle:
         ]
         score = shard("score", reading(TRAJECTORIES, blocks=True), ledger=("experiences",))
         self.score = Shard(self.log, score, _restore_score)
-        buffer = ExperienceConfig(shape.global_batch, shape.staleness, shards=shape.shards)
+        buffer = ExperienceConfig(shape.global_batch, shape.staleness, shape.over_age, shards=shape.shards)
         self.experience = buffer_shards(self.log, buffer, PARTITIONS)
         evaluation = shard("evaluation", reading(EXPERIENCES, keys=("e",)), reading(RELAY, start="earliest"))
         self.evaluation = Shard(self.log, evaluation, self._restore_evaluation)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from operators.experience.config import OverAge
 from operators.placement.config import PlacementConfig
 from operators.placement.schedules import Schedule
 
@@ -35,6 +36,7 @@ class Shape:
     schedule: Schedule = "laminar"
     shards: int = 1
     """Of the buffer."""
+    over_age: OverAge = "correct"
 
     @property
     def placement(self) -> PlacementConfig:

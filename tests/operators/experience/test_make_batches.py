@@ -119,7 +119,7 @@ def test_a_strange_ending_that_a_restart_reads_is_passed_over() -> None:
 
 @pytest.mark.parametrize("drop", [True, False])
 def test_what_is_over_age_is_trained_unless_it_is_to_be_dropped(drop: bool) -> None:
-    buffer = Buffer(global_batch=4, max_staleness=1, drop_over_age=drop)
+    buffer = Buffer(global_batch=4, max_staleness=1, over_age="drop" if drop else "correct")
     buffer.publish(5)
     asked = prompt(0, 2)
     buffer.score(experience(trajectory(asked, 0, under=version(3))), experience(trajectory(asked, 1, under=version(4))))
@@ -138,7 +138,7 @@ def test_what_is_over_age_is_trained_unless_it_is_to_be_dropped(drop: bool) -> N
 
 
 def test_what_the_buffer_holds_is_told_with_each_batch() -> None:
-    buffer = Buffer(global_batch=2, max_staleness=1, drop_over_age=True)
+    buffer = Buffer(global_batch=2, max_staleness=1, over_age="drop")
     buffer.publish(5)
     buffer.group(0, under=version(5))
     buffer.group(2, under=version(3))
@@ -150,6 +150,7 @@ def test_what_the_buffer_holds_is_told_with_each_batch() -> None:
         "buffer/groups": 1.0,
         "dropped_stale": 2.0,
         "dropped": 2.0,
+        "over_age": 0.0,
         "staleness/0": 2.0,
         "staleness_at_finish/0": 2.0,
         "trajectories/chain_sum": 2.0,
@@ -353,7 +354,7 @@ def test_the_config_names_what_does_not_fit(field: str, value: int) -> None:
 @pytest.mark.parametrize("seed", range(30))
 def test_restarts_at_any_point_lose_nothing_and_settle_nothing_twice(seed: int) -> None:
     rng = random.Random(seed)
-    buffer = Buffer(global_batch=rng.choice([1, 5, 8]), max_staleness=1, drop_over_age=rng.random() < 0.5)
+    buffer = Buffer(global_batch=rng.choice([1, 5, 8]), max_staleness=1, over_age=rng.choice(["correct", "drop"]))
     waiting = [(number, member) for number in range(24) for member in range(3)]
     rng.shuffle(waiting)
     newest = 0

@@ -115,7 +115,7 @@ def test_what_is_set_aside_is_not_evicted_and_the_rest_is() -> None:
 
 
 def test_what_has_grown_too_old_meanwhile_is_taken_back_and_dropped() -> None:
-    buffers = Buffers(global_batch=4, max_staleness=1, drop_over_age=True)
+    buffers = Buffers(global_batch=4, max_staleness=1, over_age="drop")
     buffers.publish(3)
     buffers.group(1, under=version(2))
     buffers.run()
@@ -181,7 +181,7 @@ def test_whoever_dies_when_nothing_is_lost_and_nothing_settled_twice(seed: int) 
         ranks=rng.choice([1, 2]),
         global_batch=rng.choice([1, 5, 8]),
         max_staleness=1,
-        drop_over_age=rng.random() < 0.5,
+        over_age=rng.choice(["correct", "drop"]),
     )
     waiting = [(number, member) for number in range(24) for member in range(3)]
     rng.shuffle(waiting)

@@ -55,6 +55,7 @@ def test_the_summary_of_a_metrics_file(tmp_path: Path) -> None:
         "weight_versions": 81,
         "staleness_mean": pytest.approx(0.8),
         "staleness_max": 3,
+        "over_age": 16 * STEPS,
         "staleness_histogram": {"0": 40 * STEPS, "1": 72 * STEPS, "2": 16 * STEPS},
         "staleness_at_finish_histogram": {"0": 100 * STEPS, "1": 28 * STEPS},
         "dropped_share_by_length_decile": [decile / 100 for decile in range(1, 11)],

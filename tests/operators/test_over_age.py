@@ -1,0 +1,155 @@
+"""What each `over_age` guarantees, on the whole cycle with deaths and pauses: hypothesis draws the runs."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from buffers_on_a_log import Buffers
+from cycle import Cycle
+from cycle_shape import Shape
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from records_here import experience, failed, prompt, trajectory, version
+
+from operators.experience.config import ExperienceConfig
+from operators.experience.parts import Part
+from pipelines.config import ConfigError, parse_config
+from schemas.records import MicroBatch
+from schemas.topics import BATCHES, METRICS, SETTLED
+
+
+def shapes(over_age: str) -> st.SearchStrategy[Shape]:
+    return st.builds(
+        lambda samples, batch, staleness, processes, longest: Shape(
+            prompts=16,
+            samples=samples,
+            global_batch=batch,
+            staleness=staleness,
+            processes=processes,
+            longest=longest,
+            failing=1000,
+            over_age=over_age,  # type: ignore[arg-type]
+        ),
+        st.sampled_from([2, 3]),
+        st.sampled_from([2, 4, 7]),
+        st.sampled_from([0, 1, 2]),
+        st.sampled_from([1, 2]),
+        st.sampled_from([1, 12, 40]),
+    )
+
+
+def oldest(cycle: Cycle) -> tuple[int, int]:
+    """The largest staleness of a trained trajectory, as recorded, and in versions of the update that trains it."""
+    parts: list[MicroBatch] = cycle.log.rows(BATCHES)
+    recorded = [age for part in parts for age in part.staleness.to_pylist()]
+    trained = [part.batch - number for part in parts for number in part.version_numbers.to_pylist()]
+    return max(recorded, default=0), max(trained, default=0)
+
+
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 2**32), shape=shapes("wait"))
+def test_wait_never_trains_what_is_over_age_and_every_prompt_ends(seed: int, shape: Shape) -> None:
+    cycle = Cycle(seed, shape)
+    for _ in range(400):
+        cycle.step()
+    cycle.calm()
+    assert max(oldest(cycle)) <= shape.staleness
+    asked = {f"p{number}.{member}" for number in range(shape.prompts) for member in range(shape.samples)}
+    left = asked - {record.trajectory_id for record in cycle.log.rows(SETTLED)}
+    assert len(left) < shape.global_batch
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32), shards=st.integers(1, 3), most=st.integers(0, 2))
+def test_drop_never_trains_what_is_over_age_and_says_what_it_drops(seed: int, shards: int, most: int) -> None:
+    rng = random.Random(seed)
+    buffers = Buffers(shards, partitions=3, global_batch=rng.choice([1, 4]), max_staleness=most, over_age="drop")
+    waiting = [(number, member) for number in range(12) for member in range(2)]
+    rng.shuffle(waiting)
+    newest = 0
+    while waiting:
+        what, one = rng.random(), rng.choice(buffers.shards)
+        if what < 0.4:
+            number, member = waiting.pop()
+            asked, under = prompt(number, 2), version(rng.randint(max(0, newest - 4), newest))
+            broken = rng.random() < 0.1
+            buffers.score(experience(failed(asked, member) if broken else trajectory(asked, member, under=under)))
+        elif what < 0.55:
+            newest += 1
+            buffers.publish(newest)
+        elif what < 0.6:
+            one.start()
+        elif what < 0.85:
+            one.turn(rng.choice([1, 99]), rng.sample(one.places, rng.randint(1, len(one.places))))
+        else:
+            one.commit()
+    buffers.run(20)
+    trained = [age for part in buffers.log.rows(BATCHES) for age in part.staleness.to_pylist()]
+    assert max(trained, default=0) <= most
+    reasons = {record.reason for record in buffers.log.rows(SETTLED) if record.fate == "dropped"}
+    assert all(reason.startswith(("staleness ", "its group had left")) for reason in reasons)
+
+
+def test_drop_holds_for_a_batch_that_was_decided_before_a_newer_version() -> None:
+    buffers = Buffers(shards=2, partitions=2, global_batch=2, max_staleness=0, over_age="drop")
+    buffers.publish(0)
+    for number in range(2):
+        buffers.group(number, samples=1)
+    first, second = buffers.shards
+    for shard in (first, second, first):  # each offers, then the first calls
+        shard.run()
+    buffers.publish(1)
+    buffers.run()
+    assert [sorted(names) for names in buffers.batches()] == [["p0.0", "p1.0"]]
+    assert {age for part in buffers.log.rows(BATCHES) for age in part.staleness.to_pylist()} == {0}
+
+
+@settings(max_examples=25, deadline=None)
+@given(ages=st.lists(st.integers(0, 5), min_size=1, max_size=8), most=st.integers(0, 3))
+def test_correct_trains_everything_and_counts_what_is_over_age(ages: list[int], most: int) -> None:
+    buffers = Buffers(shards=1, partitions=2, global_batch=1, max_staleness=most)
+    buffers.publish(5)
+    for number, age in enumerate(ages):
+        buffers.group(number, samples=1, under=version(5 - age))
+    buffers.run(len(ages))
+    assert sorted(age for part in buffers.log.rows(BATCHES) for age in part.staleness.to_pylist()) == sorted(ages)
+    counted = sum(metric.values["over_age"] for metric in buffers.log.rows(METRICS))
+    assert counted == sum(age > most for age in ages)
+
+
+def test_wait_takes_groups_in_the_order_of_their_prompts() -> None:
+    buffers = Buffers(shards=1, partitions=2, global_batch=2, over_age="wait")
+    for number in (1, 2):
+        buffers.group(number)
+    buffers.run()
+    assert buffers.batches() == []
+    buffers.group(0)
+    buffers.run()
+    assert [names[0] for names in buffers.batches()] == ["p0.0", "p1.0", "p2.0"]
+    buffers.shards[0].start()
+    buffers.group(4)
+    buffers.run()
+    assert len(buffers.batches()) == 3
+    buffers.score(*(experience(failed(prompt(3, 2), member)) for member in range(2)))
+    buffers.run()
+    assert [names[0] for names in buffers.batches()] == ["p0.0", "p1.0", "p2.0", "p4.0"]
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"experience": {"over_age": "correct!"}}, "over_age"),
+        ({"experience": {"over_age": "wait", "shards": 2}}, "needs shards = 1, not 2"),
+        ({"experience": {"over_age": "wait"}, "placement": {"refresh": "interrupt"}}, "not 'interrupt'"),
+        ({"experience": {"over_age": "wait"}, "placement": {"admitted_batches": 4}}, "of at most 3 .*, not 4"),
+    ],
+)
+def test_a_configuration_that_would_break_the_bound_is_an_error(table: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_config(table, "run.toml")
+
+
+def test_wait_needs_a_sampler_that_keeps_the_order() -> None:
+    with pytest.raises(ValueError, match="needs sampler 'fifo', not 'newest_first'"):
+        ExperienceConfig(over_age="wait", sampler=Part("newest_first"))
