@@ -8,6 +8,8 @@ Requires Linux 6.2; elsewhere it raises SandboxUnavailable.
 from __future__ import annotations
 
 import contextlib
+import select
+import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from typing import TypeVar
@@ -30,6 +32,34 @@ def run_python(
     program cannot be confined; nothing that the program does raises.
     """
     return _with_zygote(isolation, lambda zygote: _run_one(zygote, program, given, limits or Limits()))
+
+
+def run_pair(server: str, client: str, limits: Limits, isolation: Isolation | None = None) -> Ran:
+    """Run two programs at once, each in a sandbox of its own, and return what `client` did; `server` ends with it.
+
+    Descriptor 3 of each is an end of a stream between them (remote.py). Both have these limits. Raises
+    SandboxUnavailable.
+    """
+    return _with_zygote(isolation, lambda zygote: _run_two(zygote, server, client, limits))
+
+
+def _run_two(zygote: Zygote, server: str, client: str, limits: Limits) -> Ran:
+    with contextlib.ExitStack() as stack:
+        running = []
+        for program, end in zip((server, client), socket.socketpair(), strict=True):
+            stack.callback(end.close)
+            each = Running(zygote, stack.enter_context(_folder(zygote)), program, b"", limits, [end.fileno()])
+            stack.callback(each.close)
+            running.append(each)
+            end.close()  # its child has it: the other reads its end when that ends
+        server_ended = None
+        while (ended := running[1].step(0)) is None:
+            if server_ended is None and (server_ended := running[0].step(0)) is not None:
+                running[0].close()
+            waiting = running if server_ended is None else running[1:]
+            select.select(waiting, [], [], LOOK_EVERY_S)
+        running[1].close()
+        return running[1].result(ended)
 
 
 def _run_one(zygote: Zygote, program: str, given: bytes, limits: Limits) -> Ran:

@@ -135,7 +135,9 @@ class Running:
         return Ran(ended, status, output, errors, time.monotonic() - self._started)
 
     def close(self) -> None:
-        """Kill it if it has not ended, and wait until nothing of it is left."""
+        """Kill it if it has not ended, and wait until nothing of it is left. May be called again."""
+        if self._status.fileno() < 0:
+            return
         with contextlib.suppress(OSError):
             self._status.shutdown(socket.SHUT_WR)  # the keeper kills it
         self._status.settimeout(_START_S)

@@ -33,7 +33,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from infra.sandbox import confine, landlock, linux
+from infra.sandbox import confine, landlock, linux, remote
 from infra.sandbox.namespaces import WORK, Jail, work_is_full
 
 _READABLE = ("/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime", "/dev/zero", "/dev/urandom")
@@ -41,6 +41,8 @@ _MOST_DESCRIPTORS = 8
 _MOST_BYTES = 4096
 _FREE = 64
 """Descriptors from here on are free in a child."""
+REMOTE = "laminar_remote"
+"""The name under which a program imports infra.sandbox.remote."""
 _PRELOADED = ("bisect", "collections", "functools", "heapq", "itertools", "math", "random", "re", "string")
 """Modules that many programs import."""
 
@@ -154,6 +156,7 @@ def _become_program(job: Mapping[str, Any], descriptors: Sequence[int], keeper_a
         os.close(status)
         for name in [each for each in sys.modules if each.split(".")[0] == "infra"]:
             del sys.modules[name]
+        sys.modules[REMOTE] = remote
         gc.unfreeze()
         os._exit(confine.run(source))
     except BaseException:  # noqa: BLE001 - a program may have changed this interpreter

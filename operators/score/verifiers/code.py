@@ -1,35 +1,40 @@
-"""Does a program pass its tests? It runs in a sandbox, once for all tests or once for each.
+"""Does a program pass its tests? It runs in a sandbox, once for all statements or once for each input and output.
 
-A program that ends before its time, prints what it likes or never ends passes nothing by that. It shares its process
-with tests that are statements, though: one that looks for how its success is reported can forge it.
+The program cannot read what is expected of it: outputs are compared here, and statements run in a second sandbox, which
+uses the program's functions by proxy (infra/sandbox/remote.py). A program that ends before its time, prints what it
+likes, patches its interpreter or never ends passes nothing by that.
 """
 
 from __future__ import annotations
 
-import json
-import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from infra.sandbox.run import Limits, run_python
+from infra.sandbox.run import Limits, run_pair, run_python
 
-_HARNESS = """
-import json, os, sys
-def run():
-    job = json.loads(sys.stdin.readline())
-    reports = os.dup(1)
-    with open(os.devnull, "r+b", buffering=0) as nowhere:
-        for descriptor in (0, 1, 2):
-            os.dup2(nowhere.fileno(), descriptor)
-    space = {"__name__": "__main__"}
-    exec(compile(job["answer"], "<answer>", "exec"), space)
-    for number, test in enumerate(job["tests"]):
-        try:
-            exec(compile(test, f"<test {number}>", "exec"), space)
-        except BaseException:
-            continue
-        os.write(reports, job["passed"].encode())
-run()
+_SILENCE = """
+import os, laminar_remote
+reports = os.dup(1)
+with open(os.devnull, "r+b", buffering=0) as nowhere:
+    for descriptor in (0, 1, 2):
+        os.dup2(nowhere.fileno(), descriptor)
+"""
+_ANSWER = """
+os.close(reports)
+space = {"__name__": "__main__"}
+exec(compile(answer, "<answer>", "exec"), space)
+laminar_remote.Peer(3).serve(space)
+"""
+_TESTS = """
+peer = laminar_remote.Peer(3, laminar_remote.offers)
+space = laminar_remote.Names(peer)
+for number, test in enumerate(tests):
+    try:
+        exec(compile(test, f"<test {number}>", "exec"), space)
+    except BaseException:
+        continue
+    if peer.connected:
+        os.write(reports, b"+")
 """
 
 
@@ -67,10 +72,9 @@ def _tests(reference: Mapping[str, Any]) -> Sequence[Any]:
 
 
 def _count_statements(answer: str, tests: Sequence[str], limits: Limits) -> int:
-    passed = secrets.token_hex(16)  # what the program prints must not be taken for a report
-    job = json.dumps({"answer": answer, "tests": tests, "passed": passed})
-    ran = run_python(_HARNESS, job.encode() + b"\n", limits)
-    return min(ran.output.count(passed.encode()), len(tests))
+    program = f"answer = {answer!r}\n{_SILENCE}{_ANSWER}"
+    ran = run_pair(program, f"tests = {list(tests)!r}\n{_SILENCE}{_TESTS}", limits)
+    return min(len(ran.output), len(tests))
 
 
 def _count_outputs(answer: str, tests: Sequence[Mapping[str, Any]], limits: Limits) -> int:
