@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines.config import Config, ConfigError
+from pipelines.view.visible import VisibleFormatter
 
 if TYPE_CHECKING:
     from apache_beam import Pipeline
@@ -89,7 +90,9 @@ def liveness_file(run_folder: Path, name: str) -> Path:
 
 def configure_logging() -> None:
     """Logs of a role: one line an event, to standard error."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname).1s %(name)s: %(message)s", force=True)
+    to_stderr = logging.StreamHandler()
+    to_stderr.setFormatter(VisibleFormatter("%(asctime)s %(levelname).1s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[to_stderr], force=True)
     # kafka-python reports every reconnect of every client as an error; what matters reaches our own logs.
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
     logging.getLogger("apache_beam").setLevel(logging.ERROR)

@@ -10,6 +10,7 @@ import hmac
 import json
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from infra.kafka.offset_span import parse_span
 from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import PartitionRange, UnknownTopic, partition_ranges, resolve_span
 from infra.kafka.reading import StoredRecord, follow_topic, read_topic
+from infra.listening import is_loopback
 from operators.export.columns import Placed, as_table
 from operators.export.config import Contents
 from operators.export.tickets import Ticket, parse_ticket
@@ -44,7 +46,10 @@ def read_token(file: Path) -> str:
 
 
 class TopicServer(flight.FlightServerBase):
-    """Serves the topics of `run`. With `token` every call must bear it; `certificate` and its key make it TLS."""
+    """Serves the topics of `run`. With `token` every call must bear it; `certificate` and its key make it TLS.
+
+    Raises ValueError where other machines would reach it without both: a token in clear text is anybody's.
+    """
 
     def __init__(
         self,
@@ -55,6 +60,9 @@ class TopicServer(flight.FlightServerBase):
         token: str = "",
         certificate: tuple[bytes, bytes] | None = None,
     ) -> None:
+        if not is_loopback(host) and not (token and certificate):
+            lacks = "a certificate: its token would travel in clear text" if token else "a token and a certificate"
+            raise ValueError(f"{host} is reached from other machines, and there is not {lacks}")
         self._client, self._run = client, run
         self._streams = threading.BoundedSemaphore(MOST_STREAMS)
         self._closing = threading.Event()
@@ -98,7 +106,9 @@ class TopicServer(flight.FlightServerBase):
         ranges = self._ranges(wish)
         if not self._streams.acquire(blocking=False):
             raise flight.FlightUnavailableError(f"{MOST_STREAMS} streams are being read: come again")
-        return flight.GeneratorStream(contents.schema, self._stream(context, wish, contents, ranges))
+        stream = _Stream(self._streams.release)
+        stream.batches = self._stream(context, wish, contents, ranges)
+        return flight.GeneratorStream(contents.schema, stream)
 
     def _asked(self, descriptor: flight.FlightDescriptor) -> Ticket:
         if descriptor.descriptor_type == flight.DescriptorType.CMD:
@@ -140,17 +150,14 @@ class TopicServer(flight.FlightServerBase):
     def _stream(
         self, context: Any, wish: Ticket, contents: Contents, ranges: Mapping[int, PartitionRange]
     ) -> Iterator[tuple[pa.RecordBatch, bytes]]:
-        try:
-            if wish.follow:
-                yield from self._follow(context, contents, ranges)
-                return
-            for partition, held in ranges.items():
-                gathered = _Gathered(contents, partition, held.beginning)
-                for record in self._read(contents, partition, held):
-                    yield from gathered.take(record)
-                yield from gathered.batches(held.end)
-        finally:
-            self._streams.release()
+        if wish.follow:
+            yield from self._follow(context, contents, ranges)
+            return
+        for partition, held in ranges.items():
+            gathered = _Gathered(contents, partition, held.beginning)
+            for record in self._read(contents, partition, held):
+                yield from gathered.take(record)
+            yield from gathered.batches(held.end)
 
     def _follow(
         self, context: Any, contents: Contents, ranges: Mapping[int, PartitionRange]
@@ -174,6 +181,28 @@ class TopicServer(flight.FlightServerBase):
             until={partition: held.end},
             decoder=_decode,
         )
+
+
+class _Stream:
+    """The batches of one call, and its slot, which is free again when they end, fail or are dropped.
+
+    Flight drops a stream unread where its caller is gone before the first batch; a generator that was never started
+    runs none of its `finally`, so the slot hangs on this object instead.
+    """
+
+    def __init__(self, release: Callable[[], None]) -> None:
+        self._free = weakref.finalize(self, release)
+        self.batches: Iterator[tuple[pa.RecordBatch, bytes]] = iter(())
+
+    def __iter__(self) -> Iterator[tuple[pa.RecordBatch, bytes]]:
+        return self
+
+    def __next__(self) -> tuple[pa.RecordBatch, bytes]:
+        try:
+            return next(self.batches)
+        except BaseException:
+            self._free()
+            raise
 
 
 class _Gathered:

@@ -36,8 +36,9 @@ def serve_command(
       laminar export serve --host 0.0.0.0 --port 8815 --token-file token --certificate me.pem --key me.key
       python -c "import pyarrow.flight as f; c = f.connect('grpc://127.0.0.1:8815'); print(*c.list_flights())"
     """
-    if not is_loopback(host) and token_file is None:
-        raise typer.BadParameter(f"{host} is reached from other machines: give --token-file", param_hint="--host")
+    if not is_loopback(host) and (token_file is None or certificate is None):
+        wants = "--token-file, --certificate and --key (a token in clear text is anybody's)"
+        raise typer.BadParameter(f"{host} is reached from other machines: give {wants}", param_hint="--host")
     if (certificate is None) != (key is None):
         raise typer.BadParameter("give both or neither", param_hint="--certificate, --key")
     from operators.export.flight import TopicServer, read_token

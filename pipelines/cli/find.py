@@ -93,7 +93,7 @@ def stats_command(topic: TopicArgument, reading: Reading, address: Address) -> R
     for chunk in read_chunks(to.client, known, name, reading.ranges(to, name)):
         counted.add(chunk)
     data = {"topic": name, **counted.facts()}
-    if form in ("table", "csv", "arrow", "jsonl"):
+    if form in ("table", "csv", "csv-raw", "arrow", "jsonl"):
         figures = [{"column": column, **figure} for column, figure in data["figures"].items()]
         return Rows([figures], None, form, f"{name} holds no records there")
     return Report(data, lambda: _statistics(data), as_json=form == "json")

@@ -17,6 +17,7 @@ import typer
 from pipelines.cli.lazy import CommandModule, lazy_group
 from pipelines.cli.lean import looking
 from pipelines.cli.output import show
+from pipelines.view.visible import one_line
 
 # A module is imported when its command is called, so what is heavy stays out of what is not.
 COMMANDS: dict[str, CommandModule] = {
@@ -91,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Exception as error:  # the end of the line: whatever it is becomes one on stderr
         if debug:
             raise
-        sys.stderr.write(f"laminar: {_one_line(error)}\n")
+        sys.stderr.write(f"laminar: {one_line(_one_line(error))}\n")
         sys.exit(1)
 
 

@@ -1,4 +1,8 @@
-"""What commands return, and the one place that prints it: tables for people, JSON, CSV or Arrow for tools."""
+"""What commands return, and the one place that prints it: tables for people, JSON, CSV or Arrow for tools.
+
+In every form control characters are spelt out; in CSV a quote goes before what a spreadsheet would execute.
+`csv-raw` and Arrow carry text as it is.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,13 @@ from typing import Any, Literal
 
 import orjson
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from pipelines.view.console import console
+from pipelines.view.visible import csv_cell, lines, visible, visible_json
+
 Row = Mapping[str, Any]
-Form = Literal["table", "lines", "json", "jsonl", "csv", "arrow"]
+Form = Literal["table", "lines", "json", "jsonl", "csv", "csv-raw", "arrow"]
 
 
 @dataclass(frozen=True)
@@ -81,7 +87,7 @@ def show(result: Any) -> None:
         _PRINT[result.form](result)
     elif isinstance(result, Report):
         if result.as_json:
-            sys.stdout.write(json.dumps(result.data, ensure_ascii=False, indent=1) + "\n")
+            sys.stdout.write(visible_json(json.dumps(result.data, ensure_ascii=False, indent=1)) + "\n")
         else:
             _print(result.text())
     elif isinstance(result, Texts):
@@ -108,13 +114,13 @@ def _table(answer: Rows) -> None:
 
 def _lines(answer: Rows) -> None:
     for part in answer.parts:
-        sys.stdout.write("".join([f"{answer.line(row)}\n" for row in part]))
+        sys.stdout.write("".join([f"{lines(answer.line(row))}\n" for row in part]))
         sys.stdout.flush()
 
 
 def _objects(answer: Rows) -> None:
     for part in answer.parts:
-        sys.stdout.write("".join([f"{compact(row)}\n" for row in part]))
+        sys.stdout.write("".join([f"{visible_json(compact(row))}\n" for row in part]))
         sys.stdout.flush()
 
 
@@ -122,23 +128,25 @@ def _array(answer: Rows) -> None:
     empty = True
     for part in answer.parts:
         for row in part:
-            sys.stdout.write(("[\n" if empty else ",\n") + compact(row))
+            sys.stdout.write(("[\n" if empty else ",\n") + visible_json(compact(row)))
             empty = False
     sys.stdout.write("[]\n" if empty else "\n]\n")
 
 
-def _csv(answer: Rows) -> None:
+def _csv(answer: Rows, text: Callable[[str], str] = csv_cell) -> None:
     import csv
+
+    def cell(held: Any) -> Any:
+        held = compact(held) if isinstance(held, list | dict) else held
+        return text(held) if isinstance(held, str) else held
 
     writer = None
     for part in answer.parts:
         for row in part:
             if writer is None:
                 writer = csv.DictWriter(sys.stdout, list(row), lineterminator="\n")
-                writer.writeheader()
-            writer.writerow(
-                {name: compact(held) if isinstance(held, list | dict) else held for name, held in row.items()}
-            )
+                writer.writerow({name: text(name) for name in row})
+            writer.writerow({name: cell(held) for name, held in row.items()})
         sys.stdout.flush()
 
 
@@ -181,14 +189,15 @@ _PRINT: Mapping[Form, Callable[[Rows], None]] = {
     "json": _array,
     "jsonl": _objects,
     "csv": _csv,
+    "csv-raw": lambda answer: _csv(answer, str),
     "arrow": _arrow,
 }
 
 
 def _print(text: Any) -> None:
     # What is piped is for tools: no wrapping at a width that nobody sees.
-    console = Console(soft_wrap=True) if sys.stdout.isatty() else Console(width=1000, soft_wrap=True)
-    console.print(text, highlight=False, markup=False)
+    shown = console(soft_wrap=True) if sys.stdout.isatty() else console(width=1000, soft_wrap=True)
+    shown.print(text, highlight=False, markup=False)
 
 
 def _write(parts: Iterable[bytes]) -> None:
@@ -211,5 +220,5 @@ def _cell(value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, list | dict):
-        return compact(value)
-    return "yes" if value is True else "no" if value is False else str(value)
+        return visible_json(compact(value))
+    return "yes" if value is True else "no" if value is False else visible(str(value))

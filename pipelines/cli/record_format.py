@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pipelines.cli.output import compact
+from pipelines.view.visible import one_line
 
 Item = Mapping[str, Any]
 """A record as `record_text.as_json` makes it."""
@@ -59,9 +60,11 @@ def formatter(text: str) -> Callable[[Item], str]:
     text = text.removesuffix("\\n")  # a line ends by itself
 
     def line(item: Item) -> str:
-        return _PIECE.sub(
-            lambda found: str(_PARTS[found[1]](item)) if found[1] is not None else _ESCAPES.get(found[2], found[0]),
-            text,
-        )
+        def piece(found: re.Match[str]) -> str:
+            if found[1] is None:
+                return _ESCAPES.get(found[2], found[0])
+            return one_line(str(_PARTS[found[1]](item)))
+
+        return _PIECE.sub(piece, text)
 
     return line

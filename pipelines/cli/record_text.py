@@ -13,6 +13,7 @@ from infra.kafka.record_batches import Headers
 from pipelines.cli.domain_columns import DOMAIN, domain_of, domain_text
 from pipelines.cli.output import compact, utc
 from pipelines.log.chunks import Chunk
+from pipelines.view.visible import one_line
 
 MAX_LINE = 300
 TAIL_SCHEMA = pa.schema(
@@ -64,10 +65,11 @@ def as_line(item: Any) -> str:
     where = f"{item['partition']}:{item['offset']}"
     when = utc(item["ts"])
     if item["error"] is not None:
-        return f"{where} {when} UNDECODABLE {item['schema'] or 'no schema'} ({item['size']} bytes): {item['error']}"
+        what = f"UNDECODABLE {item['schema'] or 'no schema'} ({item['size']} bytes)"
+        return one_line(f"{where} {when} {what}: {item['error']}")
     rows = "; ".join(domain_text(row) + brief(row) for row in item["rows"])
     line = f"{where} {when} {item['schema']} {item['key'] or '-'} {rows}"
-    return line if len(line) <= MAX_LINE else f"{line[: MAX_LINE - 1]}…"
+    return one_line(line if len(line) <= MAX_LINE else f"{line[: MAX_LINE - 1]}…")
 
 
 def brief(value: Any) -> str:

@@ -70,7 +70,7 @@ def tail_command(
     kind = "jsonl" if kcat else reading.form("lines")
     if kcat:
         items = ([envelope(item) for item in part] for part in items)
-    elif kind in ("table", "csv", "arrow"):
+    elif kind in ("table", "csv", "csv-raw", "arrow"):
         items = ([row for item in part for row in as_rows(item)] for part in items)
     return Rows(items, SHOWN, kind, f"{name} has no such records", line, schema=TAIL_SCHEMA)
 

@@ -162,15 +162,15 @@ class _Log:
 
 def _told(updates: Iterator[Update], task: _Task) -> Iterator[Update]:
     """`updates` as they come, each written to the metrics file and shown to whoever watches a terminal."""
-    from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from pipelines.report.metrics_file import MetricsFile
+    from pipelines.view.console import console
     from schemas.records import Metric
 
     reward = TextColumn("{task.fields[reward]}")
     columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn(), reward)
-    with MetricsFile(task.out / "metrics.jsonl") as file, Progress(*columns, console=Console(stderr=True)) as progress:
+    with MetricsFile(task.out / "metrics.jsonl") as file, Progress(*columns, console=console(stderr=True)) as progress:
         shown = progress.add_task(f"replaying {task.config.run.name}", total=task.steps, reward="")
         for update in updates:
             if update.why is None:

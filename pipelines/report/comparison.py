@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from pipelines.report.charts import SMOOTHING, Chart
 from pipelines.report.html import LABELS, shown
-from pipelines.report.page_style import STYLE
+from pipelines.report.page_style import POLICY, STYLE
 from pipelines.report.plots import Axis, Line, Points, line_plot, smoothed
 from pipelines.report.series import Batch, batches, evaluations
 from pipelines.view.text import clock, count
@@ -29,7 +29,7 @@ def comparison(runs: Sequence[Told]) -> str:
     plots = "".join(f'<div class="card"><h3>{escape(each.title)}</h3>{each.svg}</div>' for each in _charts(runs))
     return "\n".join(
         [
-            '<!doctype html><html lang="en"><head><meta charset="utf-8">',
+            f'<!doctype html><html lang="en"><head><meta charset="utf-8">{POLICY}',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<title>{title} · Laminar</title><style>{STYLE}</style></head><body><main>",
             f"<h1>{len(runs)} runs</h1><h2>Plots</h2>",

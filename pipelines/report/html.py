@@ -12,7 +12,7 @@ from typing import Any
 from pipelines.report.charts import Chart, charts, phases
 from pipelines.report.closing import next_commands
 from pipelines.report.metrics_file import read_metrics
-from pipelines.report.page_style import STYLE
+from pipelines.report.page_style import POLICY, STYLE
 from pipelines.report.verdict import accounted, compared_with_warm_start, learned
 from pipelines.view.text import UNKNOWN, clock, count, figure
 from schemas.records import Metric
@@ -92,7 +92,7 @@ def page(
     error = summary.get("error")
     return "\n".join(
         [
-            '<!doctype html><html lang="en"><head><meta charset="utf-8">',
+            f'<!doctype html><html lang="en"><head><meta charset="utf-8">{POLICY}',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<title>{run} · Laminar</title><style>{STYLE}</style></head><body><main>",
             f'<h1>{run}</h1><p class="sub">{escape(_subtitle(summary))}</p>',

@@ -7,8 +7,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
-
 from infra.files import is_full, is_out_of_space, space_of, write_atomically
 from pipelines.cli.output import Report
 from pipelines.config import Config, ConfigError, load_config
@@ -20,6 +18,7 @@ from pipelines.run.paths import with_whole_paths
 from pipelines.run.state import STATE_FILE, RunStateFile, point_latest
 from pipelines.run.stop_requests import Interrupted, StopRequests
 from pipelines.run.supervisor import CONFIG_FILE, Supervisor
+from pipelines.view.console import console
 from pipelines.view.live import LiveView
 from pipelines.view.run_folders import RunFolder
 from schemas.topics import run_prefix
@@ -76,7 +75,7 @@ def _supervised(
     folder = state.folder
     state.write()
     try:
-        with LiveView(Console(stderr=as_json), config.run.name, config.trainer.optimizer_steps) as view:
+        with LiveView(console(stderr=as_json), config.run.name, config.trainer.optimizer_steps) as view:
             balance = Supervisor(config, view, state, stops, resumed=resumed).run()
     except Interrupted as stop:
         state.end(f"{stop} before its goal", "stopped")

@@ -12,6 +12,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.widgets import Footer, Static, TabbedContent, TabPane
 
+from pipelines.view.console import Visible
 from pipelines.view.panels import screen
 from pipelines.view.state import RunState
 from pipelines.view.text import UNKNOWN, count, percent
@@ -54,8 +55,8 @@ class WatchApp(App[None]):
     def show(self, state: RunState) -> None:
         """Draw `state`."""
         if not self._paused:
-            self.query_one("#screen", Static).update(screen(state, self.size.width - 4, self.size.height - 4))
-            self.query_one("#table", Static).update(replica_table(state))
+            self.query_one("#screen", Static).update(Visible(screen(state, self.size.width - 4, self.size.height - 4)))
+            self.query_one("#table", Static).update(Visible(replica_table(state)))
 
     def action_pause(self) -> None:
         """Let the picture stand, or move on."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +152,35 @@ def test_streams_are_bounded_and_given_back(
             read(other, {"topic": "experiences"})
 
 
+def test_streams_whose_readers_leave_are_given_back(topics: Topics) -> None:
+    topics.write(range(2))
+    ticket, chances = flight.Ticket(b'{"topic": "experiences"}'), random.Random(0)
+    with TopicServer(topics.client, topics.run) as server:
+        for number in range(40):  # gone before the first batch, between two, or after the last
+            with flight.connect(server.location) as client:
+                options = flight.FlightCallOptions(timeout=chances.uniform(0.0005, 0.01) if number % 2 else 10.0)
+                with suppress(pa.ArrowException, OSError):
+                    reader = client.do_get(ticket, options)
+                    reader.read_chunk()
+                    reader.cancel()
+        deadline = time.monotonic() + 30
+        while server._streams._value < serving.MOST_STREAMS and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert server._streams._value == serving.MOST_STREAMS
+
+
+def test_a_stream_that_nobody_begins_to_read_gives_its_slot_back() -> None:
+    given_back: list[int] = []
+    stream = serving._Stream(lambda: given_back.append(1))
+    stream.batches = iter([(pa.RecordBatch.from_pylist([], schema=pa.schema([])), b"")])
+    del stream
+    assert given_back == [1]
+    ended = serving._Stream(lambda: given_back.append(2))
+    assert list(ended) == []
+    del ended
+    assert given_back == [1, 2]
+
+
 def test_who_bears_no_token_gets_nothing(topics: Topics, tmp_path: Path) -> None:
     (tmp_path / "token").write_text(f"{TOKEN}\n")
     topics.write(range(2))
@@ -166,6 +198,8 @@ def test_who_bears_no_token_gets_nothing(topics: Topics, tmp_path: Path) -> None
     [
         (("--host", "0.0.0.0"), "give --token-file"),
         (("--host", "kafka.example"), "give --token-file"),
+        (("--host", "0.0.0.0", "--token-file", "token"), "--certificate and --key"),
+        (("--host", "0.0.0.0", "--certificate", "me.pem", "--key", "me.key"), "give --token-file"),
         (("--key", "x"), "give both or neither"),
     ],
 )
@@ -173,6 +207,12 @@ def test_what_would_be_open_to_all_is_refused(laminar: Laminar, words: tuple[str
     code, _, err = laminar("export", "serve", *words)
     assert code == 2
     assert reason in " ".join(err.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("token", ["", TOKEN])
+def test_an_endpoint_beyond_loopback_needs_token_and_tls(token: str) -> None:
+    with pytest.raises(ValueError, match=r"0\.0\.0\.0 is reached from other machines, and there is not a "):
+        TopicServer(ClientProperties.at("127.0.0.1:1"), "a-run", "0.0.0.0", token=token)
 
 
 def test_a_short_token_is_refused(tmp_path: Path) -> None:

@@ -319,3 +319,13 @@ def test_runs_are_compared_on_one_page() -> None:
     row = next(row for row in compared(runs) if row["figure"] == "reward, last tenth")
     assert row["first"] == summary["reward_last"]
     assert row["<second>"] is None
+
+
+def test_pages_forbid_scripts_and_loading(tmp_path: Path) -> None:
+    for html in (render_report(folder_of_a_run(tmp_path)), comparison([Told("a", {}, []), Told("b", {}, [])])):
+        head, _, _ = html.partition("<title>")
+        assert (
+            "Content-Security-Policy\" content=\"default-src 'none'; " in head
+        )  # before anything that could be loaded
+        assert "script-src" not in head
+        assert "<script" not in html
