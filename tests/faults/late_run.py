@@ -91,7 +91,7 @@ def late_requests_in_every_role(
     finally:
         kafka.proxy.clear()
         close_roles(roles)
-    committed = committed_offsets(kafka.broker.bootstrap_servers, run, _inputs(config))
+    committed = committed_offsets(kafka.broker.bootstrap_servers, run, run_inputs(config))
     found.anomalies = settled_anomalies(lambda: run_anomalies(log, committed, SHARDS))
     found.batches = len({row["batch"] for _, _, row in log.rows("batches", "MicroBatch")})
     return found
@@ -136,7 +136,7 @@ def _config(kafka: ProxiedBroker, run: str, folder: Path) -> Config:
     return load_config(file)
 
 
-def _inputs(config: Config) -> dict[str, list[tuple[str, int]]]:
+def run_inputs(config: Config) -> dict[str, list[tuple[str, int]]]:
     shards = [(partition, f"experience.{partition % SHARDS}") for partition in range(config.kafka.partitions)]
     inputs = {
         "placement.0": [("prompts", 0), ("eval-prompts", 0)],

@@ -96,9 +96,11 @@ class RoleThread:
                 commit.process(emission)
 
 
-def start_roles(config: Config) -> list[RoleThread]:
-    """All roles of an emulated run, and evaluation, which asks every version two questions."""
-    roles = [RoleThread.of(config, role) for role in roles_of(config)]
+def start_roles(config: Config, names: Sequence[str] = ()) -> list[RoleThread]:
+    """The roles `names` of an emulated run, or all; among them evaluation, which asks every version two questions."""
+    roles = [RoleThread.of(config, role) for role in roles_of(config) if not names or role.name in names]
+    if names and "evaluation" not in names:
+        return roles
     experiences, versions = reading(config, EXPERIENCES, keys=("e",)), reading(config, RELAY, start="earliest")
     source = shard(config, "evaluation", experiences, versions)
     evaluate = EvaluateVersions(EvaluationConfig(every=1, periodic_questions=QUESTIONS), _questions)

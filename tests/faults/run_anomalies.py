@@ -127,15 +127,27 @@ def _experience(log: RunLog, committed: Committed, shards: int) -> Iterator[str]
 
 
 def _trainer(log: RunLog, committed: Committed, shards: int) -> Iterator[str]:
-    trained = Counter(batch for _, _, row in log.rows("relay", "WeightVersion") for batch in row["batches"])
+    versions = {_version(row["version"]): row for _, _, row in log.rows("relay", "WeightVersion")}
+    trained: Counter[int] = Counter()
+    version = max(versions, default=None)
+    while version in versions:  # a version that no other descends from was published and trained again
+        trained.update(versions[version]["batches"])
+        parent = versions[version]["parent"]
+        version = _version(parent) if parent else None
     read = {
         row["batch"]
         for partition, offset, row in log.rows("batches", "MicroBatch")
         if offset < committed("trainer.0", "batches", partition)
     }
     yield from _once("trainer", sorted(read), trained)
-    steps = Counter(row["step"] for _, _, row in log.rows("metrics", "Metric") if row["name"] == "trainer")
-    yield from _once("trainer (metrics)", range(max(steps, default=0) + 1) if 0 in steps else sorted(steps), steps)
+    # Metrics of a step that is trained again are written again: none is missing.
+    steps = {row["step"]: 1 for _, _, row in log.rows("metrics", "Metric") if row["name"] == "trainer"}
+    yield from _once("trainer (metrics)", [batch + 1 for batch in sorted(read)], Counter(steps))
+
+
+def _version(field: Any) -> tuple[int, int]:
+    epoch, number = field.split(".") if isinstance(field, str) else (field["epoch"], field["number"])
+    return int(epoch), int(number)
 
 
 def _evaluation(log: RunLog, committed: Committed) -> Iterator[str]:

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 GOLDEN = Path(__file__).parents[1] / "schemas" / "golden"
-_SCALARS = {"int": pa.int64(), "float": pa.float64(), "str": pa.string(), "bool": pa.bool_()}
+_SCALARS = {"int": pa.int64(), "float": pa.float64(), "str": pa.string(), "bool": pa.bool_(), "bytes": pa.binary()}
 _ITEMS = {"int32": pa.int32(), "int64": pa.int64(), "float": pa.float32(), "bool": pa.bool_()}
 
 

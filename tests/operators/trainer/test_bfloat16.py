@@ -56,6 +56,6 @@ def check_two_ranks(folder: Path, counts: list[tuple[int, int]]) -> None:
 
 def check(errors: list[float], steps: int, one_step: float) -> None:
     assert len(errors) == steps
-    assert 1e-4 < min(errors)
+    assert min(errors) > 1e-4
     assert max(errors) <= BOUND, errors
     assert np.mean(errors) <= OF_ONE_STEP * one_step, errors

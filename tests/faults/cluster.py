@@ -1,0 +1,131 @@
+"""Three Kafka brokers, each on a host of its own: replication factor 3, min.insync.replicas 2."""
+
+from __future__ import annotations
+
+import base64
+import os
+import shutil
+import signal
+import subprocess
+import time
+import uuid
+from pathlib import Path
+
+import psutil
+from faults.network import Network, within
+
+from infra.kafka.broker import java_command
+from infra.kafka.broker_jars import JARS
+from infra.kafka.properties import ClientProperties
+from infra.kafka.readiness import why_unreachable
+from infra.processes import is_running, spawn
+
+PORT, CONTROLLER_PORT = 9092, 9093
+START_S = 120.0
+
+
+class Cluster:
+    """Brokers on the hosts `names` of `network`, numbered from 1 in that order. Their data lies in `folder`."""
+
+    def __init__(self, network: Network, names: tuple[str, ...], folder: Path) -> None:
+        self.network, self.names, self.folder = network, names, folder
+        self.processes: dict[str, psutil.Process] = {}
+
+    @property
+    def client(self) -> ClientProperties:
+        """How clients on any host reach it."""
+        return ClientProperties.at(",".join(f"{self.network.hosts[name].address}:{PORT}" for name in self.names))
+
+    def log_dir(self, name: str) -> Path:
+        """Where a broker's partitions lie."""
+        return self.folder / name / "log"
+
+    def start(self) -> None:
+        """Format the data folders and start all, until they answer a client on the first role's host."""
+        for node, name in enumerate(self.names, 1):
+            (self.folder / name).mkdir(parents=True)
+            self._properties(name).write_text("".join(f"{k}={v}\n" for k, v in self._settings(node, name).items()))
+        self._format()
+        for name in self.names:
+            self.start_broker(name)
+        self.wait()
+
+    def start_broker(self, name: str) -> None:
+        """Start a broker again on its data; `wait` waits for it."""
+        command = java_command(192, JARS.class_path(lambda _: None), "kafka.Kafka", str(self._properties(name)))
+        log = self.folder / name / "broker.log"
+        self.processes[name] = spawn(self.network.command(name, *command), log, die_with_parent=True)
+
+    def wait(self, timeout_s: float = START_S) -> None:
+        """Return once every broker answers clients on its own host. Raises AssertionError."""
+        deadline = time.monotonic() + timeout_s
+        for name in self.names:
+            client = ClientProperties.at(f"{self.network.hosts[name].address}:{PORT}")
+            while within(self.network.hosts[name], lambda client=client: why_unreachable(client.admin(), 2.0)):
+                log = self.folder / name / "broker.log"
+                assert is_running(self.processes[name]), f"{name} died:\n{log.read_text()[-2000:]}"
+                assert time.monotonic() < deadline, f"{name} does not answer:\n{log.read_text()[-2000:]}"
+                time.sleep(0.2)
+
+    def kill(self, name: str) -> None:
+        """As a power cut of its host."""
+        self.processes[name].kill()
+        self.processes[name].wait(30)
+
+    def stop(self) -> None:
+        """Kill all."""
+        for process in self.processes.values():
+            try:
+                process.send_signal(signal.SIGCONT)
+                process.kill()
+                process.wait(30)
+            except psutil.NoSuchProcess:
+                continue
+
+    def _properties(self, name: str) -> Path:
+        return self.folder / name / "server.properties"
+
+    def _settings(self, node: int, name: str) -> dict[str, object]:
+        addresses = {each: self.network.hosts[each].address for each in self.names}
+        voters = ",".join(f"{n}@{addresses[each]}:{CONTROLLER_PORT}" for n, each in enumerate(self.names, 1))
+        three = ("default", "offsets.topic", "transaction.state.log", "share.coordinator.state.topic")
+        return {
+            "process.roles": "broker,controller",
+            "node.id": node,
+            "controller.quorum.voters": voters,
+            "listeners": f"PLAINTEXT://{addresses[name]}:{PORT},CONTROLLER://{addresses[name]}:{CONTROLLER_PORT}",
+            "controller.listener.names": "CONTROLLER",
+            "inter.broker.listener.name": "PLAINTEXT",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "log.dirs": self.log_dir(name).absolute(),
+            "auto.create.topics.enable": "false",
+            "message.max.bytes": 16 * 1024 * 1024,
+            "replica.fetch.max.bytes": 16 * 1024 * 1024,
+            **{f"{topic}.replication.factor": 3 for topic in three},
+            "min.insync.replicas": 2,
+            "transaction.state.log.min.isr": 2,
+            "offsets.topic.num.partitions": 4,
+            "transaction.state.log.num.partitions": 4,
+            "num.network.threads": 2,
+            "num.io.threads": 4,
+            "background.threads": 2,
+            "log.cleaner.dedupe.buffer.size": 8 * 1024 * 1024,
+            "group.initial.rebalance.delay.ms": 0,
+            "broker.heartbeat.interval.ms": 1000,
+            "broker.session.timeout.ms": 6000,
+            "replica.lag.time.max.ms": 5000,
+        }
+
+    def _format(self) -> None:
+        """Format the first by Kafka's tool, the others as copies of it: another JVM for each would take seconds."""
+        first, *others = self.names
+        cluster = "L" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")[1:]
+        words = ["format", "-t", cluster, "-c", str(self._properties(first))]
+        command = java_command(64, JARS.class_path(lambda _: None), "kafka.tools.StorageTool", *words)
+        subprocess.run(command, check=True, capture_output=True)
+        for node, name in enumerate(others, 2):
+            shutil.copytree(self.log_dir(first), self.log_dir(name))
+            meta = self.log_dir(name) / "meta.properties"
+            lines = [line for line in meta.read_text().splitlines() if not line.startswith(("node.id", "directory.id"))]
+            directory = "D" + base64.urlsafe_b64encode(os.urandom(16)).decode().rstrip("=")[1:]
+            meta.write_text("\n".join([*lines, f"node.id={node}", f"directory.id={directory}", ""]))

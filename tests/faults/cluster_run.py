@@ -1,0 +1,221 @@
+"""An emulated run on three brokers and two more hosts, a nemesis among them, and what is wrong with its log then."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import tomli_w
+from faults.cluster import Cluster
+from faults.late_run import CONFIG, SHARDS, run_inputs
+from faults.log_files import LoggedRecord, read_topic
+from faults.nemesis import Injected, Nemesis
+from faults.network import Network, within
+from faults.run_anomalies import RunLog, committed_offsets, run_anomalies, settled_anomalies
+from kafka import KafkaConsumer, TopicPartition
+
+from infra.processes import is_running, spawn
+from pipelines.config import Config, load_config
+from pipelines.run.topics import make_topics
+
+BROKERS = ("k1", "k2", "k3")
+ROLES = {
+    "r1": ("prompts", "placement", "score", "evaluation"),
+    "r2": ("rollout-0", "experience", "experience-1", "trainer"),
+}
+READ_BACK = ("prompts", "inbox", "trajectories", "experiences", "settled", "batches", "metrics")
+"""Topics that a consumer reads back, too: what it sees is what the log has as committed."""
+AFTERWARDS = 3
+"""Batches that must follow the last fault."""
+RECOVERS_S = 180.0
+
+
+@dataclass
+class Survived:
+    """What a run under faults has shown."""
+
+    faults: list[Injected] = field(default_factory=list)
+    restarts: int = 0
+    """Processes of roles that ended by themselves and were started again."""
+    trained: int = 0
+    batches: int = 0
+    recovered_s: float = 0.0
+    """How long after the last fault the next batches were there."""
+    anomalies: list[str] = field(default_factory=list)
+
+
+class ClusterRun:
+    """Brokers and roles of one run on the hosts of `network`, all that they write in `folder`."""
+
+    def __init__(self, network: Network, folder: Path, run: str) -> None:
+        self.network, self.folder, self.run = network, folder, run
+        self.cluster = Cluster(network, BROKERS, folder)
+        self.roles: dict[str, psutil.Process] = {}
+        self.restarts = 0
+
+    def start(self) -> None:
+        """Brokers, topics, roles; returns once the first batch is written."""
+        self.cluster.start()
+        self.config = self._config()
+        within(self.network.hosts["r1"], lambda: make_topics(self.config))
+        for host in ROLES:
+            self.start_roles(host)
+        self.until(lambda: self.batches() >= 2, "the first batches")
+
+    def start_roles(self, host: str) -> None:
+        """Start the process of a host's roles."""
+        script = str(Path(__file__).with_name("role_host.py"))
+        command = [sys.executable, "-W", "ignore", script, str(self._file), *ROLES[host]]
+        self.roles[host] = spawn(
+            self.network.command(host, *command), self.folder / f"{host}.log", die_with_parent=True
+        )
+
+    def process_of(self, host: str) -> psutil.Process:
+        return self.roles[host] if host in self.roles else self.cluster.processes[host]
+
+    def restart(self, host: str) -> None:
+        if host in self.roles:
+            self.start_roles(host)
+        else:
+            self.cluster.start_broker(host)
+
+    def batches(self) -> int:
+        """How many rows the batches topic has, on the broker that has most."""
+        return max(RunLog(self.cluster.log_dir(name), self.run).count("batches", "MicroBatch") for name in BROKERS)
+
+    def until(self, condition: Callable[[], bool], what: str) -> float:
+        """Seconds until `condition` holds; processes of roles that end meanwhile are started again."""
+        began = time.monotonic()
+        while not condition():
+            self._respawn()
+            assert time.monotonic() - began < RECOVERS_S, f"{what} did not come in {RECOVERS_S:g} s\n{self.logs()}"
+            time.sleep(0.2)
+        return time.monotonic() - began
+
+    def under(self, faults: Iterable[tuple[str | None, str | None]], seed: int) -> Survived:
+        """Inject `faults` (kind and host, any where None), let the run recover, stop it, and check its log."""
+        nemesis = Nemesis(seed, self.network, self.cluster, self.process_of, self.restart)
+        survived = Survived()
+        for kind, host in faults:
+            self._respawn()
+            survived.faults.append(nemesis.inject(kind, host))
+            nemesis.pause_between()
+        self.cluster.wait()
+        before = self.batches()
+        survived.recovered_s = round(self.until(lambda: self.batches() >= before + AFTERWARDS, "more batches"), 1)
+        self._stop_roles()
+        survived.anomalies = self._check()
+        log = RunLog(self.cluster.log_dir("k1"), self.run)
+        survived.batches = len({row["batch"] for _, _, row in log.rows("batches", "MicroBatch")})
+        survived.trained = len({b for _, _, row in log.rows("relay", "WeightVersion") for b in row["batches"]})
+        survived.restarts = self.restarts
+        return survived
+
+    def logs(self) -> str:
+        """The end of what the roles' processes have logged."""
+        return "\n".join(f"{host}: {(self.folder / f'{host}.log').read_text()[-2500:]}" for host in self.roles)
+
+    def stop(self) -> None:
+        """Kill everything."""
+        for process in self.roles.values():
+            if is_running(process):
+                process.resume()
+                process.kill()
+                process.wait(30)
+        self.cluster.stop()
+
+    def _respawn(self) -> None:
+        for host, process in list(self.roles.items()):
+            if not is_running(process):
+                self.restarts += 1
+                self.start_roles(host)
+
+    def _stop_roles(self) -> None:
+        for process in self.roles.values():
+            process.terminate()
+        for process in self.roles.values():
+            process.wait(90)
+
+    def _check(self) -> list[str]:
+        host = self.network.hosts["r1"]
+        servers = self.cluster.client.bootstrap_servers
+        committed = within(host, lambda: committed_offsets(servers, self.run, run_inputs(self.config)))
+        log = RunLog(self.cluster.log_dir("k1"), self.run)
+        found = settled_anomalies(lambda: [*self._replicas(), *run_anomalies(log, committed, SHARDS)])
+        return found + within(host, lambda: self._read_back(servers))
+
+    def _replicas(self) -> list[str]:
+        """Every topic is the same on all brokers, and no transaction is open in it."""
+        found = []
+        for noun in READ_BACK:
+            topic = f"laminar.{self.run}.{noun}"
+            first, *others = (read_topic(self.cluster.log_dir(name), topic) for name in BROKERS)
+            differ = [name for name, other in zip(BROKERS[1:], others, strict=True) if other != first]
+            found += [f"inconsistent offsets: {noun} differs on {name}" for name in differ]
+            hanging = {record.producer for record in first if record.outcome == "open"}
+            found += [f"hanging transaction: of producer {producer} in {noun}" for producer in sorted(hanging)]
+        return found
+
+    def _read_back(self, servers: str) -> list[str]:
+        """A read_committed consumer sees every committed record, and no other."""
+        found = []
+        for noun in READ_BACK:
+            topic = f"laminar.{self.run}.{noun}"
+            logged = read_topic(self.cluster.log_dir("k1"), topic)
+            outcomes = {(record.partition, record.offset): record.outcome for record in logged}
+            seen = set(_visible(servers, topic, logged))
+            for place, outcome in outcomes.items():
+                if place in seen and outcome != "committed":
+                    found.append(f"G1a aborted read: {noun} {place} is {outcome}, and a consumer sees it")
+                if place not in seen and outcome == "committed":
+                    found.append(f"unseen: {noun} {place} is committed, and no consumer sees it")
+        return found
+
+    def _config(self) -> Config:
+        self._file = self.folder / "run.toml"
+        kafka = {"bootstrap_servers": self.cluster.client.bootstrap_servers, "partitions": SHARDS}
+        self._file.write_text(tomli_w.dumps({**CONFIG, "run": {"time_scale": 40.0, "name": self.run}, "kafka": kafka}))
+        return load_config(self._file)
+
+
+def _visible(servers: str, topic: str, logged: list[LoggedRecord]) -> list[tuple[int, int]]:
+    """Partition and offset of what a read_committed consumer gets, up to the last of `logged` or 20 s of nothing."""
+    last: dict[int, int] = {}
+    for record in logged:
+        if record.outcome == "committed":
+            last[record.partition] = record.offset
+    reader = KafkaConsumer(bootstrap_servers=servers, group_id=None, isolation_level="read_committed")
+    try:
+        reader.assign([TopicPartition(topic, partition) for partition in last])
+        reader.seek_to_beginning()
+        seen: list[tuple[int, int]] = []
+        moved_at = time.monotonic()
+        while any(reader.position(TopicPartition(topic, p)) <= end for p, end in last.items()):
+            polled = [record for records in reader.poll(timeout_ms=200).values() for record in records]
+            seen += [(record.partition, record.offset) for record in polled]
+            moved_at = time.monotonic() if polled else moved_at
+            if time.monotonic() - moved_at > 20:
+                break
+        return seen
+    finally:
+        reader.close(autocommit=False)
+
+
+def survive(
+    folder: Path, run: str, seed: int, faults: Iterable[tuple[str | None, str | None]], keep: bool = True
+) -> Survived:
+    """A whole run under `faults`. Raises NoNetwork where there are no namespaces."""
+    with Network((*BROKERS, *ROLES), seed) as network:
+        at_work = ClusterRun(network, folder, run)
+        try:
+            at_work.start()
+            return at_work.under(faults, seed)
+        finally:
+            at_work.stop()
+            if not keep:
+                shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,119 @@
+"""The checker of runs names each anomaly put into a log, and none in a clean one; it decodes every golden file."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults.run_anomalies import run_anomalies
+from faults.wire import GOLDEN, rows_of
+
+Rows = dict[tuple[str, str], list[tuple[int, int, dict[str, Any]]]]
+
+
+class WrittenLog:
+    """Rows of a log as a test writes them."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+
+    def rows(self, noun: str, kind: str) -> Iterator[tuple[int, int, dict[str, Any]]]:
+        yield from self._rows.get((noun, kind), [])
+
+
+def prompt(number: int, prefix: str = "", purpose: str = "train") -> dict[str, Any]:
+    return {f"{prefix}number": number, f"{prefix}purpose": purpose, f"{prefix}samples": 1}
+
+
+def clean() -> Rows:
+    """Two training prompts and an evaluation one, each answered once; the training ones are batch 0 of one shard."""
+    train = [prompt(0), prompt(1)]
+    evaluation = prompt(0, purpose="evaluation")
+    every = [*train, evaluation]
+    nested = [{f"prompt.{k}": v for k, v in each.items()} for each in every]
+    scored = [{f"trajectory.prompt.{k}": v for k, v in each.items()} | {"trajectory.member": 0} for each in every]
+    settled = [{"trajectory_id": name, "fate": "batched"} for name in ("p0.0", "p1.0")]
+    version = {"epoch": 1, "number": 1}
+    return {
+        ("prompts", "Prompt"): [(0, n, each) for n, each in enumerate(train)],
+        ("eval-prompts", "Prompt"): [(0, 0, evaluation)],
+        ("inbox", "Assignment"): [(0, n, each | {"member": 0, "lease": n}) for n, each in enumerate(nested)],
+        ("trajectories", "Trajectory"): [(0, n, each | {"member": 0}) for n, each in enumerate(nested)],
+        ("experiences", "Experience"): [(0, n, each) for n, each in enumerate(scored)],
+        ("settled", "Settled"): [(0, n, each) for n, each in enumerate(settled)]
+        + [(0, 2, {"trajectory_id": "e0.0", "fate": "evaluated"})],
+        ("batches", "MicroBatch"): [
+            (0, n, {"batch": 0, "index": n, "count": 2, "trajectory_ids": [f"p{n}.0"]}) for n in range(2)
+        ],
+        ("relay", "WeightVersion"): [(0, 0, {"version": version, "parent": None, "batches": [0]})],
+        ("metrics", "Metric"): [(0, 0, {"name": "trainer", "step": 1})],
+    }
+
+
+def found(rows: Rows) -> list[str]:
+    return run_anomalies(WrittenLog(rows), lambda role, noun, partition: 99, 1)  # type: ignore[arg-type]
+
+
+def without(noun: str, kind: str, index: int) -> Callable[[Rows], None]:
+    return lambda rows: rows[noun, kind].pop(index) and None
+
+
+def twice(noun: str, kind: str, index: int) -> Callable[[Rows], None]:
+    return lambda rows: rows[noun, kind].append(deepcopy(rows[noun, kind][index]))
+
+
+def test_checker_finds_nothing_in_a_clean_log() -> None:
+    assert found(clean()) == []
+
+
+@pytest.mark.parametrize(
+    ("harm", "line"),
+    [
+        (without("prompts", "Prompt", 0), "lost write: prompts: 0"),
+        (twice("prompts", "Prompt", 0), "duplicate: prompts: 0"),
+        (without("inbox", "Assignment", 1), "lost write: placement: p1.0"),
+        (twice("inbox", "Assignment", 1), "duplicate: placement gave lease 1 2 times"),
+        (without("experiences", "Experience", 1), "lost write: score: p1.0"),
+        (twice("experiences", "Experience", 1), "duplicate: score: p1.0"),
+        (without("settled", "Settled", 1), "lost write: experience: p1.0"),
+        (twice("settled", "Settled", 1), "duplicate: experience: p1.0"),
+        (without("batches", "MicroBatch", 1), "lost write: experience (batches): p1.0"),
+        (without("batches", "MicroBatch", 0), "torn transaction: experience wrote parts [1] of batch 0 to 0"),
+        (without("relay", "WeightVersion", 0), "lost write: trainer: 0"),
+        (without("metrics", "Metric", 0), "lost write: trainer (metrics): 1"),
+        (without("settled", "Settled", 2), "lost write: evaluation: e0.0"),
+    ],
+)
+def test_checker_names_the_anomaly_of_a_role(harm: Callable[[Rows], None], line: str) -> None:
+    rows = clean()
+    harm(rows)
+    assert line in found(rows)
+
+
+def test_checker_expects_nothing_beyond_a_committed_offset() -> None:
+    rows = clean()
+    del rows["experiences", "Experience"][1]
+    assert run_anomalies(WrittenLog(rows), lambda role, noun, partition: 1, 1) == []  # type: ignore[arg-type]
+
+
+def test_batch_of_two_versions_is_a_duplicate_only_on_one_line_of_descent() -> None:
+    rows = clean()
+    again = {"version": {"epoch": 2, "number": 1}, "parent": None, "batches": [0]}
+    rows["relay", "WeightVersion"].append((0, 1, again))
+    assert found(rows) == []
+    again["parent"] = {"epoch": 1, "number": 1}
+    assert found(rows) == ["duplicate: trainer: 0"]
+
+
+@pytest.mark.parametrize("file", sorted(GOLDEN.glob("*.json")), ids=lambda file: file.stem)
+def test_wire_decodes_every_golden_file(file: Path) -> None:
+    golden = json.loads(file.read_text())
+    headers = {name: value.encode() for name, value in golden["headers"].items()}
+    name, rows = rows_of(base64.b64decode(golden["value"]), headers)
+    assert name == golden["schema"].partition("/")[0]
+    assert rows
