@@ -80,6 +80,9 @@ class KafkaConfig:
     """Copies of each partition; -1: as the brokers have it."""
     patience_s: float = 180.0
     """How long `laminar run` goes on without an answer from Kafka."""
+    transaction_timeout_s: float = 60.0
+    """How long one transaction may take, at most the brokers' transaction.max.timeout.ms (15 minutes by default). An
+    open transaction of a process that died holds back readers for so long, unless its successor starts earlier."""
 
     def __post_init__(self) -> None:
         if self.partitions < 1:
@@ -88,6 +91,8 @@ class KafkaConfig:
             raise ValueError(f"replication_factor must be at least 1, or -1, not {self.replication_factor}")
         if not self.patience_s > 0:
             raise ValueError(f"patience_s must be positive, not {self.patience_s}")
+        if not 1 <= self.transaction_timeout_s <= 3600:
+            raise ValueError(f"transaction_timeout_s must be from 1 to 3600, not {self.transaction_timeout_s}")
 
     def of_role(self, role: str) -> KafkaConfig:
         """As `role` reads it."""

@@ -11,7 +11,7 @@ from operators.io.write_transactionally import WriteTransactionally
 from pipelines.config import Config
 from pipelines.heldout import HeldoutPrompts
 from pipelines.shards import reading, shard
-from schemas.topics import EXPERIENCES, RELAY
+from schemas.topics import EVAL_PROMPTS, EXPERIENCES, RELAY
 
 
 def build(pipeline: beam.Pipeline, config: Config) -> None:
@@ -21,6 +21,7 @@ def build(pipeline: beam.Pipeline, config: Config) -> None:
         "evaluation",
         reading(config, EXPERIENCES, keys=("e",)),
         reading(config, RELAY, start="earliest"),
+        owned=((EVAL_PROMPTS, (0,)),),
         patient=True,
     )
     evaluate = EvaluateVersions(config.evaluation, HeldoutPrompts(config))

@@ -12,7 +12,7 @@ from operators.io.write_transactionally import WriteTransactionally
 from pipelines.config import Config
 from pipelines.shards import partitions_of, reading
 from pipelines.shards import shard as shard_of
-from schemas.topics import BEGUN, CALLED, CURRICULUM, EXPERIENCES, OFFERS, RELAY, SETTLED, TOLD
+from schemas.topics import BATCHES, BEGUN, CALLED, CURRICULUM, EXPERIENCES, OFFERS, RELAY, SETTLED, TOLD
 
 
 def build(pipeline: beam.Pipeline, config: Config, shard: int = 0) -> None:
@@ -31,6 +31,7 @@ def build(pipeline: beam.Pipeline, config: Config, shard: int = 0) -> None:
         *([reading(config, CURRICULUM, start="earliest", keys=(BEGUN,))] if levels else []),
         *([reading(config, OFFERS, keys=(CALLED, TOLD) if shard else ())] if shards > 1 else []),
         ledger=(SETTLED,),
+        owned=((BATCHES, tuple(partitions_of(config, BATCHES)[shard::shards])),),
         index=shard,
     )
     partitions, ranks = config.kafka.partitions, config.trainer.ranks

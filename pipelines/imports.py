@@ -12,12 +12,11 @@ from operators.io.config import ShardConfig
 from operators.io.fold_records import FoldRecords
 from operators.io.read_topics import ReadTopics
 from operators.io.write_transactionally import WriteTransactionally
-from schemas.topics import RESTORE
 
 
 def build(pipeline: beam.Pipeline, folder: Path, run: str, client: ClientProperties, partitions: int) -> None:
     """The dataset in `folder` → experiences; the end of it → metrics."""
-    source = ShardConfig(client, run, "import", anchor=(RESTORE, 0), ends=True)
+    source = ShardConfig(client, run, "import", ends=True)
     (
         pipeline
         | "tick" >> ReadTopics(source)

@@ -23,6 +23,7 @@ def build(pipeline: beam.Pipeline, config: Config) -> None:
         reading(config, RELAY_CHAIN, start="earliest"),
         reading(config, REPLICAS, start="latest"),
         ledger=(INBOX,),
+        owned=((INBOX, partitions_of(config, INBOX)),),
     )
     place = PlaceTrajectories(
         config.placement,

@@ -17,7 +17,7 @@ from schemas.topics import ASKED, CURRICULUM, PROMPTS
 def build(pipeline: beam.Pipeline, config: Config) -> None:
     """Dataset → prompts; with a curriculum, levels asked for → levels begun."""
     asked = [reading(config, CURRICULUM, keys=(ASKED,))] if config.prompts.curricula else []
-    source = shard(config, "prompts", *asked, anchor=PROMPTS, patient=True)
+    source = shard(config, "prompts", *asked, owned=((PROMPTS, (0,)),), patient=True)
     model = None if config.prompts.mixture[0].source == "synthetic" else config.model_folder()
     if model is not None and any(task.chat_template for task in config.prompts.mixture):
         from infra.models.checkpoint_folder import load_tokenizer  # here: it imports torch

@@ -16,11 +16,13 @@ def shard(
     *readings: Reading,
     ledger: tuple[Topic, ...] = (),
     index: int = 0,
-    anchor: Topic | None = None,
+    owned: tuple[tuple[Topic, tuple[int, ...]], ...] = (),
     patient: bool = False,
     attentive: bool = False,
 ) -> ShardConfig:
-    """Shard `index` of `pipeline`: `ledger` topics are read back whole, with all their partitions.
+    """Shard `index` of `pipeline`.
+
+    `ledger` topics are read back whole, with all their partitions; `owned` partitions have no other writer.
 
     A `patient` one is not waited for by others: it looks and commits less often, which spares the brokers. An
     `attentive` one has a clock to heed, however little there is to read.
@@ -32,9 +34,10 @@ def shard(
         shard=index,
         readings=readings,
         ledger=tuple((topic, partitions_of(config, topic)) for topic in ledger),
-        anchor=None if anchor is None else (anchor, 0),
+        owned=owned,
         poll_s=0.25 if patient else 0.02 if attentive else 0.1,
         commit_s=5.0 if patient else 1.0,
+        transaction_timeout_s=config.kafka.transaction_timeout_s,
         budget=config.progress.budget(pipeline),
     )
 

@@ -22,7 +22,8 @@ def build(pipeline: beam.Pipeline, config: Config, rank: int = 0) -> None:
     if rank == 0:
         readings.append(reading(config, RELAY, start="earliest"))
         readings += [] if config.emulated else [reading(config, RELAY_CHAIN, start="earliest")]
-    source = shard(config, "trainer", *readings, index=rank, attentive=config.emulated)
+    owned = () if rank else ((RELAY, (0,)),)
+    source = shard(config, "trainer", *readings, owned=owned, index=rank, attentive=config.emulated)
     train, resumed = _emulation(config, source) if config.emulated else _training(config, source, rank)
     (
         pipeline

@@ -222,7 +222,7 @@ RESTORE = Topic(
     "compact",
     ("every pipeline",),
     (),
-    "notes of commits that are too long for a commit's metadata; each is read by its own writer's next start",
+    "the last note of each shard: offsets, ledger floors and marks, written in the transaction they describe",
 )
 
 CATALOGUE: Mapping[str, Topic] = {

@@ -9,7 +9,6 @@ from kafka import KafkaConsumer
 
 from infra.kafka.properties import ClientProperties
 from infra.kafka.record_batches import take_whole_batches
-from infra.kafka.wide_reads import read_widely
 
 MAX_POLL_BATCHES = 16
 """What one poll takes apart: a batch is as its producer sent it, at most some megabytes."""
@@ -71,7 +70,6 @@ def ask_at_once(consumer: KafkaConsumer) -> None:
 
 
 def _opened(client: ClientProperties) -> KafkaConsumer:
-    read_widely()
     consumer = KafkaConsumer(
         **client.consumer(
             group_id=None,

@@ -40,8 +40,8 @@ Committed = Mapping[str, Mapping[TopicPartition, int]]
 def topic_lags(run: str, committed: Committed, ends: Mapping[TopicPartition, int]) -> dict[str, int]:
     """Records that the slowest consumer of each topic has not done yet, by the topic's noun, in the catalogue's order.
 
-    A pipeline's lag in a topic is the sum over its shards' partitions; of several pipelines the largest counts. Commits
-    outside of what the catalogue says a pipeline consumes are anchors of notes, no reading. Transaction markers count.
+    A pipeline's lag in a topic is the sum over its shards' partitions; of several pipelines the largest counts. Only
+    topics that the catalogue says a pipeline consumes count. So do transaction markers.
     """
     prefix = run_prefix(run)
     behind: dict[str, dict[str, int]] = {}

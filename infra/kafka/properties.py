@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.by_name import nearest
+from infra.kafka.client_repairs import repair_clients
 from infra.kafka.java_properties import expand_references, is_reference, parse_properties
 
 CONSUMER, PRODUCER, ADMIN = "consumer", "producer", "admin"
@@ -154,7 +155,8 @@ class ClientProperties:
     @property
     def bootstrap_servers(self) -> str:
         """The brokers' addresses, `host:port[,host:port]`."""
-        return ",".join(self._arguments(ADMIN)["bootstrap_servers"])
+        name = "bootstrap.servers"
+        return ",".join(_servers(_expanded(name, self.entries[name])))
 
     def consumer(self, **arguments: Any) -> dict[str, Any]:
         """Return the keyword arguments of a KafkaConsumer; `arguments` win. Raises ValueError on a bad value."""
@@ -172,6 +174,7 @@ class ClientProperties:
         return f"ClientProperties({redact(self.entries)})"
 
     def _arguments(self, client: str) -> dict[str, Any]:
+        repair_clients()
         values = {name: _expanded(name, value) for name, value in self.entries.items()}
         arguments: dict[str, Any] = {}
         for name, value in values.items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, compress
 from typing import Any
 
@@ -35,6 +35,8 @@ class RecordBatch:
     keys: Sequence[bytes | None]
     values: Sequence[bytes | None]
     headers: Sequence[Headers]
+    producer_id: int = field(default=-1, kw_only=True)
+    """Who wrote them, -1 where the producer has no identity."""
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -43,7 +45,8 @@ class RecordBatch:
         """Records number `first` to before `last`."""
         here = slice(first, last)
         offsets, times, keys = self.offsets[here], self.timestamps[here], self.keys[here]
-        return RecordBatch(self.partition, offsets, times, keys, self.values[here], self.headers[here])
+        columns = offsets, times, keys, self.values[here], self.headers[here]
+        return RecordBatch(self.partition, *columns, producer_id=self.producer_id)
 
     def between(self, first: int, last: int | None) -> RecordBatch:
         """The records with offsets from `first` to before `last`, or to the end."""
@@ -61,7 +64,8 @@ class RecordBatch:
             return list(compress(column, kept))
 
         offsets, times, keys = of(self.offsets), of(self.timestamps), of(self.keys)
-        return RecordBatch(self.partition, offsets, times, keys, of(self.values), of(self.headers))
+        columns = offsets, times, keys, of(self.values), of(self.headers)
+        return RecordBatch(self.partition, *columns, producer_id=self.producer_id)
 
     @classmethod
     def joined(cls, batches: Sequence[RecordBatch]) -> RecordBatch:
@@ -73,12 +77,28 @@ class RecordBatch:
         return cls(batches[0].partition, *joined)
 
 
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """The end of a producer's transaction in one partition."""
+
+    producer_id: int
+    committed: bool
+
+    def __len__(self) -> int:  # kafka-python counts the bytes of every value
+        return 0
+
+
 def take_whole_batches(consumer: KafkaConsumer) -> None:
     """Let `poll` give a record for each batch: its value is a RecordBatch, its offset that of the batch's last record.
 
     `max_poll_records` then counts batches.
     """
     consumer._fetcher.PartitionRecords = _PartitionInBatches
+
+
+def take_batches_and_markers(consumer: KafkaConsumer) -> None:
+    """As `take_whole_batches`, with a record for each Marker of a transaction too, for a read_uncommitted consumer."""
+    consumer._fetcher.PartitionRecords = _PartitionWithMarkers
 
 
 def unpack(
@@ -178,17 +198,24 @@ class _PartitionInBatches(Fetcher.PartitionRecords):
         super().__init__(fetch_offset, tp, _Batches(records, tp.partition, fetch_offset), *more, **named)
 
 
+class _PartitionWithMarkers(Fetcher.PartitionRecords):
+    """The same, with the markers of transactions."""
+
+    def __init__(self, fetch_offset: int, tp: Any, records: Any, *more: Any, **named: Any) -> None:
+        super().__init__(fetch_offset, tp, _Batches(records, tp.partition, fetch_offset, markers=True), *more, **named)
+
+
 class _Batches:
     """kafka-python's batches, each of which has one record."""
 
-    def __init__(self, records: Any, partition: int, first: int) -> None:
-        self._records, self._partition, self._first = records, partition, first
+    def __init__(self, records: Any, partition: int, first: int, markers: bool = False) -> None:
+        self._records, self._partition, self._first, self._markers = records, partition, first, markers
         self._known: dict[bytes, Headers] = {}
 
     def next_batch(self) -> Any:
         batch = self._records.next_batch()
         if batch is None or (batch.magic == 2 and batch.is_control_batch):
-            return batch
+            return batch if batch is None or not self._markers else _OneMarker(batch)
         return _OneRecord(batch, self._partition, self._first, self._known)
 
 
@@ -204,7 +231,8 @@ class _OneRecord:
     def __iter__(self) -> Iterator[_Whole]:
         columns = self._columns()
         if columns[0]:
-            held = RecordBatch(self._partition, *columns).between(self._first, None)
+            producer_id = self._batch.producer_id if self._batch.magic == 2 else -1
+            held = RecordBatch(self._partition, *columns, producer_id=producer_id).between(self._first, None)
             last = self._batch.last_offset if self._batch.magic == 2 else columns[0][-1]
             yield _Whole(held, last, columns[1][-1], self._batch.size_in_bytes if self._batch.magic == 2 else 0)
 
@@ -221,13 +249,30 @@ class _OneRecord:
         return columns
 
 
+class _OneMarker:
+    """A control batch that is given to the reader as a Marker."""
+
+    is_control_batch = False
+
+    def __init__(self, batch: Any) -> None:
+        self._batch = batch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._batch, name)
+
+    def __iter__(self) -> Iterator[_Whole]:
+        for record in self._batch:
+            marker = Marker(self._batch.producer_id, record.commit)
+            yield _Whole(marker, self._batch.last_offset, record.timestamp, self._batch.size_in_bytes)
+
+
 class _Whole:
     """What kafka-python asks of a record."""
 
     __slots__ = ("offset", "size_in_bytes", "timestamp", "value")
     key, headers, checksum, timestamp_type = None, (), None, 0
 
-    def __init__(self, value: RecordBatch, offset: int, timestamp: int, size: int) -> None:
+    def __init__(self, value: RecordBatch | Marker, offset: int, timestamp: int, size: int) -> None:
         self.value, self.offset, self.timestamp, self.size_in_bytes = value, offset, timestamp, size
 
     def validate_crc(self) -> bool:

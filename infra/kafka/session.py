@@ -2,8 +2,12 @@
 
 The shard's consumer and its transactional producer belong together and live once a process, here, for Beam keeps
 several instances of a DoFn and two producers of one transactional.id would fence each other. Opening a session is the
-whole restart protocol (invariant 5): fence the predecessor, read its committed offsets and note, read the ledger of
-outputs back, mint the next start number. What was open before is aborted; a predecessor can commit nothing any more.
+whole restart protocol (invariant 5): fence the predecessor, read its last note, which holds its offsets, read the
+ledger of outputs back, mint the next start number. What was open before is aborted; a predecessor can commit nothing
+any more.
+
+A transaction writes outputs, then the note, then the group's offsets, which are for Kafka's own tools. Whatever cuts
+it short, a note never says more than its outputs, and a start goes by the note alone.
 """
 
 from __future__ import annotations
@@ -12,35 +16,41 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from kafka import KafkaConsumer, OffsetAndMetadata, TopicPartition
 from kafka.consumer.fetcher import ConsumerRecord
-from kafka.errors import InvalidProducerEpochError, KafkaError, KafkaTimeoutError, ProducerFencedError
+from kafka.errors import (
+    InvalidProducerEpochError,
+    KafkaError,
+    KafkaTimeoutError,
+    OffsetOutOfRangeError,
+    ProducerFencedError,
+)
 
-from infra.kafka.note import MAX_METADATA_BYTES, Note, pointed_at, pointer
+from infra.kafka.log_gaps import LogTruncated, NoteMissing, check_position
+from infra.kafka.note import Note
+from infra.kafka.notes import last_note, observer_of
 from infra.kafka.readiness import why_unreachable
 from infra.kafka.session_config import Input, Offsets, Partition, SessionConfig
 from infra.kafka.transactions import TransactionalProducer
-from infra.kafka.wide_reads import read_widely
-from schemas.codec import decode, encode
+from schemas.codec import encode
 from schemas.records import CommitNote
 
 MAX_POLL_RECORDS = 2000
 RETRY_BACKOFF_MS = 3
 """A transaction that begins before the markers of the last are written is told to try again: soon, not in 100 ms."""
-TRANSACTION_TIMEOUT_MS = 10_000
-"""An open transaction of a dead process holds back every read_committed reader for so long."""
 RECONNECT = {"reconnect_backoff_max_ms": 500}
 """A broker that is back is found within half a second, unless the client's properties say otherwise (30 s)."""
 LEDGER_POLL_MS = 20
 """Short: what ends a topic is a transaction's marker, which no poll returns."""
-REOPEN_S = 60.0
-"""How long a commit under way may take to end before a new session replaces its own: a broker may have to come back."""
+VERIFY_COMMITS = 1000
+"""After so many commits the shard reads its own note back: the log must hold what it takes for committed."""
 ANSWER_MS = 10_000
 """How long one question to Kafka may take. Unless told, kafka-python waits for ever where a connection broke."""
-CATCH_UP_S = 60.0
-"""How long reading the ledger back may stand still: longer than any transaction of another producer may stay open."""
+CATCH_UP_S = 30.0
+"""How long reading the ledger back may stand still, beyond the time that another transaction may stay open."""
 
 
 class Outgoing(NamedTuple):
@@ -62,9 +72,11 @@ class Fenced(SessionLost):
 
 
 class Session:
-    """An open session: one thread polls, one may commit. Raises SessionLost where Kafka gives none.
+    """An open session: one thread polls, one may commit.
 
-    `start` rises by one with every session of a group, whichever process opens it.
+    Raises SessionLost where Kafka gives none, LogTruncated where records that the shard still needs are gone,
+    NoteMissing where the shard has written but its note is gone. `start` rises by one with every session of a group,
+    whichever process opens it.
     """
 
     start: int
@@ -83,7 +95,10 @@ class Session:
         self.lost: SessionLost | None = None
         self.commits = 0
         self._committing = threading.Lock()
-        self._anchored = 0
+        self._offsets: dict[str, int] = {}
+        self._begins: dict[Partition, int] = {}
+        self._verified = 0
+        self._note_at: int | None = None
         self._producer: Any = None
         self._consumer: Any = None
         self._assigned = [TopicPartition(i.topic, p) for i in config.inputs for p in i.partitions]
@@ -97,7 +112,6 @@ class Session:
             raise
 
     def _open(self) -> None:
-        read_widely()
         # Asked first: a client that finds no broker takes 30 s to say so, and leaves its sockets open.
         if (reason := why_unreachable(self.config.client.admin(), timeout_s=2.0)) is not None:
             raise SessionLost(f"{self.config.group}: {reason}")
@@ -105,7 +119,7 @@ class Session:
             **RECONNECT
             | self.config.client.producer(
                 transactional_id=self.config.group,
-                transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
+                transaction_timeout_ms=int(self.config.transaction_timeout_s * 1000),
                 acks="all",
                 linger_ms=0,
                 retry_backoff_ms=RETRY_BACKOFF_MS,
@@ -116,30 +130,32 @@ class Session:
         )
         self._producer.init_transactions()
         # Of no group: each poll of a group's member asks another thread who coordinates it, half of what a poll costs.
-        self._consumer = self._reader(None)
-        self._restore()
-
-    def _reader(self, group: str | None) -> Any:
-        return KafkaConsumer(
+        self._consumer = KafkaConsumer(
             **RECONNECT
             | self.config.client.consumer(
-                group_id=group,
+                group_id=None,
                 enable_auto_commit=False,
                 isolation_level="read_committed",
-                auto_offset_reset="earliest",
+                auto_offset_reset="none",  # a position that the log has not is a gap, never passed over
                 max_poll_records=MAX_POLL_RECORDS,
                 fetch_max_wait_ms=500,
                 metrics_enabled=False,
             )
         )
+        self._restore()
 
     def poll(self, timeout_s: float) -> list[ConsumerRecord]:
-        """The next records, in order within each partition; empty after `timeout_s` seconds. Raises SessionLost."""
+        """The next records, in order within each partition; empty after `timeout_s` seconds.
+
+        Raises SessionLost, and LogTruncated where the log no longer holds the next one.
+        """
         if not self._assigned:
             time.sleep(timeout_s)
             return []
         try:
             polled = self._consumer.poll(timeout_ms=int(timeout_s * 1000))
+        except OffsetOutOfRangeError as error:
+            raise LogTruncated(self.config.group, str(error)) from error
         except KafkaError as error:
             raise self._give_up(error) from error
         return [record for records in polled.values() for record in records]
@@ -159,43 +175,84 @@ class Session:
         return position
 
     def seek(self, offsets: Offsets) -> None:
-        """Read on from `offsets` instead of where the last start stood."""
+        """Read on from `offsets` instead of where the last start stood. Raises LogTruncated."""
         for partition, offset in offsets.items():
-            self._consumer.seek(TopicPartition(*partition), offset)
+            place = TopicPartition(*partition)
+            check_position(self.config.group, place, offset, self._begins[partition], self.ends[partition])
+            self._consumer.seek(place, offset)
 
     def commit(
         self, outputs: Iterable[Outgoing], offsets: Offsets, ledger: Mapping[str, int], marks: Mapping[str, Any]
     ) -> dict[str, int]:
-        """Write `outputs`, `offsets` and the note in one transaction; the first offset written of each partition.
+        """Write `outputs`, the note and `offsets` in one transaction; the first offset written of each partition.
 
         Raises SessionLost when the outcome is unknown, Fenced when a successor is at work, ValueError for a note that
         is too long.
         """
-        note = Note(self.start, ledger, marks).encode()
         with self._committing:
             if self.lost is not None:
                 raise self.lost
-            self._anchored = offsets.get(self.config.anchored, self._anchored)
+            self._offsets |= {_named(partition): offset for partition, offset in offsets.items()}
+            note = Note(self.start, ledger, marks, self._offsets, self.commits + 1)
+            note.encode()  # one that is too long is refused before anything is written
             sent: list[Any] = []
             try:
-                self._producer.begin_transaction()
-                for o in outputs:
-                    sent.append(self._producer.send(o.topic, o.value, o.key, list(o.headers), o.partition))
-                metadata = note if len(note) <= MAX_METADATA_BYTES else self._set_down(note)
-                committed = {
-                    TopicPartition(*p): OffsetAndMetadata(offset, metadata if p == self.config.anchored else "", -1)
-                    for p, offset in {**offsets, self.config.anchored: self._anchored}.items()
-                }
-                self._producer.send_offsets_to_transaction(committed, self.config.group)
-                self._producer.commit_transaction()
-                first: dict[str, int] = {}
-                for future in sent:
-                    written = future.get(timeout=0)
-                    first.setdefault(f"{written.topic}:{written.partition}", written.offset)
+                first = self._write(list(outputs), offsets, note, sent)
             except KafkaError as error:
                 raise self._give_up(error, *(f.exception for f in sent if f.is_done)) from error
             self.commits += 1
             return first
+
+    def _write(self, outputs: Sequence[Outgoing], offsets: Offsets, note: Note, sent: list[Any]) -> dict[str, int]:
+        """The transaction: what is `sent` of it, also where it fails. Raises KafkaError."""
+        config, producer = self.config, self._producer
+        producer.begin([TopicPartition(*config.restore)])
+        for o in outputs:
+            sent.append(producer.send(o.topic, o.value, o.key, list(o.headers), o.partition))
+        if outputs:
+            producer.flush()
+        first: dict[str, int] = {}
+        last: dict[str, int] = {}
+        for future in sent:
+            written = future.get(timeout=0)
+            place = f"{written.topic}:{written.partition}"
+            first.setdefault(place, written.offset)
+            last[place] = written.offset
+        record = CommitNote(config.group, replace(note, written=last).encode(), time.time_ns() // 10**6)
+        value, headers = encode(record)
+        noted = producer.send(
+            config.restore.topic, value, config.group.encode(), list(headers), config.restore.partition
+        )
+        sent.append(noted)
+        if offsets:
+            moved = {TopicPartition(*p): OffsetAndMetadata(offset, "", -1) for p, offset in offsets.items()}
+            producer.send_offsets_to_transaction(moved, config.group)
+        producer.commit_transaction()
+        self._note_at = noted.get(timeout=0).offset
+        return first
+
+    def verify(self) -> None:
+        """Read the last note back once every VERIFY_COMMITS commits. Raises SessionLost if it is not the last commit's.
+
+        A transaction that somebody else ended, or whose outcome was taken for another, shows here and at every start.
+        """
+        if self.lost is not None or self.commits - self._verified < VERIFY_COMMITS:
+            return
+        self._verified = self.commits
+        observer = observer_of(self.config.client)
+        try:
+            note = last_note(observer, TopicPartition(*self.config.restore), self.config.group, self._note_at)
+        except KafkaError as error:
+            raise self._give_up(error) from error
+        finally:
+            observer.close(autocommit=False)
+        if note is None or (note.start, note.commit) != (self.start, self.commits):
+            found = "no note" if note is None else f"the note of start {note.start}, commit {note.commit}"
+            self.lost = SessionLost(
+                f"{self.config.group}: {found} is the last in {self.config.restore.topic}, where start {self.start}, "
+                f"commit {self.commits} was committed"
+            )
+            raise self.lost
 
     def close(self, patience_s: float = 1.0) -> None:
         """Let go of both connections, after a commit under way; a longer one is left to the successor's fence."""
@@ -209,87 +266,66 @@ class Session:
                 self._producer.close(timeout=1)
 
     def _give_up(self, error: KafkaError, *others: BaseException | None) -> SessionLost:
-        fenced = any(isinstance(e, ProducerFencedError | InvalidProducerEpochError) for e in (error, *others))
+        causes = (error, *others, self._producer.failure if self._producer is not None else None)
+        fenced = any(isinstance(e, ProducerFencedError | InvalidProducerEpochError) for e in causes)
         self.lost = (Fenced if fenced else SessionLost)(f"{self.config.group}: {error!r}")
         return self.lost
 
-    def _set_down(self, note: str) -> str:
-        """Write a long note to the topic `restore`, in the transaction that is open; what the metadata says then."""
-        if self.config.restore is None:
-            raise ValueError(f"{self.config.group}: a note of {len(note)} bytes, and no topic for it")
-        (value, headers), topic = (
-            encode(CommitNote(self.config.group, note, time.time_ns() // 10**6)),
-            self.config.restore,
-        )
-        written = self._producer.send(topic.topic, value, self.config.group.encode(), list(headers), topic.partition)
-        self._producer.flush()
-        return pointer(written.get(timeout=0).offset)
-
-    def _noted(self, metadata: str) -> Note:
-        """The note of the last commit, whose metadata is `metadata`."""
-        offset = pointed_at(metadata)
-        if offset is None:
-            return Note.decode(metadata)
-        if self.config.restore is None:
-            raise ValueError(f"{self.config.group}: the last commit's note is in a topic that is not given")
-        place = TopicPartition(*self.config.restore)
-        found = self._read({place: offset}, {place: offset + 1})
-        if not found or found[0].offset != offset:
-            raise ValueError(f"{self.config.group}: the last commit's note is not at offset {offset} of {place.topic}")
-        return Note.decode(decode(found[0].value, found[0].headers)[0].note)
-
     def _restore(self) -> None:
         config, consumer, assigned = self.config, self._consumer, self._assigned
-        anchor = TopicPartition(*config.anchored)
-        committed = self._committed([anchor, *(t for t, i in self._inputs() if i.start == "committed")])
-        self.note = self._noted(committed[anchor].metadata if committed[anchor] else "")
-        self.start = self.note.start + 1
         ledger = [TopicPartition(*p) for p in config.ledger]
-        ends = self._ends([*ledger, *assigned])
-        self.ledger_ends = {f"{tp.topic}:{tp.partition}": ends[tp] for tp in ledger}
-        noted = self.note.ledger
-        begins = {tp: noted.get(f"{tp.topic}:{tp.partition}", 0) for tp in ledger}
-        self.ledger = self._read(begins, {tp: ends[tp] for tp in ledger})
+        observer = observer_of(config.client)
+        try:
+            note = last_note(observer, TopicPartition(*config.restore), config.group)
+            places = list(dict.fromkeys([*ledger, *assigned, *(TopicPartition(*p) for p in config.owned)]))
+            begins = observer.beginning_offsets(places) if places else {}
+            ends = (
+                observer.end_offsets(places) if places else {}
+            )  # of open transactions too: own records may lie behind
+        finally:
+            observer.close(autocommit=False)
+        if note is None:
+            self._refuse_what_is_written(begins, ends)
+        self.note = note or Note()
+        self.start = self.note.start + 1
+        known = {_named(tp): tp for tp in places}
+        for place, offset in self.note.written.items():
+            if place in known and ends[known[place]] <= offset:
+                raise LogTruncated(
+                    config.group, f"{place} ends at {ends[known[place]]}, before its own output at {offset}"
+                )
+        self.ledger_ends = {_named(tp): ends[tp] for tp in ledger}
+        floors = {}
+        for tp in ledger:
+            floor = self.note.ledger.get(_named(tp), 0 if note else begins[tp])
+            check_position(config.group, tp, floor, begins[tp], ends[tp])
+            floors[tp] = floor
+        self.ledger = self._read(floors, {tp: ends[tp] for tp in ledger})
         consumer.assign(assigned)
         for tp, source in self._inputs():
-            if source.start == "latest":
+            noted = self.note.offsets.get(_named(tp)) if source.start == "committed" else None
+            if noted is not None:
+                check_position(config.group, tp, noted, begins[tp], ends[tp])
+                consumer.seek(tp, noted)
+            elif source.start == "latest":
                 consumer.seek_to_end(tp)
-            elif source.start == "committed" and committed[tp]:
-                consumer.seek(tp, committed[tp].offset)
             else:
                 consumer.seek_to_beginning(tp)
         positions = self.positions()
+        self._begins = {Partition(*tp): begins[tp] for tp in assigned}
         self.ends = {Partition(*tp): ends[tp] for tp in assigned}
-        self._anchored = committed[anchor].offset if committed[anchor] else positions.get(config.anchored, 0)
         # Minting is a commit like any other, so two starts can never bear one number.
-        offsets = {p: offset for p, offset in positions.items() if p in committed}
-        self.commit([], offsets, self.note.ledger, self.note.marks)
+        offsets = {Partition(*tp): positions[Partition(*tp)] for tp, i in self._inputs() if i.start == "committed"}
+        self.commit([], offsets, {_named(tp): floor for tp, floor in floors.items()}, self.note.marks)
 
-    def _committed(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, Any]:
-        """What the group has committed of `places`, open transactions waited for."""
-        asker = self._reader(self.config.group)
-        try:
-            asked = dict.fromkeys(places)
-            return {tp: asker.committed(tp, metadata=True, timeout_ms=ANSWER_MS) for tp in asked}
-        finally:
-            asker.close(autocommit=False, timeout_ms=1000)
+    def _refuse_what_is_written(self, begins: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> None:
+        """Raise NoteMissing where a shard without a note has written before."""
+        written = [_named(tp) for tp in (TopicPartition(*p) for p in self.config.owned) if ends[tp] > 0]
+        if written:
+            raise NoteMissing(self.config.group, self.config.restore.topic, written)
 
     def _inputs(self) -> list[tuple[TopicPartition, Input]]:
         return [(TopicPartition(i.topic, p), i) for i in self.config.inputs for p in i.partitions]
-
-    def _ends(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        """Ends that count open transactions.
-
-        A read_committed consumer's own answer stops before the first open transaction of *any* producer, which may lie
-        before records that this shard has committed.
-        """
-        if not partitions:
-            return {}
-        consumer = KafkaConsumer(**self.config.client.consumer(group_id=None, enable_auto_commit=False))
-        try:
-            return dict(consumer.end_offsets(list(dict.fromkeys(partitions))))
-        finally:
-            consumer.close(autocommit=False)
 
     def _read(self, begins: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> list[ConsumerRecord]:
         """What is committed from `begins` to `ends`, or a little beyond."""
@@ -304,9 +340,13 @@ class Session:
                 records.extend(polled)
             if (now := sum(map(self._position, ends))) != before:
                 before, moved_at = now, time.monotonic()
-            elif time.monotonic() - moved_at > CATCH_UP_S:
+            elif time.monotonic() - moved_at > CATCH_UP_S + self.config.transaction_timeout_s:
                 raise KafkaTimeoutError(f"{self.config.group}: its own output cannot be read on to {ends}")
         return records
+
+
+def _named(place: tuple[str, int]) -> str:
+    return f"{place[0]}:{place[1]}"
 
 
 class _Sessions:
@@ -317,7 +357,7 @@ class _Sessions:
 
     def open(self, config: SessionConfig) -> Session:
         """A new session for `config.group`, closing the one before. Raises SessionLost where Kafka gives none."""
-        self.close(config.group, patience_s=REOPEN_S)
+        self.close(config.group, patience_s=config.transaction_timeout_s)
         session = self._open[config.group] = Session(config)
         return session
 

@@ -31,17 +31,15 @@ class Input:
 class SessionConfig:
     """Who reads what. `group` is the consumer group and the transactional.id, `ledger` the outputs to read back.
 
-    The commit's note travels with `anchor`, the first input's first partition unless given (a pipeline without
-    committed inputs anchors on a partition that it writes). Notes too long for that go to `restore`.
+    Notes go to the partition `restore` of a compacted topic. `owned` are partitions that this shard alone writes: a
+    start that finds records there and no note refuses. An open transaction of a dead process holds back every
+    read_committed reader for `transaction_timeout_s` seconds at most, and no transaction may take longer.
     """
 
     client: ClientProperties
     group: str
     inputs: tuple[Input, ...]
+    restore: Partition
     ledger: tuple[Partition, ...] = ()
-    anchor: Partition | None = None
-    restore: Partition | None = None
-
-    @property
-    def anchored(self) -> Partition:
-        return self.anchor or Partition(self.inputs[0].topic, self.inputs[0].partitions[0])
+    owned: tuple[Partition, ...] = ()
+    transaction_timeout_s: float = 60.0

@@ -1,23 +1,60 @@
-"""A transactional producer whose calls end."""
+"""A transactional producer whose calls end, and that never repeats a request whose outcome is unknown."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable
 from typing import Any
 
-from kafka import KafkaProducer
-from kafka.errors import KafkaTimeoutError
+from kafka import KafkaProducer, TopicPartition
+from kafka.errors import KafkaConnectionError, KafkaError, KafkaTimeoutError
+from kafka.producer.transaction_manager import (
+    AddOffsetsToTxnHandler,
+    AddPartitionsToTxnHandler,
+    EndTxnHandler,
+    TxnOffsetCommitHandler,
+)
+
+_TRANSACTIONAL = (AddPartitionsToTxnHandler, AddOffsetsToTxnHandler, TxnOffsetCommitHandler, EndTxnHandler)
+_MARGIN = 0.95
+"""The part of the time-out that a transaction may take here: the broker's clock started first."""
+
+
+class TransactionInDoubt(KafkaError):
+    """The connection broke while a transactional request was in flight: the broker may carry it out at any time."""
 
 
 class TransactionalProducer(KafkaProducer):
-    """kafka-python's producer, with a bound on how long the requests of a transaction may take.
+    """kafka-python's producer with two more guarantees.
 
-    When its coordinator's connection breaks while it is being made, kafka-python 3.0 forgets the request that waits for
-    it, and the caller waits for ever. Past the bound a transaction's outcome is unknown: KafkaTimeoutError.
+    A transaction takes at most `transaction_timeout_ms`, after which its outcome is unknown: KafkaTimeoutError.
+    kafka-python waits for ever where the coordinator's connection breaks while it is being made.
+
+    A transactional request is sent at most once. kafka-python repeats one whose connection broke under the same
+    producer epoch; the first one may then reach the broker late, inside the *next* transaction, and end it half
+    (KIP-890). Here the connection's end fails the producer: the next session's epoch refuses whatever comes late.
     """
 
     def __init__(self, *, transaction_timeout_ms: int, **arguments: Any) -> None:
         super().__init__(transaction_timeout_ms=transaction_timeout_ms, **arguments)
-        self._bound_ms = transaction_timeout_ms  # the broker aborts what takes longer
+        self._bound_s = transaction_timeout_ms / 1000 * _MARGIN
+        self._deadline = 0.0
+        self._enqueue = self._transaction_manager._enqueue_request
+        self._transaction_manager._enqueue_request = self._enqueue_once
+
+    def begin(self, partitions: Iterable[TopicPartition]) -> None:
+        """Begin a transaction that writes to `partitions`, among others. Raises KafkaError."""
+        self.begin_transaction()
+        self._deadline = time.monotonic() + self._bound_s
+        for partition in partitions:
+            self._transaction_manager.maybe_add_partition_to_transaction(partition)
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until everything sent is in the log or has failed. Raises KafkaError."""
+        try:
+            super().flush(self._left_s() if timeout is None else timeout)
+        except KafkaTimeoutError as error:
+            raise self._too_slow() from error
 
     def send_offsets_to_transaction(self, offsets: Any, group_metadata: Any) -> None:
         """Make a group's offsets part of the transaction. Raises KafkaError."""
@@ -26,8 +63,42 @@ class TransactionalProducer(KafkaProducer):
     def commit_transaction(self) -> None:
         """Commit the transaction. Raises KafkaError."""
         self._await(self._transaction_manager.begin_commit())
+        self._deadline = 0.0
+
+    @property
+    def failure(self) -> Exception | None:
+        """What ended this producer; None while it can be used."""
+        error: Exception | None = self._transaction_manager.last_error
+        return error
+
+    def _left_s(self) -> float:
+        return max(0.0, self._deadline - time.monotonic()) if self._deadline else self._bound_s
 
     def _await(self, result: Any) -> None:
         self._sender.wakeup()
-        if not result.wait(timeout_ms=self._bound_ms):
-            raise KafkaTimeoutError(f"no answer from the transaction coordinator in {self._bound_ms} ms")
+        if not result.wait(timeout_ms=self._left_s() * 1000):
+            raise self._too_slow()
+
+    def _too_slow(self) -> KafkaTimeoutError:
+        return KafkaTimeoutError(
+            f"the transaction did not end within {self._bound_s:g} s; if the link is slow or the transaction large, "
+            "raise kafka.transaction_timeout_s"
+        )
+
+    def _enqueue_once(self, handler: Any) -> None:
+        if isinstance(handler, _TRANSACTIONAL) and "on_complete" not in vars(handler):
+            handler.on_complete = _failing_on_disconnect(handler)
+        self._enqueue(handler)
+
+
+def _failing_on_disconnect(handler: Any) -> Any:
+    """The handler's `on_complete`, to which a broken connection is an error that ends the producer."""
+    complete = handler.on_complete
+
+    def on_complete(correlation_id: int, answer: Any) -> None:
+        if isinstance(answer, KafkaConnectionError):
+            request = handler.request.name if handler.request else "request"
+            answer = TransactionInDoubt(f"the connection broke while {request} was in flight: {answer}")
+        complete(correlation_id, answer)
+
+    return on_complete

@@ -33,9 +33,10 @@ class ShardConfig:
 
     In seconds: `slice_s` is how long the source runs before the runner may make a checkpoint (None: what suits
     the runner), `poll_s` how long an idle poll waits, `commit_s` how long offsets that moved without outputs may go
-    uncommitted. `resume` gives, at every start, positions that override the committed ones (a trainer resumes from its
-    checkpoint). A shard that `ends` reads what had been written when it started, and finishes once its step is idle.
-    `budget` is how long one step may take.
+    uncommitted, `transaction_timeout_s` how long a transaction may take. `owned` are the partitions that this shard
+    alone writes: a start that finds records there, and no note of an earlier start, refuses. `resume` gives, at every
+    start, positions that override the committed ones (a trainer resumes from its checkpoint). A shard that `ends` reads
+    what had been written when it started, and finishes once its step is idle. `budget` is how long one step may take.
     """
 
     client: ClientProperties
@@ -44,10 +45,11 @@ class ShardConfig:
     shard: int = 0
     readings: tuple[Reading, ...] = ()
     ledger: tuple[tuple[Topic, tuple[int, ...]], ...] = ()
-    anchor: tuple[Topic, int] | None = None
+    owned: tuple[tuple[Topic, tuple[int, ...]], ...] = ()
     slice_s: float | None = None
     poll_s: float = 0.1
     commit_s: float = 1.0
+    transaction_timeout_s: float = 60.0
     resume: Callable[[], Mapping[Place, int]] | None = field(default=None, compare=False)
     ends: bool = False
     budget: StepBudget = StepBudget()  # noqa: RUF009 - frozen
@@ -62,7 +64,11 @@ class ShardConfig:
             client=self.client,
             group=self.group,
             inputs=tuple(Input(r.topic.name(self.run), r.partitions, r.start) for r in self.readings),
-            ledger=tuple(Partition(topic.name(self.run), p) for topic, partitions in self.ledger for p in partitions),
-            anchor=None if self.anchor is None else Partition(self.anchor[0].name(self.run), self.anchor[1]),
             restore=Partition(RESTORE.name(self.run), 0),
+            ledger=self._partitions(self.ledger),
+            owned=self._partitions(self.owned),
+            transaction_timeout_s=self.transaction_timeout_s,
         )
+
+    def _partitions(self, topics: tuple[tuple[Topic, tuple[int, ...]], ...]) -> tuple[Partition, ...]:
+        return tuple(Partition(topic.name(self.run), p) for topic, partitions in topics for p in partitions)

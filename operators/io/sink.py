@@ -1,7 +1,8 @@
 """A shard's sink: group commit. What is emitted while one transaction is under way goes into the next, all together.
 
 The step never waits for Kafka, and a busy shard makes few, large transactions. A transaction holds whole emissions, in
-order, with the last one's checkpoint, so outputs and low-water mark move together.
+order, with the last one's checkpoint, so outputs and low-water mark move together. One beyond MAX_TRANSACTION_BYTES is
+made smaller by emissions; an emission is never divided.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ MAX_EMISSIONS = 64
 """Emissions that may wait for a transaction before the step is held back."""
 MAX_OUTPUTS = 1024
 """Outputs that may wait so."""
+MAX_TRANSACTION_BYTES = 32 * 1024 * 1024
+"""Encoded outputs that several emissions may have together in one transaction."""
 STUCK_S = 180.0
-"""A transaction that has not ended by then never will: longer than any of the client's own time-outs."""
+"""Added to the time-out of a transaction; one that has not ended by then never will."""
 
 
 class SinkBroken(RuntimeError):
@@ -50,12 +53,13 @@ class ShardSink:
         self._committed: tuple[object, ...] = ()
         self._committed_at = 0.0
         self._names: dict[str, str] = {}
+        self._stuck_s = STUCK_S + config.transaction_timeout_s
         LIVENESS.start_thread(f"sink {config.group}", self._run)
 
     def write(self, emission: Emission) -> None:
         """Take `emission`; it is durable after `flush`. Waits while too much is before it. Raises SinkBroken."""
         with self._changed:
-            if not self._changed.wait_for(self._has_room, STUCK_S):
+            if not self._changed.wait_for(self._has_room, self._stuck_s):
                 self._break("a transaction does not end")
             if self.broken is not None:
                 raise self.broken
@@ -63,8 +67,9 @@ class ShardSink:
             self._outputs += len(emission.outputs)
             self._changed.notify_all()
 
-    def flush(self, timeout_s: float = STUCK_S) -> None:
+    def flush(self, timeout_s: float | None = None) -> None:
         """Return once everything taken is committed, or dropped because its session is over. Raises SinkBroken."""
+        timeout_s = self._stuck_s if timeout_s is None else timeout_s
         with self._changed:
             if not self._changed.wait_for(self._is_done, timeout_s):
                 self._break(f"a transaction has not ended in {timeout_s:g} s")
@@ -122,16 +127,26 @@ class ShardSink:
         emissions = self._fresh(session, emissions)
         if not emissions:
             return
-        outputs = [output for emission in emissions for output in emission.outputs]
-        checkpoint = emissions[-1].checkpoint
-        if not outputs and not self._is_due(checkpoint):
+        if not any(emission.outputs for emission in emissions) and not self._is_due(emissions[-1].checkpoint):
             return
+        self._write(session, emissions)
+        session.verify()
+
+    def _write(self, session: Session, emissions: Sequence[Emission]) -> None:
+        """Commit `emissions` in one transaction, or in several where it would be too large."""
+        records = coalesce([output for emission in emissions for output in emission.outputs], self._name)
+        if len(emissions) > 1 and sum(len(record.value) for record in records) > MAX_TRANSACTION_BYTES:
+            middle = len(emissions) // 2
+            self._write(session, emissions[:middle])
+            self._write(session, emissions[middle:])
+            return
+        checkpoint = emissions[-1].checkpoint
         for emission in emissions:
             if emission.outputs:
                 self._floors.emit(emission.number)
         low_water = {Partition(self._noun_name(p.topic), p.partition): o for p, o in checkpoint.low_water.items()}
         ledger = self._floors.offsets(checkpoint.ledger_from)
-        self._floors.written(session.commit(coalesce(outputs, self._name), low_water, ledger, checkpoint.marks))
+        self._floors.written(session.commit(records, low_water, ledger, checkpoint.marks))
         self._committed = (checkpoint.low_water, checkpoint.ledger_from, checkpoint.marks)
         self._committed_at = time.monotonic()
 

@@ -12,6 +12,7 @@ from infra.kafka.group_offsets import move_group
 from infra.kafka.lag import Lag, group_lags, list_groups
 from infra.kafka.producer import BoundedProducer
 from infra.kafka.ranges import partition_ranges, resolve_span
+from infra.kafka.session_config import Partition
 from operators.export.columns import row_schema
 from operators.export.where import WhereError, parse_where
 from pipelines.cli.options import Address, Connection, Printing
@@ -19,7 +20,7 @@ from pipelines.cli.output import Rows
 from pipelines.cli.topic_names import TopicArgument, full_name, known_topic
 from pipelines.cli.topic_reading import Reading
 from pipelines.log.chunks import Chunk, read_chunks
-from schemas.topics import run_prefix
+from schemas.topics import RESTORE, run_prefix
 
 ExecuteOption = Annotated[bool, typer.Option("--execute", help="Do it; without, only say what would be done.")]
 ELSEWHERE = {"trainer": "its checkpoint says where it reads on", "rollout": "it reads what comes after its start"}
@@ -129,7 +130,7 @@ def reset_command(
     if execute:
         for group in sorted({lag.group for lag in found}):
             moved = {lag.partition: places[lag.partition] for lag in found if lag.group == group}
-            move_group(to.client, group, name, moved)
+            move_group(to.client, group, name, moved, Partition(RESTORE.name(to.run), 0))
     rows = [_moved(lag, places[lag.partition], execute) for lag in found]
     return Rows([rows], list(rows[0]), printing.form())
 

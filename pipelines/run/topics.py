@@ -1,33 +1,47 @@
-"""The topics of a run, made before its roles start."""
+"""The topics of a run, made before its roles start, on a Kafka whose settings keep what they hold."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
 from infra.kafka.readiness import retried
+from infra.kafka.suitability import SettingProblem, UnsuitableKafka, find_problems
 from pipelines.config import Config
 from pipelines.shards import partitions_of
 from schemas.codec import MAX_VALUE_BYTES
-from schemas.topics import CATALOGUE, Topic
+from schemas.topics import CATALOGUE, RESTORE, Topic
+
+_SMALL_SEGMENTS = {"segment.bytes": str(4 << 20), "min.cleanable.dirty.ratio": "0.1"}
+"""Of notes, of which only the last of each shard counts: what a start reads stays at some megabytes."""
 
 
 def topic_spec(config: Config, topic: Topic) -> TopicSpec:
     """How `topic` is made: data is kept for good, for the log is what a run is replayed, audited and exported from."""
     settings = {"cleanup.policy": topic.cleanup, "max.message.bytes": str(MAX_VALUE_BYTES + 1024 * 1024)}
     if topic.cleanup == "delete":
-        settings["retention.ms"] = "-1"
+        settings |= {"retention.ms": "-1", "retention.bytes": "-1"}
+    if topic is RESTORE:
+        settings |= _SMALL_SEGMENTS
     return TopicSpec(
         topic.name(config.run.name), len(partitions_of(config, topic)), config.kafka.replication_factor, settings
     )
 
 
-def make_topics(config: Config) -> None:
-    """Create what is missing. Raises TopicError where a topic of this run has another shape."""
-    retried(lambda: _make_topics(config))
+def make_topics(config: Config, note: Callable[[str], None] = lambda line: None) -> None:
+    """Create what is missing; `note` takes what might be better.
+
+    Raises TopicError where a topic of this run has another shape, UnsuitableKafka where settings would lose records.
+    """
+    problems = retried(lambda: _make_topics(config))
+    if fatal := [problem for problem in problems if problem.fatal]:
+        raise UnsuitableKafka(fatal)
+    for problem in problems:
+        note(str(problem))
 
 
-def _make_topics(config: Config) -> None:
-    admin = admin_client(config.kafka.client())
-    try:
-        create_topics(admin, [topic_spec(config, topic) for topic in CATALOGUE.values()])
-    finally:
-        admin.close()
+def _make_topics(config: Config) -> list[SettingProblem]:
+    specs = [topic_spec(config, topic) for topic in CATALOGUE.values()]
+    with admin_client(config.kafka.client()) as admin:
+        create_topics(admin, specs)
+        return find_problems(admin, specs, config.kafka.transaction_timeout_s)

@@ -62,7 +62,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class CommitNote:
-    """What the last commit of `group` said beside offsets, as JSON, where it was too long for the commit itself.
+    """The state of the shard `group` as of its last commit, as JSON.
 
     Made and eaten by every pipeline's session.
     """

@@ -47,11 +47,7 @@ def anomalies_of(kafka: ProxiedBroker, shard: CopyingShard) -> Anomalies:
     return anomalies(settled(lambda: read_topic(logs, shard.config.group)), shard.copied)
 
 
-NOT_FENCED = pytest.mark.xfail(strict=True, reason="the client repeats the request under the same epoch")
-CASES = [
-    pytest.param(api, id=api.name.lower(), marks=[NOT_FENCED] * (api in (Api.END_TXN, Api.TXN_OFFSET_COMMIT)))
-    for api in TRANSACTIONAL
-]
+CASES = [pytest.param(api, id=api.name.lower()) for api in TRANSACTIONAL]
 
 
 @pytest.mark.parametrize("api", CASES)

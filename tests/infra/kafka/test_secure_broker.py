@@ -22,7 +22,7 @@ from pipelines.cli.main import main
 from pipelines.roles import PIPELINES
 from schemas.codec import encode
 from schemas.records import Metric
-from schemas.topics import CATALOGUE, DEAD_LETTERS, EXPERIENCES, METRICS, TRAJECTORIES, group_name
+from schemas.topics import CATALOGUE, DEAD_LETTERS, EXPERIENCES, METRICS, RESTORE, TRAJECTORIES, group_name
 
 RUN = "first"
 
@@ -39,7 +39,8 @@ def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 def session(broker: Broker, user: str, group: str) -> Session:
     asked, answered = Partition(TRAJECTORIES.name(RUN), 0), Partition(EXPERIENCES.name(RUN), 0)
-    return Session(SessionConfig(broker.client(user), group, (Input(asked.topic, (0,)),), ledger=(answered,)))
+    inputs, restore = (Input(asked.topic, (0,)),), Partition(RESTORE.name(RUN), 0)
+    return Session(SessionConfig(broker.client(user), group, inputs, restore, ledger=(answered,)))
 
 
 def outgoing(noun: str) -> Outgoing:

@@ -7,88 +7,25 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
-from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka import KafkaProducer
 from kafka.errors import KafkaError, KafkaTimeoutError
+from sessions_of_a_shard import Open, feed, named, polled, record, source, visible
 
-from infra.kafka.admin import TopicSpec, admin_client, create_topics
-from infra.kafka.broker import Broker
+from infra.kafka.admin import admin_client
 from infra.kafka.note import MAX_NOTE_BYTES, Note
 from infra.kafka.properties import ClientProperties
-from infra.kafka.session import SESSIONS, Fenced, Outgoing, Partition, Session, SessionLost
+from infra.kafka.session import SESSIONS, Fenced, Partition, Session, SessionLost
 from infra.kafka.session_config import Input, SessionConfig
+from schemas.codec import encode
+from schemas.records import CommitNote
 
 REPOSITORY = Path(__file__).parents[3]
-
-
-@pytest.fixture
-def config(broker: Broker, run_id: str) -> SessionConfig:
-    """One input, one output that is the ledger, both of one partition."""
-    client = ClientProperties.at(broker.bootstrap_servers)
-    with admin_client(client) as admin:
-        create_topics(admin, [TopicSpec(f"{run_id}-in", 1), TopicSpec(f"{run_id}-out", 1)])
-    return SessionConfig(client, run_id, (Input(f"{run_id}-in", (0,)),), ledger=(Partition(f"{run_id}-out", 0),))
-
-
-@pytest.fixture
-def opened() -> Iterator[Callable[[SessionConfig], Session]]:
-    """Opens sessions without closing the one before, as two processes would; closes them all when the test ends."""
-    sessions: list[Session] = []
-
-    def open_session(config: SessionConfig) -> Session:
-        sessions.append(Session(config))
-        return sessions[-1]
-
-    yield open_session
-    for session in sessions:
-        session.close()
-
-
-Open = Callable[[SessionConfig], Session]
-
-
-def source(config: SessionConfig) -> Partition:
-    return Partition(config.inputs[0].topic, 0)
-
-
-def record(config: SessionConfig, value: bytes) -> Outgoing:
-    return Outgoing(config.ledger[0].topic, 0, None, value, [])
-
-
-def feed(config: SessionConfig, *values: bytes) -> None:
-    producer = KafkaProducer(**config.client.producer())
-    for value in values:
-        producer.send(source(config).topic, value)
-    producer.flush()
-    producer.close()
-
-
-def visible(config: SessionConfig, topic: str) -> list[bytes]:
-    """The values in a topic, to its end as it is now, that are committed."""
-    consumer = KafkaConsumer(**config.client.consumer(group_id=None, isolation_level="read_committed"))
-    partition = TopicPartition(topic, 0)
-    consumer.assign([partition])
-    consumer.seek_to_beginning(partition)
-    end, values = consumer.end_offsets([partition])[partition], []
-    while consumer.position(partition) < end:
-        values += [r.value for records in consumer.poll(timeout_ms=50).values() for r in records]
-    consumer.close()
-    return values
-
-
-def polled(session: Session, count: int) -> list[bytes]:
-    """The next values, at least `count` of them."""
-    values: list[bytes] = []
-    deadline = time.monotonic() + 10
-    while len(values) < count and time.monotonic() < deadline:
-        values += [r.value for r in session.poll(0.1)]
-    return values
 
 
 def test_starts_rise_and_offsets_and_note_survive(config: SessionConfig, opened: Open) -> None:
@@ -99,11 +36,12 @@ def test_starts_rise_and_offsets_and_note_survive(config: SessionConfig, opened:
     place = f"{config.ledger[0].topic}:0"
     assert first.commit([record(config, b"A")], {source(config): 1}, {place: 0}, {"mark": 7}) == {place: 0}
     second = opened(config)
-    assert (second.start, second.note) == (2, Note(1, {place: 0}, {"mark": 7}))
+    assert second.start == 2
+    assert second.note == Note(1, {place: 0}, {"mark": 7}, {named(source(config)): 1}, commit=2, written={place: 0})
     assert [r.value for r in second.ledger] == [b"A"]
     assert polled(second, 2) == [b"b", b"c"]
     third = opened(config)
-    assert (third.start, third.note) == (3, Note(2, {place: 0}, {"mark": 7}))
+    assert (third.start, third.note.start, third.note.ledger, third.note.marks) == (3, 2, {place: 0}, {"mark": 7})
     assert third.positions() == {source(config): 1}
 
 
@@ -117,25 +55,54 @@ def test_the_ledger_is_read_from_the_noted_offsets(config: SessionConfig, opened
     assert [r.value for r in opened(config).ledger] == [b"B", b"C"]
 
 
-def test_a_note_too_long_for_metadata_survives_in_a_topic(config: SessionConfig, opened: Open) -> None:
-    restore = Partition(f"{config.group}-restore", 0)
-    with admin_client(config.client) as admin:
-        create_topics(admin, [TopicSpec(restore.topic, 1)])
-    config = replace(config, restore=restore)
+def test_session_ignores_the_note_of_an_aborted_transaction(config: SessionConfig, opened: Open) -> None:
     feed(config, b"a", b"b")
-    marks = {f"p{residue}": residue for residue in range(1000)}
     first = opened(config)
-    first.commit([record(config, b"A")], {source(config): 1}, {}, {"older": "x" * 3000})
-    first.commit([record(config, b"B")], {source(config): 2}, {}, marks)
-    first._producer.begin_transaction()  # what dies before its commit counts for nothing
-    first._set_down(Note(1, {}, {"never": 0}).encode())
+    first.commit([record(config, b"A")], {source(config): 1}, {}, {"mark": "x" * 3000})
+    producer = first._producer
+    producer.begin([])
+    value, headers = encode(CommitNote(config.group, Note(1, {}, {"never": 0}).encode(), 0))
+    producer.send(config.restore.topic, value, config.group.encode(), list(headers), 0)
+    producer.flush()
     second = opened(config)
-    assert second.note == Note(1, {}, marks)
-    assert second.positions() == {source(config): 2}
-    second.commit([], {}, {}, {"short": 1})
-    third = opened(config)
-    assert third.note == Note(2, {}, {"short": 1})
-    assert len(visible(config, restore.topic)) == 3  # two, and the second start's own
+    assert second.note.marks == {"mark": "x" * 3000}
+    assert second.positions() == {source(config): 1}
+
+
+def test_session_starts_while_another_shard_has_a_note_in_an_open_transaction(
+    config: SessionConfig, opened: Open
+) -> None:
+    first = opened(config)
+    first.commit([], {source(config): 0}, {}, {"mark": 1})
+    other = KafkaProducer(**config.client.producer(transactional_id=f"{config.group}-other"))
+    other.init_transactions()
+    other.begin_transaction()
+    other.send(config.restore.topic, b"undecided", b"other")
+    other.flush()
+    first.commit([], {source(config): 0}, {}, {"mark": 2})
+    assert opened(config).note.marks == {"mark": 2}
+    other.close()
+
+
+def test_session_resumes_from_its_note_when_group_offsets_expired(config: SessionConfig, opened: Open) -> None:
+    feed(config, b"a", b"b")
+    opened(config).commit([record(config, b"A")], {source(config): 1}, {}, {"mark": 1})
+    with admin_client(config.client) as admin:
+        admin.delete_groups([config.group])
+    successor = opened(config)
+    assert (successor.start, successor.positions(), successor.note.marks) == (2, {source(config): 1}, {"mark": 1})
+
+
+def test_verify_ends_a_session_whose_commit_is_not_in_the_log(
+    config: SessionConfig, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("infra.kafka.session.VERIFY_COMMITS", 1)
+    session = opened(config)
+    session.commit([record(config, b"A")], {}, {}, {})
+    session.verify()
+    session.commits += 1  # a commit that the log has not
+    with pytest.raises(SessionLost, match=r"commit 2 is the last .* commit 3 was committed"):
+        session.verify()
 
 
 def test_a_note_beyond_all_bounds_is_an_error_before_anything_is_written(config: SessionConfig, opened: Open) -> None:
@@ -146,7 +113,7 @@ def test_a_note_beyond_all_bounds_is_an_error_before_anything_is_written(config:
     assert visible(config, config.ledger[0].topic) == [b"B"]
 
 
-@pytest.mark.parametrize("before", ["begin_transaction", "send", "send_offsets_to_transaction", "commit_transaction"])
+@pytest.mark.parametrize("before", ["begin", "send", "send_offsets_to_transaction", "commit_transaction"])
 def test_a_successor_fences_wherever_its_predecessor_is(config: SessionConfig, opened: Open, before: str) -> None:
     predecessor, successors = opened(config), []
     call = getattr(predecessor._producer, before)
@@ -194,7 +161,8 @@ from infra.kafka.properties import ClientProperties
 from infra.kafka.session import *
 from infra.kafka.session_config import *
 address, group, source, output = sys.argv[1:]
-config = SessionConfig(ClientProperties.at(address), group, (Input(source, (0,)),), (Partition(output, 0),))
+inputs, restore = (Input(source, (0,)),), Partition(f"{group}-restore", 0)
+config = SessionConfig(ClientProperties.at(address), group, inputs, restore, (Partition(output, 0),))
 session = Session(config)
 commit = session._producer.commit_transaction
 def stop_then_commit():
@@ -262,7 +230,7 @@ def test_the_ledger_is_whole_while_another_producer_has_a_transaction_open(confi
     assert waits
 
 
-def test_the_anchor_keeps_its_offset_when_a_commit_names_none(config: SessionConfig, opened: Open) -> None:
+def test_a_commit_that_names_no_offsets_keeps_them(config: SessionConfig, opened: Open) -> None:
     feed(config, b"a", b"b")
     session = opened(config)
     session.commit([], {source(config): 2}, {}, {})
@@ -275,7 +243,7 @@ def test_inputs_start_where_they_are_told_to(config: SessionConfig, opened: Open
     feed(config, b"a", b"b")
     opened(config).commit([], {source(config): 1}, {}, {})
     for start, offset in (("committed", 1), ("earliest", 0), ("latest", 2)):
-        told = SessionConfig(config.client, config.group, (Input(source(config).topic, (0,), start),))  # type: ignore[arg-type]
+        told = replace(config, inputs=(Input(source(config).topic, (0,), start),), ledger=())  # type: ignore[arg-type]
         session = opened(told)
         assert (start, session.positions()) == (start, {source(config): offset})
         assert session.ends == {source(config): 2}
@@ -283,14 +251,14 @@ def test_inputs_start_where_they_are_told_to(config: SessionConfig, opened: Open
     assert polled(session, 1) == [b"b"]
 
 
-def test_without_inputs_the_note_is_anchored_on_an_output(config: SessionConfig, opened: Open) -> None:
-    anchored = SessionConfig(config.client, config.group, (), config.ledger, anchor=config.ledger[0])
-    session = opened(anchored)
+def test_a_shard_without_inputs_has_a_note(config: SessionConfig, opened: Open) -> None:
+    alone = replace(config, inputs=())
+    session = opened(alone)
     began = time.monotonic()
     assert (session.poll(0.1), session.positions()) == ([], {})
     assert time.monotonic() - began >= 0.1
     session.commit([record(config, b"A")], {}, {}, {"next": 5})
-    successor = opened(anchored)
+    successor = opened(alone)
     assert (successor.start, successor.note.marks, len(successor.ledger)) == (2, {"next": 5}, 1)
 
 
@@ -330,4 +298,4 @@ def test_a_process_has_one_session_a_group(config: SessionConfig) -> None:
 def test_no_session_where_there_is_no_broker() -> None:
     nowhere = ClientProperties.at("127.0.0.1:9")
     with pytest.raises(SessionLost, match=r"nobody: 127\.0\.0\.1:9: Connection refused"):
-        Session(SessionConfig(nowhere, "nobody", (Input("in", (0,)),)))
+        Session(SessionConfig(nowhere, "nobody", (Input("in", (0,)),), Partition("restore", 0)))

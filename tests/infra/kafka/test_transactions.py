@@ -33,8 +33,8 @@ def test_a_lost_answer_is_not_waited_for_for_ever(broker: Broker, run_id: str, l
             "send_offsets_to_transaction": lambda: producer.send_offsets_to_transaction({}, run_id),
         }
         began = time.monotonic()
-        with pytest.raises(KafkaTimeoutError, match="no answer"):
+        with pytest.raises(KafkaTimeoutError, match="did not end within"):
             calls[lost]()
-        assert 1.0 <= time.monotonic() - began < 5.0
+        assert 0.9 <= time.monotonic() - began < 30.0
     finally:
         producer.close(timeout=1)

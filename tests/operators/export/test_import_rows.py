@@ -23,12 +23,12 @@ from operators.export.import_rows import ImportRows
 from operators.io.elements import Place, Polled, Received
 from pipelines.audit.fold import Fold
 from schemas.records import Experience, Metric, VersionSpan
-from schemas.topics import BATCHES, EXPERIENCES, METRICS, RESTORE, SETTLED
+from schemas.topics import BATCHES, EXPERIENCES, METRICS, SETTLED
 
 
 def imported(folder: Path, log: Log, chance: random.Random | None = None) -> Metric:
     """Import the dataset in `folder`, with crashes before and after commits by `chance`; what was told at the end."""
-    importing = Shard(log, shard("import", anchor=(RESTORE, 0)), ImportRows(folder, PARTITIONS).restore)
+    importing = Shard(log, shard("import"), ImportRows(folder, PARTITIONS).restore)
     importing.start()
     told = len(log.rows(METRICS))
     while len(log.rows(METRICS)) == told:
@@ -61,7 +61,7 @@ def test_every_row_comes_once_whoever_is_killed_and_what_is_new_comes_the_next_t
     monkeypatch.setattr(import_rows, "ROWS_A_FOLD", 3)
     log, chance = Log(), random.Random(seed)
     ended(tmp_path, [polled(0, 4), polled(5, 3, last=True)], file_bytes=1)
-    importing = Shard(log, shard("import", anchor=(RESTORE, 0)), ImportRows(tmp_path, PARTITIONS).restore)
+    importing = Shard(log, shard("import"), ImportRows(tmp_path, PARTITIONS).restore)
     importing.start()
     importing.run(2)  # and dies, with six rows written; meanwhile the dataset grows
     ended(tmp_path, [polled(9, 2, last=True)])

@@ -92,6 +92,9 @@ class ScriptedSession:
         self.committed.append((outputs, offsets, ledger, marks))
         return {OUTPUT: 10 * self.commits} if outputs else {}
 
+    def verify(self) -> None:
+        """The log holds what was committed."""
+
 
 class ScriptedSessions:
     """Stands for the process's sessions: each `open` gives the next of `script`, or raises it."""

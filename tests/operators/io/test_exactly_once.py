@@ -23,7 +23,7 @@ from infra.kafka.properties import ClientProperties
 from infra.runners.options import Runner
 from schemas.codec import decode, encode
 from schemas.records import Metric
-from schemas.topics import group_name
+from schemas.topics import RESTORE, group_name
 
 PROGRAM = Path(__file__).with_name("shuffling_pipeline.py")
 REPOSITORY = PROGRAM.parents[3]
@@ -31,7 +31,7 @@ REPOSITORY = PROGRAM.parents[3]
 
 def create(client: ClientProperties, run_id: str) -> None:
     with admin_client(client) as admin:
-        create_topics(admin, [TopicSpec(topic.name(run_id), 1) for topic in (SOURCE, OUTPUT)])
+        create_topics(admin, [TopicSpec(topic.name(run_id), 1) for topic in (SOURCE, OUTPUT, RESTORE)])
 
 
 class Feeder(threading.Thread):
@@ -139,7 +139,7 @@ class Trial:
         self.client = ClientProperties.at(broker.bootstrap_servers).updated({"reconnect.backoff.max.ms": "500"})
         self._run_id = run_id
         with admin_client(self.client) as admin:
-            create_topics(admin, [TopicSpec(topic.name(run_id), 1) for topic in (SOURCE, OUTPUT)])
+            create_topics(admin, [TopicSpec(topic.name(run_id), 1) for topic in (SOURCE, OUTPUT, RESTORE)])
         self._feeder = Feeder(self.client, run_id)
         self.outputs = Outputs(self.client, run_id)
 

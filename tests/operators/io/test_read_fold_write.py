@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,7 @@ from shuffling_pipeline import OUTPUT, SOURCE, Shuffle, Shuffler, build, shard
 
 from infra.kafka.admin import TopicSpec, admin_client, committed_offsets, create_topics
 from infra.kafka.broker import Broker
+from infra.kafka.notes import last_note, observer_of
 from infra.kafka.session import SESSIONS
 from infra.runners.options import Runner
 from infra.runners.run import run_pipeline
@@ -30,14 +32,14 @@ from operators.io.shards import close_shards
 from operators.io.write_transactionally import _CommitFn
 from schemas.codec import decode, encode
 from schemas.records import DeadLetter, Metric
-from schemas.topics import DEAD_LETTERS
+from schemas.topics import DEAD_LETTERS, RESTORE
 
 
 @pytest.fixture
 def config(broker: Broker, run_id: str) -> Iterator[ShardConfig]:
     config = shard(broker.bootstrap_servers, run_id, commit_s=0.0)
     with admin_client(config.client) as admin:
-        create_topics(admin, [TopicSpec(topic.name(run_id), 1) for topic in (SOURCE, OUTPUT, DEAD_LETTERS)])
+        create_topics(admin, [TopicSpec(topic.name(run_id), 1) for topic in (SOURCE, OUTPUT, DEAD_LETTERS, RESTORE)])
     yield config
     close_shards()
 
@@ -269,7 +271,10 @@ def test_a_pipeline_stops_when_asked_and_runs_again_in_the_same_process(
         assert steps(config) == list(range(20 * start))
         with admin_client(config.client) as admin:
             (committed,) = committed_offsets(admin, config.group).values()
-        assert committed.metadata.startswith(f"[{start},")
+        with contextlib.closing(observer_of(config.client)) as observer:
+            note = last_note(observer, TopicPartition(*config.session().restore), config.group)
+        assert note is not None
+        assert (note.start, list(note.offsets.values())) == (start, [committed.offset])
 
 
 @pytest.mark.parametrize(("options", "seconds"), [(["--runner=FnApiRunner"], 600.0), (["--runner=PrismRunner"], 5.0)])

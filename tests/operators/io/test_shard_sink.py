@@ -14,7 +14,7 @@ from infra.kafka.session import Note, SessionLost
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Emission, Output, Place
 from operators.io.sink import ShardSink, SinkBroken, close_sinks, sink_of
-from schemas.codec import decode
+from schemas.codec import decode, encode
 from schemas.topics import REPLICAS
 
 
@@ -72,6 +72,29 @@ def test_what_waits_is_committed_as_one(sessions: ScriptedSessions, sink: ShardS
     sink.flush()
     assert written(session) == [[1], [2, 3, 4]]
     assert session.committed[-1][1] == {INPUT: 4}
+
+
+def test_sink_divides_what_is_too_large_for_one_transaction_by_emissions(
+    sessions: ScriptedSessions, sink: ShardSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = sessions.now = ScriptedSession(1)
+    monkeypatch.setattr("operators.io.sink.MAX_TRANSACTION_BYTES", 3 * len(encode(metric(1))[0]))
+    under_way, release, commit = threading.Event(), threading.Event(), session.commit
+
+    def slow(*arguments: object) -> dict[str, int]:
+        under_way.set()
+        release.wait(10)
+        return commit(*arguments)  # type: ignore[arg-type]
+
+    session.commit = slow  # type: ignore[method-assign]
+    sink.write(emission(1, 1, 2, 3, 4))
+    under_way.wait(10)
+    for number in range(2, 8):
+        sink.write(emission(number, number, low=number))
+    release.set()
+    sink.flush()
+    assert written(session) == [[1, 2, 3, 4], [2, 3, 4], [5, 6, 7]]
+    assert [offsets[INPUT] for _, offsets, *_ in session.committed] == [0, 4, 7]
 
 
 def test_emissions_of_another_start_are_dropped(sessions: ScriptedSessions, sink: ShardSink) -> None:

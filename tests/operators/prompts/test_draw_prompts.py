@@ -75,7 +75,7 @@ class Prompts:
     harder: tuple[Questions, ...] = ()
 
     def __post_init__(self) -> None:
-        config = shard("prompts", reading(CURRICULUM, keys=(ASKED,)), anchor=(PROMPTS, 0))
+        config = shard("prompts", reading(CURRICULUM, keys=(ASKED,)))
         self._step = DrawPrompts(PromptsConfig(task="chain_sum", max_new_tokens=8), config, Path(), 16, self.lead)
         self.shard = Shard(self.log, config, self._restore)
         self.shard.start()

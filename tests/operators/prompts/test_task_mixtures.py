@@ -48,7 +48,7 @@ class Mixed:
 
     def __init__(self, *tasks: TaskConfig) -> None:
         self.log, self.now = Log(), 0.0
-        config = shard("prompts", reading(CURRICULUM, keys=(ASKED,)), anchor=(PROMPTS, 0))
+        config = shard("prompts", reading(CURRICULUM, keys=(ASKED,)))
         self._step = DrawPrompts(PromptsConfig(tasks=tasks, seed=3), config, Path(), 600, lead=10**6)
         self._backlog = Backlog()
         self.shard = Shard(self.log, config, self._restore)

@@ -19,7 +19,7 @@ from infra.kafka.session_config import Input, SessionConfig
 from pipelines.cli.main import main
 from schemas.codec import encode
 from schemas.records import Settled
-from schemas.topics import SETTLED, group_name
+from schemas.topics import RESTORE, SETTLED, group_name
 
 RUN = "repair-commands"
 Laminar = Callable[..., tuple[int, str, str]]
@@ -31,6 +31,7 @@ def client(broker: Broker) -> ClientProperties:
     client = ClientProperties.at(broker.bootstrap_servers)
     with admin_client(client) as admin:
         create_topics(admin, [TopicSpec(SETTLED.name(run), 2) for run in (RUN, f"{RUN}-again")])
+        create_topics(admin, [TopicSpec(RESTORE.name(RUN), 1)])
     sample = SAMPLES[Settled]
     assert isinstance(sample, Settled)
     producer = KafkaProducer(bootstrap_servers=broker.bootstrap_servers)
@@ -75,7 +76,8 @@ def test_replay_wants_to_know_what(laminar: Laminar) -> None:
 @pytest.fixture
 def session(client: ClientProperties) -> Iterator[SessionConfig]:
     """What a pipeline that has done 4 of partition 0 and 3 of partition 1 leaves, a note with it."""
-    config = SessionConfig(client, group_name(RUN, "placement"), (Input(SETTLED.name(RUN), (0, 1)),))
+    inputs, restore = (Input(SETTLED.name(RUN), (0, 1)),), Partition(RESTORE.name(RUN), 0)
+    config = SessionConfig(client, group_name(RUN, "placement"), inputs, restore)
     first = Session(config)
     offsets = {Partition(SETTLED.name(RUN), 0): 4, Partition(SETTLED.name(RUN), 1): 3}
     first.commit([], offsets, {}, {"mark": 7})

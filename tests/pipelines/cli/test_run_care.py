@@ -19,7 +19,7 @@ from record_samples import SAMPLES
 
 from infra.kafka.broker import Broker
 from infra.kafka.session import Session
-from infra.kafka.session_config import Input, SessionConfig
+from infra.kafka.session_config import Input, Partition, SessionConfig
 from pipelines.cli.main import main
 from pipelines.config import Config, KafkaConfig, RunConfig, parse_config
 from pipelines.run import drain as draining
@@ -28,7 +28,7 @@ from pipelines.run.submitted import Submission, submissions
 from pipelines.run.topics import make_topics
 from schemas.codec import encode
 from schemas.records import Prompt, ReplicaStatus
-from schemas.topics import PROMPTS, REPLICAS, Topic, group_name
+from schemas.topics import PROMPTS, REPLICAS, RESTORE, Topic, group_name
 
 Runs = Callable[..., tuple[int, str, str]]
 
@@ -125,7 +125,8 @@ def test_a_run_is_quiet_once_all_is_dispatched_and_no_replica_is_at_work(broker:
             producer.send(topic.name(run_id), value, b"0", list(headers), 0)
 
     idle = replace(SAMPLES[ReplicaStatus], running=0, waiting=0)  # type: ignore[type-var]
-    placement = SessionConfig(client, group_name(run_id, "placement"), (Input(PROMPTS.name(run_id), (0,)),))
+    inputs, restore = (Input(PROMPTS.name(run_id), (0,)),), Partition(RESTORE.name(run_id), 0)
+    placement = SessionConfig(client, group_name(run_id, "placement"), inputs, restore)
     assert is_quiet(config)
     write(REPLICAS, replace(idle, waiting=1))  # type: ignore[type-var]
     assert not is_quiet(config)

@@ -140,12 +140,12 @@ def _password(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("kind", ["password", "certificate"])
 def test_a_session_reads_and_writes(kind: str, guarded: Guarded, run_id: str) -> None:
     client = KafkaConfig(client_properties=str(guarded.file(kind))).client()
-    asked, answered = Partition(f"{run_id}-in", 0), Partition(f"{run_id}-out", 0)
+    asked, answered, restore = (Partition(f"{run_id}-{noun}", 0) for noun in ("in", "out", "restore"))
     with admin_client(client) as admin:
-        create_topics(admin, [TopicSpec(asked.topic, 1), TopicSpec(answered.topic, 1)])
+        create_topics(admin, [TopicSpec(place.topic, 1) for place in (asked, answered, restore)])
     with KafkaProducer(**client.producer()) as producer:
         producer.send(asked.topic, b"question").get(10)
-    session = Session(SessionConfig(client, run_id, (Input(asked.topic, (0,)),), ledger=(answered,)))
+    session = Session(SessionConfig(client, run_id, (Input(asked.topic, (0,)),), restore, ledger=(answered,)))
     try:
         while not (found := session.poll(0.5)):
             pass

@@ -1,0 +1,80 @@
+"""The last note of a group, read from the compacted topic `restore`.
+
+Other shards write to the same partition, and one that died may have left a transaction open there, behind which a
+read_committed reader would wait. So the partition is read to its end, open transactions included, and the markers of
+the group's own transactions, all of which are decided once its producer has been initialised, tell which notes count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from kafka import KafkaConsumer, TopicPartition
+from kafka.errors import KafkaTimeoutError, UnknownTopicOrPartitionError
+
+from infra.kafka.note import Note
+from infra.kafka.properties import ClientProperties
+from infra.kafka.record_batches import Marker, take_batches_and_markers
+from schemas.codec import decode
+
+POLL_MS = 100
+STANDSTILL_POLLS = 300
+"""Polls in a row that may bring nothing although the end is not reached."""
+
+
+def observer_of(client: ClientProperties) -> KafkaConsumer:
+    """A consumer of no group that sees all that is in the log, open transactions included, by batches."""
+    consumer = KafkaConsumer(
+        **client.consumer(
+            group_id=None,
+            enable_auto_commit=False,
+            isolation_level="read_uncommitted",
+            auto_offset_reset="none",
+            metrics_enabled=False,
+            fetch_max_wait_ms=POLL_MS,
+        )
+    )
+    take_batches_and_markers(consumer)
+    return consumer
+
+
+def last_note(observer: KafkaConsumer, place: TopicPartition, group: str, begin: int | None = None) -> Note | None:
+    """The note of the last commit of `group`; None where it has none at or after offset `begin`.
+
+    Raises KafkaTimeoutError where the group's last transaction is not decided or the partition cannot be read on.
+    """
+    key, last = group.encode(), None
+    undecided: dict[int, tuple[bytes, Any]] = {}
+    for found in _to_the_end(observer, place, begin):
+        if isinstance(found, Marker):
+            ended = undecided.pop(found.producer_id, None)
+            last = ended if ended is not None and found.committed else last
+            continue
+        for each, value, headers in zip(found.keys, found.values, found.headers, strict=True):
+            if each == key and value is not None:
+                undecided[found.producer_id] = value, headers
+    if undecided:
+        raise KafkaTimeoutError(
+            f"the last transaction of {group} is neither committed nor aborted in {place.topic}; "
+            f"`laminar topics transactions list` shows what hangs"
+        )
+    return None if last is None else Note.decode(decode(*last)[0].note)
+
+
+def _to_the_end(observer: KafkaConsumer, place: TopicPartition, begin: int | None) -> Iterator[Any]:
+    """The batches and markers of a partition, to its end as of now."""
+    if place.partition not in (observer.partitions_for_topic(place.topic) or ()):
+        raise UnknownTopicOrPartitionError(f"there is no topic {place.topic}, which holds the notes of a run")
+    end = observer.end_offsets([place])[place]
+    first = observer.beginning_offsets([place])[place]
+    observer.assign([place])
+    observer.seek(place, first if begin is None else max(first, begin))
+    idle = 0
+    while observer.position(place) < end:
+        polled = observer.poll(timeout_ms=POLL_MS).get(place, ())
+        idle = 0 if polled else idle + 1
+        if idle > STANDSTILL_POLLS:
+            raise KafkaTimeoutError(f"{place.topic} cannot be read on to offset {end}")
+        for record in polled:
+            yield record.value

@@ -1,0 +1,133 @@
+"""Whether the settings of a Kafka keep what a run needs: checked before any record is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from kafka import KafkaAdminClient
+from kafka.admin import ConfigResource, ConfigResourceType
+from kafka.errors import AuthorizationError
+
+from infra.kafka.admin import TopicSpec, describe
+
+Settings = Mapping[str, str]
+_KEEPS_TRANSACTIONAL_IDS_MS = 24 * 3600 * 1000
+
+
+@dataclass(frozen=True, slots=True)
+class SettingProblem:
+    """A setting that does not fit. `fatal`: a run on it would stop or lose records sooner or later."""
+
+    where: str
+    setting: str
+    value: str
+    needed: str
+    why: str
+    fatal: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.setting} is {self.value}, needed is {self.needed}: {self.why}"
+
+
+class UnsuitableKafka(RuntimeError):
+    """The settings of a Kafka would lose records or stop the run."""
+
+    def __init__(self, problems: Sequence[SettingProblem]) -> None:
+        self.problems = tuple(problems)
+        lines = "\n".join(f"  {problem}" for problem in problems)
+        super().__init__(f"this Kafka does not keep what a run needs; kafka-configs.sh --alter changes it:\n{lines}")
+
+
+def find_problems(
+    admin: KafkaAdminClient, specs: Sequence[TopicSpec], transaction_timeout_s: float
+) -> list[SettingProblem]:
+    """What does not fit in the settings of the brokers and of those topics of `specs` that exist."""
+    wanted = {spec.name: spec for spec in specs}
+    try:
+        standing = describe(admin, list(wanted))
+        copies = {name: found.replication_factor for name, found in standing.items()}
+        problems = topic_problems(topic_settings(admin, list(standing)), wanted, copies)
+        return problems + broker_problems(broker_settings(admin), transaction_timeout_s)
+    except AuthorizationError as error:
+        why = f"its settings could not be checked ({error})"
+        return [SettingProblem("Kafka", "the right DescribeConfigs", "not granted", "granted", why, fatal=False)]
+
+
+def broker_problems(brokers: Mapping[str, Settings], transaction_timeout_s: float) -> list[SettingProblem]:
+    """What does not fit in the settings of each broker, by its name."""
+    return [each for name, held in sorted(brokers.items()) for each in _of_broker(name, held, transaction_timeout_s)]
+
+
+def topic_problems(
+    topics: Mapping[str, Settings], wanted: Mapping[str, TopicSpec], copies: Mapping[str, int]
+) -> list[SettingProblem]:
+    """What does not fit in the settings of topics that stand; `copies` are their replication factors."""
+    return [
+        each
+        for name, held in sorted(topics.items())
+        if name in wanted
+        for each in _of_topic(name, held, wanted[name].config, copies.get(name, 1))
+    ]
+
+
+def broker_settings(admin: KafkaAdminClient) -> dict[str, dict[str, str]]:
+    """The settings in force of each broker, by "broker N"."""
+    ids = [str(broker["broker_id"]) for broker in admin.describe_cluster()["brokers"]]
+    resources = [ConfigResource(ConfigResourceType.BROKER, each) for each in ids]
+    held = admin.describe_configs(resources, config_filter="all")["broker"]
+    return {f"broker {each}": _values(held[each]) for each in ids}
+
+
+def topic_settings(admin: KafkaAdminClient, topics: Sequence[str]) -> dict[str, dict[str, str]]:
+    """The settings in force of each topic."""
+    resources = [ConfigResource(ConfigResourceType.TOPIC, name) for name in topics]
+    held = admin.describe_configs(resources, config_filter="all")["topic"] if resources else {}
+    return {name: _values(held[name]) for name in topics}
+
+
+def _values(entries: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    return {key: entry["value"] for key, entry in entries.items()}
+
+
+def _of_broker(where: str, held: Settings, transaction_timeout_s: float) -> Iterator[SettingProblem]:
+    wanted_ms = int(transaction_timeout_s * 1000)
+    bound = held.get("transaction.max.timeout.ms")
+    if bound is not None and int(bound) < wanted_ms:
+        why = "transactions of kafka.transaction_timeout_s would be refused; or lower that"
+        yield SettingProblem(where, "transaction.max.timeout.ms", bound, f"at least {wanted_ms}", why)
+    if held.get("log.cleaner.enable") == "false":
+        why = "compacted topics would grow for ever"
+        yield SettingProblem(where, "log.cleaner.enable", "false", "true", why)
+    kept = held.get("transactional.id.expiration.ms")
+    if kept is not None and int(kept) < _KEEPS_TRANSACTIONAL_IDS_MS:
+        why = "a pipeline that pauses longer is not fenced against its predecessor"
+        yield SettingProblem(
+            where, "transactional.id.expiration.ms", kept, f"at least {_KEEPS_TRANSACTIONAL_IDS_MS}", why
+        )
+    retained = held.get("offsets.retention.minutes")
+    if retained is not None and int(retained) < 24 * 60:
+        why = "`laminar topics lag` forgets pipelines that pause; a restart does not need these offsets"
+        yield SettingProblem(where, "offsets.retention.minutes", retained, "at least 1440", why, fatal=False)
+
+
+def _of_topic(name: str, held: Settings, wanted: Settings, copies: int) -> Iterator[SettingProblem]:
+    for setting, needed in wanted.items():
+        value = held.get(setting)
+        if value is None or value == needed:
+            continue
+        if setting == "max.message.bytes":
+            if int(value) < int(needed):
+                yield SettingProblem(name, setting, value, f"at least {needed}", "large records would be refused")
+        elif setting in ("cleanup.policy", "retention.ms", "retention.bytes"):
+            yield SettingProblem(name, setting, value, needed, "records that a restart or the audit needs would go")
+    replicas = held.get("min.insync.replicas")
+    if replicas is not None and int(replicas) > copies:
+        needed = f"at most {copies}, the topic's replication factor"
+        yield SettingProblem(name, "min.insync.replicas", replicas, needed, "nothing could be written")
+    if replicas == "1" and copies >= 3:
+        why = "a record that one broker alone has is lost with it"
+        yield SettingProblem(name, "min.insync.replicas", replicas, "at least 2", why, fatal=False)
+    if held.get("unclean.leader.election.enable") == "true":
+        why = "a broker that lags may become leader, and what it lacks is lost"
+        yield SettingProblem(name, "unclean.leader.election.enable", "true", "false", why, fatal=False)

@@ -1,0 +1,45 @@
+"""What kafka-python's connections do wrong is put right."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from types import SimpleNamespace
+
+import pytest
+from kafka.net.inet import KafkaNetSocket
+from kafka.net.transport import KafkaTCPTransport
+
+from infra.kafka.client_repairs import repair_clients
+
+
+def test_all_that_has_come_is_read_and_the_end_is_an_error() -> None:
+    repair_clients()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        transport = SimpleNamespace(_sock=ours)
+        assert KafkaTCPTransport._sock_recv(transport) == (b"", None)
+        theirs.sendall(b"x" * 100_000)
+        assert KafkaTCPTransport._sock_recv(transport) == (b"x" * 100_000, None)
+        theirs.sendall(b"last words")
+        theirs.close()
+        words, error = KafkaTCPTransport._sock_recv(transport)
+        assert words == b"last words"
+        assert "socket disconnected" in str(error)
+
+
+@pytest.mark.parametrize("ends", [ConnectionRefusedError, asyncio.CancelledError])
+def test_a_socket_that_is_not_connected_is_closed(ends: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
+    repair_clients()
+    opened: list[socket.socket] = []
+
+    async def fail(made: object, net: object, sock: socket.socket, address: object, timeout_at: object) -> None:
+        opened.append(sock)
+        raise ends
+
+    monkeypatch.setattr(KafkaNetSocket, "sock_connect", fail)
+    address = (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ("127.0.0.1", 9))
+    with pytest.raises(ends):
+        asyncio.run(KafkaNetSocket().connect(None, address))
+    assert [sock.fileno() for sock in opened] == [-1]

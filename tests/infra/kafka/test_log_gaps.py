@@ -1,0 +1,67 @@
+"""A shard whose note, input or output is gone refuses to start, with an error that says how to recover."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from kafka import TopicPartition
+from sessions_of_a_shard import Open, feed, polled, record, source
+
+from infra.kafka.admin import TopicSpec, admin_client, create_topics, delete_topics
+from infra.kafka.log_gaps import LogTruncated, NoteMissing
+from infra.kafka.session import Partition
+from infra.kafka.session_config import SessionConfig
+
+
+def test_session_refuses_when_its_note_is_gone_and_its_output_is_not(config: SessionConfig, opened: Open) -> None:
+    config = replace(config, owned=config.ledger)
+    first = opened(config)
+    first.commit([record(config, b"A")], {}, {}, {})
+    first.close()
+    with admin_client(config.client) as admin:
+        delete_topics(admin, config.restore.topic)
+        create_topics(admin, [TopicSpec(config.restore.topic, 1)])
+    with pytest.raises(NoteMissing, match=f"no note in {config.restore.topic}, but {config.ledger[0].topic}:0 holds"):
+        opened(config)
+
+
+def cut(config: SessionConfig, place: Partition, offset: int) -> None:
+    with admin_client(config.client) as admin:
+        admin.delete_records({TopicPartition(*place): offset})
+
+
+def test_session_refuses_an_input_cut_behind_its_position(config: SessionConfig, opened: Open) -> None:
+    feed(config, b"a", b"b", b"c")
+    opened(config).commit([], {source(config): 1}, {}, {})
+    cut(config, source(config), 2)
+    with pytest.raises(LogTruncated, match="partition 0, begins at offset 2, after 1"):
+        opened(config)
+
+
+def test_session_refuses_a_ledger_cut_behind_its_floor(config: SessionConfig, opened: Open) -> None:
+    session = opened(config)
+    first = session.commit([record(config, b"A")], {}, {}, {})
+    session.commit([record(config, b"B")], {}, first, {})
+    cut(config, config.ledger[0], 2)
+    with pytest.raises(LogTruncated, match="begins at offset 2, after 0"):
+        opened(config)
+
+
+def test_session_refuses_a_log_that_lost_its_own_output(config: SessionConfig, opened: Open) -> None:
+    session = opened(config)
+    session.commit([record(config, b"A")], {}, {}, {})
+    session.close()
+    with admin_client(config.client) as admin:
+        delete_topics(admin, config.ledger[0].topic)
+        create_topics(admin, [TopicSpec(config.ledger[0].topic, 1)])
+    with pytest.raises(LogTruncated, match="ends at 0, before its own output at 0"):
+        opened(config)
+
+
+def test_session_stops_when_the_log_is_cut_before_it_reads(config: SessionConfig, opened: Open) -> None:
+    feed(config, *(b"x" * 100 for _ in range(10)))
+    session = opened(config)
+    cut(config, source(config), 5)
+    with pytest.raises(LogTruncated):
+        polled(session, 10)

@@ -1,0 +1,56 @@
+"""Settings that would lose records or stop a run are named before anything is written."""
+
+from __future__ import annotations
+
+import pytest
+
+from infra.kafka.admin import TopicSpec, admin_client, create_topics
+from infra.kafka.broker import Broker
+from infra.kafka.properties import ClientProperties
+from infra.kafka.suitability import broker_problems, broker_settings, topic_problems, topic_settings
+
+GOOD = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1", "max.message.bytes": "1000"}
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "copies", "fatal"),
+    [
+        ("cleanup.policy", "compact", 1, True),
+        ("retention.ms", "604800000", 1, True),
+        ("retention.bytes", "1000000", 1, True),
+        ("max.message.bytes", "999", 1, True),
+        ("min.insync.replicas", "2", 1, True),
+        ("min.insync.replicas", "1", 3, False),
+        ("unclean.leader.election.enable", "true", 1, False),
+    ],
+)
+def test_topic_problem_names_setting_and_value(setting: str, value: str, copies: int, fatal: bool) -> None:
+    held = GOOD | {"min.insync.replicas": "1" if copies == 1 else "2", setting: value}
+    (problem,) = topic_problems({"t": held}, {"t": TopicSpec("t", 1, config=GOOD)}, {"t": copies})
+    assert (problem.where, problem.setting, problem.value, problem.fatal) == ("t", setting, value, fatal)
+    assert f"t: {setting} is {value}, needed is " in str(problem)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "fatal"),
+    [
+        ("transaction.max.timeout.ms", "59999", True),
+        ("log.cleaner.enable", "false", True),
+        ("transactional.id.expiration.ms", "3600000", True),
+        ("offsets.retention.minutes", "60", False),
+    ],
+)
+def test_broker_problem_names_setting_and_value(setting: str, value: str, fatal: bool) -> None:
+    (problem,) = broker_problems({"broker 1": {setting: value}}, transaction_timeout_s=60)
+    assert (problem.where, problem.setting, problem.value, problem.fatal) == ("broker 1", setting, value, fatal)
+
+
+def test_settings_of_a_real_broker_fit_and_those_of_a_short_lived_topic_do_not(broker: Broker, run_id: str) -> None:
+    short = f"{run_id}-short"
+    with admin_client(ClientProperties.at(broker.bootstrap_servers)) as admin:
+        create_topics(admin, [TopicSpec(run_id, 1, config=GOOD), TopicSpec(short, 1)])
+        assert broker_problems(broker_settings(admin), transaction_timeout_s=60) == []
+        held = topic_settings(admin, [run_id, short])
+    wanted = {name: TopicSpec(name, 1, config=GOOD) for name in held}
+    problems = topic_problems(held, wanted, dict.fromkeys(held, 1))
+    assert [(problem.where, problem.setting) for problem in problems] == [(short, "retention.ms")]
