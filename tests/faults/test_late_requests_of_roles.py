@@ -11,7 +11,6 @@ from faults.proxied_broker import ProxiedBroker
 ROLES = {"prompts", "placement", "rollout-0", "score", "experience", "experience-1", "trainer", "evaluation"}
 
 
-@pytest.mark.xfail(strict=True, reason="the client repeats the request under the same epoch")
 def test_roles_lose_nothing_by_late_requests(proxied: ProxiedBroker, run_id: str, tmp_path: Path) -> None:
     found = late_requests_in_every_role(proxied, run_id, tmp_path, TRIES_IN_TESTS)
     assert (found.anomalies, found.stalled) == ([], "")

@@ -3,7 +3,8 @@
     python bfloat16_errors.py FOLDER COUNTS
 
 FOLDER has a model; COUNTS is a JSON list of pairs of mini-batches and epochs. Two ranks, each a forked process, train
-half a batch each; rank 0 writes errors.json: a list of the steps' errors for each pair. The processes are forked from one that has never run a backward pass.
+half a batch each; rank 0 writes errors.json: a list of the steps' errors for each pair. The processes are forked from
+one that has never run a backward pass.
 """
 
 from __future__ import annotations

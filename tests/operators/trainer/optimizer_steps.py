@@ -1,4 +1,4 @@
-"""What a learner did in each optimizer step: the weights that the step began with, its gradient, the weights after it."""
+"""What a learner did in each optimizer step: the weights before it, its gradient, the weights after it."""
 
 from __future__ import annotations
 
