@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from faults.late_run import TRIES_IN_TESTS, late_requests_in_every_role
 from faults.proxied_broker import ProxiedBroker
 
