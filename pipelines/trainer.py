@@ -50,7 +50,11 @@ def _training(config: Config, source: ShardConfig, rank: int) -> tuple[Step, Sha
         result=config.run_folder / "model",
         keep_versions=config.relay.keep_versions,
         way=WayToRelays(
-            config.relay.token(), config.relay.chunk_bytes, config.relay.max_megabytes_per_s, config.relay.deltas
+            config.relay.token(),
+            config.relay.chunk_bytes,
+            config.relay.max_megabytes_per_s,
+            config.relay.deltas,
+            config.relay.tls(),
         ),
         shards=config.experience.shards,
     )

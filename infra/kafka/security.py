@@ -3,6 +3,8 @@
 Everything is in one folder that its owner alone may read:
 
     ca.pem               the authority's certificate, which clients trust
+    ca.key               its key, with which it can issue more
+    relay.pem            a key and certificate for relays: `relay.certificate_file`, with ca.pem as `authority_file`
     broker.pem           the broker's key and certificate
     score.properties     how user `score` reaches the broker, by Java's names
     score.password       what it refers to
@@ -12,17 +14,16 @@ Clients come over TLS with SCRAM; the controller, which has no users yet when a 
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
-import os
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from infra.certificates import RELAY_NAME, Authority
+from infra.files import write_private
+
 ADMIN, BROKER = "admin", "broker"
 MECHANISM = "SCRAM-SHA-512"
-VALID_DAYS = 3650
 _LOGIN = "org.apache.kafka.common.security.scram.ScramLoginModule"
 _AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
 
@@ -101,38 +102,8 @@ class Security:
         return (self.folder / f"{user}.password").read_text().strip()
 
 
-def write_private(file: Path, text: str) -> None:
-    """Write a file that nobody else may read, at no moment."""
-    file.unlink(missing_ok=True)
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as out:
-        out.write(text)
-
-
 def _make_certificates(folder: Path, host: str) -> None:
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.x509.oid import NameOID
-
-    def signed(name: str, key: ec.EllipticCurvePrivateKey, by: ec.EllipticCurvePrivateKey) -> bytes:
-        now = datetime.datetime.now(datetime.UTC)
-        named = {each: x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, each)]) for each in (name, "laminar")}
-        return (
-            x509.CertificateBuilder()
-            .subject_name(named[name])
-            .issuer_name(named["laminar"])
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(days=1))
-            .not_valid_after(now + datetime.timedelta(days=VALID_DAYS))
-            .add_extension(x509.BasicConstraints(ca=key is by, path_length=None), critical=True)
-            .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(host))]), critical=False)
-            .sign(by, hashes.SHA256())
-            .public_bytes(serialization.Encoding.PEM)
-        )
-
-    authority, own = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
-    key = own.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    write_private(folder / "ca.pem", signed("laminar", authority, authority).decode())
-    write_private(folder / "broker.pem", key.decode() + signed(BROKER, own, authority).decode())
+    authority = Authority.new()
+    authority.write(folder / "ca.pem", folder / "ca.key")
+    write_private(folder / "broker.pem", authority.issue(BROKER, (host,)))
+    write_private(folder / "relay.pem", authority.issue("relay", (RELAY_NAME,)))

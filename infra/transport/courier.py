@@ -18,6 +18,7 @@ from infra.transport.offers import PATIENCE_S
 from infra.transport.serving import answer
 from infra.transport.shelf import Shelf
 from infra.transport.throttle import Link
+from infra.transport.tls import Tls
 from infra.transport.wholes import whole_finder
 from schemas.records import PolicyVersion, RelayChain, WeightVersion
 
@@ -31,9 +32,15 @@ class Courier:
     """Offers what `store` holds to the master of `run`, from a thread of its own."""
 
     def __init__(
-        self, store: WeightStore, run: str, token: str = "", link: Link | None = None, host: str | None = None
+        self,
+        store: WeightStore,
+        run: str,
+        token: str = "",
+        link: Link | None = None,
+        host: str | None = None,
+        tls: Tls | None = None,
     ) -> None:
-        self._store, self._run, self._token = store, run, token
+        self._store, self._run, self._token, self._tls = store, run, token, tls
         self._host = os.uname().nodename if host is None else host
         self._link = link or Link()
         self._shelf = Shelf(whole_finder(store))
@@ -113,7 +120,7 @@ class Courier:
 
     def _offer(self, address: str, manifest: WeightVersion) -> None:
         """Offer a version until the master has it. Raises TransportError."""
-        with connect(address, self._run, self._token, -1, CONNECT_S) as connection:
+        with connect(address, self._run, self._token, -1, CONNECT_S, self._tls) as connection:
             connection.settimeout(PATIENCE_S + CONNECT_S)
             send(connection, Kind.OFFER, version=str(manifest.version))
             while True:

@@ -10,11 +10,14 @@ from infra.transport.frames import TransportError
 from infra.transport.peer import Peer, dial
 from infra.transport.shelf import Holding
 from infra.transport.throttle import Link
+from infra.transport.tls import Tls
 from infra.transport.topology import link_of
 from schemas.records import RelayChain, WeightVersion
 
 
-def download(manifest: WeightVersion, chain: RelayChain, run: str, token: str, memory: memoryview) -> None:
+def download(
+    manifest: WeightVersion, chain: RelayChain, run: str, token: str, memory: memoryview, tls: Tls | None = None
+) -> None:
     """Fill `memory`, uint8[manifest.bytes], with a version, verified. Raises TransportError, ValueError for a lie."""
     cargo = full_cargo(manifest)
     holding = Holding(memory, cargo)
@@ -23,7 +26,7 @@ def download(manifest: WeightVersion, chain: RelayChain, run: str, token: str, m
     def connect(source: int) -> Peer:
         stands = link_of(chain, source)
         assert stands is not None
-        return dial(stands.address, run, token, -1, cargo, memory, link, False)
+        return dial(stands.address, run, token, -1, cargo, memory, link, False, tls)
 
     order = [each.relay for each in chain.links]
     if not Fetch(cargo, holding, (), order, connect, counts).run(lambda: False, lambda: None, patience=2):

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 import struct
+import time
+from contextlib import suppress
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -70,7 +73,10 @@ def send_chunk(connection: socket.socket, payload: memoryview, link: Link, turn:
     text = json.dumps(body, separators=(",", ":")).encode()
     head = _HEADER.pack(_MAGIC, Kind.CHUNK, len(text), len(payload)) + text
     try:
-        connection.sendall(head, socket.MSG_MORE)
+        if isinstance(connection, ssl.SSLSocket):
+            connection.sendall(head)
+        else:
+            connection.sendall(head, socket.MSG_MORE)
         step = link.slice or len(payload)
         for at in range(0, len(payload), step):
             part = payload[at : at + step]
@@ -80,17 +86,20 @@ def send_chunk(connection: socket.socket, payload: memoryview, link: Link, turn:
         raise PeerGone(f"{error}") from error
 
 
-def receive(connection: socket.socket) -> Frame:
-    """The next frame. Raises ProtocolError for what is none, PeerGone for a closed or silent connection."""
+def receive(connection: socket.socket, deadline: float | None = None) -> Frame:
+    """The next frame. Raises ProtocolError for what is none, PeerGone for a closed or silent connection.
+
+    With `deadline`, of `time.monotonic`, the whole frame must be here by then, however its bytes drip in.
+    """
     head = bytearray(_HEADER.size)
-    _fill(connection, memoryview(head))
+    _fill(connection, memoryview(head), deadline)
     magic, number, length, payload = _HEADER.unpack(head)
     if magic != _MAGIC:
         raise ProtocolError(f"not a relay's frame: {bytes(head[:8])!r}")
     if length > MAX_BODY or payload > MAX_CHUNK_BYTES:
         raise ProtocolError(f"a frame of {length} + {payload} bytes; bounds are {MAX_BODY} + {MAX_CHUNK_BYTES}")
     text = bytearray(length)
-    _fill(connection, memoryview(text))
+    _fill(connection, memoryview(text), deadline)
     try:
         kind, body = Kind(number), json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -111,9 +120,20 @@ def receive_payload(connection: socket.socket, memory: memoryview, link: Link, t
         link.take(len(part), turn)
 
 
-def _fill(connection: socket.socket, memory: memoryview) -> None:
+def interrupt(connection: socket.socket) -> None:
+    """Make whoever waits for `connection`, in another thread, stop waiting; it is of no use any more."""
+    with suppress(OSError):
+        # Not SSLSocket's own, after which the other thread would read the bytes of the wire as if they were ours.
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)
+
+
+def _fill(connection: socket.socket, memory: memoryview, deadline: float | None = None) -> None:
     while memory:
         try:
+            if deadline is not None:
+                if (left := deadline - time.monotonic()) <= 0:
+                    raise PeerGone("the peer takes too long")
+                connection.settimeout(left)
             count = connection.recv_into(memory)
         except TimeoutError as error:
             raise PeerGone("the peer is silent") from error

@@ -27,6 +27,7 @@ from infra.transport.peer import Peer, dial
 from infra.transport.serving import Server
 from infra.transport.shelf import Holding, Shelf
 from infra.transport.throttle import Link
+from infra.transport.tls import Tls
 from infra.transport.topology import OFFERED, Upstream, link_of, upstream_of
 from infra.transport.wholes import whole_finder
 from schemas.records import PolicyVersion, RelayChain, WeightVersion
@@ -53,6 +54,7 @@ class Door:
     port: int = 0
     advertised: str = ""
     token: str = ""
+    tls: Tls | None = None
 
     def at(self, port: int) -> str:
         """The address of what listens at `port` behind it."""
@@ -95,7 +97,9 @@ class RelayNode:
         self._arriving: tuple[Cargo, Holding] | None = None
         self._closed = False
         self._changed = threading.Condition()
-        server = Server(self._shelf, run, door.token, self.sending, self._offers.take, door.host, door.port)
+        server = Server(
+            self._shelf, run, door.token, self.sending, self._offers.take, door.host, door.port, tls=door.tls
+        )
         self._server = server
         self.address = door.advertised or door.at(server.port)
         self._thread = LIVENESS.start_thread("relay", self._work)
@@ -240,9 +244,8 @@ class RelayNode:
                     return self._offers.peer(cargo, memory, self.receiving)
                 link = link_of(chain, source)
                 assert link is not None
-                return dial(
-                    link.address, self._run, self._door.token, self.relay, cargo, memory, self.receiving, patient
-                )
+                ways = (cargo, memory, self.receiving, patient, self._door.tls)
+                return dial(link.address, self._run, self._door.token, self.relay, *ways)
 
             def stop(chain: RelayChain = chain, upstream: Upstream = upstream) -> bool:
                 moved = self._moved(chain, upstream, cargo)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any
 
 from infra.transport.cargo import Cargo
-from infra.transport.frames import Kind, ProtocolError, send
+from infra.transport.frames import Kind, ProtocolError, interrupt, send
 from infra.transport.peer import Absent, Peer
 from infra.transport.throttle import Link
 from schemas.records import PolicyVersion
@@ -61,6 +60,5 @@ class Offers:
         with self._lock:
             lying, self._lying = list(self._lying.values()), {}
         for connection, done in lying:
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+            interrupt(connection)
             done.set()

@@ -55,11 +55,12 @@ class Parcels:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._run, self._token, self._most, self._keep_s, self._clock = run, door.token, most_bytes, keep_s, clock
+        self._tls = door.tls
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self._bytes = 0
         self._lock = threading.Lock()
         self._shelf = Shelf(lambda key: None)
-        self._server = Server(self._shelf, run, door.token, Link(), host=door.host, port=door.port)
+        self._server = Server(self._shelf, run, door.token, Link(), host=door.host, port=door.port, tls=door.tls)
         self.address = door.at(self._server.port)
         self._pool = ThreadPoolExecutor(_FETCHES, "kv parcels")
 
@@ -121,7 +122,7 @@ class Parcels:
         except ValueError as error:
             raise TransportError(str(error)) from error
         memory = memoryview(bytearray(parcel.bytes))
-        peer = dial(parcel.address, self._run, self._token, -1, cargo, memory, Link(), False)
+        peer = dial(parcel.address, self._run, self._token, -1, cargo, memory, Link(), False, self._tls)
         try:
             for chunk in range(min(_AHEAD, cargo.chunks)):
                 peer.ask(chunk)

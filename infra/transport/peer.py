@@ -5,14 +5,14 @@ from __future__ import annotations
 import socket
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 
 from crc32c import crc32c
 
 from infra.transport.cargo import Cargo
-from infra.transport.frames import Kind, ProtocolError, TransportError, receive, receive_payload, send
+from infra.transport.frames import Kind, ProtocolError, TransportError, interrupt, receive, receive_payload, send
 from infra.transport.handshake import connect
 from infra.transport.throttle import Link
+from infra.transport.tls import Tls
 
 CONNECT_S = 2.0
 SILENCE_S = 3.0
@@ -91,8 +91,7 @@ class Peer:
 
     def interrupt(self) -> None:
         """Make whoever waits for the peer stop waiting."""
-        with suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
+        interrupt(self._connection)
 
     def close(self) -> None:
         """Close the connection."""
@@ -109,6 +108,7 @@ def dial(
     memory: memoryview,
     link: Link,
     patient: bool,
+    tls: Tls | None = None,
 ) -> Peer:
     """A connection to the relay at `address` from which `cargo` is pulled. Raises TransportError."""
-    return Peer(connect(address, run, token, me, CONNECT_S), cargo, memory, link, patient=patient)
+    return Peer(connect(address, run, token, me, CONNECT_S, tls), cargo, memory, link, patient=patient)

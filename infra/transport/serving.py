@@ -5,21 +5,27 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from infra.runners.liveness import LIVENESS
 from infra.store.chunks import MAX_CHUNK_BYTES
 from infra.transport.cargo import FORMS
-from infra.transport.frames import Kind, ProtocolError, TransportError, receive, send, send_chunk
+from infra.transport.frames import Kind, ProtocolError, TransportError, interrupt, receive, send, send_chunk
 from infra.transport.handshake import expect, tune, welcome
 from infra.transport.shelf import Holding, Key, Shelf
 from infra.transport.throttle import Link
+from infra.transport.tls import Tls
 
 log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 64
+"""Peers that have proved to be of the run, at once."""
+MAX_STRANGERS = 64
+"""Connections that have proved nothing yet, at once: the oldest of the busiest address gives way to a new one."""
 WAIT_S = 0.5
 """How often whoever waits for a chunk hears that it is waited for."""
 UNKNOWN_S = 1.0
@@ -28,11 +34,20 @@ UNKNOWN_S = 1.0
 Offered = Callable[[socket.socket, Mapping[str, Any]], None]
 
 
+@dataclass(eq=False)
+class _Caller:
+    """A connection and where it comes from."""
+
+    connection: socket.socket
+    address: str
+
+
 class Server:
     """Hands out what is on `shelf` at `host`:`port` (0: any free one) to peers of `run` that know its `token`.
 
     What is sent passes through `link`. `offered(connection, body)` takes over a connection over which a trainer offers
-    a version. A version that makes no progress for `stall_s` seconds is answered with "absent".
+    a version. A version that makes no progress for `stall_s` seconds is answered with "absent". With `tls` peers come
+    over TLS, each with a certificate of the run's authority.
     """
 
     def __init__(
@@ -45,11 +60,14 @@ class Server:
         host: str = "127.0.0.1",
         port: int = 0,
         stall_s: float = 5.0,
+        tls: Tls | None = None,
     ) -> None:
+        self._tls = tls
         self._shelf, self._run, self._token, self._link, self._offered = shelf, run, token, link, offered
         self._stall_s = stall_s
         self._lock = threading.Lock()
-        self._connections: set[socket.socket] = set()
+        self._strangers: list[_Caller] = []  # in the order in which they came
+        self._peers: set[_Caller] = set()
         self._closed = False
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listening = socket.create_server((host, port), family=family, backlog=MAX_CONNECTIONS)
@@ -60,38 +78,46 @@ class Server:
         """Close the door, and every connection that came through it."""
         with self._lock:
             self._closed = True
-            connections = list(self._connections)
+            callers = [*self._strangers, *self._peers]
         with suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
-        for connection in connections:
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+        for caller in callers:
+            interrupt(caller.connection)
         self._thread.join(timeout=5)
 
     def _accept(self) -> None:
         while True:
             try:
-                connection, _ = self._listening.accept()
+                connection, address = self._listening.accept()
             except OSError:
                 return
+            caller = _Caller(connection, str(address[0]))
             with self._lock:
                 if self._closed:
                     connection.close()
                     return
-                self._connections.add(connection)
-                full = len(self._connections) > MAX_CONNECTIONS
-                flood = len(self._connections) > 2 * MAX_CONNECTIONS
-            if flood:  # too many even to be told so
-                self._end(connection)
-                continue
+                if len(self._strangers) >= MAX_STRANGERS:
+                    interrupt(self._crowded_out().connection)
+                self._strangers.append(caller)
             name = f"relay peer {connection.fileno()}"
-            threading.Thread(target=self._attend, args=(connection, full), name=name, daemon=True).start()
+            threading.Thread(target=self._attend, args=(caller,), name=name, daemon=True).start()
 
-    def _attend(self, connection: socket.socket, full: bool) -> None:
+    def _crowded_out(self) -> _Caller:
+        """The stranger that gives way: who opens many connections loses its own, and others are let in."""
+        most, _ = Counter(caller.address for caller in self._strangers).most_common(1)[0]
+        oldest = next(caller for caller in self._strangers if caller.address == most)
+        self._strangers.remove(oldest)
+        return oldest
+
+    def _attend(self, caller: _Caller) -> None:
         try:
-            tune(connection)
-            welcome(connection, self._run, self._token, full=full)
+            tune(caller.connection)
+            if self._tls is not None:
+                with self._lock:  # whoever interrupts it must find the connection that is in use
+                    caller.connection = self._tls.accept(caller.connection)
+            connection = caller.connection
+            welcome(connection, self._run, self._token, admit=lambda: self._admit(caller))
             frame = receive(connection)
             if frame.kind is Kind.OFFER and self._offered is not None:
                 self._offered(connection, frame.body)
@@ -104,12 +130,20 @@ class Server:
         except (TransportError, OSError) as error:
             log.debug("a connection ends: %s", error)
         finally:
-            self._end(connection)
+            with self._lock:
+                self._peers.discard(caller)
+                if caller in self._strangers:
+                    self._strangers.remove(caller)
+            caller.connection.close()
 
-    def _end(self, connection: socket.socket) -> None:
+    def _admit(self, caller: _Caller) -> bool:
+        """Whether there is room for a peer that has proved to be one."""
         with self._lock:
-            self._connections.discard(connection)
-        connection.close()
+            if len(self._peers) >= MAX_CONNECTIONS or caller not in self._strangers:
+                return False
+            self._strangers.remove(caller)
+            self._peers.add(caller)
+            return True
 
 
 def answer(connection: socket.socket, body: Mapping[str, Any], shelf: Shelf, link: Link, stall_s: float = 5.0) -> None:

@@ -10,9 +10,11 @@ from infra.listening import is_loopback
 from infra.store.chunks import MAX_CHUNK_BYTES
 from infra.transport.node import Door
 from infra.transport.throttle import Link
+from infra.transport.tls import Tls
 
 AUTO = "auto"
 _MEGABYTE = 1_000_000
+LEAST_TOKEN = 16
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,13 @@ class RelayConfig:
     advertise: str = ""
     """host:port at which others reach this relay, where that is not listen and port."""
     token_file: str = ""
-    """A file whose first line is a secret that relays and trainer of a run share; it is never sent."""
+    """A file whose first line is a secret (16 characters or more) that relays and trainer share; it is never sent."""
+    certificate_file: str = ""
+    """A PEM file with this machine's key and certificate for TLS between relays: `python -m infra.certificates`."""
+    authority_file: str = ""
+    """A PEM file with the certificate of the authority that issued those of all relays."""
+    clear_text: bool = False
+    """Whether other machines may be reached without TLS: only where the network itself encrypts and authenticates."""
     schedule: Literal["chain", "tree", "binomial"] = "chain"
     """How a version goes from the master to the other relays."""
     chunk_bytes: int = 8 << 20
@@ -60,6 +68,13 @@ class RelayConfig:
             raise ValueError(f"advertise must be host:port, not {self.advertise!r}")
         if not self.token_file and not is_loopback(self.listen):
             raise ValueError(f"listen = {self.listen!r} lets strangers in: set token_file, the same on every machine")
+        if bool(self.certificate_file) != bool(self.authority_file):
+            raise ValueError("set both certificate_file and authority_file, or neither")
+        if not is_loopback(self.listen) and not self.certificate_file and not self.clear_text:
+            raise ValueError(
+                f"listen = {self.listen!r} sends weights and KV in clear text: set certificate_file and authority_file "
+                "(`python -m infra.certificates DIR` makes them), or clear_text = true where the network encrypts"
+            )
         if not 1024 <= self.chunk_bytes <= MAX_CHUNK_BYTES:
             raise ValueError(f"chunk_bytes must be 1024 to {MAX_CHUNK_BYTES}, not {self.chunk_bytes}")
         if self.max_megabytes_per_s is not None and not self.max_megabytes_per_s > 0:
@@ -75,11 +90,24 @@ class RelayConfig:
             raise ValueError(f"token_file {self.token_file} cannot be read: {error}") from error
         if not text:
             raise ValueError(f"token_file {self.token_file} has no secret in its first line")
+        if len(text) < LEAST_TOKEN:
+            raise ValueError(
+                f"the secret in token_file {self.token_file} has {len(text)} characters, at least {LEAST_TOKEN} are "
+                f"needed: `openssl rand -hex 32 > {self.token_file}`"
+            )
         return text
 
+    def tls(self) -> Tls | None:
+        """The files of TLS, checked; None where there are none. Raises ValueError for files that do not serve."""
+        if not self.certificate_file:
+            return None
+        files = Tls(self.certificate_file, self.authority_file)
+        files.check()
+        return files
+
     def door(self) -> Door:
-        """Where the relay listens. Raises ValueError as `token`."""
-        return Door(self.listen, self.port, self.advertise, self.token())
+        """Where the relay listens. Raises ValueError as `token` and `tls`."""
+        return Door(self.listen, self.port, self.advertise, self.token(), self.tls())
 
     def link(self) -> Link:
         """One direction of its network link."""

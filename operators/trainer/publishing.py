@@ -18,6 +18,7 @@ from infra.store.publisher import Publisher, PublishFailed
 from infra.store.weight_store import WeightStore
 from infra.transport.courier import Courier
 from infra.transport.throttle import Link
+from infra.transport.tls import Tls
 from operators.trainer.tensor_bytes import copy_tensor
 from schemas.records import PolicyVersion, RelayChain, TensorSpec, WeightVersion
 
@@ -29,12 +30,13 @@ _DELIVER_S = 5.0
 
 @dataclass(frozen=True)
 class WayToRelays:
-    """How weights go to relays: the run's token, bytes a chunk, a limit (10^6 bytes a second), deltas or not."""
+    """How weights go to relays: the run's token, bytes a chunk, a limit (10^6 bytes/s), deltas or not, TLS."""
 
     token: str = ""
     chunk_bytes: int = DEFAULT_CHUNK_BYTES
     max_megabytes_per_s: float | None = None
     deltas: bool = True
+    tls: Tls | None = None
 
     def link(self) -> Link:
         rate = self.max_megabytes_per_s
@@ -60,7 +62,7 @@ class Publishing:
             producer = BoundedProducer(client)
             opening.callback(_close_producer, producer)
             self._log = ManifestLog(producer, run)
-            self._courier = Courier(opened, run, way.token, way.link())
+            self._courier = Courier(opened, run, way.token, way.link(), tls=way.tls)
             opening.callback(self._close_courier)
             self.publisher = Publisher(
                 opened,

@@ -21,6 +21,7 @@ from infra.store.publisher import Publisher
 from infra.store.weight_files import SINGLE, folder_tensors, tensors_in
 from infra.store.weight_store import WeightStore
 from infra.transport.download import download
+from operators.relay.config import RelayConfig
 from pipelines.cli.options import Connection
 from pipelines.cli.output import Row
 from pipelines.config import Config
@@ -83,7 +84,7 @@ def pull(
     root: Path,
     manifest: WeightVersion,
     chain: RelayChain | None,
-    token: str,
+    relay: RelayConfig,
     model: Path,
     folder: Path,
 ) -> str:
@@ -98,7 +99,7 @@ def pull(
     unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     unfinished.mkdir(parents=True)
     try:
-        source = _take_out(to, root, manifest, chain, token, unfinished / SINGLE)
+        source = _take_out(to, root, manifest, chain, relay, unfinished / SINGLE)
         for path in sorted(path for pattern in BESIDE for path in model.glob(pattern)):
             if path.name != "model.safetensors.index.json":
                 shutil.copyfile(path, unfinished / path.name)
@@ -109,7 +110,7 @@ def pull(
 
 
 def _take_out(
-    to: Connection, root: Path, manifest: WeightVersion, chain: RelayChain | None, token: str, file: Path
+    to: Connection, root: Path, manifest: WeightVersion, chain: RelayChain | None, relay: RelayConfig, file: Path
 ) -> str:
     if root.is_dir():
         try:
@@ -123,7 +124,7 @@ def _take_out(
     with file.open("xb+") as out:
         out.truncate(manifest.bytes)
         with mmap.mmap(out.fileno(), manifest.bytes) as memory, memoryview(memory) as view:
-            download(manifest, chain, to.run, token, view)
+            download(manifest, chain, to.run, relay.token(), view, relay.tls())
     return f"{len(chain.links)} relays"
 
 

@@ -158,8 +158,10 @@ def pull(
     to, (manifest,) = _find([version], address)
     config = _config(address.run)
     base = model or (Path(config.model.path) if config is not None else Path())
-    token = config.relay.token() if config is not None else ""
-    source = pull_bytes(to, store_root(to, config, store), manifest, read_chain(to), token, base, folder)
+    from operators.relay.config import RelayConfig
+
+    relay = RelayConfig() if config is None else config.relay
+    source = pull_bytes(to, store_root(to, config, store), manifest, read_chain(to), relay, base, folder)
     data = {"version": str(manifest.version), "folder": str(folder), "bytes": manifest.bytes, "from": source}
     return Report(data, lambda: f"version {manifest.version} is in {folder}, from {source}", as_json=json)
 

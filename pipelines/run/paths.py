@@ -27,7 +27,12 @@ def with_whole_paths(config: Config) -> Config:
         model=replace(config.model, path=_whole(config.model.path)),
         prompts=replace(_whole_task(config.prompts), tasks=tuple(map(_whole_task, config.prompts.tasks))),
         rollout=replace(config.rollout, emulation=replace(emulation, lengths=lengths)),
-        relay=replace(config.relay, token_file=_whole(config.relay.token_file)),
+        relay=replace(
+            config.relay,
+            token_file=_whole(config.relay.token_file),
+            certificate_file=_whole(config.relay.certificate_file),
+            authority_file=_whole(config.relay.authority_file),
+        ),
         score=replace(_whole_rubric(config.score), tasks=tuple(map(_whole_rubric, config.score.tasks))),
     )
 
@@ -40,6 +45,8 @@ def files_read(config: Config) -> Iterator[tuple[str, Path]]:
         *(("prompts.heldout_path", task.heldout_path) for task in config.prompts.mixture),
         ("rollout.emulation.lengths.file", config.rollout.emulation.lengths.file),
         ("relay.token_file", config.relay.token_file),
+        ("relay.certificate_file", config.relay.certificate_file),
+        ("relay.authority_file", config.relay.authority_file),
         *(("score.rewards", _script(spec)) for rubric in config.score.rubrics for spec in rubric.rewards),
     )
     return ((key, Path(path)) for key, path in named if path)

@@ -13,8 +13,11 @@ import pytest
 from blake3 import blake3
 from records_here import status, version
 
+from infra.certificates import write_relay_files
 from infra.store.arriving import Seal
 from infra.store.weight_store import WeightStore
+from infra.transport.node import Door
+from infra.transport.tls import Tls
 from operators.io.elements import Output, Place, Polled, Received, Restored
 from operators.relay.config import RelayConfig
 from operators.relay.relay import RelayFolder, RelayStep, contradiction, resume_from, to_forget
@@ -298,10 +301,35 @@ def test_a_lie_found_while_it_arrives_is_a_dead_letter_once(relay: Relay, store:
     assert relay.checkpoint()[1] == {"refused": [0]}
 
 
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({}, "lets strangers in: set token_file"),
+        ({"token_file": "t"}, "sends weights and KV in clear text: set certificate_file and authority_file"),
+        ({"token_file": "t", "certificate_file": "c"}, "set both certificate_file and authority_file"),
+    ],
+)
+def test_a_relay_for_other_machines_needs_token_and_tls(fields: dict[str, str], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        RelayConfig(listen="0.0.0.0", **fields)
+
+
+def test_tls_files_of_a_relay_are_checked_and_used(tmp_path: Path) -> None:
+    token, certificate, authority = map(str, write_relay_files(tmp_path / "it"))
+    config = RelayConfig(listen="0.0.0.0", token_file=token, certificate_file=certificate, authority_file=authority)
+    assert config.door().tls == Tls(certificate, authority)
+    with pytest.raises(ValueError, match="do not serve"):
+        replace(config, authority_file=str(tmp_path / "none")).door()
+
+
 def test_a_token_is_the_first_line_of_its_file(tmp_path: Path) -> None:
     file = tmp_path / "token"
-    file.write_text("secret\nmore\n")
-    assert RelayConfig(listen="0.0.0.0", token_file=str(file)).door().token == "secret"
+    file.write_text("a-secret-of-relays\nmore\n")
+    config = RelayConfig(listen="0.0.0.0", token_file=str(file), clear_text=True)
+    assert config.door() == Door("0.0.0.0", token="a-secret-of-relays")
+    file.write_text("fifteen-letters\n")
+    with pytest.raises(ValueError, match="has 15 characters, at least 16 are needed"):
+        config.door()
     file.write_text("\n")
     with pytest.raises(ValueError, match="has no secret in its first line"):
         RelayConfig(token_file=str(file)).token()

@@ -1,0 +1,121 @@
+"""What TLS between relays costs: one hop in clear text and over TLS, in turn, without a limit and over a slow link.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.relay_tls [--megabytes 500] [--rate 100] [--repetitions 5]
+
+The source is a process of its own; every chunk is checked as it arrives. Shares are of medians of the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+from crc32c import crc32c
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.processes import OthersWatch
+from infra.certificates import write_relay_files
+from infra.transport.cargo import Cargo
+from infra.transport.peer import dial
+from infra.transport.serving import Server
+from infra.transport.shelf import Holding, Shelf
+from infra.transport.throttle import Link
+from infra.transport.tls import Tls
+from schemas.records import PolicyVersion
+
+RUN, TOKEN, NAME = "benchmark", "a-token-of-a-benchmark", "its-bytes"
+VERSION = PolicyVersion(1, 1)
+CHUNK = 8 << 20
+AHEAD = 4
+GOALS = {"without a limit": 0.5, "over the link": 0.95}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--megabytes", type=int, default=500)
+    parser.add_argument("--rate", type=float, default=100.0, help="of the slow link, 10^6 bytes a second")
+    parser.add_argument("--slow-megabytes", type=int, default=200)
+    parser.add_argument("--repetitions", type=int, default=5)
+    told = parser.parse_args()
+    watch = OthersWatch()
+    with tempfile.TemporaryDirectory() as folder:
+        _, certificate, authority = write_relay_files(Path(folder))
+        tls = Tls(str(certificate), str(authority))
+        rows = [
+            ("without a limit", *_both(told.megabytes, None, tls, told.repetitions)),
+            ("over the link", *_both(told.slow_megabytes, told.rate, tls, told.repetitions)),
+        ]
+    table = Table(title=f"One hop, MB/s; others took {100 * watch.share():.0f} % of the machine's CPU time meanwhile")
+    for column in ("", "clear text", "TLS", "share", "goal", ""):
+        table.add_column(column, justify="right")
+    for what, clear, over_tls in rows:
+        share, goal = over_tls / clear, GOALS[what]
+        table.add_row(
+            what, f"{clear:.0f}", f"{over_tls:.0f}", f"{share:.2f}", f"{goal}", "met" if share >= goal else "missed"
+        )
+    Console(width=100).print(table)
+
+
+def _both(megabytes: int, rate: float | None, tls: Tls, repetitions: int) -> tuple[float, float]:
+    """MB/s in clear text and over TLS, medians of repetitions that take turns."""
+    ways: dict[bool, Tls | None] = {False: None, True: tls}
+    found: dict[bool, list[float]] = {way: [] for way in ways}
+    for _ in range(repetitions):
+        for way, files in ways.items():
+            found[way].append(_hop(megabytes * 1_000_000, rate, files))
+    return statistics.median(found[False]), statistics.median(found[True])
+
+
+def _hop(size: int, rate: float | None, tls: Tls | None) -> float:
+    context = get_context("spawn")
+    ours, theirs = context.Pipe()
+    source = context.Process(target=_serve, args=(theirs, size, rate, tls), daemon=True)
+    source.start()
+    try:
+        port, checks = ours.recv()
+        memory = memoryview(bytearray(size))
+        cargo = Cargo(VERSION, "kv", NAME, size, CHUNK, checks)
+        limit = Link(None if rate is None else rate * 1_000_000)
+        peer = dial(f"127.0.0.1:{port}", RUN, TOKEN, -1, cargo, memory, limit, False, tls)
+        began = time.perf_counter()
+        for chunk in range(min(AHEAD, cargo.chunks)):
+            peer.ask(chunk)
+        for chunk in range(cargo.chunks):
+            _, whole = peer.take()
+            if not whole:
+                sys.exit("a chunk is damaged")
+            if chunk + AHEAD < cargo.chunks:
+                peer.ask(chunk + AHEAD)
+        took = time.perf_counter() - began
+        peer.close()
+        return size / 1e6 / took
+    finally:
+        ours.close()
+        source.join(5)
+        source.kill()
+
+
+def _serve(pipe: Connection, size: int, rate: float | None, tls: Tls | None) -> None:
+    data = memoryview(np.random.default_rng(0).integers(0, 256, size, np.uint8).tobytes())
+    shelf = Shelf(lambda key: None)
+    shelf.add((str(VERSION), "kv", NAME), Holding(data))
+    limit = Link(None if rate is None else rate * 1_000_000)
+    server = Server(shelf, RUN, TOKEN, limit, tls=tls)
+    pipe.send((server.port, tuple(crc32c(data[at : at + CHUNK]) for at in range(0, size, CHUNK))))
+    try:
+        pipe.recv()
+    except EOFError:
+        server.close()
+
+
+if __name__ == "__main__":
+    main()

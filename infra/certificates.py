@@ -1,0 +1,140 @@
+"""A private authority and the certificates that it issues: for a local broker, and for relays of several machines.
+
+    python -m infra.certificates DIR
+
+writes what relays need: `relay-token`, `relay.pem` and `ca.pem`, for every machine, and `ca.key`, which stays where it
+is and issues a `relay.pem` again where that is removed.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import secrets
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from infra.files import write_private
+
+if TYPE_CHECKING:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+VALID_DAYS = 3650
+AUTHORITY = "laminar"
+RELAY_NAME = "relay.laminar"
+"""The name that a relay's certificate is for: relays have addresses that nobody knows beforehand."""
+
+
+@dataclass(frozen=True)
+class Authority:
+    """An authority of this project's own, which trusts nobody else's."""
+
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+
+    @staticmethod
+    def new() -> Authority:
+        """A new one."""
+        from cryptography.hazmat.primitives.asymmetric import ec
+
+        key = ec.generate_private_key(ec.SECP256R1())
+        return Authority(_signed(AUTHORITY, (), key, key), key)
+
+    @staticmethod
+    def of_files(certificate: Path, key: Path) -> Authority:
+        """The one that `write` has left. Raises OSError, ValueError for what is none."""
+        from cryptography import x509
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+
+        found = serialization.load_pem_private_key(key.read_bytes(), None)
+        if not isinstance(found, ec.EllipticCurvePrivateKey):
+            raise ValueError(f"{key} is no key of an authority of ours")
+        return Authority(x509.load_pem_x509_certificate(certificate.read_bytes()), found)
+
+    def write(self, certificate: Path, key: Path) -> None:
+        """Leave it in two files that their owner alone may read; the certificate may be given to anybody."""
+        write_private(certificate, _pem(self.certificate))
+        write_private(key, _key_pem(self.key))
+
+    def issue(self, name: str, hosts: tuple[str, ...]) -> str:
+        """A new key and its certificate for `name`, valid for `hosts` (addresses or names), as PEM."""
+        from cryptography.hazmat.primitives.asymmetric import ec
+
+        key = ec.generate_private_key(ec.SECP256R1())
+        return _key_pem(key) + _pem(_signed(name, hosts, key, self.key))
+
+
+def _signed(
+    name: str, hosts: tuple[str, ...], key: ec.EllipticCurvePrivateKey, by: ec.EllipticCurvePrivateKey
+) -> x509.Certificate:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.x509.oid import NameOID
+
+    now = datetime.datetime.now(datetime.UTC)
+    named = {each: x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, each)]) for each in (name, AUTHORITY)}
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(named[name])
+        .issuer_name(named[AUTHORITY])
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=VALID_DAYS))
+        .add_extension(x509.BasicConstraints(ca=key is by, path_length=None), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(by.public_key()), critical=False)
+    )
+    if hosts:
+        builder = builder.add_extension(x509.SubjectAlternativeName([_name_of(host) for host in hosts]), critical=False)
+    return builder.sign(by, hashes.SHA256())
+
+
+def _name_of(host: str) -> x509.GeneralName:
+    from cryptography import x509
+
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _pem(certificate: x509.Certificate) -> str:
+    from cryptography.hazmat.primitives import serialization
+
+    return certificate.public_bytes(serialization.Encoding.PEM).decode()
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> str:
+    from cryptography.hazmat.primitives import serialization
+
+    form, bare = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    return key.private_bytes(serialization.Encoding.PEM, form, bare).decode()
+
+
+def write_relay_files(folder: Path) -> list[Path]:
+    """Make what is not there yet of the files that relays need, each readable by its owner alone; those for machines.
+
+    Raises OSError, ValueError for an authority that is none.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    token, relay, certificate, key = (folder / name for name in ("relay-token", "relay.pem", "ca.pem", "ca.key"))
+    if not key.exists():
+        Authority.new().write(certificate, key)
+        relay.unlink(missing_ok=True)
+    if not relay.exists():
+        write_private(relay, Authority.of_files(certificate, key).issue("relay", (RELAY_NAME,)))
+    if not token.exists():
+        write_private(token, f"{secrets.token_hex(32)}\n")
+    return [token, relay, certificate]
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m infra.certificates DIR")
+    for made in write_relay_files(Path(sys.argv[1])):
+        print(made)
