@@ -1,4 +1,4 @@
-"""What a learner did in each optimizer step: the weights before it, its gradient, the weights after it."""
+"""Each optimizer step of a learner: the weights that it began with, its gradient, the weights after it."""
 
 from __future__ import annotations
 

@@ -1,0 +1,181 @@
+"""Every update is that of a plain float64 loop: losses, gradients of every optimizer step, AdamW's weights, metrics."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+from optimizer_steps import OptimizerStep, distance, record_steps
+from oracle import Expected, expected_adamw, expected_update
+from trainer_batches import make_batch, save_tiny_model, with_floats
+
+from operators.trainer.config import AlgorithmConfig, AlgorithmName, CriticConfig, LearnerConfig
+from operators.trainer.learner import Learner
+from schemas.records import MicroBatch
+
+NAMES: tuple[AlgorithmName, ...] = get_args(AlgorithmName)
+KLS = (None, ("loss", "k1"), ("reward", "k1"), ("loss", "k2"), ("reward", "k2"), ("loss", "k3"), ("reward", "k3"))
+CORRECTIONS = (None, ("truncate", "sequence"), ("mask", "token"), ("none", None), ("mask", "sequence"))
+COUNTS = ((1, 1), (2, 1), (1, 2), (2, 2))
+PACKINGS = ((10**6, 4096, False), (40, 7, False), (12, 1000, True))  # tokens, logits at once, layers computed twice
+OTHERS: tuple[dict[str, Any], ...] = (
+    {},
+    {"proximal": "behaviour"},
+    {"aggregation": "token_mean", "dual_clip": 1.5},
+    {"aggregation": "sequence_mean", "clip_low": 0.05, "clip_high": 0.07, "discount": 0.9},
+    {"aggregation": "constant_length", "correction_low": 0.3, "correction_cap": 1.5, "gae_lambda": 0.8},
+)
+TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True)
+class Case:
+    """The number of a combination of settings; `config` is made of it."""
+
+    name: AlgorithmName
+    kl: int
+    correction: int
+    count: int
+    packing: int
+    other: int
+
+    @property
+    def config(self) -> LearnerConfig:
+        kl, correction = KLS[self.kl], CORRECTIONS[self.correction]
+        algorithm: dict[str, Any] = {"name": self.name, "max_response_tokens": 25} | OTHERS[self.other]
+        if kl:
+            algorithm |= {"kl_coefficient": 0.2, "kl_in": kl[0], "kl_kind": kl[1]}
+        if correction:
+            algorithm |= {"correction": correction[0], "correction_level": correction[1]}
+        (mini, epochs), (tokens, chunk, again) = COUNTS[self.count], PACKINGS[self.packing]
+        return LearnerConfig(
+            algorithm=AlgorithmConfig(**algorithm),
+            critic=CriticConfig(learning_rate=5e-3, value_clip=0.1),
+            mini_batches=mini,
+            epochs=epochs,
+            micro_batch_tokens=tokens,
+            logits_chunk_tokens=chunk,
+            gradient_checkpointing=again,
+            learning_rate=3e-3,
+            warmup_steps=1,
+            schedule="cosine",
+            total_steps=4,
+            weight_decay=0.1,
+            max_gradient_norm=0.5,
+        )
+
+    def __str__(self) -> str:
+        return f"{self.name}-kl{self.kl}-w{self.correction}-n{self.count}-p{self.packing}-o{self.other}"
+
+
+def some_cases() -> Iterator[Case]:
+    """Three of each algorithm, in which every value of every setting comes up with different others."""
+    for index, (number, name) in itertools.product(range(3), enumerate(NAMES)):
+        counts, packing = (number + index) % 4, (number // 4 + index) % 3
+        yield Case(name, (number + 3 * index) % 7, (2 * number + index) % 5, counts, packing, (number + index) % 5)
+
+
+def every_case() -> Iterator[Case]:
+    """Algorithms × KL × corrections × mini-batches and epochs; packing and the other settings take turns."""
+    lengths = len(KLS), len(CORRECTIONS), len(COUNTS)
+    for number, (name, *rest) in enumerate(itertools.product(NAMES, *map(range, lengths))):
+        yield Case(name, *rest, packing=number % 3, other=number % 5)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("oracle") / "model", scale=2.0)
+
+
+@pytest.mark.parametrize("case", list(some_cases()), ids=str)
+def test_update_is_the_oracles(folder: Path, case: Case) -> None:
+    check(folder, case.config)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("case", list(every_case()), ids=str)
+def test_update_is_the_oracles_in_every_combination(folder: Path, case: Case) -> None:
+    check(folder, case.config)
+
+
+@pytest.mark.parametrize("name", ["grpo", "gspo", "cispo", "ppo"])
+def test_bfloat16_update_is_near_the_oracles(folder: Path, name: AlgorithmName) -> None:
+    smooth = AlgorithmConfig(name=name, clip_low=1.0, clip_high=1e6, kl_coefficient=0.1)
+    config = LearnerConfig(algorithm=smooth, precision="bfloat16", mini_batches=2, learning_rate=1e-3, warmup_steps=0)
+    check(folder, config, tolerance=0.03)
+
+
+def check(folder: Path, config: LearnerConfig, tolerance: float = TOLERANCE) -> None:
+    """Train two batches; the second, of moved weights, is compared."""
+    learner = Learner(config, folder)
+    steps = record_steps(learner._actor)
+    critic_steps = record_steps(learner._critic_trained) if learner._critic else []
+    learner.update(batch(1))
+    began = len(steps), len(critic_steps)
+    metrics = learner.update(batch(2))
+    now, of_critic = steps[began[0] :], critic_steps[began[1] :]
+    expected = expected_update(config, folder, batch(2), now, of_critic)
+    check_gradients(now, expected.gradients, tolerance)
+    check_gradients(of_critic, expected.critic_gradients, tolerance)
+    check_metrics(metrics, expected, now, of_critic, 100 * tolerance if config.precision == "bfloat16" else 1e-4)
+    rate = 3e-3 * (1 + math.cos(0)) / 2 if config.schedule == "cosine" else config.learning_rate
+    assert metrics["learning_rate"] == pytest.approx(rate)
+    for taken, rates in ((steps, rate), (critic_steps, rate * config.critic.learning_rate / config.learning_rate)):
+        if taken:
+            assert taken[-1].rate == pytest.approx(rates)
+            check_weights(taken, config)
+
+
+def batch(number: int) -> list[MicroBatch]:
+    """Five groups in two records: one with equal rewards, one of a single sequence; logprobs near the model's own."""
+    made = make_batch(number, groups=5, samples=3, number=number, parts=2, longest=9)
+    lone = {f"p{100 * number + 4}.{member}" for member in (1, 2)}
+    result = []
+    for row in made:
+        alike = {i: 1.0 for i, name in enumerate(row.trajectory_ids) if name.startswith(f"p{100 * number}.")}
+        names = tuple(
+            f"p{100 * number + 50 + i + 20 * row.index}.0" if n in lone else n for i, n in enumerate(row.trajectory_ids)
+        )
+        result.append(replace(with_floats(row, "rewards", alike), trajectory_ids=names))
+    return result
+
+
+def check_gradients(steps: list[OptimizerStep], expected: list[dict[str, torch.Tensor]], tolerance: float) -> None:
+    assert len(steps) == len(expected)
+    for step, gradient in zip(steps, expected, strict=True):
+        norm = torch.cat([each.flatten() for each in gradient.values()]).norm()
+        if norm == 0:  # a mini-batch of groups without advantage
+            assert step.norm == 0
+            continue
+        assert distance(step.gradient, gradient) <= tolerance
+        assert step.norm == pytest.approx(float(norm), rel=10 * tolerance)
+
+
+def check_weights(steps: list[OptimizerStep], config: LearnerConfig) -> None:
+    for step, after in zip(steps, expected_adamw(config, steps), strict=True):
+        moved, wanted = (
+            {name: tensor.double() - step.before[name].double() for name, tensor in each.items()}
+            for each in (step.after, after)
+        )
+        assert distance(moved, wanted) <= 1e-3  # float32 weights hold a step of 3e-3 to about 1e-4
+
+
+def check_metrics(
+    found: dict[str, float],
+    expected: Expected,
+    steps: list[OptimizerStep],
+    critic_steps: list[OptimizerStep],
+    tolerance: float,
+) -> None:
+    losses = {"loss": sum(expected.losses) / len(expected.losses), "grad_norm": max(step.norm for step in steps)}
+    if critic_steps:
+        losses["critic/loss"] = sum(expected.critic_losses) / len(expected.critic_losses)
+        losses["critic/grad_norm"] = max(step.norm for step in critic_steps)
+    for name, value in (losses | expected.metrics).items():
+        assert found[name] == pytest.approx(value, rel=tolerance, abs=tolerance), name

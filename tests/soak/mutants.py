@@ -1,0 +1,142 @@
+"""Small faults put into a Python file, one at a time: what a test suite should notice."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+_OPERATORS: dict[type[ast.AST], type[ast.AST]] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult,
+    ast.Pow: ast.Mult,
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+    ast.And: ast.Or,
+    ast.Or: ast.And,
+    ast.BitAnd: ast.BitOr,
+    ast.BitOr: ast.BitAnd,
+}
+_CALLS = {"minimum": "maximum", "maximum": "minimum", "min": "max", "max": "min", "mean": "sum", "sum": "mean"}
+_SKIPPED_CALLS = {"append", "debug", "info", "warning", "error"}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """The file's source with one fault; `what` is the change and the line's text, unlike that of any other."""
+
+    what: str
+    source: str
+
+
+def mutants(source: str) -> Iterator[Mutant]:
+    """Every mutant of `source`: operators, calls and constants exchanged, conditions negated, statements left out.
+
+    Docstrings, annotations, imports, messages of raised errors and log calls stay as they are.
+    """
+    tree, lines = ast.parse(source), source.splitlines()
+    named: Counter[str] = Counter()
+    for node, change, what in _faults(tree):
+        undo = change()
+        mutated = copy.deepcopy(tree)
+        undo()
+        name = f"{what}: {lines[getattr(node, 'lineno', 1) - 1].strip()}"
+        named[name] += 1
+        number = f" ({named[name]})" if named[name] > 1 else ""
+        yield Mutant(name + number, ast.unparse(ast.fix_missing_locations(mutated)))
+
+
+Change = Callable[[], Callable[[], None]]
+_Fault = tuple[ast.AST, Change, str]
+
+
+def _faults(tree: ast.AST) -> list[_Fault]:
+    found: list[_Fault] = []
+    _visit(tree, found)
+    return found
+
+
+def _visit(node: ast.AST, found: list[_Fault]) -> None:
+    if isinstance(node, ast.Raise | ast.Import | ast.ImportFrom | ast.Assert):
+        return
+    for name, value in ast.iter_fields(node):
+        if name in {"annotation", "returns", "decorator_list", "bases", "type_params"}:
+            continue
+        if isinstance(value, list):
+            for index, each in enumerate(value):
+                if isinstance(each, ast.AST):
+                    _consider(each, _setter(value, index), found, node)
+                    _visit(each, found)
+        elif isinstance(value, ast.AST):
+            _consider(value, _attribute_setter(node, name), found, node)
+            _visit(value, found)
+
+
+def _consider(
+    node: ast.AST, put: Callable[[ast.AST], None], found: list[_Fault], parent: ast.AST | None = None
+) -> None:
+    def fault(other: ast.AST, what: str, at: ast.AST = node) -> None:
+        def change() -> Callable[[], None]:
+            put(other)
+            return lambda: put(node)
+
+        found.append((at, change, what))
+
+    if (other := _OPERATORS.get(type(node))) is not None:
+        fault(other(), f"{type(node).__name__} to {other.__name__}", parent or node)
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.Not):
+        fault(node.operand, f"without {type(node.op).__name__}")
+    elif isinstance(node, ast.Constant):
+        if isinstance(node.value, bool):
+            fault(ast.Constant(not node.value), f"{node.value} to {not node.value}")
+        elif isinstance(node.value, int | float):
+            changed = node.value + 1 if isinstance(node.value, int) or not node.value else node.value * 2
+            fault(ast.Constant(changed), f"{node.value} to {changed}")
+    elif isinstance(node, ast.Attribute) and node.attr in _CALLS:
+        fault(ast.Attribute(node.value, _CALLS[node.attr], node.ctx), f"{node.attr} to {_CALLS[node.attr]}")
+    elif isinstance(node, ast.Name) and node.id in {"min", "max"}:
+        fault(ast.Name(_CALLS[node.id], node.ctx), f"{node.id} to {_CALLS[node.id]}")
+    elif isinstance(node, ast.IfExp | ast.If) and isinstance(node.test, ast.Name | ast.Attribute | ast.Call):
+        negated = copy.deepcopy(node)
+        negated.test = ast.UnaryOp(ast.Not(), node.test)
+        fault(negated, "condition negated")
+    elif _may_be_left_out(node):
+        fault(ast.Pass(), f"without {ast.unparse(node).splitlines()[0][:60]}")
+
+
+def _may_be_left_out(node: ast.AST) -> bool:
+    if isinstance(node, ast.AugAssign):
+        return True
+    if isinstance(node, ast.Assign):
+        return all(isinstance(target, ast.Attribute | ast.Subscript) for target in node.targets)
+    if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Call):
+        return False
+    function = node.value.func
+    return not (isinstance(function, ast.Attribute) and function.attr in _SKIPPED_CALLS)
+
+
+def _setter(values: list[ast.AST], index: int) -> Callable[[ast.AST], None]:
+    def put(node: ast.AST) -> None:
+        values[index] = node
+
+    return put
+
+
+def _attribute_setter(parent: ast.AST, name: str) -> Callable[[ast.AST], None]:
+    def put(node: ast.AST) -> None:
+        setattr(parent, name, node)
+
+    return put
