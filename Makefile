@@ -36,9 +36,10 @@ prism: $(READY)
 flink-test: $(READY)
 	LAMINAR_TEST_FLINK=1 LAMINAR_ALLOW_EXPOSED_RUNNERS=1 $(BIN)/pytest --timeout 900 -k flink tests/end_to_end/test_submit.py tests/operators/io $(ARGS)
 
-# Hours of kills and stops, of late requests and faults on a cluster (root), of every algorithm on the demonstration,
-# and of faults put into the trainer's arithmetic: each prints a table and, stopped, goes on where it was (or with what had failed) when it is started again; then what
-# else is marked so. `rm -r build/soak` begins it anew; ARGS are the campaign's.
+# Hours of kills and stops, of late requests and faults on a cluster (root), of every algorithm on the demonstration, and
+# of faults put into the trainer's arithmetic: each prints a table and, stopped, goes on where it was (or with what had
+# failed) when it is started again; then what else is marked so. `rm -r build/soak` begins it anew; ARGS are the
+# campaign's.
 soak: $(READY)
 	$(BIN)/python tests/soak/campaign.py --folder build/soak $(ARGS)
 	$(BIN)/python tests/soak/fault_campaign.py --folder build/soak/faults
