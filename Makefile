@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 # Bytecode is kept, whatever the shell says: or every process compiles Beam and torch anew, which takes half a minute.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test lint types pytest prism flink-test soak requirements clean trl-env trl-requirements streams-env streams-requirements vllm-env vllm-requirements vllm-test environments-env environments-requirements environments-test exports-env exports-requirements exports-test verl-env verl-requirements verl-vectors benchmark-end-to-end
+.PHONY: run test lint types pytest prism flink-test soak requirements sbom clean trl-env trl-requirements streams-env streams-requirements vllm-env vllm-requirements vllm-test environments-env environments-requirements environments-test exports-env exports-requirements exports-test verl-env verl-requirements verl-vectors benchmark-end-to-end
 
 run: $(READY)
 	$(BIN)/laminar run $(CONFIG) $(ARGS)
@@ -49,16 +49,21 @@ soak: $(READY)
 	$(BIN)/python tests/soak/mutation_run.py
 	$(BIN)/pytest -m soak
 
-# The environment: pinned packages, then the project itself in place.
-$(READY): requirements.txt pyproject.toml
+# The environment: pinned packages, each with its hash, then the project itself in place, built by what is pinned.
+$(READY): requirements.txt requirements-uv.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet uv
-	$(BIN)/uv pip install --quiet --python $(BIN)/python -r requirements.txt
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements-uv.txt
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements.txt
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	touch $@
 
 requirements: 
-	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --extra test --no-emit-index-url --no-annotate --no-header pyproject.toml -o requirements.txt
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --extra test --no-emit-index-url --no-annotate --no-header --generate-hashes pyproject.toml -o requirements.txt
+	echo uv | $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-emit-index-url --no-annotate --no-header --generate-hashes - -o requirements-uv.txt
+
+# What the project is made of: a software bill of materials (CycloneDX) and NOTICE, with every licence.
+sbom: $(READY)
+	$(BIN)/python -m infra.bill_of_materials $(ARGS)
 
 # TRL has an environment of its own, with our versions of what both use.
 TRL_VENV := .venv-trl

@@ -38,6 +38,23 @@ def is_full(path: Path) -> bool:
         return False
 
 
+PRIVATE_UMASK = 0o077
+UMASK_VARIABLE = "LAMINAR_UMASK"
+"""An octal umask for what others shall read, as "022"; without it what is written is its owner's alone."""
+
+
+def keep_files_private() -> None:
+    """From now on nobody else may read what this process, and whatever it starts, writes. Raises ValueError."""
+    wanted = os.environ.get(UMASK_VARIABLE)
+    try:
+        umask = PRIVATE_UMASK if not wanted else int(wanted, 8)
+        if not 0 <= umask <= 0o777:
+            raise ValueError
+    except ValueError:
+        raise ValueError(f'{UMASK_VARIABLE} must be an octal umask, as "022", not {wanted!r}') from None
+    os.umask(umask)
+
+
 def write_atomically(file: Path, text: str) -> None:
     """Write `text` to `file` so that a reader sees the old content or the new, never a part."""
     partial = file.with_name(f".{file.name}.{os.getpid()}.tmp")

@@ -1,14 +1,17 @@
 """Java class paths: resolved once per user by their Maven coordinates, then read from a list.
 
 `jgo` is the only part that talks to a repository, and only when the list is missing or a jar in it is gone. It keeps
-the jars in the user's Maven repository (`M2_REPO`, or `~/.m2/repository`).
+the jars in the user's Maven repository (`M2_REPO`, or `~/.m2/repository`), which other programs write to, too: so every
+jar is checked against our list of SHA-256, `infra/jars/NAME.sha256`, each time before Java is given it.
+`python -m infra.jars` writes those lists anew from what is resolved, for whoever changes a version.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +25,10 @@ class JarResolutionError(RuntimeError):
     """Jars could not be resolved or fetched."""
 
 
+class WrongJar(JarResolutionError):
+    """A jar is not the one that this project was tested with."""
+
+
 @dataclass(frozen=True)
 class Jars:
     """The jars of `coordinates` and all that these depend on, under `name` in the user's cache.
@@ -33,6 +40,13 @@ class Jars:
     what: str
     coordinates: tuple[str, ...]
     otherwise: str
+    digests: Path | None = None
+    """The file with their SHA-256, as `sha256sum` writes it; None: the one of that name in `infra/jars`."""
+
+    @property
+    def digest_file(self) -> Path:
+        """Where the SHA-256 of each jar is written."""
+        return self.digests or Path(__file__).with_name("jars") / f"{self.name}.sha256"
 
     @property
     def folder(self) -> Path:
@@ -45,11 +59,32 @@ class Jars:
         return (self.folder / LISTING).is_file()
 
     def class_path(self, progress: Progress = lambda message: None, cache: Path | None = None) -> list[Path]:
-        """The jars, resolved and fetched if this user lacks them.
+        """The jars, resolved and fetched if this user lacks them, each with the SHA-256 that our list has for it.
 
         `progress` gets one line of text a step, only when there is something to fetch. Raises JarResolutionError when a
-        jar can be neither found nor fetched.
+        jar can be neither found nor fetched, WrongJar for one that is another than ours.
         """
+        jars = self.resolved(progress, cache)
+        self.check(jars)
+        return jars
+
+    def check(self, jars: Iterable[Path]) -> None:
+        """Raise WrongJar where `jars` are not exactly those of the list, byte by byte."""
+        expected = read_digests(self.digest_file)
+        for jar in jars:
+            wanted = expected.pop(jar.name, None)
+            if wanted is None:
+                raise WrongJar(f"{jar} is none of the jars that {self.name} is made of ({self.digest_file})")
+            if (found := sha256_of(jar)) != wanted:
+                raise WrongJar(
+                    f"{jar} has SHA-256 {found}, and {self.digest_file.name} says {wanted}: it is not run. Remove it, "
+                    "and it is fetched again; if it comes back wrong, the repository it comes from is not to be trusted"
+                )
+        if expected:
+            raise WrongJar(f"{self.name} lacks {', '.join(sorted(expected))} ({self.digest_file})")
+
+    def resolved(self, progress: Progress = lambda message: None, cache: Path | None = None) -> list[Path]:
+        """As `class_path`, unchecked."""
         folder = self.folder if cache is None else cache
         listing = folder / LISTING
         if known := self._listed(listing):
@@ -119,3 +154,20 @@ def _repositories() -> dict[str, str]:
     if settings.is_file() and (mirror := mirror_of_central(settings.read_text())):
         repositories["central"] = mirror
     return repositories
+
+
+def read_digests(file: Path) -> dict[str, str]:
+    """SHA-256 in hexadecimal by file name, of a file as `sha256sum` writes it. Raises OSError, ValueError."""
+    found = {}
+    for line in file.read_text(encoding="utf-8").splitlines():
+        digest, _, name = line.partition("  ")
+        if len(digest) != 64 or not name or name in found:
+            raise ValueError(f"{file} has a line that is no digest and name: {line!r}")
+        found[name] = digest
+    return found
+
+
+def sha256_of(file: Path) -> str:
+    """The SHA-256 of a file's bytes, in hexadecimal."""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()

@@ -185,7 +185,8 @@ class Broker:
     def start(self, progress: Progress = lambda message: None) -> None:
         """Start the process and wait until it answers; on a stopped or killed broker: again, same data, same port."""
         data_dir = self.config.data_dir.absolute()
-        data_dir.mkdir(parents=True, exist_ok=True)
+        data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        data_dir.chmod(0o700)  # its records are in clear text, whoever made the folder
         jars = JARS.class_path(progress)
         with locked(data_dir / "lock"):  # of two that start at once, the second must see the first
             if (running := running_broker(data_dir)) is not None:

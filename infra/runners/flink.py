@@ -12,20 +12,10 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from infra.kafka.broker import HOST, java_command
-from infra.maven import Jars, Progress
+from infra.maven import Progress
+from infra.runners.flink_jars import JARS
 from infra.runners.own_server import refuse_server, serving
 
-FLINK, BEAM = "1.19", "2.70.0"
-JARS = Jars(
-    f"flink-{FLINK}-beam-{BEAM}",
-    f"Apache Flink {FLINK} and Apache Beam {BEAM} (about 160 MB of jars, once per user)",
-    (
-        f"org.apache.beam:beam-runners-flink-{FLINK}:{BEAM}",
-        "org.apache.beam:beam-runners-java-job-service:2.65.0",
-        "org.slf4j:slf4j-simple:2.0.16",
-    ),
-    "name a job server: -- --job_endpoint=HOST:PORT, or --flink_job_server_jar=FILE",
-)
 _CARRIES_OTHERS = "beam-sdks-java-harness-"
 """A jar, for steps in Java, that has classes of another Beam within it."""
 _OPENED = ("java.lang", "java.util", "java.nio", "sun.nio.ch")

@@ -14,6 +14,7 @@ from contextlib import nullcontext
 
 import typer
 
+from infra.files import keep_files_private
 from pipelines.cli.lazy import CommandModule, lazy_group
 from pipelines.cli.lean import looking
 from pipelines.cli.output import show
@@ -82,6 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     own = arguments is None  # a process of our own, to do with as we like
     looks = own and not LOOKING.isdisjoint({" ".join(ours[:1]), " ".join(ours[:2])})
     try:
+        if own:
+            keep_files_private()
         with looking() if looks else nullcontext():
             app([*ours, *given[end:]], prog_name="laminar", obj=own)
     except KeyboardInterrupt:

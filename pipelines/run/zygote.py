@@ -164,7 +164,7 @@ def _become_role(command: Mapping[str, Any], zygote: int, pipes: Sequence[int]) 
         for pipe in pipes:
             os.close(pipe)
         os.setpgrp()
-        log = os.open(command["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        log = os.open(command["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)

@@ -154,6 +154,13 @@ def test_the_folder_holds_all_of_it(ended: LaminarRun) -> None:
     assert "<svg" in (folder / "report.html").read_text()
 
 
+def test_its_files_are_their_owners_alone(ended: LaminarRun) -> None:
+    found = [ended.folder, *ended.folder.rglob("*")]
+    assert {path.relative_to(ended.folder).parts[0] for path in found[1:]} >= {"kafka", "logs", "checkpoints", "model"}
+    modes = {path: path.lstat().st_mode for path in found if not path.is_symlink()}
+    assert not [str(path) for path, mode in modes.items() if mode & 0o077]
+
+
 def test_its_model_and_checkpoints_load(ended: LaminarRun) -> None:
     checkpoints = list_checkpoints(ended.folder / "checkpoints")
     assert [read_position(folder).version for folder in checkpoints] == [PolicyVersion(1, 6), PolicyVersion(1, 8)]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jgo
 import pytest
 
-from infra.kafka.broker_jars import JARS
-from infra.maven import JarResolutionError, mirror_of_central
+from infra.kafka.broker_jars import JARS as KAFKA
+from infra.maven import JarResolutionError, Jars, WrongJar, mirror_of_central, read_digests
+from infra.runners.flink_jars import JARS as FLINK
 
 
 @dataclass
@@ -38,33 +41,78 @@ def resolutions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
-def test_jars_are_resolved_once_and_again_when_one_is_gone(tmp_path: Path, resolutions: list[str]) -> None:
-    jars = [tmp_path / "a.jar", tmp_path / "b.jar"]
+JAR = hashlib.sha256(b"jar").hexdigest()
+
+
+@pytest.fixture
+def jars(tmp_path: Path) -> Jars:
+    """Kafka's coordinates, with the digests of what the stand-in gives."""
+    digests = tmp_path / "digests"
+    digests.write_text(f"{JAR}  a.jar\n{JAR}  b.jar\n")
+    return replace(KAFKA, digests=digests)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda folder: (folder / "a.jar").write_bytes(b"other"), r"a\.jar has SHA-256 [0-9a-f]{64}, and digests says"),
+        (lambda folder: (folder / "digests").write_text("0" * 64 + "  a.jar\n"), r"a\.jar has SHA-256"),
+        (lambda folder: (folder / "digests").write_text(""), r"a\.jar is none of the jars"),
+        (
+            lambda folder: (folder / "digests").write_text(f"{JAR}  a.jar\n{JAR}  b.jar\n{JAR}  c.jar\n"),
+            r"lacks c\.jar",
+        ),
+    ],
+)
+def test_a_jar_that_is_not_ours_is_refused(
+    change: Callable[[Path], object], why: str, jars: Jars, tmp_path: Path, resolutions: list[str]
+) -> None:
+    jars.class_path(cache=tmp_path / "cache")
+    change(tmp_path)
+    with pytest.raises(WrongJar, match=why):  # also of a list that was made when all was well
+        jars.class_path(cache=tmp_path / "cache")
+
+
+@pytest.mark.parametrize(("jars", "count"), [(KAFKA, 46), (FLINK, 163)])
+def test_every_jar_has_a_digest(jars: Jars, count: int) -> None:
+    assert len(read_digests(jars.digest_file)) == count
+
+
+def test_a_digest_file_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "it").write_text("abc  a.jar\n")
+    with pytest.raises(ValueError, match="no digest and name"):
+        read_digests(tmp_path / "it")
+
+
+def test_jars_are_resolved_once_and_again_when_one_is_gone(tmp_path: Path, resolutions: list[str], jars: Jars) -> None:
+    paths = [tmp_path / "a.jar", tmp_path / "b.jar"]
     steps: list[str] = []
-    assert JARS.class_path(steps.append, cache=tmp_path / "cache") == jars
-    assert resolutions == ["+".join(JARS.coordinates)]
+    assert jars.class_path(steps.append, cache=tmp_path / "cache") == paths
+    assert resolutions == ["+".join(jars.coordinates)]
     assert steps[1:] == ["fetching 1/2 a.jar", "fetching 2/2 b.jar"]
     steps.clear()
-    assert JARS.class_path(steps.append, cache=tmp_path / "cache") == jars
+    assert jars.class_path(steps.append, cache=tmp_path / "cache") == paths
     assert (len(resolutions), steps) == (1, [])
-    jars[0].unlink()
-    assert JARS.class_path(cache=tmp_path / "cache") == jars
+    paths[0].unlink()
+    assert jars.class_path(cache=tmp_path / "cache") == paths
     assert len(resolutions) == 2
 
 
-def test_a_list_for_other_versions_is_not_used(tmp_path: Path, resolutions: list[str]) -> None:
+def test_a_list_for_other_versions_is_not_used(tmp_path: Path, resolutions: list[str], jars: Jars) -> None:
     (tmp_path / "old.jar").touch()
     (tmp_path / "class-path.txt").write_text(f"org.apache.kafka:kafka_2.13:1.0\nx\ny\n{tmp_path / 'old.jar'}\n")
-    assert JARS.class_path(cache=tmp_path) == [tmp_path / "a.jar", tmp_path / "b.jar"]
+    assert jars.class_path(cache=tmp_path) == [tmp_path / "a.jar", tmp_path / "b.jar"]
 
 
-def test_no_network_is_said_plainly_and_leaves_no_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_network_is_said_plainly_and_leaves_no_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jars: Jars
+) -> None:
     def resolve(endpoint: str, repositories: dict[str, str]) -> list[Artifact]:
         raise ConnectionError("no route")
 
     monkeypatch.setattr(jgo, "resolve", resolve)
     with pytest.raises(JarResolutionError, match=r"org\.apache\.kafka:kafka_2\.13.*no route.*settings\.xml"):
-        JARS.class_path(cache=tmp_path)
+        jars.class_path(cache=tmp_path)
     assert not (tmp_path / "class-path.txt").exists()
 
 

@@ -44,6 +44,12 @@ def create(broker: Broker, topic: str) -> None:
         admin.create_topics({topic: {"num_partitions": 1}}, wait_for_metadata=True)
 
 
+def test_its_data_folder_is_its_owners_alone(broker: Broker) -> None:
+    assert broker.config.data_dir.stat().st_mode & 0o777 == 0o700
+    assert (broker.config.data_dir / "server.properties").stat().st_mode & 0o777 == 0o600
+    assert broker.log_file.stat().st_mode & 0o077 == 0
+
+
 def test_serves_records_of_eight_megabytes(broker: Broker, run_id: str) -> None:
     create(broker, run_id)
     assert write(broker, run_id, os.urandom(8 << 20)) == 0
