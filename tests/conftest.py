@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 import re
 from collections.abc import Iterator
 
@@ -17,16 +18,30 @@ from infra.sandbox.run import SandboxUnavailable, run_python
 _run_numbers = itertools.count(1)
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Let pass two warnings that are kafka-python's own; every other warning stays an error.
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="files, and the tests within each, in random order")
 
-    Its import uses a deprecated way to read its resources, and it leaves to the garbage collector the socket of a
-    connection that was refused (told by having no remote address), as happens while a broker restarts, or with which
-    TLS came to no understanding.
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Shuffle where asked to; the tests of a file stay together, for they share what is made once a file."""
+    seed = config.getoption("--shuffle")
+    if seed is not None:
+        rng = random.Random(seed)  # the same in each worker
+        files: dict[object, list[pytest.Item]] = {}
+        for item in items:
+            files.setdefault(item.path, []).append(item)
+        groups = list(files.values())
+        rng.shuffle(groups)
+        for group in groups:
+            rng.shuffle(group)
+        items[:] = [item for group in groups for item in group]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let pass a warning that is kafka-python's own; every other warning stays an error.
+
+    Its import uses a deprecated way to read its resources.
     """
-    never_connected = r"unclosed <socket\.socket (?!.*raddr=).*laddr=\('(0\.0\.0\.0|..)'"
-    for refused in (never_connected, r"unclosed <ssl\.SSLSocket"):
-        config.addinivalue_line("filterwarnings", f"ignore:{refused}:ResourceWarning")
     for module in (r"kafka\.protocol\.schemas\.load_json", r"importlib\.resources\._legacy"):
         for function in ("read_text", "open_text"):
             config.addinivalue_line("filterwarnings", f"ignore:{function} is deprecated:DeprecationWarning:{module}")

@@ -4,24 +4,30 @@
   and beside a thread that computes it may wait 5 ms for it each time. Reading then does not overlap with computing.
 - A socket whose connection is not made, or that still has something to send when its client is closed, is never closed.
   It is collected at some later time, as a ResourceWarning of whatever happens to run then.
+- It waits for the answer to a TLS handshake for ever, and closes no socket whose handshake has failed.
 """
 
 from __future__ import annotations
 
+import ssl
+import time
 from collections.abc import Callable
 from typing import Any
 
 READ_BYTES = 1 << 20
 """What one call takes at most: more than a socket's buffer holds."""
+HANDSHAKE_S = 10.0
+"""How long a TLS handshake may take."""
 
 
 def repair_clients() -> None:
-    """Replace three methods. Harmless if repeated; encrypted connections keep their own way of reading."""
+    """Replace four methods. Harmless if repeated; encrypted connections keep their own way of reading."""
     from kafka.net.inet import KafkaNetSocket  # here: who only describes a client does not need the library
     from kafka.net.selector import NetworkSelector
-    from kafka.net.transport import KafkaTCPTransport
+    from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
 
     KafkaTCPTransport._sock_recv = _sock_recv
+    KafkaSSLTransport.handshake = _shake_hands
     KafkaNetSocket.connect = _connect
     if NetworkSelector.close.__module__ != __name__:
         NetworkSelector.close = _closing_sockets(NetworkSelector.close)
@@ -67,6 +73,22 @@ async def _connect(made: Any, net: Any, addrinfo: Any, socket_options: Any = (),
         for option in socket_options:
             sock.setsockopt(*option)
         return await made.sock_connect(net, sock, address, timeout_at=timeout_at)
+    except BaseException:
+        sock.close()
+        raise
+
+
+async def _shake_hands(transport: Any) -> None:
+    """Make the TLS handshake; a socket of one that fails is closed. Raises OSError, KafkaTimeoutError."""
+    net, sock, until = transport._net, transport._sock, time.monotonic() + HANDSHAKE_S
+    try:
+        while True:
+            try:
+                return sock.do_handshake()
+            except ssl.SSLWantReadError:
+                await net.wait_read(sock, timeout_at=until)
+            except ssl.SSLWantWriteError:
+                await net.wait_write(sock, timeout_at=until)
     except BaseException:
         sock.close()
         raise
