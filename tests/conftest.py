@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
+import temporary_folder
 
 from infra.kafka.broker import Broker, BrokerConfig, start_broker
 from infra.runners.options import Runner
@@ -42,9 +43,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
     Its import uses a deprecated way to read its resources.
     """
+    temporary_folder.begin(config)
     for module in (r"kafka\.protocol\.schemas\.load_json", r"importlib\.resources\._legacy"):
         for function in ("read_text", "open_text"):
             config.addinivalue_line("filterwarnings", f"ignore:{function} is deprecated:DeprecationWarning:{module}")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail where the session has left something in the temporary directory."""
+    temporary_folder.end(session)
 
 
 @pytest.fixture(scope="session")

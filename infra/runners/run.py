@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -42,8 +43,11 @@ def run_pipeline(
                 if not wait_for_job_server(options):
                     return
                 pipeline = beam.Pipeline(options=options)
-                build(pipeline)
-                _wait(pipeline.run())
+                try:
+                    build(pipeline)
+                    _wait(pipeline.run())
+                finally:
+                    shutil.rmtree(pipeline.local_tempdir, ignore_errors=True)  # Beam does in `run` alone
         finally:
             close()
 

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from dataclasses import replace
@@ -52,10 +53,13 @@ class Keeper:
     def _submit(self) -> int:
         kept = self._submission
         words = ["submit", kept.pipeline, str(kept.config), "--index", str(kept.index), "--runner", kept.runner]
-        self._child = subprocess.Popen([sys.executable, "-c", LAMINAR, *words, "--", *kept.options])
-        if self._stopping.is_set():  # asked to between the two
-            self._child.terminate()
-        return self._child.wait()
+        with tempfile.TemporaryDirectory(prefix="laminar-submitted-", ignore_cleanup_errors=True) as scratch:
+            self._child = subprocess.Popen(
+                [sys.executable, "-c", LAMINAR, *words, "--", *kept.options], env={**os.environ, "TMPDIR": scratch}
+            )
+            if self._stopping.is_set():  # asked to between the two
+                self._child.terminate()
+            return self._child.wait()
 
     def _say(self, submission: Submission) -> None:
         self._submission = submission

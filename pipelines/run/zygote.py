@@ -1,9 +1,10 @@
 """The zygote: one process that has imported everything, from which a run's roles are forked, and their guardian.
 
 Importing Beam and torch takes seconds of CPU; forked roles share it, and a role that is restarted is back at once. The
-zygote speaks JSON lines: `{"guard": folder}`, `{"start": name, ...}` and `{"signal": name, "number": n}` in,
-`{"started": name, "pid": n}` and `{"ended": name, "code": n}` out. When its input ends (`laminar run` is gone, however
-it went) it stops every role and removes the weight store that it guards. When it is killed, its roles die with it.
+zygote speaks JSON lines: `{"guard": folder, "scratch": folder}`, `{"start": name, ...}` and
+`{"signal": name, "number": n}` in, `{"started": name, "pid": n}` and `{"ended": name, "code": n}` out. When its input
+ends (`laminar run` is gone, however it went) it stops every role and removes the weight store and the temporary
+directory that it guards. When it is killed, its roles die with it.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import json
 import logging
 import os
 import select
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -80,6 +83,7 @@ class _Zygote:
         self._buffer = b""
         self._running: dict[int, str] = {}
         self._store: Path | None = None
+        self._scratch: str | None = None
 
     def serve(self) -> None:
         self._say({"ready": os.getpid()})
@@ -99,7 +103,7 @@ class _Zygote:
         if "start" in command:
             self._start(command)
         elif "guard" in command:
-            self._store = Path(command["guard"])
+            self._store, self._scratch = Path(command["guard"]), command["scratch"]
         else:
             for pid, name in self._running.items():
                 if name == command["signal"]:
@@ -121,7 +125,7 @@ class _Zygote:
             if os.getpid() == zygote:
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
         if pid == 0:
-            _become_role(command, zygote, (self._commands, self._events))
+            _become_role(command, zygote, (self._commands, self._events), self._scratch)
         self._running[pid] = command["start"]
         self._say({"started": command["start"], "pid": pid})
 
@@ -152,9 +156,11 @@ class _Zygote:
 
         if self._store is not None:
             remove_store(self._store, in_use=True)
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
 
 
-def _become_role(command: Mapping[str, Any], zygote: int, pipes: Sequence[int]) -> NoReturn:
+def _become_role(command: Mapping[str, Any], zygote: int, pipes: Sequence[int], scratch: str | None) -> NoReturn:
     """Be the role from here on. Whatever happens, the process ends here and never goes on as a second zygote."""
     code = 1
     try:
@@ -171,6 +177,8 @@ def _become_role(command: Mapping[str, Any], zygote: int, pipes: Sequence[int]) 
         for number in _STOPS:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
+        if scratch is not None:
+            os.environ["TMPDIR"] = tempfile.tempdir = scratch
         code = _live(command)
     except BaseException:  # noqa: BLE001 - the last frame of a process: whatever it is goes to its log
         traceback.print_exc()
@@ -183,6 +191,7 @@ def _become_role(command: Mapping[str, Any], zygote: int, pipes: Sequence[int]) 
 def _live(command: Mapping[str, Any]) -> int:
     """What a role does; its exit code."""
     from operators.prompts.question import SourceError
+    from operators.trainer.persist import CheckpointError
     from pipelines.config import ConfigError, load_config
     from pipelines.roles import Role, configure_logging, run_role
 
@@ -195,7 +204,7 @@ def _live(command: Mapping[str, Any]) -> int:
             make_warm_start(config)
         else:
             run_role(config, Role(command["pipeline"], command["index"]))
-    except (ConfigError, SourceError):
+    except (ConfigError, SourceError, CheckpointError):
         traceback.print_exc()
         return CANNOT_RUN
     finally:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -30,14 +32,17 @@ class ZygoteEnded(Exception):
 class ZygoteProcess:
     """A zygote, started at once; it guards `store` and gets ready for `model`, see zygote.py.
 
+    Its roles have a temporary directory of their own, removed with it: roles that are killed leave things there.
+
     `ready` once it has imported everything; what it is told before is heeded then.
     """
 
     def __init__(self, log: Path, model: str, store: Path) -> None:
         self.ready = False
         self._buffer = b""
+        self._scratch = tempfile.mkdtemp(prefix="laminar-run-")
         self._process = start_zygote(log, model)
-        self.say({"guard": str(store)})
+        self.say({"guard": str(store), "scratch": self._scratch})
 
     def say(self, command: Mapping[str, Any]) -> None:
         """Tell it something; whether it has ended shows in `hear`."""
@@ -71,6 +76,7 @@ class ZygoteProcess:
             self._process.kill()  # its roles die with it
             self._process.wait()
         self._close_output()
+        shutil.rmtree(self._scratch, ignore_errors=True)
 
     def bury(self) -> int:
         """Wait until nothing is left of one that has ended: its exit code, negative for a signal.
@@ -90,6 +96,7 @@ class ZygoteProcess:
             self._process.kill()
             code = self._process.wait()
         self._close_output()
+        shutil.rmtree(self._scratch, ignore_errors=True)
         return code
 
     def _close_input(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -70,6 +71,7 @@ def steps_of(config: Config, role: Role) -> tuple[tuple[str, str], ...]:
     import apache_beam as beam
 
     pipeline = beam.Pipeline(runner="FnApiRunner")
+    shutil.rmtree(pipeline.local_tempdir, ignore_errors=True)  # Beam does in `run` alone
     where = {SHARDED[role.pipeline]: role.index} if role.pipeline in SHARDED else {}
     importlib.import_module(f"pipelines.{role.pipeline}").build(pipeline, config=config, **where)
     parts = pipeline.transforms_stack[0].parts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -282,3 +283,4 @@ def test_a_slice_is_as_long_as_suits_the_runner(config: ShardConfig, options: li
     pipeline = beam.Pipeline(options=PipelineOptions(options))
     polled = pipeline | ReadTopics(config)
     assert polled.producer.transform.fn._slice_s == seconds
+    shutil.rmtree(pipeline.local_tempdir)  # Beam does in `run` alone

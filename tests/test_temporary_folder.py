@@ -1,0 +1,38 @@
+"""A session that leaves something in the temporary directory fails and names it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.parametrize(("leaves", "workers"), [(True, 2), (False, 0)])
+def test_session_fails_where_something_is_left(tmp_path: Path, leaves: bool, workers: int) -> None:
+    shutil.copy(HERE / "temporary_folder.py", tmp_path)
+    (tmp_path / "conftest.py").write_text(
+        "import temporary_folder\n"
+        "def pytest_configure(config): temporary_folder.begin(config)\n"
+        "def pytest_sessionfinish(session): temporary_folder.end(session)\n"
+    )
+    remove = "" if leaves else "\n    os.rmdir(folder)"
+    (tmp_path / "test_it.py").write_text(
+        f"import os, tempfile\ndef test_it(tmp_path):\n    folder = tempfile.mkdtemp(prefix='left-'){remove}\n"
+    )
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(["-n", "2"] if workers else [])]
+    done = subprocess.run(
+        words, cwd=tmp_path, env={**environment, "TMPDIR": str(elsewhere)}, capture_output=True, text=True, check=False
+    )
+    assert ("1 passed" in done.stdout, done.returncode) == (True, 1 if leaves else 0), done.stdout
+    assert ("left-" in done.stdout) == leaves
+    assert [path.name for path in elsewhere.iterdir()] == ["pytest-of-root"] or os.geteuid()
