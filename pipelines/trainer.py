@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import apache_beam as beam
 
+from infra.storage import Place, place
 from operators.io.config import Reading, ShardConfig
 from operators.io.fold_records import FoldRecords, Step
 from operators.io.read_topics import ReadTopics
@@ -33,13 +34,20 @@ def build(pipeline: beam.Pipeline, config: Config, rank: int = 0) -> None:
     )
 
 
+def checkpoints_of(config: Config) -> Place:
+    """Where the checkpoints of a run are."""
+    folder = config.trainer.checkpoint_folder
+    return place(folder) / config.run.name if folder else config.run_folder / "checkpoints"
+
+
 def _training(config: Config, source: ShardConfig, rank: int) -> tuple[Step, ShardConfig]:
     from operators.trainer.publishing import WayToRelays
     from operators.trainer.train_batches import TrainAlong, TrainBatches  # here: it imports torch
 
-    checkpoints = config.run_folder / "checkpoints"
+    checkpoints, meeting = checkpoints_of(config), config.run_folder / "checkpoints" / "ranks.json"
     if rank:
-        along = TrainAlong(config.trainer, source, config.model_folder(), checkpoints, rank, config.experience.shards)
+        shards = config.experience.shards
+        along = TrainAlong(config.trainer, source, config.model_folder(), checkpoints, rank, shards, meeting)
         return along, along.resumed()
     train = TrainBatches(
         config=config.trainer,
@@ -57,6 +65,7 @@ def _training(config: Config, source: ShardConfig, rank: int) -> tuple[Step, Sha
             config.relay.tls(),
         ),
         shards=config.experience.shards,
+        meeting=meeting,
     )
     return train, train.resumed()
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from infra.storage import Place as StoragePlace
 from operators.io.elements import Place
 from operators.trainer.assembly import BatchAssembly, Refused, WholeBatch
 from operators.trainer.checkpoint import TrainerPosition, list_checkpoints, read_checkpoint
@@ -42,7 +43,7 @@ class RankTraining:
         self,
         config: TrainingConfig,
         model: Path,
-        checkpoints: Path,
+        checkpoints: StoragePlace,
         epoch: int,
         meeting: Meeting | None = None,
         shards: int = 1,

@@ -15,14 +15,16 @@ from pathlib import Path
 import torch
 
 from infra.models.checkpoint_folder import load_tokenizer, save_folder
+from infra.storage import Place as StoragePlace
 from infra.store.errors import StoreError
 from infra.store.publisher import PublishFailed
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, Place, Polled, Restored
 from operators.trainer.assembly import Refused, WholeBatch
-from operators.trainer.checkpoint import CheckpointError, list_checkpoints, read_position, write_checkpoint
+from operators.trainer.checkpoint import check_writable, list_checkpoints, read_position, write_checkpoint
 from operators.trainer.meeting import meet
 from operators.trainer.passed_over import letters
+from operators.trainer.persist import CheckpointError, persist
 from operators.trainer.publishing import Publishing, WayToRelays
 from operators.trainer.rank_training import RankTraining
 from operators.trainer.ranks import Ranks
@@ -42,7 +44,7 @@ RETRY_AT_MOST_S = 16.0
 class CheckpointPositions:
     """Where a rank resumes reading its `partitions`: where the newest checkpoint stood, whatever is committed."""
 
-    checkpoints: Path
+    checkpoints: StoragePlace
     partitions: Sequence[int] = (0,)
 
     def __call__(self) -> dict[Place, int]:
@@ -56,17 +58,19 @@ class TrainBatches:
     """Trains `model` and publishes every version to the store in folder `store`; the epoch is this start's number.
 
     The last version's model is also left as a Hugging Face folder in `result`. `shards` of the buffer make the batches.
+    `meeting` is the file by which several ranks find each other, beside the checkpoints where it is None.
     """
 
     config: TrainingConfig
     shard: ShardConfig
     model: Path
     store: Path
-    checkpoints: Path
+    checkpoints: StoragePlace
     result: Path
     keep_versions: int
     way: WayToRelays = WayToRelays()  # noqa: RUF009 - frozen
     shards: int = 1
+    meeting: Path | None = None
 
     def resumed(self) -> ShardConfig:
         """The shard, reading on from the newest checkpoint."""
@@ -74,6 +78,7 @@ class TrainBatches:
 
     def restore(self, restored: Restored) -> _Training:
         torch.set_num_threads(self.config.threads)
+        check_writable(self.checkpoints)
         return _Training(self, restored.start)
 
 
@@ -84,9 +89,10 @@ class TrainAlong:
     config: TrainingConfig
     shard: ShardConfig
     model: Path
-    checkpoints: Path
+    checkpoints: StoragePlace
     rank: int
     shards: int = 1
+    meeting: Path | None = None
 
     def resumed(self) -> ShardConfig:
         """The shard, reading on from the newest checkpoint."""
@@ -260,26 +266,31 @@ class _Training:
     def _save(self) -> bool:
         """A checkpoint of a version that is out: its manifest is where the next epoch's line of ancestors goes on.
 
-        False if the version did not get out.
+        False if the version did not get out. Raises CheckpointError where the checkpoint cannot be written.
         """
         step, position, state = self._step, self._training.position, self._training.state
         assert state is not None  # a checkpoint is due
         try:
             self._publisher.flush()
-            kept = {"keep": step.config.checkpoints_kept, "keep_every": step.config.keep_every}
-            write_checkpoint(step.checkpoints, state, position, **kept)
         except PublishFailed as error:
             log.error("version %s is not out yet: %s", position.version, error)
             return False
-        except CheckpointError as error:
-            log.error("no checkpoint of version %s: %s", position.version, error)
+        kept = {"keep": step.config.checkpoints_kept, "keep_every": step.config.keep_every}
+        persist(lambda: write_checkpoint(step.checkpoints, state, position, **kept), step.config.checkpoint_tries)
         if self._training.done:
             self._save_result()
         return True
 
     def _save_result(self) -> None:
         if not self._step.result.exists():  # an earlier epoch's is the same: weights are a function of the log
-            save_folder(self._training.plain_model(), load_tokenizer(self._step.model), self._step.result)
+            persist(self._write_result, self._step.config.checkpoint_tries)
+
+    def _write_result(self) -> None:
+        result = self._step.result
+        try:
+            save_folder(self._training.plain_model(), load_tokenizer(self._step.model), result)
+        except OSError as error:
+            raise CheckpointError(f"cannot write the final model to {result.absolute()}: {error}") from error
 
 
 class _TrainingAlong:
@@ -316,6 +327,9 @@ class _TrainingAlong:
 
 def _rank_training(step: TrainBatches | TrainAlong, epoch: int, rank: int) -> RankTraining:
     """The training of `rank`, once all ranks are there; each of them begins with the newest checkpoint."""
-    config, file = step.config, step.checkpoints / "ranks.json"
+    config, file = step.config, step.meeting
+    if file is None:
+        assert isinstance(step.checkpoints, Path)  # elsewhere ranks could not meet
+        file = step.checkpoints / "ranks.json"
     meeting = meet(file, Ranks(rank, config.ranks), config.rank_0_host, config.device_of(rank))
     return RankTraining(config, step.model, step.checkpoints, epoch, meeting, step.shards)

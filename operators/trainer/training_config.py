@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from infra.storage import place
 from operators.trainer.config import LearnerConfig
 from operators.trainer.emulation import TrainerEmulation
 
@@ -16,12 +17,18 @@ class TrainingConfig:
     optimizer_steps: int = 80
     """Global batches to train; the last one's version is the run's final version. One that cannot be trained counts,
     too: its version has the weights of the one before."""
+    checkpoint_folder: str = ""
+    """Where checkpoints go, in a folder named as the run is: a path, or a URI (s3://, gs://, abfss://, hdfs://). Empty:
+    into the run's own folder."""
     checkpoint_every: int = 20
     """Optimizer steps between two checkpoints."""
     checkpoints_kept: int = 2
     """The newest so many stay."""
     keep_every: int = 0
     """Checkpoints whose optimizer step is a multiple of this stay for good; 0: none does."""
+    checkpoint_tries: int = 5
+    """How often a checkpoint, or the final model, is tried to be written, after pauses of 1, 2, 4, ... seconds, before
+    the trainer ends with an error."""
     threads: int = 1
     """CPU threads of the model code. Weights are bit-identical only between runs with the same number."""
     device: str = "cpu"
@@ -38,9 +45,10 @@ class TrainingConfig:
     """What stands for the trainer where rollouts are emulated."""
 
     def __post_init__(self) -> None:
-        for name in ("optimizer_steps", "checkpoint_every", "checkpoints_kept", "threads", "ranks"):
+        for name in ("optimizer_steps", "checkpoint_every", "checkpoints_kept", "checkpoint_tries", "threads", "ranks"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        place(self.checkpoint_folder)
         if any(number < 0 for number in self.lost_batches):
             raise ValueError(f"lost_batches must be numbers of batches, from 0 on, not {list(self.lost_batches)}")
         if not self.missing_batch_wait_s >= 0:

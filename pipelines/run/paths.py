@@ -27,6 +27,7 @@ def with_whole_paths(config: Config) -> Config:
         model=replace(config.model, path=_whole(config.model.path)),
         prompts=replace(_whole_task(config.prompts), tasks=tuple(map(_whole_task, config.prompts.tasks))),
         rollout=replace(config.rollout, emulation=replace(emulation, lengths=lengths)),
+        trainer=replace(config.trainer, checkpoint_folder=_whole_place(config.trainer.checkpoint_folder)),
         relay=replace(
             config.relay,
             token_file=_whole(config.relay.token_file),
@@ -54,6 +55,11 @@ def files_read(config: Config) -> Iterator[tuple[str, Path]]:
 
 def _whole(path: str) -> str:
     return str(Path(path).expanduser().absolute()) if path else ""
+
+
+def _whole_place(text: str) -> str:
+    """`text`, which names a folder anywhere."""
+    return text if "://" in text else _whole(text)
 
 
 def _whole_task(task: AnyTask) -> AnyTask:

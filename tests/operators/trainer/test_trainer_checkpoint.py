@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -105,6 +106,23 @@ def test_the_newest_are_kept_in_the_order_of_versions(tmp_path: Path, learner: L
     assert list_checkpoints(tmp_path / "nowhere") == []
     with pytest.raises(ValueError, match="keep"):
         write_checkpoint(tmp_path / "checkpoints", learner.state(), position(11), keep=0)
+
+
+def test_old_checkpoint_that_cannot_be_removed_is_no_error(
+    tmp_path: Path, learner: Learner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    remove = shutil.rmtree
+
+    def refuse(folder: Path, *rest: object, **options: object) -> None:
+        if folder.name == "1.1":
+            raise PermissionError(1, "not permitted", str(folder))
+        remove(folder, *rest, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+    for number in (1, 2, 3, 4):
+        write_checkpoint(tmp_path / "c", learner.state(), position(number), keep=1)
+    assert [folder.name for folder in list_checkpoints(tmp_path / "c")][-1] == "1.4"
+    assert caplog.text.count("an old checkpoint is not removed") == 3
 
 
 def test_every_so_many_stay_for_good(tmp_path: Path, learner: Learner) -> None:

@@ -1,0 +1,170 @@
+"""Folders and files on any file system that pyarrow reaches: object stores by URI, everything mounted by path.
+
+`s3://bucket/folder`, `gs://bucket/folder`, `abfss://...` and `hdfs://...` name remote places; options follow a `?`:
+`?endpoint_override=host:9000&scheme=http` for a store of one's own. Credentials come from the environment, where the
+provider's tools look, too. A remote file is there whole once its upload has ended, and not before.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from urllib.parse import urlsplit
+
+SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
+
+
+class RemotePath:
+    """A file or folder at `uri`. It holds the URI alone, so it travels; the connection is the process's own.
+
+    All calls raise OSError where the store refuses or does not answer.
+    """
+
+    def __init__(self, uri: str) -> None:
+        before, mark, options = uri.partition("?")
+        self._uri, self._options = before.rstrip("/"), mark + options
+
+    @property
+    def name(self) -> str:
+        return self._uri.rpartition("/")[2]
+
+    @property
+    def parent(self) -> RemotePath:
+        return RemotePath(self._uri.rpartition("/")[0] + self._options)
+
+    def __truediv__(self, name: str) -> RemotePath:
+        return RemotePath(f"{self._uri}/{name}{self._options}")
+
+    def __str__(self) -> str:
+        parts = urlsplit(self._uri)  # without options and without a password
+        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+    def __repr__(self) -> str:
+        return f"RemotePath({str(self)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RemotePath) and (self._uri, self._options) == (other._uri, other._options)
+
+    def __hash__(self) -> int:
+        return hash((self._uri, self._options))
+
+    def exists(self) -> bool:
+        """Whether there is a file or folder."""
+        system, path = self._open()
+        return _is_there(system, path)
+
+    def names(self) -> list[str]:
+        """What is in the folder, sorted; none where there is no such folder."""
+        from pyarrow.fs import FileSelector
+
+        system, path = self._open()
+        selected = FileSelector(path, allow_not_found=True)
+        return sorted(info.base_name for info in system.get_file_info(selected))
+
+    def size(self) -> int:
+        """Bytes of the file."""
+        system, path = self._open()
+        info = system.get_file_info(path)
+        if not info.is_file:
+            raise FileNotFoundError(f"there is no file {self}")
+        return int(info.size)
+
+    def read_bytes(self) -> bytes:
+        """All of the file."""
+        system, path = self._open()
+        with system.open_input_stream(path) as source:
+            return bytes(source.read())
+
+    def write_bytes(self, data: bytes) -> None:
+        """Write the file, or replace it."""
+        system, path = self._open()
+        with system.open_output_stream(path) as sink:
+            sink.write(data)
+
+    def upload(self, file: Path) -> None:
+        """Write what the local `file` holds."""
+        system, path = self._open()
+        with file.open("rb") as source, system.open_output_stream(path) as sink:
+            shutil.copyfileobj(source, sink, 8 << 20)
+
+    def download(self, file: Path) -> None:
+        """Write what this file holds to the local `file`."""
+        system, path = self._open()
+        with system.open_input_stream(path) as source, file.open("wb") as sink:
+            shutil.copyfileobj(source, sink, 8 << 20)
+
+    def move(self, to: RemotePath) -> None:
+        """Give the file another place on the same store."""
+        system, path = self._open()
+        system.move(path, to._open()[1])
+
+    def remove(self) -> None:
+        """Remove the file, if there is one."""
+        system, path = self._open()
+        if _is_there(system, path):
+            system.delete_file(path)
+
+    def remove_tree(self) -> None:
+        """Remove the folder and all that is in it, if there is one."""
+        system, path = self._open()
+        if _is_there(system, path):
+            system.delete_dir(path)
+
+    def _open(self) -> tuple[Any, str]:
+        scheme, _, rest = self._uri.partition("://")
+        host, _, within = rest.partition("/")
+        system, base = _connected(f"{scheme}://{host}{self._options}")
+        return system, f"{base}/{within}" if within else base
+
+
+Place = Path | RemotePath
+
+
+def place(text: str) -> Place:
+    """The place that `text` names: a remote one where it begins with one of `SCHEMES`, else a path.
+
+    Raises ValueError for another scheme; what else is wrong with it shows when it is used.
+    """
+    scheme, mark, rest = text.partition("://")
+    if not mark:
+        return Path(text)
+    if scheme == "file":
+        return Path(rest)
+    if scheme not in SCHEMES:
+        raise ValueError(f"{text!r}: the scheme must be one of file, {', '.join(SCHEMES)}, or it must be a path")
+    return RemotePath(text)
+
+
+@contextmanager
+def local_copy(folder: Place, names: tuple[str, ...]) -> Iterator[Path]:
+    """The folder itself, or of a remote one a copy of its files `names`, while the block runs."""
+    if isinstance(folder, Path):
+        yield folder
+        return
+    with TemporaryDirectory(prefix="laminar-copy-") as scratch:
+        for name in names:
+            (folder / name).download(Path(scratch) / name)
+        yield Path(scratch)
+
+
+@lru_cache
+def _connected(root: str) -> tuple[Any, str]:
+    """The file system of a bucket or host, and the path of that within it; one connection a process."""
+    from pyarrow.fs import FileSystem  # here: configurations name places, and reading one must be quick
+
+    try:
+        system, path = FileSystem.from_uri(root)
+    except (ValueError, NotImplementedError) as error:
+        raise OSError(f"{RemotePath(root)} cannot be opened: {error}") from error
+    return system, str(path).rstrip("/")
+
+
+def _is_there(system: Any, path: str) -> bool:
+    from pyarrow.fs import FileType
+
+    return bool(system.get_file_info(path).type != FileType.NotFound)

@@ -1,0 +1,66 @@
+"""Places: paths and object stores, by one name."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from object_store import ObjectStore, object_store
+
+from infra.storage import RemotePath, local_copy, place
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[ObjectStore]:
+    with object_store() as running:
+        yield running
+
+
+@pytest.fixture
+def folder(store: ObjectStore, request: pytest.FixtureRequest) -> RemotePath:
+    found = place(store.bucket(request.node.name.replace("_", "-")[:60].lower()))
+    assert isinstance(found, RemotePath)
+    return found
+
+
+def test_place_is_a_path_or_remote() -> None:
+    assert place("runs/first") == Path("runs/first")
+    assert place("file:///mnt/first") == Path("/mnt/first")
+    remote = place("s3://key:secret@bucket/a/b/?region=x") / "c"
+    assert isinstance(remote, RemotePath)
+    assert (remote.name, str(remote), str(remote.parent)) == ("c", "s3://bucket/a/b/c", "s3://bucket/a/b")
+    assert pickle.loads(pickle.dumps(remote)) == remote
+    with pytest.raises(ValueError, match="'ftp://host/x': the scheme must be one of file, s3, gs"):
+        place("ftp://host/x")
+
+
+def test_remote_files_are_written_read_moved_and_removed(folder: RemotePath, tmp_path: Path) -> None:
+    assert not folder.exists()
+    assert folder.names() == []
+    (folder / "a.json").write_bytes(b"{}")
+    (tmp_path / "large").write_bytes(bytes(12 << 20))  # in several parts
+    (folder / "sub" / "large").upload(tmp_path / "large")
+    assert folder.names() == ["a.json", "sub"]
+    assert (folder / "sub" / "large").size() == 12 << 20
+    with local_copy(folder, ("a.json",)) as local:
+        assert (local / "a.json").read_bytes() == b"{}"
+    assert not local.exists()
+    (folder / "a.json").move(folder / "b.json")
+    assert [(folder / name).exists() for name in ("a.json", "b.json")] == [False, True]
+    (folder / "b.json").remove()
+    (folder / "b.json").remove()
+    (folder / "sub").remove_tree()
+    assert not (folder / "sub" / "large").exists()
+
+
+def test_remote_errors_name_what_is_missing(folder: RemotePath, store: ObjectStore, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="there is no file s3://"):
+        (folder / "none").size()
+    with pytest.raises(FileNotFoundError):
+        (folder / "none").download(tmp_path / "none")
+    with pytest.raises(OSError, match="NO_SUCH_BUCKET"):
+        (RemotePath(store.uri("no-such-bucket")) / "x").write_bytes(b"x")
+    with pytest.raises(OSError, match=r"s3://bucket cannot be opened: .*nonsense"):
+        RemotePath("s3://bucket/x?nonsense=1").exists()

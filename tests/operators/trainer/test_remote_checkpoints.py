@@ -1,0 +1,111 @@
+"""Checkpoints in an object store: there whole or not at all, read back to the bit, and kept as on a disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from object_store import ObjectStore, object_store
+from trainer_batches import make_batch, save_tiny_model
+
+from infra.storage import RemotePath
+from operators.trainer.checkpoint import (
+    CheckpointError,
+    TrainerPosition,
+    check_writable,
+    list_checkpoints,
+    read_checkpoint,
+    read_position,
+    write_checkpoint,
+)
+from operators.trainer.config import LearnerConfig
+from operators.trainer.learner import Learner
+from operators.trainer.train_batches import CheckpointPositions
+from schemas.records import PolicyVersion
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[ObjectStore]:
+    with object_store() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def learner(tmp_path_factory: pytest.TempPathFactory) -> Learner:
+    made = Learner(LearnerConfig(micro_batch_tokens=64), save_tiny_model(tmp_path_factory.mktemp("model") / "tiny"))
+    made.update(make_batch())
+    return made
+
+
+def position(number: int) -> TrainerPosition:
+    return TrainerPosition(PolicyVersion(1, number), (number * 3,), number * 16)
+
+
+def names(root: RemotePath) -> list[str]:
+    return [folder.name for folder in list_checkpoints(root)]
+
+
+def test_remote_checkpoint_is_read_back_to_the_bit(store: ObjectStore, learner: Learner) -> None:
+    root = RemotePath(store.bucket("bits"))
+    assert names(root) == []
+    assert set(CheckpointPositions(root)().values()) == {0}
+    check_writable(root)
+    state = learner.state()
+    written = write_checkpoint(root, state, position(4))
+    assert read_position(written) == position(4)
+    found, where = read_checkpoint(list_checkpoints(root)[-1])
+    assert where == position(4)
+    assert all(torch.equal(found.weights[name], state.weights[name]) for name in state.weights)
+    assert all(torch.equal(found.moments[name], state.moments[name]) for name in state.moments)
+    assert set(CheckpointPositions(root)().values()) == {12}
+    with pytest.raises(CheckpointError, match=r"checkpoint of version 1\.4 in s3://bits/folder already"):
+        write_checkpoint(root, state, position(4))
+
+
+def test_remote_checkpoints_are_pruned(store: ObjectStore, learner: Learner) -> None:
+    root = RemotePath(store.bucket("pruned"))
+    for number in (2, 4, 6, 8, 10):
+        write_checkpoint(root, learner.state(), position(number), keep=2, keep_every=4)
+    assert names(root) == ["1.4", "1.8", "1.10"]
+
+
+@pytest.mark.parametrize("uploaded", [0, 1, 2])
+def test_remote_checkpoint_whose_upload_was_cut_short_is_none(
+    store: ObjectStore, learner: Learner, uploaded: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = RemotePath(store.bucket(f"cut-{uploaded}"))
+    write_checkpoint(root, learner.state(), position(2))
+    upload, left = RemotePath.upload, uploaded
+
+    def cut(self: RemotePath, file: Path) -> None:
+        nonlocal left
+        if not left:
+            raise OSError("the connection was reset")
+        left -= 1
+        upload(self, file)
+
+    with monkeypatch.context() as cutting:
+        cutting.setattr(RemotePath, "upload", cut)
+        with pytest.raises(CheckpointError, match=r"cannot write checkpoint 1\.4 to s3://cut-.* still 1\.2\): .*reset"):
+            write_checkpoint(root, learner.state(), position(4))
+    assert names(root) == ["1.2"]
+    write_checkpoint(root, learner.state(), position(4))
+    assert names(root) == ["1.2", "1.4"]
+
+
+def test_damaged_remote_checkpoint_is_named(store: ObjectStore, learner: Learner) -> None:
+    root = RemotePath(store.bucket("damaged"))
+    folder = write_checkpoint(root, learner.state(), position(2))
+    data = bytearray((folder / "weights.safetensors").read_bytes())
+    data[-1] ^= 1
+    assert isinstance(folder, RemotePath)
+    (folder / "weights.safetensors").write_bytes(bytes(data))
+    with pytest.raises(CheckpointError, match=r"s3://damaged/folder/1\.2/weights\.safetensors is damaged"):
+        read_checkpoint(folder)
+
+
+def test_store_that_refuses_is_named_before_anything_is_trained(store: ObjectStore) -> None:
+    with pytest.raises(CheckpointError, match=r"written to s3://none/folder: .*NO_SUCH_BUCKET"):
+        check_writable(RemotePath(store.uri("none/folder")))
