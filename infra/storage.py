@@ -8,21 +8,25 @@ provider's tools look, too. A remote file is there whole once its upload has end
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatch
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import urlsplit
 
+from infra.files import write_durably
+
 SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
 
 
 class RemotePath:
-    """A file or folder at `uri`. It holds the URI alone, so it travels; the connection is the process's own.
+    """A file or folder at `uri`, with that part of pathlib.Path that is needed here.
 
-    All calls raise OSError where the store refuses or does not answer.
+    It holds the URI alone, so it travels; the connection is the process's own. All calls raise OSError where the store
+    refuses or does not answer.
     """
 
     def __init__(self, uri: str) -> None:
@@ -58,13 +62,24 @@ class RemotePath:
         system, path = self._open()
         return _is_there(system, path)
 
-    def names(self) -> list[str]:
-        """What is in the folder, sorted; none where there is no such folder."""
+    def absolute(self) -> RemotePath:
+        """Itself."""
+        return self
+
+    def mkdir(self, parents: bool = False, exist_ok: bool = False) -> None:
+        """Nothing: folders are there as soon as something is in them."""
+
+    def iterdir(self) -> Iterator[RemotePath]:
+        """What is in the folder, by name; nothing where there is no such folder."""
         from pyarrow.fs import FileSelector
 
         system, path = self._open()
         selected = FileSelector(path, allow_not_found=True)
-        return sorted(info.base_name for info in system.get_file_info(selected))
+        yield from (self / name for name in sorted(info.base_name for info in system.get_file_info(selected)))
+
+    def glob(self, pattern: str) -> Iterator[RemotePath]:
+        """What in the folder itself has a name like `pattern`."""
+        return (each for each in self.iterdir() if fnmatch(each.name, pattern))
 
     def size(self) -> int:
         """Bytes of the file."""
@@ -79,6 +94,10 @@ class RemotePath:
         system, path = self._open()
         with system.open_input_stream(path) as source:
             return bytes(source.read())
+
+    def read_text(self, encoding: str = "utf-8") -> str:
+        """All of the file as text."""
+        return self.read_bytes().decode(encoding)
 
     def write_bytes(self, data: bytes) -> None:
         """Write the file, or replace it."""
@@ -98,16 +117,15 @@ class RemotePath:
         with system.open_input_stream(path) as source, file.open("wb") as sink:
             shutil.copyfileobj(source, sink, 8 << 20)
 
-    def move(self, to: RemotePath) -> None:
+    def replace(self, to: RemotePath) -> None:
         """Give the file another place on the same store."""
         system, path = self._open()
         system.move(path, to._open()[1])
 
-    def remove(self) -> None:
-        """Remove the file, if there is one."""
+    def unlink(self) -> None:
+        """Remove the file."""
         system, path = self._open()
-        if _is_there(system, path):
-            system.delete_file(path)
+        system.delete_file(path)
 
     def remove_tree(self) -> None:
         """Remove the folder and all that is in it, if there is one."""
@@ -150,6 +168,37 @@ def local_copy(folder: Place, names: tuple[str, ...]) -> Iterator[Path]:
         for name in names:
             (folder / name).download(Path(scratch) / name)
         yield Path(scratch)
+
+
+@contextmanager
+def local_file(file: Place) -> Iterator[Path]:
+    """The file itself, or a copy of a remote one, while the block runs."""
+    with local_copy(file.parent, (file.name,)) as folder:
+        yield folder / file.name
+
+
+def listed(folder: Place, pattern: str = "*") -> list[Place]:
+    """What in `folder` has a name like `pattern`, by name."""
+    found: Iterable[Place] = folder.glob(pattern)
+    return sorted(found, key=lambda each: each.name)
+
+
+def rename(file: Place, to: Place) -> None:
+    """Give `file` another place of its own kind."""
+    if isinstance(file, Path):
+        file.replace(str(to))
+    elif isinstance(to, RemotePath):
+        file.replace(to)
+    else:
+        raise ValueError(f"{file} cannot be moved to {to}: they are on different stores")
+
+
+def write_durable(file: Place, text: str) -> None:
+    """Write `text` to `file`, whole and lasting when this returns."""
+    if isinstance(file, Path):
+        write_durably(file, text)
+    else:
+        file.write_bytes(text.encode("utf-8"))
 
 
 @lru_cache

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import apache_beam as beam
 
 from infra.kafka.properties import ClientProperties
+from infra.storage import Place
 from operators.export.import_rows import ImportRows
 from operators.io.config import ShardConfig
 from operators.io.fold_records import FoldRecords
@@ -14,7 +13,7 @@ from operators.io.read_topics import ReadTopics
 from operators.io.write_transactionally import WriteTransactionally
 
 
-def build(pipeline: beam.Pipeline, folder: Path, run: str, client: ClientProperties, partitions: int) -> None:
+def build(pipeline: beam.Pipeline, folder: Place, run: str, client: ClientProperties, partitions: int) -> None:
     """The dataset in `folder` → experiences; the end of it → metrics."""
     source = ShardConfig(client, run, "import", ends=True)
     (

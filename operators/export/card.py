@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from infra.files import write_atomically
+from infra.storage import Place, write_durable
 from infra.yaml_text import as_yaml
 from operators.export.config import Contents
 from operators.export.folder import DATA, Part, read_contents, read_parts
 from operators.export.views import view_of
 
 
-def write_card(root: Path) -> None:
+def write_card(root: Place) -> None:
     """Write `root`/README.md as the folder stands. Raises ExportError where it is no export."""
-    write_atomically(root / "README.md", card(read_contents(root), read_parts(root)))
+    write_durable(root / "README.md", card(read_contents(root), read_parts(root)))
 
 
 def _for_loading(contents: Contents) -> dict[str, Any]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from pathlib import Path
 
 import pyarrow as pa
 
+from infra.storage import Place, local_file
+from operators.export.config import Contents
 from operators.export.folder import DATA, ExportFolder, Part
 from operators.export.formats import read_table
 
 
-def compact(root: Path, target_bytes: int) -> int:
+def compact(root: Place, target_bytes: int) -> int:
     """Join the files of the export in `root` up to about `target_bytes` each; how many are fewer.
 
     A kill leaves every offset in one file that counts: the next one to open the folder removes what was replaced.
@@ -23,11 +24,7 @@ def compact(root: Path, target_bytes: int) -> int:
         before = sum(bool(part.file) for run in runs for part in run)
         after = 0
         for run in runs:
-            tables = [
-                read_table(root / DATA / part.file, folder.contents.format, folder.contents.schema)
-                for part in run
-                if part.file
-            ]
+            tables = [_read(root / DATA / part.file, folder.contents) for part in run if part.file]
             joined = folder.add(
                 run[0].partition,
                 run[0].first,
@@ -38,6 +35,11 @@ def compact(root: Path, target_bytes: int) -> int:
             )
             after += bool(joined.file)
         return before - after
+
+
+def _read(file: Place, contents: Contents) -> pa.Table:
+    with local_file(file) as local:
+        return read_table(local, contents.format, contents.schema)
 
 
 def joinable(parts: Sequence[Part], target_bytes: int) -> Iterator[list[Part]]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 
 import pyarrow as pa
 
+from infra.storage import Place
 from operators.export.columns import row_schema
 from operators.export.formats import Format
 from operators.export.views import ViewName, view_of
@@ -61,7 +61,7 @@ class ExportConfig:
     To `follow` is to go on with what comes; what has come is then in a file within `every_s` seconds.
     """
 
-    folder: Path
+    folder: Place
     contents: Contents
     follow: bool = False
     file_bytes: int = 64 << 20

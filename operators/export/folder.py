@@ -8,7 +8,8 @@
 A file is written as `.tmp-...` and synced; then its manifest is, which is the moment from which it counts; then it gets
 its name. Who opens the folder ends what was left between the last two, and removes what was left before. A range
 begins where the one before it ended, so offsets without rows (markers of transactions, aborted records, rows that a
-condition leaves out) lie in some range, too; a range without any row has no file, and its manifest says so.
+condition leaves out) lie in some range, too; a range without any row has no file, and its manifest says so. The folder
+may be a remote place (`infra/storage.py`): files are uploaded, and `_laminar/writer` names the last who opened it.
 """
 
 from __future__ import annotations
@@ -16,19 +17,23 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
 
-from infra.files import sync_folder, write_durably
+from infra.files import sync_folder
+from infra.storage import Place, listed, rename, write_durable
 from operators.export.config import Contents
 from operators.export.formats import sha256, write_table
 
 DATA, STATE = "data", "_laminar"
 TEMPORARY = ".tmp-"
+MANIFESTS = "manifest-*.json"
 
 
 class ExportError(RuntimeError):
@@ -58,7 +63,7 @@ class Part:
         return f"p{self.partition}-{self.first:012d}-{self.last:012d}"
 
 
-def read_contents(root: Path) -> Contents:
+def read_contents(root: Place) -> Contents:
     """What the export in `root` holds. Raises ExportError where there is none."""
     try:
         said = json.loads((root / STATE / "export.json").read_text(encoding="utf-8"))
@@ -70,10 +75,10 @@ def read_contents(root: Path) -> Contents:
         raise ExportError(f"{root / STATE / 'export.json'} is damaged: {error}") from error
 
 
-def read_parts(root: Path) -> list[Part]:
+def read_parts(root: Place) -> list[Part]:
     """The parts of the export in `root` by partition and offset, replaced ones left out. Raises ExportError."""
     parts: dict[str, Part] = {}
-    for path in sorted((root / STATE).glob("manifest-*.json")):
+    for path in listed(root / STATE, MANIFESTS):
         part = _read_part(path)
         parts[part.range] = part
         for name in part.replaces:
@@ -92,14 +97,15 @@ def next_offsets(contents: Contents, parts: Iterable[Part]) -> dict[int, int]:
 class ExportFolder:
     """An export's folder, open for writing; one process at a time. Raises ExportError where it cannot be."""
 
-    def __init__(self, root: Path, contents: Contents | None = None) -> None:
+    def __init__(self, root: Place, contents: Contents | None = None) -> None:
         """Open `root`, or make it for `contents`, which must be what it holds."""
         self.root = root
         if contents is None:
             read_contents(root)
         for folder in (root / DATA, root / STATE):
             folder.mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(root / STATE / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        self._lock = -1
+        self._writer = uuid.uuid4().hex
         try:
             self._take_lock()
             self.contents = self._settled(contents)
@@ -140,12 +146,11 @@ class ExportFolder:
         try:
             if len(rows):
                 name = f"{name}.{self.contents.format}"
-                temporary = self.root / DATA / (TEMPORARY + name)
-                write_table(temporary, rows, self.contents.format)
-                digest = sha256(temporary)
-                part = replace(part, file=name, bytes=temporary.stat().st_size, sha256=digest)
+                size, digest = self._write(name, rows)
+                part = replace(part, file=name, bytes=size, sha256=digest)
             text = json.dumps(asdict(part), indent=1) + "\n"
-            write_durably(self.root / STATE / f"manifest-{self._next:08d}.json", text)
+            self._check_writer()
+            write_durable(self.root / STATE / f"manifest-{self._next:08d}.json", text)
             self._next += 1
             self._place(part)
         except OSError as error:
@@ -155,7 +160,28 @@ class ExportFolder:
             ) from error
         return part
 
+    def _write(self, name: str, rows: pa.Table) -> tuple[int, str]:
+        """Write the temporary file of the file `name`: its bytes and their hash."""
+        temporary = self.root / DATA / (TEMPORARY + name)
+        if isinstance(temporary, Path):
+            write_table(temporary, rows, self.contents.format)
+            return temporary.stat().st_size, sha256(temporary)
+        with TemporaryDirectory(prefix="laminar-export-") as scratch:
+            local = Path(scratch) / name
+            write_table(local, rows, self.contents.format)
+            temporary.upload(local)
+            return local.stat().st_size, sha256(local)
+
+    def _check_writer(self) -> None:
+        """Raise ExportError where another process has opened a remote folder since: it has the last word."""
+        if not isinstance(self.root, Path) and (self.root / STATE / "writer").read_text() != self._writer:
+            raise ExportError(f"another export has taken over {self.root}: this one ends")
+
     def _take_lock(self) -> None:
+        if not isinstance(self.root, Path):  # an object store has no locks: who comes last goes on, the others end
+            write_durable(self.root / STATE / "writer", self._writer)
+            return
+        self._lock = os.open(self.root / STATE / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -171,14 +197,14 @@ class ExportFolder:
             return held
         if any((self.root / DATA).iterdir()):
             raise ExportError(f"{self.root / DATA} holds files that are no export's: take an empty folder")
-        write_durably(file, json.dumps(asdict(wanted), indent=1) + "\n")
+        write_durable(file, json.dumps(asdict(wanted), indent=1) + "\n")
         return wanted
 
     def _recover(self) -> None:
         """End what a killed process has begun, or undo it."""
-        numbers = [int(path.stem.rpartition("-")[2]) for path in (self.root / STATE).glob("manifest-*.json")]
-        self._next = max(numbers, default=-1) + 1
-        if numbers:
+        manifests = listed(self.root / STATE, MANIFESTS)
+        self._next = int(manifests[-1].name[len("manifest-") : -len(".json")]) + 1 if manifests else 0
+        if manifests:
             self._place(_read_part(self.root / STATE / f"manifest-{self._next - 1:08d}.json"))
         for left in [*(self.root / DATA).glob(f"{TEMPORARY}*"), *(self.root / STATE).glob(".*.tmp")]:
             left.unlink()
@@ -187,21 +213,22 @@ class ExportFolder:
         """Give `part`'s file its name, where it has not got it yet, and remove what it replaces."""
         data = self.root / DATA
         if part.file and (data / (TEMPORARY + part.file)).exists():
-            (data / (TEMPORARY + part.file)).replace(data / part.file)
+            rename(data / (TEMPORARY + part.file), data / part.file)
         for name in part.replaces:
-            for file in data.glob(f"{self.contents.topic}-{name}.*"):
+            for file in listed(data, f"{self.contents.topic}-{name}.*"):
                 file.unlink()
-        sync_folder(data)
+        if isinstance(data, Path):
+            sync_folder(data)
 
 
-def _refuse_another(root: Path, held: Contents, wanted: Contents) -> None:
+def _refuse_another(root: Place, held: Contents, wanted: Contents) -> None:
     for name in ("run", "topic", "format", "view", "where"):
         there, asked = getattr(held, name), getattr(wanted, name)
         if there != asked:
             raise ExportError(f"{root} is an export with {name} {there!r}, not {asked!r}: take another folder")
 
 
-def _read_part(path: Path) -> Part:
+def _read_part(path: Place) -> Part:
     try:
         said: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         said["undecodable"] = tuple((int(offset), str(reason)) for offset, reason in said["undecodable"])

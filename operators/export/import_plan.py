@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from infra.storage import Place, local_file
 from operators.export.config import Contents
 from operators.export.folder import DATA, ExportError, Part, read_parts
 from operators.export.formats import read_table, sha256
@@ -57,7 +57,7 @@ def importable(contents: Contents) -> None:
         raise ExportError(f"only experiences can be imported, exported with the view full: this is the {what}")
 
 
-def tables(root: Path, contents: Contents, span: Span, columns: pa.Schema) -> Iterator[pa.Table]:
+def tables(root: Place, contents: Contents, span: Span, columns: pa.Schema) -> Iterator[pa.Table]:
     """Those `columns` of the rows to import, file by file, always in the same order; what was held out is left out.
 
     Raises ExportError where a file is not what its manifest says.
@@ -74,7 +74,7 @@ def tables(root: Path, contents: Contents, span: Span, columns: pa.Schema) -> It
             yield rows.filter(wanted, null_selection_behavior="drop").select(columns.names)
 
 
-def plan_of(root: Path, contents: Contents, span: Span) -> Plan:
+def plan_of(root: Place, contents: Contents, span: Span) -> Plan:
     """The plan of all rows of `tables`. Raises ExportError."""
     field = contents.schema.field("group_id")
     groups = [table["group_id"] for table in tables(root, contents, span, pa.schema([field]))]
@@ -82,11 +82,14 @@ def plan_of(root: Path, contents: Contents, span: Span) -> Plan:
     return plan_rows(pa.chunked_array(chunks, field.type).combine_chunks())
 
 
-def _read(root: Path, contents: Contents, part: Part, schema: pa.Schema) -> pa.Table:
+def _read(root: Place, contents: Contents, part: Part, schema: pa.Schema) -> pa.Table:
     file = root / DATA / part.file
     try:
-        if sha256(file) != part.sha256:
-            raise ExportError(f"{file}: its bytes are not those that were written; see `laminar export verify {root}`")
-        return read_table(file, contents.format, schema)
+        with local_file(file) as local:
+            if sha256(local) != part.sha256:
+                raise ExportError(
+                    f"{file}: its bytes are not those that were written; see `laminar export verify {root}`"
+                )
+            return read_table(local, contents.format, schema)
     except (OSError, ValueError) as error:
         raise ExportError(f"{file} cannot be imported: {error}") from error

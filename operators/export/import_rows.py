@@ -12,11 +12,11 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from infra.storage import Place as StoragePlace
 from operators.export.config import Contents
 from operators.export.folder import next_offsets, read_contents, read_parts
 from operators.export.import_columns import COLUMNS, as_experiences
@@ -35,7 +35,7 @@ ROWS_A_FOLD = 512
 class ImportRows:
     """Feeds the dataset in `folder` to a run whose experiences have `partitions` partitions."""
 
-    folder: Path
+    folder: StoragePlace
     partitions: int
 
     def restore(self, restored: Restored) -> Importing:

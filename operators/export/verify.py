@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pyarrow as pa
 
+from infra.storage import Place, listed, local_file
 from operators.export.config import Contents
 from operators.export.folder import DATA, TEMPORARY, Part, next_offsets, read_contents, read_parts
 from operators.export.formats import read_table, sha256
@@ -35,7 +35,7 @@ class Proof:
     problems: list[str] = field(default_factory=list)
 
 
-def outline(root: Path) -> Proof:
+def outline(root: Place) -> Proof:
     """What the manifests of the export in `root` say, and whether their ranges meet. Raises ExportError."""
     contents = read_contents(root)
     parts = _standing(root, read_parts(root))
@@ -52,7 +52,7 @@ def outline(root: Path) -> Proof:
     )
 
 
-def verify(root: Path, log_rows: LogRows | None = None) -> Proof:
+def verify(root: Place, log_rows: LogRows | None = None) -> Proof:
     """Look at every file of the export in `root`, too. Raises ExportError where there is none."""
     proof, contents = outline(root), read_contents(root)
     proof.compared = log_rows is not None
@@ -60,13 +60,13 @@ def verify(root: Path, log_rows: LogRows | None = None) -> Proof:
     for part in parts:
         proof.problems += [f"{part.file or _range(part)}: {what}" for what in _wrong(root, contents, part, log_rows)]
     known = {part.file for part in parts}
-    for file in sorted((root / DATA).iterdir()):
+    for file in listed(root / DATA):
         if not file.name.startswith(TEMPORARY) and file.name not in known:
             proof.problems.append(f"{file.name}: no manifest knows it")
     return proof
 
 
-def _standing(root: Path, parts: list[Part]) -> list[Part]:
+def _standing(root: Place, parts: list[Part]) -> list[Part]:
     """`parts` without one whose file was about to get its name when its writer was killed: the next one gives it."""
     return [p for p in parts if not p.file or not (root / DATA / (TEMPORARY + p.file)).exists()]
 
@@ -87,17 +87,18 @@ def _chain(contents: Contents, parts: list[Part]) -> Iterator[str]:
             yield f"{part.file}: the export has no partition {part.partition}"
 
 
-def _wrong(root: Path, contents: Contents, part: Part, log_rows: LogRows | None) -> Iterator[str]:
+def _wrong(root: Place, contents: Contents, part: Part, log_rows: LogRows | None) -> Iterator[str]:
     rows = contents.schema.empty_table()
     if part.file:
         file = root / DATA / part.file
         if not file.exists():
             yield "the file is missing"
             return
-        if file.stat().st_size != part.bytes or sha256(file) != part.sha256:
-            yield "its bytes are not those that were written"
-            return
-        rows = read_table(file, contents.format, contents.schema)
+        with local_file(file) as local:
+            if local.stat().st_size != part.bytes or sha256(local) != part.sha256:
+                yield "its bytes are not those that were written"
+                return
+            rows = read_table(local, contents.format, contents.schema)
     if len(rows) != part.rows:
         yield f"it has {len(rows)} rows, not {part.rows}"
     keys = _keys(rows)

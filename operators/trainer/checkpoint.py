@@ -82,13 +82,9 @@ def write_checkpoint(
 def check_writable(root: Place) -> None:
     """Make `root`, and see that files can be written there. Raises CheckpointError."""
     try:
-        if isinstance(root, Path):
-            root.mkdir(parents=True, exist_ok=True)
-            (root / _PROBE).write_bytes(b"x")
-            (root / _PROBE).unlink()
-        else:
-            (root / _PROBE).write_bytes(b"x")
-            (root / _PROBE).remove()
+        root.mkdir(parents=True, exist_ok=True)
+        (root / _PROBE).write_bytes(b"x")
+        (root / _PROBE).unlink()
     except OSError as error:
         raise CheckpointError(f"no checkpoint could be written to {_whole(root)}: {error}") from error
 
@@ -130,7 +126,7 @@ def _remove(folder: Place) -> None:
     if isinstance(folder, Path):
         shutil.rmtree(folder)
     else:
-        (folder / _SCALARS).remove()  # from here on it is none
+        (folder / _SCALARS).unlink()  # from here on it is none
         folder.remove_tree()
 
 
@@ -191,9 +187,9 @@ def list_checkpoints(root: Place) -> list[Place]:
 
     Raises OSError where `root` cannot be read.
     """
-    if isinstance(root, RemotePath):
-        return [root / name for name in _versions(root.names()) if _is_whole(root / name)]
-    return [root / name for name in _versions(folder.name for folder in root.iterdir())] if root.is_dir() else []
+    if isinstance(root, Path) and not root.is_dir():
+        return []
+    return [root / name for name in _versions(folder.name for folder in root.iterdir()) if _is_whole(root / name)]
 
 
 def _versions(names: Iterable[str]) -> list[str]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
 
+from infra.storage import place
 from pipelines.cli.export_serve import serve_command
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, Brokers, Connection, JsonOption, connect
@@ -18,7 +18,9 @@ from pipelines.cli.output import Report
 if TYPE_CHECKING:
     from operators.export.verify import Proof
 
-FolderArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The export's folder.")]
+FolderArgument = Annotated[
+    Any, typer.Argument(metavar="DIR", help="The export's folder; s3://, gs://, ... for a remote one.", parser=place)
+]
 
 
 class _TopicFirst(TyperGroup):

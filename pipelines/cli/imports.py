@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
+from infra.storage import Place, place
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, JsonOption
 from pipelines.cli.output import Report
@@ -18,7 +18,9 @@ app = Commands()
 def import_(
     address: Address,
     context: typer.Context,
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="An export of experiences, with the view full.")],
+    folder: Annotated[
+        Any, typer.Argument(metavar="DIR", help="An export of experiences, with the view full.", parser=place)
+    ],
     runner: Annotated[
         Literal["embedded", "prism", "flink", "portable"], typer.Option("--runner", help="The Beam runner.")
     ] = "embedded",
@@ -70,7 +72,7 @@ def import_(
     return Report(data, lambda: _text(folder, to.run, values), as_json=json)
 
 
-def _text(folder: Path, run: str, values: dict[str, int]) -> str:
+def _text(folder: Place, run: str, values: dict[str, int]) -> str:
     if not values["trajectories"]:
         return f"run {run} has all of {folder} already"
     last = values["first"] + values["groups"] - 1

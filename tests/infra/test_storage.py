@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from object_store import ObjectStore, object_store
 
-from infra.storage import RemotePath, local_copy, place
+from infra.storage import RemotePath, local_copy, place, write_durable
 
 
 @pytest.fixture(scope="module")
@@ -38,19 +38,21 @@ def test_place_is_a_path_or_remote() -> None:
 
 def test_remote_files_are_written_read_moved_and_removed(folder: RemotePath, tmp_path: Path) -> None:
     assert not folder.exists()
-    assert folder.names() == []
+    assert list(folder.iterdir()) == []
     (folder / "a.json").write_bytes(b"{}")
     (tmp_path / "large").write_bytes(bytes(12 << 20))  # in several parts
     (folder / "sub" / "large").upload(tmp_path / "large")
-    assert folder.names() == ["a.json", "sub"]
+    assert [each.name for each in folder.iterdir()] == ["a.json", "sub"]
+    assert list(folder.glob("*.json")) == [folder / "a.json"]
     assert (folder / "sub" / "large").size() == 12 << 20
     with local_copy(folder, ("a.json",)) as local:
         assert (local / "a.json").read_bytes() == b"{}"
     assert not local.exists()
-    (folder / "a.json").move(folder / "b.json")
+    (folder / "a.json").replace(folder / "b.json")
     assert [(folder / name).exists() for name in ("a.json", "b.json")] == [False, True]
-    (folder / "b.json").remove()
-    (folder / "b.json").remove()
+    write_durable(folder / "b.json", "new")
+    assert (folder / "b.json").read_text() == "new"
+    (folder / "b.json").unlink()
     (folder / "sub").remove_tree()
     assert not (folder / "sub" / "large").exists()
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from exported_topics import Laminar, Topics
+from object_store import object_store
 
 from infra.kafka.admin import TopicSpec, admin_client, create_topics, delete_topics
 from schemas.topics import EXPERIENCES
@@ -106,3 +107,16 @@ def test_what_the_topic_no_longer_has_is_told(topics: Topics, laminar: Laminar, 
     assert code == 1
     assert "made anew, or is another Kafka's" in err
     assert len(err.strip().splitlines()[-1].split("\n")) == 1
+
+
+def test_topic_is_exported_to_an_object_store_and_verified_there(topics: Topics, laminar: Laminar) -> None:
+    with object_store() as store:
+        uri = store.bucket("answers")
+        topics.write(range(6))
+        code, out, err = laminar("export", "experiences", uri, "--run", topics.run, "--json")
+        assert code == 0, err
+        topics.write(range(6, 8))
+        assert json.loads(laminar("export", "experiences", uri, "--run", topics.run, "--json")[1])["rows"] == 16
+        assert json.loads(out)["folder"] == "s3://answers/folder"
+        proof = json.loads(laminar("export", "verify", uri, "--log", "--json")[1])
+        assert (proof["problems"], proof["rows"]) == ([], 16)
