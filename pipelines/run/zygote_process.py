@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import select
@@ -40,7 +41,7 @@ class ZygoteProcess:
     def __init__(self, log: Path, model: str, store: Path) -> None:
         self.ready = False
         self._buffer = b""
-        self._scratch = tempfile.mkdtemp(prefix="laminar-run-")
+        self._scratch = temporary_folder(log.parent)
         self._process = start_zygote(log, model)
         self.say({"guard": str(store), "scratch": self._scratch})
 
@@ -107,6 +108,21 @@ class ZygoteProcess:
     def _close_output(self) -> None:
         assert self._process.stdout is not None
         self._process.stdout.close()
+
+
+def temporary_folder(logs: Path) -> str:
+    """A new temporary directory for the run with the folder `logs`; what an earlier process left there is removed.
+
+    Its name follows from the run's, so a run that was killed whole, and is resumed, cleans up behind itself.
+    """
+    name = hashlib.sha256(str(logs.absolute()).encode()).hexdigest()[:12]
+    folder = os.path.join(tempfile.gettempdir(), f"laminar-run-{name}")
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        os.mkdir(folder, 0o700)
+    except FileExistsError:  # another user's
+        return tempfile.mkdtemp(prefix="laminar-run-")
+    return folder
 
 
 def start_zygote(log_file: Path, model: str) -> subprocess.Popen[bytes]:

@@ -80,7 +80,7 @@ def test_each_process_may_be_killed(start_run: StartRun, run_id: str, model_fold
     assert audit["trained"] == STEPS * 16
     restarts = {name: role["restarts"] for name, role in run.state()["roles"].items()}
     assert all(restarts[role] >= 2 * KILLS for role in ROLES), restarts  # its own, and those of the zygote
-    assert "the broker has died; starting it again" in run.said()
+    assert "the broker has died (its process is gone); starting it again" in run.said()
     assert not run.traces()
     every_level_was_asked_for_and_begun_once(run)
     command = [sys.executable, "-c", "from pipelines.cli.main import main; main()"]

@@ -1,0 +1,89 @@
+"""A checkpoint that cannot be written: tried again, then an error, and never taken for written."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from small_disk import fill, small_disk
+from trainer_batches import save_tiny_model
+from trainer_on_a_log import Producer, Trainer
+
+from operators.trainer import persist, publishing, train_batches
+from operators.trainer.persist import CheckpointError
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture
+def trainer(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Trainer]:
+    """A trainer of six batches, a checkpoint every second; not started."""
+    made = Trainer(tmp_path, model)
+    monkeypatch.setattr(publishing, "BoundedProducer", Producer)
+    monkeypatch.setattr(publishing, "ManifestLog", lambda producer, run: made.announce)
+    yield made
+    made.shard.crash()
+
+
+@pytest.mark.parametrize("what", ["checkpoints", "model"])
+def test_checkpoint_that_cannot_be_written_is_tried_again_then_ends_the_trainer(
+    trainer: Trainer, what: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    due = 1 if what == "checkpoints" else 5
+    monkeypatch.setattr(persist, "PAUSE_S", 0.0)
+    trainer.start()
+    trainer.run()
+    trainer.feed(*range(6))
+    trainer.run(due)
+    target = trainer.folder / what
+    with small_disk(trainer.folder / "disk", 64) as disk:
+        fill(disk)
+        if target.exists():
+            target.rename(trainer.folder / "before")
+        target.symlink_to(disk / "full", target_is_directory=True)
+        with pytest.raises(CheckpointError, match=rf"given up after 5 tries .*: cannot write .* to {target}"):
+            trainer.run()
+        assert sum("try " in record.message for record in caplog.records) == 4
+        assert trainer.manifests()[-1][0] == f"1.{due + 1}"
+        trainer.shard.crash()
+        target.unlink()
+    if what == "checkpoints":
+        trainer.start()
+        trainer.run(7)
+        assert trainer.line() == [0, 1, 2, 3, 4, 5]
+        assert sorted(each.name for each in target.iterdir()) == ["2.4", "2.6"]
+
+
+def test_checkpoint_that_is_written_at_a_later_try_counts(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pauses: list[float] = []
+    blocker = trainer.folder / "checkpoints"
+
+    def mended(pause_s: float) -> bool:
+        pauses.append(pause_s)
+        if len(pauses) == 3:
+            blocker.unlink()
+        return False
+
+    write = persist.persist
+    monkeypatch.setattr(train_batches, "persist", lambda work, tries: write(work, tries, mended))
+    trainer.start()
+    trainer.run()
+    shutil.rmtree(blocker)
+    blocker.touch()
+    trainer.feed(0, 1)
+    trainer.run(2)
+    assert pauses == [1.0, 2.0, 4.0]
+    assert [each.name for each in blocker.iterdir()] == ["1.2"]
+
+
+def test_trainer_whose_checkpoints_have_no_place_does_not_start(trainer: Trainer) -> None:
+    (trainer.folder / "checkpoints").touch()
+    with pytest.raises(CheckpointError, match=f"no checkpoint could be written to {trainer.folder / 'checkpoints'}"):
+        trainer.start()

@@ -1,0 +1,32 @@
+"""The temporary directory of a run's roles."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from pipelines.run.zygote_process import temporary_folder
+
+
+def test_temporary_folder_of_a_resumed_run_is_the_emptied_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    first = Path(temporary_folder(Path("runs/first/logs")))
+    (first / "beam-pipeline-temp").mkdir()
+    assert Path(temporary_folder(Path("runs/first/logs"))) == first
+    assert list(first.iterdir()) == []
+    assert first.stat().st_mode & 0o777 == 0o700
+    other = Path(temporary_folder(Path("runs/second/logs")))
+    assert other != first
+
+
+def test_temporary_folder_that_is_somebody_elses_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    taken = Path(temporary_folder(Path("runs/first/logs")))
+    taken.rmdir()
+    (tmp_path / "elsewhere").mkdir()
+    taken.symlink_to(tmp_path / "elsewhere")
+    found = Path(temporary_folder(Path("runs/first/logs")))
+    assert found not in (taken, tmp_path / "elsewhere")
+    assert found.is_dir()
