@@ -15,9 +15,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from infra.sandbox import usage
+from infra.sandbox.cgroups import ProgramCgroup, program_cgroup
 from infra.sandbox.zygotes import SandboxUnavailable, Zygote
 
 _MIB = 1024 * 1024
+_KEEPER_MB = 64
+"""The share of the keeper and of the kernel in a cgroup's memory."""
 LOOK_EVERY_S = 0.02
 """How often the supervisor measures what a program uses."""
 _START_S = 60.0
@@ -75,6 +78,7 @@ class Running:
         self._deadline = self._started + _START_S
         self._next_look = 0.0
         self._pid: int | None = None
+        self._cgroup: ProgramCgroup | None = None
         self._ready = False
         self._ended: dict[str, Any] | None = None
         self._read: dict[int, bytearray] = {}
@@ -88,16 +92,29 @@ class Running:
             self._selector.register(end, selectors.EVENT_READ)
         self._send(job_end, json.dumps(program).encode())
         self._send(input_end, given)
-        request = {"limits": _rlimits(limits, zygote.namespaces), "disk_bytes": limits.disk_mb * _MIB, "folder": folder}
+        request: dict[str, Any] = {
+            "limits": _rlimits(limits, zygote.namespaces),
+            "disk_bytes": limits.disk_mb * _MIB,
+            "folder": folder,
+        }
+        passed = [theirs.fileno(), job, standard_input, output, errors, *channel]
         try:
-            zygote.fork(request, [theirs.fileno(), job, standard_input, output, errors, *channel])
+            try:
+                self._cgroup = program_cgroup((limits.memory_mb + limits.disk_mb + _KEEPER_MB) * _MIB, limits.threads)
+                if self._cgroup:
+                    request["cgroup"] = True
+                    passed.append(self._cgroup.joining)
+                zygote.fork(request, passed)
+            finally:
+                theirs.close()
+                for each in (job, standard_input, output, errors):
+                    os.close(each)
+        except SandboxUnavailable:
+            self.close()
+            raise
         except OSError as error:
             self.close()
             raise ZygoteDied from error
-        finally:
-            theirs.close()
-            for each in (job, standard_input, output, errors):
-                os.close(each)
 
     def fileno(self) -> int:
         """A descriptor that is readable when there is something to `step` for."""
@@ -141,7 +158,7 @@ class Running:
         with contextlib.suppress(OSError):
             self._status.shutdown(socket.SHUT_WR)  # the keeper kills it
         self._status.settimeout(_START_S)
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(ConnectionError, SandboxUnavailable):
             while message := self._status.recv(_MOST_BYTES):
                 self._record(json.loads(message))
         for key in list(self._selector.get_map().values()):
@@ -149,6 +166,8 @@ class Running:
                 os.close(key.fd)
         self._selector.close()
         self._status.close()
+        if self._cgroup:
+            self._cgroup.close()
 
     def _receive_status(self) -> None:
         try:
@@ -170,6 +189,7 @@ class Running:
         if "ended" in message:
             self._ended = message
         if "ready" in message:  # the program's time begins
+            self._ready = True
             self._started = time.monotonic()
             self._deadline = self._started + self._limits.seconds
 

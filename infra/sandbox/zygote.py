@@ -13,7 +13,8 @@ Messages are JSON, one a packet:
 
 - zygote to supervisor, once: `{"namespaces": bool, "abi": n}` or `{"refused": why}`;
 - supervisor to zygote, for each program, with descriptors (status, job, and the program's 0, 1, 2, 3, ...):
-  `{"limits": {...}, "disk_bytes": n, "folder": path}`, in which `folder` is empty where there are namespaces;
+  `{"limits": {...}, "disk_bytes": n, "folder": path}`, in which `folder` is empty where there are namespaces; with
+  `"cgroup": true` the last descriptor is the cgroup.procs to enter;
 - keeper to supervisor through `status`: `{"pid": n}`; from the child `{"ready": true}` or `{"refused": why}`; at the
   end `{"ended": status, "full": bool}`.
 """
@@ -123,6 +124,10 @@ def _keep(zygote: int, job: Mapping[str, Any], descriptors: Sequence[int], layer
 
 
 def _start(job: Mapping[str, Any], descriptors: Sequence[int], layers: _Layers) -> int:
+    if job.get("cgroup"):
+        *descriptors, joining = descriptors
+        os.write(joining, b"0")
+        os.close(joining)
     if layers.jail:
         layers.jail.enter_again(job["disk_bytes"])
     else:

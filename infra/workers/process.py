@@ -10,9 +10,10 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from infra.sandbox.cgroups import VARIABLE as CGROUP
 from infra.workers.frames import PREFIX_BYTES, frame, frame_length
 
-_KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "LD_LIBRARY_PATH")
+_KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "LD_LIBRARY_PATH", CGROUP)
 # As multiprocessing's spawn does: the child finds its modules where this process finds them.
 _BOOT = (
     "import importlib, json, sys; sys.path[:] = json.loads(sys.argv[1]); "

@@ -144,19 +144,28 @@ run.run_python("while True: pass", limits=run.Limits(seconds=60.0), isolation=ru
 
 def test_a_program_ends_with_its_zygote_and_runs_again(isolation: Isolation, monkeypatch: pytest.MonkeyPatch) -> None:
     pids: list[int] = []
-    note = running.Running._record
+    record = running.Running._record
 
     def kill_the_first(self: running.Running, message: dict[str, Any]) -> None:
-        note(self, message)
-        if "ready" in message and len(pids) == 1:
-            zygotes.ZYGOTES.get(isolation)._process.send_signal(signal.SIGKILL)
-        pids.extend([message["pid"]] if "pid" in message else [])
+        record(self, message)
+        if self._pid is not None and self._ready and self._pid not in pids:
+            pids.append(self._pid)
+            if len(pids) == 1:
+                zygotes.ZYGOTES.get(isolation)._process.send_signal(signal.SIGKILL)
 
     monkeypatch.setattr(running.Running, "_record", kill_the_first)
     ran = run_with("import time; time.sleep(1); print('done')", limits=Limits(seconds=60.0), isolation=isolation)
     assert (ran.ended, ran.output) == ("exited", b"done\n")
     assert len(pids) == 2
     wait_until_gone(pids[0])
+
+
+def test_a_dead_zygote_is_replaced(isolation: Isolation) -> None:
+    zygote = zygotes.ZYGOTES.get(isolation)
+    zygote._process.kill()
+    zygote._process.wait()
+    assert run_with("print(1)", limits=Limits(seconds=30.0), isolation=isolation).output == b"1\n"
+    assert zygotes.ZYGOTES.get(isolation) is not zygote
 
 
 def wait_until_gone(pid: int) -> None:

@@ -1,0 +1,83 @@
+"""Cgroups: what the operator names is used, or refused with the reason."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.sandbox import running
+from infra.sandbox.cgroups import VARIABLE, ProgramCgroup, program_cgroup
+from infra.sandbox.run import Limits, SandboxUnavailable, run_python
+
+pytestmark = pytest.mark.usefixtures("confined")
+
+
+@pytest.fixture
+def hierarchy() -> Iterator[Path]:
+    """A folder of this machine's cgroup v2 in which this user can make cgroups."""
+    mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+    mounted = next((Path(fields[1]) for fields in mounts if fields[2] == "cgroup2"), None)
+    if mounted is None or not os.access(mounted, os.W_OK):
+        pytest.skip("no cgroup v2 here that this user may change")
+    made = mounted / f"laminar-test-{os.getpid()}"
+    made.mkdir()
+    yield made
+    assert [each for each in made.iterdir() if each.is_dir()] == []
+    made.rmdir()
+
+
+def test_program_cgroup_is_none_unless_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert program_cgroup(1 << 20, 8) is None
+
+
+def test_run_python_refuses_a_folder_that_is_no_cgroup(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    before = set(os.listdir("/proc/self/fd"))
+    with pytest.raises(SandboxUnavailable, match=f"{VARIABLE}={tmp_path} is no cgroup v2"):
+        run_python("")
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_run_python_refuses_a_cgroup_without_controllers(monkeypatch: pytest.MonkeyPatch, hierarchy: Path) -> None:
+    monkeypatch.setenv(VARIABLE, str(hierarchy))
+    with pytest.raises(SandboxUnavailable, match=r"does not delegate memory and pids: write '\+memory \+pids' to its"):
+        run_python("")
+
+
+def test_a_program_runs_in_its_cgroup_which_is_removed(monkeypatch: pytest.MonkeyPatch, hierarchy: Path) -> None:
+    """Without limits, which need controllers."""
+    monkeypatch.setattr(running, "program_cgroup", lambda memory_bytes, threads: ProgramCgroup(hierarchy, {}))
+    found: list[str] = []
+    record = running.Running._record
+
+    def look(self: running.Running, message: dict[str, Any]) -> None:
+        record(self, message)
+        if "ready" in message:
+            found.append(Path(f"/proc/{self._pid}/cgroup").read_text())
+
+    monkeypatch.setattr(running.Running, "_record", look)
+    assert run_python("import time; time.sleep(0.1); print(1)", limits=Limits(seconds=30.0)).output == b"1\n"
+    assert f"0::/{hierarchy.name}/laminar-{os.getpid()}-" in found[0]
+    assert run_python("while True: pass", limits=Limits(seconds=0.1)).ended == "time"
+
+
+def test_a_delegated_cgroup_bounds_memory_and_threads(monkeypatch: pytest.MonkeyPatch, hierarchy: Path) -> None:
+    controllers = set((hierarchy / "cgroup.controllers").read_text().split())
+    if missing := {"memory", "pids"} - controllers:
+        pytest.skip(f"cgroup v2 has no controller for {' and '.join(sorted(missing))} here")
+    (hierarchy / "cgroup.subtree_control").write_text("+memory +pids")
+    monkeypatch.setenv(VARIABLE, str(hierarchy))
+    program = (
+        "from threading import *\nmade = 0\ntry:\n"
+        "  while True: Thread(target=Event().wait, daemon=True).start(); made += 1\n"
+        "except RuntimeError: print(made)"
+    )
+    assert run_python(program, limits=Limits(seconds=30.0, threads=10)).output == b"9\n"
+    monkeypatch.setattr(running, "_rlimits", lambda limits, namespaces: {"CORE": 1})
+    ran = run_python("x = b'x' * (1 << 30)", limits=Limits(seconds=30.0, memory_mb=64))
+    assert ran.ended == "killed"
