@@ -12,29 +12,33 @@ class CannotResume(RuntimeError):
 class LogTruncated(CannotResume):
     """Records that the shard still needs are no longer in the log."""
 
-    def __init__(self, group: str, what: str) -> None:
-        super().__init__(
-            f"{group}: {what}. Records that were not processed are gone: retention deleted them, or the topic was "
-            "deleted and created again. Set retention.ms=-1 and retention.bytes=-1 on the run's topics (`laminar "
-            "doctor` checks them), and begin a new run from the last checkpoint, or restore the topic from a backup"
-        )
-
 
 class NoteMissing(CannotResume):
     """The shard has written before, but its last note is gone."""
 
-    def __init__(self, group: str, restore: str, written: list[str]) -> None:
-        super().__init__(
-            f"{group} has no note in {restore}, but {', '.join(written)} holds its output: a start from nothing would "
-            "number everything again. Restore the topic from a backup (its cleanup.policy must be compact alone), or "
-            "begin a new run from the last checkpoint"
-        )
+
+def truncated(group: str, what: str) -> LogTruncated:
+    """The error of `group`; `what` says which log ends or begins where."""
+    return LogTruncated(
+        f"{group}: {what}. Records that were not processed are gone: retention deleted them, or the topic was "
+        "deleted and created again. Set retention.ms=-1 and retention.bytes=-1 on the run's topics (`laminar "
+        "doctor` checks them), and begin a new run from the last checkpoint, or restore the topic from a backup"
+    )
+
+
+def note_missing(group: str, restore: str, written: list[str]) -> NoteMissing:
+    """The error of `group`, which has `written` to partitions that are its own."""
+    return NoteMissing(
+        f"{group} has no note in {restore}, but {', '.join(written)} holds its output: a start from nothing would "
+        "number everything again. Restore the topic from a backup (its cleanup.policy must be compact alone), or "
+        "begin a new run from the last checkpoint"
+    )
 
 
 def check_position(group: str, place: TopicPartition, offset: int, begin: int, end: int) -> None:
     """Raise LogTruncated where the log, which holds offsets `begin` to before `end`, cannot be read on at `offset`."""
     where = f"{place.topic}, partition {place.partition},"
     if offset < begin:
-        raise LogTruncated(group, f"{where} begins at offset {begin}, after {offset}")
+        raise truncated(group, f"{where} begins at offset {begin}, after {offset}")
     if offset > end:
-        raise LogTruncated(group, f"{where} ends at offset {end}, before {offset}")
+        raise truncated(group, f"{where} ends at offset {end}, before {offset}")

@@ -29,7 +29,7 @@ from kafka.errors import (
     ProducerFencedError,
 )
 
-from infra.kafka.log_gaps import LogTruncated, NoteMissing, check_position
+from infra.kafka.log_gaps import check_position, note_missing, truncated
 from infra.kafka.note import Note
 from infra.kafka.notes import last_note, observer_of
 from infra.kafka.readiness import why_unreachable
@@ -155,7 +155,7 @@ class Session:
         try:
             polled = self._consumer.poll(timeout_ms=int(timeout_s * 1000))
         except OffsetOutOfRangeError as error:
-            raise LogTruncated(self.config.group, str(error)) from error
+            raise truncated(self.config.group, str(error)) from error
         except KafkaError as error:
             raise self._give_up(error) from error
         return [record for records in polled.values() for record in records]
@@ -173,6 +173,10 @@ class Session:
         if position is None:
             raise KafkaTimeoutError(f"{self.config.group}: where reading stands in {place} is not known")
         return position
+
+    def highwaters(self) -> dict[Partition, int | None]:
+        """The end of every input partition, open transactions included, as the last answer had it."""
+        return {Partition(*tp): self._consumer.highwater(tp) for tp in self._assigned}
 
     def seek(self, offsets: Offsets) -> None:
         """Read on from `offsets` instead of where the last start stood. Raises LogTruncated."""
@@ -291,7 +295,7 @@ class Session:
         known = {_named(tp): tp for tp in places}
         for place, offset in self.note.written.items():
             if place in known and ends[known[place]] <= offset:
-                raise LogTruncated(
+                raise truncated(
                     config.group, f"{place} ends at {ends[known[place]]}, before its own output at {offset}"
                 )
         self.ledger_ends = {_named(tp): ends[tp] for tp in ledger}
@@ -322,7 +326,7 @@ class Session:
         """Raise NoteMissing where a shard without a note has written before."""
         written = [_named(tp) for tp in (TopicPartition(*p) for p in self.config.owned) if ends[tp] > 0]
         if written:
-            raise NoteMissing(self.config.group, self.config.restore.topic, written)
+            raise note_missing(self.config.group, self.config.restore.topic, written)
 
     def _inputs(self) -> list[tuple[TopicPartition, Input]]:
         return [(TopicPartition(i.topic, p), i) for i in self.config.inputs for p in i.partitions]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from infra.kafka.session import SESSIONS, Fenced, Partition, Session, SessionLost
+from infra.kafka.stalls import StallWatch, held_back_by
 from infra.runners.liveness import LIVENESS
 from infra.runners.stopping import STOPPING
 from operators.io.config import ShardConfig
@@ -63,6 +64,7 @@ class ShardSource:
         self._rest_until = 0.0
         self._look_at = 0.0
         self._caught_up = False
+        self._stalls = StallWatch(clock)
         self._futile = 0
         self._polls = 0
 
@@ -96,7 +98,7 @@ class ShardSource:
         try:
             records = session.poll(self.config.poll_s if wait else 0.0)
             if records or not self._caught_up or self._clock() >= self._look_at:
-                self._look(session)
+                self._look(session, quiet=not records)
         except SessionLost:
             return self._open(session)
         self._rest_until = 0.0 if records else self._clock() + BUSY_POLL_S
@@ -134,9 +136,13 @@ class ShardSource:
             self._session = None
             SESSIONS.close(self.config.group)
 
-    def _look(self, session: Session) -> None:
+    def _look(self, session: Session, quiet: bool) -> None:
         """See where reading stands. Between records only the marks of transactions move it, and being late is safe."""
-        self._positions = {self._places[p]: offset for p, offset in session.positions().items()}
+        positions = session.positions()
+        if quiet and (stalled := self._stalls.stalled(positions, session.highwaters())):
+            for line in held_back_by(self.config.client, stalled):
+                log.warning("%s waits: %s; `laminar topics transactions` ends it", self.config.group, line)
+        self._positions = {self._places[p]: offset for p, offset in positions.items()}
         self._look_at = self._clock() + POSITIONS_S
         if not self._caught_up:
             self._caught_up = all(self._positions[self._places[p]] >= end for p, end in session.ends.items())

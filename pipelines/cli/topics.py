@@ -6,6 +6,7 @@ from pipelines.cli.lazy import CommandModule, lazy_group
 from pipelines.cli.option_sets import Commands
 
 _FACTS, _TAIL, _FIND = "pipelines.cli.topic_facts", "pipelines.cli.tail", "pipelines.cli.find"
+_OPEN = "pipelines.cli.open_transactions"
 _REPAIR, _DEAD = "pipelines.cli.repair", "pipelines.cli.dead_letters"
 # What reads records imports Arrow, what asks brokers does not.
 COMMANDS: dict[str, CommandModule] = {
@@ -19,6 +20,7 @@ COMMANDS: dict[str, CommandModule] = {
     "offsets": CommandModule(_FACTS, "Say where each partition begins and ends.", "offsets_command"),
     "replay": CommandModule(_REPAIR, "Write records again, as they are. A dry run unless told to.", "replay_command"),
     "reset": CommandModule(_REPAIR, "Let a pipeline read on elsewhere. A dry run unless told to.", "reset_command"),
+    "transactions": CommandModule(_OPEN, "List transactions that hold readers back, and end them."),
     "dlq": CommandModule(_DEAD, "Look at dead letters, and send their records back."),
 }
 

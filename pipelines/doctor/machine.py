@@ -18,9 +18,11 @@ from infra.gpus import gpu_names
 from infra.kafka.broker_jars import JARS, KAFKA_VERSION
 from infra.kafka.properties import ClientProperties
 from infra.kafka.readiness import why_unreachable
+from infra.kafka.suitability import SettingProblem
 from infra.runners.prism import find_prism
 from infra.store.names import SHARED_MEMORY
 from infra.store.ownership import StaleStore, remove_store, stale_stores
+from pipelines.run.topics import unsuitable_settings
 
 DISTRIBUTION = "laminar-rl"
 
@@ -39,7 +41,8 @@ class Machine:
     """Observations; sizes in bytes. None stands for what is not there.
 
     `cuda` tells whether torch can use the GPUs (None: not asked, for there are none), `broker` why the broker asked
-    about does not answer ("" where it does, None where none was asked about).
+    about does not answer ("" where it does, None where none was asked about), `settings` which of its settings do not
+    keep what a run needs.
     """
 
     python: tuple[int, int, int]
@@ -58,6 +61,7 @@ class Machine:
     memory: int
     cores: int
     broker: str | None
+    settings: tuple[SettingProblem, ...] = ()
 
 
 def remove_stale_stores(base: Path = SHARED_MEMORY) -> list[Path]:
@@ -71,6 +75,7 @@ def remove_stale_stores(base: Path = SHARED_MEMORY) -> list[Path]:
 def observe(client: ClientProperties | None = None, folder: Path | None = None) -> Machine:
     """Look at this machine; `client` names brokers to try, `folder` is where runs are kept (the working directory)."""
     gpus = gpu_names()
+    broker = None if client is None else why_unreachable(client.admin()) or ""
     go = shutil.which("go")
     return Machine(
         python=sys.version_info[:3],
@@ -88,7 +93,8 @@ def observe(client: ClientProperties | None = None, folder: Path | None = None) 
         disk_free=shutil.disk_usage(folder or Path.cwd()).free,
         memory=psutil.virtual_memory().total,
         cores=len(os.sched_getaffinity(0)),
-        broker=None if client is None else why_unreachable(client.admin()) or "",
+        broker=broker,
+        settings=tuple(unsuitable_settings(client)) if client is not None and broker == "" else (),
     )
 
 

@@ -33,4 +33,4 @@ def get_ready(config: Config, role: Role, note: Callable[[str], None]) -> None:
             )
     config = replace(config, kafka=config.kafka.of_role(role.pipeline))
     wait_for_brokers(config.kafka.client(), WAIT_S, lambda _, line: note(line))
-    make_topics(config)
+    make_topics(config, note)

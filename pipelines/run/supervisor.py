@@ -118,7 +118,7 @@ class Supervisor:
             self.config = replace(self.config, kafka=self._kafka.config)
             if not self._resumed:
                 self._kafka.refuse_known(self.config.run.name)
-            make_topics(self.config)
+            make_topics(self.config, self.view.note)
             self._kafka.topics = frozenset(topic.name(self.config.run.name) for topic in CATALOGUE.values())
         self.state.bootstrap_servers = self.config.kafka.client().bootstrap_servers
         self.state.client_properties = self.config.kafka.of_role(ADMIN).client_properties

@@ -4,28 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from infra.kafka.admin import TopicSpec, admin_client, create_topics
+from infra.kafka.admin import TopicSpec, admin_client, create_topics, list_topics
+from infra.kafka.properties import ClientProperties
 from infra.kafka.readiness import retried
 from infra.kafka.suitability import SettingProblem, UnsuitableKafka, find_problems
-from pipelines.config import Config
+from pipelines.config import Config, KafkaConfig
 from pipelines.shards import partitions_of
 from schemas.codec import MAX_VALUE_BYTES
-from schemas.topics import CATALOGUE, RESTORE, Topic
+from schemas.topics import CATALOGUE, PREFIX, RESTORE, Topic, run_of
 
 _SMALL_SEGMENTS = {"segment.bytes": str(4 << 20), "min.cleanable.dirty.ratio": "0.1"}
 """Of notes, of which only the last of each shard counts: what a start reads stays at some megabytes."""
 
 
-def topic_spec(config: Config, topic: Topic) -> TopicSpec:
-    """How `topic` is made: data is kept for good, for the log is what a run is replayed, audited and exported from."""
+def settings_of(topic: Topic) -> dict[str, str]:
+    """The settings of `topic`: data is kept for good, as a run is replayed, audited and exported from its log."""
     settings = {"cleanup.policy": topic.cleanup, "max.message.bytes": str(MAX_VALUE_BYTES + 1024 * 1024)}
     if topic.cleanup == "delete":
         settings |= {"retention.ms": "-1", "retention.bytes": "-1"}
     if topic is RESTORE:
         settings |= _SMALL_SEGMENTS
-    return TopicSpec(
-        topic.name(config.run.name), len(partitions_of(config, topic)), config.kafka.replication_factor, settings
-    )
+    return settings
+
+
+def topic_spec(config: Config, topic: Topic) -> TopicSpec:
+    """How `topic` is made for a run."""
+    copies, name = config.kafka.replication_factor, topic.name(config.run.name)
+    return TopicSpec(name, len(partitions_of(config, topic)), copies, settings_of(topic))
+
+
+def unsuitable_settings(client: ClientProperties) -> list[SettingProblem]:
+    """What does not fit in the settings of a Kafka: of its brokers, and of the topics of all runs on it."""
+    with admin_client(client) as admin:
+        names = [name for name in list_topics(admin, f"{PREFIX}.") if run_of(name)]
+        specs = [TopicSpec(name, 1, config=settings_of(CATALOGUE[name.rpartition(".")[2]])) for name in names]
+        return find_problems(admin, specs, KafkaConfig().transaction_timeout_s)
 
 
 def make_topics(config: Config, note: Callable[[str], None] = lambda line: None) -> None:

@@ -190,6 +190,7 @@ def _become_role(command: Mapping[str, Any], zygote: int, pipes: Sequence[int], 
 
 def _live(command: Mapping[str, Any]) -> int:
     """What a role does; its exit code."""
+    from infra.kafka.log_gaps import CannotResume
     from operators.prompts.question import SourceError
     from operators.trainer.persist import CheckpointError
     from pipelines.config import ConfigError, load_config
@@ -204,7 +205,7 @@ def _live(command: Mapping[str, Any]) -> int:
             make_warm_start(config)
         else:
             run_role(config, Role(command["pipeline"], command["index"]))
-    except (ConfigError, SourceError, CheckpointError):
+    except (ConfigError, SourceError, CheckpointError, CannotResume):
         traceback.print_exc()
         return CANNOT_RUN
     finally:

@@ -13,6 +13,7 @@ from infra.kafka import hanging
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
 from infra.kafka.broker import Broker, BrokerConfig, start_broker
 from infra.kafka.hanging import end_hanging
+from infra.kafka.open_transactions import open_transactions, write_marker
 
 
 @pytest.fixture(scope="module")
@@ -87,13 +88,31 @@ def test_a_broker_that_starts_again_looks_for_them(credulous: Broker) -> None:
 def test_ending_goes_on_after_a_leader_has_moved(credulous: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     hang(credulous, "committed", True)
     errors = [NotLeaderForPartitionError("moved"), NotLeaderForPartitionError("moved again")]
-    tell = hanging._tell
+    tell = hanging.write_marker
 
-    def told(admin: Any, spec: Any, committed: bool) -> None:
+    def told(admin: Any, transaction: Any) -> None:
         if errors:
             raise errors.pop()
-        tell(admin, spec, committed)
+        tell(admin, transaction)
 
-    monkeypatch.setattr(hanging, "_tell", told)
+    monkeypatch.setattr(hanging, "write_marker", told)
     assert end_hanging(credulous.client(), sleep=lambda seconds: None) == ["committed-0"]
     assert not errors
+
+
+def test_open_transactions_tell_what_hangs_from_what_is_under_way(credulous: Broker) -> None:
+    hang(credulous, "aborted", False)
+    with KafkaProducer(**credulous.client().producer(transactional_id="at work")) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send("under-way", b"in it", partition=1).get(10)
+        with admin_client(credulous.client()) as admin:
+            found = open_transactions(admin, ["aborted", "under-way"])
+            assert [(each.topic, each.partition, each.hangs) for each in found] == [
+                ("aborted", 0, True),
+                ("under-way", 1, False),
+            ]
+            assert found[1].transactional_id == "at work"
+            write_marker(admin, found[0])
+            assert [each.topic for each in open_transactions(admin, ["aborted", "under-way"])] == ["under-way"]
+        producer.abort_transaction()

@@ -92,6 +92,9 @@ class ScriptedSession:
         self.committed.append((outputs, offsets, ledger, marks))
         return {OUTPUT: 10 * self.commits} if outputs else {}
 
+    def highwaters(self) -> dict[Partition, int | None]:
+        return {INPUT: self.end}
+
     def verify(self) -> None:
         """The log holds what was committed."""
 

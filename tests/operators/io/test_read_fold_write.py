@@ -20,6 +20,7 @@ from shuffling_pipeline import OUTPUT, SOURCE, Shuffle, Shuffler, build, shard
 
 from infra.kafka.admin import TopicSpec, admin_client, committed_offsets, create_topics
 from infra.kafka.broker import Broker
+from infra.kafka.log_gaps import LogTruncated
 from infra.kafka.notes import last_note, observer_of
 from infra.kafka.session import SESSIONS
 from infra.runners.options import Runner
@@ -284,3 +285,15 @@ def test_a_slice_is_as_long_as_suits_the_runner(config: ShardConfig, options: li
     polled = pipeline | ReadTopics(config)
     assert polled.producer.transform.fn._slice_s == seconds
     shutil.rmtree(pipeline.local_tempdir)  # Beam does in `run` alone
+
+
+def test_a_pipeline_ends_with_an_error_when_its_log_was_cut(config: ShardConfig) -> None:
+    feed(config, range(20))
+    runner = HandRunner(config)
+    runner.until(lambda: len(steps(config)) == 20, runner.slice(0, elements=1))
+    feed(config, range(20, 40))
+    close_shards()
+    with admin_client(config.client) as admin:
+        admin.delete_records({TopicPartition(SOURCE.name(config.run), 0): -1})
+    with pytest.raises(LogTruncated, match=r"begins at offset \d+, after \d+\. Records that"):
+        run_pipeline(lambda pipeline: build(pipeline, config), "embedded", (), close_shards)

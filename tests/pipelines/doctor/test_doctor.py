@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from infra.kafka.broker import Broker
+from infra.kafka.suitability import SettingProblem
 from infra.store.ownership import StaleStore, open_folder
 from pipelines.cli.main import main
 from pipelines.doctor.checks import GIB, can_run, judge
@@ -78,6 +79,17 @@ def test_what_is_missing_is_said_with_what_mends_it(
     assert says in wrong.says
     assert wrong.mend
     assert can_run(findings) is (verdict != "missing")
+
+
+@pytest.mark.parametrize(
+    ("where", "fatal", "verdict"),
+    [("broker 1", True, "missing"), ("broker 1", False, "limited"), ("laminar.old.settled", True, "limited")],
+)
+def test_doctor_reports_settings_that_lose_records(where: str, fatal: bool, verdict: str) -> None:
+    problem = SettingProblem(where, "retention.ms", "1", "-1", "records would go", fatal)
+    (finding,) = [each for each in judge(replace(WHOLE, broker="", settings=(problem,))) if each.mend]
+    assert (finding.name, finding.verdict) == ("kafka settings", verdict)
+    assert finding.mend == "kafka-configs.sh --alter, retention.ms: -1"
 
 
 def test_a_broker_elsewhere_needs_no_java_here() -> None:

@@ -1,0 +1,108 @@
+"""Transactions that are open in a partition, behind which every read_committed reader waits, and how they are ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kafka import TopicPartition
+from kafka.admin import AbortTransactionSpec, TransactionState
+
+ENDING = (TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT, TransactionState.PREPARE_EPOCH_FENCE)
+_UNDER_WAY = (*ENDING, TransactionState.ONGOING)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """A transaction that is open in one partition, from offset `first` on.
+
+    `transactional_id` is None and `state` "Unknown" where no coordinator knows the producer any more. `wrote_at` is
+    when the producer last wrote there, in Unix milliseconds.
+    """
+
+    topic: str
+    partition: int
+    first: int
+    producer_id: int
+    epoch: int
+    coordinator_epoch: int
+    wrote_at: int
+    transactional_id: str | None
+    state: str
+    committed: bool
+    """Whether its coordinator says that it was committed."""
+
+    @property
+    def hangs(self) -> bool:
+        """Whether nobody will end it: for its coordinator it is over, or was never there."""
+        return self.state not in {state.value for state in _UNDER_WAY}
+
+
+def coordinators_view(admin: Any) -> dict[int, tuple[str, Any]]:
+    """What coordinators know of transactions, by producer id: the transactional id and its description."""
+    listed = {each.transactional_id for rows in admin.list_transactions().values() for each in rows}
+    described = admin.describe_transactions(sorted(listed)) if listed else {}
+    return {each.producer_id: (name, each) for name, each in described.items()}
+
+
+def open_transactions(admin: Any, topics: Sequence[str]) -> list[OpenTransaction]:
+    """The transactions that are open in partitions of `topics`, sorted. Raises KafkaError."""
+    places = [
+        TopicPartition(topic["name"], partition["partition_index"])
+        for topic in (admin.describe_topics(list(topics)) if topics else ())
+        for partition in topic["partitions"]
+    ]
+    found = [
+        (place, producer)
+        for place, state in (admin.describe_producers(places) if places else {}).items()
+        for producer in state.active_producers
+        if producer.current_transaction_start_offset >= 0
+    ]
+    known = coordinators_view(admin) if found else {}
+    return sorted(
+        (_opened(place, producer, *known.get(producer.producer_id, (None, None))) for place, producer in found),
+        key=lambda each: (each.topic, each.partition, each.first),
+    )
+
+
+def write_marker(admin: Any, transaction: OpenTransaction) -> None:
+    """End a transaction that hangs as its coordinator says that it ended; one it does not know is aborted (KIP-664)."""
+    place = TopicPartition(transaction.topic, transaction.partition)
+    spec = AbortTransactionSpec(
+        place, transaction.producer_id, transaction.epoch, max(0, transaction.coordinator_epoch)
+    )
+    if not transaction.committed:
+        admin.abort_transaction(spec)
+        return
+    request = admin._abort_transaction_request(spec)  # the client has a call for aborts alone
+    request.markers[0].transaction_result = True
+    leader = next(iter(admin._manager.run(admin._async_get_leader_for_partitions, [place])))
+    response = admin._manager.run(lambda: admin._manager.send(request, node_id=leader))
+    admin._abort_transaction_process_response(response, spec)
+
+
+def describe(transactions: Iterable[OpenTransaction], now_ms: int) -> list[str]:
+    """One line a transaction, for logs."""
+    return [
+        f"{each.topic}, partition {each.partition}: a transaction of {each.transactional_id or 'an unknown producer'} "
+        f"(producer {each.producer_id}) is open from offset {each.first} on, silent for "
+        f"{max(0, now_ms - each.wrote_at) / 1000:.0f} s"
+        for each in transactions
+    ]
+
+
+def _opened(place: TopicPartition, producer: Any, name: str | None, said: Any) -> OpenTransaction:
+    epoch = producer.producer_epoch
+    return OpenTransaction(
+        topic=place.topic,
+        partition=place.partition,
+        first=producer.current_transaction_start_offset,
+        producer_id=producer.producer_id,
+        epoch=epoch,
+        coordinator_epoch=producer.coordinator_epoch,
+        wrote_at=producer.last_timestamp,
+        transactional_id=name,
+        state=TransactionState.UNKNOWN.value if said is None else said.state.value,
+        committed=said is not None and (said.state, said.producer_epoch) == (TransactionState.COMPLETE_COMMIT, epoch),
+    )

@@ -1,0 +1,62 @@
+"""A reader that stands still before the end of its log is noticed, and the producer that holds it back is named."""
+
+from __future__ import annotations
+
+import pytest
+from kafka import KafkaProducer
+from sessions_of_a_shard import Open, feed, source
+
+from infra.kafka import stalls
+from infra.kafka.session_config import Partition, SessionConfig
+from infra.kafka.stalls import AGAIN_S, STALLED_S, StallWatch, held_back_by
+
+HERE = Partition("t", 0)
+
+
+@pytest.mark.parametrize(
+    ("later_s", "position", "end", "stalled"),
+    [
+        (STALLED_S, 5, 9, True),
+        (STALLED_S - 1, 5, 9, False),  # not yet
+        (STALLED_S, 6, 9, False),  # it moves
+        (STALLED_S, 5, 5, False),  # nothing more is written
+        (STALLED_S, 5, None, False),  # the end is not known yet
+    ],
+)
+def test_stall_watch_reports_who_stands_still_before_the_end(
+    later_s: float, position: int, end: int | None, stalled: bool
+) -> None:
+    now = [0.0]
+    watch = StallWatch(lambda: now[0])
+    assert watch.stalled({HERE: 5}, {HERE: 9}) == []
+    now[0] = later_s
+    assert watch.stalled({HERE: position}, {HERE: end}) == ([HERE] if stalled else [])
+
+
+def test_stall_watch_repeats_a_report_seldom() -> None:
+    now = [0.0]
+    watch = StallWatch(lambda: now[0])
+    reports = []
+    for now[0] in (0.0, STALLED_S, STALLED_S + 1, STALLED_S + AGAIN_S):
+        reports.append(len(watch.stalled({HERE: 5}, {HERE: 9})))
+    assert reports == [0, 1, 0, 1]
+
+
+def test_the_producer_that_holds_a_reader_back_is_named(
+    config: SessionConfig, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stalls, "STALLED_S", 0.0)
+    with KafkaProducer(**config.client.producer(transactional_id=f"{config.group}-dead")) as dead:
+        dead.init_transactions()
+        dead.begin_transaction()
+        dead.send(source(config).topic, b"undecided").get(10)
+        feed(config, b"after it")
+        session, watch = opened(config), StallWatch()
+        for _ in range(50):
+            assert session.poll(0.1) == []
+            if found := watch.stalled(session.positions(), session.highwaters()):
+                break
+        (line,) = held_back_by(config.client, found)
+        assert f"{source(config).topic}, partition 0: a transaction of {config.group}-dead (producer " in line
+        assert "is open from offset 0 on" in line
+        dead.abort_transaction()
