@@ -53,11 +53,23 @@ def chat_text(tokenizer: ChatTokenizer, messages: Sequence[Mapping[str, str]]) -
 
 
 def stop_tokens(tokenizer: ChatTokenizer) -> tuple[int, ...]:
-    """The tokens that end a turn: the tokenizer's end of sequence, however many it has."""
+    """The tokens that end a response: the tokenizer's end of sequence and those of generation_config.json."""
     ends = tokenizer.eos_token_id
-    if ends is None:
-        return ()
-    return (ends,) if isinstance(ends, int) else tuple(ends)
+    own = () if ends is None else (ends,) if isinstance(ends, int) else tuple(ends)
+    return tuple(dict.fromkeys([*own, *getattr(tokenizer, "generation_stop_tokens", ())]))
+
+
+def turn_ends(tokenizer: ChatTokenizer) -> tuple[int, ...]:
+    """`stop_tokens`, and the added token with which the chat template ends a turn of the model, where it does so."""
+    try:
+        text = chat_text(tokenizer, [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}])
+    except ValueError:  # a template without turns of the model
+        return stop_tokens(tokenizer)
+    _, _, after = text.partition(_ANSWER)
+    following = tokenizer.encode(after, add_special_tokens=False)[:1]
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    special = [token for token in following if token in added and added[token].special]
+    return tuple(dict.fromkeys([*stop_tokens(tokenizer), *special]))
 
 
 def message_frame(tokenizer: ChatTokenizer, role: str) -> MessageFrame:
@@ -72,6 +84,6 @@ def message_frame(tokenizer: ChatTokenizer, role: str) -> MessageFrame:
     if not (answered and shown) or _MESSAGE in after:
         raise ValueError(f"the chat template does not show a message of {role} that answers the assistant, once")
     before = tokenizer.encode(between, add_special_tokens=False)
-    ends = int(bool(before) and before[0] in stop_tokens(tokenizer))
+    ends = int(bool(before) and before[0] in turn_ends(tokenizer))
     behind = tokenizer.encode(after, add_special_tokens=False)
     return MessageFrame(tuple(before[:ends]), tuple(before[ends:]), tuple(behind))

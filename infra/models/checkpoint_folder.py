@@ -5,6 +5,7 @@ Never reaches the network, never runs code from a folder, reads and writes safet
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -38,11 +39,24 @@ def load_model(path: Path, dtype: torch.dtype = torch.float32) -> PreTrainedMode
         # transformers would go on with random values in their place.
         raise ValueError(f"the weights in {path} lack {len(missing)} tensors of its config, such as {missing[0]}")
     loaded: PreTrainedModel = model.eval()
+    _refuse_untied(loaded, path)
     return loaded
 
 
+def _refuse_untied(model: PreTrainedModel, path: Path) -> None:
+    """Raise ValueError where the config ties the output's weights to the embedding's and the file has others."""
+    output = model.get_output_embeddings()
+    if not getattr(model.config, "tie_word_embeddings", False) or output is None:
+        return
+    if output.weight is not model.get_input_embeddings().weight:
+        raise ValueError(
+            f"the model in {path} has output weights of its own, but its config.json ties them to the embedding: "
+            "set tie_word_embeddings to false there, or remove the output's weights from the file"
+        )
+
+
 def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer in folder `path`.
+    """The tokenizer in folder `path`; its `generation_stop_tokens` are those of the model's generation_config.json.
 
     Raises FileNotFoundError naming what `path` lacks, ValueError if it is there but cannot be loaded.
     """
@@ -53,7 +67,19 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
         )
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"the tokenizer in {path} cannot be loaded: {error}") from error
+    tokenizer.generation_stop_tokens = _generation_stop_tokens(path / "generation_config.json")
     return tokenizer
+
+
+def _generation_stop_tokens(file: Path) -> tuple[int, ...]:
+    """The `eos_token_id`s of a generation_config.json; none where there is no file, or it names none."""
+    if not file.is_file():
+        return ()
+    try:
+        ends = json.loads(file.read_text()).get("eos_token_id")
+        return () if ends is None else (int(ends),) if isinstance(ends, int) else tuple(int(end) for end in ends)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"eos_token_id in {file} must be a token id or a list of them: {error}") from error
 
 
 def save_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path) -> None:

@@ -1,7 +1,8 @@
 """A model's weights as one safetensors file: what the trainer publishes, relays carry and rollouts load.
 
 The layout is the model's own: every parameter and persistent buffer once, under the first name it has in module
-order. A tensor that is tied to another has no entry of its own, so a file never holds it twice.
+order, experts of a mixture one by one, as its checkpoint has them. A tensor that is tied to another has no entry of its
+own, so a file never holds it twice.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from blake3 import blake3
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
+from infra.models.checkpoint_names import as_saved
 from infra.store.weight_files import Placed, places_in, tensors_in
 from infra.store.weight_store import mapped, open_mapped
 
@@ -177,8 +179,9 @@ def _is_floating(dtype: str) -> bool:
 
 
 def _named_tensors(model: PreTrainedModel) -> list[tuple[list[str], torch.Tensor]]:
-    """Each distinct tensor with all its names, in module order. Tied tensors are one object under several names."""
+    """Each distinct tensor with all its names in a checkpoint, in module order. Tied tensors have several names."""
     distinct: dict[int, tuple[list[str], torch.Tensor]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         distinct.setdefault(id(tensor), ([], tensor.detach()))[0].append(name)
-    return list(distinct.values())
+    kind = getattr(model.config, "model_type", "")
+    return [each for names, tensor in distinct.values() for each in as_saved(kind, names, tensor)]

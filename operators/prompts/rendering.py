@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 from infra.models.chat import ChatTokenizer as Tokenizer
-from infra.models.chat import chat_text, stop_tokens
+from infra.models.chat import chat_text, stop_tokens, turn_ends
 from operators.prompts.config import SLOT, TaskConfig
 from operators.prompts.question import Question
 from schemas.columns import token_ids
@@ -88,7 +88,7 @@ def _sampling(config: TaskConfig, tokenizer: Tokenizer) -> Sampling:
         top_p=float(config.top_p),
         top_k=config.top_k,
         max_new_tokens=config.max_new_tokens,
-        stop_token_ids=stop_tokens(tokenizer),
+        stop_token_ids=turn_ends(tokenizer) if config.chat_template else stop_tokens(tokenizer),
         seed=config.seed,
         stop_strings=config.stop,
     )

@@ -75,6 +75,8 @@ class Learner:
                 raise ValueError("lora.rank: adapters are trained by one rank alone")
             add_adapters(self._model, config.lora)
         self._model_folder = model_folder
+        if ranks.count > 1 and any(".experts." in name for name, _ in self._model.named_parameters()):
+            raise ValueError(f"trainer.ranks must be 1, not {ranks.count}: a mixture of experts is trained by one rank")
         self._policy = Policy(self._model, chunk, precision)
         ranks.shard(self._policy, layers_of(self._model), place)
         self._actor = TrainedModel(self._policy, config)
@@ -97,6 +99,11 @@ class Learner:
     def updates(self) -> int:
         """Batches taken, those whose gradient was not finite included: the position of the learning rate's schedule."""
         return self._updates
+
+    @property
+    def skipped_updates(self) -> int:
+        """Optimizer steps that were not taken because their gradient was not finite."""
+        return self._skipped_updates
 
     @property
     def model(self) -> PreTrainedModel:

@@ -69,6 +69,8 @@ class RankTraining:
         )
         self._whole: deque[WholeBatch] = deque(self._assembly.take())
         self._missing_since: float | None = None
+        self._skipped: list[str] = []
+        """The last batches, as many as come one after the other, whose gradient was not finite."""
         began = self.resumed_from or PolicyVersion(0, 0)
         self._agree("begin with one checkpoint", [began.epoch, began.number])
         self._look()
@@ -127,15 +129,30 @@ class RankTraining:
         if not (everyone := int(told[:, -1].sum())):
             self._look()
             raise ValueError("it has no trajectory" if batch.parts else "the log has lost it")
+        skipped = self._learner.skipped_updates
         try:
             values = self._learner.update(batch.parts)
         except ValueError:
             self._look()
             raise
+        self._note_gradient(batch, finite=self._learner.skipped_updates == skipped)
         trained = self.position.trajectories_trained + everyone
         self.position = replace(self.position, trajectories_trained=trained)
         self._look()
         return values
+
+    def _note_gradient(self, batch: WholeBatch, *, finite: bool) -> None:
+        """Raise RuntimeError after `max_skipped_batches` in a row whose gradients are not finite."""
+        self._skipped = [] if finite else [*self._skipped, f"{batch.number} (up to {_offsets(batch)})"]
+        if finite:
+            return
+        log.error("batch %s has a gradient that is not finite: that optimizer step is skipped", self._skipped[-1])
+        if len(self._skipped) >= self._config.learner.max_skipped_batches:
+            raise RuntimeError(
+                f"the gradients of {len(self._skipped)} batches in a row are not finite: {', '.join(self._skipped)}. "
+                "Train them again with `laminar train replay` (a smaller learning_rate, precision float32), or set "
+                "trainer.learner.max_skipped_batches"
+            )
 
     def check(self) -> None:
         """See to it, where there is nothing to train, that there will be.
@@ -168,3 +185,8 @@ class RankTraining:
     def _look(self) -> None:
         self.weights = self._learner.weights()
         self.state = self._learner.state() if self.due else None
+
+
+def _offsets(batch: WholeBatch) -> str:
+    """The last offset of each partition that has a part of `batch`."""
+    return "offsets " + ", ".join(str(offset - 1) for offset in batch.next_offsets) + f" of {BATCHES.noun}"

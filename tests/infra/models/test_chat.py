@@ -6,7 +6,7 @@ import pytest
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerBase
 
-from infra.models.chat import chat_text, message_frame
+from infra.models.chat import chat_text, message_frame, stop_tokens, turn_ends
 from infra.models.demo import build_demo_tokenizer
 
 CHATML = (
@@ -80,3 +80,26 @@ def test_special_tokens_around_a_message_are_single_ones() -> None:
 def test_a_template_that_cannot_say_it_is_told_why(template: str | None, role: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         message_frame(tokenizer(template), role)
+
+
+def test_stop_tokens_include_those_of_the_generation_config() -> None:
+    made = tokenizer(CHATML)
+    start, end = made.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
+    made.generation_stop_tokens = (end, start)
+    assert stop_tokens(made) == (end, start)
+
+
+@pytest.mark.parametrize("template", [CHATML, TRIMS])
+def test_turn_ends_with_the_templates_token_where_the_tokenizers_is_another(template: str) -> None:
+    made = tokenizer(template)
+    end = made.convert_tokens_to_ids("<|im_end|>")
+    made.eos_token = "<bos>"
+    assert turn_ends(made) == (made.eos_token_id, end)
+    frame = message_frame(made, "user")
+    assert frame.end == (end,)
+
+
+@pytest.mark.parametrize("template", [NO_END, ECHOES, None])
+def test_turn_ends_are_the_stop_tokens_where_a_template_has_no_end(template: str | None) -> None:
+    made = tokenizer(template)
+    assert turn_ends(made) == stop_tokens(made)

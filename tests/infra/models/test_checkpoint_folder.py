@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -166,3 +167,30 @@ def test_no_file_and_no_safetensors_file_are_told_apart(tmp_path: Path) -> None:
     (tmp_path / "w").write_bytes(b"PK\x03\x04 not safetensors")
     with pytest.raises(ValueError, match="not a safetensors file"):
         load_weights(tiny(), tmp_path / "w")
+
+
+def test_output_weights_of_its_own_are_refused_where_the_config_ties_them(tmp_path: Path) -> None:
+    model = tiny()
+    model.save_pretrained(tmp_path)
+    with safe_open(tmp_path / "model.safetensors", framework="pt") as opened:
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] * 1.5
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match="set tie_word_embeddings to false there"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize(("ends", "expected"), [(1, (1,)), ([2, 1], (2, 1)), (None, ())])
+def test_tokenizer_has_the_stop_tokens_of_the_generation_config(
+    tmp_path: Path, ends: object, expected: tuple[int, ...]
+) -> None:
+    save_folder(tiny(), tokenizer(), tmp_path / "m")
+    (tmp_path / "m" / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    assert load_tokenizer(tmp_path / "m").generation_stop_tokens == expected
+
+
+def test_stop_tokens_that_are_no_ids_are_refused(tmp_path: Path) -> None:
+    save_folder(tiny(), tokenizer(), tmp_path / "m")
+    (tmp_path / "m" / "generation_config.json").write_text('{"eos_token_id": "</s>"}')
+    with pytest.raises(ValueError, match=r"eos_token_id in .* must be a token id or a list of them"):
+        load_tokenizer(tmp_path / "m")

@@ -182,6 +182,18 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted(folder: Path) -> N
     assert digest(learner) != before
 
 
+def test_vocabulary_larger_than_the_tokenizers_is_trained(tmp_path: Path) -> None:
+    """Embeddings are padded for speed: ids beyond the tokenizer have a probability, and may have been drawn."""
+    model, known = load_model(save_tiny_model(tmp_path / "small")), 300
+    model.resize_token_embeddings(known + 20, mean_resizing=False)
+    model.save_pretrained(tmp_path / "model")
+    learner = Learner(CONFIG, tmp_path / "model")
+    (row,) = make_batch()
+    ids = row.token_ids.to_numpy().copy()
+    ids[row.lengths.to_numpy()[0] - 1] = known + 15
+    assert math.isfinite(learner.update([replace(row, token_ids=columns.token_ids(ids))])["grad_norm"])
+
+
 def test_a_batch_of_equal_rewards_is_no_error(folder: Path) -> None:
     (row,) = make_batch()
     alike = with_floats(row, "rewards", dict.fromkeys(range(len(row.trajectory_ids)), 1.0))

@@ -100,3 +100,8 @@ def test_without_peft_the_configuration_says_what_to_install(monkeypatch: pytest
     with pytest.raises(ValueError, match=r"pip install 'laminar-rl\[lora\]'"):
         LoraConfig(rank=8)
     assert LoraConfig().rank == 0
+
+
+def test_lora_targets_that_match_nothing_are_refused(folder: Path) -> None:
+    with pytest.raises(ValueError, match="'nothing'"):
+        Learner(LearnerConfig(lora=LoraConfig(rank=4, targets=("nothing",))), folder)

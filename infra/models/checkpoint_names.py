@@ -1,0 +1,54 @@
+"""Tensors under the names of a checkpoint where transformers has others in memory, so that any engine loads them.
+
+Experts of a mixture are one tensor an expert and projection there; transformers holds those of a layer in two tensors,
+[experts, ...] each, and splits them where it saves a model. The parts are views: what is read from them or written to
+them is the model's own memory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Naming:
+    """A family's words for the block, and for the gate, up and down projections."""
+
+    block: str
+    gate: str
+    up: str
+    down: str
+
+
+_QWEN = _Naming("mlp", "gate_proj", "up_proj", "down_proj")
+_FAMILIES = {
+    "qwen2_moe": _QWEN,
+    "qwen3_moe": _QWEN,
+    "olmoe": _QWEN,
+    "mixtral": _Naming("block_sparse_moe", "w1", "w3", "w2"),
+}
+_RENAMED = {"gpt_neox": ("lm_head.", "embed_out.")}
+_FUSED = re.compile(r"(.*\.)mlp\.experts\.(gate_up_proj|down_proj)")
+
+
+def as_saved(model_type: str, names: Sequence[str], tensor: Tensor) -> list[tuple[list[str], Tensor]]:
+    """`tensor`, known in the model by `names`, as the tensors of a checkpoint of `model_type` with theirs."""
+    naming = _FAMILIES.get(model_type)
+    if naming is None:
+        inside, saved = _RENAMED.get(model_type, ("", ""))
+        return [([name.replace(inside, saved) if inside else name for name in names], tensor)]
+    fused = _FUSED.fullmatch(names[0])
+    if fused is None:
+        return [([name.replace(".mlp.", f".{naming.block}.") for name in names], tensor)]
+    before, kind = f"{fused[1]}{naming.block}.experts", fused[2]
+    if kind == "down_proj":
+        return [([f"{before}.{expert}.{naming.down}.weight"], each) for expert, each in enumerate(tensor)]
+    parts = []
+    for expert, each in enumerate(tensor):
+        gate, up = each.chunk(2)
+        parts += [([f"{before}.{expert}.{naming.gate}.weight"], gate), ([f"{before}.{expert}.{naming.up}.weight"], up)]
+    return parts
