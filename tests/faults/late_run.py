@@ -82,6 +82,7 @@ def late_requests_in_every_role(
     found = Found()
     roles = start_roles(config)
     try:
+        _wait(roles, lambda: log.count("batches", "MicroBatch") > 0, lambda: "no batch before the faults")
         for number in range(tries):
             _deliver_late(kafka, roles, number, choose, found)
         before = log.count("batches", "MicroBatch")
@@ -102,6 +103,8 @@ def _deliver_late(kafka: ProxiedBroker, roles: list[RoleThread], number: int, ch
     late = {}
     for role in roles:
         api, when = choose(number)
+        if not role.config.readings and api in (Api.ADD_OFFSETS_TO_TXN, Api.TXN_OFFSET_COMMIT):
+            api = Api.END_TXN  # who reads nothing commits no offsets
         late[role.name] = kafka.proxy.add(LateRequest(Match([api], role.config.group), when))
 
     def awaited() -> dict[str, list[str]]:

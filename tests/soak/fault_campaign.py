@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import random
 import shutil
 import sys
@@ -73,6 +74,7 @@ def main() -> None:
     arguments.add_argument("--cluster", type=int, default=10, help=f"cells of {FAULTS} faults on a cluster")
     options = arguments.parse_args()
     configure_logging()
+    logging.getLogger().setLevel(logging.ERROR)  # that sessions are lost is what is wanted
     cells = {f"late requests/{n}": partial(late_requests, seed=n) for n in range(options.late)}
     cells |= {f"cluster faults/{n}": partial(cluster_faults, seed=n) for n in range(options.cluster)}
     results = campaign(options.folder.absolute(), cells)
