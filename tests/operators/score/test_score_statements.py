@@ -181,10 +181,9 @@ ATTACKS: dict[str, tuple[str, str]] = {
         SECRET + "\n" + SECRET,
     ),
     "code of a function": (
-        "def find(f):\n"
-        "  for name in ('__code__', '__globals__', '__closure__', '__defaults__', 'gi_frame', '__self__'):\n"
-        "    try: return getattr(f, name).co_consts[1]\n    except Exception: pass",
-        f"def known(): return {TOKEN!r} if 0 else 1\nassert find(known) == {TOKEN!r}",
+        "def find(f):\n  for each in f.__code__.co_consts + f.__defaults__:\n"
+        "    if 'TOKEN' + '-' in str(each): return each",
+        f"def known(x={TOKEN!r}): return {TOKEN!r}\nassert find(known) == {TOKEN!r}",
     ),
     "class of an object": (
         "def find(o):\n  for name in ('_secret', '__class__', '__dict__', '__init__'):\n"
