@@ -12,7 +12,7 @@ from operators.io.write_transactionally import WriteTransactionally
 from pipelines.config import Config
 from pipelines.shards import partitions_of, reading
 from pipelines.shards import shard as shard_of
-from schemas.topics import BATCHES, BEGUN, CALLED, CURRICULUM, EXPERIENCES, OFFERS, RELAY, SETTLED, TOLD
+from schemas.topics import BATCHES, BEGUN, CURRICULUM, EXPERIENCES, OFFERS, RELAY, SETTLED
 
 
 def build(pipeline: beam.Pipeline, config: Config, shard: int = 0) -> None:
@@ -29,7 +29,7 @@ def build(pipeline: beam.Pipeline, config: Config, shard: int = 0) -> None:
         Reading(EXPERIENCES, partitions_of(config, EXPERIENCES)[shard::shards], keys=("p", "i"), blocks=True),
         reading(config, RELAY, start="earliest"),
         *([reading(config, CURRICULUM, start="earliest", keys=(BEGUN,))] if levels else []),
-        *([reading(config, OFFERS, keys=(CALLED, TOLD) if shard else ())] if shards > 1 else []),
+        *([reading(config, OFFERS)] if shards > 1 else []),
         ledger=(SETTLED,),
         owned=((BATCHES, tuple(partitions_of(config, BATCHES)[shard::shards])),),
         index=shard,

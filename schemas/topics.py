@@ -93,7 +93,7 @@ OFFERS = Topic(
     "how several shards of the buffer make a batch: what each has set aside, and what the first calls up; else empty",
 )
 OFFERED, CALLED, TOLD = "offered", "called", "told"
-"""Keys of the offers topic: the first shard reads all, the others leave out what is offered."""
+"""Keys of the offers topic. Every shard reads all of it: by what is called they number the batches alike."""
 INBOX = Topic(
     "inbox",
     ("Assignment", "Cancel", "Reserve", "Release", "Drain"),

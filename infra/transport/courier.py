@@ -67,9 +67,9 @@ class Courier:
         return None if (first.host, first.store) == (self._host, str(self._store.root)) else first.address
 
     def obey(self, chain: RelayChain) -> None:
-        """The relays stand like this, unless a newer chain is known."""
+        """The relays stand like this: the last chain in the log counts, whatever its number."""
         with self._changed:
-            if self._chain is None or chain.number > self._chain.number:
+            if chain != self._chain:
                 self._chain = chain
                 self._changed.notify_all()
 

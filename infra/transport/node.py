@@ -118,9 +118,9 @@ class RelayNode:
                 self._changed.notify_all()
 
     def obey(self, chain: RelayChain) -> None:
-        """Stand where `chain` says, unless a newer one is known."""
+        """Stand where `chain` says: the last one in the log counts, whatever its number."""
         with self._changed:
-            if self._chain is None or chain.number > self._chain.number:
+            if chain != self._chain:
                 self._chain = chain
                 self._changed.notify_all()
 

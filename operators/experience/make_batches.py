@@ -249,17 +249,18 @@ class _Buffering:
             self._endings.leave(number)  # it was offered as it was: who comes now is late
             self._groups.keep(self._groups.close(number, self._batch))
         outputs: list[Output] = []
-        for called in self._sharing.calls():
+        for called in self._sharing.calls(lambda: self._batch):
             if called.batch is None:
-                self._newest = max(filter(None, (self._newest, called.newest)), default=None)
+                if called.newest is not None and called.newest.number <= self._batch:  # there can be no later one
+                    self._newest = max(filter(None, (self._newest, called.newest)))
                 self._groups.take_back(called.groups)
                 continue
             groups = self._groups.call(called.groups)
             if len(groups) < len(called.groups):
-                log.error("batch %d lacks groups that were offered: reading was moved beyond them", called.batch)
-            self._batch = called.batch
+                log.error("batch %d lacks groups that are called: nobody offered them, or they left", self._batch)
             outputs += self._make_batch([member for group in groups for member in group.members], called.newest)
-        return outputs
+        refused, self._sharing.refused = self._sharing.refused, []
+        return outputs + [rejected(received, "make batches", reason, self._now()) for received, reason in refused]
 
     def _make_batch(self, members: Sequence[Member], newest: PolicyVersion | None) -> list[Output]:
         """The next batch; `newest` is the newest version announced when it was decided on."""

@@ -10,7 +10,7 @@ notes of commits.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from operators.experience.groups import Group
@@ -105,11 +105,15 @@ class Sharing:
         self.offered: set[int] = set(offered)
         """The numbers of the groups that are set aside, or were by a start before this one."""
         self._calls: deque[tuple[int, GroupsCalled]] = deque()
+        self.refused: list[tuple[Received, str]] = []
+        """Calls that are not of the first shard, and why, since this list was emptied."""
         self._caller = Caller(wanted, takes_back, self._pending, called) if shard == 0 else None
 
     def learn(self, received: Received) -> None:
-        """Take note of an offer or a call."""
+        """Take note of an offer or a call; the only shard has no part in any."""
         record, offset = received.record, received.offset
+        if self.shards == 1:
+            return
         if isinstance(record, GroupsOffered):
             if self._caller is not None:
                 self._caller.learn(_PLACE, offset, record)
@@ -117,12 +121,20 @@ class Sharing:
             self._pending.add(_PLACE, offset)
             self._calls.append((offset, record))
 
-    def calls(self) -> Iterator[GroupsCalled]:
-        """The calls that have come, with the groups of this shard alone; each is answered once it is taken."""
+    def calls(self, batch: Callable[[], int]) -> Iterator[GroupsCalled]:
+        """The calls that have come, with the groups of this shard alone; each is answered once it is taken.
+
+        Each that names a batch makes the next one, whose number `batch` gives: all shards read the same calls in the
+        same order. A number beyond that is not of the first shard, and is refused.
+        """
         while self._calls:
             offset, called = self._calls.popleft()
             self._pending.remove(_PLACE, offset)
             self._heard = offset + 1
+            if called.batch is not None and called.batch > (due := batch()):
+                reason = f"batch {called.batch} is called, and the next one is {due}"
+                self.refused.append((Received(*_PLACE, offset, called), reason))
+                continue
             mine = tuple(number for number in called.groups if self._is_mine(number))
             self.offered.difference_update(mine)
             yield GroupsCalled(called.batch, mine, called.newest, called.called_at)

@@ -7,13 +7,19 @@ the sink has committed: a start that a runner replays from an old checkpoint beg
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import apache_beam as beam
 
 from infra.runners.liveness import LIVENESS
-from operators.io.elements import Checkpoint, Emission, Output, Place, Polled, Restored
+from operators.io.elements import Checkpoint, Emission, Output, Place, Polled, Received, Restored
+from operators.io.plausible import ManifestOrder, implausible, implausible_rows
+from operators.io.reject import rejected
+from schemas.block import Block
+from schemas.records import WeightVersion
 from schemas.topics import DEAD_LETTERS
 
 
@@ -41,12 +47,13 @@ class Step(Protocol):
 
 
 class _Live:
-    __slots__ = ("emissions", "folder", "start")
+    __slots__ = ("emissions", "folder", "manifests", "start")
 
     def __init__(self, start: int, folder: Folder) -> None:
         self.start = start
         self.folder = folder
         self.emissions = 0
+        self.manifests = ManifestOrder()
 
 
 _LIVE: dict[str, _Live] = {}
@@ -80,14 +87,19 @@ class _FoldFn(beam.DoFn):
     def process(self, element: Restored | Polled) -> Iterator[Emission]:
         if isinstance(element, Restored):
             _release(element.group)
+            if self._letters:
+                element = restorable(element)
             with LIVENESS.step(element.group, "restore"):
                 _LIVE[element.group] = _Live(element.start, self._step.restore(element))
             return
         live = _LIVE.get(element.group)
         if live is not None and live.start == element.start:
             live.emissions += 1
-            rejected = element.rejected if self._letters else ()
-            outputs = [Output(DEAD_LETTERS, letter.topic, letter) for letter in rejected]
+            undecodable = element.rejected if self._letters else ()
+            outputs = [Output(DEAD_LETTERS, letter.topic, letter) for letter in undecodable]
+            if self._letters:
+                element, strange = sieved(element, live.manifests)
+                outputs += strange
             with LIVENESS.step(element.group, "fold"):
                 outputs += live.folder.fold(element)
                 checkpoint = live.folder.checkpoint(element.positions)
@@ -96,10 +108,57 @@ class _FoldFn(beam.DoFn):
             yield emission
 
 
+def sieved(polled: Polled, manifests: ManifestOrder) -> tuple[Polled, list[Output]]:
+    """`polled` without the records that cannot be (see `plausible`), and their dead letters."""
+    wrong: dict[int, str] = {}
+    rows: dict[int, list[int]] = {}
+    for at, (_, _, _, record, _) in enumerate(polled.records):
+        if isinstance(record, Block):
+            if found := implausible_rows(record):
+                rows[at] = found
+            continue
+        reason = implausible(record)
+        if reason is None and isinstance(record, WeightVersion):
+            reason = manifests.refuse(record)
+        if reason is not None:
+            wrong[at] = reason
+    if not wrong and not rows:
+        return polled, []
+    now = time.time_ns() // 10**6
+    letters = [rejected(polled.records[at], f"read {polled.records[at].topic}", why, now) for at, why in wrong.items()]
+    kept = []
+    for at, received in enumerate(polled.records):
+        if at in rows:
+            left, strange = _without(received, set(rows[at]), now)
+            letters += strange
+            kept += left
+        elif at not in wrong:
+            kept.append(received)
+    return replace(polled, records=tuple(kept)), letters
+
+
+def _without(received: Received, rows: set[int], now: int) -> tuple[list[Received], list[Output]]:
+    """A block without `rows`, if any other is left, and the dead letters of these."""
+    block = received.record
+    good = [row for row in range(len(block)) if row not in rows]
+    letters = []
+    for row in sorted(rows):
+        (record,) = block.part(row, 1).records()
+        reason = implausible(record) or "a member that its group does not have"
+        letters.append(rejected(received._replace(record=record), f"read {received.topic}", reason, now))
+    return ([received._replace(record=block.take(good))] if good else []), letters
+
+
+def restorable(restored: Restored) -> Restored:
+    """`restored` without what cannot be of its ledger; who reads those topics writes the dead letters."""
+    kept = tuple(each for each in restored.ledger if isinstance(each.record, Block) or implausible(each.record) is None)
+    return restored if len(kept) == len(restored.ledger) else replace(restored, ledger=kept)
+
+
 class FoldRecords(beam.PTransform):
     """Applies `step` to the polls of each shard.
 
-    What could not be decoded becomes a dead letter, unless `letters` is False: the step then tells of it itself.
+    What could not be decoded, or cannot be, becomes a dead letter, unless `letters` is False: then the step sees all.
     """
 
     def __init__(self, step: Step, letters: bool = True) -> None:

@@ -19,6 +19,7 @@ from operators.placement.config import PlacementConfig
 from operators.placement.dispatch import Dispatcher
 from operators.placement.leases import Leases
 from operators.placement.moving import Moving
+from operators.placement.prompt_numbers import PromptNumbers
 from operators.placement.relay_chain import RelayChainKeeper
 from operators.placement.replicas import ReplicaTable
 from operators.placement.rounds import Rounds
@@ -80,7 +81,7 @@ class _Placing:
         self._tracking = Tracking(restored, step.partitions, config.max_attempts, self._leases, now)
         self._waiting = WaitingWork(self._tracking.pending, self._tracking.is_known)
         self._replicas = ReplicaTable()
-        self._relays = RelayChainKeeper(config.heartbeat_timeout_s, step.relay_schedule)
+        self._relays = RelayChainKeeper(config.heartbeat_timeout_s, step.relay_schedule, restored.marks.get("chain"))
         self._moving = Moving(
             config,
             self._tracking,
@@ -101,6 +102,7 @@ class _Placing:
             self._moving.involves,
             now,
         )
+        self._numbers = PromptNumbers(restored.marks.get("prompts") if restored.marks else {})
         self._ready = False
         self._started_at = self._turned_at = clock()
         self._emissions = 0
@@ -136,7 +138,13 @@ class _Placing:
         return Checkpoint(
             low_water=tracking.low_water(positions),
             ledger_from=tracking.table.oldest_emission(),
-            marks={"released": tracking.marks(), "lease": self._leases.last, "round": self._rounds.left},
+            marks={
+                "released": tracking.marks(),
+                "lease": self._leases.last,
+                "round": self._rounds.left,
+                "chain": self._relays.number,
+                "prompts": self._numbers.marks(),
+            },
         )
 
     def busy(self) -> bool:
@@ -150,6 +158,8 @@ class _Placing:
             case Prompt() as prompt:
                 if prompt.purpose == "imported":
                     return [self._tracking.reject(received, f"{prompt.prompt_id}: what is imported is not asked for")]
+                if (strange := self._numbers.refuse(prompt.purpose, prompt.number)) is not None:
+                    return [self._tracking.reject(received, strange)]
                 if not fits_inbox(prompt, 0):
                     reason = f"{prompt.prompt_id}: a prompt so large fits into no inbox"
                     return [self._tracking.reject(received, reason), *self._tracking.turn_away(prompt, reason)]
@@ -159,7 +169,9 @@ class _Placing:
             case RelayStatus() as relay:
                 self._relays.hear(relay, now)
             case RelayChain() as chain:
-                self._relays.learn(chain, now)
+                if not self._relays.learn(chain, now):
+                    reason = f"chain {chain.number} is not of placement, whose last is {self._relays.number}"
+                    return [self._tracking.reject(received, reason)]
             case Trajectory() as trajectory:
                 return self._tracking.finish(received, trajectory)
             case Settled() as settled:

@@ -46,19 +46,32 @@ def chain_of(
 
 
 class RelayChainKeeper:
-    """Hears heartbeats and says when a new chain is due. A relay that is silent for `timeout_s` seconds is gone."""
+    """Hears heartbeats and says when a new chain is due. A relay that is silent for `timeout_s` seconds is gone.
 
-    def __init__(self, timeout_s: float, schedule: str) -> None:
+    `number` is that of the last chain that placement has committed; None: not known. Any beyond is of someone else.
+    """
+
+    def __init__(self, timeout_s: float, schedule: str, number: int | None = None) -> None:
         self._timeout_s, self._schedule = timeout_s, schedule
+        self.number = number
+        self._superseded = False
+        """Whether someone else's chain stands in the log after the last of placement."""
         self._heard: dict[int, tuple[RelayStatus | None, float]] = {}
         self._chain: RelayChain | None = None
 
-    def learn(self, chain: RelayChain, now: float) -> None:
-        """This chain is in the log; who stands in it has a time-out's time to be heard of."""
+    def learn(self, chain: RelayChain, now: float) -> bool:
+        """This chain is in the log; who stands in it has a time-out's time to be heard of.
+
+        False: it is of someone else, and the next one of placement takes its place.
+        """
+        if self.number is not None and chain.number > self.number:
+            self._superseded = True
+            return False
         if self._chain is None or chain.number > self._chain.number:
             self._chain = chain
         for link in chain.links:
             self._heard.setdefault(link.relay, (None, now))
+        return True
 
     def hear(self, status: RelayStatus, now: float) -> None:
         """A heartbeat came; one without an address is of no data plane."""
@@ -73,13 +86,17 @@ class RelayChainKeeper:
         """The chain that must be written now, None while the last one stands."""
         self._heard = {relay: heard for relay, heard in self._heard.items() if now - heard[1] <= self._timeout_s}
         before = self._chain
+        if self.number is None:  # the first decision of a run, or a note that does not name the last one
+            self.number = 0 if before is None else before.number
         links, joining = chain_of(before, self._alive(newest))
         if not links:
             return None
         made = RelayChain(0 if before is None else before.number, links, joining, self._schedule, wall_ms)
-        if before is not None and replace(before, written_at=wall_ms) == made:
+        if before is not None and replace(before, written_at=wall_ms) == made and not self._superseded:
             return None
-        self._chain = replace(made, number=made.number + 1)
+        self._superseded = False
+        self.number = max(made.number, self.number) + 1
+        self._chain = replace(made, number=self.number)
         return self._chain
 
     def _alive(self, newest: PolicyVersion | None) -> dict[int, LiveRelay]:

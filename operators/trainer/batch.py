@@ -71,7 +71,9 @@ def join(rows: Sequence[MicroBatch]) -> TrainingBatch:
         ("staleness", staleness),
     ):
         _same_length(rows[0].batch, "sequences", len(ids), name, column)
-    _refuse(ids, lengths < 0, "has a length below 0")
+    _refuse(ids, (lengths < 0) | (lengths > len(token_ids)), "has a length below 0, or above all tokens of the batch")
+    if (tokens := int(lengths.sum())) != len(token_ids):
+        raise ValueError(f"batch {rows[0].batch} has {tokens} tokens by its lengths, but {len(token_ids)} token_ids")
     sequences = np.repeat(np.arange(len(lengths)), lengths)
     for name, column in (("token_ids", token_ids), ("loss_mask", loss_mask), ("logprobs", behaviour)):
         _same_length(rows[0].batch, "tokens by its lengths", len(sequences), name, column)

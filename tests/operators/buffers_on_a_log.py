@@ -13,7 +13,7 @@ from operators.io.config import Reading
 from operators.io.elements import Place, Received
 from operators.trainer.assembly import BatchAssembly, WholeBatch
 from schemas.records import Experience, Settled
-from schemas.topics import BATCHES, BEGUN, CALLED, CURRICULUM, EXPERIENCES, OFFERS, RELAY, SETTLED, TOLD, partition_of
+from schemas.topics import BATCHES, BEGUN, CURRICULUM, EXPERIENCES, OFFERS, RELAY, SETTLED, partition_of
 
 
 def buffer_shards(log: Log, config: ExperienceConfig, partitions: int, ranks: int = 1, levels: int = 0) -> list[Shard]:
@@ -26,7 +26,7 @@ def buffer_shards(log: Log, config: ExperienceConfig, partitions: int, ranks: in
                 Reading(EXPERIENCES, tuple(range(partitions))[index :: config.shards], keys=("p", "i"), blocks=True),
                 reading(RELAY, start="earliest"),
                 reading(CURRICULUM, start="earliest", keys=(BEGUN,)),
-                reading(OFFERS, keys=(CALLED, TOLD) if index else ()),
+                reading(OFFERS),
                 ledger=("settled",),
                 index=index,
             ),

@@ -13,8 +13,9 @@ from typing import Any
 
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Emission, Output, Place, Polled, Received, Restored
-from operators.io.fold_records import Folder
+from operators.io.fold_records import Folder, restorable, sieved
 from operators.io.ledger_floors import LedgerFloors
+from operators.io.plausible import ManifestOrder
 from schemas.block import Block
 from schemas.codec import record_type
 from schemas.topics import Topic
@@ -132,6 +133,8 @@ class Shard:
     def __init__(self, log: Log, config: ShardConfig, restore: Callable[[Restored], Folder]) -> None:
         self.log, self.config, self._restore = log, config, restore
         self.folder: Folder | None = None
+        self.sieves = False
+        """Whether records that cannot be become dead letters, as in FoldRecords."""
         self.restored: Restored | None = None
         self._waiting: list[Emission] = []
 
@@ -164,7 +167,8 @@ class Shard:
             for received in log.received(place, group.ledger.get(f"{place.topic}:{place.partition}", 0), log.end(place))
         ]
         self.restored = Restored(config.group, group.start, tuple(ledger), dict(group.marks), dict(self._positions))
-        self.folder = self._restore(self.restored)
+        self._manifests = ManifestOrder()
+        self.folder = self._restore(restorable(self.restored) if self.sieves else self.restored)
         self._emissions = 0
         return self.restored
 
@@ -182,7 +186,8 @@ class Shard:
         positions = dict(self._positions)
         polled = Polled(self.config.group, self.restored.start, tuple(received), (), positions, caught_up)
         self._emissions += 1
-        outputs = tuple(self.folder.fold(polled))
+        polled, letters = sieved(polled, self._manifests) if self.sieves else (polled, [])
+        outputs = (*letters, *self.folder.fold(polled))
         checkpoint = self.folder.checkpoint(positions)
         self._waiting.append(Emission(self.config.group, self.restored.start, self._emissions, outputs, checkpoint))
         return outputs

@@ -6,6 +6,7 @@ from log_model import Log
 from records_here import manifest
 from scripted_engine import ScriptedWeights
 
+from operators.io.plausible import implausible
 from schemas.records import PolicyVersion
 from schemas.topics import BATCHES, RELAY
 
@@ -23,7 +24,8 @@ class ToyTrainer:
         self._epoch += 1
         self._parent, self._number, self._next = self._checkpoint
         self._untold: list[int] = []
-        told = [version for version in self._log.rows(RELAY) if version.version.epoch != self._epoch]
+        manifests = (version for version in self._log.rows(RELAY) if implausible(version) is None)
+        told = [version for version in manifests if version.version.epoch != self._epoch]
         self._published = max([-1, *(batch for version in told for batch in version.batches)])
         if self._number == 0 and self._published < 0:
             self._publish()

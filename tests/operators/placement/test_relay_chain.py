@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from placement_here import Placement
 from records_here import version
@@ -144,3 +146,22 @@ def test_placement_writes_it_once_and_a_restart_does_not_repeat_it() -> None:
 
 def chains(placement: Placement) -> list[Output]:
     return [output for output in placement.run() if isinstance(output.record, RelayChain)]
+
+
+def test_a_chain_that_is_not_of_placement_is_refused_and_written_over() -> None:
+    keeper = RelayChainKeeper(10.0, "chain", number=0)
+    beat(keeper, 0, 0.0)
+    first = keeper.decide(0.0, None, 0)
+    assert first is not None
+    assert keeper.learn(first, 0.0)
+    assert not keeper.learn(replace(first, number=10**15, links=()), 1.0)
+    again = keeper.decide(1.0, None, 0)
+    assert again is not None
+    assert (again.number, again.links) == (2, first.links)
+    assert keeper.decide(2.0, None, 0) is None
+    restarted = RelayChainKeeper(10.0, "chain", number=again.number)
+    assert [restarted.learn(chain, 0.0) for chain in (first, replace(first, number=10**15), again)] == [
+        True,
+        False,
+        True,
+    ]

@@ -1,0 +1,79 @@
+"""Records that decode and cannot be, or are of nobody in the run: each field of every record class at its extremes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from typing import Any
+
+from record_samples import SAMPLES
+
+from schemas import records as r
+from schemas.codec import decode, encode
+from schemas.columns import token_ids
+from schemas.shape import fields_of
+from schemas.topics import CATALOGUE, Topic
+
+FAR = 10**12
+"""A number of a prompt that no run comes to."""
+INTEGERS = (-(2**63), -1, 0, 2**31, 2**53 + 1, 2**63 - 1)
+TEXTS = ("", "\x1b[2J", "p0.999999", "x" * 5000)
+FLOATS = (0.0, -1e300, 1e300, float("inf"), float("nan"))
+
+
+def absurd_records() -> Iterator[tuple[Topic, Any]]:
+    """Every record class on each of its topics, with one field absurd at a time, and as it is of somebody else."""
+    for topic in CATALOGUE.values():
+        for kind in topic.records:
+            for record in (of_somebody_else(SAMPLES[kind]), *variants(of_somebody_else(SAMPLES[kind]))):
+                if is_decodable(record):
+                    yield topic, record
+
+
+def is_decodable(record: Any) -> bool:
+    """Whether `record` can stand on a topic; what cannot is undecodable, which other tests see to."""
+    try:
+        decode(*encode(record))
+    except (ValueError, TypeError, OverflowError):
+        return False
+    return True
+
+
+def of_somebody_else(record: Any) -> Any:
+    """`record` of a prompt and a replica that the run does not have."""
+    changes: dict[str, Any] = {}
+    for field in fields(record):
+        value = getattr(record, field.name)
+        if isinstance(value, r.Prompt | r.Trajectory):
+            changes[field.name] = of_somebody_else(value)
+    names = {field.name for field in fields(record)}
+    for name, value in (("trajectory_id", f"p{FAR}.3"), ("replica", 3), ("run", "run")):
+        if name in names:
+            changes[name] = value
+    if isinstance(record, r.Prompt):
+        changes["number"] = FAR
+    return replace(record, **changes)
+
+
+def variants(record: Any) -> Iterator[Any]:
+    """`record` with each of its fields, and of those of the records in it, absurd in its turn."""
+    for field in fields_of(type(record)):
+        value = getattr(record, field.name)
+        if hasattr(value, "__dataclass_fields__"):
+            found: Iterator[Any] = variants(value)
+        elif field.kind == "tuple":
+            found = iter(((), (*value, *value), *((each,) for each in extremes(field.of))))
+        elif field.kind == "array":
+            found = iter((value.slice(0, 0), token_ids([2**31 - 1, -1]) if field.of == "int32" else value.slice(0, 1)))
+        elif field.kind == "mapping":
+            found = iter(({}, {"": 0.0}, {"x": 1e300}))
+        else:
+            found = iter(extremes(field.of))
+        for each in found:
+            yield replace(record, **{field.name: each})
+        if field.optional:
+            yield replace(record, **{field.name: None})
+
+
+def extremes(of: Any) -> tuple[Any, ...]:
+    return {int: INTEGERS, str: TEXTS, float: FLOATS, bool: (True, False)}.get(of, ())

@@ -1,0 +1,81 @@
+"""Control records that decode and cannot be are dead letters before a step sees them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from record_samples import SAMPLES, TRAJECTORY
+from records_here import manifest, version
+
+from operators.io.elements import Polled, Received
+from operators.io.fold_records import sieved
+from operators.io.plausible import ManifestOrder, implausible
+from schemas import records as r
+from schemas.block import Block
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "reason"),
+    [
+        (r.RelayChain, {"number": 2**60}, "number is"),
+        (r.RelayChain, {"joining": (99,)}, "are no chain"),
+        (r.RelayChain, {"links": (r.RelayLink(1, "nowhere", "", ""),), "joining": ()}, "is no address"),
+        (r.RelayStatus, {"versions": ("newest",)}, "not a policy version"),
+        (r.ReplicaStatus, {"incarnation": 2**40}, "incarnation is"),
+        (r.ReplicaStatus, {"sent_at": 10**17}, "sent_at is"),
+        (r.Metric, {"measured_at": 10**17}, "measured_at is"),
+        (r.Settled, {"trajectory_id": "p1"}, "not a trajectory id"),
+        (r.Settled, {"fate": "dropped", "batch": 3}, "is dropped with batch 3"),
+        (r.Prompt, {"samples": 2**40}, "samples is"),
+        (r.GroupsOffered, {"sizes": (8,)}, "2 groups with 1 sizes"),
+        (r.SuccessTold, {"answered": (3,)}, "more right answers than answers"),
+        (r.Release, {"leases": (8,)}, "2 trajectories with 1 leases"),
+        (r.Progress, {"version_spans": ()}, "do not agree"),
+    ],
+)
+def test_what_cannot_be_is_named(kind: type, changes: dict[str, Any], reason: str) -> None:
+    found = implausible(replace(SAMPLES[kind], **changes))  # type: ignore[type-var]
+    assert found is not None
+    assert reason in found
+
+
+@pytest.mark.parametrize("kind", [kind for kind in SAMPLES if kind not in (r.WeightVersion, r.MicroBatch)])
+def test_what_a_run_writes_can_be(kind: type) -> None:
+    assert implausible(SAMPLES[kind]) is None
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (manifest(version(2), (1,), version(1)), None),
+        (manifest(version(4, 2), (1, 2, 3), version(1)), None),
+        (manifest(version(2), (), version(1)), None),  # `laminar weights publish`
+        (manifest(version(2), (0,), version(1)), "is not made of"),
+        (manifest(version(10**9), (), version(1)), "is not made of"),
+        (manifest(version(10**9), (10**9 - 1,), version(10**9 - 1)), "none beyond 1 was published"),
+        (manifest(version(2, 10**6), (1,), version(1)), "is far ahead of 1.1"),
+        (manifest(version(1), (), version(2)), "does not follow its parent"),
+        (replace(manifest(version(2), (1,), version(1)), untrained=(0,)), "are not among its batches"),
+    ],
+)
+def test_a_version_follows_from_its_parent_and_its_batches(record: r.WeightVersion, reason: str | None) -> None:
+    order = ManifestOrder()
+    assert order.refuse(manifest(version(1), (0,))) is None
+    found = implausible(record) or order.refuse(record)
+    assert (found is None) == (reason is None)
+    assert (reason or "") in (found or "")
+
+
+def test_a_dead_letter_takes_the_place_of_a_record_or_of_single_rows() -> None:
+    absurd = replace(TRAJECTORY, member=2**40)
+    block = Block.of([TRAJECTORY, absurd, TRAJECTORY])
+    records = (
+        Received("trajectories", 0, 7, block),
+        Received("settled", 0, 8, replace(SAMPLES[r.Settled], group_size=0)),  # type: ignore[type-var]
+        Received("settled", 0, 9, SAMPLES[r.Settled]),
+    )
+    polled, letters = sieved(Polled("g", 1, records, (), {}, True), ManifestOrder())
+    assert [(each.offset, len(each.record) if each.offset == 7 else 1) for each in polled.records] == [(7, 2), (9, 1)]
+    assert [(letter.record.topic, letter.record.offset) for letter in letters] == [("settled", 8), ("trajectories", 7)]

@@ -1,0 +1,56 @@
+"""No record that stands on a topic of a run stops the run or trains what is wrong, whoever wrote it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from absurd_records import FAR, absurd_records
+from cycle import Cycle
+from cycle_shape import Shape
+
+from operators.io.plausible import implausible
+from schemas.identity import parse_trajectory_id
+from schemas.records import MicroBatch, WeightVersion
+from schemas.topics import BATCHES, DEAD_LETTERS, EXPERIENCES, INBOX, OFFERS, REPLICAS, SETTLED
+
+SKIPPED = (BATCHES, EXPERIENCES)
+"""The toy trainer counts all batches; experiences are held to the buffer's own rules (see `test_untrainable`)."""
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_run_comes_to_its_end_whatever_stands_on_its_topics(shards: int) -> None:
+    cycle = Cycle(0, Shape(samples=2, global_batch=4, staleness=1, prompts=30, shards=shards))
+    cycle.checks = False
+    for shard in cycle.shards:
+        shard.sieves = True
+        shard.start()
+    absurd = [(topic, record) for topic, record in absurd_records() if topic not in SKIPPED]
+    cycle.rng.shuffle(absurd)
+    assert len(absurd) > 800
+    written: Counter[str] = Counter()
+    for topic, record in absurd:
+        key = {REPLICAS: "rollout-3", OFFERS: type(record).__name__, INBOX: ""}.get(topic, "p")
+        cycle.log.append(topic, record, key)
+        written[type(record).__name__] += 1
+        cycle.step()
+    asked = {f"p{number}.{member}" for number in range(30) for member in range(2)}
+    for _ in range(600):
+        cycle.go_on()
+        ended = Counter(record.trajectory_id for record in cycle.log.rows(SETTLED) if record.trajectory_id in asked)
+        if len(asked - set(ended)) < 4:
+            break
+    assert max(ended.values()) == 1
+    assert len(asked - set(ended)) < 4
+    parts: list[MicroBatch] = cycle.log.rows(BATCHES)
+    trained = Counter(name for part in parts for name in part.trajectory_ids)
+    assert max(trained.values()) == 1
+    assert all(parse_trajectory_id(name).number < FAR for name in trained)
+    reasons = Counter(letter.step for letter in cycle.log.rows(DEAD_LETTERS))
+    assert reasons["read relay"] > 100
+
+
+def test_every_class_has_variants_that_cannot_be() -> None:
+    refused = {type(record) for _, record in absurd_records() if implausible(record) is not None}
+    assert WeightVersion in refused
+    assert len(refused) > 15
