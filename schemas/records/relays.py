@@ -51,9 +51,9 @@ class RelayLink:
 class RelayChain:
     """In what order the relays of a run stand: the first is the master, to which the trainer's versions go.
 
-    Made by placement, eaten by relay and trainer; the last one in the log counts. `schedule` (chain, tree, binomial) says
-    how a version goes from the master to the others. Those of `joining` are new, or back, and lack the newest version:
-    they pull it from all that have it.
+    Made by placement, eaten by relay and trainer; the last one in the log counts. `schedule` (chain, tree, binomial)
+    says how a version goes from the master to the others. Those of `joining` are new, or back, and lack the newest
+    version: they pull it from all that have it.
     """
 
     number: int
