@@ -73,7 +73,8 @@ def implausible_rows(block: Block) -> list[int]:
 
 def _absurd_numbers(record: Any) -> Iterator[str]:
     """The integers of `record`, and of the records in it, that are out of their range."""
-    for name, many, nested, low, high in _numbers(type(record)):
+    kind: Any = type(record)
+    for name, many, nested, low, high in _numbers(kind):
         value = getattr(record, name)
         if value is None:
             continue
@@ -85,7 +86,7 @@ def _absurd_numbers(record: Any) -> Iterator[str]:
 
 
 @cache
-def _numbers(kind: type) -> tuple[tuple[str, bool, bool, int, int], ...]:
+def _numbers(kind: Any) -> tuple[tuple[str, bool, bool, int, int], ...]:
     """The fields of `kind` with integers, or with records: name, whether they hold several, records, and the range."""
     found = []
     for field in fields_of(kind):
