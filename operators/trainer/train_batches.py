@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 
 from infra.models.checkpoint_folder import load_tokenizer, save_folder
 from infra.storage import Place as StoragePlace
@@ -289,7 +290,7 @@ class _Training:
         result = self._step.result
         try:
             save_folder(self._training.plain_model(), load_tokenizer(self._step.model), result)
-        except OSError as error:
+        except (OSError, SafetensorError) as error:
             raise CheckpointError(f"cannot write the final model to {result.absolute()}: {error}") from error
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 from small_disk import fill, small_disk
 from trainer_batches import save_tiny_model
 from trainer_on_a_log import Producer, Trainer
@@ -81,6 +82,21 @@ def test_checkpoint_that_is_written_at_a_later_try_counts(
     trainer.run(2)
     assert pauses == [1.0, 2.0, 4.0]
     assert [each.name for each in blocker.iterdir()] == ["1.2"]
+
+
+def test_final_model_that_does_not_fit_on_the_disk_is_an_error(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(model: object, tokenizer: object, path: Path) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(persist, "PAUSE_S", 0.0)
+    monkeypatch.setattr(train_batches, "save_folder", full)
+    trainer.start()
+    trainer.run()
+    trainer.feed(*range(6))
+    with pytest.raises(CheckpointError, match=r"cannot write the final model to .*No space left"):
+        trainer.run(6)
 
 
 def test_trainer_whose_checkpoints_have_no_place_does_not_start(trainer: Trainer) -> None:
