@@ -47,6 +47,7 @@ soak: $(READY)
 	$(BIN)/python -m benchmarks.algorithms --folder build/soak/algorithms --results build/soak/algorithms.json \
 		--lag 4 --set trainer.learner.learning_rate=1e-4 --only decoupled_ppo tis "tis, sequence"
 	$(BIN)/python tests/soak/mutation_run.py
+	$(BIN)/python tests/fuzz/campaign.py --folder build/soak/fuzz
 	$(BIN)/pytest -m soak
 
 # The environment: pinned packages, each with its hash, then the project itself in place, built by what is pinned.

@@ -43,4 +43,8 @@ class Note:
 
     @classmethod
     def decode(cls, text: str) -> Note:
-        return cls(*json.loads(text))
+        """The note that was encoded as `text`. Raises ValueError for text that is none."""
+        try:
+            return cls(*json.loads(text))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ValueError(f"not a commit's note: {error}: {text[:100]!r}") from error

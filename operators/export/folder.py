@@ -71,7 +71,7 @@ def read_contents(root: Place) -> Contents:
         return Contents(**said, starts=starts)
     except FileNotFoundError:
         raise ExportError(f"{root} holds no export ({STATE}/export.json is missing)") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ExportError(f"{root / STATE / 'export.json'} is damaged: {error}") from error
 
 
@@ -234,5 +234,5 @@ def _read_part(path: Place) -> Part:
         said["undecodable"] = tuple((int(offset), str(reason)) for offset, reason in said["undecodable"])
         said["replaces"] = tuple(said["replaces"])
         return Part(**said)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ExportError(f"{path} is damaged: {error}") from error

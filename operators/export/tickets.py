@@ -56,7 +56,7 @@ def parse_ticket(data: bytes) -> Ticket:
         raise ValueError(f"a ticket of {len(data)} bytes is over {MAX_TICKET_BYTES}")
     try:
         said = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f'a ticket is JSON, as {{"topic": "experiences"}}: {error}') from error
     if not isinstance(said, dict):
         raise ValueError("a ticket is a JSON object")

@@ -1,0 +1,249 @@
+"""Every decoder of what comes from outside a process: what it is fed, and how it may refuse.
+
+`check(data)` returns where the bytes are taken or refused; anything else that is raised is a defect. Seeds are what the
+encoders write, so that a fuzzer begins beyond the first check.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import socket
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from kafka.errors import CorruptRecordError
+from record_samples import SAMPLES, VERSION
+
+from infra.kafka.java_properties import parse_properties
+from infra.kafka.note import Note
+from infra.kafka.offset_span import parse_span
+from infra.kafka.record_batches import unpack
+from infra.store.arriving import read_seal
+from infra.store.deltas import apply_delta, encode_delta
+from infra.store.errors import StoreError
+from infra.store.layout import Layout
+from infra.transport.cargo import Cargo, delta_cargo, full_cargo
+from infra.transport.frames import TransportError, receive
+from infra.transport.serving import _wanted
+from operators.export.folder import STATE, ExportError, read_contents, read_parts
+from operators.export.formats import read_table
+from operators.export.tickets import Ticket, parse_ticket
+from operators.export.where import parse_where
+from pipelines.config import ConfigError, parse_config
+from schemas import records as r
+from schemas.block_codec import decode_all, decode_as_block
+from schemas.codec import UndecodableRecord, decode, encode
+from schemas.identity import parse_trajectory_id
+
+ROOT = Path(__file__).parents[2]
+DEEP = b"[" * 2_000
+"""JSON too deep for a parser that recurses."""
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """What decodes bytes of others, the exceptions by which it refuses, and bytes to begin with."""
+
+    name: str
+    run: Callable[[bytes], object]
+    refuses: tuple[type[Exception], ...]
+    seeds: Callable[[], list[bytes]]
+
+    def check(self, data: bytes) -> None:
+        """Decode `data`; what is raised is a defect."""
+        with suppress(*self.refuses):
+            self.run(data)
+
+
+_ENCODED = {kind: encode(record) for kind, record in SAMPLES.items()}
+_HEADERS = [headers for _, headers in _ENCODED.values()]
+
+
+def _typed(data: bytes) -> tuple[bytes, tuple[tuple[str, bytes], ...]]:
+    """The value, and the headers that its first byte chooses."""
+    return data[1:], _HEADERS[(data[0] if data else 0) % len(_HEADERS)]
+
+
+def _record_seeds() -> list[bytes]:
+    return [bytes([at]) + value for at, (value, _) in enumerate(_ENCODED.values())]
+
+
+def _many(data: bytes) -> None:
+    parts = [_typed(part) for part in data.split(b"\n--\n")[:8]]
+    decode_all([value for value, _ in parts], [headers for _, headers in parts]).apart()
+
+
+def _kv(data: bytes) -> None:
+    """A hand-over, and the KV that it names, as its destination takes it."""
+    headers = _ENCODED[r.Assignment][1]
+    for record in decode(data, headers):
+        if isinstance(record, r.Assignment) and record.kv is not None:
+            kv = record.kv
+            cargo = Cargo(kv.policy_version, "kv", kv.name, kv.bytes, kv.chunk_bytes, kv.checks)
+            for chunk in range(min(cargo.chunks, 4)):
+                cargo.span(chunk)
+
+
+def _frames(data: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.setblocking(False)
+        theirs.send(data[: 1 << 16] or b"\0")
+        theirs.shutdown(socket.SHUT_WR)
+        while True:
+            frame = receive(ours)
+            _wanted(frame.body)
+
+
+def _manifest(data: bytes) -> None:
+    for manifest in decode(data, _ENCODED[r.WeightVersion][1]):
+        full_cargo(manifest)
+        delta_cargo(manifest)
+        if manifest.tensors:
+            Layout(manifest.tensors)
+
+
+_PARENT = np.arange(4096, dtype=np.uint16).view(np.uint8)
+
+
+def _delta(data: bytes) -> None:
+    apply_delta(memoryview(data), memoryview(_PARENT), memoryview(bytearray(len(_PARENT))), threads=1)
+
+
+def _delta_seeds() -> list[bytes]:
+    few, many = _PARENT.copy(), _PARENT[::-1].copy()
+    few[::200] ^= 1
+    spans = [(0, len(_PARENT), 2)]
+    return [encode_delta(memoryview(_PARENT), memoryview(child), spans) for child in (few, many, _PARENT)]
+
+
+def _configuration(data: bytes) -> None:
+    parse_config(tomllib.loads(data.decode()), "fuzzed.toml")
+
+
+def _ticket(data: bytes) -> None:
+    ticket = parse_ticket(data)
+    ticket.contents("run")
+    assert parse_ticket(ticket.encode()) == ticket
+
+
+_SCHEMA = pa.schema([("reward", pa.float64()), ("task", pa.utf8()), ("completion_tokens", pa.int64())])
+
+
+@contextmanager
+def _file(data: bytes, name: str) -> Iterator[Path]:
+    with TemporaryDirectory(prefix="fuzz-", dir="/dev/shm") as folder:
+        file = Path(folder) / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
+        yield file
+
+
+def _table(kind: str) -> Callable[[bytes], None]:
+    def run(data: bytes) -> None:
+        with _file(data, "part") as file:
+            read_table(file, kind, _SCHEMA)  # type: ignore[arg-type]
+
+    return run
+
+
+def _table_seeds(kind: str) -> Callable[[], list[bytes]]:
+    rows = pa.table({"reward": [0.5, None], "task": ["gcd", "a"], "completion_tokens": [3, 4]}, schema=_SCHEMA)
+
+    def make() -> list[bytes]:
+        out = io.BytesIO()
+        if kind == "parquet":
+            pq.write_table(rows, out)
+        elif kind == "arrow":
+            with pa.ipc.new_file(out, rows.schema) as writer:
+                writer.write_table(rows)
+        else:
+            out.write(b"".join(json.dumps(row).encode() + b"\n" for row in rows.to_pylist()))
+        return [out.getvalue()]
+
+    return make
+
+
+def _export_folder(data: bytes) -> None:
+    """The first line is export.json, the second a part's manifest."""
+    about, _, part = data.partition(b"\n")
+    with _file(about, f"{STATE}/export.json") as file:
+        (file.parent / "manifest-0.json").write_bytes(part)
+        for read in (read_contents, read_parts):
+            try:
+                read(file.parent.parent)
+            except ExportError:
+                continue
+
+
+def _seal(data: bytes) -> None:
+    with _file(data, f"{VERSION}.json") as file:
+        read_seal(file.parent, VERSION)
+
+
+def _texts(data: bytes) -> None:
+    text = data.decode(errors="surrogateescape")
+    for parse in (parse_trajectory_id, r.PolicyVersion.parse, parse_properties):
+        try:
+            parse(text)
+        except ValueError:
+            continue
+    parse_span([text], 1_700_000_000_000)
+
+
+_EXPORT = (
+    b'{"run": "a", "topic": "experiences", "format": "parquet", "view": "full", "where": "", "starts": {"0": 0}}\n'
+    b'{"partition": 0, "first": 0, "last": 4, "rows": 5, "file": "a", "bytes": 9, "sha256": "", "undecodable": [],'
+    b' "replaces": []}'
+)
+
+DECODERS = {
+    each.name: each
+    for each in (
+        Decoder("records", lambda data: decode(*_typed(data)), (UndecodableRecord,), _record_seeds),
+        Decoder("blocks", lambda data: decode_as_block(*_typed(data)), (UndecodableRecord,), _record_seeds),
+        Decoder("many records", _many, (), lambda: [*_record_seeds(), b"\n--\n".join(_record_seeds()[:4])]),
+        Decoder(
+            "record batches", lambda d: unpack(d, 2, 0, 0, {}), (CorruptRecordError,), lambda: [b"\x14\0\0\0\2a\4bc\0"]
+        ),
+        Decoder("hand-overs and KV", _kv, (UndecodableRecord, ValueError), lambda: [_ENCODED[r.Assignment][0]]),
+        Decoder("relay frames", _frames, (TransportError,), lambda: [b"LMN1\5\0\0\0\2" + bytes(8) + b"{}"]),
+        Decoder("manifests", _manifest, (UndecodableRecord, ValueError), lambda: [_ENCODED[r.WeightVersion][0], DEEP]),
+        Decoder("deltas", _delta, (ValueError,), _delta_seeds),
+        Decoder("seals", _seal, (StoreError,), lambda: [b'{"version": "2.17", "bytes": 5, "blake3": "b"}', DEEP]),
+        Decoder(
+            "Flight tickets", _ticket, (ValueError,), lambda: [Ticket("experiences", "reward > 0.5").encode(), DEEP]
+        ),
+        Decoder(
+            "conditions",
+            lambda d: parse_where(d.decode(), _SCHEMA),
+            (ValueError,),
+            lambda: [b"reward > 1 and task in ('a')"],
+        ),
+        Decoder(
+            "configuration",
+            _configuration,
+            (ConfigError, ValueError),
+            lambda: [(ROOT / "examples/gcd.toml").read_bytes()],
+        ),
+        Decoder("imported Parquet", _table("parquet"), (ValueError,), _table_seeds("parquet")),
+        Decoder("imported Arrow", _table("arrow"), (ValueError,), _table_seeds("arrow")),
+        Decoder("imported JSON lines", _table("jsonl"), (ValueError,), _table_seeds("jsonl")),
+        Decoder("exports' manifests", _export_folder, (), lambda: [b"{}\n{}", DEEP]),
+        Decoder(
+            "notes",
+            lambda d: Note.decode(d.decode()),
+            (ValueError,),
+            lambda: [Note(1, {"a": 2}).encode().encode(), DEEP],
+        ),
+        Decoder("identities and offsets", _texts, (ValueError,), lambda: [b"p12.3", b"2.17", b"s@2026-01-01", b"-100"]),
+    )
+}
