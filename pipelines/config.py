@@ -58,8 +58,12 @@ class RunConfig:
     """Emulated seconds in one second, where rollout.engine is emulated."""
     trackers: tuple[TrackerName, ...] = ()
     """Where metrics go besides the run's own metrics.jsonl; each needs the extra of its name."""
+    audit_every_s: float = 120.0
+    """Seconds between audits of the run while it works, more where an audit takes long; 0: only at its end."""
 
     def __post_init__(self) -> None:
+        if not 0 <= self.audit_every_s < float("inf"):
+            raise ValueError(f"audit_every_s must be 0 or more, not {self.audit_every_s}")
         if not 0 < self.time_scale < float("inf"):
             raise ValueError(f"time_scale must be positive, not {self.time_scale}")
         if self.name:

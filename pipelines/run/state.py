@@ -33,6 +33,8 @@ class RunStateFile:
     started_at: float = field(default_factory=time.time)
     ended_at: float | None = None
     error: str | None = None
+    audit: Mapping[str, float] = field(default_factory=dict)
+    """The numbers of the last audit while the run was at work."""
     _phase_since: float = field(default_factory=time.monotonic)
 
     def enter(self, phase: str) -> None:
@@ -47,6 +49,11 @@ class RunStateFile:
         if roles != self.roles:
             self.roles = roles
             self.write()
+
+    def audited(self, numbers: Mapping[str, float]) -> None:
+        """An audit of the run so far has found these."""
+        self.audit = numbers
+        self.write()
 
     def end(self, error: str | None = None, phase: str = "") -> None:
         """The run is over: no process is left of it."""
@@ -68,6 +75,7 @@ class RunStateFile:
             "started_at": self.started_at,
             "ended_at": self.ended_at,
             "error": self.error,
+            "audit": self.audit,
             "roles": self.roles,
             "goal": {"optimizer_steps": self.goal},
         }

@@ -19,6 +19,7 @@ from pipelines.config import ADMIN, Config, ConfigError, save_config
 from pipelines.report.metrics_file import MetricsFile
 from pipelines.report.trackers import Sinks, open_trackers
 from pipelines.roles import EMULATED, roles_of
+from pipelines.run.background_audit import BackgroundAudit
 from pipelines.run.fleet import Fleet, RoleFailed, last_line
 from pipelines.run.goal import is_evaluated, is_reached, is_trained
 from pipelines.run.kafka_of_run import KafkaOfRun
@@ -62,6 +63,7 @@ class Supervisor:
         self._stops = stops
         self._told_of_warm_start: Mapping[str, object] = {}
         self._kafka = KafkaOfRun(config.kafka, self.folder / "kafka", view.note)
+        self._audits: BackgroundAudit | None = None
 
     def run(self) -> Audit:
         """Run to the end; the books of the run.
@@ -77,7 +79,8 @@ class Supervisor:
             stack.callback(self._kafka.close, HURRIED_S)
             self._fleet = stack.enter_context(closing(self._open_fleet()))  # ends before the broker: roles commit
             self._prepare()
-            with Observer(self.config.kafka.client(), self.config.run.name) as observer:
+            observer = Observer(self.config.kafka.client(), self.config.run.name)
+            with closing(self._open_audits()) as self._audits, observer:
                 self._watch.source = observer
                 self._train()
                 self._drain()
@@ -109,6 +112,10 @@ class Supervisor:
             model=EMULATED if self.config.emulated else self.config.model.path,
             excused=lambda: not self._kafka.answers(),
         )
+
+    def _open_audits(self) -> BackgroundAudit:
+        every_s = self.config.run.audit_every_s
+        return BackgroundAudit(self.folder / CONFIG_FILE, every_s, self.view.note, self.state.audited)
 
     def _prepare(self) -> None:
         """Everything that roles need: Kafka, topics, a model, and the configuration that says where they are."""
@@ -193,6 +200,8 @@ class Supervisor:
         with self._stops.waiting():
             self._kafka.tend()
         self._fleet.tend(TICK_S)
+        if self._audits is not None:
+            self._audits.tend()
         roles = self._roles()
         self.state.see({name: {**asdict(role), "alive": role.alive} for name, role in roles.items()})
         self._watch.tick(roles)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from kafka import KafkaConsumer, KafkaProducer, OffsetAndMetadata, TopicPartition
@@ -13,6 +15,8 @@ from infra.kafka.admin import TopicSpec, admin_client, create_topics
 from infra.kafka.broker import Broker
 from infra.kafka.decided_ends import decided_ends
 from infra.kafka.properties import ClientProperties
+from infra.processes import spawn
+from pipelines.audit import in_background
 from pipelines.audit.audit_run import audit
 from pipelines.audit.balance import Placed
 from pipelines.cli.main import main
@@ -138,6 +142,16 @@ def test_what_is_wrong_is_named_and_nothing_else(damaged: Run) -> None:
     assert found.without_reason == ("p7.0",)
     assert not found.balanced
     assert found.accounted == found.dispatched + found.undispatched
+
+
+def test_an_audit_in_the_background_finds_the_same(damaged: Run, tmp_path: Path) -> None:
+    config, out = tmp_path / "config.toml", tmp_path / "audit.json"
+    config.write_text(f'[run]\nname = "{damaged.run}"\n[kafka]\nbootstrap_servers = "{damaged.servers}"\n')
+    log = tmp_path / "audit.log"
+    process = spawn([sys.executable, "-m", in_background.__name__, str(config), str(out)], log, die_with_parent=True)
+    process.wait(120)
+    assert out.exists(), log.read_text()
+    assert json.loads(out.read_text()) == audit(damaged.client, damaged.run).to_json()
 
 
 def test_what_is_aborted_does_not_count_and_what_is_open_hides_the_rest(broker: Broker, run_id: str) -> None:

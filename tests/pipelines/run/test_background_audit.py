@@ -1,0 +1,72 @@
+"""Audits of a run at work: when they start, what is said of what they find, and what is left of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pipelines.audit.balance import Audit
+from pipelines.run import background_audit
+from pipelines.run.background_audit import PAUSES, BackgroundAudit
+
+
+class Scripted:
+    """Stands for the processes that audit: each takes `took_s` and leaves the next of `results`, None nothing."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, *results: dict[str, Any] | None) -> None:
+        self.now, self.starts, self.results = 0.0, [], list(results)
+        self.notes: list[str] = []
+        self.found: list[Mapping[str, Any]] = []
+        monkeypatch.setattr(background_audit, "spawn", self._spawn)
+        monkeypatch.setattr(background_audit, "is_running", lambda process: False)
+        self.audits = BackgroundAudit(
+            folder / "config.toml", 10.0, self.notes.append, self.found.append, lambda: self.now
+        )
+
+    def _spawn(self, command: list[str], log: Path, *, die_with_parent: bool) -> psutil.Process:
+        assert die_with_parent
+        self.starts.append(self.now)
+        if (result := self.results.pop(0)) is not None:
+            Path(command[-1]).write_text(json.dumps(result))
+        return psutil.Process()
+
+    def until(self, end: int) -> None:
+        while self.now < end:
+            self.now += 1
+            self.audits.tend()
+
+
+def result(**changes: Any) -> dict[str, Any]:
+    return Audit(dispatched=7, trained=7).to_json() | changes
+
+
+def test_background_audit_pauses_for_a_multiple_of_what_an_audit_takes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run = Scripted(monkeypatch, tmp_path, result(), result())
+    run.until(10 + 1 + int(PAUSES) + 1)
+    assert run.starts == [10, 11 + PAUSES]
+    assert (run.notes, run.found[0]["trained"], run.found[0]["took_s"]) == ([], 7, 1)
+
+
+def test_background_audit_reports_a_new_finding_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    lost = result(balanced=False, lost=2)
+    run = Scripted(monkeypatch, tmp_path, lost, lost, result(balanced=False, lost=2, trained_twice=1))
+    run.until(60)
+    assert [note.partition(";")[0] for note in run.notes] == [
+        "the audit of the run so far FAILED: 2 lost",
+        "the audit of the run so far FAILED: 2 lost, 1 trained twice",
+    ]
+
+
+def test_background_audit_that_ends_without_a_result_is_reported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run = Scripted(monkeypatch, tmp_path, None)
+    run.until(12)
+    assert run.notes == [f"an audit of the run so far failed: see {tmp_path / 'logs' / 'audit.log'}"]
