@@ -21,7 +21,7 @@ from infra.kafka.readiness import why_unreachable
 from infra.processes import is_running, spawn
 
 PORT, CONTROLLER_PORT = 9092, 9093
-START_S = 120.0
+START_S = 300.0
 
 
 class Cluster:

@@ -32,7 +32,7 @@ READ_BACK = ("prompts", "inbox", "trajectories", "experiences", "settled", "batc
 """Topics that a consumer reads back, too: what it sees is what the log has as committed."""
 AFTERWARDS = 3
 """Batches that must follow the last fault."""
-RECOVERS_S = 180.0
+RECOVERS_S = 400.0
 
 
 @dataclass

@@ -33,7 +33,7 @@ class CopyingShard:
         self._session: Session | None = None
         self._done: set[bytes] = set()
 
-    def run(self, until: Callable[[], bool], patience_s: float = 60.0) -> None:
+    def run(self, until: Callable[[], bool], patience_s: float = 150.0) -> None:
         """Copy on until a commit after which `until` says so. Raises AssertionError past `patience_s`."""
         deadline = time.monotonic() + patience_s
         while not (self._commit_next() and until()):

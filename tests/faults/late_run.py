@@ -22,7 +22,7 @@ from pipelines.run.topics import make_topics
 
 TRIES_IN_TESTS = 2
 SHARDS = 2
-PATIENCE_S = 60.0
+PATIENCE_S = 150.0
 """How long a round of late requests may take: a role makes a transaction at least every few seconds."""
 CONFIG: dict[str, Any] = {
     "prompts": {"source": "synthetic", "prompt_tokens": 32, "max_new_tokens": 64, "samples_per_prompt": 4},

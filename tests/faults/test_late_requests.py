@@ -50,6 +50,7 @@ def anomalies_of(kafka: ProxiedBroker, shard: CopyingShard) -> Anomalies:
 CASES = [pytest.param(api, id=api.name.lower()) for api in TRANSACTIONAL]
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("api", CASES)
 def test_session_loses_nothing_by_a_late_request(kafka: ProxiedBroker, shard: CopyingShard, api: Api) -> None:
     """The late request is delivered before the first, second, ... request that its client sends afterwards."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from faults.late_run import TRIES_IN_TESTS, late_requests_in_every_role
 from faults.proxied_broker import ProxiedBroker
 
 ROLES = {"prompts", "placement", "rollout-0", "score", "experience", "experience-1", "trainer", "evaluation"}
 
 
+@pytest.mark.timeout(900)
 def test_roles_lose_nothing_by_late_requests(proxied: ProxiedBroker, run_id: str, tmp_path: Path) -> None:
     found = late_requests_in_every_role(proxied, run_id, tmp_path, TRIES_IN_TESTS)
     assert (found.anomalies, found.stalled) == ([], "")
