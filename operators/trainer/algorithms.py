@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from operators.trainer import advantages, losses
-from operators.trainer.config import AggregationName, AlgorithmConfig, Proximal
+from operators.trainer.config import AggregationName, AlgorithmConfig, LearnerConfig, Proximal
 from operators.trainer.losses import Clip, Correction
 
 _Record = TypeVar("_Record", Clip, Correction)
@@ -115,6 +115,25 @@ def resolve(config: AlgorithmConfig) -> Algorithm:
     )
     AGGREGATIONS[algorithm.aggregation](torch.ones(1, dtype=torch.int64), config.max_response_tokens)
     return algorithm
+
+
+def clip_can_act(config: LearnerConfig) -> bool:
+    """Whether an importance ratio can differ from 1: it is taken against μ, or after the first of several steps."""
+    return resolve(config.algorithm).proximal == "behaviour" or config.mini_batches * config.epochs > 1
+
+
+def idle_clip(config: LearnerConfig) -> str | None:
+    """A warning where a clip was chosen (by its own key, or with `gspo`, which is its clip) that can never act."""
+    algorithm = config.algorithm
+    chosen = [key for key in ("clip_low", "clip_high", "dual_clip") if getattr(algorithm, key) is not None]
+    chosen += ["name = gspo"] if algorithm.name == "gspo" else []
+    if not chosen or clip_can_act(config):
+        return None
+    return (
+        f"trainer.learner.algorithm: {', '.join(chosen)} changes nothing: with one optimizer step a batch and ratios "
+        "against the policy that the update began with every ratio is 1. Set trainer.learner.mini_batches or epochs "
+        'above 1, or algorithm.proximal = "behaviour"'
+    )
 
 
 def _changed(record: _Record, **changes: Any) -> _Record:

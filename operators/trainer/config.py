@@ -172,6 +172,7 @@ class LearnerConfig:
     parameter_groups: tuple[ParameterGroup, ...] = ()  # exceptions; the first that matches a parameter's name counts
     max_gradient_norm: float = 1.0  # the whole gradient is scaled down to this 2-norm
     max_skipped_batches: int = 5  # batches in a row with a gradient that is not finite, after which the trainer fails
+    mismatch_bound: float = 0.01  # nats a token between rollout and trainer at staleness 0, above which it is logged
     mini_batches: int = 1  # optimizer steps a pass over the batch: groups are dealt out to them evenly, in their order
     epochs: int = 1  # passes over the batch
     precision: Precision = "float32"  # of activations; weights and optimizer are always float32
@@ -200,6 +201,7 @@ class LearnerConfig:
         _within("epsilon", self.epsilon, 0, open_low=True)
         _within("weight_decay", self.weight_decay, 0)
         _within("max_gradient_norm", self.max_gradient_norm, 0, open_low=True)
+        _within("mismatch_bound", self.mismatch_bound, 0, open_low=True)
         _within("max_skipped_batches", self.max_skipped_batches, 1)
         _within("micro_batch_tokens", self.micro_batch_tokens, 1)
         _within("logits_chunk_tokens", self.logits_chunk_tokens, 1)

@@ -7,6 +7,7 @@ ranks each is given its own part of the batch, and all take the same steps.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,13 +22,14 @@ from transformers import PreTrainedModel
 from infra.models.checkpoint_folder import load_model
 from infra.models.weights import weight_tensors
 from operators.trainer.advantages import Rewards, value_targets
-from operators.trainer.algorithms import AGGREGATIONS, resolve
+from operators.trainer.algorithms import AGGREGATIONS, clip_can_act, idle_clip, resolve
 from operators.trainer.batch import TrainingBatch, join, refuse_unknown_tokens
 from operators.trainer.config import LearnerConfig
 from operators.trainer.critic import Critic
 from operators.trainer.lora import adapters, add_adapters, merged_weights
 from operators.trainer.losses import kl_penalty
 from operators.trainer.metrics import TokenMetrics, batch_metrics
+from operators.trainer.mismatch import Mismatch, MismatchAlarm
 from operators.trainer.optimizer import learning_rate
 from operators.trainer.packing import TrainingMicroBatch, micro_batches, mini_batches
 from operators.trainer.passes import PolicyTargets, critic_gradient, policy_gradient, view
@@ -37,6 +39,8 @@ from operators.trainer.roster import Roster, enrol
 from operators.trainer.trained_model import TrainedModel, copy_into, fit
 from operators.trainer.turns import DeviceTurns, Move
 from schemas.records import MicroBatch
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,6 +98,9 @@ class Learner:
         self._turns = DeviceTurns(self._device, models, share=config.share_device)
         self._updates = 0
         self._skipped_updates = 0
+        self._alarm = MismatchAlarm(config.mismatch_bound)
+        if why := idle_clip(config):
+            log.warning("%s", why)
 
     @property
     def updates(self) -> int:
@@ -131,16 +138,19 @@ class Learner:
         started = time.perf_counter()
         batch = self._join(rows)
         roster = enrol(batch, self._ranks)
-        observed = TokenMetrics(penalised=self._reference is not None and self.config.algorithm.kl_in == "loss")
+        in_loss = self._reference is not None and self.config.algorithm.kl_in == "loss"
+        observed = TokenMetrics(penalised=in_loss, clipped=clip_can_act(self.config))
+        mismatch = Mismatch(torch.from_numpy(batch.staleness == 0))
         rewards, advantages, targets = self._look(batch, roster, observed)
         rate = learning_rate(self._updates, self.config)
         metrics = batch_metrics(roster, advantages)
         if self._critic is None or self._updates >= self.config.critic.head_start:
-            metrics |= self._train_policy(batch, roster, targets, rate, observed)
+            metrics |= self._train_policy(batch, roster, targets, rate, observed, mismatch)
         if self._critic is not None:
             metrics |= self._train_critic(self._critic, batch, roster, rewards, rate)
         self._updates += 1
-        metrics |= observed.means(self._ranks) | self._turns.seconds()
+        metrics |= observed.means(self._ranks) | mismatch.means(self._ranks) | self._turns.seconds()
+        self._alarm.look(metrics)
         metrics |= {"learning_rate": rate, "skipped_updates": float(self._skipped_updates)}
         metrics["time/update"] = time.perf_counter() - started
         for name, counted in (("tokens", "batch/tokens"), ("samples", "batch/trajectories")):
@@ -232,10 +242,17 @@ class Learner:
         return rewards, advantages, PolicyTargets(own, proximal if several else None, None if in_reward else reference)
 
     def _train_policy(
-        self, batch: TrainingBatch, roster: Roster, targets: PolicyTargets, rate: float, observed: TokenMetrics
+        self,
+        batch: TrainingBatch,
+        roster: Roster,
+        targets: PolicyTargets,
+        rate: float,
+        observed: TokenMetrics,
+        mismatch: Mismatch,
     ) -> dict[str, float]:
         """The policy's steps; the loss is the mean of theirs, the gradient's norm the largest."""
-        losses, norms = [], []
+        losses: list[float] = []
+        norms: list[float] = []
         used = self._rows_with_gradient(batch, targets)
         with self._turns.turn("actor"):
             for rows in self._steps(roster):
@@ -249,6 +266,7 @@ class Learner:
                     self.config.algorithm,
                     self._ranks.count,
                     observed,
+                    None if losses else mismatch,  # later steps have other weights
                 )
                 losses.append(loss)
                 norms.append(self._actor.step(rate))
@@ -265,7 +283,8 @@ class Learner:
         settings = self.config.critic
         of_policy = self.config.learning_rate
         rate = settings.learning_rate * (rate / of_policy if of_policy else 1.0)
-        losses, norms = [], []
+        losses: list[float] = []
+        norms: list[float] = []
         with self._turns.turn("critic"):
             for rows in self._steps(roster):
                 self._critic_trained.begin()

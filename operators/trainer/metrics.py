@@ -63,6 +63,8 @@ class TokenMetrics:
     noted: dict[str, float] = field(default_factory=dict)
     penalised: bool = False
     """Whether the loss has a KL penalty."""
+    clipped: bool = True
+    """Whether the clip can act; `clip_ratio/low` and `high` are left out where it cannot."""
 
     def note(self, name: str, values: Tensor) -> None:
         """Take the mean of `values`, which are of other tokens than those of `add`."""
@@ -115,4 +117,6 @@ class TokenMetrics:
         means["importance_ratio/max"] = largest
         if not self.penalised:
             del means["kl/ref"]
+        if not self.clipped:
+            del means["clip_ratio/low"], means["clip_ratio/high"]
         return means | self.noted

@@ -13,6 +13,7 @@ from operators.trainer.config import AlgorithmConfig
 from operators.trainer.critic import Critic
 from operators.trainer.losses import PolicyLogprobs, correction_weights, kl_penalty, value_loss
 from operators.trainer.metrics import TokenMetrics
+from operators.trainer.mismatch import Mismatch
 from operators.trainer.packing import TrainingMicroBatch
 from operators.trainer.policy import Policy
 
@@ -50,6 +51,7 @@ def policy_gradient(
     config: AlgorithmConfig,
     scale: float,
     observed: TokenMetrics,
+    mismatch: Mismatch | None = None,
 ) -> float:
     """Add `scale` times the gradient of the policy's loss over `parts`, and return the loss.
 
@@ -74,6 +76,8 @@ def policy_gradient(
         torch.autograd.backward(scale * loss)
         assert entropies is not None
         observed.add(policy, advantages, weights, entropies, algorithm.clip, penalty)
+        if mismatch is not None:
+            mismatch.add(current, part.behaviour, part.rows)
         total = total.to(loss.device) + loss.detach()
     return float(total)
 

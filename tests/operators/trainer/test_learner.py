@@ -105,7 +105,7 @@ def test_one_update_of_stale_data_has_all_of_its_correction_in_the_weight(folder
     """Decoupled, ρ = 1 throughout: nothing is clipped, and the weights are those of π_o/μ, truncated."""
     config = LearnerConfig(algorithm=AlgorithmConfig(name=name, correction_cap=1.1, max_response_tokens=20))
     metrics = Learner(config, folder).update(make_batch())
-    assert (metrics["clip_ratio/low"], metrics["clip_ratio/high"]) == (0, 0)
+    assert not {"clip_ratio/low", "clip_ratio/high"} & set(metrics)  # no ratio differs from 1: not applicable
     assert metrics["importance_ratio/max"] > 1.1
     assert 0 < metrics["correction/weight_mean"] < 1.1
     assert metrics["correction/weight_mean"] < metrics["importance_ratio/mean"]
@@ -332,7 +332,7 @@ def test_metrics_say_what_the_batch_was(folder: Path) -> None:
     assert {name: metrics[name] for name in expected} == pytest.approx(expected)
     tokens, samples = (metrics[f"throughput/{name}_per_s"] * metrics["time/update"] for name in ("tokens", "samples"))
     assert (tokens, samples) == pytest.approx((batch.lengths.sum(), 16))
-    ratios = {"importance_ratio/mean", "importance_ratio/max", "clip_ratio/low", "clip_ratio/high"}
+    ratios = {"importance_ratio/mean", "importance_ratio/max", "mismatch/kl", "mismatch/abs_mean", "mismatch/abs_max"}
     assert ratios <= set(metrics)
     assert 0 < metrics["ess"] < 1
     assert 0 < metrics["entropy"] < math.log(300)

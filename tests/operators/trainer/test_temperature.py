@@ -61,8 +61,9 @@ def test_every_ratio_is_one_at_staleness_0(folder: Path, drawn: list[MicroBatch]
     metrics = Learner(config, folder).update(drawn)
     for name in ("importance_ratio/mean", "importance_ratio/max", "ess"):
         assert metrics[name] == pytest.approx(1, abs=1e-4), name
-    for name in ("kl/mismatch", "kl/ref", "clip_ratio/low", "clip_ratio/high"):
+    for name in ("kl/mismatch", "kl/ref", "mismatch/kl", "mismatch/share_above_0.01"):
         assert metrics[name] == pytest.approx(0, abs=1e-6), name
+    assert metrics["mismatch/abs_max"] <= 1e-4
     batch = join(drawn)
     tempered = distributions(load_model(folder), batch)
     assert metrics["entropy"] == pytest.approx(float(entropies(tempered).mean()), rel=1e-5)

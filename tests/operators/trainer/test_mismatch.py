@@ -1,0 +1,67 @@
+"""Rollout and trainer logprobs are compared at staleness 0, and a warning names the likely causes beyond a bound."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from trainer_batches import make_batch, save_tiny_model
+
+from operators.trainer.algorithms import idle_clip
+from operators.trainer.config import AlgorithmConfig, LearnerConfig
+from operators.trainer.learner import Learner
+from operators.trainer.mismatch import Mismatch, MismatchAlarm
+
+
+def test_mismatch_is_of_fresh_sequences_alone() -> None:
+    found = Mismatch(torch.tensor([True, False]))
+    behaviour = torch.tensor([-1.0, -2.0, -3.0, -4.0])
+    found.add(torch.tensor([-1.0, -1.5, -9.0, -9.0]), behaviour, torch.tensor([0, 0, 1, 1]))
+    values = found.means()
+    assert values["mismatch/abs_mean"] == 0.25
+    assert values["mismatch/abs_max"] == 0.5
+    assert values["mismatch/kl"] == pytest.approx((2.718281828**0.5 - 1.5) / 2)
+    assert [values[f"mismatch/share_above_{nats}"] for nats in ("0.01", "0.1", "1")] == [0.5, 0.5, 0]
+    assert Mismatch(torch.tensor([False])).means() == {}
+
+
+def test_mismatch_beyond_its_bound_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    alarm = MismatchAlarm(0.01)
+    with caplog.at_level(logging.WARNING):
+        for kl in (0.001, 0.02, 0.03, 0.001, 0.02):
+            alarm.look({"mismatch/kl": kl})
+        alarm.look({})
+    assert [record.getMessage().count("Likely causes") for record in caplog.records] == [1, 1]
+
+
+def test_clip_that_can_never_act_is_a_warning_at_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = LearnerConfig(algorithm=AlgorithmConfig(clip_high=0.3))
+    with caplog.at_level(logging.WARNING):
+        Learner(config, save_tiny_model(tmp_path))
+    assert "clip_high changes nothing" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("config", "warned"),
+    [
+        (LearnerConfig(), False),
+        (LearnerConfig(algorithm=AlgorithmConfig(name="gspo")), True),
+        (LearnerConfig(algorithm=AlgorithmConfig(name="gspo"), mini_batches=4), False),
+        (LearnerConfig(algorithm=AlgorithmConfig(clip_low=0.1, proximal="behaviour")), False),
+        (LearnerConfig(algorithm=AlgorithmConfig(name="cispo", clip_high=5.0)), False),
+        (LearnerConfig(algorithm=AlgorithmConfig(dual_clip=3.0)), True),
+    ],
+)
+def test_idle_clip_is_found(config: LearnerConfig, warned: bool) -> None:
+    assert (idle_clip(config) is not None) is warned
+
+
+def test_mismatch_is_of_the_first_optimizer_step(tmp_path: Path) -> None:
+    folder = save_tiny_model(tmp_path)
+    found = [
+        Learner(LearnerConfig(epochs=epochs, learning_rate=1e-2, warmup_steps=0), folder).update(make_batch())
+        for epochs in (1, 3)
+    ]
+    assert found[0]["mismatch/kl"] == found[1]["mismatch/kl"] > 0
