@@ -42,6 +42,8 @@ def start(
 ) -> Report:
     """Start a single-node Apache Kafka on this machine's loopback address.
 
+    Without --secure every user of this machine can read and write all of it: it is for a machine with one user.
+
     \b
     Examples:
       laminar broker start
