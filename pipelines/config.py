@@ -87,6 +87,8 @@ class KafkaConfig:
     transaction_timeout_s: float = 60.0
     """How long one transaction may take, at most the brokers' transaction.max.timeout.ms (15 minutes by default). An
     open transaction of a process that died holds back readers for so long, unless its successor starts earlier."""
+    metrics_hours: float = 168.0
+    """How long the topic of measurements keeps them; inf: for good. `metrics.jsonl` in the run's folder has all."""
 
     def __post_init__(self) -> None:
         if self.partitions < 1:
@@ -97,6 +99,8 @@ class KafkaConfig:
             raise ValueError(f"patience_s must be positive, not {self.patience_s}")
         if not 1 <= self.transaction_timeout_s <= 3600:
             raise ValueError(f"transaction_timeout_s must be from 1 to 3600, not {self.transaction_timeout_s}")
+        if not self.metrics_hours >= 1:
+            raise ValueError(f"metrics_hours must be at least 1, not {self.metrics_hours}")
 
     def of_role(self, role: str) -> KafkaConfig:
         """As `role` reads it."""

@@ -20,7 +20,7 @@ def build(pipeline: beam.Pipeline, config: Config) -> None:
         config,
         "evaluation",
         reading(config, EXPERIENCES, keys=("e",)),
-        reading(config, RELAY, start="earliest"),
+        reading(config, RELAY),
         owned=((EVAL_PROMPTS, (0,)),),
         patient=True,
     )

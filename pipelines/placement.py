@@ -18,8 +18,7 @@ def build(pipeline: beam.Pipeline, config: Config) -> None:
     source = shard(
         config,
         "placement",
-        *(reading(config, topic) for topic in (PROMPTS, EVAL_PROMPTS, PROGRESS, TRAJECTORIES, SETTLED)),
-        reading(config, RELAY, start="earliest"),
+        *(reading(config, topic) for topic in (PROMPTS, EVAL_PROMPTS, PROGRESS, TRAJECTORIES, SETTLED, RELAY)),
         reading(config, RELAY_CHAIN, start="earliest"),
         reading(config, REPLICAS, start="latest"),
         ledger=(INBOX,),

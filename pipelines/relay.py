@@ -11,16 +11,16 @@ from operators.io.read_topics import ReadTopics
 from operators.io.write_transactionally import WriteTransactionally
 from operators.relay.relay import RelayStep
 from pipelines.config import Config
-from pipelines.shards import reading, shard, store_folder
+from pipelines.shards import newest_manifests, reading, shard, store_folder
 from schemas.topics import RELAY, RELAY_CHAIN, REPLICAS
 
 
 def build(pipeline: beam.Pipeline, config: Config, index: int = 0) -> None:
-    """Relay, relay-chain, replicas (rollout rows) → replicas (relay rows)."""
+    """Relay, relay-chain, replicas (rollout rows) → dead letters; heartbeats (replicas, relay rows) beside it."""
     source = shard(
         config,
         "relay",
-        reading(config, RELAY, start="earliest"),
+        reading(config, RELAY, newest=newest_manifests(config)),
         reading(config, RELAY_CHAIN, start="earliest"),
         reading(config, REPLICAS, start="latest", keys=("rollout-",)),
         index=index,
@@ -30,6 +30,6 @@ def build(pipeline: beam.Pipeline, config: Config, index: int = 0) -> None:
     (
         pipeline
         | "read manifests" >> ReadTopics(source)
-        | "keep weights" >> FoldRecords(RelayStep(relay, run=config.run.name))
-        | "write relay status" >> WriteTransactionally(source)
+        | "keep weights" >> FoldRecords(RelayStep(relay, source.client, config.run.name))
+        | "commit positions" >> WriteTransactionally(source)
     )

@@ -14,7 +14,7 @@ from operators.io.write_transactionally import WriteTransactionally
 from operators.rollout.backend import BackendSpec, EmulatedSpec, TransformersSpec, VllmSpec
 from operators.rollout.generate_trajectories import GenerateTrajectories
 from pipelines.config import Config
-from pipelines.shards import reading, shard, store_folder
+from pipelines.shards import newest_manifests, reading, shard, store_folder
 from schemas.topics import INBOX, RELAY
 
 
@@ -24,7 +24,7 @@ def build(pipeline: beam.Pipeline, config: Config, process: int = 0) -> None:
         config,
         "rollout",
         Reading(INBOX, tuple(config.rollout.hosted(process)), start="latest"),
-        reading(config, RELAY, start="earliest"),
+        reading(config, RELAY, newest=newest_manifests(config)),
         index=process,
         attentive=config.emulated,
     )

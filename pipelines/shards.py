@@ -42,7 +42,7 @@ def shard(
     )
 
 
-def reading(config: Config, topic: Topic, **how: str | bool | tuple[str, ...]) -> Reading:
+def reading(config: Config, topic: Topic, **how: str | bool | int | tuple[str, ...]) -> Reading:
     """All partitions of `topic`."""
     return Reading(topic, partitions_of(config, topic), **how)  # type: ignore[arg-type]
 
@@ -56,6 +56,13 @@ def partitions_of(config: Config, topic: Topic) -> tuple[int, ...]:
         "replicas": max(config.rollout.total_replicas, config.placement.max_replicas),
     }
     return tuple(range(counts[topic.partitions]))
+
+
+def newest_manifests(config: Config) -> int:
+    """How many of the newest weight manifests a relay or a rollout reads that is new to the run: those of all versions
+    that may still be somewhere, and as many again for those that were published twice.
+    """
+    return max(64, 4 * config.relay.keep_versions)
 
 
 def store_folder(config: Config) -> Path:

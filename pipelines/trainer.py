@@ -21,7 +21,7 @@ def build(pipeline: beam.Pipeline, config: Config, rank: int = 0) -> None:
         raise ValueError(f"there are {config.trainer.ranks} ranks (trainer.ranks), and none has number {rank}")
     readings = [Reading(BATCHES, tuple(parts_of_rank(rank, config.experience.shards)))]
     if rank == 0:
-        readings.append(reading(config, RELAY, start="earliest"))
+        readings.append(reading(config, RELAY))
         readings += [] if config.emulated else [reading(config, RELAY_CHAIN, start="earliest")]
     owned = () if rank else ((RELAY, (0,)),)
     source = shard(config, "trainer", *readings, owned=owned, index=rank, attentive=config.emulated)

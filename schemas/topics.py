@@ -10,8 +10,14 @@ from typing import Literal
 
 Cleanup = Literal["delete", "compact"]
 
+Retention = Literal["trim", "newest", "window"]
+
 PREFIX = "laminar"
 _RUN = re.compile(r"[A-Za-z0-9_-]{1,100}")
+_IN_SEVERAL_PROCESSES = {"rollout", "relay", "experience", "every pipeline"}
+"""Producers of which a run may have several processes that write. Of the trainer's ranks the first alone does."""
+_FENCED = "whoever is silent in `replicas` is fenced by placement, which ends its transaction"
+_RESTARTED = "no reader decides by time; the next start of the writer ends its transaction, at the latest its time-out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +25,11 @@ class Topic:
     """What one topic carries.
 
     `carries` are names of record classes. `partitions` names the count that a run's configuration gives: one, shards,
-    ranks (times the buffer's shards) or replicas.
+    ranks (times the buffer's shards) or replicas. `shared` says, of a topic that several processes write, why the open
+    transaction of one that died does no harm to those who read what the others write. A topic that is not
+    `transactional` is written by plain producers alone, so its readers never wait for a transaction: placement decides
+    who is alive by what stands in `replicas`. `retention` says what goes by itself: nothing before it is trimmed, all
+    but the newest record of each key, or what is older than the run's window for measurements.
     """
 
     noun: str
@@ -30,12 +40,20 @@ class Topic:
     producers: tuple[str, ...]
     consumers: tuple[str, ...]
     about: str
+    shared: str = ""
+    transactional: bool = True
+    retention: Retention = "trim"
 
     def name(self, run: str) -> str:
         """The full name in run `run`. Raises ValueError if `run` cannot stand in a topic name."""
         if _RUN.fullmatch(run) is None:
             raise ValueError(f"run name {run!r} must be 1-100 letters, digits, '_' or '-'")
         return f"{PREFIX}.{run}.{self.noun}"
+
+    @property
+    def several_writers(self) -> bool:
+        """Whether more than one process of a run writes it."""
+        return len(self.producers) > 1 or not _IN_SEVERAL_PROCESSES.isdisjoint(self.producers)
 
     @property
     def records(self) -> tuple[type, ...]:
@@ -79,6 +97,7 @@ CURRICULUM = Topic(
     ("experience", "prompts"),
     ("prompts", "experience"),
     "how hard questions are to be, and from which prompt on they are: asked and answered",
+    _RESTARTED,
 )
 ASKED, BEGUN = "asked", "begun"
 """Keys of the curriculum topic: each side reads the other's words alone."""
@@ -91,6 +110,7 @@ OFFERS = Topic(
     ("experience",),
     ("experience",),
     "how several shards of the buffer make a batch: what each has set aside, and what the first calls up; else empty",
+    _RESTARTED,
 )
 OFFERED, CALLED, TOLD = "offered", "called", "told"
 """Keys of the offers topic. Every shard reads all of it: by what is called they number the batches alike."""
@@ -103,6 +123,7 @@ INBOX = Topic(
     ("placement", "rollout", "people"),
     ("rollout",),
     "a replica's only way in: partition = replica; a hand-over is written by the replica that hands over",
+    f"a replica that waits for its inbox goes on with heartbeats; {_FENCED}",
 )
 PROGRESS = Topic(
     "progress",
@@ -113,6 +134,7 @@ PROGRESS = Topic(
     ("rollout", "placement"),
     ("placement",),
     "what replicas say of work under way; its fold is the partial response pool",
+    f"placement learns later what others gained, and from `replicas` alone who is alive; {_FENCED}",
 )
 TRAJECTORIES = Topic(
     "trajectories",
@@ -123,6 +145,7 @@ TRAJECTORIES = Topic(
     ("rollout", "placement"),
     ("score", "placement"),
     "finished samples, each of exactly one weight version",
+    f"score waits and decides nothing by time; {_FENCED}",
 )
 EXPERIENCES = Topic(
     "experiences",
@@ -133,6 +156,7 @@ EXPERIENCES = Topic(
     ("score", "import"),
     ("experience", "evaluation"),
     "trajectories with rewards: the exportable record; rows of several groups may share one, whose key is the first's",
+    _RESTARTED,
 )
 SETTLED = Topic(
     "settled",
@@ -143,6 +167,7 @@ SETTLED = Topic(
     ("experience", "evaluation"),
     ("placement",),
     "the end of each trajectory's story, written in the transaction that ends it",
+    f"placement admits nothing new meanwhile; {_RESTARTED}",
 )
 BATCHES = Topic(
     "batches",
@@ -153,16 +178,18 @@ BATCHES = Topic(
     ("experience",),
     ("trainer",),
     "one global batch = one transaction of micro-batches of each shard of the buffer; partition = rank, then shard",
+    "a partition has one writer, the shard of the buffer that it belongs to",
 )
 RELAY = Topic(
     "relay",
     ("WeightVersion",),
     "version",
     "one",
-    "compact",
+    "delete",
     ("trainer",),
     ("relay", "rollout", "placement", "experience", "evaluation"),
     "weight manifests, never bytes",
+    transactional=False,
 )
 RELAY_CHAIN = Topic(
     "relay-chain",
@@ -173,6 +200,7 @@ RELAY_CHAIN = Topic(
     ("placement",),
     ("relay", "trainer", "placement"),
     "which relay is master, and in what order they stand",
+    retention="newest",
 )
 REPLICAS = Topic(
     "replicas",
@@ -183,6 +211,9 @@ REPLICAS = Topic(
     ("rollout", "relay"),
     ("placement",),
     "heartbeats",
+    "plain producers alone: there is no transaction to wait for",
+    transactional=False,
+    retention="newest",
 )
 PLANS = Topic(
     "plans",
@@ -203,6 +234,8 @@ METRICS = Topic(
     ("trainer", "evaluation", "experience", "rollout", "import"),
     (),
     "what the live view and the reports read",
+    "read by people; a view stands still until the transaction ends",
+    retention="window",
 )
 DEAD_LETTERS = Topic(
     "dead-letters",
@@ -213,6 +246,7 @@ DEAD_LETTERS = Topic(
     ("every pipeline",),
     (),
     "records that could not be processed, whole",
+    "read by people",
 )
 RESTORE = Topic(
     "restore",
@@ -223,6 +257,19 @@ RESTORE = Topic(
     ("every pipeline",),
     (),
     "the last note of each shard: offsets, ledger floors and marks, written in the transaction they describe",
+    "a start tells its own transactions from the markers, and waits for nobody else's",
+    retention="newest",
+)
+MARKS = Topic(
+    "marks",
+    ("TrimMark",),
+    "number",
+    "one",
+    "delete",
+    ("people",),
+    (),
+    "where the log begins since a trim, with counts and digests of what stood before",
+    transactional=False,
 )
 
 CATALOGUE: Mapping[str, Topic] = {
@@ -245,6 +292,7 @@ CATALOGUE: Mapping[str, Topic] = {
         METRICS,
         DEAD_LETTERS,
         RESTORE,
+        MARKS,
     )
 }
 

@@ -168,6 +168,22 @@ SAMPLES: dict[type, object] = {
         r.SuccessTold(1, "sums", 40, ("sums",), (30.5,), (64,), 1_700_000_000_390),
         r.LevelAsked("sums", 2, 31, 0.875, 64, 1_700_000_001_100),
         r.LevelBegun("sums", 2, 410, 1_700_000_001_200),
+        r.TrimMark(
+            2,
+            VERSION,
+            31,
+            "marks/2.31",
+            ("train", "evaluation"),
+            (400, 64),
+            ("dispatched", "trained"),
+            (1664, 1600),
+            ("settled:0", "batches:1"),
+            (90, 12),
+            (80, 10),
+            (9000, 12000),
+            ("ab" * 32, "cd" * 32),
+            1_700_000_001_300,
+        ),
         r.CommitNote("laminar.a.score.0", '[3,{"laminar.a.experiences:0":5},{}]', 1_700_000_001_000),
     )
 }

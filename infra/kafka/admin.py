@@ -118,6 +118,12 @@ def end_offsets(
     return _offsets(client, topics, OffsetSpec.LATEST, "read_committed" if committed else "read_uncommitted")
 
 
+def delete_records(client: KafkaAdminClient, before: Mapping[tuple[str, int], int]) -> None:
+    """Delete what stands before an offset, by topic and partition. Raises KafkaError, as for a compacted topic."""
+    if before:
+        client.delete_records({TopicPartition(*where): offset for where, offset in before.items()})
+
+
 def delete_topics(client: KafkaAdminClient, prefix: str, timeout_s: float = 30.0) -> list[str]:
     """Delete every topic that begins with a prefix, wait until they are gone, and return their names.
 

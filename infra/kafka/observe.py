@@ -32,6 +32,8 @@ PATIENCE_S = 10.0
 """How long Kafka is left alone after a question about lag that it did not answer."""
 ANSWER_MS = 3_000
 MAX_RECORDS = 2_000
+NEWEST = {METRICS.noun: 20_000, RELAY.noun: 1_000}
+"""How many of the newest offsets an observer reads that begins without positions: less than a second's work."""
 
 Committed = Mapping[str, Mapping[TopicPartition, int]]
 """Offset by partition by group."""
@@ -56,12 +58,20 @@ def topic_lags(run: str, committed: Committed, ends: Mapping[TopicPartition, int
 
 
 class Observer:
-    """Metrics and weight manifests of one run from the first one on, heartbeats from now on. One thread uses it.
+    """Metrics and weight manifests of one run, heartbeats from now on. One thread uses it.
 
-    The run's topics must exist. Raises KafkaError when no broker answers at first.
+    It goes on at `positions`, offsets by noun, or begins near the end: see `NEWEST`. The run's topics must exist.
+    Raises KafkaError when no broker answers at first.
     """
 
-    def __init__(self, client: ClientProperties, run: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        client: ClientProperties,
+        run: str,
+        *,
+        positions: Mapping[str, float] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._client, self._run, self._clock = client, run, clock
         self._admin: KafkaAdminClient | None = None
         self._groups: list[str] = []
@@ -81,11 +91,14 @@ class Observer:
         metrics, relay, replicas = (TopicPartition(topic.name(run), 0) for topic in (METRICS, RELAY, REPLICAS))
         try:
             self._consumer.assign([metrics, relay, replicas])
-            self._consumer.seek_to_beginning(metrics, relay)
-            self._consumer.seek_to_end(replicas)
-            for where in (metrics, relay, replicas):
-                self._consumer.position(where)  # asks now: "from now on" is not "from the first poll on"
+            self._read = {METRICS.noun: metrics, RELAY.noun: relay}
             self._ends = self._consumer.end_offsets([metrics, relay])
+            begins = self._consumer.beginning_offsets([metrics, relay])
+            for noun, where in self._read.items():
+                wanted = int((positions or {}).get(noun, self._ends[where] - NEWEST[noun]))
+                self._consumer.seek(where, min(max(wanted, begins[where]), self._ends[where]))
+            self._consumer.seek_to_end(replicas)
+            self._consumer.position(replicas)  # asks now: "from now on" is not "from the first poll on"
         except BaseException:
             self.close()
             raise
@@ -113,6 +126,10 @@ class Observer:
     def caught_up(self) -> bool:
         """Whether all has been polled that was there when this observer began."""
         return all(self._consumer.position(where) >= end for where, end in self._ends.items())
+
+    def positions(self) -> dict[str, float]:
+        """Where reading stands, by noun: another observer that begins there sees what this one has not."""
+        return {noun: float(self._consumer.position(where)) for noun, where in self._read.items()}
 
     def lag(self) -> dict[str, int]:
         """Records behind by topic noun, see `topic_lags`: asked of Kafka at most every `LAG_EVERY_S`."""

@@ -313,6 +313,8 @@ class Session:
                 consumer.seek(tp, noted)
             elif source.start == "latest":
                 consumer.seek_to_end(tp)
+            elif source.newest is not None and ends[tp] - source.newest > begins[tp]:
+                consumer.seek(tp, ends[tp] - source.newest)
             else:
                 consumer.seek_to_beginning(tp)
         positions = self.positions()

@@ -20,11 +20,15 @@ class Partition(NamedTuple):
 
 @dataclass(frozen=True)
 class Input:
-    """A topic to read: from the committed offset (the earliest before there is one), the earliest, or today's end."""
+    """A topic to read: from the committed offset, the earliest, or today's end.
+
+    Where no offset is committed yet it is read from its beginning, or the `newest` offsets of each partition alone.
+    """
 
     topic: str
     partitions: tuple[int, ...]
     start: Literal["committed", "earliest", "latest"] = "committed"
+    newest: int | None = None
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from operators.evaluation.config import EvaluationConfig
-from operators.evaluation.rounds import Mode, Round, modes_due, open_round, round_name
+from operators.evaluation.rounds import Announced, Mode, Round, modes_due, open_round, round_name
 from operators.io.elements import Checkpoint, Output, Place, Polled, Received, Restored
 from operators.io.pending import PendingOffsets
 from schemas.records import Experience, Metric, PolicyVersion, Prompt, Settled, WeightVersion
 from schemas.topics import EVAL_PROMPTS, METRICS, SETTLED
+
+_NAME = "evaluation"
+"""Of its metrics, and their key."""
 
 
 @dataclass(frozen=True)
@@ -44,18 +48,25 @@ class _Evaluating:
         self._rounds: dict[str, Round] = {}
         self._pending = PendingOffsets()
         self._places: dict[int, tuple[Place, int]] = {}
-        self._newest: WeightVersion | None = None
+        newest, is_last = restored.marks.get("newest", (None, False))
+        self._newest = Announced(PolicyVersion.parse(newest), is_last) if newest else None
+        self._results = {mode: Metric(_NAME, *each) for mode, each in restored.marks.get("results", {}).items()}
+        """Of the final version, by mode."""
+        self._repeat = list(self._results.values())
+        """What a start publishes again: an observer that waits for it reads the end of the metrics alone."""
         for name, (first, count) in restored.marks.get("rounds", {}).items():
             self._rounds[name] = open_round(name, range(first, first + count))
 
     def fold(self, polled: Polled) -> list[Output]:
-        outputs: list[Output] = []
+        outputs = [Output(METRICS, _NAME, metric) for metric in self._repeat]
+        self._repeat = []
         for received in polled.records:
             if isinstance(received.record, WeightVersion):
-                if self._newest is None or received.record.version > self._newest.version:
-                    self._newest = received.record
-                if received.record.version.number == 0:  # always asked, however late this process is
-                    outputs += self._ask(received.record)
+                announced = Announced(received.record.version, received.record.final)
+                if self._newest is None or announced.version > self._newest.version:
+                    self._newest = announced
+                if announced.version.number == 0:  # always asked, however late this process is
+                    outputs += self._ask(announced)
             else:
                 outputs += self._answer(received)
         if self._newest is not None and polled.caught_up:
@@ -65,7 +76,11 @@ class _Evaluating:
     def checkpoint(self, positions: Mapping[Place, int]) -> Checkpoint:
         rounds = {name: [r.expected.start, len(r.expected)] for name, r in self._rounds.items()}
         final = None if self._final is None else str(self._final)
-        marks = {"evaluated": [self._number, self._last, final, self._lost], "rounds": rounds}
+        marks: dict[str, Any] = {"evaluated": [self._number, self._last, final, self._lost], "rounds": rounds}
+        if self._newest is not None:
+            marks["newest"] = [str(self._newest.version), self._newest.final]
+        if self._results:
+            marks["results"] = {mode: [m.step, m.values, m.measured_at] for mode, m in self._results.items()}
         return Checkpoint(self._pending.low_water(positions), marks=marks)
 
     def busy(self) -> bool:
@@ -74,7 +89,7 @@ class _Evaluating:
     def close(self) -> None:
         pass
 
-    def _ask(self, manifest: WeightVersion) -> list[Output]:
+    def _ask(self, manifest: Announced) -> list[Output]:
         asked_before = self._final is not None and not (self._lost and manifest.version > self._final)
         if not self._questions or (manifest.final and asked_before):
             return []
@@ -87,7 +102,7 @@ class _Evaluating:
                 self._final, self._lost = manifest.version, False
         return outputs
 
-    def _prompts(self, manifest: WeightVersion, mode: Mode, whole: bool) -> list[Output]:
+    def _prompts(self, manifest: Announced, mode: Mode, whole: bool) -> list[Output]:
         name = round_name(manifest.version, mode, manifest.final)
         asked = self._questions if whole else self._questions[: self._config.periodic_questions]
         self._rounds[name] = open_round(name, range(self._number, self._number + len(asked)))
@@ -130,5 +145,7 @@ class _Evaluating:
             outputs.append(Output(SETTLED, "", record))
         if current.version == self._final and not current.all_count():
             self._lost = True  # with its machine; its trainer may make it again
-        metric = Metric("evaluation", current.version.number, current.values(), self._now())
-        return [*outputs, Output(METRICS, "evaluation", metric)]
+        metric = Metric(_NAME, current.version.number, current.values(), self._now())
+        if current.final:
+            self._results[current.mode] = metric
+        return [*outputs, Output(METRICS, _NAME, metric)]

@@ -9,9 +9,17 @@ from statistics import fmean
 from typing import Literal
 
 from operators.evaluation.config import EvaluationConfig
-from schemas.records import Experience, PolicyVersion, WeightVersion
+from schemas.records import Experience, PolicyVersion
 
 Mode = Literal["greedy", "sampled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """What evaluation needs of a weight manifest: its version, and whether it is the run's last."""
+
+    version: PolicyVersion
+    final: bool
 
 
 @dataclass(slots=True)
@@ -80,9 +88,7 @@ def open_round(name: str, expected: range) -> Round:
     return Round(PolicyVersion.parse(version), "greedy" if mode == "greedy" else "sampled", final == "final", expected)
 
 
-def modes_due(
-    manifest: WeightVersion, last: int | None, config: EvaluationConfig, open_rounds: int
-) -> tuple[Mode, ...]:
+def modes_due(manifest: Announced, last: int | None, config: EvaluationConfig, open_rounds: int) -> tuple[Mode, ...]:
     """In which modes to evaluate `manifest`, when version number `last` was the last evaluated one (None: none was).
 
     The first and the final version always are; a periodic round is put off while another is under way.

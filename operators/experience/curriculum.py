@@ -1,7 +1,7 @@
 """The curricula's memory: the level of each task's questions, how often they were answered right, what was asked for.
 
 Success is counted as stories end, in the transaction that ends them, and travels in its note: so each answer counts
-once, whatever is killed. Levels that have begun are read from the curriculum topic, from its beginning at each start.
+once, whatever is killed. So does the level that has begun last.
 """
 
 from __future__ import annotations

@@ -84,7 +84,8 @@ class _Buffering:
         )
         self._groups = Groups()
         self._pending = PendingOffsets()
-        self._newest: PolicyVersion | None = None
+        newest = marks.get("newest")
+        self._newest = PolicyVersion.parse(newest) if newest else None
         self._measures = BufferMeasures()
         self._letters: list[Output] = []
         self._more = False
@@ -121,6 +122,7 @@ class _Buffering:
             marks={
                 "settled": self._endings.marks(),
                 "batch": self._batch,
+                "newest": None if self._newest is None else str(self._newest),
                 **self._curricula.marks(),
                 **self._sharing.marks(),
             },

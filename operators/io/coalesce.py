@@ -22,12 +22,14 @@ def coalesce(outputs: Iterable[Output], name_of: Callable[[Topic], str]) -> list
 
     Neighbours of one class become rows of one record where their encoding allows, and so do neighbouring blocks. What
     is of a prompt carries its trace (W3C); of several prompts that is the first's, as the key is where there is one.
-    Raises ValueError for an output that is too large or does not fit its schema, KeyError for a class that does not
-    travel.
+    Raises ValueError for an output that is too large or does not fit its schema, or whose topic takes none in a
+    transaction; KeyError for a class that does not travel.
     """
     runs: list[tuple[Topic, int | None, str, list[Any]]] = []
     last: dict[tuple[str, int | None, str], list[Any]] = {}
     for topic, key, record, partition in outputs:
+        if not topic.transactional:
+            raise ValueError(f"topic {topic.noun} is for plain producers: its readers must not wait for a transaction")
         stream = (topic.noun, partition, key)
         run = last.get(stream)
         if run is not None and _together(run[0], record):

@@ -17,7 +17,8 @@ from schemas.topics import RESTORE, Topic, group_name
 class Reading:
     """A topic to read. `keys` limits it to records whose key starts with one of them: others are passed over undecoded.
 
-    With `blocks` the rows of a Kafka record come together, as one `Received` with a Block.
+    With `blocks` the rows of a Kafka record come together, as one `Received` with a Block. `start` and `newest` say
+    from where, see `Input`. A start must not read all that a long run has written: `earliest` is for compacted topics.
     """
 
     topic: Topic
@@ -25,6 +26,7 @@ class Reading:
     start: Literal["committed", "earliest", "latest"] = "committed"
     keys: tuple[str, ...] = ()
     blocks: bool = False
+    newest: int | None = None
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class ShardConfig:
         return SessionConfig(
             client=self.client,
             group=self.group,
-            inputs=tuple(Input(r.topic.name(self.run), r.partitions, r.start) for r in self.readings),
+            inputs=tuple(Input(r.topic.name(self.run), r.partitions, r.start, r.newest) for r in self.readings),
             restore=Partition(RESTORE.name(self.run), 0),
             ledger=self._partitions(self.ledger),
             owned=self._partitions(self.owned),

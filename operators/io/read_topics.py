@@ -83,11 +83,11 @@ class ReadTopics(beam.PTransform):
 
     def __init__(self, *shards: ShardConfig) -> None:
         super().__init__()
-        self._shards = shards
+        self.shards = shards
 
     def expand(self, pbegin: beam.pvalue.PBegin) -> beam.PCollection:
         poll = _PollTopicsFn(slice_seconds(type(pbegin.pipeline.runner).__name__))
-        return pbegin | "shards" >> beam.Create(self._shards, reshuffle=False) | "poll" >> beam.ParDo(poll)
+        return pbegin | "shards" >> beam.Create(self.shards, reshuffle=False) | "poll" >> beam.ParDo(poll)
 
 
 def close_sources() -> None:

@@ -13,21 +13,22 @@ class Coverage:
     A batched trajectory must be read again after a restart until its batch is covered.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, covered: int = -1) -> None:
         self._uncovered: dict[int, dict[str, int]] = {}  # batch -> settled trajectories and their offsets
-        self._covered = -1
+        self.covered = covered
+        """The last batch that a manifest covers."""
 
     def settle(self, settled: Settled, offset: int) -> bool:
         """Whether the trajectory settled at `offset` still counts."""
-        if settled.batch is None or settled.batch <= self._covered:
+        if settled.batch is None or settled.batch <= self.covered:
             return False
         self._uncovered.setdefault(settled.batch, {}).setdefault(settled.trajectory_id, offset)
         return True
 
     def cover(self, batches: Collection[int]) -> Iterable[str]:
         """A manifest names `batches`; the trajectories that no longer count."""
-        self._covered = max([self._covered, *batches])
-        done = [batch for batch in self._uncovered if batch <= self._covered]
+        self.covered = max([self.covered, *batches])
+        done = [batch for batch in self._uncovered if batch <= self.covered]
         return [name for batch in done for name in self._uncovered.pop(batch)]
 
     def __contains__(self, name: str) -> bool:

@@ -139,7 +139,7 @@ class _Placing:
             low_water=tracking.low_water(positions),
             ledger_from=tracking.table.oldest_emission(),
             marks={
-                "released": tracking.marks(),
+                **tracking.marks(),
                 "lease": self._leases.last,
                 "round": self._rounds.left,
                 "chain": self._relays.number,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from operators.io.elements import Output, Place, Received, Restored
 from operators.io.ledger import TrajectoryLedger
@@ -53,11 +54,11 @@ class Tracking:
         self.pool = PartialPool()
         self.lengths = LengthsSeen()
         self.fates = MoveFates()
-        self.newest: PolicyVersion | None = None
-        self.final = False
+        newest, self.final, covered = restored.marks.get("manifests", (None, False, -1))
+        self.newest = PolicyVersion.parse(newest) if newest else None
         self._leases = leases
         self._released = TrajectoryLedger(partitions, restored.marks.get("released"))
-        self._coverage = Coverage()
+        self._coverage = Coverage(covered)
         self._finished = Holds(self.pending)  # until they are settled
         self._refused = Holds(self.pending)  # until they are assigned again: the inbox says that their owners have them
         self._told = Holds(self.pending)  # the first Progress under a lease, until there is a later assignment
@@ -221,9 +222,12 @@ class Tracking:
         low_water[settled] = min(offset for offset in needed if offset is not None)
         return low_water
 
-    def marks(self) -> dict[str, int]:
-        """The trajectories that have been settled, for a commit's note."""
-        return self._released.marks()
+    def marks(self) -> dict[str, Any]:
+        """For a commit's note: the trajectories that have been settled, and what the manifests said until now, which a
+        restart does not read again.
+        """
+        newest = None if self.newest is None else str(self.newest)
+        return {"released": self._released.marks(), "manifests": [newest, self.final, self._coverage.covered]}
 
     def forget_released(self) -> None:
         """All that was written before this start has been seen: what was settled then is not under way."""

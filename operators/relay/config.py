@@ -29,7 +29,7 @@ class RelayConfig:
     """Complete versions that are kept, beside pinned ones. With fewer than max_staleness + 2, a trajectory that moves
     may have to start afresh."""
     heartbeat_s: float = 1.0
-    """Seconds between heartbeats, each a transaction: a new version does not make one."""
+    """Seconds between heartbeats: a new version does not make one."""
     listen: str = "127.0.0.1"
     """Address at which other machines' relays ask for weights; for more than this machine, set token_file too."""
     port: int = 0

@@ -12,6 +12,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from infra.kafka.heartbeat_thread import Heartbeat, HeartbeatThread
+from infra.kafka.producer import BoundedProducer
+from infra.kafka.properties import ClientProperties
 from infra.store.arriving import Seal
 from infra.store.errors import VersionGone
 from infra.store.names import weight_file
@@ -21,7 +24,7 @@ from operators.io.elements import Checkpoint, Output, Place, Polled, Received, R
 from operators.io.reject import rejected
 from operators.relay.config import AUTO, RelayConfig
 from operators.relay.status import StatusMaker
-from schemas.records import PolicyVersion, RelayChain, ReplicaStatus, WeightVersion
+from schemas.records import PolicyVersion, RelayChain, RelayStatus, ReplicaStatus, WeightVersion
 from schemas.topics import RELAY, REPLICAS
 
 _REFUSED = "refused"
@@ -64,13 +67,12 @@ def resume_from(position: int, needed: Collection[int]) -> int:
 class RelayStep:
     """Folds the relay topic over the store in folder `config.store`, which must be settled by now.
 
-    `clock`, in seconds, says when a heartbeat is due. Raises ValueError while the folder is still to be found.
+    Heartbeats go out beside it, through `client`. Raises ValueError while the folder is still to be found.
     """
 
     config: RelayConfig
-    clock: Callable[[], float] = time.monotonic
-    wall_s: Callable[[], float] = time.time
-    run: str = "run"
+    client: ClientProperties
+    run: str
 
     def __post_init__(self) -> None:
         if self.config.store == AUTO:
@@ -81,28 +83,53 @@ class RelayStep:
         config = self.config
         store = WeightStore(Path(config.store), config.keep_versions)
         node = RelayNode(store, self.run, config.relay, config.door(), config.link(), config.link())
-        return RelayFolder(self, store, node, restored.marks)
+        folder = RelayFolder(config, store, node, restored.marks)
+        try:
+            producer = BoundedProducer(self.client)
+        except BaseException:
+            folder.close()
+            raise
+        folder.heartbeats = HeartbeatThread(
+            "heartbeats", producer, lambda: self._heartbeats(folder), config.heartbeat_s
+        )
+        return folder
+
+    def _heartbeats(self, folder: RelayFolder) -> list[Heartbeat]:
+        topic, key, status = REPLICAS.name(self.run), relay_key(self.config.relay), folder.status()
+        return [] if status is None else [Heartbeat(topic, key, status)]
 
 
 class RelayFolder:
     """What a relay knows during one start: the manifests of versions that are here, and of newer ones that are not."""
 
-    def __init__(self, step: RelayStep, store: WeightStore, node: RelayNode, marks: Mapping[str, object]) -> None:
-        self._step = step
+    heartbeats: HeartbeatThread | None = None
+    """What publishes `status`, in a thread of its own; closed with the folder."""
+
+    def __init__(
+        self,
+        config: RelayConfig,
+        store: WeightStore,
+        node: RelayNode,
+        marks: Mapping[str, object],
+        clock: Callable[[], float] = time.monotonic,
+        wall_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._config, self._clock, self._wall_s = config, clock, wall_s
         self._store = store
         self._node = node
-        self._status = StatusMaker(node, str(store.root), step.clock())
+        self._status = StatusMaker(node, str(store.root), clock())
         self._live: dict[int, PolicyVersion] = {}
         """What each replica generates under."""
         self._waiting: dict[PolicyVersion, list[Received]] = {}
         """What is claimed of versions that are not here; claims may differ, and one lies then."""
         self._held: dict[PolicyVersion, Received] = {}
+        self._complete: tuple[tuple[PolicyVersion, ...], int] | None = None
+        """The versions held, newest first, and their bytes: replaced as one, for the heartbeats' thread reads it."""
         refused = marks.get(_REFUSED, [])
         self._refused = set(refused) if isinstance(refused, list) else set()
-        self._due = step.clock()
 
     def fold(self, polled: Polled) -> Sequence[Output]:
-        """Dead letters for manifests that lie, and a heartbeat when one is due."""
+        """Dead letters for manifests that lie."""
         outputs: list[Output] = []
         for received in polled.records:
             match received.record:
@@ -122,14 +149,17 @@ class RelayFolder:
             for received in self._waiting.pop(version):
                 outputs += self._judge(received)
         live = set(self._live.values())
-        for version in to_forget(self._waiting, self._held, live, self._step.config.keep_versions):
+        for version in to_forget(self._waiting, self._held, live, self._config.keep_versions):
             del self._waiting[version]
         for claims in self._waiting.values():
             del claims[:-_MAX_CLAIMS]
         for manifest, reason in self._node.lies():
             outputs += self._disbelieve(manifest, reason)
         self._node.learn(claims[-1].record for claims in self._waiting.values())
-        return outputs + self._heartbeat()
+        if polled.caught_up or self._complete is not None:
+            held = tuple(sorted(self._held, reverse=True))
+            self._complete = held, sum(self._held[version].record.bytes for version in held)
+        return outputs
 
     def checkpoint(self, positions: Mapping[Place, int]) -> Checkpoint:
         """Resume at the oldest manifest that is needed; remember which manifests were refused."""
@@ -139,12 +169,23 @@ class RelayFolder:
         self._refused = set(sorted(self._refused)[-_MAX_REFUSED:])
         return Checkpoint({**positions, place: low_water}, marks={_REFUSED: sorted(self._refused)})
 
+    def status(self) -> RelayStatus | None:
+        """What a heartbeat says right now; None before all manifests have been read: placement takes a relay that says
+        to hold nothing out of the master's place. Any thread may ask, one at a time.
+        """
+        if self._complete is None:
+            return None
+        held, size = self._complete
+        return self._status.make(held, size, self._clock(), self._wall_ms())
+
     def busy(self) -> bool:
         """Never: a relay acts on manifests and ticks."""
         return False
 
     def close(self) -> None:
         """Stop handing out, and let go of the store; the versions in it stay."""
+        if self.heartbeats is not None:
+            self.heartbeats.close()
         self._node.close()
         self._store.close()
 
@@ -182,15 +223,5 @@ class RelayFolder:
         self._refused.add(received.offset)
         return [rejected(received, "relay", reason, self._wall_ms())]
 
-    def _heartbeat(self) -> list[Output]:
-        now = self._step.clock()
-        if now < self._due:
-            return []
-        versions = sorted(self._held, reverse=True)
-        size = sum(self._held[version].record.bytes for version in versions)
-        self._due = now + self._step.config.heartbeat_s
-        status = self._status.make(versions, size, now, self._wall_ms())
-        return [Output(REPLICAS, relay_key(self._step.config.relay), status)]
-
     def _wall_ms(self) -> int:
-        return int(self._step.wall_s() * 1000)
+        return int(self._wall_s() * 1000)

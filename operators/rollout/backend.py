@@ -13,7 +13,7 @@ from typing import Protocol
 from operators.rollout.config import RolloutConfig
 from operators.rollout.engine import Engine
 from operators.rollout.replica import Weights
-from schemas.records import Prompt, WeightVersion
+from schemas.records import PolicyVersion, Prompt
 
 
 class Backend(Protocol):
@@ -35,7 +35,7 @@ class Backend(Protocol):
     def check(self, prompt: Prompt) -> None:
         """Raise ValueError if its tokens are not those that this model's tokenizer makes of its text."""
 
-    def hear(self, manifest: WeightVersion) -> None:
+    def announce(self, version: PolicyVersion) -> None:
         """A weight version was announced."""
 
     def close(self) -> None:

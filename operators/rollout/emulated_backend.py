@@ -15,7 +15,7 @@ from operators.rollout.emulation import DEFAULT_CONTEXT
 from operators.rollout.engine import Engine
 from operators.rollout.lengths import open_lengths
 from operators.rollout.roofline import Roofline
-from schemas.records import PolicyVersion, Prompt, WeightVersion
+from schemas.records import PolicyVersion, Prompt
 
 
 class AnnouncedWeights:
@@ -25,9 +25,9 @@ class AnnouncedWeights:
         self._keep = keep
         self._versions: list[PolicyVersion] = []
 
-    def hear(self, manifest: WeightVersion) -> None:
+    def announce(self, version: PolicyVersion) -> None:
         """A version is out; the oldest makes room for it."""
-        self._versions = sorted({*self._versions, manifest.version})[-self._keep :]
+        self._versions = sorted({*self._versions, version})[-self._keep :]
 
     def versions(self) -> list[PolicyVersion]:
         """The versions that are kept, oldest first."""
@@ -87,8 +87,8 @@ class EmulatedBackend:
     def check(self, prompt: Prompt) -> None:
         """Made-up tokens are of no tokenizer."""
 
-    def hear(self, manifest: WeightVersion) -> None:
-        self.weights.hear(manifest)
+    def announce(self, version: PolicyVersion) -> None:
+        self.weights.announce(version)
 
     def close(self) -> None:
         """There is nothing to let go of."""

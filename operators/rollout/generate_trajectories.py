@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
 
 from infra.kafka.producer import BoundedProducer
 from infra.models.chat import MessageFrame
@@ -19,11 +21,14 @@ from operators.rollout.environments.pool import EnvironmentPool
 from operators.rollout.episodes import EpisodeEngine
 from operators.rollout.heartbeats import Heartbeats
 from operators.rollout.replica import Replica, Word
-from schemas.records import Assignment, Cancel, Drain, Release, Reserve, Trajectory, WeightVersion
+from schemas.records import Assignment, Cancel, Drain, PolicyVersion, Release, Reserve, Trajectory, WeightVersion
 from schemas.topics import INBOX, PROGRESS, TRAJECTORIES, partition_of
 
 PROBE_S = 5.0
 """How long a process that has nothing to write may not know that it was fenced."""
+VERSIONS_KEPT = 16
+"""The newest weight versions, which a commit's note names: a restart reads no manifest again."""
+_VERSIONS = "versions"
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,14 @@ class GenerateTrajectories:
             raise
         heartbeats.attend(replicas)
         return _Generating(
-            self.config, self.partitions, replicas, heartbeats, backend, parcels=parcels, pools=pools.values()
+            self.config,
+            self.partitions,
+            replicas,
+            heartbeats,
+            backend,
+            marks=restored.marks,
+            parcels=parcels,
+            pools=pools.values(),
         )
 
 
@@ -95,6 +107,7 @@ class _Generating:
         backend: Backend,
         clock: Callable[[], float] = time.monotonic,
         *,
+        marks: Mapping[str, Any] = MappingProxyType({}),
         parcels: Parcels | None = None,
         pools: Collection[EnvironmentPool] = (),
     ) -> None:
@@ -104,6 +117,9 @@ class _Generating:
         self._words: list[Word] = []
         self._first_at = 0.0
         self._urgent = False
+        self._versions: list[PolicyVersion] = []
+        for version in marks.get(_VERSIONS, ()):
+            self._announce(PolicyVersion.parse(version))
 
     def fold(self, polled: Polled) -> list[Output]:
         outputs: list[Output] = []
@@ -111,9 +127,7 @@ class _Generating:
             self._parcels.expire()
         for received in polled.records:
             if isinstance(received.record, WeightVersion):
-                self._backend.hear(received.record)
-                for replica in self._replicas.values():
-                    replica.announce(received.record.version)
+                self._announce(received.record.version)
             elif received.record.replica in self._replicas:
                 self._hear(received.record)
             else:
@@ -145,9 +159,17 @@ class _Generating:
         if replica.news != news:
             self._heartbeats.changed()
 
+    def _announce(self, version: PolicyVersion) -> None:
+        """A version was published, now or before this start."""
+        self._versions = sorted({*self._versions, version})[-VERSIONS_KEPT:]
+        self._backend.announce(version)
+        for replica in self._replicas.values():
+            replica.announce(version)
+
     def checkpoint(self, positions: Mapping[Place, int]) -> Checkpoint:
+        versions = list(map(str, self._versions))
         # A change now and then makes a commit due: a process that was fenced while idle must find out.
-        return Checkpoint(positions, marks={"alive": int(self._clock() // PROBE_S)})
+        return Checkpoint(positions, marks={"alive": int(self._clock() // PROBE_S), _VERSIONS: versions})
 
     def busy(self) -> bool:
         return any(replica.busy() for replica in self._replicas.values())

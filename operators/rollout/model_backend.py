@@ -11,7 +11,7 @@ from infra.gpus import visible_gpus
 from infra.models.checkpoint_folder import load_tokenizer
 from infra.store.weight_store import WeightStore
 from operators.rollout.config import RolloutConfig
-from schemas.records import Prompt, WeightVersion
+from schemas.records import PolicyVersion, Prompt
 
 
 class ModelBackend:
@@ -48,7 +48,7 @@ class ModelBackend:
             raise ValueError(f"prompt {prompt.prompt_id} was made with another tokenizer than that of {self.model}")
         self._checked = prompt.prompt_id
 
-    def hear(self, manifest: WeightVersion) -> None:
+    def announce(self, version: PolicyVersion) -> None:
         """The store knows by itself which versions are complete."""
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ from operators.trainer.batch_figures import batch_figures
 from operators.trainer.passed_over import letters
 from operators.trainer.training_config import TrainingConfig
 from schemas.records import Metric, MicroBatch, PolicyVersion, WeightVersion
-from schemas.topics import BATCHES, METRICS
+from schemas.topics import BATCHES, METRICS, RELAY
 
 log = logging.getLogger(__name__)
 
@@ -99,13 +99,16 @@ class _Emulating:
         self._leaving: deque[tuple[float, WeightVersion, _Position]] = deque()
         """Versions on their way, when they arrive, and what there was to save with them."""
         self._held: list[Output] = []
-        self._published_before = -1
+        self._published = restored.marks.get("published", -1)
+        """The last batch that any manifest covers, of this epoch too."""
+        self._published_before = self._published
         self._started = False
 
     def fold(self, polled: Polled) -> list[Output]:
         now = self._clock()
         for received in polled.records:
             if isinstance(received.record, WeightVersion):
+                self._published = max([self._published, *received.record.batches])
                 if received.record.version.epoch != self._epoch:
                     self._published_before = max([self._published_before, *received.record.batches])
             elif isinstance(received.record, MicroBatch):
@@ -131,7 +134,8 @@ class _Emulating:
     def checkpoint(self, positions: Mapping[Place, int]) -> Checkpoint:
         saved = self._saved
         places = {Place(BATCHES.noun, partition): offset for partition, offset in enumerate(saved.offsets)}
-        return Checkpoint(places, marks={"trained": asdict(saved)})
+        places |= {place: offset for place, offset in positions.items() if place.topic == RELAY.noun}
+        return Checkpoint(places, marks={"trained": asdict(saved), "published": self._published})
 
     def busy(self) -> bool:
         return False

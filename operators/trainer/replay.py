@@ -14,6 +14,7 @@ from torch import Tensor
 from infra.models.checkpoint_folder import load_model, load_tokenizer, save_folder
 from infra.models.weights import weight_tensors, weights_digest
 from operators.trainer.assembly import BatchAssembly, WholeBatch
+from operators.trainer.checkpoint import read_checkpoint
 from operators.trainer.learner import Learner
 from operators.trainer.meeting import meet
 from operators.trainer.ranks import ALONE, Ranks
@@ -39,17 +40,29 @@ class Replay:
     """A learner of `model`, fed from a log. The same batches under the same configuration give the run's own bits.
 
     `recorded` is how many ranks the batches were made for: this is one of as many `ranks`, or alone with all parts,
-    which `shards` of the buffer have made.
+    which `shards` of the buffer have made. It begins with `checkpoint`, where the log was trimmed, or with the model.
+    Raises CheckpointError where that cannot be read.
     """
 
     def __init__(
-        self, config: TrainingConfig, model: Path, recorded: int = 1, ranks: Ranks = ALONE, shards: int = 1
+        self,
+        config: TrainingConfig,
+        model: Path,
+        recorded: int = 1,
+        ranks: Ranks = ALONE,
+        shards: int = 1,
+        checkpoint: Path | None = None,
     ) -> None:
         torch.set_num_threads(config.threads)
         self._model, self._ranks, self._config, self._shards = model, ranks, config, shards
         self._partitions = range(recorded * shards) if ranks.count == 1 else parts_of_rank(ranks.rank, shards)
         self._learner = Learner(config.learner, model, config.device_of(ranks.rank), ranks)
-        self._taken = 0
+        self._taken, self._starts = 0, dict.fromkeys(self._partitions, 0)
+        if checkpoint is not None:
+            state, position = read_checkpoint(checkpoint)
+            self._learner.restore(state)
+            self._taken = position.version.number
+            self._starts = {partition: position.batch_offsets[partition] for partition in self._partitions}
         self.refused = 0
         """Parts that were not accepted, as in the run (see `BatchAssembly`)."""
 
@@ -58,7 +71,15 @@ class Replay:
 
         Batches are accepted and passed over as in a run. Raises MissingBatch where the next one is missing.
         """
-        assembly = BatchAssembly(self._partitions, shards=self._shards, lost=self._config.lost_batches)
+        if most is not None and self._taken >= most:
+            return
+        assembly = BatchAssembly(
+            self._partitions,
+            shards=self._shards,
+            first=self._taken,
+            lost=self._config.lost_batches,
+            starts=self._starts.values(),
+        )
         for batch in self._whole(assembly, parts):
             yield self._update(batch)
             if self._taken == most:
@@ -77,7 +98,7 @@ class Replay:
     def _whole(self, assembly: BatchAssembly, parts: Iterable[tuple[MicroBatch, int, int]]) -> Iterator[WholeBatch]:
         yield from assembly.take()
         for part, partition, offset in parts:
-            if partition in self._partitions:
+            if offset >= self._starts.get(partition, offset + 1):
                 yield from assembly.add(part, partition, offset)
                 self.refused += len(assembly.refused)
                 assembly.refused.clear()

@@ -23,6 +23,7 @@ from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, Place, Polled, Restored
 from operators.trainer.assembly import Refused, WholeBatch
 from operators.trainer.checkpoint import check_writable, list_checkpoints, read_position, write_checkpoint
+from operators.trainer.manifest_offsets import ManifestOffsets
 from operators.trainer.meeting import meet
 from operators.trainer.passed_over import letters
 from operators.trainer.persist import CheckpointError, persist
@@ -31,14 +32,15 @@ from operators.trainer.rank_training import RankTraining
 from operators.trainer.ranks import Ranks
 from operators.trainer.tensor_bytes import tensor_specs
 from operators.trainer.training_config import TrainingConfig
-from schemas.records import Metric, MicroBatch, RelayChain, WeightVersion
-from schemas.topics import BATCHES, METRICS, parts_of_rank
+from schemas.records import Metric, MicroBatch, PolicyVersion, RelayChain, WeightVersion
+from schemas.topics import BATCHES, METRICS, RELAY, parts_of_rank
 
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
 """Pause before a version that did not get out is tried again; twice as long after each time in vain."""
 RETRY_AT_MOST_S = 16.0
+_MANIFESTS = Place(RELAY.noun, 0)
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class TrainBatches:
     def restore(self, restored: Restored) -> _Training:
         torch.set_num_threads(self.config.threads)
         check_writable(self.checkpoints)
-        return _Training(self, restored.start)
+        return _Training(self, restored.start, restored.marks.get("published", -1))
 
 
 @dataclass(frozen=True)
@@ -109,11 +111,17 @@ class _Training:
     """One update a fold, so that a batch's metrics leave before the next batch is begun."""
 
     def __init__(
-        self, step: TrainBatches, epoch: int, now: Callable[[], int] = lambda: time.time_ns() // 10**6
+        self,
+        step: TrainBatches,
+        epoch: int,
+        published: int = -1,
+        now: Callable[[], int] = lambda: time.time_ns() // 10**6,
     ) -> None:
         self._step, self._epoch, self._now = step, epoch, now
         self._training = _rank_training(step, epoch, 0)
-        self._published_before = -1
+        self._published = self._published_before = published
+        """The last batch that any manifest covers, and the last that one of an earlier epoch does."""
+        self._manifests = ManifestOffsets(self._kept_checkpoints())
         self._unpublished: list[int] = []
         self._untrained: list[int] = []
         """Those of the unpublished batches of which nothing could be trained."""
@@ -134,6 +142,8 @@ class _Training:
         outputs: list[Output] = []
         for received in polled.records:
             if isinstance(received.record, WeightVersion):
+                self._manifests.add(received.record.version, received.offset)
+                self._published = max([self._published, *received.record.batches])
                 if received.record.version.epoch != self._epoch:
                     self._published_before = max([self._published_before, *received.record.batches])
                 if received.record.version == self._training.resumed_from:
@@ -169,13 +179,18 @@ class _Training:
         return outputs
 
     def checkpoint(self, positions: Mapping[Place, int]) -> Checkpoint:
-        return Checkpoint(self._training.offsets())
+        manifests = {place: self._manifests.low_water(at) for place, at in positions.items() if place == _MANIFESTS}
+        return Checkpoint({**self._training.offsets(), **manifests}, marks={"published": self._published})
 
     def busy(self) -> bool:
         return self._training.waiting is not None
 
     def close(self) -> None:
         self._publishing.close()
+
+    def _kept_checkpoints(self) -> list[PolicyVersion]:
+        newest = list_checkpoints(self._step.checkpoints)[-self._step.config.checkpoints_kept :]
+        return [PolicyVersion.parse(folder.name) for folder in newest]
 
     def _train(self, batch: WholeBatch) -> list[Output]:
         waited, began = time.perf_counter() - self._idle_since, time.thread_time()
@@ -278,6 +293,7 @@ class _Training:
             return False
         kept = {"keep": step.config.checkpoints_kept, "keep_every": step.config.keep_every}
         persist(lambda: write_checkpoint(step.checkpoints, state, position, **kept), step.config.checkpoint_tries)
+        self._manifests.keep(self._kept_checkpoints())
         if self._training.done:
             self._save_result()
         return True

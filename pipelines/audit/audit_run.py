@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from infra.kafka.admin import admin_client, beginning_offsets, list_topics
 from infra.kafka.decided_ends import decided_ends
@@ -11,9 +12,10 @@ from infra.kafka.lag import group_lags, list_groups
 from infra.kafka.properties import ClientProperties
 from infra.kafka.reading import StoredRecord, read_topic
 from pipelines.audit.balance import Audit
+from pipelines.audit.before import Before, newest_mark
 from pipelines.audit.fold import Fold
 from pipelines.audit.sight import Seen, look
-from schemas.records import Experience, MicroBatch, Settled, Trajectory, WeightVersion
+from schemas.records import Experience, MicroBatch, Settled, Trajectory, TrimMark, WeightVersion
 from schemas.topics import (
     BATCHES,
     CATALOGUE,
@@ -41,21 +43,37 @@ def audit(
 ) -> Audit:
     """Balance run `run`. `ended` says that nothing runs any more, and names what is still in flight.
 
-    Raises RuntimeError if the run has no inbox, or a transaction stays open.
+    After a trim it begins at the mark: what had ended before is counted as the mark says. Raises RuntimeError if the
+    run has no inbox, or a transaction stays open.
     """
-    snapshot = _snapshot(client, run)
-    fold = Fold(snapshot.trimmed)
+    mark = newest_mark(client, run)
+    snapshot = snapshot_of(client, run, mark)
+    return fold_run(client, run, snapshot, None if mark is None else Before.of(mark)).audit(name_waiting=ended)
+
+
+def fold_run(
+    client: ClientProperties,
+    run: str,
+    snapshot: Snapshot,
+    before: Before | None,
+    begins: Mapping[tuple[str, int], int] = MappingProxyType({}),
+) -> Fold:
+    """The fold of all that `snapshot` holds, each partition (full name, number) from where `begins` says."""
+    fold = Fold(snapshot.trimmed, before)
     for topic in READ_ORDER:
         name = topic.name(run)
         # One partition after the other: which Trajectory of an id is its first is a matter of partition and offset.
         for partition, end in sorted(snapshot.ends.get(name, {}).items()):
-            for record in read_topic(client, name, partitions=[partition], until={partition: end}, decoder=look):
+            start = {partition: begins.get((name, partition), 0)}
+            for record in read_topic(
+                client, name, start=start, partitions=[partition], until={partition: end}, decoder=look
+            ):
                 _enter(fold, record, snapshot)
-    return fold.audit(name_waiting=ended)
+    return fold
 
 
 @dataclass(frozen=True)
-class _Snapshot:
+class Snapshot:
     """What to read, and what each stage was done with: marks by consumer of experiences, and score's."""
 
     ends: Mapping[str, Mapping[int, int]]
@@ -63,7 +81,7 @@ class _Snapshot:
     marks: Mapping[str, Marks]
 
 
-def _snapshot(client: ClientProperties, run: str) -> _Snapshot:
+def snapshot_of(client: ClientProperties, run: str, mark: TrimMark | None = None) -> Snapshot:
     """The ends of a run's topics, taken so that a run at work does not look as if it had lost something.
 
     Marks come first, then what is downstream before what is upstream: whatever has been answered is then seen to have
@@ -85,14 +103,15 @@ def _snapshot(client: ClientProperties, run: str) -> _Snapshot:
             if (name := topic.name(run)) in there:
                 ends[name] = {partition: end for partition, end in decided_ends(admin, name).items() if end > 0}
         trimmed = {
-            CATALOGUE[where.topic.removeprefix(run_prefix(run))].noun
+            noun
             for where, first in beginning_offsets(admin, sorted(ends)).items()
-            if first > 0
+            for noun in [CATALOGUE[where.topic.removeprefix(run_prefix(run))].noun]
+            if first > (mark.offset_of(noun, where.partition) if mark is not None else 0)
         }
-    return _Snapshot(ends, frozenset(trimmed), marks)
+    return Snapshot(ends, frozenset(trimmed), marks)
 
 
-def _enter(fold: Fold, record: StoredRecord, snapshot: _Snapshot) -> None:
+def _enter(fold: Fold, record: StoredRecord, snapshot: Snapshot) -> None:
     if record.error is not None:
         fold.undecodable += 1
     where = (record.topic, record.partition)

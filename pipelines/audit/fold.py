@@ -1,4 +1,4 @@
-"""The fold of a run's topics into what became of each trajectory. Pure; it knows no operator and no Kafka.
+"""The fold of a run's topics into what became of each trajectory. Pure; it knows no operator and reads no topic.
 
 Feed it whole topics in this order: relay, settled, batches, experiences, trajectories, inbox (each needs what those
 before it say). An id and all that is known of it are two integers in one dictionary.
@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 
 from pipelines.audit.balance import Audit, Placed, Stage
+from pipelines.audit.before import Before
 from schemas.identity import LETTERS, Purpose, TrajectoryKey, parse_trajectory_id, trajectory_id
 from schemas.records import MicroBatch, PolicyVersion, Settled, WeightVersion
 
@@ -32,13 +33,23 @@ _PURPOSES: tuple[Purpose, ...] = tuple(LETTERS)
 _PURPOSE_BITS = 2
 _FATES = ("batched", "dropped", "failed", "evaluated", "imported")
 _MEMBER_BITS = 20
+ENDED = frozenset({"trained", "untrained", "dropped", "failed", "evaluated", "imported"})
+"""What becomes of a trajectory for good."""
 
 
 class Fold:
-    """What a run's topics say of its trajectories. `trimmed` names the topics (nouns) that retention has cut."""
+    """What a run's topics say of its trajectories. `trimmed` names the topics (nouns) that retention has cut.
 
-    def __init__(self, trimmed: Collection[str] = ()) -> None:
+    After a trim of the log what had ended `before` is counted as its mark says; records of it that are left count no
+    more, but for a later batch that trains one of them again.
+    """
+
+    def __init__(self, trimmed: Collection[str] = (), before: Before | None = None) -> None:
         self._trimmed = frozenset(trimmed)
+        self._before = before
+        closed = before.closed_below if before is not None else {}
+        self._closed_below = tuple(closed.get(purpose, 0) for purpose in _PURPOSES)
+        self._trained_after_all: set[int] = set()
         self._known: dict[int, int] = {}
         self._manifests: dict[PolicyVersion, tuple[PolicyVersion | None, tuple[int, ...]]] = {}
         self._untrained: set[int] = set()
@@ -57,6 +68,8 @@ class Fold:
         """The end of a story. The first counts."""
         key = _key(record.trajectory_id)
         known = self._known.get(key, 0)
+        if self._is_closed(key):
+            return
         if known & _SETTLED:
             self.settled_again += 1
             return
@@ -73,6 +86,10 @@ class Fold:
         for name in record.trajectory_ids:
             key = _key(name)
             known = self._known.get(key, 0)
+            if self._is_closed(key):
+                if times and self._before is not None and record.batch > self._before.batch:
+                    self._trained_after_all.add(key)
+                continue
             if times > 1 or (times and known & _TRAINED):
                 known |= _TRAINED_AGAIN
             known |= _IN_BATCH | (_TRAINED if times else 0)
@@ -88,6 +105,8 @@ class Fold:
         """A finished trajectory; `done` when score's restore offset is beyond it. The first counts."""
         key = _packed(trajectory)
         known = self._known.get(key, 0)
+        if self._is_closed(key):
+            return
         if known & _FINISHED:
             self.duplicate_finishes += 1
             return
@@ -99,7 +118,10 @@ class Fold:
 
     def audit(self, *, name_waiting: bool = False) -> Audit:
         """The balance. `name_waiting` names what is in flight, too."""
-        counts: Counter[str] = Counter()
+        counts: Counter[str] = Counter(self._before.counts if self._before is not None else {})
+        counts.update(
+            duplicate_finishes=self.duplicate_finishes, settled_again=self.settled_again, undecodable=self.undecodable
+        )
         in_flight: Counter[Stage] = Counter()
         lost, waiting = [], []
         for key, known in sorted(self._known.items()) if name_waiting else self._known.items():
@@ -117,14 +139,56 @@ class Fold:
             **counts,
             in_flight=dict(in_flight),
             lost=tuple(Placed(_name(key), stage) for key, stage in sorted(lost)),
-            trained_twice=self._names(key for key, known in self._known.items() if known & _TRAINED_AGAIN),
+            trained_twice=self._names(
+                {*self._trained_after_all, *(key for key, known in self._known.items() if known & _TRAINED_AGAIN)}
+            ),
             without_reason=self._names(key for key, known in self._known.items() if _dropped_without_reason(known)),
             contradictions=self._names(key for key, known in self._known.items() if _contradicts(key, known)),
-            duplicate_finishes=self.duplicate_finishes,
-            settled_again=self.settled_again,
-            undecodable=self.undecodable,
             waiting=tuple(waiting),
         )
+
+    def closed_below(self, batch: int) -> dict[Purpose, int]:
+        """By purpose: the number below which every trajectory that any topic names has ended, trained ones in a batch
+        up to `batch`.
+        """
+        floors, after = dict(zip(_PURPOSES, self._closed_below, strict=True)), dict[Purpose, int]()
+        for key, known in self._known.items():
+            purpose, number = _purpose(key), key >> _PURPOSE_BITS + _MEMBER_BITS
+            what, _ = self._class_of(key, known)
+            is_batched = known & _TRAINED or what == "untrained"
+            ended = what in ENDED and (not is_batched or (known & _IN_ITS_BATCH and (known >> _BATCH_AT) - 1 <= batch))
+            if ended:
+                floors[purpose] = max(floors[purpose], number + 1)
+            else:
+                after[purpose] = min(number, after.get(purpose, number))
+        return {purpose: min(floor, after.get(purpose, floor)) for purpose, floor in floors.items()}
+
+    def is_closed(self, key: TrajectoryKey) -> bool:
+        """Whether a trajectory had ended before the mark."""
+        return self._is_closed(_packed(key))
+
+    def last_batch(self, version: PolicyVersion) -> int:
+        """The last batch on the ancestor line of `version`; -1: none."""
+        last, seen, at = -1, set[PolicyVersion](), version
+        while at in self._manifests and at not in seen:
+            seen.add(at)
+            parent, batches = self._manifests[at]
+            last = max([last, *batches])
+            if parent is None:
+                break
+            at = parent
+        return last
+
+    def is_on_the_line(self, version: PolicyVersion) -> bool:
+        """Whether `version` is an ancestor of the newest version, or that itself."""
+        at, seen = max(self._manifests, default=None), set[PolicyVersion]()
+        while at in self._manifests and at not in seen and at != version:
+            seen.add(at)
+            at = self._manifests[at][0]
+        return at == version and at in self._manifests
+
+    def _is_closed(self, key: int) -> bool:
+        return key >> _PURPOSE_BITS + _MEMBER_BITS < self._closed_below[key & (1 << _PURPOSE_BITS) - 1]
 
     def _class_of(self, key: int, known: int) -> tuple[str, Stage]:
         """What became of a trajectory, and at which stage it is where that is not the end of its story."""
@@ -170,11 +234,13 @@ class Fold:
                 self._times_trained.update(batches)
             for batch in self._untrained & self._times_trained.keys():
                 self._times_trained[batch] = 0
-            self._line_is_cut = version is not None
+            self._line_is_cut = version is not None and (self._before is None or self._before.version not in seen)
         return self._times_trained
 
     def _add(self, trajectory: TrajectoryKey, bits: int) -> None:
         key = _packed(trajectory)
+        if self._is_closed(key):
+            return
         self._known[key] = self._known.get(key, 0) | bits
 
     def _names(self, keys: Iterable[int]) -> tuple[str, ...]:

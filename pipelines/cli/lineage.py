@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
 
 import typer
 
+from pipelines.audit.before import newest_mark
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, JsonOption
 from pipelines.cli.output import Rows, Texts
 from pipelines.cli.weights import find_version
 from pipelines.log.made_from import Prompted, Step, ancestors, read_step, with_texts
 from pipelines.log.manifests import Manifests
-from schemas.records import WeightVersion
+from schemas.records import TrimMark, WeightVersion
 
 app = Commands()
 LONGEST = 60
+Link = tuple[WeightVersion, WeightVersion | None]
+"""A manifest and that of its parent."""
 
 
 @app.command("lineage")
@@ -44,6 +48,7 @@ def lineage_command(
     wanted = find_version(to, manifests, version)
 
     line = ancestors(manifests, wanted, depth or None)
+    mark = newest_mark(to.client, to.run)
 
     def read_prompts(step: Step) -> list[Prompted]:
         if texts:
@@ -51,21 +56,39 @@ def lineage_command(
         return step.prompts
 
     def rows() -> Iterator[list[dict[str, Any]]]:
-        for manifest, parent in line:
-            step = read_step(to.client, to.run, manifest, parent)
-            yield [_facts(step) | {"prompts": [_prompt(prompt) for prompt in read_prompts(step)]}]
+        for manifest, parent in _since(mark, line):
+            if _is_start(mark, manifest):
+                step, trim = Step(manifest, [], 0, Counter(), Counter(), []), mark and mark.number
+            else:
+                step, trim = read_step(to.client, to.run, manifest, parent), None
+            prompts = [_prompt(prompt) for prompt in read_prompts(step)]
+            yield [_facts(step) | {"prompts": prompts, "begins_at_mark": trim}]
 
     def told() -> Iterator[str]:
         """Each line as soon as it is known: batches take longer than manifests, and prompts longest."""
-        for manifest, parent in line:
+        for manifest, parent in _since(mark, line):
             yield _head(manifest)
-            if manifest.parent is not None:
+            if _is_start(mark, manifest):
+                yield f"  the log begins here since trim {mark and mark.number}: what made it is counted in its mark"
+            elif manifest.parent is not None:
                 step = read_step(to.client, to.run, manifest, parent)
                 if body := _body(step):
                     yield body
                 yield from map(_prompt_line, read_prompts(step))
 
     return Rows(rows(), None, "jsonl") if json else Texts(told())
+
+
+def _is_start(mark: TrimMark | None, manifest: WeightVersion) -> bool:
+    return mark is not None and manifest.version == mark.version
+
+
+def _since(mark: TrimMark | None, line: Iterable[Link]) -> Iterator[Link]:
+    """`line` up to the version at which the log begins."""
+    for manifest, parent in line:
+        yield manifest, None if _is_start(mark, manifest) else parent
+        if _is_start(mark, manifest):
+            return
 
 
 def _facts(step: Step) -> dict[str, Any]:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pipelines.audit.balance import STAGES, Audit
-from pipelines.cli import local_runs, run_care
+from pipelines.cli import local_runs, run_care, trim
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, JsonOption
 from pipelines.cli.output import Report
+
+if TYPE_CHECKING:
+    from schemas.records import TrimMark
 
 app = Commands(no_args_is_help=True)
 MAX_NAMES = 20
@@ -28,6 +31,7 @@ def runs() -> None:
       laminar runs status
       laminar runs resume
       laminar runs audit --run first
+      laminar runs trim
     """
 
 
@@ -38,6 +42,7 @@ app.command("logs")(run_care.logs_command)
 app.command("resume")(run_care.resume_command)
 app.command("drain")(run_care.drain_command)
 app.command("compare")(run_care.compare_command)
+app.command("trim")(trim.trim_command)
 
 
 @app.command()
@@ -48,18 +53,23 @@ def audit(
 ) -> Report:
     """Prove from the raw topics that no trajectory was lost and none trained twice; exit with 1 if the balance fails.
 
+    After `laminar runs trim` it begins at the mark, whose counts it takes over.
+
     \b
     Examples:
       laminar runs audit
       laminar runs audit --run first --ended --json | jq .named.lost
     """
     from pipelines.audit.audit_run import audit as audit_run
+    from pipelines.audit.before import newest_mark
 
     to = address.connect()
+    mark = newest_mark(to.client, to.run)
     found = audit_run(to.client, to.run, ended=ended)
+    begins = None if mark is None else {"mark": mark.number, "version": str(mark.version), "made_at": mark.made_at}
     return Report(
-        found.to_json(),
-        lambda: "\n".join(_lines(to.run, found)),
+        found.to_json() | {"begins_at": begins},
+        lambda: "\n".join([*_lines(to.run, found), *([] if mark is None else [_mark_line(mark)])]),
         as_json=json,
         exit_code=0 if found.balanced else 1,
     )
@@ -85,6 +95,12 @@ def _lines(run: str, audit: Audit) -> Iterator[str]:
     for stage in STAGES:
         waiting = (each.trajectory_id for each in audit.waiting if each.stage == stage)
         yield from _named(f"still in flight at {stage}", waiting)
+
+
+def _mark_line(mark: TrimMark) -> str:
+    counted = dict(zip(mark.figures, mark.counts, strict=True))
+    ended = counted["dispatched"] + counted["undispatched"]
+    return f"the log begins at version {mark.version}, mark {mark.number}: {ended:,} of these are counted as it says"
 
 
 def _stages(audit: Audit) -> str:

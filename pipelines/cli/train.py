@@ -54,6 +54,8 @@ def replay(
 ) -> Report:
     """Train again from a run's batches topic, from its first model, with another algorithm or rate if asked.
 
+    After `laminar runs trim` it begins with the checkpoint that the mark keeps.
+
     Without a change the weights come out bit by bit as the run left them, however often its trainer was killed; the
     answer says whether they did, and the exit code is 1 if they did not. Rewards are those of the recorded answers:
     a changed trainer learns from experience that another policy made.
@@ -67,16 +69,19 @@ def replay(
     from infra.models.weights import weights_digest
     from operators.trainer.ranks import Ranks
     from operators.trainer.replay import Replay, folder_digest, others
+    from pipelines.audit.before import newest_mark
 
     task = _task(folder, run, changes or [], out)
     to = connect(None if run == "latest" else run, kafka.brokers, kafka.command_config, folder)
+    mark = newest_mark(to.client, task.config.run.name)
+    begin = None if mark is None else task.run_folder / mark.checkpoint
     began = time.monotonic()
     task.out.mkdir(parents=True)
     passed_over: dict[int, int] = {}
 
     def train(ranks: Ranks, tell: Callable[[Iterator[Update]], Iterator[Update]] = iter) -> tuple[list[Update], str]:
         config = task.config
-        replayed = Replay(config.trainer, config.model_folder(), task.recorded, ranks, config.experience.shards)
+        replayed = Replay(config.trainer, config.model_folder(), task.recorded, ranks, config.experience.shards, begin)
         log = _Log(to.client, task.config.run.name)
         updates = list(tell(replayed.train(log.parts(), task.steps)))
         passed_over[ranks.rank] = log.undecodable + replayed.refused
@@ -91,6 +96,7 @@ def replay(
     data = {
         "run": task.config.run.name,
         "changes": list(changes or []),
+        "begins_at": None if mark is None else str(mark.version),
         "steps": updates[-1].step if updates else 0,
         "skipped": {update.batch: update.why for update in updates if update.why is not None},
         "records_passed_over": passed_over[0],
@@ -191,6 +197,8 @@ def _text(data: dict[str, Any], updates: list[Update]) -> Any:
         lines.append(
             f"{data['records_passed_over']} records were passed over, as in the run: `laminar topics dead-letters`"
         )
+    if data["begins_at"]:
+        lines.append(f"the log begins at version {data['begins_at']}: so did this, with the checkpoint that was kept")
     if data["weights_of_run"] is None:
         lines.append("the run has left no model to compare with")
     elif not data["changes"]:

@@ -29,6 +29,10 @@ class Manifests(Mapping[PolicyVersion, WeightVersion]):
         manifest: WeightVersion = record.rows[0]
         return manifest
 
+    def offset_of(self, version: PolicyVersion) -> int:
+        """Where the manifest of `version` stands. Raises KeyError."""
+        return self._records[version].offset
+
     def readable(self) -> list[WeightVersion]:
         """All but those whose records are no such manifests."""
         return [row for record in decoded(self._records.values()) for row in record.rows]

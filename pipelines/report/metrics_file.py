@@ -2,7 +2,8 @@
 
 Beside the series of the metrics topic it holds what only an observer knows: `replica` (heartbeats, thinned out; step =
 replica), `version` (weight manifests; step = version), `lag` (by topic), `unreadable` (new records that are none of
-ours, by topic) and `phase` (values: its name; step = which phase it is, measured_at = when it began).
+ours, by topic), `phase` (values: its name; step = which phase it is, measured_at = when it began) and `position`
+(values: the offset by topic up to which everything stands above it: an observer that takes over reads on from there).
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from schemas.plain import decode_json, encode_json
 from schemas.records import Metric, ReplicaStatus, WeightVersion
 
 REPLICA, VERSION, LAG, PHASE, UNREADABLE = "replica", "version", "lag", "phase", "unreadable"
+POSITION = "position"
+RECENT_BYTES = 8 << 20
+"""How much of its end is read of a file that is written on: whatever its length, a second's work."""
 
 
 class Sink(Protocol):
@@ -28,11 +32,15 @@ class Sink(Protocol):
 
 
 class MetricsFile:
-    """Appends records to a file. What an earlier observer of the run has written there already is not written again."""
+    """Appends records to a file. What an earlier observer of the run has written there already is not written again.
+
+    `recent` is the end of what stood there, `position` how far the earlier observer had read, None if it did not say.
+    """
 
     def __init__(self, path: Path) -> None:
-        written = read_metrics(path) if path.exists() else []
-        self._earlier = {(each.name, each.step, each.measured_at) for each in written}
+        self.recent = _read_end(path, RECENT_BYTES) if path.exists() else []
+        self.position = next((each.values for each in reversed(self.recent) if each.name == POSITION), None)
+        self._earlier = {(each.name, each.step, each.measured_at) for each in self.recent}
         self._file = path.open("ab")
         if path.stat().st_size and not _ends_a_line(path):
             self._file.write(b"\n")  # the writer before was killed within a line
@@ -59,16 +67,7 @@ class MetricsFile:
 
 def read_metrics(path: Path) -> list[Metric]:
     """The records of the file. A line that was cut off by a kill is passed over. Raises OSError, ValueError."""
-    metrics = []
-    for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
-        if not line:
-            continue
-        try:
-            metrics.append(decode_json(Metric, line))
-        except (ValueError, TypeError) as error:
-            if _is_json(line):
-                raise ValueError(f"{path}:{number}: {error}") from error
-    return metrics
+    return _decoded(path, path.read_bytes())
 
 
 def replica_metric(status: ReplicaStatus) -> Metric:
@@ -108,9 +107,35 @@ def unreadable_metric(found: Mapping[str, int], at: int) -> Metric:
     return Metric(UNREADABLE, 0, {noun: float(records) for noun, records in found.items()}, at)
 
 
+def position_metric(positions: Mapping[str, float], at: int) -> Metric:
+    """How far an observer has read, by topic, as a metric."""
+    return Metric(POSITION, 0, dict(positions), at)
+
+
 def phase_metric(phase: str, index: int, at: int) -> Metric:
     """The start of the run's phase number `index`, as a metric."""
     return Metric(PHASE, index, {phase: 1.0}, at)
+
+
+def _read_end(path: Path, size: int) -> list[Metric]:
+    """The records of the last `size` bytes; the one that begins before them is left out."""
+    with path.open("rb") as file:
+        begin = max(0, path.stat().st_size - size)
+        file.seek(begin)
+        return _decoded(path, file.read().partition(b"\n")[2] if begin else file.read())
+
+
+def _decoded(path: Path, text: bytes) -> list[Metric]:
+    metrics = []
+    for number, line in enumerate(text.split(b"\n"), 1):
+        if not line:
+            continue
+        try:
+            metrics.append(decode_json(Metric, line))
+        except (ValueError, TypeError) as error:
+            if _is_json(line):
+                raise ValueError(f"{path}:{number}: {error}") from error
+    return metrics
 
 
 def _ends_a_line(path: Path) -> bool:

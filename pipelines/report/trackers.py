@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.config import ConfigError, TrackerName
-from pipelines.report.metrics_file import LAG, PHASE, REPLICA, UNREADABLE, Sink
+from pipelines.report.metrics_file import LAG, PHASE, POSITION, REPLICA, UNREADABLE, Sink
 from schemas.records import Metric
 
 log = logging.getLogger(__name__)
 
-OWN = {LAG, PHASE, REPLICA, UNREADABLE}
+OWN = {LAG, PHASE, POSITION, REPLICA, UNREADABLE}
 """Series whose step is no step: they are for our own eyes."""
 _UNFIT = re.compile(r"[^\w\-. :/]", re.ASCII)
 _AT_ONCE = 1000

@@ -16,7 +16,7 @@ from infra.store.ownership import remove_store
 from pipelines.audit.audit_run import audit
 from pipelines.audit.balance import Audit
 from pipelines.config import ADMIN, Config, ConfigError, save_config
-from pipelines.report.metrics_file import MetricsFile
+from pipelines.report.metrics_file import LAG, PHASE, MetricsFile
 from pipelines.report.trackers import Sinks, open_trackers
 from pipelines.roles import EMULATED, roles_of
 from pipelines.run.background_audit import BackgroundAudit
@@ -30,7 +30,7 @@ from pipelines.run.warm import PROGRESS_FILE, find_warm_start
 from pipelines.shards import store_folder
 from pipelines.view.events import Role as RoleSeen
 from pipelines.view.live import LiveView
-from pipelines.view.state import new_run
+from pipelines.view.state import fold_all, new_run
 from pipelines.view.watch import Watch
 from schemas.records import Metric
 from schemas.topics import CATALOGUE
@@ -73,13 +73,16 @@ class Supervisor:
         """
         started = new_run(self.config.run.name, self.config.trainer.optimizer_steps, int(self.state.started_at * 1000))
         trackers = open_trackers(self.config.run.trackers, self.config.run.name, self.folder)
-        metrics = Sinks(MetricsFile(self.folder / "metrics.jsonl"), trackers)
+        file = MetricsFile(self.folder / "metrics.jsonl")
+        started = fold_all(started, [each for each in file.recent if each.name not in (LAG, PHASE)])
+        metrics = Sinks(file, trackers)
         with Watch(started, file=metrics, view=self.view) as self._watch, ExitStack() as stack:
             self._claim_store()
             stack.callback(self._kafka.close, HURRIED_S)
             self._fleet = stack.enter_context(closing(self._open_fleet()))  # ends before the broker: roles commit
             self._prepare()
-            observer = Observer(self.config.kafka.client(), self.config.run.name)
+            client, name = self.config.kafka.client(), self.config.run.name
+            observer = Observer(client, name, positions=file.position)
             with closing(self._open_audits()) as self._audits, observer:
                 self._watch.source = observer
                 self._train()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from infra.kafka.admin import TopicSpec, admin_client, create_topics, list_topics
@@ -11,26 +12,34 @@ from infra.kafka.suitability import SettingProblem, UnsuitableKafka, find_proble
 from pipelines.config import Config, KafkaConfig
 from pipelines.shards import partitions_of
 from schemas.codec import MAX_VALUE_BYTES
-from schemas.topics import CATALOGUE, PREFIX, RESTORE, Topic, run_of
+from schemas.topics import CATALOGUE, PREFIX, Topic, run_of
 
-_SMALL_SEGMENTS = {"segment.bytes": str(4 << 20), "min.cleanable.dirty.ratio": "0.1"}
-"""Of notes, of which only the last of each shard counts: what a start reads stays at some megabytes."""
+SEGMENT_BYTES = 4 << 20
+"""Of a compacted topic: whoever reads it from the beginning reads the newest record of each key, and about so much."""
+HOUR_MS = 3_600_000
 
 
-def settings_of(topic: Topic) -> dict[str, str]:
-    """The settings of `topic`: data is kept for good, as a run is replayed, audited and exported from its log."""
+def settings_of(topic: Topic, metrics_hours: float | None = None) -> dict[str, str]:
+    """The settings of `topic`: a run is replayed, audited and exported from its log, so data goes by a trim alone.
+
+    Without `metrics_hours` they say nothing of how long measurements are kept.
+    """
     settings = {"cleanup.policy": topic.cleanup, "max.message.bytes": str(MAX_VALUE_BYTES + 1024 * 1024)}
-    if topic.cleanup == "delete":
-        settings |= {"retention.ms": "-1", "retention.bytes": "-1"}
-    if topic is RESTORE:
-        settings |= _SMALL_SEGMENTS
+    match topic.retention:
+        case "trim":
+            settings |= {"retention.ms": "-1", "retention.bytes": "-1"}
+        case "window" if metrics_hours is not None:
+            kept = "-1" if metrics_hours == math.inf else str(int(metrics_hours * HOUR_MS))
+            settings |= {"retention.ms": kept, "retention.bytes": "-1"}
+        case "newest":
+            settings |= {"segment.bytes": str(SEGMENT_BYTES), "min.cleanable.dirty.ratio": "0.1"}
     return settings
 
 
 def topic_spec(config: Config, topic: Topic) -> TopicSpec:
     """How `topic` is made for a run."""
     copies, name = config.kafka.replication_factor, topic.name(config.run.name)
-    return TopicSpec(name, len(partitions_of(config, topic)), copies, settings_of(topic))
+    return TopicSpec(name, len(partitions_of(config, topic)), copies, settings_of(topic, config.kafka.metrics_hours))
 
 
 def unsuitable_settings(client: ClientProperties) -> list[SettingProblem]:

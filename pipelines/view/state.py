@@ -121,7 +121,7 @@ def fold(state: RunState, event: Event) -> RunState:
             heard = {**state.heard, event.name: max(event.measured_at, state.heard.get(event.name, 0))}
             return replace(known(state, event), heard=heard, now=max(state.now, event.measured_at))
         case WeightVersion():
-            return _version(state, event)
+            return _announced(state, event.version, event.created_at)
         case ReplicaStatus():
             return _replica(state, event)
         case RelayStatus():
@@ -183,11 +183,11 @@ def merge_evaluation(known: Evaluation | None, metric: Metric) -> Evaluation:
     )
 
 
-def _version(state: RunState, manifest: WeightVersion) -> RunState:
-    now = max(state.now, manifest.created_at)
-    if state.version is not None and manifest.version <= state.version:
+def _announced(state: RunState, version: PolicyVersion, at: int) -> RunState:
+    now = max(state.now, at)
+    if state.version is not None and version <= state.version:
         return replace(state, now=now)  # told again
-    return replace(state, version=manifest.version, versions=state.versions + 1, now=now)
+    return replace(state, version=version, versions=state.versions + 1, now=now)
 
 
 def _replica(state: RunState, status: ReplicaStatus) -> RunState:
@@ -227,9 +227,12 @@ _SERIES: Mapping[str, Callable[[RunState, Metric], RunState]] = {
     "experience": lambda state, metric: replace(
         state, buffers={**state.buffers, int(metric.values.get(SHARD, 0)): metric.values}
     ),
+    "version": lambda state, metric: _announced(
+        state, PolicyVersion(int(metric.values.get("epoch", 0)), metric.step), metric.measured_at
+    ),
     "score": _newest("score"),
     "warm_start": _newest("warm_start"),
-    # The next two come from metrics.jsonl alone; whoever watches a run hears of them as events.
+    # The next two, and versions, come from metrics.jsonl alone; whoever watches a run hears of them as events.
     "lag": lambda state, metric: replace(state, lag={noun: int(behind) for noun, behind in metric.values.items()}),
     "phase": lambda state, metric: fold(state, PhaseStarted(next(iter(metric.values)), metric.measured_at)),
 }

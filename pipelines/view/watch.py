@@ -13,6 +13,7 @@ from pipelines.report.metrics_file import (
     Sink,
     lag_metric,
     phase_metric,
+    position_metric,
     replica_metric,
     unreadable_metric,
     version_metric,
@@ -24,6 +25,8 @@ from schemas.records import Metric, RelayStatus, ReplicaStatus, WeightVersion
 
 REPLICA_EVERY_MS = 2_000
 LAG_EVERY_MS = 2_000
+POSITION_EVERY_MS = 5_000
+"""An observer that takes over from one that was killed reads so much again."""
 
 
 class Source(Protocol):
@@ -32,6 +35,8 @@ class Source(Protocol):
     def poll(self) -> Iterable[Metric | WeightVersion | ReplicaStatus | RelayStatus | Unreadable]: ...
 
     def lag(self) -> Mapping[str, int]: ...
+
+    def positions(self) -> Mapping[str, float]: ...
 
     def caught_up(self) -> bool: ...
 
@@ -54,7 +59,7 @@ class Watch:
         self.state, self.source = state, source
         self._file, self._view, self._now = file, view, now
         self._written: dict[int, int] = {}
-        self._lag_at = 0
+        self._lag_at = self._position_at = 0
         self._told_of: set[str] = set()
 
     def __enter__(self) -> Watch:
@@ -102,6 +107,9 @@ class Watch:
                 events.append(lag)
                 if lag.behind:
                     kept.append(lag_metric(lag.behind, now))
+            if kept and self._file is not None and now - self._position_at >= POSITION_EVERY_MS:
+                self._position_at = now
+                kept.append(position_metric(self.source.positions(), now))
         return self._take(events, kept)
 
     def _take(self, events: Iterable[Event], kept: Iterable[Metric]) -> RunState:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from schemas.records.batches import MicroBatch
 from schemas.records.curriculum import LevelAsked, LevelBegun
 from schemas.records.inbox import Assignment, Cancel, Drain, KVParcel, Release, Reserve
+from schemas.records.marks import TrimMark
 from schemas.records.offers import GroupsCalled, GroupsOffered, SuccessTold
 from schemas.records.plans import MoveEnded, PlannedMove, RepackPlan, ReplicaLoad
 from schemas.records.progress import Closed, NextOwner, Progress, Refused
@@ -57,6 +58,7 @@ RECORDS: tuple[type, ...] = (
     GroupsOffered,
     GroupsCalled,
     SuccessTold,
+    TrimMark,
 )
 
 __all__ = [
@@ -102,6 +104,7 @@ __all__ = [
     "SuccessTold",
     "TensorSpec",
     "Trajectory",
+    "TrimMark",
     "VersionSpan",
     "WeightDelta",
     "WeightVersion",

@@ -28,7 +28,7 @@ class Buffer:
         levels = levels if isinstance(levels, dict) else {"": levels}
         settings = ExperienceConfig(global_batch=global_batch, **config)
         step = MakeBatches(settings, PARTITIONS, levels=levels, vocabulary=vocabulary)
-        earliest = reading(RELAY, start="earliest"), reading(CURRICULUM, start="earliest", keys=(BEGUN,))
+        earliest = reading(RELAY), reading(CURRICULUM, keys=(BEGUN,))
         readings = reading(EXPERIENCES, keys=("p", "i"), blocks=True), *earliest
         self.shard = Shard(self.log, shard("experience", *readings, ledger=("settled",)), step.restore)
         self.shard.start()

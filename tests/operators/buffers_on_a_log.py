@@ -24,8 +24,8 @@ def buffer_shards(log: Log, config: ExperienceConfig, partitions: int, ranks: in
             shard(
                 "experience",
                 Reading(EXPERIENCES, tuple(range(partitions))[index :: config.shards], keys=("p", "i"), blocks=True),
-                reading(RELAY, start="earliest"),
-                reading(CURRICULUM, start="earliest", keys=(BEGUN,)),
+                reading(RELAY),
+                reading(CURRICULUM, keys=(BEGUN,)),
                 reading(OFFERS),
                 ledger=("settled",),
                 index=index,

@@ -89,7 +89,7 @@ class Cycle:
         self.score = Shard(self.log, score, _restore_score)
         buffer = ExperienceConfig(shape.global_batch, shape.staleness, shape.over_age, shards=shape.shards)
         self.experience = buffer_shards(self.log, buffer, PARTITIONS)
-        evaluation = shard("evaluation", reading(EXPERIENCES, keys=("e",)), reading(RELAY, start="earliest"))
+        evaluation = shard("evaluation", reading(EXPERIENCES, keys=("e",)), reading(RELAY))
         self.evaluation = Shard(self.log, evaluation, self._restore_evaluation)
         self.shards = [self.placement, *self.rollouts, self.score, *self.experience, self.evaluation]
         for each in self.shards:
@@ -326,7 +326,7 @@ class Cycle:
     def _rollout_shard(self, process: int) -> object:
         hosted = range(process * self.shape.replicas, (process + 1) * self.shape.replicas)
         inbox = Reading(INBOX, tuple(hosted), start="latest")
-        return shard("rollout", inbox, reading(RELAY, start="earliest"), index=process)
+        return shard("rollout", inbox, reading(RELAY), index=process)
 
     def _restore_rollout(self, process: int, restored: Restored) -> Folder:
         shape = self.shape
@@ -352,7 +352,8 @@ class Cycle:
             )
             for index in config.hosted(process)
         ]
-        return _Generating(config, PARTITIONS, replicas, SilentHeartbeats(), ScriptedBackend(), lambda: self.now)  # type: ignore
+        heartbeats, backend = SilentHeartbeats(), ScriptedBackend()
+        return _Generating(config, PARTITIONS, replicas, heartbeats, backend, lambda: self.now, marks=restored.marks)  # type: ignore
 
     def _engine(self) -> ScriptedEngine:
         return ScriptedEngine(
@@ -376,7 +377,7 @@ def _token(number: int, position: int) -> int:
 def _placement_shard() -> object:
     committed = (reading(topic) for topic in (PROMPTS, EVAL_PROMPTS, PROGRESS, TRAJECTORIES, SETTLED))
     heartbeats = reading(REPLICAS, start="latest", keys=("rollout-",))
-    return shard("placement", *committed, reading(RELAY, start="earliest"), heartbeats, ledger=("inbox",))
+    return shard("placement", *committed, reading(RELAY), heartbeats, ledger=("inbox",))
 
 
 def _restore_score(restored: Restored) -> Folder:

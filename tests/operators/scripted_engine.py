@@ -12,7 +12,7 @@ import numpy as np
 
 from infra.store.errors import VersionGone
 from operators.rollout.engine import KV, Completion, EngineStatus, Partial, Request
-from schemas.records import PolicyVersion, WeightVersion
+from schemas.records import PolicyVersion
 
 
 class ScriptedEngine:
@@ -140,7 +140,7 @@ class ScriptedBackend:
 
     def __init__(self, weights: ScriptedWeights | None = None) -> None:
         self.weights = weights or ScriptedWeights()
-        self.heard: list[WeightVersion] = []
+        self.heard: list[PolicyVersion] = []
         self.closed = 0
 
     def engine(self) -> ScriptedEngine:
@@ -149,8 +149,8 @@ class ScriptedBackend:
     def decode(self, token_ids: list[int]) -> str:
         return str(token_ids)
 
-    def hear(self, manifest: WeightVersion) -> None:
-        self.heard.append(manifest)
+    def announce(self, version: PolicyVersion) -> None:
+        self.heard.append(version)
 
     def close(self) -> None:
         self.closed += 1

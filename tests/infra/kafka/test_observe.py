@@ -12,6 +12,7 @@ import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.structs import OffsetAndMetadata
 
+from infra.kafka import observe
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
 from infra.kafka.broker import Broker, BrokerConfig, start_broker
 from infra.kafka.observe import PATIENCE_S, Observer, topic_lags
@@ -87,6 +88,30 @@ def test_all_metrics_and_new_heartbeats_come_in_order(broker: Broker, client: Ka
             started = time.monotonic()
             assert observer.poll() == []
             assert time.monotonic() - started < 1.0
+
+
+def test_observer_begins_near_the_end_or_where_another_stood(
+    broker: Broker, client: KafkaAdminClient, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_topics(client, run_id)
+    with producer(broker) as plain:
+        for step in range(10):
+            send(plain, run_id, METRICS, metric(step))
+        send(plain, run_id, RELAY, VERSION)
+        plain.flush()
+        monkeypatch.setitem(observe.NEWEST, METRICS.noun, 3)
+        with Observer(ClientProperties.at(broker.bootstrap_servers), run_id) as observer:
+            found = poll_until(observer, lambda records: len(records) >= 4)
+            assert [each.step for each in found if isinstance(each, Metric)] == [7, 8, 9]
+            positions = observer.positions()
+        assert positions == {"metrics": 10.0, "relay": 1.0}
+        send(plain, run_id, METRICS, metric(10))
+        plain.flush()
+        with Observer(ClientProperties.at(broker.bootstrap_servers), run_id, positions=positions) as observer:
+            assert poll_until(observer, lambda records: bool(records)) == [metric(10)]
+        cut_or_made_again = {"metrics": 10.0**6, "relay": -5.0}
+        with Observer(ClientProperties.at(broker.bootstrap_servers), run_id, positions=cut_or_made_again) as observer:
+            assert observer.positions() == {"metrics": 11.0, "relay": 0.0}
 
 
 def test_what_is_not_committed_or_not_ours_is_not_seen(broker: Broker, client: KafkaAdminClient, run_id: str) -> None:

@@ -251,6 +251,17 @@ def test_inputs_start_where_they_are_told_to(config: SessionConfig, opened: Open
     assert polled(session, 1) == [b"b"]
 
 
+def test_session_without_a_commit_reads_the_newest_records_alone(config: SessionConfig, opened: Open) -> None:
+    feed(config, b"a", b"b", b"c")
+    newest = replace(config, inputs=(Input(source(config).topic, (0,), newest=2),))
+    session = opened(newest)
+    assert session.positions() == {source(config): 1}
+    session.commit([], {source(config): 0}, {}, {})
+    assert opened(newest).positions() == {source(config): 0}  # what is committed counts, however far back
+    all_of_it = replace(newest, group=f"{config.group}-2", inputs=(Input(source(config).topic, (0,), newest=9),))
+    assert opened(all_of_it).positions() == {source(config): 0}
+
+
 def test_a_shard_without_inputs_has_a_note(config: SessionConfig, opened: Open) -> None:
     alone = replace(config, inputs=())
     session = opened(alone)

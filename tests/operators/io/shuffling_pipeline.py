@@ -29,9 +29,9 @@ from operators.io.read_topics import ReadTopics
 from operators.io.shards import close_shards
 from operators.io.write_transactionally import WriteTransactionally
 from schemas.identity import TrajectoryKey
-from schemas.topics import METRICS, REPLICAS
+from schemas.topics import METRICS, PLANS
 
-SOURCE, OUTPUT = METRICS, replace(REPLICAS, carries=METRICS.carries)
+SOURCE, OUTPUT = METRICS, replace(PLANS, carries=METRICS.carries)
 CAPACITY = 12
 PIPELINE = "shuffling"
 

@@ -15,7 +15,7 @@ from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Emission, Output, Place
 from operators.io.sink import ShardSink, SinkBroken, close_sinks, sink_of
 from schemas.codec import decode, encode
-from schemas.topics import REPLICAS
+from schemas.topics import METRICS
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def sink(sessions: ScriptedSessions) -> Iterator[ShardSink]:
 
 
 def emission(number: int, *steps: int, low: int = 0, ledger_from: int | None = None, start: int = 1) -> Emission:
-    outputs = tuple(Output(REPLICAS, str(step), metric(step), 0) for step in steps)
+    outputs = tuple(Output(METRICS, str(step), metric(step), 0) for step in steps)
     return Emission(CONFIG.group, start, number, outputs, Checkpoint({Place("metrics", 0): low}, ledger_from, {"n": 1}))
 
 

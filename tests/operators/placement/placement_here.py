@@ -134,7 +134,7 @@ _COMMITTED = tuple(reading(topic) for topic in (PROMPTS, EVAL_PROMPTS, PROGRESS,
 SHARD = shard(
     "placement",
     *_COMMITTED,
-    reading(RELAY, start="earliest"),
+    reading(RELAY),
     reading(RELAY_CHAIN, start="earliest"),
     reading(REPLICAS, start="latest"),
     ledger=(INBOX.noun,),

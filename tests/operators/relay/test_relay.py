@@ -1,4 +1,4 @@
-"""The relay of one machine, list in, list out: manifests and ticks in, heartbeats and dead letters out."""
+"""The relay of one machine, list in, list out: manifests and ticks in, dead letters and what heartbeats say out."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from blake3 import blake3
 from records_here import status, version
 
 from infra.certificates import write_relay_files
+from infra.kafka.properties import ClientProperties
 from infra.store.arriving import Seal
 from infra.store.weight_store import WeightStore
-from infra.transport.node import Door
+from infra.transport.node import Door, RelayNode
 from infra.transport.tls import Tls
-from operators.io.elements import Output, Place, Polled, Received, Restored
+from operators.io.elements import Output, Place, Polled, Received
 from operators.relay.config import RelayConfig
 from operators.relay.relay import RelayFolder, RelayStep, contradiction, resume_from, to_forget
 from schemas.codec import decode, encode
 from schemas.records import DeadLetter, Metric, PolicyVersion, RelayChain, RelayLink, RelayStatus, WeightVersion
-from schemas.topics import DEAD_LETTERS, REPLICAS
+from schemas.topics import DEAD_LETTERS
 
 DATA = b"weights"
 PLACE = Place("relay", 0)
@@ -32,17 +33,24 @@ PLACE = Place("relay", 0)
 class Relay:
     """A relay with hands on its clock; `at` is the next offset of the relay topic."""
 
-    def __init__(self, root: Path, marks: dict[str, Any] | None = None, at: int = 0, **config: Any) -> None:
-        self.now = 100.0
+    def __init__(self, root: Path, marks: dict[str, Any] | None = None, at: int = 0, **changes: Any) -> None:
         self.at = at
-        step = RelayStep(RelayConfig(str(root), relay=3, **config), lambda: self.now, lambda: 1.5)
-        self.folder: RelayFolder = step.restore(Restored("group", 1, (), marks or {}, {PLACE: at}))
+        config = RelayConfig(str(root), relay=3, **changes)
+        store = WeightStore(root, config.keep_versions)
+        node = RelayNode(store, "run", config.relay, config.door(), config.link(), config.link())
+        self.folder = RelayFolder(config, store, node, marks or {}, wall_s=lambda: 1.5)
 
-    def sees(self, *records: Any, after_s: float = 1.0) -> Sequence[Output]:
-        self.now += after_s
+    def sees(self, *records: Any, caught_up: bool = True) -> Sequence[Output]:
         received = tuple(Received("relay", 0, self.at + n, record) for n, record in enumerate(records))
         self.at += len(records)
-        return self.folder.fold(Polled("group", 1, received, (), {PLACE: self.at}, True))
+        return self.folder.fold(Polled("group", 1, received, (), {PLACE: self.at}, caught_up))
+
+    def held(self, *records: Any) -> tuple[str, ...]:
+        """The versions of its heartbeat once it has seen `records`."""
+        self.sees(*records)
+        status = self.folder.status()
+        assert status is not None
+        return status.versions
 
     def checkpoint(self) -> tuple[int, Any]:
         checkpoint = self.folder.checkpoint({PLACE: self.at})
@@ -90,38 +98,34 @@ def add(store: WeightStore, version: str, data: bytes = DATA) -> WeightVersion:
     return manifest(version, data)
 
 
-def held(outputs: Sequence[Output]) -> list[tuple[str, ...]]:
-    """The versions of each heartbeat in `outputs`."""
-    return [output.record.versions for output in outputs if isinstance(output.record, RelayStatus)]
-
-
 def letters(outputs: Sequence[Output]) -> list[DeadLetter]:
     return [output.record for output in outputs if isinstance(output.record, DeadLetter)]
 
 
 def test_a_version_is_held_once_its_manifest_is_true(relay: Relay, store: WeightStore) -> None:
     told = add(store, "1.1")
-    assert held(relay.sees()) == [()]  # complete, but nobody has announced it
-    (output,) = relay.sees(told)
-    assert output.record.address.startswith("127.0.0.1:")
+    assert relay.held() == ()  # complete, but nobody has announced it
+    assert relay.held(told) == ("1.1",)
+    heartbeat = relay.folder.status()
+    assert heartbeat is not None
+    assert heartbeat.address.startswith("127.0.0.1:")
     said = RelayStatus(3, ("1.1",), len(DATA), os.uname().nodename, os.getpid(), 1500, store=str(store.root))
-    assert output == Output(REPLICAS, "relay-3", replace(said, address=output.record.address))
-    encode(output.record)
+    assert heartbeat == replace(said, address=heartbeat.address)
+    encode(heartbeat)
 
 
-def test_a_heartbeat_comes_when_due_and_not_with_every_version(relay: Relay, store: WeightStore) -> None:
-    assert held(relay.sees()) == [()]
-    assert relay.sees(add(store, "1.1"), add(store, "1.2"), after_s=0.9) == []
-    assert held(relay.sees(after_s=0.1)) == [("1.2", "1.1")]
-    store.evict(1)
-    assert relay.sees(after_s=0.99) == []
-    assert held(relay.sees(after_s=0.01)) == [("1.2",)]
+def test_relay_says_nothing_of_itself_before_it_has_read_all_manifests(relay: Relay, store: WeightStore) -> None:
+    told = add(store, "1.1")
+    assert relay.folder.status() is None
+    relay.sees(caught_up=False)
+    assert relay.folder.status() is None  # to say that it holds nothing would cost it the master's place
+    assert relay.held(told) == ("1.1",)
 
 
 def test_a_manifest_may_come_before_its_bytes(relay: Relay, store: WeightStore) -> None:
-    assert held(relay.sees(manifest("1.1"))) == [()]
+    assert relay.held(manifest("1.1")) == ()
     add(store, "1.1")
-    assert held(relay.sees()) == [("1.1",)]
+    assert relay.held() == ("1.1",)
 
 
 @pytest.mark.parametrize(
@@ -156,22 +160,21 @@ def test_a_manifest_that_lies_is_a_dead_letter(
     )
     assert decode(letter.payload, encode(manifest("1.1"))[1]) == [manifest("1.1", **lie)]
     assert [output.topic for output in outputs if output.record is letter] == [DEAD_LETTERS]
-    assert held(relay.sees(manifest("1.1"))) == [("1.1",)]  # the truth may still come
+    assert relay.held(manifest("1.1")) == ("1.1",)  # the truth may still come
 
 
 def test_a_later_lie_does_not_undo_the_truth(relay: Relay, store: WeightStore) -> None:
     told = add(store, "1.1")
-    assert held(relay.sees(told)) == [("1.1",)]
-    relay.now += 5
+    assert relay.held(told) == ("1.1",)
     outputs = relay.sees(told, manifest("1.1", blake3="00"))
-    assert (len(letters(outputs)), held(outputs)) == (1, [("1.1",)])
+    assert (len(letters(outputs)), relay.held()) == (1, ("1.1",))
 
 
 def test_of_two_claims_for_absent_bytes_the_true_one_counts(relay: Relay, store: WeightStore) -> None:
     relay.sees(manifest("1.1"), manifest("1.1", blake3="00"))
     add(store, "1.1")
     outputs = relay.sees()
-    assert ([letter.offset for letter in letters(outputs)], held(outputs)) == ([1], [("1.1",)])
+    assert ([letter.offset for letter in letters(outputs)], relay.held()) == ([1], ("1.1",))
 
 
 def test_a_record_of_another_kind_is_a_dead_letter(relay: Relay) -> None:
@@ -182,20 +185,20 @@ def test_a_record_of_another_kind_is_a_dead_letter(relay: Relay) -> None:
 def test_old_versions_are_evicted_and_pinned_ones_stay(relay: Relay, store: WeightStore) -> None:
     told = [add(store, f"1.{number}") for number in range(1, 6)]
     with store.pin(PolicyVersion(1, 2)):
-        assert held(relay.sees(*told)) == [("1.5", "1.4", "1.2")]
-    assert held(relay.sees()) == [("1.5", "1.4")]
+        assert relay.held(*told) == ("1.5", "1.4", "1.2")
+    assert relay.held() == ("1.5", "1.4")
     assert store.versions() == [PolicyVersion(1, 5), PolicyVersion(1, 4)]
 
 
 def test_numbers_may_go_back_with_a_new_epoch(relay: Relay, store: WeightStore) -> None:
     relay.sees(add(store, "1.8"), add(store, "1.9"))
-    assert held(relay.sees(add(store, "2.3"))) == [("2.3", "1.9")]
+    assert relay.held(add(store, "2.3")) == ("2.3", "1.9")
 
 
 def test_a_restart_reads_again_what_it_needs_and_repeats_no_dead_letter(relay: Relay, store: WeightStore) -> None:
     records = [manifest("1.0"), add(store, "1.1"), add(store, "1.2"), manifest("1.2", blake3="00"), manifest("1.3")]
     outputs = relay.sees(*records)
-    assert (held(outputs), len(letters(outputs))) == ([("1.2", "1.1")], 1)
+    assert (relay.held(), len(letters(outputs))) == (("1.2", "1.1"), 1)
     low_water, marks = relay.checkpoint()
     assert (low_water, marks) == (1, {"refused": [3]})  # 1.0 would be evicted if it came
     add(store, "1.3")
@@ -205,7 +208,7 @@ def test_a_restart_reads_again_what_it_needs_and_repeats_no_dead_letter(relay: R
     for start in (low_water, 0):
         again = Relay(store.root, marks, at=start, keep_versions=2)
         outputs = again.sees(*[*records, manifest("1.4"), manifest("1.5")][start:])
-        assert (held(outputs), letters(outputs)) == ([("1.3", "1.2")], [])
+        assert (again.held(), letters(outputs)) == (("1.3", "1.2"), [])
         again.folder.close()
 
 
@@ -273,7 +276,7 @@ def test_a_bad_setting_is_named(config: dict[str, Any], message: str) -> None:
 
 def test_a_folder_that_is_not_settled_is_refused() -> None:
     with pytest.raises(ValueError, match="the store's folder is not settled"):
-        RelayStep(RelayConfig())
+        RelayStep(RelayConfig(), ClientProperties.at("localhost:1"), "run")
 
 
 def test_versions_that_replicas_generate_under_are_evicted_last(relay: Relay, store: WeightStore) -> None:
@@ -293,7 +296,7 @@ def test_a_lie_found_while_it_arrives_is_a_dead_letter_once(relay: Relay, store:
     found: list[DeadLetter] = []
     deadline = time.monotonic() + 10
     while not found and time.monotonic() < deadline:
-        found += letters(relay.sees(after_s=0))
+        found += letters(relay.sees())
         time.sleep(0.01)
     (letter,) = found
     assert "cannot be true: version 1.1 is said to have chunks of 0 bytes" in letter.reason

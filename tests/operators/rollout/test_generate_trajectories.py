@@ -32,7 +32,7 @@ class Rollout:
         self.backend = ScriptedBackend(self.weights)
         self.steps = steps
         inbox = Reading(INBOX, tuple(self.config.hosted(1)), start="latest")
-        self.shard = Shard(self.log, shard("rollout", inbox, reading(RELAY, start="earliest")), self._restore)
+        self.shard = Shard(self.log, shard("rollout", inbox, reading(RELAY)), self._restore)
         self.publish(0)
         self.shard.start()
 

@@ -56,9 +56,7 @@ class Trainer:
             missing_batch_wait_s=missing_batch_wait_s,
         )
         self.broken = False
-        self.shard = Shard(
-            self.log, shard("trainer", reading(BATCHES), reading(RELAY, start="earliest")), self._restore
-        )
+        self.shard = Shard(self.log, shard("trainer", reading(BATCHES), reading(RELAY)), self._restore)
         self.shard.start()
 
     def _restore(self, restored: Restored) -> Folder:

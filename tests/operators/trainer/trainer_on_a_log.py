@@ -14,11 +14,12 @@ from safetensors.numpy import load_file
 from trainer_batches import make_batch
 
 from infra.store.weight_store import WeightStore
+from operators.io.elements import Place
 from operators.trainer.config import LearnerConfig
 from operators.trainer.train_batches import TrainBatches
 from operators.trainer.training_config import TrainingConfig
 from schemas.records import Metric, PolicyVersion, WeightVersion
-from schemas.topics import BATCHES, METRICS, RELAY
+from schemas.topics import BATCHES, METRICS, RELAY, Topic
 
 DEADLINE = 20.0
 
@@ -45,7 +46,7 @@ class Trainer:
         self.gate = threading.Event()
         self.gate.set()
         settings = {"optimizer_steps": 6, "checkpoint_every": 2, "learner": LearnerConfig(warmup_steps=0)}
-        source = shard("trainer", reading(BATCHES), reading(RELAY, start="earliest"))
+        source = shard("trainer", reading(BATCHES), reading(RELAY))
         self.step = TrainBatches(
             config=TrainingConfig(**(settings | config)),
             shard=source,
@@ -93,6 +94,10 @@ class Trainer:
     def manifests(self) -> list[tuple[str, str | None, tuple[int, ...]]]:
         records: list[WeightVersion] = self.log.rows(RELAY)
         return [(str(m.version), None if m.parent is None else str(m.parent), m.batches) for m in records]
+
+    def committed(self, topic: Topic) -> int:
+        """The offset committed for the first partition of `topic`."""
+        return self.log.committed(self.shard.config.group).offsets[Place(topic.noun, 0)]
 
     def line(self) -> list[int]:
         """The batches on the ancestor line of the newest manifest, oldest first."""

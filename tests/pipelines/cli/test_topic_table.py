@@ -1,4 +1,4 @@
-"""README's table of topics is the catalogue's."""
+"""The tables of topics in the documents are the catalogue's."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.cli.topic_table import BEGIN, END, topic_table, with_table
+from pipelines.cli.topic_table import TABLES, topic_table, with_table, writers_table
 from schemas.topics import CATALOGUE
 
-README = Path(__file__).parents[3] / "README.md"
+ROOT = Path(__file__).parents[3]
+DOCUMENTS = {"topics": "README.md"}
 
 
-def test_the_table_has_a_row_a_topic_and_as_many_cells_in_each() -> None:
+def test_topic_table_has_a_row_a_topic_and_as_many_cells_in_each() -> None:
     head, rule, *rows = topic_table().splitlines()
     assert len(rows) == len(CATALOGUE)
     assert {line.count(" | ") for line in (head, rule, *rows)} == {7}
@@ -21,14 +22,28 @@ def test_the_table_has_a_row_a_topic_and_as_many_cells_in_each() -> None:
         assert topic.about in row
 
 
-def test_the_table_replaces_what_stands_between_the_markers() -> None:
-    text = f"before\n{BEGIN}\nold\n{END}\nafter\n"
-    assert with_table(text) == f"before\n{BEGIN}\n{topic_table()}\n{END}\nafter\n"
+def test_every_topic_of_several_writers_says_why_it_is_safe() -> None:
+    several = {topic.noun for topic in CATALOGUE.values() if topic.several_writers}
+    assert {topic.noun for topic in CATALOGUE.values() if topic.shared} == several
+    assert {"replicas", "inbox", "batches", "dead-letters"} <= several
+    assert not several & {"prompts", "relay-chain", "relay"}
+    assert len(writers_table().splitlines()) == len(several) + 2
+
+
+def test_liveness_is_read_from_a_topic_without_transactions() -> None:
+    heartbeats = [topic for topic in CATALOGUE.values() if {"ReplicaStatus", "RelayStatus"} & set(topic.carries)]
+    assert [(topic.noun, topic.transactional) for topic in heartbeats] == [("replicas", False)]
+
+
+def test_with_table_replaces_what_stands_between_the_markers() -> None:
+    text = "before\n<!-- topics -->\nold\n<!-- /topics -->\nafter\n"
+    assert with_table(text) == f"before\n<!-- topics -->\n{topic_table()}\n<!-- /topics -->\nafter\n"
     assert with_table(with_table(text)) == with_table(text)
     with pytest.raises(ValueError, match="has no"):
         with_table("nothing")
 
 
-def test_readme_holds_the_table_as_it_is_now() -> None:
-    text = README.read_text(encoding="utf-8")
-    assert with_table(text) == text, "out of date: put what `python -m pipelines.cli.topic_table` prints there"
+@pytest.mark.parametrize("name", TABLES)
+def test_documents_hold_the_tables_as_they_are_now(name: str) -> None:
+    text = (ROOT / DOCUMENTS.get(name, "docs/topics.md")).read_text(encoding="utf-8")
+    assert with_table(text, name) == text, "out of date: put what `python -m pipelines.cli.topic_table` prints there"

@@ -10,19 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kafka import KafkaProducer
+from kafka import KafkaProducer, TopicPartition
 from trainer_batches import make_batch, save_tiny_model, with_floats
 
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
 from infra.kafka.broker import Broker
+from infra.kafka.producer import BoundedProducer
 from infra.kafka.properties import ClientProperties
+from operators.trainer.checkpoint import TrainerPosition, write_checkpoint
 from operators.trainer.replay import Replay
 from pipelines.cli.main import main
 from pipelines.config import load_config
 from pipelines.report.metrics_file import read_metrics
 from schemas.codec import encode
-from schemas.records import Metric
-from schemas.topics import BATCHES
+from schemas.records import Metric, PolicyVersion, TrimMark
+from schemas.topics import BATCHES, MARKS
 
 RUN = "replayed"
 CONFIG = """
@@ -137,3 +139,26 @@ def test_what_cannot_be_replayed_is_said(laminar: Laminar, words: list[str], say
     code, _, err = laminar(*words)
     assert code != 0
     assert says in err
+
+
+def test_replay_of_a_trimmed_log_begins_at_the_mark(laminar: Laminar, runs: Path, broker: Broker) -> None:
+    """The last of this file: the log stays trimmed."""
+    run, client = runs / RUN, ClientProperties.at(broker.bootstrap_servers)
+    parts = [part for number in range(2) for part in make_batch(seed=number, number=number, groups=2, parts=2)]
+    parts[2] = with_floats(parts[2], "rewards", {0: float("nan")})
+    trained = Replay(load_config(run / "config.toml").trainer, runs / "model")
+    list(trained.train([(part, 0, offset) for offset, part in enumerate(parts)], 2))
+    position = TrainerPosition(PolicyVersion(1, 2), (4,), 4)
+    write_checkpoint(run / "marks", trained._learner.state(), position)
+    mark = TrimMark(1, PolicyVersion(1, 2), 1, "marks/1.2", (), (), (), (), ("batches:0",), (4,), (4,), (9,), ("",), 0)
+    with admin_client(client) as admin:
+        create_topics(admin, [TopicSpec(MARKS.name(RUN), 1)])
+        admin.delete_records({TopicPartition(BATCHES.name(RUN), 0): 4})
+    with BoundedProducer(client) as producer:
+        value, headers = encode(mark)
+        producer.send(MARKS.name(RUN), value, headers=headers)
+    code, out, _ = laminar(RUN, "--json")
+    told = json.loads(out)
+    assert (code, told["begins_at"], told["steps"]) == (0, "1.2", 4)
+    assert told["weights"] == told["weights_of_run"]
+    assert "begins at version 1.2" in laminar(RUN)[1]

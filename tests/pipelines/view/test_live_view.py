@@ -15,7 +15,8 @@ from rich.console import Console
 from synthetic_run import START, evaluation_metric, heartbeat, history, manifest, trainer_metric
 
 from infra.kafka.unreadable import Unreadable
-from pipelines.report.metrics_file import MetricsFile, read_metrics
+from pipelines.report import metrics_file
+from pipelines.report.metrics_file import MetricsFile, position_metric, read_metrics
 from pipelines.view.braille import plot
 from pipelines.view.events import LagSeen, PhaseStarted, Role, RolesSeen, Tick
 from pipelines.view.live import LiveView
@@ -202,6 +203,9 @@ class News:
     def poll(self) -> list[Any]:
         return self.polls.pop(0)
 
+    def positions(self) -> dict[str, float]:
+        return {"metrics": 5.0, "relay": 1.0}
+
     def caught_up(self) -> bool:
         return True
 
@@ -228,7 +232,7 @@ def test_a_watch_folds_writes_and_shows(tmp_path: Path) -> None:
     assert state.roles == ROLES
     assert state.lag == {"inbox": 2}
     written = read_metrics(path)
-    series = ["phase", "phase", "trainer", "replica", "replica", "lag", "version", "score"]
+    series = ["phase", "phase", "trainer", "replica", "replica", "lag", "position", "version", "score"]
     assert [each.name for each in written] == [*series, "unreadable", "lag", "warm_start"]
     assert written[len(series)].values == {"metrics": 2}
     assert [each.step for each in written if each.name == "replica"] == [0, 1]  # thinned out: not every heartbeat
@@ -250,6 +254,20 @@ def test_a_metrics_file_is_carried_on_where_it_was_left(tmp_path: Path) -> None:
         file.append(metrics)  # all again, as an observer that starts anew hears it
         file.append([])
     assert read_metrics(path) == metrics
+
+
+def test_metrics_file_reads_no_more_than_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, metrics = tmp_path / "metrics.jsonl", list(history(50))
+    with MetricsFile(path) as file:
+        assert (file.recent, file.position) == ([], None)
+        file.append([*metrics[:-1], position_metric({"metrics": 7.0}, START), metrics[-1]])
+    monkeypatch.setattr(metrics_file, "RECENT_BYTES", 1000)
+    with MetricsFile(path) as file:
+        assert file.position == {"metrics": 7.0}
+        assert 2 <= len(file.recent) < 20
+        assert file.recent[-1] == metrics[-1]
+        file.append(metrics[-2:])
+    assert [each for each in read_metrics(path) if each.name != "position"] == metrics
 
 
 def test_a_line_that_is_no_metric_is_an_error(tmp_path: Path) -> None:

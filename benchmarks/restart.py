@@ -1,0 +1,236 @@
+"""What a start of each role costs after a short and after a long run.
+
+`python -m benchmarks.restart` fills the log of a run on a broker of its own, as it stands after so many trajectories
+and weight versions of which all work has ended, lets every role commit once, and then measures a start of each role in
+a process of its own: from the session's first request until the step has seen all that had been written. The bar: after
+10^6 trajectories and 20,000 versions at most 1.2 times what it is after 10^4 and 100, and 10 s. Records are of 1,000
+rows, since nobody is to read them; manifests have the tensors of a 7B model. The roles are those of an emulated run,
+with an observer, so that no model is loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from infra.kafka.admin import admin_client, end_offsets
+from infra.kafka.broker import BrokerConfig, start_broker
+from infra.kafka.observe import Observer
+from infra.kafka.producer import BoundedProducer
+from infra.kafka.session import Partition, Session
+from operators.io.elements import Polled, Restored
+from operators.io.fold_records import FoldRecords
+from operators.io.read_topics import ReadTopics
+from operators.io.source import ShardSource
+from pipelines.config import Config, KafkaConfig, RunConfig, parse_config
+from pipelines.run.topics import make_topics
+from schemas.codec import encode
+from schemas.records import Metric, PolicyVersion, TensorSpec, WeightVersion
+from schemas.topics import (
+    BATCHES,
+    EXPERIENCES,
+    INBOX,
+    METRICS,
+    PROGRESS,
+    PROMPTS,
+    RELAY,
+    SETTLED,
+    TRAJECTORIES,
+)
+
+RUN, ROWS = "restarts", 1000
+ROLES = ("prompts", "placement", "rollout", "score", "experience", "trainer", "observer")
+LAYERS, TENSORS, CHUNKS = 28, 12, 480
+"""Of a 7B model's manifest."""
+BAR_TIMES, BAR_S = 1.2, 10.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--trajectories", type=int, nargs=2, default=[10**4, 10**6])
+    parser.add_argument("--versions", type=int, nargs=2, default=[100, 20_000])
+    parser.add_argument("--rounds", type=int, default=3, help="starts of each role; the fastest counts")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--start", nargs=2, metavar=("ROLE", "SERVERS"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.start:
+        print(json.dumps(measure(*arguments.start)))
+        return
+    found = [after(*size, arguments.rounds) for size in zip(arguments.trajectories, arguments.versions, strict=True)]
+    if arguments.json:
+        print(json.dumps(found, indent=1))
+        return
+    table = Table(
+        "role", *(f"{n:,} trajectories, {v:,} versions" for n, v in zip(*sizes(arguments), strict=True)), "times"
+    )
+    for role in ROLES:
+        first, second = (each[role] for each in found)
+        cells = [f"{each['seconds']:.2f} s, {each['megabytes']:.0f} MB" for each in (first, second)]
+        table.add_row(role, *cells, f"{second['seconds'] / first['seconds']:.2f}")
+    Console(width=140).print(table)
+
+
+def sizes(arguments: argparse.Namespace) -> tuple[list[int], list[int]]:
+    return arguments.trajectories, arguments.versions
+
+
+def after(trajectories: int, versions: int, rounds: int) -> dict[str, Any]:
+    """The fastest start of each role after a run of this length."""
+    with tempfile.TemporaryDirectory() as folder, start_broker(BrokerConfig(Path(folder))) as broker:
+        config = config_of(broker.bootstrap_servers)
+        make_topics(config)
+        began = time.monotonic()
+        fill(config, trajectories, versions)
+        print(f"filled in {time.monotonic() - began:.0f} s", file=sys.stderr)
+        for role in ROLES[:-1]:
+            commit(config, role, versions)
+        return {
+            role: min((start(role, broker.bootstrap_servers) for _ in range(rounds)), key=seconds) for role in ROLES
+        }
+
+
+def seconds(measured: dict[str, float]) -> float:
+    return measured["seconds"]
+
+
+def start(role: str, servers: str) -> dict[str, float]:
+    command = [sys.executable, "-m", "benchmarks.restart", "--start", role, servers]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    measured: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return measured
+
+
+def measure(role: str, servers: str) -> dict[str, float]:
+    """One start of `role`, in this process; its memory is that of the process, imports included."""
+    config = config_of(servers)
+    shard, step = (None, None) if role == "observer" else graph_of(config, role)
+    began = time.monotonic()
+    if shard is None:
+        observe(config)
+    else:
+        source = ShardSource(shard)
+        element: Restored | Polled = source.next(True)
+        assert isinstance(element, Restored)
+        folder = step.restore(element)
+        while not (element := source.next(False)).caught_up:  # type: ignore[union-attr]
+            folder.fold(element)
+            folder.checkpoint(element.positions)  # type: ignore[union-attr]
+        took = time.monotonic() - began
+        folder.close()
+        source.close()
+        return {"seconds": took, "megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000}
+    return {
+        "seconds": time.monotonic() - began,
+        "megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000,
+    }
+
+
+def observe(config: Config) -> None:
+    with Observer(config.kafka.client(), RUN) as observer:
+        while not observer.caught_up():
+            observer.poll(0.1)
+
+
+def config_of(servers: str) -> Config:
+    settings = {"rollout": {"engine": "emulated"}, "prompts": {"source": "synthetic"}}
+    parsed = parse_config(settings, "the benchmark")
+    return replace(parsed, run=RunConfig(RUN), kafka=KafkaConfig(servers, replication_factor=1))
+
+
+def graph_of(config: Config, role: str) -> tuple[Any, Any]:
+    """The shard and the step of a role's pipeline."""
+    import importlib
+
+    import apache_beam as beam
+
+    pipeline = beam.Pipeline(runner="FnApiRunner")
+    importlib.import_module(f"pipelines.{role}").build(pipeline, config=config)
+    parts = [part.transform for part in pipeline.transforms_stack[0].parts]
+    (shard,) = next(part for part in parts if isinstance(part, ReadTopics)).shards
+    return shard, next(part for part in parts if isinstance(part, FoldRecords))._step
+
+
+def fill(config: Config, trajectories: int, versions: int) -> None:
+    """The topics as they stand after so many trajectories and versions."""
+    per_row = {PROMPTS: 300, INBOX: 400, PROGRESS: 300, TRAJECTORIES: 600, EXPERIENCES: 700, SETTLED: 40, BATCHES: 500}
+    with BoundedProducer(config.kafka.client()) as producer:
+        for _ in range(trajectories // ROWS):
+            for topic, size in per_row.items():
+                producer.send(topic.name(RUN), bytes(size * ROWS), partition=0)
+        for number in range(trajectories // 10):
+            value, headers = encode(
+                Metric("rollout", 0, {"cpu/process_seconds": float(number), "kv/taken": 1.0}, number)
+            )
+            producer.send(METRICS.name(RUN), value, headers=headers)
+        for value, headers, key in manifests(versions):
+            producer.send(RELAY.name(RUN), value, key=key, headers=headers)
+        producer.flush(600)
+
+
+def manifests(versions: int) -> Iterator[tuple[bytes, Any, bytes]]:
+    specs = tuple(
+        TensorSpec(f"model.layers.{layer}.block.{tensor}.weight", "bfloat16", (3584, 3584))
+        for layer in range(LAYERS)
+        for tensor in range(TENSORS)
+    )
+    value, headers = encode(manifest(PolicyVersion(1, 7_777_777), specs))
+    for number in range(versions):
+        version = f"1.{number}"
+        yield value.replace(b"7777777", str(number).encode()), headers, version.encode()
+
+
+def manifest(version: PolicyVersion, specs: tuple[TensorSpec, ...]) -> WeightVersion:
+    return WeightVersion(
+        version=version,
+        parent=None,
+        step=7_777_777,
+        file="7777777.safetensors",
+        bytes=15_000_000_000,
+        blake3="ab" * 32,
+        tensors=specs,
+        batches=(7_777_777,),
+        batch_offsets=(0,),
+        trajectories_trained=0,
+        final=False,
+        created_at=0,
+        chunk_bytes=32 << 20,
+        chunks=tuple(4_000_000_000 + number for number in range(CHUNKS)),
+    )
+
+
+def commit(config: Config, role: str, versions: int) -> None:
+    """What a role has committed once all its work has ended: every input and ledger read to the end."""
+    shard, _ = graph_of(config, role)
+    newest = f"1.{versions - 1}"
+    marks: dict[str, dict[str, Any]] = {
+        "placement": {"manifests": [newest, False, versions - 1], "lease": 1},
+        "rollout": {"versions": [newest]},
+        "experience": {"newest": newest, "batch": versions},
+        "trainer": {"published": versions - 1, "trained": {"offsets": [0], "number": versions, "published": newest}},
+    }
+    session = Session(shard.session())
+    with admin_client(config.kafka.client()) as admin:
+        names = {name for name, *_ in [*session.config.ledger, *session.positions()]}
+        ends = {Partition(*where): end for where, end in end_offsets(admin, sorted(names)).items()}
+    read = {where: ends[where] for where in session.positions()}
+    if role == "trainer":
+        marks[role]["trained"]["offsets"] = [ends[Partition(BATCHES.name(RUN), 0)]]
+    ledger = {f"{where.topic}:{where.partition}": ends[where] for where in session.config.ledger}
+    session.commit([], read, ledger, marks.get(role, {}))
+    session.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""The notes of a run's commits, as its next starts would find them: for whoever must know what a restart needs."""
+
+from __future__ import annotations
+
+from infra.kafka.note import Note
+from infra.kafka.properties import ClientProperties
+from infra.kafka.ranges import UnknownTopic
+from infra.kafka.reading import read_topic
+from schemas.records import CommitNote
+
+
+def committed_notes(client: ClientProperties, restore: str) -> dict[str, Note]:
+    """The note of the last commit of each group, by group, from the topic `restore`; empty where there is none.
+
+    What stands behind another's open transaction is not seen: the notes may be older than the last ones, and what a
+    restart needs only rises.
+    """
+    try:
+        return {
+            row.group: Note.decode(row.note)
+            for record in read_topic(client, restore)
+            for row in record.rows
+            if isinstance(row, CommitNote)
+        }
+    except UnknownTopic:
+        return {}

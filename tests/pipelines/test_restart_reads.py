@@ -1,0 +1,84 @@
+"""What a start reads is bounded: the sources of every role against the table of bounds."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+import pytest
+
+from operators.io.config import ShardConfig
+from operators.io.read_topics import ReadTopics
+from pipelines import trainer
+from pipelines.config import Config, KafkaConfig, RunConfig, parse_config
+from pipelines.restart_reads import LEDGER, OBSERVERS, READS
+from pipelines.roles import PIPELINES
+from schemas.topics import CATALOGUE, METRICS, RELAY, REPLICAS
+
+
+class _NoWork:
+    """In the place of the trainer's step, which needs a model."""
+
+    def restore(self, restored: Any) -> Any:
+        raise NotImplementedError
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    """A run with everything that reads: several shards of the buffer, and a curriculum."""
+    # Real models, but none that must be there: the trainer's step is not made, and rollouts are emulated.
+    monkeypatch.setattr(trainer, "_training", lambda config, source, rank: (_NoWork(), source))
+    settings = {
+        "rollout": {"engine": "emulated"},
+        "prompts": {"source": "synthetic"},
+        "experience": {"shards": 2},
+        "relay": {"store": str(tmp_path)},
+        "kafka": {"partitions": 2},
+    }
+    found = parse_config(settings, "a test")
+    return replace(found, run=RunConfig("first"), kafka=KafkaConfig("localhost:1", partitions=2))
+
+
+def shards_of(config: Config, role: str) -> Iterator[ShardConfig]:
+    pipeline = beam.Pipeline(runner="FnApiRunner")
+    importlib.import_module(f"pipelines.{role}").build(pipeline, config=config)
+    for part in pipeline.transforms_stack[0].parts:
+        if isinstance(part.transform, ReadTopics):
+            yield from part.transform.shards
+
+
+def reads_of(shard: ShardConfig) -> set[tuple[str, str]]:
+    return {(r.topic.noun, "") for r in shard.readings} | {(topic.noun, LEDGER) for topic, _ in shard.ledger}
+
+
+@pytest.mark.parametrize("role", PIPELINES)
+def test_table_of_bounds_has_what_the_sources_of_a_role_read(
+    config: Config, role: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    levels = {"": 3}
+    monkeypatch.setattr(type(config.prompts), "curricula", property(lambda self: levels))
+    if role == "trainer":
+        monkeypatch.setattr(Config, "emulated", property(lambda self: False))  # which reads the chain, too
+    (shard,) = shards_of(config, role)
+    assert reads_of(shard) == set(READS[role])
+
+
+@pytest.mark.parametrize("role", PIPELINES)
+def test_no_role_starts_at_the_beginning_of_a_topic_that_only_grows(config: Config, role: str) -> None:
+    for shard in shards_of(config, role):
+        for reading in shard.readings:
+            assert reading.start != "earliest" or reading.topic.retention == "newest", reading.topic.noun
+            if reading.start == "committed" and role in ("rollout", "relay"):
+                assert reading.newest is not None, "one that joins a long run has committed nothing"
+
+
+def test_observers_have_bounds_for_what_they_read() -> None:
+    assert set(OBSERVERS) == {METRICS.noun, RELAY.noun, REPLICAS.noun}
+
+
+def test_topics_that_are_compacted_are_those_that_keep_the_newest() -> None:
+    assert [t.noun for t in CATALOGUE.values() if (t.cleanup == "compact") != (t.retention == "newest")] == []
