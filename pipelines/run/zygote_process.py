@@ -115,14 +115,19 @@ def temporary_folder(logs: Path) -> str:
 
     Its name follows from the run's, so a run that was killed whole, and is resumed, cleans up behind itself.
     """
-    name = hashlib.sha256(str(logs.absolute()).encode()).hexdigest()[:12]
-    folder = os.path.join(tempfile.gettempdir(), f"laminar-run-{name}")
+    folder = temporary_place(logs)
     shutil.rmtree(folder, ignore_errors=True)
     try:
         os.mkdir(folder, 0o700)
     except FileExistsError:  # another user's
         return tempfile.mkdtemp(prefix="laminar-run-")
     return folder
+
+
+def temporary_place(logs: Path) -> str:
+    """Where `temporary_folder` makes it."""
+    name = hashlib.sha256(str(logs.absolute()).encode()).hexdigest()[:12]
+    return os.path.join(tempfile.gettempdir(), f"laminar-run-{name}")
 
 
 def start_zygote(log_file: Path, model: str) -> subprocess.Popen[bytes]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from laminar_runs import LaminarRun, Nursery, kill_what_lives_in
+from laminar_runs import LaminarRun, Nursery
 from small_runs import make_model, write_config
 
 StartRun = Callable[..., LaminarRun]
@@ -40,4 +40,5 @@ def start_run(nursery: Nursery, small_config: Path, tmp_path_factory: pytest.Tem
         return run
 
     yield start
-    kill_what_lives_in(run.here for run in started)
+    for run in started:
+        run.end()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+
+from pipelines.run.zygote_process import temporary_place
 
 REPOSITORY = Path(__file__).parents[2]
 SHARED_MEMORY = Path("/dev/shm")
@@ -168,10 +171,21 @@ class LaminarRun(Command):
         """The weight versions that lie in shared memory."""
         return list(SHARED_MEMORY.glob(f"laminar-{self.name}/*.safetensors"))
 
+    @property
+    def temporary(self) -> Path:
+        """The temporary directory of its roles."""
+        return Path(temporary_place(self.folder / "logs"))
+
+    def end(self) -> None:
+        """Kill what is left, and clean up behind it: nobody else can."""
+        super().end()
+        shutil.rmtree(self.temporary, ignore_errors=True)
+
     def traces(self) -> list[str]:
         """What is left of the run outside its folder."""
         found = [f"{process.pid} {' '.join(_command(process))[:80]}" for process in self.processes()]
         found += [str(path) for path in SHARED_MEMORY.glob(f"laminar-{self.name}*")]
+        found += [str(self.temporary)] if self.temporary.exists() else []
         address = self.state().get("bootstrap_servers", "")
         if (self.folder / "kafka").exists() and address and _listens(address):
             found.append(f"a broker at {address}")
