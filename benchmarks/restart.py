@@ -91,11 +91,12 @@ def after(trajectories: int, versions: int, rounds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder, start_broker(BrokerConfig(Path(folder))) as broker:
         config = config_of(broker.bootstrap_servers)
         make_topics(config)
+        sessions = {role: Session(graph_of(config, role)[0].session()) for role in ROLES[:-1]}
         began = time.monotonic()
         fill(config, trajectories, versions)
         print(f"filled in {time.monotonic() - began:.0f} s", file=sys.stderr)
         for role in ROLES[:-1]:
-            commit(config, role, versions)
+            commit(config, role, sessions[role], versions)
         return {
             role: min((start(role, broker.bootstrap_servers) for _ in range(rounds)), key=seconds) for role in ROLES
         }
@@ -210,9 +211,8 @@ def manifest(version: PolicyVersion, specs: tuple[TensorSpec, ...]) -> WeightVer
     )
 
 
-def commit(config: Config, role: str, versions: int) -> None:
+def commit(config: Config, role: str, session: Session, versions: int) -> None:
     """What a role has committed once all its work has ended: every input and ledger read to the end."""
-    shard, _ = graph_of(config, role)
     newest = f"1.{versions - 1}"
     marks: dict[str, dict[str, Any]] = {
         "placement": {"manifests": [newest, False, versions - 1], "lease": 1},
@@ -220,10 +220,10 @@ def commit(config: Config, role: str, versions: int) -> None:
         "experience": {"newest": newest, "batch": versions},
         "trainer": {"published": versions - 1, "trained": {"offsets": [0], "number": versions, "published": newest}},
     }
-    session = Session(shard.session())
     with admin_client(config.kafka.client()) as admin:
         names = {name for name, *_ in [*session.config.ledger, *session.positions()]}
-        ends = {Partition(*where): end for where, end in end_offsets(admin, sorted(names)).items()}
+        found = end_offsets(admin, sorted(names)) if names else {}
+        ends = {Partition(*where): end for where, end in found.items()}
     read = {where: ends[where] for where in session.positions()}
     if role == "trainer":
         marks[role]["trained"]["offsets"] = [ends[Partition(BATCHES.name(RUN), 0)]]
