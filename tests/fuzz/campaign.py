@@ -127,10 +127,11 @@ def read(folder: Path, names: Sequence[str]) -> dict[str, Fed]:
 
 
 def write(folder: Path, results: dict[str, Fed]) -> None:
-    """Keep what has come of it so far."""
-    partial = folder / ".results.json"
-    partial.write_text(json.dumps({name: asdict(fed) for name, fed in results.items()}, indent=1))
-    partial.replace(folder / "results.json")
+    """Keep what has come of it so far, beside what decoders that are not in `results` have come to."""
+    file, partial = folder / "results.json", folder / ".results.json"
+    known = json.loads(file.read_text()) if file.exists() else {}
+    partial.write_text(json.dumps(known | {name: asdict(fed) for name, fed in results.items()}, indent=1))
+    partial.replace(file)
 
 
 def show(results: dict[str, Fed], inputs: int, least: int) -> None:
