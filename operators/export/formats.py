@@ -45,7 +45,10 @@ def read_table(file: Path, kind: Format, schema: pa.Schema) -> pa.Table:
             return _from_lines(file, schema)
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{file} cannot be read as {kind}: {error}") from error
-    return pa.concat_tables([schema.empty_table(), table], promote_options="default").select(schema.names)
+    try:
+        return pa.concat_tables([schema.empty_table(), table], promote_options="default").select(schema.names)
+    except pa.ArrowException as error:
+        raise ValueError(f"{file} has columns of other types than its topic: {error}") from error
 
 
 def sha256(file: Path) -> str:

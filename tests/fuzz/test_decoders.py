@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from decoders import DECODERS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from operators.export.formats import Format, read_table, write_table
 
 EXAMPLES = 80
 _EDITS = st.lists(st.tuples(st.integers(0, 1 << 16), st.binary(max_size=9), st.integers(0, 9)), max_size=4)
@@ -19,6 +23,13 @@ def test_decoder_takes_or_refuses_its_seeds_cut_short(name: str) -> None:
     for seed in decoder.seeds():
         for end in {0, 1, 2, len(seed) // 2, max(0, len(seed) - 1), len(seed)}:
             decoder.check(seed[:end])
+
+
+@pytest.mark.parametrize("kind", ["arrow", "parquet"])
+def test_a_table_of_other_column_types_is_refused(kind: Format, tmp_path: Path) -> None:
+    write_table(tmp_path / "it", pa.table({"reward": ["high"]}), kind)
+    with pytest.raises(ValueError, match="columns of other types than its topic"):
+        read_table(tmp_path / "it", kind, pa.schema([("reward", pa.float64())]))
 
 
 @pytest.mark.parametrize("name", DECODERS)
