@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +64,13 @@ def ended(small_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Lamin
     here = tmp_path_factory.mktemp("here")
     run = LaminarRun(_Terminal(), here, small_config, NAME, *WARM_START)  # type: ignore[arg-type]
     try:
-        run.until_phase("training", 170)
-        run.pid_of("relay")
-        sockets = listening_sockets(run.processes())
-        run.wait(170)
+        run.until_phase("starting", 170)
+        sockets: set[tuple[str, int]] = set()
+        deadline = time.monotonic() + 170
+        while run.exit_code() is None and time.monotonic() < deadline:
+            sockets |= listening_sockets(run.processes())
+            time.sleep(0.5)
+        run.wait(1)
         left = run.traces()
     finally:
         run.end()
@@ -131,7 +135,8 @@ def test_a_warm_start_that_fails_ends_the_run_with_its_reason(start_run: StartRu
     assert run.wait() == 1
     why = "there are no worked answers for 'leg_counting', only for chain_sum, gcd"
     reason = f"the warm start failed: ValueError: {why}"
-    assert run.said().splitlines()[-1] == f"laminar: {reason} (see {run.folder / 'logs' / 'warm-start.log'})"
+    last = run.said().splitlines()[-1]
+    assert last.startswith(f"laminar: {reason} (see {run.folder / 'logs' / 'warm-start.log'}); once that is mended, ")
     assert reason in run.state()["error"]
     assert not run.traces()
 
