@@ -32,15 +32,11 @@ class Before:
 
 
 def newest_mark(client: ClientProperties, run: str) -> TrimMark | None:
-    """Where the log of `run` begins; None if it was never trimmed. Raises RuntimeError for a mark it cannot read."""
+    """Where the log of `run` begins; None if it was never trimmed. Records that are no marks are passed over."""
     mark: TrimMark | None = None
     try:
         for record in read_topic(client, MARKS.name(run)):
-            if record.error is not None:
-                raise RuntimeError(
-                    f"{record.topic}, offset {record.offset}: a trim's mark is unreadable: {record.error}"
-                )
-            mark = record.rows[-1]
+            mark = next((row for row in reversed(record.rows) if isinstance(row, TrimMark)), mark)
     except UnknownTopic:
         return None
     return mark

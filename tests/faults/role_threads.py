@@ -64,7 +64,7 @@ class RoleThread:
         read, fold, _ = graph.transforms
         assert isinstance(read, ReadTopics)
         assert isinstance(fold, FoldRecords)
-        return cls(role.name, read._shards[0], fold._step)
+        return cls(role.name, read.shards[0], fold._step)
 
     def close(self) -> None:
         """End after the poll that it is at."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,17 @@ from record_samples import PROMPT, SAMPLES
 from record_strategies import records_of
 
 from schemas.arrow import decode_arrow, encode_arrow
-from schemas.codec import MAX_ROWS, MAX_VALUE_BYTES, RECORD_TYPES, RecordType, ValueTooLarge, decode, encode, encode_all
+from schemas.codec import (
+    MAX_ROWS,
+    MAX_VALUE_BYTES,
+    RECORD_TYPES,
+    RecordType,
+    ValueTooLarge,
+    decode,
+    encode,
+    encode_all,
+    record_type,
+)
 from schemas.plain import decode_json, encode_json, from_plain, to_plain
 from schemas.records import RECORDS
 
@@ -48,7 +59,9 @@ def test_rows_of_one_value_keep_their_order(entry: RecordType, data: st.DataObje
 @KINDS
 def test_there_is_a_sample_and_it_says_what_it_is(kind: type) -> None:
     _, headers = encode(SAMPLES[kind])
-    assert ("laminar-schema", f"{kind.__name__}/1".encode()) in headers
+    schema = record_type(kind).schema
+    assert re.fullmatch(rf"{kind.__name__}/\d+", schema)
+    assert ("laminar-schema", schema.encode()) in headers
 
 
 def test_rows_of_two_classes_do_not_travel_together() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from kafka import KafkaProducer, OffsetAndMetadata, TopicPartition
-from kafka.errors import CoordinatorLoadInProgressError, CoordinatorNotAvailableError, NotCoordinatorError
+from kafka.errors import CoordinatorLoadInProgressError, CoordinatorNotAvailableError, NoError, NotCoordinatorError
 from run_stories import assignment, experience, manifest, micro_batch, settled, trajectory
 
 from infra.kafka.admin import TopicSpec, admin_client, beginning_offsets, create_topics, end_offsets
@@ -88,8 +88,11 @@ class Run:
         with admin_client(self.client) as admin:
             while True:
                 try:
-                    admin.alter_group_offsets(group_name(self.run, role), {where: OffsetAndMetadata(offset, "", -1)})
-                    return
+                    moved = {where: OffsetAndMetadata(offset, "", -1)}
+                    (error,) = admin.alter_group_offsets(group_name(self.run, role), moved).values()
+                    if error is NoError:
+                        return
+                    raise error
                 except (CoordinatorNotAvailableError, CoordinatorLoadInProgressError, NotCoordinatorError):
                     assert time.monotonic() < deadline  # a broker's first group: its topic is made first
 
@@ -220,6 +223,14 @@ def test_what_was_not_dispatched_yet_is_not_closed(run: Run) -> None:
     execute(run.client, replace(plan, checkpoint=None), Path("nowhere"))
     run.write(INBOX, assignment("p3.0"))
     assert audit(run.client, run.run).in_flight == {"generation": 1}
+
+
+def test_what_is_no_mark_is_passed_over(run: Run) -> None:
+    run.trim("1.2")
+    mark = newest_mark(run.client, run.run)
+    run.producer.send(MARKS.name(run.run), b"garbage").get(10)
+    assert mark is not None
+    assert newest_mark(run.client, run.run) == mark
 
 
 def test_without_a_checkpoint_nothing_is_trimmed(run: Run) -> None:
