@@ -27,6 +27,7 @@ from schemas.topics import (
     BATCHES,
     EXPERIENCES,
     INBOX,
+    MARKS,
     PROMPTS,
     RELAY,
     RESTORE,
