@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-CACHES = ("torchinductor_*",)
-"""What libraries keep there on purpose."""
+CACHES = ("torchinductor_*", "beam-pipeline-temp*")
+"""What libraries keep there on purpose, and what Beam leaves where a test kills a program that runs a pipeline."""
 MAX_NAMED = 20
 _FOLDER = pytest.StashKey[Path]()
 

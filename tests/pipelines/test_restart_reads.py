@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -45,6 +46,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
 
 def shards_of(config: Config, role: str) -> Iterator[ShardConfig]:
     pipeline = beam.Pipeline(runner="FnApiRunner")
+    shutil.rmtree(pipeline.local_tempdir)  # Beam does in `run` alone
     importlib.import_module(f"pipelines.{role}").build(pipeline, config=config)
     for part in pipeline.transforms_stack[0].parts:
         if isinstance(part.transform, ReadTopics):
