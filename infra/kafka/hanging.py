@@ -25,6 +25,8 @@ from infra.kafka.properties import ClientProperties
 
 APART_S = 1.0
 """Between two looks: what is open and over for its coordinator in both, no producer is at work on."""
+LOOKS = 10
+"""Looks at most: where producers are at work, one may differ from the next for ever."""
 SETTLES_S = 60.0
 """How long a broker that has just started may take to end what it knows to be ending."""
 
@@ -52,14 +54,15 @@ def end_hanging(client: ClientProperties, sleep: Callable[[float], None] = time.
 def _end(admin: Any, sleep: Callable[[float], None], ended: set[str]) -> None:
     """End what hangs; the names of the partitions go into `ended`, which counts also where a later one fails."""
     topics = admin.list_topics()
-    hanging: set[OpenTransaction] = set()
-    while True:
-        before, hanging = hanging, {each for each in open_transactions(admin, topics) if each.hangs}
+    before: set[OpenTransaction] = set()
+    for look in range(LOOKS):
+        hanging = {each for each in open_transactions(admin, topics) if each.hangs}
         if not hanging:
             return
-        if hanging == before:
+        if hanging == before or look == LOOKS - 1:
             break
+        before = hanging
         sleep(APART_S)  # a coordinator that has just loaded may know more in the next look
-    for each in hanging:
+    for each in hanging & before:
         write_marker(admin, each)
         ended.add(f"{each.topic}-{each.partition}")
