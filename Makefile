@@ -143,7 +143,7 @@ exports-requirements: requirements.txt | $(READY)
 
 exports-test: exports-env
 	$(EXPORTS_VENV)/bin/pytest -W ignore tests/operators/export/test_trainers_read_exports.py \
-		tests/pipelines/report/test_trackers.py $(ARGS)
+		tests/pipelines/present/report/test_trackers.py $(ARGS)
 
 # verl too: the oracle of the trainer's losses. Without its own dependencies, which are those of a cluster.
 VERL_VENV := .venv-verl

@@ -34,7 +34,7 @@ from rich.table import Table
 from benchmarks.recipe import run_seed
 from benchmarks.results import Result, Results
 from pipelines.config import load_config
-from pipelines.report.machine import describe_machine
+from pipelines.present.report.machine import describe_machine
 
 CELLS: Mapping[str, tuple[str, ...]] = {
     "grpo": (),

@@ -19,8 +19,8 @@ from benchmarks.moves import Moves, moves_of
 from infra.kafka.broker import BrokerConfig, start_broker
 from infra.kafka.properties import ClientProperties
 from pipelines.config import load_config
-from pipelines.report.metrics_file import read_metrics
-from pipelines.report.series import Batch, batches
+from pipelines.inspect.metrics_file import read_metrics
+from pipelines.present.report.series import Batch, batches
 from schemas.records import Assignment, Metric, Trajectory
 from schemas.topics import INBOX, TRAJECTORIES
 

@@ -26,7 +26,7 @@ from benchmarks.processes import OthersWatch
 from benchmarks.sides import Side, Work, run_laminar, run_trl, warm_start
 from infra.files import write_atomically
 from pipelines.config import Config, load_config
-from pipelines.report.machine import describe_machine, package_versions
+from pipelines.present.report.machine import describe_machine, package_versions
 
 RESULTS = Path("benchmarks/results/end_to_end.json")
 FOLDER = Path("build/end_to_end")

@@ -36,7 +36,7 @@ from infra.kafka.broker import BrokerConfig, start_broker
 from infra.runners.collector import collect_seldom
 from operators.experience.config import ExperienceConfig
 from pipelines.config import Config, KafkaConfig, RunConfig
-from pipelines.report.machine import describe_machine
+from pipelines.present.report.machine import describe_machine
 
 PUBLISHED = (
     "On other machines, as published: PipelineRL's files 34.8k writes and 10.0k reads a second, not durable; "

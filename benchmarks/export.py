@@ -35,11 +35,11 @@ from operators.export.folder import ExportFolder
 from operators.export.verify import outline, verify
 from operators.export.where import parse_where
 from operators.io.shards import close_shards
-from pipelines.cli.output import Rows, show
-from pipelines.cli.record_text import SHOWN, as_items
 from pipelines.config import Config, KafkaConfig, RunConfig, parse_config
 from pipelines.export import build
-from pipelines.log.chunks import read_chunks
+from pipelines.inspect.log.chunks import read_chunks
+from pipelines.present.output import Rows, show
+from pipelines.present.record_text import SHOWN, as_items
 from pipelines.run.topics import make_topics
 from schemas.block_codec import encode_block
 from schemas.codec import encode

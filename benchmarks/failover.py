@@ -31,8 +31,8 @@ from benchmarks.emulated_runs import emulated_run
 from benchmarks.ended_runs import rows_of
 from operators.placement.config import PlacementConfig
 from operators.rollout.config import RolloutConfig
-from pipelines.report.machine import describe_machine
-from pipelines.report.metrics_file import read_metrics
+from pipelines.inspect.metrics_file import read_metrics
+from pipelines.present.report.machine import describe_machine
 from schemas.records import Assignment, Metric
 from schemas.topics import INBOX
 

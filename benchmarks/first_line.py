@@ -25,7 +25,7 @@ from rich.table import Table
 
 from benchmarks.emulated_runs import emulated_run
 from infra.kafka.reading import last_records
-from pipelines.report.machine import describe_machine
+from pipelines.present.report.machine import describe_machine
 from schemas.topics import TRAJECTORIES
 
 EXAMPLE = Path("examples/emulated.toml")

@@ -22,8 +22,8 @@ from rich.table import Table
 from benchmarks.emulated_runs import emulated_run, finished_spans, measure
 from benchmarks.results import Result, Results
 from pipelines.config import load_config
-from pipelines.report.machine import describe_machine
-from pipelines.report.metrics_file import read_metrics
+from pipelines.inspect.metrics_file import read_metrics
+from pipelines.present.report.machine import describe_machine
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "emulated.toml"
 BATCH = 128

@@ -23,10 +23,10 @@ from rich.table import Table
 
 from benchmarks.processes import OthersWatch
 from infra.certificates import write_relay_files
-from infra.transport.cargo import Cargo
+from infra.transport.chunk_registry import Holding, Shelf
+from infra.transport.chunked_blob import Cargo
 from infra.transport.peer import dial
 from infra.transport.serving import Server
-from infra.transport.shelf import Holding, Shelf
 from infra.transport.throttle import Link
 from infra.transport.tls import Tls
 from schemas.records import PolicyVersion

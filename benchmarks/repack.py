@@ -25,7 +25,7 @@ from rich.table import Table
 from benchmarks.emulated_runs import Ran, emulated_run, run_emulated
 from benchmarks.moves import Moves, moves_of
 from benchmarks.repack_bound import PLACEMENTS, Cluster, Figures, Simulation
-from pipelines.report.machine import describe_machine
+from pipelines.present.report.machine import describe_machine
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "emulated.toml"
 BATCH = 512

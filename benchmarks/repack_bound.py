@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from operators.placement.lengths import LengthsSeen
-from operators.placement.levelling import plan_levelling
+from operators.placement.queue_balancing import plan_levelling
 from operators.placement.repack import Load, plan_repack
 from operators.rollout.emulated_engine import EmulatedEngine, emulated_scheduling
 from operators.rollout.emulated_rows import EmulatedRows

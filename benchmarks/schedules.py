@@ -24,7 +24,7 @@ from rich.table import Table
 
 from benchmarks.emulated_runs import run_emulated
 from benchmarks.results import Result, Results
-from pipelines.report.machine import describe_machine
+from pipelines.present.report.machine import describe_machine
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "emulated.toml"
 SCHEDULES = ("synchronous", "one_step", "stream", "partial_rollout", "laminar")

@@ -22,9 +22,9 @@ from operators.prompts.rendering import prompt_text
 from operators.prompts.sources import open_source
 from operators.trainer.algorithms import resolve
 from pipelines.config import Config, save_config
-from pipelines.report.machine import package_versions
-from pipelines.report.metrics_file import read_metrics
-from pipelines.report.series import Batch, batches
+from pipelines.inspect.metrics_file import read_metrics
+from pipelines.present.report.machine import package_versions
+from pipelines.present.report.series import Batch, batches
 from pipelines.run.warm import PROGRESS_FILE, make_warm_start
 from schemas.records import Assignment, Metric
 from schemas.topics import INBOX

@@ -29,7 +29,7 @@ from rich.table import Table
 from benchmarks.ended_runs import read_ended
 from benchmarks.measures import median
 from benchmarks.processes import OthersWatch
-from pipelines.report.machine import describe_machine
+from pipelines.present.report.machine import describe_machine
 from schemas.records import Trajectory
 from schemas.topics import TRAJECTORIES
 

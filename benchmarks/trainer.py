@@ -34,7 +34,7 @@ from operators.trainer.config import LearnerConfig
 from operators.trainer.learner import Learner
 from operators.trainer.packing import micro_batches
 from operators.trainer.policy import load_policy, token_logprobs
-from pipelines.report.machine import describe_machine
+from pipelines.present.report.machine import describe_machine
 from schemas import columns
 from schemas.identity import trajectory_id
 from schemas.records import MicroBatch

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from infra.escaping import VisibleFormatter
 from pipelines.config import Config, ConfigError
-from pipelines.view.visible import VisibleFormatter
 
 if TYPE_CHECKING:
     from apache_beam import Pipeline

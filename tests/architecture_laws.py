@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 LAYERS = ("schemas", "infra", "operators", "pipelines")
+WITHIN_PIPELINES = ("inspect", "present", "run", "cli")
+"""Folders of pipelines. Each may import those before it and the modules of `pipelines` itself."""
 EVERYWHERE = (*LAYERS, "tests", "benchmarks")
 MAX_LINES = 400
 
@@ -29,10 +31,10 @@ VENDORS: dict[str, tuple[str, ...]] = {
     "openenv": ("operators/rollout/environments/openenv_session.py",),
     "verifiers": ("operators/rollout/environments/verifiers_rollout.py",),
     "peft": ("operators/trainer/lora.py",),
-    "mlflow": ("pipelines/report/trackers.py",),
-    "tensorboardX": ("pipelines/report/trackers.py",),
-    "trackio": ("pipelines/report/trackers.py",),
-    "wandb": ("pipelines/report/trackers.py",),
+    "mlflow": ("pipelines/present/report/trackers.py",),
+    "tensorboardX": ("pipelines/present/report/trackers.py",),
+    "trackio": ("pipelines/present/report/trackers.py",),
+    "wandb": ("pipelines/present/report/trackers.py",),
     "apache_beam": ("operators/", "pipelines/", "infra/runners/"),
 }
 PICKLES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
@@ -80,8 +82,21 @@ def _import_law(path: str, tree: ast.Module) -> Iterator[Breach]:
             yield line, f"{home[0]} imports {name}; imports go {' <- '.join(LAYERS)} only"
         elif target[0] == home[0] == "operators" and len(target) > 1 and target[1] not in (home[1], "io"):
             yield line, f"operators/{home[1]} imports {name}; operators meet in topics alone (operators/io is for all)"
-        elif target[0] == "operators" and path.startswith("pipelines/audit/"):
+        elif target[0] == "operators" and path.startswith("pipelines/inspect/audit/"):
             yield line, f"imports {name}; the audit proves what operators did and shares no code with them"
+
+
+def _pipelines_law(path: str, tree: ast.Module) -> Iterator[Breach]:
+    for line, name in imports(path, tree):
+        if path.startswith("pipelines/") and name.startswith("pipelines."):
+            if _level(name.split(".")) > _level(path.split("/")):
+                order = " <- ".join(("pipelines/*.py", *WITHIN_PIPELINES))
+                yield line, f"{path} imports {name}; imports within pipelines go {order} only"
+
+
+def _level(parts: list[str]) -> int:
+    """The place of a module in the order of the folders of pipelines; 0 for a module in none of them."""
+    return WITHIN_PIPELINES.index(parts[1]) + 1 if len(parts) > 2 and parts[1] in WITHIN_PIPELINES else 0
 
 
 def _vendor_law(path: str, tree: ast.Module) -> Iterator[Breach]:
@@ -162,5 +177,5 @@ def _dotted(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-_OF_LAYERS: tuple[Law, ...] = (_import_law, _vendor_law, _schemas_law, _transform_law, _topic_law)
+_OF_LAYERS: tuple[Law, ...] = (_import_law, _pipelines_law, _vendor_law, _schemas_law, _transform_law, _topic_law)
 _OF_ALL: tuple[Law, ...] = (_pickle_law, _except_law)

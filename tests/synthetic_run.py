@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from pipelines.report.metrics_file import version_metric
+from pipelines.inspect.metrics_file import version_metric
 from schemas.records import Metric, PolicyVersion, ReplicaStatus, WeightVersion
 
 START = 1_700_000_000_000

@@ -258,7 +258,7 @@ class Broker:
     def _end_hanging(self, progress: Progress) -> None:
         from kafka.errors import KafkaError  # here, as above
 
-        from infra.kafka.hanging import end_hanging
+        from infra.kafka.hanging_transactions import end_hanging
 
         try:
             ended = end_hanging(self.client())

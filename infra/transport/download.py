@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from blake3 import blake3
 
-from infra.transport.cargo import full_cargo
+from infra.transport.chunk_registry import Holding
+from infra.transport.chunked_blob import full_cargo
 from infra.transport.fetch import Counts, Fetch
 from infra.transport.frames import TransportError
 from infra.transport.peer import Peer, dial
-from infra.transport.shelf import Holding
 from infra.transport.throttle import Link
 from infra.transport.tls import Tls
 from infra.transport.topology import link_of

@@ -13,11 +13,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from infra.transport.cargo import Cargo
+from infra.transport.chunk_registry import Holding
+from infra.transport.chunked_blob import Cargo
 from infra.transport.frames import ProtocolError, TransportError
 from infra.transport.peer import Absent, Peer
 from infra.transport.schedules import Pull
-from infra.transport.shelf import Holding
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from crc32c import crc32c
 
-from infra.transport.cargo import Cargo
+from infra.transport.chunked_blob import Cargo
 from infra.transport.frames import Kind, ProtocolError, TransportError, interrupt, receive, receive_payload, send
 from infra.transport.handshake import connect
 from infra.transport.throttle import Link

@@ -13,10 +13,10 @@ from typing import Any
 
 from infra.runners.liveness import LIVENESS
 from infra.store.chunks import MAX_CHUNK_BYTES
-from infra.transport.cargo import FORMS
+from infra.transport.chunk_registry import Holding, Key, Shelf
+from infra.transport.chunked_blob import FORMS
 from infra.transport.frames import Kind, ProtocolError, TransportError, interrupt, receive, send, send_chunk
 from infra.transport.handshake import expect, tune, welcome
-from infra.transport.shelf import Holding, Key, Shelf
 from infra.transport.throttle import Link
 from infra.transport.tls import Tls
 

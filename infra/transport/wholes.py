@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from infra.store.errors import VersionGone
 from infra.store.weight_store import WeightStore, open_mapped
-from infra.transport.shelf import Key
+from infra.transport.chunk_registry import Key
 from schemas.records import PolicyVersion
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from operators.experience.batch_context import Moment
 from operators.experience.groups import Group
 from operators.experience.members import Member
-from operators.experience.moment import Moment
 
 
 class Drop(NamedTuple):

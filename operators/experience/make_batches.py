@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from operators.experience.batch_context import Moment
 from operators.experience.config import ExperienceConfig
 from operators.experience.curriculum import Curricula, Curriculum
 from operators.experience.endings import Endings
 from operators.experience.groups import Group, Groups
 from operators.experience.measures import BufferMeasures, by_task
 from operators.experience.members import Member, Run, Shelf, ages, runs_of
-from operators.experience.moment import Moment
 from operators.experience.packing import pack
 from operators.experience.prompt_order import PromptOrder
 from operators.experience.sharing import Sharing

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+from operators.experience.batch_context import Moment
 from operators.experience.curriculum import total
 from operators.experience.groups import Group
-from operators.experience.moment import Moment
 
 
 @dataclass(frozen=True)

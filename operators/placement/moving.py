@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from operators.io.elements import Output
 from operators.placement.config import PlacementConfig
 from operators.placement.leases import Leases
-from operators.placement.levelling import plan_levelling
 from operators.placement.plans import plan_record
+from operators.placement.queue_balancing import plan_levelling
 from operators.placement.repack import Load, Move, plan_repack
 from operators.placement.replicas import Replica, ReplicaTable
 from operators.placement.tracking import Tracking

@@ -16,10 +16,10 @@ from operators.io.pending import PendingOffsets
 from operators.io.reject import rejected
 from operators.placement.coverage import Coverage
 from operators.placement.ending import failed_trajectory
-from operators.placement.fates import MoveFates
-from operators.placement.holds import Holds
 from operators.placement.leases import Leases
 from operators.placement.lengths import LengthsSeen
+from operators.placement.move_outcomes import MoveFates
+from operators.placement.pending_records import Holds
 from operators.placement.pool import Partial, PartialPool
 from operators.placement.work import HandOver, Owned, Owner, Work, WorkTable
 from schemas.identity import TrajectoryKey, parse_trajectory_id

@@ -8,7 +8,7 @@ from typing import Literal
 
 from infra.listening import is_loopback
 from infra.store.chunks import MAX_CHUNK_BYTES
-from infra.transport.node import Door
+from infra.transport.relay_node import Door
 from infra.transport.throttle import Link
 from infra.transport.tls import Tls
 

@@ -19,7 +19,7 @@ from infra.store.arriving import Seal
 from infra.store.errors import VersionGone
 from infra.store.names import weight_file
 from infra.store.weight_store import WeightStore, to_evict
-from infra.transport.node import RelayNode
+from infra.transport.relay_node import RelayNode
 from operators.io.elements import Checkpoint, Output, Place, Polled, Received, Restored
 from operators.io.reject import rejected
 from operators.relay.config import AUTO, RelayConfig

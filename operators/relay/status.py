@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from infra.transport.node import RelayNode
+from infra.transport.relay_node import RelayNode
 from schemas.records import PolicyVersion, RelayStatus
 
 

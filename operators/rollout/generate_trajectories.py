@@ -10,8 +10,8 @@ from typing import Any
 
 from infra.kafka.producer import BoundedProducer
 from infra.models.chat import MessageFrame
-from infra.transport.node import Door
-from infra.transport.parcels import Parcels
+from infra.transport.kv_transfer import Parcels
+from infra.transport.relay_node import Door
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, Place, Polled, Restored
 from operators.io.reject import rejected

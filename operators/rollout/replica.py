@@ -20,7 +20,7 @@ from typing import Protocol
 import numpy as np
 
 from infra.store.errors import VersionGone
-from infra.transport.parcels import Parcels
+from infra.transport.kv_transfer import Parcels
 from operators.rollout.config import RolloutConfig
 from operators.rollout.engine import KV, Completion, Engine, Partial
 from operators.rollout.reservations import Reservations

@@ -20,7 +20,7 @@ from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, Place, Polled, Restored
 from operators.trainer.assembly import BatchAssembly, Refused, WholeBatch
 from operators.trainer.batch_figures import batch_figures
-from operators.trainer.passed_over import letters
+from operators.trainer.skipped_records import letters
 from operators.trainer.training_config import TrainingConfig
 from schemas.records import Metric, MicroBatch, PolicyVersion, WeightVersion
 from schemas.topics import BATCHES, METRICS, RELAY

@@ -26,6 +26,8 @@ from operators.trainer.algorithms import AGGREGATIONS, clip_can_act, idle_clip, 
 from operators.trainer.batch import TrainingBatch, join, refuse_unknown_tokens
 from operators.trainer.config import LearnerConfig
 from operators.trainer.critic import Critic
+from operators.trainer.device_sharing import DeviceTurns, Move
+from operators.trainer.global_batch_metadata import Roster, enrol
 from operators.trainer.lora import adapters, add_adapters, merged_weights
 from operators.trainer.losses import kl_penalty
 from operators.trainer.metrics import TokenMetrics, batch_metrics
@@ -35,9 +37,7 @@ from operators.trainer.packing import TrainingMicroBatch, micro_batches, mini_ba
 from operators.trainer.passes import PolicyTargets, critic_gradient, policy_gradient, view
 from operators.trainer.policy import Policy, layers_of, load_policy
 from operators.trainer.ranks import ALONE, Ranks, whole
-from operators.trainer.roster import Roster, enrol
 from operators.trainer.trained_model import TrainedModel, copy_into, fit
-from operators.trainer.turns import DeviceTurns, Move
 from schemas.records import MicroBatch
 
 log = logging.getLogger(__name__)

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from operators.trainer.global_batch_metadata import Roster
 from operators.trainer.losses import Clip, PolicyLogprobs, importance_ratios
 from operators.trainer.ranks import ALONE, Ranks
-from operators.trainer.roster import Roster
 
 
 def batch_metrics(roster: Roster, advantages: Tensor) -> dict[str, float]:

@@ -16,9 +16,9 @@ from infra.store.announce import ManifestLog
 from infra.store.chunks import DEFAULT_CHUNK_BYTES
 from infra.store.publisher import Publisher, PublishFailed
 from infra.store.weight_store import WeightStore
-from infra.transport.courier import Courier
 from infra.transport.throttle import Link
 from infra.transport.tls import Tls
+from infra.transport.weight_pusher import Courier
 from operators.trainer.tensor_bytes import copy_tensor
 from schemas.records import PolicyVersion, RelayChain, TensorSpec, WeightVersion
 

@@ -18,7 +18,7 @@ from operators.io.elements import Place
 from operators.trainer.assembly import BatchAssembly, Refused, WholeBatch
 from operators.trainer.checkpoint import TrainerPosition, list_checkpoints, read_checkpoint
 from operators.trainer.learner import Learner, LearnerState
-from operators.trainer.meeting import Meeting
+from operators.trainer.rendezvous import Meeting
 from operators.trainer.training_config import TrainingConfig
 from schemas.records import MicroBatch, PolicyVersion
 from schemas.topics import BATCHES, parts_of_rank

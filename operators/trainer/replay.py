@@ -16,8 +16,8 @@ from infra.models.weights import weight_tensors, weights_digest
 from operators.trainer.assembly import BatchAssembly, WholeBatch
 from operators.trainer.checkpoint import read_checkpoint
 from operators.trainer.learner import Learner
-from operators.trainer.meeting import meet
 from operators.trainer.ranks import ALONE, Ranks
+from operators.trainer.rendezvous import meet
 from operators.trainer.training_config import TrainingConfig
 from schemas.records import MicroBatch
 from schemas.topics import parts_of_rank

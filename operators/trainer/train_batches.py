@@ -24,12 +24,12 @@ from operators.io.elements import Checkpoint, Output, Place, Polled, Restored
 from operators.trainer.assembly import Refused, WholeBatch
 from operators.trainer.checkpoint import check_writable, list_checkpoints, read_position, write_checkpoint
 from operators.trainer.manifest_offsets import ManifestOffsets
-from operators.trainer.meeting import meet
-from operators.trainer.passed_over import letters
 from operators.trainer.persist import CheckpointError, persist
 from operators.trainer.publishing import Publishing, WayToRelays
 from operators.trainer.rank_training import RankTraining
 from operators.trainer.ranks import Ranks
+from operators.trainer.rendezvous import meet
+from operators.trainer.skipped_records import letters
 from operators.trainer.tensor_bytes import tensor_specs
 from operators.trainer.training_config import TrainingConfig
 from schemas.records import Metric, MicroBatch, PolicyVersion, RelayChain, WeightVersion

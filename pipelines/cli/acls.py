@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from pipelines.cli.options import JsonOption
-from pipelines.cli.output import Report
+from pipelines.present.output import Report
 from pipelines.roles import PIPELINES
 
 app = typer.Typer()

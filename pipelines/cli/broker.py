@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from pipelines.cli.options import JsonOption
-from pipelines.cli.output import Report
+from pipelines.present.output import Report
 
 app = typer.Typer(no_args_is_help=True)
 

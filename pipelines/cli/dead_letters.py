@@ -15,8 +15,8 @@ from operators.export.columns import Placed, as_table, row_schema
 from operators.export.where import parse_where
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, JsonOption, Printing
-from pipelines.cli.output import Report, Rows, utc
 from pipelines.cli.repair import ExecuteOption
+from pipelines.present.output import Report, Rows, utc
 from schemas.block_codec import decode_as_block
 from schemas.records import DeadLetter
 from schemas.topics import DEAD_LETTERS

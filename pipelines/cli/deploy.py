@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from pipelines.cli.options import JsonOption
-from pipelines.cli.output import Report
 from pipelines.cli.run import ConfigArgument
+from pipelines.present.output import Report
 
 app = typer.Typer()
 
@@ -31,7 +31,7 @@ def deploy(
       kubectl apply -f infra/deploy/files/kubernetes.yaml
     """
     from pipelines.config import ConfigError
-    from pipelines.deploy.plan import files_of, plan_of
+    from pipelines.run.deployment import files_of, plan_of
 
     plan = plan_of(config)
     if not plan.run:

@@ -10,9 +10,9 @@ import typer
 
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Brokers, JsonOption
-from pipelines.cli.output import Report
-from pipelines.doctor.checks import Finding, can_run, judge
-from pipelines.doctor.machine import as_json, observe, remove_stale_stores
+from pipelines.present.output import Report
+from pipelines.run.doctor.checks import Finding, can_run, judge
+from pipelines.run.doctor.machine import as_json, observe, remove_stale_stores
 
 app = Commands()
 _SIGNS = {"ok": "ok", "limited": "--", "missing": "NO"}

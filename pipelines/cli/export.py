@@ -13,7 +13,7 @@ from infra.storage import place
 from pipelines.cli.export_serve import serve_command
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, Brokers, Connection, JsonOption, connect
-from pipelines.cli.output import Report
+from pipelines.present.output import Report
 
 if TYPE_CHECKING:
     from operators.export.verify import Proof

@@ -15,11 +15,11 @@ from operators.export.columns import PLACE, row_schema
 from operators.export.formats import plain
 from operators.export.where import parse_where
 from pipelines.cli.options import Address
-from pipelines.cli.output import Chunks, Report, Rows, arrow_stream, utc
-from pipelines.cli.record_text import brief
 from pipelines.cli.topic_names import TopicArgument, known_topic
 from pipelines.cli.topic_reading import Reading
-from pipelines.log.chunks import Chunk, read_chunks
+from pipelines.inspect.log.chunks import Chunk, read_chunks
+from pipelines.present.output import Chunks, Report, Rows, arrow_stream, utc
+from pipelines.present.record_text import brief
 from schemas.topics import Topic
 
 FIGURES = ("policy_version", "staleness", "reward", "prompt_tokens", "completion_tokens", "tokens", "lease", "batch")

@@ -9,7 +9,7 @@ import typer
 from infra.storage import Place, place
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, JsonOption
-from pipelines.cli.output import Report
+from pipelines.present.output import Report
 
 app = Commands()
 

@@ -8,13 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
-from pipelines.audit.before import newest_mark
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, JsonOption
-from pipelines.cli.output import Rows, Texts
 from pipelines.cli.weights import find_version
-from pipelines.log.made_from import Prompted, Step, ancestors, read_step, with_texts
-from pipelines.log.manifests import Manifests
+from pipelines.inspect.audit.trim_marks import newest_mark
+from pipelines.inspect.log.lineage import Prompted, Step, ancestors, read_step, with_texts
+from pipelines.inspect.log.manifests import Manifests
+from pipelines.present.output import Rows, Texts
 from schemas.records import TrimMark, WeightVersion
 
 app = Commands()

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipelines.cli.options import RUNS, JsonOption, Printing, RunOption
-from pipelines.cli.output import Report, Row, Rows
+from pipelines.present.output import Report, Row, Rows
 
 if TYPE_CHECKING:
-    from pipelines.view.run_folders import RunFolder
-    from pipelines.view.state import RunState
+    from pipelines.inspect.run_folders import RunFolder
+    from pipelines.inspect.run_state.state import RunState
 
 FolderOption = Annotated[Path, typer.Option("--folder", metavar="DIR", help="Where the runs are.")]
 LISTED = ("run", "status", "phase", "started", "took", "restarts", "folder")
@@ -29,7 +29,7 @@ def list_command(printing: Printing, folder: FolderOption = RUNS) -> Rows:
       laminar runs list --json | jq '.[] | select(.status == "running")'
       laminar runs list -o csv
     """
-    from pipelines.view.run_folders import list_runs
+    from pipelines.inspect.run_folders import list_runs
 
     rows = [_facts(each) for each in list_runs(folder)]
     return Rows([rows], LISTED, printing.form(), f"there is no run yet under {folder}/", shown=_shown)
@@ -46,7 +46,7 @@ def status_command(run: RunOption = None, folder: FolderOption = RUNS, json: Jso
       laminar runs status
       laminar runs status --run first --json | jq .optimizer_steps
     """
-    from pipelines.view.run_folders import find_run
+    from pipelines.inspect.run_folders import find_run
 
     found = find_run(folder, run)
     state = _observed(found)
@@ -76,9 +76,9 @@ def stop_command(
       laminar runs stop
       laminar runs stop --run first --timeout 120
     """
-    from pipelines.run.submitted import stop as stop_submitted
-    from pipelines.run.submitted import submissions
-    from pipelines.view.run_folders import find_run, read_run, stop_run
+    from pipelines.inspect.run_folders import find_run, read_run, stop_run
+    from pipelines.inspect.submissions import submissions
+    from pipelines.run.submission.detached import stop as stop_submitted
 
     found = find_run(folder, run)
     was = found.status
@@ -116,7 +116,7 @@ def _facts(run: RunFolder) -> dict[str, Any]:
 
 def _shown(run: Row) -> Row:
     """What `_facts` says, as people read it."""
-    from pipelines.view.text import clock
+    from pipelines.present.view.text import clock
 
     started, ended = run["started_at"], run["ended_at"] or (time.time() if run["status"] == "running" else None)
     return {
@@ -129,9 +129,9 @@ def _shown(run: Row) -> Row:
 
 def _observed(run: RunFolder) -> RunState:
     """What the run's metrics file says, as the live view would show it."""
-    from pipelines.report.metrics_file import read_metrics
-    from pipelines.view.events import Role, RolesSeen, Tick
-    from pipelines.view.state import fold_all, new_run
+    from pipelines.inspect.metrics_file import read_metrics
+    from pipelines.inspect.run_state.events import Role, RolesSeen, Tick
+    from pipelines.inspect.run_state.state import fold_all, new_run
 
     path = run.folder / "metrics.jsonl"
     alive = run.status == "running"
@@ -146,7 +146,7 @@ def _observed(run: RunFolder) -> RunState:
 
 
 def _measured(state: RunState) -> dict[str, Any]:
-    from pipelines.view.rates import progress, seconds_left
+    from pipelines.inspect.run_state.rates import progress, seconds_left
 
     last, before = state.evaluation, state.before
     return {
@@ -186,8 +186,8 @@ def _liveness_text(said: Mapping[str, Any] | None) -> str:
 
 
 def _status_lines(run: RunFolder, state: RunState, roles: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    from pipelines.view.panels import fact_lines
-    from pipelines.view.text import clock, phase_name, steps_text
+    from pipelines.present.view.panels import fact_lines
+    from pipelines.present.view.text import clock, phase_name, steps_text
 
     seconds = (state.now - state.started_at) / 1000
     phase = phase_name(run.state.get("phase") or "starting")

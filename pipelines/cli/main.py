@@ -14,11 +14,11 @@ from contextlib import nullcontext
 
 import typer
 
+from infra.escaping import one_line
 from infra.files import keep_files_private
 from pipelines.cli.lazy import CommandModule, lazy_group
-from pipelines.cli.lean import looking
-from pipelines.cli.output import show
-from pipelines.view.visible import one_line
+from pipelines.cli.light_imports import looking
+from pipelines.present.output import show
 
 # A module is imported when its command is called, so what is heavy stays out of what is not.
 COMMANDS: dict[str, CommandModule] = {

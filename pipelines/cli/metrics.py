@@ -43,7 +43,7 @@ def serve(
     """
     from prometheus_client import CollectorRegistry, start_http_server
 
-    from pipelines.view.exposition import RunCollector
+    from pipelines.present.view.exposition import RunCollector
 
     to = address.connect()
     with attached(to) as watching:

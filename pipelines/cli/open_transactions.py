@@ -12,8 +12,8 @@ from infra.kafka.fencing import fence
 from infra.kafka.open_transactions import OpenTransaction, open_transactions, write_marker
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, Connection, Printing
-from pipelines.cli.output import Rows
 from pipelines.cli.repair import ExecuteOption
+from pipelines.present.output import Rows
 from schemas.topics import run_prefix
 
 app = Commands(no_args_is_help=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipelines.cli.output import Form
+from pipelines.present.output import Form
 
 if TYPE_CHECKING:
     from infra.kafka.properties import ClientProperties

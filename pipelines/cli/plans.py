@@ -13,7 +13,7 @@ from infra.kafka.reading import StoredRecord, decoded, last_records, read_topic,
 from infra.kafka.start_offset import StartOffset
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, Printing
-from pipelines.cli.output import Rows, utc
+from pipelines.present.output import Rows, utc
 from schemas.codec import record_type
 from schemas.plain import to_plain
 from schemas.records import MoveEnded, RepackPlan

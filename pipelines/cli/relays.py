@@ -7,8 +7,8 @@ import time
 from infra.kafka.reading import last_of_each_key, read_topic
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, Connection, Printing
-from pipelines.cli.output import Report, Row, Rows
 from pipelines.cli.replicas import BEATS
+from pipelines.present.output import Report, Row, Rows
 from schemas.plain import to_plain
 from schemas.records import RelayChain, RelayStatus
 from schemas.topics import RELAY_CHAIN, REPLICAS

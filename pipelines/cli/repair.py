@@ -16,10 +16,10 @@ from infra.kafka.session_config import Partition
 from operators.export.columns import row_schema
 from operators.export.where import WhereError, parse_where
 from pipelines.cli.options import Address, Connection, Printing
-from pipelines.cli.output import Rows
 from pipelines.cli.topic_names import TopicArgument, full_name, known_topic
 from pipelines.cli.topic_reading import Reading
-from pipelines.log.chunks import Chunk, read_chunks
+from pipelines.inspect.log.chunks import Chunk, read_chunks
+from pipelines.present.output import Rows
 from schemas.topics import RESTORE, run_prefix
 
 ExecuteOption = Annotated[bool, typer.Option("--execute", help="Do it; without, only say what would be done.")]

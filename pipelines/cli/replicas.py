@@ -11,7 +11,7 @@ from infra.kafka.producer import BoundedProducer
 from infra.kafka.reading import last_of_each_key
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, Connection, JsonOption, Printing
-from pipelines.cli.output import Report, Row, Rows
+from pipelines.present.output import Report, Row, Rows
 from schemas.codec import encode
 from schemas.records import Drain, ReplicaStatus
 from schemas.topics import INBOX, REPLICAS

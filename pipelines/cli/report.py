@@ -10,10 +10,10 @@ import typer
 
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import RUNS, JsonOption, connect
-from pipelines.cli.output import Report, table
+from pipelines.present.output import Report, table
 
 if TYPE_CHECKING:
-    from pipelines.report.comparison import Told
+    from pipelines.present.report.comparison import Told
 
 app = Commands()
 
@@ -40,13 +40,13 @@ def report(
       laminar report first --no-log
       laminar report first second third --out compared.html
     """
-    from pipelines.view.run_folders import find_run
+    from pipelines.inspect.run_folders import find_run
 
     found = [find_run(folder, name) for name in runs] if runs else [find_run(folder, None)]
     if len(found) > 1:
         return _compared([_told(each.folder, each.run) for each in found], out or folder / "comparison.html", json)
     from infra.files import write_atomically
-    from pipelines.report.html import render_report
+    from pipelines.present.report.html import render_report
 
     place = found[0].folder
     if log:
@@ -57,16 +57,16 @@ def report(
 
 
 def _insight(run: str, folder: Path) -> dict[str, Any]:
-    from pipelines.report.insight import insight
+    from pipelines.present.report.insight import insight
 
     to = connect(run, None, None, folder)
     return insight(to.client, to.run)
 
 
 def _told(folder: Path, run: str) -> Told:
-    from pipelines.report.comparison import Told
-    from pipelines.report.metrics_file import read_metrics
-    from pipelines.report.summary import summarise
+    from pipelines.inspect.metrics_file import read_metrics
+    from pipelines.present.report.comparison import Told
+    from pipelines.present.report.summary import summarise
 
     file = folder / "summary.json"
     summary = jsons.loads(file.read_text("utf-8")) if file.exists() else summarise(folder, None, {})
@@ -75,7 +75,7 @@ def _told(folder: Path, run: str) -> Told:
 
 def _compared(runs: list[Told], file: Path, json: bool) -> Report:
     from infra.files import write_atomically
-    from pipelines.report.comparison import comparison, figures_of
+    from pipelines.present.report.comparison import comparison, figures_of
 
     write_atomically(file, comparison(runs))
     rows = figures_of(runs)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from pipelines.cli.output import Report
+from pipelines.present.output import Report
 
 app = typer.Typer()
 

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipelines.audit.balance import STAGES, Audit
-from pipelines.cli import local_runs, run_care, trim
+from pipelines.cli import local_runs, trim
+from pipelines.cli import run_commands as run_care
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, JsonOption
-from pipelines.cli.output import Report
+from pipelines.inspect.audit.result import STAGES, Audit
+from pipelines.present.output import Report
 
 if TYPE_CHECKING:
     from schemas.records import TrimMark
@@ -60,8 +61,8 @@ def audit(
       laminar runs audit
       laminar runs audit --run first --ended --json | jq .named.lost
     """
-    from pipelines.audit.audit_run import audit as audit_run
-    from pipelines.audit.before import newest_mark
+    from pipelines.inspect.audit.audit_run import audit as audit_run
+    from pipelines.inspect.audit.trim_marks import newest_mark
 
     to = address.connect()
     mark = newest_mark(to.client, to.run)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from pipelines.cli.options import JsonOption
-from pipelines.cli.output import Report
 from pipelines.cli.run import ConfigArgument, SetOption
+from pipelines.present.output import Report
 from pipelines.roles import PIPELINES, Role
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def submit(
         raise typer.BadParameter("--replica is for rollout, and instead of --index", param_hint="--replica")
     from pipelines.config import load_config
     from pipelines.roles import configure_logging, run_role
-    from pipelines.run.alone import get_ready
+    from pipelines.run.submission.standalone import get_ready
 
     loaded = load_config(config, changes or [])
     role = Role(pipeline, index if replica is None else replica // loaded.rollout.replicas)
@@ -88,8 +88,8 @@ def _outlined(
 ) -> Report:
     from dataclasses import asdict, replace
 
-    from pipelines.submission import drawing
-    from pipelines.submission.outline import outline, standing_topics
+    from pipelines.run.submission import drawing
+    from pipelines.run.submission.outline import outline, standing_topics
 
     standing, silent = standing_topics(config) if config.run.name else ({}, None)
     found = outline(config, role, runner, beam_options, standing)
@@ -102,7 +102,7 @@ def _outlined(
 
 def _detached(config: Config, role: Role, runner: str, beam_options: list[str], json: bool) -> Report:
     from pipelines.config import ConfigError
-    from pipelines.run.submitted import detach
+    from pipelines.run.submission.detached import detach
 
     if not config.run.name:
         raise ConfigError("run.name is not set: which run's topics to read and write")

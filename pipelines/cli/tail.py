@@ -12,12 +12,12 @@ from infra.kafka.offset_span import Edge, OffsetSpan
 from infra.kafka.ranges import PartitionRange, partition_ranges, resolve_span
 from infra.kafka.reading import last_records, undecoded
 from pipelines.cli.options import Address
-from pipelines.cli.output import Report, Rows
-from pipelines.cli.record_format import envelope, formatter
-from pipelines.cli.record_text import SHOWN, TAIL_SCHEMA, as_items, as_line, as_rows
 from pipelines.cli.topic_names import TopicArgument, known_topic
 from pipelines.cli.topic_reading import Reading
-from pipelines.log.chunks import chunks_of, read_chunks
+from pipelines.inspect.log.chunks import chunks_of, read_chunks
+from pipelines.present.output import Report, Rows
+from pipelines.present.record_format import envelope, formatter
+from pipelines.present.record_text import SHOWN, TAIL_SCHEMA, as_items, as_line, as_rows
 
 _PLACE = re.compile(r"(\d{1,9}):(\d{1,18})")
 

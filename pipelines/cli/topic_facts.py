@@ -12,8 +12,8 @@ from infra.kafka.lag import group_lags, list_groups, record_counts
 from infra.kafka.offset_span import parse_span
 from infra.kafka.ranges import partition_ranges, resolve_span
 from pipelines.cli.options import Address, JsonOption, Printing
-from pipelines.cli.output import Report, Row, Rows
 from pipelines.cli.topic_names import TopicArgument, full_name
+from pipelines.present.output import Report, Row, Rows
 from schemas.topics import CATALOGUE, run_prefix
 
 LAG_COLUMNS = ("group", "topic", "partition", "current_offset", "log_end_offset", "lag")

@@ -11,7 +11,7 @@ import typer
 from infra.kafka.offset_span import OffsetSpan, parse_span
 from infra.kafka.ranges import PartitionRange, resolve_span
 from pipelines.cli.options import Connection, JsonOption
-from pipelines.cli.output import Form
+from pipelines.present.output import Form
 
 FORMS = get_args(Form)
 _OFFSETS = "N, -N, +N, N:M, beginning, end, s@MS, e@MS, @-1h, @T1:T2; or a form, as in --output."

@@ -10,8 +10,8 @@ import typer
 
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, JsonOption
-from pipelines.cli.output import Report
-from pipelines.log.trace import events
+from pipelines.inspect.log.trace import events
+from pipelines.present.output import Report
 
 app = Commands()
 

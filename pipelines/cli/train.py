@@ -14,7 +14,7 @@ import typer
 
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import RUNS, Brokers, JsonOption, connect
-from pipelines.cli.output import Report, table
+from pipelines.present.output import Report, table
 
 if TYPE_CHECKING:
     from infra.kafka.properties import ClientProperties
@@ -69,7 +69,7 @@ def replay(
     from infra.models.weights import weights_digest
     from operators.trainer.ranks import Ranks
     from operators.trainer.replay import Replay, folder_digest, others
-    from pipelines.audit.before import newest_mark
+    from pipelines.inspect.audit.trim_marks import newest_mark
 
     task = _task(folder, run, changes or [], out)
     to = connect(None if run == "latest" else run, kafka.brokers, kafka.command_config, folder)
@@ -170,8 +170,8 @@ def _told(updates: Iterator[Update], task: _Task) -> Iterator[Update]:
     """`updates` as they come, each written to the metrics file and shown to whoever watches a terminal."""
     from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from pipelines.report.metrics_file import MetricsFile
-    from pipelines.view.console import console
+    from pipelines.inspect.metrics_file import MetricsFile
+    from pipelines.present.view.console import console
     from schemas.records import Metric
 
     reward = TextColumn("{task.fields[reward]}")

@@ -14,11 +14,11 @@ from rich.text import Text
 
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import RUNS, Address, JsonOption
-from pipelines.cli.output import Report, Texts
-from pipelines.cli.token_colours import Tokens, coloured, tokens_of
-from pipelines.log.concerning import Found
-from pipelines.log.life import Life, life_of
-from pipelines.log.words import outcome, said
+from pipelines.inspect.log.describe import outcome, said
+from pipelines.inspect.log.history import Life, life_of
+from pipelines.inspect.log.matching import Found
+from pipelines.present.output import Report, Texts
+from pipelines.present.token_colours import Tokens, coloured, tokens_of
 from schemas.identity import parse_trajectory_id
 from schemas.plain import to_plain
 from schemas.records import Trajectory

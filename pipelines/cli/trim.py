@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipelines.cli.options import RUNS, Brokers, JsonOption, RunOption, connect
-from pipelines.cli.output import Report, table
+from pipelines.present.output import Report, table
 
 if TYPE_CHECKING:
-    from pipelines.trim.plan import Plan
+    from pipelines.run.trim.plan import Plan
     from schemas.records import PolicyVersion
 
 COLUMNS = ("partition", "from", "to", "records", "bytes", "what stays first")
@@ -42,10 +42,10 @@ def trim_command(
     """
     from operators.trainer.checkpoint import list_checkpoints
     from pipelines.config import load_config
+    from pipelines.inspect.run_folders import find_run
+    from pipelines.run.trim.execute import execute as make
+    from pipelines.run.trim.plan import TrimRefused, plan_trim
     from pipelines.trainer import checkpoints_of
-    from pipelines.trim.execute import execute as make
-    from pipelines.trim.plan import TrimRefused, plan_trim
-    from pipelines.view.run_folders import find_run
     from schemas.records import PolicyVersion
 
     to = connect(run, kafka.brokers, kafka.command_config, folder)

@@ -13,10 +13,10 @@ import typer
 
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, Connection, JsonOption
-from pipelines.cli.output import Report
-from pipelines.view.figures import figures
-from pipelines.view.state import RunState, fold_all, new_run
-from pipelines.view.watch import Watch
+from pipelines.inspect.run_state.state import RunState, fold_all, new_run
+from pipelines.present.output import Report
+from pipelines.present.view.figures import figures
+from pipelines.present.view.watch import Watch
 from schemas.topics import REPLICAS
 
 app = Commands()
@@ -46,7 +46,7 @@ def watch(
         state = catch_up(watching)
         if json or plain or not sys.stdout.isatty():
             return Report(figures(state), lambda: _snapshot(state), as_json=json)
-        from pipelines.view.app import WatchApp
+        from pipelines.present.view.app import WatchApp
 
         WatchApp(to.run, watching.tick).run()
     return None
@@ -82,6 +82,6 @@ def _began(state: RunState) -> int:
 
 
 def _snapshot(state: RunState) -> Any:
-    from pipelines.view.panels import screen
+    from pipelines.present.view.panels import screen
 
     return screen(state, 100, 40)

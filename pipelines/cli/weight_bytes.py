@@ -23,8 +23,8 @@ from infra.store.weight_store import WeightStore
 from infra.transport.download import download
 from operators.relay.config import RelayConfig
 from pipelines.cli.options import Connection
-from pipelines.cli.output import Row
 from pipelines.config import Config
+from pipelines.present.output import Row
 from schemas.records import PolicyVersion, RelayChain, WeightVersion
 
 BESIDE = ("*.json", "*.jinja", "*.model", "*.txt")

@@ -10,8 +10,8 @@ import typer
 
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import RUNS, Address, Connection, JsonOption, Printing
-from pipelines.cli.output import Report, Row, Rows, utc
-from pipelines.log.manifests import Manifests
+from pipelines.inspect.log.manifests import Manifests
+from pipelines.present.output import Report, Row, Rows, utc
 from schemas.plain import to_plain
 from schemas.records import PolicyVersion, WeightVersion
 

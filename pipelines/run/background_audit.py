@@ -58,7 +58,8 @@ class BackgroundAudit:
         elif self._every_s and self._clock() >= self._due:
             self._began = self._clock()
             self._out.unlink(missing_ok=True)
-            command = [sys.executable, "-m", "pipelines.audit.in_background", str(self._config_file), str(self._out)]
+            module = "pipelines.inspect.audit.background_process"
+            command = [sys.executable, "-m", module, str(self._config_file), str(self._out)]
             self._process = spawn(command, self._log, die_with_parent=True)
 
     def close(self) -> None:

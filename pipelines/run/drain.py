@@ -9,7 +9,8 @@ from infra.kafka.admin import admin_client
 from infra.kafka.lag import group_lags, list_groups
 from infra.kafka.reading import read_topic
 from pipelines.config import Config
-from pipelines.run.submitted import Submission, stop
+from pipelines.inspect.submissions import Submission
+from pipelines.run.submission.detached import stop
 from schemas.records import ReplicaStatus
 from schemas.topics import PROMPTS, REPLICAS, TRAJECTORIES, run_prefix
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from infra.store.ownership import remove_store
+from pipelines.inspect.run_state.events import RoleStatus
 from pipelines.roles import CANNOT_RUN, Role
 from pipelines.run.restarts import Restarts
 from pipelines.run.zygote_process import CLOSE_S, ZygoteEnded, ZygoteProcess
-from pipelines.view.events import RoleStatus
 
 EXCUSED_PAUSE_S = 1.0
 

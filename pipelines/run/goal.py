@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipelines.config import Config
-from pipelines.view.state import RunState
+from pipelines.inspect.run_state.state import RunState
 
 
 def is_trained(state: RunState, config: Config) -> bool:

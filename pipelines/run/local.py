@@ -8,19 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from infra.files import is_full, is_out_of_space, space_of, write_atomically
-from pipelines.cli.output import Report
 from pipelines.config import Config, ConfigError, load_config
-from pipelines.report.closing import closing_lines, laminar
-from pipelines.report.html import render_report
-from pipelines.report.summary import summarise
-from pipelines.run.lacking import lacking
+from pipelines.inspect.run_folders import RunFolder
+from pipelines.present.output import Report
+from pipelines.present.report.closing import closing_lines, laminar
+from pipelines.present.report.html import render_report
+from pipelines.present.report.summary import summarise
+from pipelines.present.view.console import console
+from pipelines.present.view.live import LiveView
 from pipelines.run.paths import with_whole_paths
+from pipelines.run.preflight import lacking
 from pipelines.run.state import STATE_FILE, RunStateFile, point_latest
 from pipelines.run.stop_requests import Interrupted, StopRequests
 from pipelines.run.supervisor import CONFIG_FILE, Supervisor
-from pipelines.view.console import console
-from pipelines.view.live import LiveView
-from pipelines.view.run_folders import RunFolder
 from schemas.topics import run_prefix
 
 

@@ -13,25 +13,25 @@ from infra.files import write_atomically
 from infra.kafka.observe import Observer
 from infra.store.errors import StoreBusy
 from infra.store.ownership import remove_store
-from pipelines.audit.audit_run import audit
-from pipelines.audit.balance import Audit
 from pipelines.config import ADMIN, Config, ConfigError, save_config
-from pipelines.report.metrics_file import LAG, PHASE, MetricsFile
-from pipelines.report.trackers import Sinks, open_trackers
+from pipelines.inspect.audit.audit_run import audit
+from pipelines.inspect.audit.result import Audit
+from pipelines.inspect.metrics_file import LAG, PHASE, MetricsFile
+from pipelines.inspect.run_state.events import Role as RoleSeen
+from pipelines.inspect.run_state.state import fold_all, new_run
+from pipelines.present.report.trackers import Sinks, open_trackers
+from pipelines.present.view.live import LiveView
+from pipelines.present.view.watch import Watch
 from pipelines.roles import EMULATED, roles_of
 from pipelines.run.background_audit import BackgroundAudit
 from pipelines.run.fleet import Fleet, RoleFailed, last_line
 from pipelines.run.goal import is_evaluated, is_reached, is_trained
-from pipelines.run.kafka_of_run import KafkaOfRun
+from pipelines.run.run_kafka import KafkaOfRun
 from pipelines.run.state import RunStateFile
 from pipelines.run.stop_requests import StopRequests
 from pipelines.run.topics import make_topics
 from pipelines.run.warm import PROGRESS_FILE, find_warm_start
 from pipelines.shards import store_folder
-from pipelines.view.events import Role as RoleSeen
-from pipelines.view.live import LiveView
-from pipelines.view.state import fold_all, new_run
-from pipelines.view.watch import Watch
 from schemas.records import Metric
 from schemas.topics import CATALOGUE
 

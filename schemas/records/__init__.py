@@ -6,11 +6,11 @@ no decision is taken on another machine's clock. A field is added with a new sch
 
 from __future__ import annotations
 
+from schemas.records.batch_assembly import GroupsCalled, GroupsOffered, SuccessTold
 from schemas.records.batches import MicroBatch
 from schemas.records.curriculum import LevelAsked, LevelBegun
 from schemas.records.inbox import Assignment, Cancel, Drain, KVParcel, Release, Reserve
 from schemas.records.marks import TrimMark
-from schemas.records.offers import GroupsCalled, GroupsOffered, SuccessTold
 from schemas.records.plans import MoveEnded, PlannedMove, RepackPlan, ReplicaLoad
 from schemas.records.progress import Closed, NextOwner, Progress, Refused
 from schemas.records.prompts import Prompt, Sampling

@@ -16,8 +16,8 @@ from laminar_runs import REPOSITORY, LaminarRun, Nursery
 
 from infra.kafka.broker import Broker
 from pipelines.config import load_config
-from pipelines.report.metrics_file import read_metrics
-from pipelines.report.series import batches
+from pipelines.inspect.metrics_file import read_metrics
+from pipelines.present.report.series import batches
 from schemas.codec import encode
 from schemas.records import Settled
 from schemas.topics import SETTLED

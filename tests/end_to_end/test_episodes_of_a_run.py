@@ -29,7 +29,7 @@ from operators.rollout.environments.pool import EnvironmentPool
 from operators.rollout.episodes import EpisodeEngine
 from operators.rollout.transformers_engine import TransformersEngine
 from operators.trainer.imitation import Example, Rates, imitate
-from pipelines.report.metrics_file import read_metrics
+from pipelines.inspect.metrics_file import read_metrics
 from schemas.records import Experience, MicroBatch, PolicyVersion, Progress, Trajectory
 from schemas.topics import BATCHES, EXPERIENCES, PROGRESS, TRAJECTORIES, Topic
 

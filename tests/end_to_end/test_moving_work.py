@@ -23,7 +23,7 @@ from infra.kafka.broker import Broker
 from infra.kafka.properties import ClientProperties
 from infra.kafka.reading import read_topic
 from infra.models.checkpoint_folder import load_model
-from pipelines.report.metrics_file import read_metrics
+from pipelines.inspect.metrics_file import read_metrics
 from schemas.records import Assignment, MoveEnded, Progress, RepackPlan, Trajectory
 from schemas.topics import INBOX, PLANS, PROGRESS, TRAJECTORIES, Topic
 

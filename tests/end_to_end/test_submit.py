@@ -27,12 +27,12 @@ from infra.runners.flink import running_flink
 from infra.runners.options import Runner
 from infra.store.names import default_root
 from infra.store.ownership import remove_store
-from pipelines.audit.audit_run import audit
 from pipelines.config import Config, load_config
+from pipelines.inspect.audit.audit_run import audit
+from pipelines.inspect.run_state.state import fold_all, new_run
 from pipelines.roles import PIPELINES
 from pipelines.run.goal import is_reached
 from pipelines.run.topics import make_topics
-from pipelines.view.state import fold_all, new_run
 from schemas import records as r
 from schemas.topics import (
     BATCHES,

@@ -18,7 +18,7 @@ from infra.store.names import default_root
 from infra.store.ownership import remove_store
 from infra.store.weight_store import WeightStore
 from pipelines.config import load_config
-from pipelines.run import kafka_of_run
+from pipelines.run import run_kafka as kafka_of_run
 from pipelines.run.local import run_locally
 from pipelines.run.stop_requests import StopRequests
 from pipelines.run.topics import make_topics

@@ -19,7 +19,7 @@ from infra.kafka.broker import Broker
 from infra.listening import exposed, listening_sockets
 from operators.trainer.checkpoint import list_checkpoints, read_position
 from pipelines.config import load_config
-from pipelines.report.metrics_file import read_metrics
+from pipelines.inspect.metrics_file import read_metrics
 from pipelines.roles import roles_of
 from schemas.records import PolicyVersion
 

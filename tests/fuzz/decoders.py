@@ -30,7 +30,7 @@ from infra.store.arriving import read_seal
 from infra.store.deltas import apply_delta, encode_delta
 from infra.store.errors import StoreError
 from infra.store.layout import Layout
-from infra.transport.cargo import Cargo, delta_cargo, full_cargo
+from infra.transport.chunked_blob import Cargo, delta_cargo, full_cargo
 from infra.transport.frames import TransportError, receive
 from infra.transport.serving import _wanted
 from operators.export.folder import STATE, ExportError, read_contents, read_parts

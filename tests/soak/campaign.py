@@ -35,7 +35,7 @@ from stops import GONE_WITHIN_S, stop_at_a_random_moment, stop_cleanly  # noqa: 
 from infra.files import write_atomically  # noqa: E402
 from infra.kafka.broker import BrokerConfig, start_broker  # noqa: E402
 from infra.kafka.properties import ClientProperties  # noqa: E402
-from pipelines.audit.audit_run import audit  # noqa: E402
+from pipelines.inspect.audit.audit_run import audit  # noqa: E402
 
 Found = dict[str, Any]
 Scenario = Callable[[Callable[..., LaminarRun], int], Found]

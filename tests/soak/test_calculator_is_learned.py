@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.run.keeper import LAMINAR
+from pipelines.run.submission.respawner import LAMINAR
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 ROOT = Path(__file__).parents[2]

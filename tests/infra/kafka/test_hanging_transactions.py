@@ -9,10 +9,10 @@ import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.errors import NotLeaderForPartitionError
 
-from infra.kafka import hanging
+from infra.kafka import hanging_transactions as hanging
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
 from infra.kafka.broker import Broker, BrokerConfig, start_broker
-from infra.kafka.hanging import end_hanging
+from infra.kafka.hanging_transactions import end_hanging
 from infra.kafka.open_transactions import open_transactions, write_marker
 
 

@@ -15,7 +15,7 @@ from relays_here import CHUNK, Machine, chain_over, machines, manifest_of, put, 
 
 from infra.store import arriving
 from infra.transport import handshake, peer, serving
-from infra.transport.cargo import full_cargo
+from infra.transport.chunked_blob import full_cargo
 from infra.transport.frames import Kind, PeerGone, ProtocolError, receive, send
 from infra.transport.handshake import Refused, connect
 from infra.transport.throttle import Link

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from infra.transport.frames import TransportError
-from infra.transport.node import Door
-from infra.transport.parcels import Parcels
+from infra.transport.kv_transfer import Parcels
+from infra.transport.relay_node import Door
 from schemas.records import PolicyVersion
 
 VERSION = PolicyVersion(1, 2)

@@ -11,7 +11,7 @@ from relays_here import CHUNK, chain_over, manifest_of, new_root, put, until, we
 
 from benchmarks.relay_processes import RelayProcess
 from infra.store.weight_store import WeightStore
-from infra.transport.courier import Courier
+from infra.transport.weight_pusher import Courier
 from schemas.records import RelayChain, WeightVersion
 
 RATE = 4e6

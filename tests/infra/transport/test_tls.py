@@ -18,8 +18,8 @@ from infra.files import write_private
 from infra.transport import handshake, serving
 from infra.transport.frames import TransportError, receive
 from infra.transport.handshake import connect
-from infra.transport.node import Door
-from infra.transport.parcels import Parcels
+from infra.transport.kv_transfer import Parcels
+from infra.transport.relay_node import Door
 from infra.transport.tls import Tls
 from schemas.records import PolicyVersion
 

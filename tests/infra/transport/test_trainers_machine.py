@@ -11,7 +11,7 @@ from relays_here import chain_over, elements_of, machines, manifest_of, put, spe
 from infra.store.errors import StoreBusy
 from infra.store.publisher import Publisher
 from infra.store.weight_store import WeightStore
-from infra.transport.courier import Courier
+from infra.transport.weight_pusher import Courier
 from schemas.records import PolicyVersion, WeightVersion
 
 HOW = {"step": 1, "batch_offsets": (), "trajectories_trained": 0}

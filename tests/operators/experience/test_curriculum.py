@@ -6,7 +6,7 @@ import pytest
 from buffer_on_a_log import Buffer
 from records_here import experience, failed, prompt, trajectory
 
-from operators.experience.moment import Moment
+from operators.experience.batch_context import Moment
 from operators.experience.parts import Part
 from operators.experience.samplers import Curricular
 from schemas.records import LevelAsked, LevelBegun, RewardComponent

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from records_here import experience, prompt, trajectory, version
 
+from operators.experience.batch_context import Moment
 from operators.experience.config import ExperienceConfig
 from operators.experience.evictions import Age, Capacity, Staleness
 from operators.experience.groups import Group, Groups
 from operators.experience.members import Member, read_members
-from operators.experience.moment import Moment
 from operators.experience.packing import balance, pack
 from operators.experience.parts import Part
 from operators.experience.samplers import SAMPLERS, DynamicSampling, GroupComplete, Sampler

@@ -21,7 +21,7 @@ from operators.export.formats import Format
 from operators.export.import_plan import plan_rows
 from operators.export.import_rows import ImportRows
 from operators.io.elements import Place, Polled, Received
-from pipelines.audit.fold import Fold
+from pipelines.inspect.audit.fold import Fold
 from schemas.records import Experience, Metric, VersionSpan
 from schemas.topics import BATCHES, EXPERIENCES, METRICS, SETTLED
 

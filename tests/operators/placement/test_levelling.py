@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_repack import LOADS, load
 
-from operators.placement.levelling import plan_levelling
 from operators.placement.plans import plan_record
+from operators.placement.queue_balancing import plan_levelling
 from operators.placement.repack import Load, Move, plan_repack
 from schemas.records import PolicyVersion
 

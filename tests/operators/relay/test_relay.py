@@ -17,7 +17,7 @@ from infra.certificates import write_relay_files
 from infra.kafka.properties import ClientProperties
 from infra.store.arriving import Seal
 from infra.store.weight_store import WeightStore
-from infra.transport.node import Door, RelayNode
+from infra.transport.relay_node import Door, RelayNode
 from infra.transport.tls import Tls
 from operators.io.elements import Output, Place, Polled, Received
 from operators.relay.config import RelayConfig

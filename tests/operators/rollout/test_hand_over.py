@@ -12,8 +12,8 @@ import pytest
 from records_here import prompt, version
 from scripted_engine import ScriptedEngine, ScriptedWeights
 
-from infra.transport.node import Door
-from infra.transport.parcels import Parcels
+from infra.transport.kv_transfer import Parcels
+from infra.transport.relay_node import Door
 from operators.rollout.config import RolloutConfig
 from operators.rollout.replica import Replica
 from schemas.records import (

@@ -17,8 +17,8 @@ from scripted_engine import ScriptedWeights
 from tiny_engines import engine
 from tiny_models import VOCABULARY, tiny_model
 
-from infra.transport.node import Door
-from infra.transport.parcels import Parcels
+from infra.transport.kv_transfer import Parcels
+from infra.transport.relay_node import Door
 from operators.rollout.replica import Replica
 from operators.rollout.streams import stream_key, uniforms
 from schemas.columns import token_ids

@@ -26,8 +26,8 @@ from trainer_batches import make_batch  # noqa: E402
 
 from operators.trainer.config import AlgorithmConfig, LearnerConfig, Precision  # noqa: E402
 from operators.trainer.learner import Learner  # noqa: E402
-from operators.trainer.meeting import meet  # noqa: E402
 from operators.trainer.ranks import ALONE, Ranks  # noqa: E402
+from operators.trainer.rendezvous import meet  # noqa: E402
 
 WITHOUT_CLIP = AlgorithmConfig(clip_low=1.0, clip_high=1e6)
 """A token whose ratio is within rounding of a clip bound has a gradient in one precision and none in the other."""

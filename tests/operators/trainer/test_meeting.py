@@ -15,8 +15,8 @@ import torch.distributed as dist
 
 from infra.listening import listening_sockets
 from infra.runners.stopping import STOPPING
-from operators.trainer.meeting import Meeting, RankLost, _collectives_over, find_others
 from operators.trainer.ranks import Ranks
+from operators.trainer.rendezvous import Meeting, RankLost, _collectives_over, find_others
 
 TWO = [Ranks(rank, 2) for rank in range(2)]
 

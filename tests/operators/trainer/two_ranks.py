@@ -27,8 +27,8 @@ from trainer_batches import make_batch  # noqa: E402
 
 from operators.trainer.config import LearnerConfig  # noqa: E402
 from operators.trainer.learner import Learner  # noqa: E402
-from operators.trainer.meeting import meet  # noqa: E402
 from operators.trainer.ranks import Ranks, whole  # noqa: E402
+from operators.trainer.rendezvous import meet  # noqa: E402
 from schemas.records import MicroBatch  # noqa: E402
 
 BATCHES = 2

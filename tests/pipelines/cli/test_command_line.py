@@ -17,8 +17,8 @@ from pipelines.cli import main as command_line
 from pipelines.cli.lazy import CommandModule, lazy_group
 from pipelines.cli.main import COMMANDS, main
 from pipelines.cli.option_sets import Commands
-from pipelines.cli.output import Report, Rows, show
 from pipelines.cli.reference import every_command, reference
+from pipelines.present.output import Report, Rows, show
 
 
 @pytest.mark.parametrize(("words", "command"), list(every_command()), ids=lambda part: str(part)[:40])

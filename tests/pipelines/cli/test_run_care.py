@@ -22,9 +22,9 @@ from infra.kafka.session import Session
 from infra.kafka.session_config import Input, Partition, SessionConfig
 from pipelines.cli.main import main
 from pipelines.config import Config, KafkaConfig, RunConfig, parse_config
+from pipelines.inspect.submissions import Submission, submissions
 from pipelines.run import drain as draining
 from pipelines.run.drain import drain, is_quiet
-from pipelines.run.submitted import Submission, submissions
 from pipelines.run.topics import make_topics
 from schemas.codec import encode
 from schemas.records import Prompt, ReplicaStatus

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.cli.topic_table import TABLES, topic_table, with_table, writers_table
+from pipelines.present.topic_table import TABLES, topic_table, with_table, writers_table
 from schemas.topics import CATALOGUE
 
 ROOT = Path(__file__).parents[3]
@@ -46,4 +46,4 @@ def test_with_table_replaces_what_stands_between_the_markers() -> None:
 @pytest.mark.parametrize("name", TABLES)
 def test_documents_hold_the_tables_as_they_are_now(name: str) -> None:
     text = (ROOT / DOCUMENTS.get(name, "docs/topics.md")).read_text(encoding="utf-8")
-    assert with_table(text, name) == text, "out of date: put what `python -m pipelines.cli.topic_table` prints there"
+    assert with_table(text, name) == text, "out of date: insert the output of `python -m pipelines.present.topic_table`"

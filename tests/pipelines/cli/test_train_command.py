@@ -21,7 +21,7 @@ from operators.trainer.checkpoint import TrainerPosition, write_checkpoint
 from operators.trainer.replay import Replay
 from pipelines.cli.main import main
 from pipelines.config import load_config
-from pipelines.report.metrics_file import read_metrics
+from pipelines.inspect.metrics_file import read_metrics
 from schemas.codec import encode
 from schemas.records import Metric, PolicyVersion, TrimMark
 from schemas.topics import BATCHES, MARKS

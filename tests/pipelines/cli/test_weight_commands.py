@@ -24,7 +24,7 @@ from infra.models.demo_config import DemoModelConfig
 from infra.store.names import default_root
 from infra.store.ownership import remove_store
 from infra.store.weight_store import WeightStore
-from infra.transport.node import RelayNode
+from infra.transport.relay_node import RelayNode
 from operators.relay.relay import relay_key
 from pipelines.cli.main import main
 from schemas.codec import encode

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from pipelines.audit.balance import Audit
+from pipelines.inspect.audit.result import Audit
 from pipelines.run import background_audit
 from pipelines.run.background_audit import PAUSES, BackgroundAudit
 

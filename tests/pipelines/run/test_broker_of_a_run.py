@@ -15,8 +15,8 @@ import pytest
 
 from infra.kafka.broker import BrokerDied, BrokerStartError
 from pipelines.config import KafkaConfig
-from pipelines.run import kafka_of_run
-from pipelines.run.kafka_of_run import KafkaOfRun
+from pipelines.run import run_kafka as kafka_of_run
+from pipelines.run.run_kafka import KafkaOfRun
 
 DEADLINE_S = 120.0
 

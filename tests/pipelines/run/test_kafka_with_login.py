@@ -23,7 +23,7 @@ from infra.kafka.reading import read_topic
 from infra.kafka.session import Outgoing, Session
 from infra.kafka.session_config import Input, Partition, SessionConfig
 from pipelines.config import KafkaConfig
-from pipelines.run.kafka_of_run import KafkaOfRun
+from pipelines.run.run_kafka import KafkaOfRun
 from schemas.codec import encode
 from schemas.records import Metric
 

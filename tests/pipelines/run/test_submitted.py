@@ -15,7 +15,7 @@ import pytest
 
 from infra.kafka.broker import Broker
 from pipelines.cli.main import main
-from pipelines.run.submitted import read_submission, submissions
+from pipelines.inspect.submissions import read_submission, submissions
 
 Laminar = Callable[..., tuple[int, Any]]
 

@@ -16,13 +16,13 @@ from infra.files import is_full, write_anyway
 from infra.kafka.admin import TopicError, TopicSpec, admin_client, create_topics, delete_topics
 from infra.kafka.broker import Broker, BrokerConfig, BrokerStartError
 from pipelines.config import KafkaConfig, load_config
-from pipelines.run.kafka_of_run import KafkaOfRun
+from pipelines.inspect.run_folders import read_run
+from pipelines.present.view.live import LiveView
 from pipelines.run.local import _end_failed
+from pipelines.run.run_kafka import KafkaOfRun
 from pipelines.run.state import STATE_FILE, RunStateFile
 from pipelines.run.stop_requests import StopRequests
 from pipelines.run.supervisor import CONFIG_FILE, RunFolderDeleted, Supervisor
-from pipelines.view.live import LiveView
-from pipelines.view.run_folders import read_run
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "chain_sum.toml"
 

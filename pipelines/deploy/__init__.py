@@ -1,1 +1,0 @@
-"""Deployment files of a run, made of its configuration."""

@@ -1,1 +1,0 @@
-"""What can run on this machine, what is missing, and what mends it."""

@@ -1,0 +1,136 @@
+"""Read a run's raw topics, committed records only, and balance them. It shares no code with the operators' ledgers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from infra.kafka.admin import admin_client, beginning_offsets, list_topics
+from infra.kafka.decided_ends import decided_ends
+from infra.kafka.lag import group_lags, list_groups
+from infra.kafka.properties import ClientProperties
+from infra.kafka.reading import StoredRecord, read_topic
+from pipelines.inspect.audit.decode import Seen, look
+from pipelines.inspect.audit.fold import Fold
+from pipelines.inspect.audit.result import Audit
+from pipelines.inspect.audit.trim_marks import Before, newest_mark
+from schemas.records import Experience, MicroBatch, Settled, Trajectory, TrimMark, WeightVersion
+from schemas.topics import (
+    BATCHES,
+    CATALOGUE,
+    EXPERIENCES,
+    INBOX,
+    RELAY,
+    SETTLED,
+    TRAJECTORIES,
+    Topic,
+    group_name,
+    run_prefix,
+)
+
+READ_ORDER: tuple[Topic, ...] = (RELAY, SETTLED, BATCHES, EXPERIENCES, TRAJECTORIES, INBOX)
+
+Marks = Mapping[tuple[str, int], int]
+"""Restore offsets of one pipeline by topic and partition: nothing below is pending."""
+
+
+def audit(
+    client: ClientProperties,
+    run: str,
+    *,
+    ended: bool = False,
+) -> Audit:
+    """Balance run `run`. `ended` says that nothing runs any more, and names what is still in flight.
+
+    After a trim it begins at the mark: what had ended before is counted as the mark says. Raises RuntimeError if the
+    run has no inbox, or a transaction stays open.
+    """
+    mark = newest_mark(client, run)
+    snapshot = snapshot_of(client, run, mark)
+    return fold_run(client, run, snapshot, None if mark is None else Before.of(mark)).audit(name_waiting=ended)
+
+
+def fold_run(
+    client: ClientProperties,
+    run: str,
+    snapshot: Snapshot,
+    before: Before | None,
+    begins: Mapping[tuple[str, int], int] = MappingProxyType({}),
+) -> Fold:
+    """The fold of all that `snapshot` holds, each partition (full name, number) from where `begins` says."""
+    fold = Fold(snapshot.trimmed, before)
+    for topic in READ_ORDER:
+        name = topic.name(run)
+        # One partition after the other: which Trajectory of an id is its first is a matter of partition and offset.
+        for partition, end in sorted(snapshot.ends.get(name, {}).items()):
+            start = {partition: begins.get((name, partition), 0)}
+            for record in read_topic(
+                client, name, start=start, partitions=[partition], until={partition: end}, decoder=look
+            ):
+                _enter(fold, record, snapshot)
+    return fold
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What to read, and what each stage was done with: marks by consumer of experiences, and score's."""
+
+    ends: Mapping[str, Mapping[int, int]]
+    trimmed: frozenset[str]
+    marks: Mapping[str, Marks]
+
+
+def snapshot_of(client: ClientProperties, run: str, mark: TrimMark | None = None) -> Snapshot:
+    """The ends of a run's topics, taken so that a run at work does not look as if it had lost something.
+
+    Marks come first, then what is downstream before what is upstream: whatever has been answered is then seen to have
+    been asked. What a mark or a Settled vouches for was written in its transaction, see `decided_ends`.
+    """
+    with admin_client(client) as admin:
+        there = set(list_topics(admin, run_prefix(run)))
+        if INBOX.name(run) not in there:
+            raise RuntimeError(f"run {run} has no topic {INBOX.name(run)}: there is nothing to audit")
+        marks = {
+            pipeline: {
+                (lag.topic, lag.partition): lag.committed
+                for lag in group_lags(admin, list_groups(admin, group_name(run, pipeline).removesuffix("0")))
+            }
+            for pipeline in ("score", "experience", "evaluation")
+        }
+        ends: dict[str, dict[int, int]] = {}
+        for topic in READ_ORDER:
+            if (name := topic.name(run)) in there:
+                ends[name] = {partition: end for partition, end in decided_ends(admin, name).items() if end > 0}
+        trimmed = {
+            noun
+            for where, first in beginning_offsets(admin, sorted(ends)).items()
+            for noun in [CATALOGUE[where.topic.removeprefix(run_prefix(run))].noun]
+            if first > (mark.offset_of(noun, where.partition) if mark is not None else 0)
+        }
+    return Snapshot(ends, frozenset(trimmed), marks)
+
+
+def _enter(fold: Fold, record: StoredRecord, snapshot: Snapshot) -> None:
+    if record.error is not None:
+        fold.undecodable += 1
+    where = (record.topic, record.partition)
+    for row in record.rows:
+        if isinstance(row, WeightVersion):
+            fold.manifest(row)
+        elif isinstance(row, Settled):
+            fold.settled(row)
+        elif isinstance(row, MicroBatch):
+            fold.batch(row)
+        elif isinstance(row, Seen):
+            _enter_seen(fold, row, record.offset, {name: marks.get(where, 0) for name, marks in snapshot.marks.items()})
+
+
+def _enter_seen(fold: Fold, seen: Seen, offset: int, marks: Mapping[str, int]) -> None:
+    if seen.kind is Experience:
+        eater = "evaluation" if seen.key.purpose == "evaluation" else "experience"
+        fold.experience(seen.key, done=offset < marks[eater])
+    elif seen.kind is Trajectory:
+        fold.trajectory(seen.key, done=offset < marks["score"])
+    else:
+        fold.assignment(seen.key)

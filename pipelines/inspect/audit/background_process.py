@@ -1,0 +1,29 @@
+"""One audit of a run at work, in a process of low priority.
+
+`python -m pipelines.inspect.audit.background_process CONFIG OUT`
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from infra.files import write_atomically
+from pipelines.config import load_config
+from pipelines.inspect.audit.audit_run import audit
+
+LOWEST_PRIORITY = 19
+
+
+def main() -> None:
+    """Audit the run of the configuration CONFIG and write what was found to OUT, as JSON."""
+    config_file, out = map(Path, sys.argv[1:])
+    os.nice(LOWEST_PRIORITY)
+    config = load_config(config_file)
+    write_atomically(out, json.dumps(audit(config.kafka.client(), config.run.name).to_json()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""A run's log, read in chunks: a trajectory's history, a version's lineage, a trace."""

@@ -1,0 +1,156 @@
+"""What a weight version was made from, back to the prompts: manifests, batches, trajectories, from the log alone.
+
+A manifest says where the trainer's reading stood, so the batches between two of them are read from there and nowhere
+else; a batch says where each of its trajectories stands in the experiences topic.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from infra.kafka.properties import ClientProperties
+from infra.kafka.ranges import PartitionRange, partition_ranges
+from pipelines.inspect.log.chunks import read_chunks
+from schemas.block import Block
+from schemas.identity import group_id, parse_trajectory_id
+from schemas.records import Experience, MicroBatch, PolicyVersion, WeightVersion
+from schemas.topics import BATCHES, EXPERIENCES
+
+
+@dataclass
+class Prompted:
+    """What one prompt gave: its samples that were trained, their rewards, and where the first stands as experience."""
+
+    prompt: str
+    trajectories: list[str] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    place: tuple[int, int] = (0, 0)
+    task: str | None = None
+    text: str | None = None
+
+
+@dataclass
+class Step:
+    """What made `manifest` of its parent: batches, and what was in them. Staleness in versions."""
+
+    manifest: WeightVersion
+    batches: list[int]
+    tokens: int
+    staleness: Counter[int]
+    made_by: Counter[PolicyVersion]
+    prompts: list[Prompted]
+
+    @property
+    def trajectories(self) -> int:
+        return self.staleness.total()
+
+    @property
+    def missing(self) -> list[int]:
+        """Batches that the manifest names and the log does not hold."""
+        return (
+            sorted(set(self.manifest.batches) - set(self.manifest.untrained) - set(self.batches))
+            if self.manifest.parent
+            else []
+        )
+
+    @property
+    def reward(self) -> float | None:
+        """The mean over trajectories."""
+        rewards = [reward for prompt in self.prompts for reward in prompt.rewards]
+        return sum(rewards) / len(rewards) if rewards else None
+
+
+def ancestors(
+    manifests: Mapping[PolicyVersion, WeightVersion], version: PolicyVersion, depth: int | None
+) -> Iterator[tuple[WeightVersion, WeightVersion | None]]:
+    """The manifests of `version`, of its parent, and so on, `depth` of them or all, each with that of its parent."""
+    at: PolicyVersion | None = version
+    for _ in range(len(manifests) if depth is None else depth):
+        if at is None or at not in manifests:
+            return
+        manifest = manifests[at]
+        at = manifest.parent
+        yield manifest, None if at is None else manifests.get(at)
+
+
+def read_step(client: ClientProperties, run: str, manifest: WeightVersion, parent: WeightVersion | None) -> Step:
+    """What made `manifest` of its parent, from the batches between them; empty where it has none.
+
+    Raises UnknownTopic.
+    """
+    if manifest.parent is None:
+        return Step(manifest, [], 0, Counter(), Counter(), [])
+    name = BATCHES.name(run)
+    ranges = between(partition_ranges(client, name), manifest, parent)
+    prompts: dict[str, Prompted] = {}
+    step = Step(manifest, [], 0, Counter(), Counter(), [])
+    trained = set(manifest.batches) - set(manifest.untrained)
+    for chunk in read_chunks(client, BATCHES, name, ranges):
+        for block in chunk.found:
+            if isinstance(block, Block) and block.column("batch")[0].as_py() in trained:
+                _add(step, prompts, block.records()[0])
+    step.prompts = list(prompts.values())
+    return step
+
+
+def between(
+    held: Mapping[int, PartitionRange], manifest: WeightVersion, parent: WeightVersion | None
+) -> dict[int, PartitionRange]:
+    """Where the batches stand that made `manifest` of `parent`; all there is where neither says."""
+    before = dict(enumerate(parent.batch_offsets)) if parent else {}
+    after = dict(enumerate(manifest.batch_offsets))
+    ranges = {}
+    for number, whole in held.items():
+        first = max(before.get(number, whole.beginning), whole.beginning)
+        last = min(after.get(number, whole.end), whole.end)
+        if first < last:
+            ranges[number] = PartitionRange(first, last)
+    return ranges
+
+
+def _add(step: Step, prompts: dict[str, Prompted], part: MicroBatch) -> None:
+    if part.batch not in step.batches:
+        step.batches.append(part.batch)
+    step.tokens += len(part.token_ids)
+    columns = (
+        part.trajectory_ids,
+        part.rewards.to_pylist(),
+        part.staleness.to_pylist(),
+        zip(part.version_epochs.to_pylist(), part.version_numbers.to_pylist(), strict=True),
+        zip(part.lineage_partitions.to_pylist(), part.lineage_offsets.to_pylist(), strict=True),
+    )
+    for trajectory, reward, staleness, version, place in zip(*columns, strict=True):
+        key = parse_trajectory_id(trajectory)
+        prompt = group_id(key.purpose, key.number)
+        held = prompts.setdefault(prompt, Prompted(prompt, place=place))
+        held.trajectories.append(trajectory)
+        held.rewards.append(reward)
+        step.staleness[staleness] += 1
+        step.made_by[PolicyVersion(*version)] += 1
+
+
+def with_texts(client: ClientProperties, run: str, prompts: Iterable[Prompted]) -> None:
+    """Fill in task and text of `prompts`, from the places that their batch names."""
+    wanted: dict[int, dict[int, list[Prompted]]] = defaultdict(lambda: defaultdict(list))
+    for prompt in prompts:
+        partition, offset = prompt.place
+        wanted[partition][offset].append(prompt)
+    if not wanted:
+        return
+    ranges = {number: PartitionRange(min(places), max(places) + 1) for number, places in wanted.items()}
+    for chunk in read_chunks(client, EXPERIENCES, EXPERIENCES.name(run), ranges):
+        places = wanted[chunk.records.partition]
+        for offset, block in zip(chunk.records.offsets, chunk.found, strict=True):
+            if isinstance(block, Block) and offset in places:
+                _tell(block, places[offset])
+
+
+def _tell(block: Block, prompts: list[Prompted]) -> None:
+    rows: list[Any] = [row.trajectory.prompt for row in block.records() if isinstance(row, Experience)]
+    by_prompt = {prompt.prompt_id: prompt for prompt in rows}
+    for held in prompts:
+        if held.prompt in by_prompt:
+            held.task, held.text = by_prompt[held.prompt].task, by_prompt[held.prompt].text

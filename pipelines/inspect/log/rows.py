@@ -1,0 +1,22 @@
+"""Some columns of all rows of a topic, one row at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from infra.kafka.properties import ClientProperties
+from infra.kafka.ranges import UnknownTopic, partition_ranges
+from pipelines.inspect.log.chunks import read_chunks
+from schemas.topics import Topic
+
+
+def rows_of(client: ClientProperties, run: str, topic: Topic, columns: Sequence[str]) -> Iterator[Mapping[str, Any]]:
+    """Those columns of `columns.row_schema`; no rows where the run has no such topic."""
+    name = topic.name(run)
+    try:
+        ranges = partition_ranges(client, name)
+    except UnknownTopic:
+        return
+    for chunk in read_chunks(client, topic, name, ranges):
+        yield from chunk.table().select(list(columns)).to_pylist()

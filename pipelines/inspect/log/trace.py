@@ -1,0 +1,122 @@
+"""A run as a trace that Perfetto and chrome://tracing show: who had which trajectory when, what was trained, published.
+
+Made of the log alone, row by row, so a long run takes no more memory than a short one. Times are those of the writers'
+clocks. A trajectory's spans share the trace id that its records carry, see `schemas.tracing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from infra.kafka.properties import ClientProperties
+from pipelines.inspect.log.rows import rows_of
+from schemas.topics import EXPERIENCES, METRICS, PLANS, RELAY, TRAJECTORIES
+from schemas.tracing import trace_id
+
+Event = dict[str, Any]
+ROLLOUT, SCORE, TRAINER, PLACEMENT = 1000, 1, 2, 3
+"""Process ids of the trace: replica n is ROLLOUT + n."""
+_NAMES = {SCORE: "score", TRAINER: "trainer", PLACEMENT: "placement"}
+
+
+def events(client: ClientProperties, run: str) -> Iterator[Event]:
+    """The trace events of `run`, in no order: times in microseconds, as the format wants them."""
+    replicas: set[int] = set()
+    yield from (_named(number, name) for number, name in _NAMES.items())
+    for row in rows_of(client, run, TRAJECTORIES, _TRAJECTORY):
+        if row["replica"] not in replicas:
+            replicas.add(row["replica"])
+            yield _named(ROLLOUT + row["replica"], f"replica {row['replica']}")
+        yield from trajectory_events(run, row)
+    for row in rows_of(client, run, EXPERIENCES, _EXPERIENCE):
+        yield from scoring_events(run, row)
+    for row in rows_of(client, run, RELAY, _VERSION):
+        yield _instant(TRAINER, f"version {row['version_epoch']}.{row['version_number']}", row["created_at"], {})
+    for row in rows_of(client, run, PLANS, _PLAN):
+        if row["moves"] is None:  # it tells what became of one
+            continue
+        moved = sum(len(move["trajectory_ids"]) for move in row["moves"])
+        yield _instant(PLACEMENT, f"{row['reason']}: {moved} moved", row["planned_at"], {"plan": row["plan_id"]})
+    for row in rows_of(client, run, METRICS, _METRIC):
+        yield from metric_events(row)
+
+
+def trajectory_events(run: str, row: Mapping[str, Any]) -> Iterator[Event]:
+    """A trajectory at its last owner: waiting for the first token, then generating."""
+    started, ended = row["started_at"], row["finished_at"]
+    told = {name: row[name] for name in ("policy_version", "staleness", "completion_tokens", "lease", "finish_reason")}
+    name, process = row["trajectory_id"], ROLLOUT + row["replica"]
+    told["traceparent"] = trace_id(run, row["group_id"])
+    yield from _span(process, name, name, started, ended, told)
+    first = row["first_token_at"]
+    if first is not None and started <= first <= ended:
+        yield from _span(process, name, "prefill", started, first, {})
+        yield from _span(process, name, "decode", first, ended, {})
+
+
+def scoring_events(run: str, row: Mapping[str, Any]) -> Iterator[Event]:
+    """From the end of a trajectory to its reward."""
+    told = {"reward": row["reward"], "traceparent": trace_id(run, row["group_id"])}
+    yield from _span(SCORE, row["trajectory_id"], row["trajectory_id"], row["finished_at"], row["scored_at"], told)
+
+
+def metric_events(row: Mapping[str, Any]) -> Iterator[Event]:
+    """An optimizer step, which ends when it is told of; counters of everything else that is measured."""
+    values = {pair["name"]: pair["value"] for pair in row["values"]}
+    at = row["measured_at"]
+    if row["name"] == "trainer":
+        seconds = values.get("time/update", 0.0)
+        began = at.timestamp() - seconds
+        yield {
+            "ph": "X",
+            "name": f"step {row['step']}",
+            "cat": "trainer",
+            "pid": TRAINER,
+            "tid": 0,
+            "ts": began * 1e6,
+            "dur": seconds * 1e6,
+            "args": values,
+        }
+    for name in ("reward/mean", "staleness/mean", "tokens_per_s"):
+        if name in values:
+            of = f" of replica {row['step']}" if row["name"] == "rollout" else ""
+            yield _counter(f"{name}{of}", at, values[name])
+
+
+def _counter(name: str, at: Any, value: float) -> Event:
+    return {"ph": "C", "name": name, "pid": TRAINER, "ts": at.timestamp() * 1e6, "args": {"value": value}}
+
+
+def _span(process: int, identity: str, name: str, start: Any, end: Any, told: Mapping[str, Any]) -> Iterator[Event]:
+    """An asynchronous span: such ones of a process may overlap."""
+    shared = {"name": name, "cat": "trajectory", "pid": process, "tid": 0, "id": identity}
+    yield {"ph": "b", **shared, "ts": start.timestamp() * 1e6, "args": dict(told)}
+    yield {"ph": "e", **shared, "ts": max(start, end).timestamp() * 1e6}
+
+
+def _instant(process: int, name: str, at: Any, told: Mapping[str, Any]) -> Event:
+    return {"ph": "i", "s": "p", "name": name, "pid": process, "tid": 0, "ts": at.timestamp() * 1e6, "args": dict(told)}
+
+
+def _named(process: int, name: str) -> Event:
+    return {"ph": "M", "name": "process_name", "pid": process, "args": {"name": name}}
+
+
+_TRAJECTORY = (
+    "trajectory_id",
+    "group_id",
+    "replica",
+    "lease",
+    "policy_version",
+    "staleness",
+    "completion_tokens",
+    "finish_reason",
+    "started_at",
+    "first_token_at",
+    "finished_at",
+)
+_EXPERIENCE = ("trajectory_id", "group_id", "reward", "finished_at", "scored_at")
+_VERSION = ("version_epoch", "version_number", "created_at")
+_PLAN = ("plan_id", "reason", "moves", "planned_at")
+_METRIC = ("name", "step", "values", "measured_at")

@@ -1,0 +1,186 @@
+"""Runs as their folders tell of them: which there are, which are alive, and how to stop one."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+
+from infra.processes import is_running
+
+STATE_FILE = "state.json"
+REPORT_FILE = "report.html"
+"""What is written last."""
+SAME_START_S = 1.0
+"""A process that began at another time than state.json says has only been given the number of one that is gone."""
+
+_MEND = "`laminar runs resume --run {run}` goes on with the run and writes it anew"
+Status = Literal["running", "ended", "failed", "died", "unreadable"]
+
+
+class NoSuchRun(RuntimeError):
+    """There is no such run under the folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """A run by its folder. `state` is what state.json says; `status` whether its supervisor still lives.
+
+    died: the supervisor is gone and did not say that the run is over. unreadable: state.json is damaged.
+    """
+
+    folder: Path
+    state: Mapping[str, Any]
+    status: Status
+
+    @property
+    def run(self) -> str:
+        return str(self.state.get("run") or self.folder.name)
+
+    @property
+    def started_at(self) -> float:
+        return float(self.state.get("started_at") or 0.0)
+
+    @property
+    def supervised(self) -> bool:
+        """Whether `laminar run` started it, not `laminar submit --detach`."""
+        return (self.folder / STATE_FILE).exists()
+
+    @property
+    def reached(self) -> bool:
+        """Whether `laminar run` has taken it to its goal, with all that such a run leaves."""
+        return self.supervised and self.status == "ended" and (self.folder / REPORT_FILE).exists()
+
+    @property
+    def goal(self) -> int | None:
+        goal = self.state.get("goal") or {}
+        return goal.get("optimizer_steps")
+
+
+def read_run(folder: Path) -> RunFolder:
+    """The run in `folder`. Raises NoSuchRun where there is none, ValueError where its state.json does not read."""
+    path = folder / STATE_FILE
+    if not path.exists() and (folder / "submitted").is_dir():
+        return _read_submitted(folder)
+    try:
+        state = json.loads(path.read_text("utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise NoSuchRun(f"there is no run {folder.name!r} under {folder.parent}/ ({path} is missing)") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}; {_MEND.format(run=folder.name)}") from error
+    if not isinstance(state, dict):
+        raise ValueError(f"{path} holds no JSON object; {_MEND.format(run=folder.name)}")
+    return RunFolder(folder, state, _status(state))
+
+
+def list_runs(runs: Path) -> list[RunFolder]:
+    """The runs under `runs`, the newest first; one whose state.json does not read is `unreadable`, and says why."""
+    found = {path.parent for name in (STATE_FILE, "submitted") for path in runs.glob(f"*/{name}")}
+    folders = sorted(folder for folder in found if not folder.is_symlink())
+    return sorted(map(_read_any, folders), key=lambda run: run.started_at, reverse=True)
+
+
+def _read_any(folder: Path) -> RunFolder:
+    try:
+        return read_run(folder)
+    except (OSError, ValueError) as error:
+        return RunFolder(folder, {"run": folder.name, "error": str(error)}, "unreadable")
+
+
+def find_run(runs: Path, name: str | None) -> RunFolder:
+    """The run called `name` under `runs`, the latest where it is None. Raises NoSuchRun, ValueError."""
+    if name is not None:
+        return read_run(runs / name)
+    if (runs / "latest").exists():
+        return read_run(runs / (runs / "latest").resolve().name)
+    known = list_runs(runs)
+    if not known:
+        raise NoSuchRun(f"there is no run yet under {runs}/")
+    return known[0]
+
+
+def find_run_to_resume(runs: Path, name: str | None) -> RunFolder:
+    """As `find_run`; a run whose state.json is damaged has died: all that is needed to go on is elsewhere."""
+    try:
+        return find_run(runs, name)
+    except ValueError:
+        folder = (runs / "latest").resolve() if name is None else runs / name
+        return RunFolder(runs / folder.name, {}, "died")
+
+
+def supervisor_of(state: Mapping[str, Any]) -> psutil.Process | None:
+    """The process that supervises a run, if it is still that one and alive."""
+    pid, created = state.get("pid"), state.get("pid_created")
+    if not isinstance(pid, int) or pid <= 0:
+        return None
+    try:
+        process = psutil.Process(pid)
+        same = created is None or abs(process.create_time() - created) <= SAME_START_S
+    except psutil.Error:
+        return None
+    return process if same and is_running(process) else None
+
+
+def stop_run(
+    run: RunFolder,
+    timeout_s: float,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> bool:
+    """Ask a run's supervisor to end (SIGTERM: it drains its roles) and wait for it; whether it is gone after that.
+
+    A run that is not running is left as it is. Raises PermissionError for another user's process.
+    """
+    process = supervisor_of(run.state)
+    if process is None:
+        return True
+    try:
+        process.send_signal(signal.SIGTERM)
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.AccessDenied as error:
+        raise PermissionError(
+            f"run {run.run} belongs to another user: process {process.pid} cannot be stopped"
+        ) from error
+    deadline = clock() + timeout_s
+    while is_running(process):
+        if clock() >= deadline:
+            return False
+        sleep(0.1)
+    return True
+
+
+def _read_submitted(folder: Path) -> RunFolder:
+    """A run whose pipelines were submitted to stay: as alive as the worst of them."""
+    from pipelines.inspect.submissions import submissions  # here: most runs have none, and it reads configurations
+
+    kept = submissions(folder)
+    roles = {
+        each.role.name: {
+            "pid": each.pid if each.status == "up" else None,
+            "restarts": each.restarts,
+            "alive": each.status == "up",
+            "status": each.status,
+        }
+        for each in kept
+    }
+    stands = {each.status for each in kept}
+    worst: tuple[tuple[str, Status], ...] = (("failed", "failed"), ("died", "died"), ("up", "running"))
+    status: Status = next((called for stand, called in worst if stand in stands), "ended")
+    began = min((each.pid_created for each in kept), default=0.0)
+    errors = "; ".join(f"{each.role.name}: {each.error}" for each in kept if each.error) or None
+    state = {"run": folder.name, "roles": roles, "started_at": began, "error": errors}
+    return RunFolder(folder, state, status)
+
+
+def _status(state: Mapping[str, Any]) -> Status:
+    if state.get("ended_at") is not None:
+        return "failed" if state.get("error") else "ended"
+    return "died" if supervisor_of(state) is None else "running"

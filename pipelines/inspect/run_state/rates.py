@@ -1,0 +1,62 @@
+"""How fast a run goes, from a snapshot of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pipelines.inspect.run_state.state import RunState
+
+RUNNING = ("running", "draining")
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Per second: optimizer steps, trajectories and tokens trained, response tokens generated. None: not known yet."""
+
+    steps: float | None
+    trajectories: float | None
+    tokens_trained: float | None
+    tokens_generated: float | None
+
+
+def rates(state: RunState) -> Rates:
+    """Training's over its newest steps, generation's the sum over the live replicas' newest heartbeats."""
+    speeds = [_speed(state, replica) for replica, status in state.replicas.items() if status.state in RUNNING]
+    known = [speed for speed in speeds if speed is not None]
+    generated = sum(known) if known else None
+    if len(state.pace) < 2:
+        return Rates(None, None, None, generated)
+    first, last = state.pace[0], state.pace[-1]
+    seconds = (last.at - first.at) / 1000
+    if seconds <= 0:
+        return Rates(None, None, None, generated)
+    return Rates(
+        steps=(last.step - first.step) / seconds,
+        trajectories=(last.trajectories - first.trajectories) / seconds,
+        tokens_trained=sum(pace.tokens for pace in state.pace[1:]) / seconds,
+        tokens_generated=generated,
+    )
+
+
+def progress(state: RunState) -> float | None:
+    """The share of the goal that is reached, 0 to 1; while the warm start goes on, of that. None without a goal."""
+    if state.phase.replace("_", " ") == "warm start":
+        told = state.warm_start.get("progress")
+        return None if told is None else min(1.0, max(0.0, told))
+    return min(1.0, state.step / state.goal) if state.goal else None
+
+
+def seconds_left(state: RunState) -> float | None:
+    """At the pace of the newest steps; None while that is not known, or there is no goal."""
+    steps = rates(state).steps
+    if not steps or not state.goal:
+        return None
+    return max(0.0, (state.goal - state.step) / steps)
+
+
+def _speed(state: RunState, replica: int) -> float | None:
+    beats = state.beats.get(replica, ())
+    seconds = (beats[-1][0] - beats[0][0]) / 1000 if beats else 0.0
+    if seconds > 0:
+        return max(0, beats[-1][1] - beats[0][1]) / seconds
+    return state.rollout.get(replica, {}).get("tokens_per_s")

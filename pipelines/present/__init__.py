@@ -1,0 +1,1 @@
+"""How results are shown: terminal views, reports, tables, metrics for monitoring systems."""

@@ -1,0 +1,85 @@
+"""Records of a topic as JSON objects, with the keys that kcat's envelope has, as rows of a table, and as lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import pyarrow as pa
+
+from infra.escaping import one_line
+from infra.kafka.reading import schema_of
+from infra.kafka.record_batches import Headers
+from pipelines.inspect.log.chunks import Chunk
+from pipelines.present.domain_columns import DOMAIN, domain_of, domain_text
+from pipelines.present.output import compact, utc
+
+MAX_LINE = 300
+TAIL_SCHEMA = pa.schema(
+    {"partition": pa.int32(), "offset": pa.int64(), "ts": pa.int64(), "schema": pa.utf8(), "key": pa.utf8()}
+    | DOMAIN
+    | {"value": pa.utf8(), "error": pa.utf8()}
+)
+"""The columns of `laminar topics tail` as a table, a row for each row; `value` is JSON."""
+SHOWN = [name for name in TAIL_SCHEMA.names if name not in ("ts", "value")]
+
+
+def as_items(chunk: Chunk, topic: str) -> Iterator[dict[str, Any]]:
+    """Records as JSON objects: kcat's `topic partition offset ts key`, headers by name, `rows` decoded or `error`."""
+    records = chunk.records
+    columns = (records.offsets, records.timestamps, records.keys, records.values, records.headers)
+    for offset, timestamp, key, value, headers, error, rows in zip(*columns, chunk.errors, chunk.plain(), strict=True):
+        schema, told = _told(headers)
+        yield {
+            "topic": topic,
+            "partition": records.partition,
+            "offset": offset,
+            "ts": timestamp,
+            "key": None if key is None else key.decode(errors="replace"),
+            "headers": told,
+            "schema": schema,
+            "size": len(value or b""),
+            "rows": rows,
+            "error": error,
+        }
+
+
+@lru_cache(maxsize=1000)
+def _told(headers: Headers) -> tuple[str, dict[str, str]]:
+    """What a record says it is, and its headers as text: most are those of the one before."""
+    return schema_of(headers), {name: value.decode(errors="replace") for name, value in headers}
+
+
+def as_rows(item: Any) -> list[dict[str, Any]]:
+    """What `as_items` made, as `TAIL_SCHEMA` has it: a row for each of its rows; one that is empty for none."""
+    place = {name: item[name] for name in ("partition", "offset", "ts", "schema", "key")}
+    return [
+        place | domain_of(row) | {"value": compact(row) if row else None, "error": item["error"]}
+        for row in item["rows"] or [{}]
+    ]
+
+
+def as_line(item: Any) -> str:
+    """What `as_items` made, as a line: where it stands, when, and what it is. Long rows are cut."""
+    where = f"{item['partition']}:{item['offset']}"
+    when = utc(item["ts"])
+    if item["error"] is not None:
+        what = f"UNDECODABLE {item['schema'] or 'no schema'} ({item['size']} bytes)"
+        return one_line(f"{where} {when} {what}: {item['error']}")
+    rows = "; ".join(domain_text(row) + brief(row) for row in item["rows"])
+    line = f"{where} {when} {item['schema']} {item['key'] or '-'} {rows}"
+    return one_line(line if len(line) <= MAX_LINE else f"{line[: MAX_LINE - 1]}…")
+
+
+def brief(value: Any) -> str:
+    """A row with its arrays as lengths: `token_ids[30]`; what is null or empty is left out."""
+    if isinstance(value, dict):
+        parts = []
+        for name, part in value.items():
+            if isinstance(part, list) and part and isinstance(part[0], int | float):
+                parts.append(f"{name}[{len(part)}]")
+            elif part not in (None, "", [], {}):
+                parts.append(f"{name}={brief(part)}")
+        return "{" + " ".join(parts) + "}"
+    return compact(value)

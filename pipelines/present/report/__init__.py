@@ -1,0 +1,1 @@
+"""A run's report: summary, verdict, charts, page."""

@@ -1,0 +1,226 @@
+"""The plots of a run's page: which series go into which."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from pipelines.present.report.heat_map import heat_map
+from pipelines.present.report.plots import COLOURS, Axis, Level, Line, Points, bar_plot, line_plot, smoothed, timeline
+from pipelines.present.report.series import batches, evaluations, newest_by_step, staleness_histogram, tasks_of
+from pipelines.present.view.text import clock, count
+from schemas.records import Metric
+
+RATE_WINDOW = 8
+SMOOTHING = 9
+"""Optimizer steps over which the heavy lines are means."""
+
+
+class Chart(NamedTuple):
+    """A plot with its heading, and a sentence on how to read it ("" where it needs none)."""
+
+    title: str
+    svg: str
+    note: str = ""
+
+
+def charts(metrics: Sequence[Metric], summary: Mapping[str, Any]) -> list[Chart]:
+    """All plots, in the order of the page."""
+    best = summary.get("heldout_warm_start_best")
+    policy = [divergence(metrics)] if _has(metrics, "kl/mismatch") or _has(metrics, "entropy") else []
+    return [
+        reward(metrics),
+        held_out(metrics, best),
+        *tasks(metrics),
+        staleness(metrics),
+        staleness(metrics, "staleness_at_finish", "Staleness as generation ended"),
+        response_length(metrics),
+        trained_per_second(metrics),
+        generated_per_second(metrics),
+        replica_chart(metrics, "KV cache in use", "kv_used", "kv_capacity"),
+        replica_chart(metrics, "Slots in use", "running", "capacity"),
+        lag(metrics),
+        *policy,
+    ]
+
+
+def reward(metrics: Sequence[Metric]) -> Chart:
+    """Training reward over trajectories."""
+    points = [
+        (each.cumulative, each.values["reward/mean"]) for each in batches(metrics) if "reward/mean" in each.values
+    ]
+    lines = [
+        Line("mean of a batch", points, 0, faint=True),
+        Line(f"mean over {SMOOTHING} steps", smoothed(points, SMOOTHING), 0),
+    ]
+    title = "Training reward"
+    return Chart(title, line_plot(title, lines, _TRAJECTORIES, Axis("reward", _two)))
+
+
+def held_out(metrics: Sequence[Metric], best: float | None) -> Chart:
+    """Held-out accuracy over weight versions."""
+    found = evaluations(metrics)
+    lines = [
+        Line("greedy", [(each.version, each.greedy) for each in found if each.greedy is not None], 0, dots=True),
+        Line("sampled", [(each.version, each.sampled) for each in found if each.sampled is not None], 1, dots=True),
+    ]
+    levels = [Level(f"best supervised checkpoint, greedy: {best:.2f}", best)] if best is not None else []
+    title, x = "Accuracy on held-out questions", Axis("weight version", lambda value: f"{value:.0f}", low=0)
+    svg = line_plot(title, lines, x, Axis("accuracy", _two, low=0, high=1), levels)
+    note = "The dashed line is the best that supervised learning alone reached, in the warm start."
+    return Chart(title, svg, note if levels else "")
+
+
+def tasks(metrics: Sequence[Metric]) -> list[Chart]:
+    """Reward and held-out accuracy of each task, where there are several."""
+    trained, found = tasks_of(metrics), evaluations(metrics)
+    if not trained:
+        return []
+    rewards, accuracies = [], []
+    for colour, (task, own) in enumerate(trained.items()):
+        points = [(each.cumulative, each.values["reward/mean"]) for each in own if "reward/mean" in each.values]
+        rewards.append(Line(task, smoothed(points, SMOOTHING), colour))
+        measured = [(each.version, each.by_task[task]) for each in found if task in each.by_task]
+        accuracies.append(Line(task, measured, colour, dots=True))
+    titles = "Training reward by task", "Held-out accuracy by task, greedy"
+    versions = Axis("weight version", _whole, low=0)
+    return [
+        Chart(
+            titles[0],
+            line_plot(titles[0], rewards, Axis("trajectories of the task", count, low=0), Axis("reward", _two)),
+        ),
+        Chart(titles[1], line_plot(titles[1], accuracies, versions, Axis("accuracy", _two, low=0, high=1))),
+    ]
+
+
+def staleness(metrics: Sequence[Metric], when: str = "staleness", title: str = "Staleness at training") -> Chart:
+    """How old trajectories were when they were trained, or as they finished."""
+    histogram = staleness_histogram(metrics, when)
+    ages = range(max(histogram) + 1) if histogram else range(0)
+    bars = {str(age): float(histogram.get(age, 0)) for age in ages}
+    x, y = Axis("versions behind the newest", _whole), Axis("trajectories", count, low=0)
+    return Chart(title, bar_plot(title, bars, x, y))
+
+
+def response_length(metrics: Sequence[Metric]) -> Chart:
+    """Length of the responses over trajectories."""
+    trained = batches(metrics)
+    lines = [
+        Line(label, [(each.cumulative, each.values[key]) for each in trained if key in each.values], colour)
+        for colour, (label, key) in enumerate((("mean", "response_length/mean"), ("longest", "response_length/max")))
+    ]
+    title = "Response length"
+    return Chart(title, line_plot(title, lines, _TRAJECTORIES, Axis("tokens", count, low=0)))
+
+
+def trained_per_second(metrics: Sequence[Metric]) -> Chart:
+    """Trajectories trained a second, over time."""
+    start = _start(metrics)
+    rates = _rates([((each.at - start) / 1000, each.cumulative) for each in batches(metrics)])
+    title = "Trajectories trained per second"
+    svg = line_plot(title, [Line(f"over {RATE_WINDOW} steps", rates, 0)], _TIME, Axis("per second", count, low=0))
+    return Chart(title, svg)
+
+
+def generated_per_second(metrics: Sequence[Metric]) -> Chart:
+    """Response tokens generated a second by each replica, over time."""
+    start = _start(metrics)
+    of_replica: dict[int, dict[float, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
+    for metric in metrics:
+        if metric.name == "replica" and "tokens_generated" in metric.values:
+            point = ((metric.measured_at - start) / 1000, metric.values["tokens_generated"])
+            of_replica[metric.step][metric.values.get("incarnation", 0.0)].append(point)
+    rates = {
+        replica: [rate for points in starts.values() for rate in _rates(points)]
+        for replica, starts in of_replica.items()
+    }
+    return _by_replica("Tokens generated per second", rates, Axis("per second", count, low=0))
+
+
+def replica_chart(metrics: Sequence[Metric], title: str, used: str, capacity: str) -> Chart:
+    """The share in use of something that each replica has so much of, over time."""
+    start = _start(metrics)
+    shares: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    for metric in metrics:
+        if metric.name == "replica" and used in metric.values and metric.values.get(capacity):
+            at = (metric.measured_at - start) / 1000
+            shares[metric.step].append((at, metric.values[used] / metric.values[capacity]))
+    return _by_replica(title, shares, Axis("share", lambda value: f"{100 * value:.0f} %", low=0, high=1))
+
+
+def _by_replica(title: str, series: Mapping[int, Points], y: Axis) -> Chart:
+    """A line for each replica; where there are more than colours, a row for each."""
+    if len(series) > COLOURS:
+        rows = {str(replica): points for replica, points in sorted(series.items())}
+        return Chart(title, heat_map(title, rows, _TIME, y), "A row for each replica, by its index.")
+    lines = [Line(f"replica {replica}", points, replica) for replica, points in sorted(series.items())]
+    return Chart(title, line_plot(title, lines, _TIME, y))
+
+
+def lag(metrics: Sequence[Metric]) -> Chart:
+    """Records behind by topic, over time; topics that never were are left out."""
+    start = _start(metrics)
+    behind: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for metric in metrics:
+        if metric.name == "lag":
+            for noun, records in metric.values.items():
+                behind[noun].append(((metric.measured_at - start) / 1000, records))
+    late = {noun: points for noun, points in behind.items() if any(records for _, records in points)}
+    lines = [Line(noun, points, colour) for colour, (noun, points) in enumerate(late.items())]
+    title = "Lag: records not yet done, by topic"
+    return Chart(title, line_plot(title, lines, _TIME, Axis("records", count, low=0)))
+
+
+def divergence(metrics: Sequence[Metric]) -> Chart:
+    """How far the policy that is trained is from the ones that generated, over optimizer steps."""
+    lines = []
+    for colour, (label, key) in enumerate((("KL to the generating policy", "kl/mismatch"), ("entropy", "entropy"))):
+        points = [
+            (float(each.step), each.values[key]) for each in newest_by_step(metrics, "trainer") if key in each.values
+        ]
+        lines.append(Line(label, points, colour))
+    title = "Policy: divergence and entropy"
+    return Chart(title, line_plot(title, lines, Axis("optimizer step", _whole), Axis("nats per token", _short, low=0)))
+
+
+def phases(spans: Mapping[str, float]) -> Chart:
+    """What the run spent its time on."""
+    named = [(name.replace("_", " "), seconds) for name, seconds in spans.items() if seconds > 0]
+    title = "Phases"
+    return Chart(title, timeline(title, named, clock))
+
+
+def _rates(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Rise a second over the last `RATE_WINDOW` points before each; (seconds, what has risen so far) in."""
+    ordered = sorted(points)
+    rates = []
+    for index in range(1, len(ordered)):
+        (before, low), (after, high) = ordered[max(0, index - RATE_WINDOW)], ordered[index]
+        if after > before:
+            rates.append((after, max(0.0, high - low) / (after - before)))
+    return rates
+
+
+def _start(metrics: Sequence[Metric]) -> int:
+    return min((metric.measured_at for metric in metrics), default=0)
+
+
+def _has(metrics: Sequence[Metric], key: str) -> bool:
+    return any(key in metric.values for metric in metrics if metric.name == "trainer")
+
+
+def _two(value: float) -> str:
+    return f"{value:.2f}"
+
+
+def _whole(value: float) -> str:
+    return f"{value:.0f}"
+
+
+def _short(value: float) -> str:
+    return f"{value:.3g}"
+
+
+_TIME = Axis("time since the start", clock, low=0)
+_TRAJECTORIES = Axis("trajectories trained", count, low=0)

@@ -1,0 +1,223 @@
+"""report.html: a run on one page, which needs nothing from anywhere else."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from pipelines.inspect.metrics_file import read_metrics
+from pipelines.present.report.charts import Chart, charts, phases
+from pipelines.present.report.closing import next_commands
+from pipelines.present.report.page_style import POLICY, STYLE
+from pipelines.present.report.verdict import accounted, compared_with_warm_start, learned
+from pipelines.present.view.text import UNKNOWN, clock, count, figure
+from schemas.records import Metric
+
+Summary = Mapping[str, Any]
+
+LABELS: Mapping[str, str] = {
+    "reward_first": "reward, first tenth",
+    "reward_last": "reward, last tenth",
+    "heldout_before": "held-out accuracy before, greedy",
+    "heldout_after": "held-out accuracy after, greedy",
+    "heldout_sampled_before": "held-out accuracy before, sampled",
+    "heldout_sampled_after": "held-out accuracy after, sampled",
+    "heldout_warm_start_best": "best supervised checkpoint, greedy",
+    "heldout_questions": "held-out questions",
+    "trajectories_trained": "trajectories trained",
+    "optimizer_steps": "optimizer steps",
+    "weight_versions": "weight versions published",
+    "staleness_mean": "staleness, mean",
+    "staleness_max": "staleness, largest",
+    "over_age": "trained over age",
+    "response_length_first": "response length, first tenth",
+    "response_length_last": "response length, last tenth",
+    "tokens_generated": "tokens generated",
+    "wall_seconds": "wall time, seconds",
+    "lost": "trajectories lost",
+    "trained_twice": "trajectories trained twice",
+    "seed": "seed",
+}
+_AUDIT = (
+    "dispatched",
+    "undispatched",
+    "trained",
+    "untrained",
+    "dropped",
+    "failed",
+    "evaluated",
+    "imported",
+    "in_flight",
+    "expired",
+    "lost",
+    "trained_twice",
+)
+
+
+def render_report(folder: Path) -> str:
+    """The page of the run in `folder`, from its summary.json, metrics.jsonl, audit.json, insight.json and config.toml.
+
+    Raises OSError without a summary.json, ValueError where a file does not read; the others may be missing.
+    """
+    summary = json.loads((folder / "summary.json").read_text("utf-8"))
+    audit, config, metrics = folder / "audit.json", folder / "config.toml", folder / "metrics.jsonl"
+    insight = folder / "insight.json"
+    return page(
+        summary,
+        read_metrics(metrics) if metrics.exists() else [],
+        json.loads(audit.read_text("utf-8")) if audit.exists() else None,
+        config.read_text("utf-8") if config.exists() else "",
+        folder,
+        json.loads(insight.read_text("utf-8")) if insight.exists() else None,
+    )
+
+
+def page(
+    summary: Summary,
+    metrics: Sequence[Metric],
+    audit: Mapping[str, Any] | None,
+    config: str,
+    folder: Path,
+    insight: Mapping[str, Any] | None = None,
+) -> str:
+    """The page. Pure; everything that comes from the run is escaped. `insight` is what `insight.insight` found."""
+    run = escape(str(summary.get("run")))
+    told = compared_with_warm_start(summary)
+    words = [learned(summary), *([told] if told else []), accounted(summary)]
+    commands = "\n".join(f"{command:<54}# {about}" for command, about in next_commands(str(summary.get("run")), folder))
+    error = summary.get("error")
+    return "\n".join(
+        [
+            f'<!doctype html><html lang="en"><head><meta charset="utf-8">{POLICY}',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>{run} · Laminar</title><style>{STYLE}</style></head><body><main>",
+            f'<h1>{run}</h1><p class="sub">{escape(_subtitle(summary))}</p>',
+            f'<p class="bad">{escape(str(error))}</p>' if error else "",
+            f'<div class="tiles">{"".join(_tiles(summary))}</div>',
+            f'<h2>What happened</h2><div class="card">{"".join(f"<p>{escape(each)}</p>" for each in words)}</div>',
+            f'<h2>Plots</h2><div class="plots">{"".join(map(_card, charts(metrics, summary)))}</div>',
+            f'<div class="wide">{_card(phases(summary.get("phases") or {}))}</div>',
+            '<h2>Figures</h2><div class="tables">',
+            _table("Summary", ((label, shown(summary.get(key))) for key, label in LABELS.items())),
+            f"<div>{_audit(audit)}{_machine(summary)}</div></div>",
+            _insight(insight) if insight else "",
+            f'<h2>Next</h2><div class="card"><pre>{escape(commands)}</pre></div>',
+            _details("Configuration", config),
+            "</main></body></html>\n",
+        ]
+    )
+
+
+def _subtitle(summary: Summary) -> str:
+    machine = summary.get("machine") or {}
+    started = summary.get("started_at")
+    parts = [
+        _yes_no(summary.get("reached"), "reached its goal", "ended before its goal", ""),
+        time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(started)) if started else "",
+        f"{machine.get('cpu') or 'unknown processor'}, {machine['cores']} cores" if "cores" in machine else "",
+        f"seed {summary['seed']}" if summary.get("seed") is not None else "",
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def _tiles(summary: Summary) -> Iterable[str]:
+    def rise(first: str, last: str) -> str:
+        return f"{figure(summary.get(first))} → {figure(summary.get(last))}"
+
+    yield _tile(rise("reward_first", "reward_last"), "training reward")
+    yield _tile(rise("heldout_before", "heldout_after"), "held-out accuracy, greedy")
+    yield _tile(figure(summary.get("heldout_warm_start_best")), "best supervised checkpoint")
+    yield _tile(
+        f"{figure(summary.get('staleness_mean'))} / {shown(summary.get('staleness_max'))}", "staleness, mean / largest"
+    )
+    yield _tile(
+        count(summary.get("trajectories_trained")), f"trajectories, {summary.get('optimizer_steps') or 0} steps"
+    )
+    yield _tile(count(summary.get("tokens_generated")), "tokens generated")
+    yield _tile(clock(summary.get("wall_seconds")), "wall time")
+    balanced = summary.get("balanced")
+    said = _yes_no(balanced, "balanced", "NOT balanced", "not audited")
+    yield _tile(
+        said, f"{shown(summary.get('lost'))} lost, {shown(summary.get('trained_twice'))} trained twice", balanced
+    )
+
+
+def _yes_no(value: bool | None, yes: str, no: str, unknown: str) -> str:
+    return unknown if value is None else yes if value else no
+
+
+def _tile(value: str, label: str, good: bool | None = None) -> str:
+    kind = {True: ' class="good"', False: ' class="bad"', None: ""}[good]
+    return f'<div class="tile"><b{kind}>{escape(value)}</b><span>{escape(label)}</span></div>'
+
+
+def _card(chart: Chart) -> str:
+    note = f'<p class="note">{escape(chart.note)}</p>' if chart.note else ""
+    return f'<div class="card"><h3>{escape(chart.title)}</h3>{chart.svg}{note}</div>'
+
+
+def _audit(audit: Mapping[str, Any] | None) -> str:
+    if audit is None:
+        return ""
+    rows = [(name.replace("_", " "), shown(_size(audit[name]))) for name in _AUDIT if name in audit]
+    return _table("Audit: where every trajectory is", rows)
+
+
+def _insight(insight: Mapping[str, Any]) -> str:
+    """What placement moved, and the trajectories that took longest."""
+    plans = [
+        (reason, ", ".join(f"{shown(number)} {what.replace('_', ' ')}" for what, number in counts.items()))
+        for reason, counts in insight["plans"].items()
+    ]
+    slow = [
+        (
+            each["trajectory_id"],
+            f"{each['seconds']:,.1f} s, {shown(each['completion_tokens'])} tokens, replica {each['replica']}, "
+            f"version {shown(each['policy_version'])}, {each['finish_reason']}",
+        )
+        for each in insight["slowest"]
+    ]
+    tables = _table("Plans of placement", plans or [("none", "nothing was moved")]) + _table(
+        "Slowest trajectories", slow
+    )
+    return f'<h2>From the log</h2><div class="tables">{tables}</div>'
+
+
+def _machine(summary: Summary) -> str:
+    machine, restarts = summary.get("machine") or {}, summary.get("restarts") or {}
+    rows = [(f"restarts of {name}", str(number)) for name, number in restarts.items() if number]
+    rows += [(name, shown(value)) for name, value in machine.items()]
+    rows += [(name, str(version)) for name, version in (summary.get("packages") or {}).items()]
+    return f'<div class="wide">{_table("Machine and packages", rows)}</div>' if rows else ""
+
+
+def _table(title: str, rows: Iterable[tuple[str, str]]) -> str:
+    lines = "".join(f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in rows)
+    return f'<div class="card"><h3>{escape(title)}</h3><table>{lines}</table></div>'
+
+
+def _details(title: str, text: str) -> str:
+    if not text:
+        return ""
+    inner = f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>"
+    return f'<div class="card wide">{inner}</div>'
+
+
+def _size(value: Any) -> Any:
+    """An audit's entry as a number: counts as they are, lists of names by their length, stages by their sum."""
+    if isinstance(value, Mapping):
+        return sum(value.values())
+    return len(value) if isinstance(value, list | tuple) else value
+
+
+def shown(value: Any) -> str:
+    """A figure as the page has it."""
+    if value is None:
+        return UNKNOWN
+    if isinstance(value, float):
+        return f"{value:.3f}" if abs(value) < 10 else f"{value:,.1f}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

@@ -1,0 +1,210 @@
+"""summary.json: a run in figures. `figures_of` is pure, `summarise` reads a run's folder; what is not known is null."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from operators.trainer.warm_start_config import WarmStartConfig
+from pipelines.inspect.metrics_file import UNREADABLE, read_metrics
+from pipelines.inspect.run_state.state import Evaluation
+from pipelines.present.report.machine import describe_machine, package_versions
+from pipelines.present.report.series import (
+    batches,
+    dropped_by_length,
+    evaluations,
+    mean_between,
+    newest_by_step,
+    over_age,
+    staleness_histogram,
+    tasks_of,
+    tokens_generated,
+    weight_versions,
+    weighted_mean,
+)
+from schemas.records import Metric
+
+TENTH = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What is known of a run beside its metrics.
+
+    `phases`: seconds by name, in order. `audit`: what `Audit.to_json()` says. `restarts`: by role. `warm_start`: values
+    as in the series of that name, where they are not in the metrics; `teaching`: its section of the configuration.
+    `reached`: whether the run made its goal.
+    """
+
+    run: str
+    reached: bool | None = None
+    error: str | None = None
+    seed: int | None = None
+    started_at: float | None = None
+    wall_seconds: float | None = None
+    phases: Mapping[str, float] = field(default_factory=dict)
+    audit: Mapping[str, Any] | None = None
+    restarts: Mapping[str, int] = field(default_factory=dict)
+    warm_start: Mapping[str, Any] = field(default_factory=dict)
+    teaching: Mapping[str, Any] | None = None
+    goal: int | None = None
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    packages: Mapping[str, str] = field(default_factory=dict)
+
+
+def summarise(folder: Path, audit: Mapping[str, Any] | None, phases: Mapping[str, float]) -> dict[str, Any]:
+    """The summary of the run in `folder`, from its files, what its audit found, and seconds by phase.
+
+    Raises OSError, ValueError where metrics.jsonl, state.json or config.toml cannot be read.
+    """
+    metrics = read_metrics(folder / "metrics.jsonl") if (folder / "metrics.jsonl").exists() else []
+    return figures_of(metrics, facts_of(folder, audit, phases))
+
+
+def facts_of(folder: Path, audit: Mapping[str, Any] | None, phases: Mapping[str, float]) -> RunFacts:
+    """What the files of a run's folder say beside its metrics."""
+    state = _json(folder / "state.json")
+    config = tomllib.loads((folder / "config.toml").read_text("utf-8")) if (folder / "config.toml").exists() else {}
+    started, ended = state.get("started_at"), state.get("ended_at")
+    return RunFacts(
+        run=state.get("run") or folder.name,
+        reached=None if ended is None else state.get("error") is None,
+        error=state.get("error"),
+        seed=config.get("run", {}).get("seed"),
+        started_at=started,
+        wall_seconds=ended - started if started is not None and ended is not None else None,
+        phases=phases,
+        audit=audit,
+        restarts={name: role["restarts"] for name, role in state.get("roles", {}).items()},
+        warm_start=_json(folder / "warm_start.json"),
+        teaching=config.get("warm_start"),
+        goal=state.get("goal", {}).get("optimizer_steps"),
+        machine=describe_machine(),
+        packages=package_versions(),
+    )
+
+
+def figures_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
+    """The summary, JSON-ready.
+
+    reward_first and reward_last are means over the first and the last tenth of the trained trajectories. heldout_before
+    is of the first version evaluated, heldout_after of the one marked final (greedy; `_sampled_` as in training);
+    heldout_warm_start_best is the greedy accuracy of the best supervised checkpoint of the warm start, and the shares
+    beside it are of its worked answers that a careful teacher wrote and of those that taught a bad habit. `tasks` are
+    figures by task where there are several.
+    """
+    trained = batches(metrics)
+    total = trained[-1].cumulative if trained else 0.0
+    held_out = evaluations(metrics)
+    before = held_out[0] if held_out else None
+    after = next((each for each in reversed(held_out) if each.final), None)
+    steps = newest_by_step(metrics, "trainer")
+    stalest = [metric.values["staleness/max"] for metric in steps if "staleness/max" in metric.values]
+    audit = facts.audit or {}
+    return {
+        "run": facts.run,
+        "reached": facts.reached,
+        "error": facts.error,
+        "reward_first": mean_between(trained, "reward/mean", 0, TENTH * total),
+        "reward_last": mean_between(trained, "reward/mean", (1 - TENTH) * total, total),
+        "heldout_before": before and before.greedy,
+        "heldout_after": after and after.greedy,
+        "heldout_sampled_before": before and before.sampled,
+        "heldout_sampled_after": after and after.sampled,
+        "heldout_warm_start_best": best_warm_start(metrics, facts.warm_start),
+        "warm_start_careful_share": careful_share(facts.teaching),
+        "warm_start_habit_share": habit_share(facts.teaching),
+        "heldout_questions": next((each.questions for each in (after, before) if each), None),
+        "trajectories_trained": int(total) if trained else None,
+        "tasks": by_task(metrics, before, after),
+        "optimizer_steps": steps[-1].step if steps else None,
+        "optimizer_steps_goal": facts.goal,
+        "weight_versions": weight_versions(metrics),
+        "staleness_mean": weighted_mean(trained, "staleness/mean"),
+        "staleness_max": int(max(stalest)) if stalest else None,
+        "over_age": over_age(metrics),
+        "staleness_histogram": {str(age): count for age, count in staleness_histogram(metrics).items()},
+        "staleness_at_finish_histogram": {
+            str(age): count for age, count in staleness_histogram(metrics, "staleness_at_finish").items()
+        },
+        "dropped_share_by_length_decile": dropped_by_length(metrics) or None,
+        "response_length_first": mean_between(trained, "response_length/mean", 0, TENTH * total),
+        "response_length_last": mean_between(trained, "response_length/mean", (1 - TENTH) * total, total),
+        "tokens_generated": tokens_generated(metrics),
+        "started_at": facts.started_at,
+        "wall_seconds": facts.wall_seconds,
+        "phases": dict(facts.phases),
+        "lost": audit.get("lost"),
+        "trained_twice": audit.get("trained_twice"),
+        "balanced": audit.get("balanced"),
+        "unreadable_records": unreadable_records(metrics),
+        "seed": facts.seed,
+        "restarts": dict(facts.restarts),
+        "machine": dict(facts.machine),
+        "packages": dict(facts.packages),
+    }
+
+
+def by_task(metrics: Sequence[Metric], before: Evaluation | None, after: Evaluation | None) -> dict[str, Any] | None:
+    """The figures of each task, named as those of all together; None where there is one alone."""
+    told = {}
+    for task, trained in tasks_of(metrics).items():
+        total = trained[-1].cumulative
+        told[task] = {
+            "reward_first": mean_between(trained, "reward/mean", 0, TENTH * total),
+            "reward_last": mean_between(trained, "reward/mean", (1 - TENTH) * total, total),
+            "heldout_before": before and before.by_task.get(task),
+            "heldout_after": after and after.by_task.get(task),
+            "trajectories_trained": int(total),
+            "response_length_last": mean_between(trained, "response_length/mean", (1 - TENTH) * total, total),
+        }
+    return told or None
+
+
+def careful_share(teaching: Mapping[str, Any] | None) -> float | None:
+    """The worked answers, among all, of a teacher who never slips; None without a warm start."""
+    if teaching is None:
+        return None
+    slips = teaching.get("slip_rate", WarmStartConfig.slip_rate)
+    return 1.0 - teaching.get("careless_share", WarmStartConfig.careless_share) if slips else 1.0
+
+
+def habit_share(teaching: Mapping[str, Any] | None) -> float | None:
+    """The answers of the bad habit's phase that had no work, 0 without that phase; None without a warm start."""
+    if teaching is None:
+        return None
+    if not teaching.get("habit_steps", WarmStartConfig.habit_steps):
+        return 0.0
+    share: float = teaching.get("habit_share", WarmStartConfig.habit_share)
+    return share
+
+
+def unreadable_records(metrics: Sequence[Metric]) -> dict[str, int]:
+    """How many records of what an observer reads were none of ours, by topic."""
+    found = Counter[str]()
+    for metric in metrics:
+        if metric.name == UNREADABLE:
+            found.update({noun: int(records) for noun, records in metric.values.items()})
+    return dict(found)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    found = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    if not isinstance(found, dict):
+        raise ValueError(f"{path}: expected a JSON object")
+    return found
+
+
+def best_warm_start(metrics: Sequence[Metric], told: Mapping[str, Any]) -> float | None:
+    """The best greedy accuracy of a supervised checkpoint: where the warm start names it, else the largest measured."""
+    values = [*(metric.values for metric in metrics if metric.name == "warm_start"), told]
+    for key in ("best", "accuracy/greedy"):
+        known = [each[key] for each in values if isinstance(each.get(key), int | float)]
+        if known:
+            return float(max(known))
+    return None

@@ -1,0 +1,89 @@
+"""`laminar watch` on a terminal: the view of a run, redrawn by Textual; what it shows is `panels.screen`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import ClassVar
+
+from rich.table import Table
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.widgets import Footer, Static, TabbedContent, TabPane
+
+from pipelines.inspect.run_state.state import RunState
+from pipelines.present.view.console import Visible
+from pipelines.present.view.panels import screen
+from pipelines.present.view.text import UNKNOWN, count, percent
+
+REDRAW_S = 0.5
+
+
+class WatchApp(App[None]):
+    """Shows what `tick` returns, asked in a thread of its own, for a broker may be slow to answer."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q", "quit", "Quit"),
+        Binding("p", "pause", "Pause"),
+        Binding("1", "tab('run')", "Run"),
+        Binding("2", "tab('replicas')", "Replicas"),
+    ]
+
+    def __init__(self, run: str, tick: Callable[[], RunState]) -> None:
+        super().__init__()
+        self.title = f"laminar {run}"
+        self._tick, self._paused, self._ended = tick, False, threading.Event()
+
+    def compose(self) -> ComposeResult:
+        """Two tabs, and the keys below."""
+        with TabbedContent(initial="run"):
+            with TabPane("Run", id="run"):
+                yield Static(id="screen")
+            with TabPane("Replicas", id="replicas"), VerticalScroll():
+                yield Static(id="table")
+        yield Footer()
+
+    def on_mount(self) -> None:
+        """Begin to ask."""
+        self.run_worker(self._follow, thread=True)
+
+    def on_unmount(self) -> None:
+        """Ask no more."""
+        self._ended.set()
+
+    def show(self, state: RunState) -> None:
+        """Draw `state`."""
+        if not self._paused:
+            self.query_one("#screen", Static).update(Visible(screen(state, self.size.width - 4, self.size.height - 4)))
+            self.query_one("#table", Static).update(Visible(replica_table(state)))
+
+    def action_pause(self) -> None:
+        """Let the picture stand, or move on."""
+        self._paused = not self._paused
+
+    def action_tab(self, name: str) -> None:
+        """Go to a tab."""
+        self.query_one(TabbedContent).active = name
+
+    def _follow(self) -> None:
+        while not self._ended.is_set():
+            state = self._tick()
+            if self._ended.is_set():
+                return
+            self.call_from_thread(self.show, state)
+            self._ended.wait(REDRAW_S)
+
+
+def replica_table(state: RunState) -> Table:
+    """A row for each replica: version, load, KV, and when it was heard."""
+    table = Table(box=None, header_style="bold")
+    for name in ("replica", "state", "version", "running", "waiting", "KV", "tokens", "heard"):
+        table.add_column(name, justify="left" if name in ("state", "version") else "right")
+    for number, each in sorted(state.replicas.items()):
+        kv = percent(each.kv_used / each.kv_capacity) if each.kv_capacity else UNKNOWN
+        heard = f"{max(0, state.now - each.sent_at) / 1000:.0f} s"
+        version = str(each.policy_version or UNKNOWN)
+        load = (str(each.running), str(each.waiting), kv, count(each.tokens_generated), heard)
+        table.add_row(str(number), each.state, version, *load)
+    return table

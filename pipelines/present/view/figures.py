@@ -1,0 +1,43 @@
+"""A snapshot of a run as named figures: what `laminar watch --json` prints and `laminar metrics serve` exposes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipelines.inspect.run_state.rates import rates
+from pipelines.inspect.run_state.state import RunState
+
+
+def figures(state: RunState) -> dict[str, Any]:
+    """JSON-ready; None for what is not known yet."""
+    speed = rates(state)
+    return {
+        "run": state.run,
+        "optimizer_steps": state.step,
+        "weight_version": None if state.version is None else str(state.version),
+        "weight_versions": state.versions,
+        "trajectories_trained": state.trajectories_trained,
+        "reward": state.trainer.get("reward/mean"),
+        "staleness_mean": state.trainer.get("staleness/mean"),
+        "staleness_max": state.trainer.get("staleness/max"),
+        "heldout": state.greedy.last.y if state.greedy.last else None,
+        "heldout_sampled": state.sampled.last.y if state.sampled.last else None,
+        "trajectories_per_s": speed.trajectories,
+        "tokens_trained_per_s": speed.tokens_trained,
+        "tokens_generated_per_s": speed.tokens_generated,
+        "tokens_generated": state.tokens_generated,
+        "lag": dict(state.lag),
+        "replicas": {
+            str(number): {
+                "state": each.state,
+                "version": str(each.policy_version or ""),
+                "running": each.running,
+                "waiting": each.waiting,
+                "kv_used": each.kv_used,
+                "kv_capacity": each.kv_capacity,
+                "tokens_generated": each.tokens_generated,
+                "sent_at": each.sent_at,
+            }
+            for number, each in sorted(state.replicas.items())
+        },
+    }

@@ -1,0 +1,90 @@
+"""The Grafana dashboard of `laminar metrics serve`.
+
+`python -m pipelines.present.view.grafana > infra/deploy/grafana.json` writes it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+WIDTH, HEIGHT = 12, 8
+
+
+class Panel(NamedTuple):
+    """A plot: what it shows in PromQL by legend, and in which of Grafana's units."""
+
+    title: str
+    queries: tuple[tuple[str, str], ...]
+    unit: str = "short"
+
+
+_RUN = '{run="$run"}'
+PANELS = (
+    Panel("Training reward", ((f"laminar_trainer_reward_mean{_RUN}", "mean"),)),
+    Panel("Held-out accuracy", ((f"laminar_heldout_accuracy{_RUN}", "{{mode}}"),), "percentunit"),
+    Panel(
+        "Staleness, versions",
+        ((f"laminar_trainer_staleness_mean{_RUN}", "mean"), (f"laminar_trainer_staleness_max{_RUN}", "largest")),
+    ),
+    Panel("Trajectories trained a second", ((f"rate(laminar_trajectories_trained_total{_RUN}[1m])", "trained"),)),
+    Panel(
+        "Tokens generated a second",
+        ((f"rate(laminar_replica_tokens_generated_total{_RUN}[1m])", "replica {{replica}}"),),
+    ),
+    Panel(
+        "KV cache in use",
+        ((f"laminar_replica_kv_used_tokens{_RUN} / laminar_replica_kv_capacity_tokens{_RUN}", "replica {{replica}}"),),
+        "percentunit",
+    ),
+    Panel("Lag by topic, records", ((f"laminar_lag_records{_RUN}", "{{topic}}"),)),
+    Panel("Since heard", ((f"laminar_replica_heartbeat_age_seconds{_RUN}", "replica {{replica}}"),), "s"),
+    Panel("Waiting requests", ((f"laminar_replica_requests_waiting{_RUN}", "replica {{replica}}"),)),
+    Panel("Trainer's time a step", ((f"laminar_trainer_time_update_seconds{_RUN}", "update"),), "s"),
+    Panel("Weights sent a second", ((f"rate(laminar_relay_sent_bytes_total{_RUN}[1m])", "relay {{relay}}"),), "Bps"),
+    Panel("Weight versions", ((f"laminar_weight_versions_total{_RUN}", "published"),)),
+)
+
+
+def dashboard() -> dict[str, Any]:
+    """The dashboard as Grafana imports it: it asks for a Prometheus, and has the run as a variable."""
+    source = {"type": "prometheus", "uid": "${DS_PROMETHEUS}"}
+    return {
+        "__inputs": [{"name": "DS_PROMETHEUS", "label": "Prometheus", "type": "datasource", "pluginId": "prometheus"}],
+        "title": "Laminar",
+        "uid": "laminar",
+        "schemaVersion": 39,
+        "refresh": "5s",
+        "time": {"from": "now-30m", "to": "now"},
+        "templating": {
+            "list": [
+                {
+                    "name": "run",
+                    "type": "query",
+                    "datasource": source,
+                    "query": "label_values(laminar_optimizer_step, run)",
+                    "refresh": 2,
+                }
+            ]
+        },
+        "panels": [_panel(number, panel, source) for number, panel in enumerate(PANELS)],
+    }
+
+
+def _panel(number: int, panel: Panel, source: dict[str, str]) -> dict[str, Any]:
+    return {
+        "id": number + 1,
+        "type": "timeseries",
+        "title": panel.title,
+        "datasource": source,
+        "gridPos": {"x": number % 2 * WIDTH, "y": number // 2 * HEIGHT, "w": WIDTH, "h": HEIGHT},
+        "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0}, "overrides": []},
+        "targets": [
+            {"refId": chr(ord("A") + at), "expr": expression, "legendFormat": legend, "datasource": source}
+            for at, (expression, legend) in enumerate(panel.queries)
+        ],
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(dashboard(), indent=1))

@@ -1,0 +1,77 @@
+"""The view of a run while it runs: redrawn in place on a terminal, a line now and then anywhere else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from pipelines.inspect.run_state.state import RunState, new_run
+from pipelines.present.view.panels import screen
+from pipelines.present.view.text import phase_name, run_line
+
+REDRAW_S = 0.5
+"""A redraw costs a few milliseconds of the cores that the run itself needs."""
+LINE_S = 10.0
+
+
+class LiveView:
+    """Shows snapshots of `run`; `goal` is its number of optimizer steps. Call `update` as often as you like."""
+
+    def __init__(
+        self,
+        console: Console,
+        run: str,
+        goal: int | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        line_every_s: float = LINE_S,
+    ) -> None:
+        self._console, self._clock = console, clock
+        self._pause = REDRAW_S if console.is_terminal else line_every_s
+        self._state = new_run(run, goal, 0)
+        self._shown: RunState | None = None
+        self._shown_at = -float("inf")
+        self._live: Live | None = None
+
+    def __enter__(self) -> LiveView:
+        if self._console.is_terminal:
+            self._live = Live(console=self._console, auto_refresh=False, transient=False)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._shown is not self._state:
+            self._show()
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def update(self, state: RunState) -> None:
+        """Show `state`, if it is new and the last one has stood long enough; a new phase shows at once."""
+        before = self._shown.phase if self._shown else None
+        self._state = state
+        due = self._clock() - self._shown_at >= self._pause
+        if (due or state.phase != before) and state is not self._shown:
+            self._show()
+
+    def note(self, line: str) -> None:
+        """Print a line that stays: a role's restart, an error."""
+        self._console.print(Text(line), soft_wrap=True)
+
+    def _show(self) -> None:
+        state = self._state
+        if self._live is not None:
+            size, ascii_only = self._console.size, self._console.options.ascii_only
+            self._live.update(screen(state, size.width, size.height - 1, ascii_only=ascii_only), refresh=True)
+        elif state.started_at:
+            if self._shown is None or self._shown.phase != state.phase:
+                self.note(f"-- {phase_name(state.phase)}")
+            self.note(run_line(state))
+        self._shown, self._shown_at = state, self._clock()

@@ -1,0 +1,185 @@
+"""The live view's parts, each a pure function of a snapshot to something rich can draw."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from pipelines.inspect.run_state.events import Role
+from pipelines.inspect.run_state.rates import progress, rates, seconds_left
+from pipelines.inspect.run_state.state import RunState
+from pipelines.present.view.braille import plot
+from pipelines.present.view.text import (
+    UNKNOWN,
+    clock,
+    count,
+    figure,
+    lag_text,
+    percent,
+    phase_name,
+    staleness_text,
+    steps_text,
+)
+
+LABEL_WIDTH = 11
+FIGURE_ROWS = 7
+PLOT_ROWS = 4
+SILENT_S = 10.0
+"""Who has not been heard for so long is marked."""
+
+
+def screen(state: RunState, width: int, height: int, *, ascii_only: bool = False) -> RenderableType:
+    """The whole view in `width` columns and at most `height` rows; what matters least gives way when rows are few."""
+    parts = [headline(state), bar(state, width), facts(state)]
+    room = height - FIGURE_ROWS
+    table_rows = min(len(state.roles), 4) + 2  # a blank line and the header
+    if not ascii_only and len(state.reward) >= 2 and room >= PLOT_ROWS + table_rows:
+        parts.insert(2, reward_plot(state, width))
+        room -= PLOT_ROWS
+    if state.roles and room >= 4:
+        parts += [Text(""), processes(state, room - 2)]
+    return Group(*parts)
+
+
+def headline(state: RunState) -> RenderableType:
+    """Which run, what it is doing, and for how long."""
+    line = Table.grid(expand=True)
+    line.add_column(no_wrap=True, overflow="ellipsis")
+    line.add_column(justify="right", no_wrap=True)
+    started = state.phases[-1].at if state.phases else state.started_at
+    line.add_row(
+        Text.assemble(("laminar ", "bold"), (state.run, "bold cyan")),
+        Text.assemble(
+            (phase_name(state.phase), "bold"),
+            f" {clock((state.now - started) / 1000)}",
+            (f" · {clock((state.now - state.started_at) / 1000)} in all", "dim"),
+        ),
+    )
+    return line
+
+
+def bar(state: RunState, width: int) -> RenderableType:
+    """How much of the goal is reached, and when it will be."""
+    share = progress(state)
+    words = [phase_name(state.phase)] if not state.step else [steps_text(state)]
+    if share is not None:
+        words.append(percent(share))
+    if state.step and state.goal and state.step < state.goal:
+        words.append(f"ETA {clock(seconds_left(state))}")
+    text = "  ".join(words)
+    line = Table.grid(padding=(0, 2))
+    room = max(10, width - len(text) - 3)
+    line.add_row(
+        ProgressBar(1.0, share or 0.0, width=room, complete_style="cyan", finished_style="green"),
+        Text(text, no_wrap=True),
+    )
+    return line
+
+
+def reward_plot(state: RunState, width: int) -> RenderableType:
+    """The training reward over optimizer steps, scaled to what it has been."""
+    points = [(point.x, point.y) for point in state.reward.points]
+    low, high = min(y for _, y in points), max(y for _, y in points)
+    lines = plot(points, max(10, width - LABEL_WIDTH - 8), PLOT_ROWS, low, high)
+    grid = Table.grid()
+    grid.add_column(min_width=LABEL_WIDTH)
+    grid.add_column(width=6, justify="right", no_wrap=True)
+    grid.add_column(no_wrap=True)
+    scale = [figure(high), *[""] * (PLOT_ROWS - 2), figure(low)]
+    for mark, line in zip(scale, lines, strict=True):
+        grid.add_row("", Text(f"{mark} ", "dim"), Text(line, "green"))
+    return grid
+
+
+def facts(state: RunState) -> RenderableType:
+    """A line each: reward, held-out accuracy, staleness, speed, lag."""
+    grid = Table.grid()
+    grid.add_column(min_width=LABEL_WIDTH, no_wrap=True, style="dim")
+    grid.add_column(no_wrap=True, overflow="ellipsis")
+    for label, value in fact_lines(state):
+        grid.add_row(label, Text(value))
+    return grid
+
+
+def fact_lines(state: RunState) -> Iterable[tuple[str, str]]:
+    """The figures under the plot, label and value."""
+    trainer, speed = state.trainer, rates(state)
+    mean = state.reward.recent_mean(10)
+    yield "reward", f"{figure(trainer.get('reward/mean'))} now, {figure(mean)} over the last 10 steps"
+    yield "held-out", _held_out(state)
+    buffered, dropped = state.experience.get("buffer/trajectories"), state.experience.get("dropped_stale")
+    yield "staleness", f"{staleness_text(state)}   buffer {count(buffered)}   dropped {count(dropped)}"
+    yield (
+        "speed",
+        f"{count(speed.trajectories)} trajectories/s   {count(speed.tokens_trained)} tokens/s trained   "
+        f"{count(speed.tokens_generated)} tokens/s generated",
+    )
+    yield "lag", lag_text(state)
+
+
+_HEALTH = {"up": "green", "down": "bold red", "starting": "yellow", "ended": "dim"}
+
+
+def processes(state: RunState, rows: int) -> RenderableType:
+    """A row each for at most `rows` processes, those in trouble first when there is not room for all."""
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    for name, right in (("process", 0), ("pid", 1), ("state", 0), ("restarts", 1), ("heard", 1), ("doing", 0)):
+        table.add_column(name, justify="right" if right else "left", no_wrap=True, overflow="ellipsis")
+    roles = list(state.roles.items())
+    hidden = max(0, len(roles) - rows)
+    if hidden:
+        roles = sorted(roles, key=lambda item: (item[1].alive, -item[1].restarts))[: rows - 1]
+    for name, role in roles:
+        health = Text(role.status, _HEALTH[role.status])
+        silent = heard_seconds(state, name, role)
+        heard = Text(UNKNOWN if silent is None else f"{silent:.0f} s", "yellow" if (silent or 0) > SILENT_S else "")
+        restarts = Text(str(role.restarts), "yellow" if role.restarts else "dim")
+        table.add_row(name, str(role.pid or UNKNOWN), health, restarts, heard, doing(state, role))
+    if hidden:
+        table.add_row(Text(f"… and {len(state.roles) - len(roles)} more, up", "dim"))
+    return table
+
+
+def heard_seconds(state: RunState, name: str, role: Role) -> float | None:
+    """Seconds since a process last said something: its heartbeats, else the metrics named after it."""
+    beats = [each.sent_at for each in state.replicas.values() if each.pid == role.pid]
+    beats += [each.sent_at for each in state.relays.values() if each.pid == role.pid]
+    pipeline = name.partition("-")[0]
+    if not beats and pipeline in state.heard:
+        beats = [state.heard[pipeline]]
+    return max(0.0, (state.now - max(beats)) / 1000) if beats else None
+
+
+def doing(state: RunState, role: Role) -> str:
+    """What the replicas of a process are at, or the versions that its relay holds."""
+    words = []
+    for each in sorted(state.replicas.values(), key=lambda status: status.replica):
+        if each.pid == role.pid:
+            version = f"v{each.policy_version}" if each.policy_version else "no weights"
+            kv = percent(each.kv_used / each.kv_capacity) if each.kv_capacity else UNKNOWN
+            load = f"{each.running} running, {each.waiting} waiting, KV {kv}"
+            words.append(
+                f"#{each.replica} {load}, {version}" if each.state == "running" else f"#{each.replica} {each.state}"
+            )
+    words += [
+        f"holds {', '.join(each.versions) or 'nothing'}" for each in state.relays.values() if each.pid == role.pid
+    ]
+    return "  ".join(words)
+
+
+def _held_out(state: RunState) -> str:
+    if state.before is None or state.evaluation is None:
+        return UNKNOWN
+    words = []
+    for mode, before, curve in (
+        ("greedy", state.before.greedy, state.greedy),
+        ("sampled", state.before.sampled, state.sampled),
+    ):
+        if curve.last:
+            words.append(f"{mode} {figure(before)} → {figure(curve.last.y)}")
+    questions = f"{state.evaluation.questions} questions, " if state.evaluation.questions else ""
+    return f"{'   '.join(words) or UNKNOWN}   ({questions}version {state.evaluation.version})"

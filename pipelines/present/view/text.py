@@ -1,0 +1,92 @@
+"""Figures as people read them, and a run in one line."""
+
+from __future__ import annotations
+
+from pipelines.inspect.run_state.rates import progress, rates, seconds_left
+from pipelines.inspect.run_state.state import RunState
+
+UNKNOWN = "-"
+
+
+def clock(seconds: float | None) -> str:
+    """`1:02:03`, `2:03` below an hour."""
+    if seconds is None:
+        return UNKNOWN
+    whole = max(0, int(seconds))
+    hours, minutes = whole // 3600, whole % 3600 // 60
+    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
+
+
+def figure(value: float | None, digits: int = 2) -> str:
+    """A figure with so many digits after the point; a dash for one that is not known."""
+    return UNKNOWN if value is None else f"{value:.{digits}f}"
+
+
+def count(value: float | None) -> str:
+    """`950`, `9.5k`, `1.2M`; small rates keep one digit after the point."""
+    if value is None:
+        return UNKNOWN
+    for bound, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= bound * 0.99995:
+            return f"{value / bound:.1f}{unit}"
+    return f"{value:.0f}" if value == int(value) or abs(value) >= 100 else f"{value:.1f}"
+
+
+def percent(share: float | None) -> str:
+    """`54 %`."""
+    return UNKNOWN if share is None else f"{100 * share:.0f} %"
+
+
+def phase_name(phase: str) -> str:
+    """A phase's name in words."""
+    return phase.replace("_", " ")
+
+
+def lag_text(state: RunState, most: int = 20) -> str:
+    """`inbox 3 · trajectories 1`, the topics that are behind, the furthest first; `none` when all have caught up."""
+    if not state.lag:
+        return UNKNOWN
+    behind = sorted(((records, noun) for noun, records in state.lag.items() if records), reverse=True)
+    return " · ".join(f"{noun} {count(records)}" for records, noun in behind[:most]) or "none"
+
+
+def staleness_text(state: RunState) -> str:
+    """`mean 0.8, max 2`, and how many of the last batch are older than `experience.max_staleness`, where some are."""
+    mean, most = state.trainer.get("staleness/mean"), state.trainer.get("staleness/max")
+    if mean is None:
+        return UNKNOWN
+    over = state.experience.get("over_age")
+    return f"mean {figure(mean)}, max {figure(most, 0)}" + (f", {figure(over, 0)} over age" if over else "")
+
+
+def steps_text(state: RunState) -> str:
+    """`43/80 steps`, or `43 steps` for a run without a goal."""
+    return f"{state.step}/{state.goal} steps" if state.goal else f"{state.step} steps"
+
+
+def run_line(state: RunState) -> str:
+    """The run in one line, for logs."""
+    speed = rates(state)
+    parts = [f"[{clock((state.now - state.started_at) / 1000)}] {phase_name(state.phase)}"]
+    if state.step:
+        parts.append(steps_text(state))
+        parts.append(f"ETA {clock(seconds_left(state))}" if state.goal and state.step < state.goal else "")
+        parts.append(f"reward {figure(state.trainer.get('reward/mean'))}")
+        parts.append(f"staleness {staleness_text(state)}")
+    elif (share := progress(state)) is not None:
+        parts.append(percent(share))
+        best = state.warm_start.get("accuracy/greedy")
+        parts.append(f"held-out {figure(best)}" if best is not None else "")
+    if state.greedy.last or state.sampled.last:
+        greedy, sampled = (curve.last.y if curve.last else None for curve in (state.greedy, state.sampled))
+        parts.append(f"held-out greedy {figure(greedy)} sampled {figure(sampled)}")
+    if speed.trajectories is not None:
+        parts.append(f"{count(speed.trajectories)} trajectories/s")
+    if speed.tokens_generated is not None:
+        parts.append(f"{count(speed.tokens_generated)} tokens/s")
+    if any(state.lag.values()):
+        parts.append(f"lag {lag_text(state, most=3)}")
+    down = [name for name, role in state.roles.items() if role.status == "down"]
+    if down:
+        parts.append(f"down: {', '.join(down)}")
+    return "  ".join(part for part in parts if part)

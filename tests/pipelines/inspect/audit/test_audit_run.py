@@ -1,0 +1,222 @@
+"""Runs on a real broker, whole ones and ones with something planted: the audit names what is wrong, and only that."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kafka import KafkaConsumer, KafkaProducer, OffsetAndMetadata, TopicPartition
+from run_stories import assignment, experience, manifest, micro_batch, settled, trajectory
+
+from infra.kafka.admin import TopicSpec, admin_client, create_topics
+from infra.kafka.broker import Broker
+from infra.kafka.decided_ends import decided_ends
+from infra.kafka.properties import ClientProperties
+from infra.processes import spawn
+from pipelines.cli.main import main
+from pipelines.inspect.audit import background_process as in_background
+from pipelines.inspect.audit.audit_run import audit
+from pipelines.inspect.audit.result import Placed
+from schemas.codec import encode
+from schemas.topics import BATCHES, EXPERIENCES, INBOX, RELAY, SETTLED, TRAJECTORIES, Topic, group_name
+
+TOPICS = (INBOX, TRAJECTORIES, EXPERIENCES, SETTLED, BATCHES, RELAY)
+NAMES = [f"p{number}.{member}" for number in range(4) for member in range(2)]
+
+
+class Run:
+    """A run's topics, two partitions each, written by hand; a group of trajectories keeps to one partition."""
+
+    def __init__(self, broker: Broker, run: str) -> None:
+        self.run = run
+        self.servers = broker.bootstrap_servers
+        self.client = ClientProperties.at(self.servers)
+        with admin_client(self.client) as admin:
+            create_topics(admin, [TopicSpec(topic.name(run), 2) for topic in TOPICS])
+        self.producer = KafkaProducer(bootstrap_servers=self.servers)
+
+    def write(self, topic: Topic, *rows: object, partition: int = 0) -> None:
+        """Each row as a record of its own."""
+        for row in rows:
+            value, headers = encode(row)
+            self.producer.send(topic.name(self.run), value, headers=list(headers), partition=partition)
+        self.producer.flush()
+
+    def done(self, pipeline: str, topic: Topic, offset: int, partition: int = 0) -> None:
+        """Commit `offset` as the pipeline's restore offset."""
+        consumer = KafkaConsumer(
+            bootstrap_servers=self.servers, group_id=group_name(self.run, pipeline), enable_auto_commit=False
+        )
+        consumer.commit({TopicPartition(topic.name(self.run), partition): OffsetAndMetadata(offset, "", -1)})
+        consumer.close()
+
+    def live(self) -> None:
+        """Eight trajectories: six trained in two batches, one dropped, one that score has yet to look at."""
+        self.write(INBOX, *map(assignment, NAMES))
+        self.write(TRAJECTORIES, *map(trajectory, NAMES))
+        self.write(EXPERIENCES, *map(experience, NAMES[:7]))
+        self.done("score", TRAJECTORIES, 7)
+        for batch, names in ((0, NAMES[0:3]), (1, NAMES[3:6])):
+            self.write(SETTLED, *(settled(name, batch=batch) for name in names))
+            self.write(BATCHES, micro_batch(batch, *names))
+        self.write(SETTLED, settled(NAMES[6], "dropped", "over-age"))
+        self.done("experience", EXPERIENCES, 7)
+        self.write(RELAY, manifest("1.0", None), manifest("1.1", "1.0", 0), manifest("1.2", "1.1", 1))
+
+
+def lose_at_score(run: Run) -> None:
+    run.done("score", TRAJECTORIES, 8)
+
+
+def lose_in_the_buffer(run: Run) -> None:
+    run.write(INBOX, assignment("p8.0"))
+    run.write(TRAJECTORIES, trajectory("p8.0"), partition=1)
+    run.write(EXPERIENCES, experience("p8.0"), partition=1)
+    run.done("experience", EXPERIENCES, 1, partition=1)
+
+
+def lose_in_evaluation(run: Run) -> None:
+    run.write(EXPERIENCES, experience("e9.0"), partition=1)
+    run.done("evaluation", EXPERIENCES, 2, partition=1)
+
+
+def lose_on_the_way_to_a_batch(run: Run) -> None:
+    run.write(SETTLED, settled("p9.0", batch=1))
+
+
+def lose_at_the_trainer(run: Run) -> None:
+    run.write(SETTLED, settled("p10.0", batch=2))
+    run.write(BATCHES, micro_batch(2, "p10.0"))
+    run.write(RELAY, manifest("1.3", "1.2", 3))
+
+
+@pytest.fixture(scope="module")
+def sound(broker: Broker) -> Iterator[Run]:
+    """A run as it is at work. Shared: only look."""
+    made = Run(broker, "audit-sound")
+    made.live()
+    made.write(TRAJECTORIES, trajectory(NAMES[0]))
+    made.producer.send(BATCHES.name(made.run), b"rubbish", partition=1).get(timeout=10)
+    yield made
+    made.producer.close()
+
+
+@pytest.fixture(scope="module")
+def damaged(broker: Broker) -> Iterator[Run]:
+    """A run in which every stage has lost a trajectory, and more. Shared: only look."""
+    made = Run(broker, "audit-damaged")
+    made.live()
+    lose_at_score(made)
+    lose_in_the_buffer(made)
+    lose_in_evaluation(made)
+    lose_on_the_way_to_a_batch(made)
+    lose_at_the_trainer(made)
+    made.write(SETTLED, settled("p7.0", "dropped", ""))
+    made.write(BATCHES, micro_batch(1, NAMES[0]))
+    yield made
+    made.producer.close()
+
+
+def test_a_run_at_work_balances(sound: Run) -> None:
+    found = audit(sound.client, sound.run)
+    assert found.balanced
+    numbers = {name: number for name, number in found.numbers().items() if number}
+    repeats = {"duplicate_finishes": 1, "undecodable": 1}
+    assert numbers == {"dispatched": 8, "trained": 6, "dropped": 1, "in_flight": 1, **repeats}
+    assert found.in_flight == {"score": 1}
+
+
+def test_what_is_wrong_is_named_and_nothing_else(damaged: Run) -> None:
+    found = audit(damaged.client, damaged.run)
+    assert found.lost == (
+        Placed("p3.1", "score"),
+        Placed("p8.0", "experience"),
+        Placed("p9.0", "experience"),
+        Placed("e9.0", "evaluation"),
+        Placed("p10.0", "training"),
+    )
+    assert found.trained_twice == ("p0.0",)
+    assert found.without_reason == ("p7.0",)
+    assert not found.balanced
+    assert found.accounted == found.dispatched + found.undispatched
+
+
+def test_an_audit_in_the_background_finds_the_same(damaged: Run, tmp_path: Path) -> None:
+    config, out = tmp_path / "config.toml", tmp_path / "audit.json"
+    config.write_text(f'[run]\nname = "{damaged.run}"\n[kafka]\nbootstrap_servers = "{damaged.servers}"\n')
+    log = tmp_path / "audit.log"
+    process = spawn([sys.executable, "-m", in_background.__name__, str(config), str(out)], log, die_with_parent=True)
+    process.wait(120)
+    assert out.exists(), log.read_text()
+    assert json.loads(out.read_text()) == audit(damaged.client, damaged.run).to_json()
+
+
+def test_what_is_aborted_does_not_count_and_what_is_open_hides_the_rest(broker: Broker, run_id: str) -> None:
+    run = Run(broker, run_id)
+    run.write(INBOX, assignment("p0.0"))
+    run.write(TRAJECTORIES, trajectory("p0.0"))
+    producer = KafkaProducer(bootstrap_servers=run.servers, transactional_id=group_name(run_id, "score"))
+    producer.init_transactions()
+    value, headers = encode(experience("p0.0"))
+    for end in (producer.abort_transaction, producer.commit_transaction):
+        producer.begin_transaction()
+        producer.send(EXPERIENCES.name(run_id), value, headers=list(headers), partition=0).get(timeout=10)
+        with admin_client(run.client) as admin, pytest.raises(RuntimeError, match="has been open for"):
+            decided_ends(admin, EXPERIENCES.name(run_id), timeout_s=0.2)
+        end()
+        expected = "score" if end == producer.abort_transaction else "experience"
+        assert audit(run.client, run_id).in_flight == {expected: 1}
+    producer.close()
+    run.producer.close()
+
+
+def test_what_retention_took_is_expired_not_lost(broker: Broker, run_id: str) -> None:
+    run = Run(broker, run_id)
+    run.live()
+    run.producer.close()
+    with admin_client(run.client) as admin:
+        admin.delete_records({TopicPartition(BATCHES.name(run_id), 0): 1})
+    found = audit(run.client, run_id)
+    assert found.numbers()["expired"] == 3
+    assert found.trained == 3
+    assert found.balanced
+
+
+def test_a_run_that_is_not_there_is_an_error(sound: Run) -> None:
+    with pytest.raises(RuntimeError, match="nothing to audit"):
+        audit(sound.client, "never-was")
+
+
+def laminar(run: Run, *words: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["runs", "audit", "--run", run.run, "-b", run.servers, *words])
+    return int(ended.value.code or 0)
+
+
+def test_the_command_prints_the_balance(sound: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert laminar(sound) == 0
+    printed = capsys.readouterr().out
+    assert "is balanced" in printed
+    assert NAMES[7] not in printed
+    assert laminar(sound, "--ended", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["balanced"] is True
+    assert found["named"]["waiting"] == [{"trajectory_id": NAMES[7], "stage": "score"}]
+
+
+def test_the_command_names_everything_that_is_wrong(damaged: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert laminar(damaged) == 1
+    printed = capsys.readouterr().out.splitlines()
+    assert "NOT BALANCED" in printed[0]
+    for line in (
+        "lost at score: p3.1",
+        "lost at experience: p8.0, p9.0",
+        "lost at evaluation: e9.0",
+        "lost at training: p10.0",
+        "trained twice: p0.0",
+        "dropped without a reason: p7.0",
+    ):
+        assert line in printed

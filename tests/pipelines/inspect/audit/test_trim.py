@@ -1,0 +1,242 @@
+"""Trims of a log written by hand on a real broker: what goes, what stays, and that the audit says the same after it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from kafka import KafkaProducer, OffsetAndMetadata, TopicPartition
+from kafka.errors import CoordinatorLoadInProgressError, CoordinatorNotAvailableError, NoError, NotCoordinatorError
+from run_stories import assignment, experience, manifest, micro_batch, settled, trajectory
+
+from infra.kafka.admin import TopicSpec, admin_client, beginning_offsets, create_topics, end_offsets
+from infra.kafka.broker import Broker
+from infra.kafka.note import Note
+from infra.kafka.properties import ClientProperties
+from pipelines.inspect.audit.audit_run import audit
+from pipelines.inspect.audit.trim_marks import newest_mark
+from pipelines.run.trim.execute import execute
+from pipelines.run.trim.needs import Place
+from pipelines.run.trim.plan import Plan, TrimRefused, plan_trim
+from schemas.codec import encode
+from schemas.records import CommitNote, PolicyVersion
+from schemas.topics import (
+    BATCHES,
+    EXPERIENCES,
+    INBOX,
+    MARKS,
+    PROMPTS,
+    RELAY,
+    RESTORE,
+    SETTLED,
+    TRAJECTORIES,
+    Topic,
+    group_name,
+)
+
+TOPICS = (INBOX, TRAJECTORIES, EXPERIENCES, SETTLED, BATCHES, RELAY)
+BATCH = 4
+"""Trajectories a batch, of two groups."""
+
+
+class Run:
+    """A run's topics of one partition, written by hand: batch n makes version 1.(n + 1)."""
+
+    def __init__(self, broker: Broker, run: str) -> None:
+        self.run, self.servers = run, broker.bootstrap_servers
+        self.client = ClientProperties.at(self.servers)
+        with admin_client(self.client) as admin:
+            create_topics(admin, [TopicSpec(topic.name(run), 1) for topic in TOPICS])
+        self.producer = KafkaProducer(bootstrap_servers=self.servers)
+        self.batches = 0
+        self.write(RELAY, manifest("1.0", None))
+
+    def write(self, topic: Topic, *rows: object) -> None:
+        for row in rows:
+            value, headers = encode(row)
+            key = str(getattr(row, "version", "")).encode() or None
+            self.producer.send(topic.name(self.run), value, key, headers=list(headers))
+        self.producer.flush()
+
+    def train(self, batches: int) -> None:
+        """So many batches of two whole groups each, and after each a question of evaluation and a dropped answer."""
+        for number in range(self.batches, self.batches + batches):
+            names = [f"p{BATCH * number + group}.{member}" for group in (0, 1) for member in (0, 1)]
+            others = [f"e{number}.0", f"p{BATCH * number + 2}.0"]
+            for topic, make in ((INBOX, assignment), (TRAJECTORIES, trajectory), (EXPERIENCES, experience)):
+                self.write(topic, *map(make, [*names, *others]))
+            self.write(SETTLED, *(settled(name, batch=number) for name in names))
+            self.write(SETTLED, settled(others[0], "evaluated", "a round"), settled(others[1], "dropped", "over-age"))
+            self.write(BATCHES, micro_batch(number, *names))
+            made = manifest(f"1.{number + 1}", f"1.{number}", number)
+            self.write(RELAY, replace(made, batch_offsets=(number + 1,)))
+        self.batches += batches
+
+    def all_read(self) -> None:
+        """Every role has committed the end of what it reads."""
+        with admin_client(self.client) as admin:
+            ends = end_offsets(admin, [topic.name(self.run) for topic in TOPICS])
+        for topic in TOPICS:
+            for role in topic.consumers:
+                self.commit(role, topic, ends[TopicPartition(topic.name(self.run), 0)])
+
+    def commit(self, role: str, topic: Topic, offset: int) -> None:
+        where = TopicPartition(topic.name(self.run), 0)
+        deadline = time.monotonic() + 60.0
+        with admin_client(self.client) as admin:
+            while True:
+                try:
+                    moved = {where: OffsetAndMetadata(offset, "", -1)}
+                    (error,) = admin.alter_group_offsets(group_name(self.run, role), moved).values()
+                    if error is NoError:
+                        return
+                    raise error
+                except (CoordinatorNotAvailableError, CoordinatorLoadInProgressError, NotCoordinatorError):
+                    assert time.monotonic() < deadline  # a broker's first group: its topic is made first
+
+    def plan(self, version: str) -> Plan:
+        """A trim to `version`, of which there is a checkpoint."""
+        to = PolicyVersion.parse(version)
+        return plan_trim(self.client, self.run, {to: Path("checkpoints") / version}, now=lambda: 7)
+
+    def trim(self, version: str) -> Plan:
+        plan = replace(self.plan(version), checkpoint=None)  # what is copied is tested apart
+        execute(self.client, plan, Path("nowhere"))
+        return plan
+
+    def begins(self) -> dict[str, int]:
+        """The first offset that is left, by noun."""
+        with admin_client(self.client) as admin:
+            found = beginning_offsets(admin, [topic.name(self.run) for topic in TOPICS])
+        return {where.topic.rpartition(".")[2]: offset for where, offset in found.items()}
+
+
+@pytest.fixture
+def run(broker: Broker, run_id: str) -> Iterator[Run]:
+    made = Run(broker, run_id)
+    made.train(4)
+    made.all_read()
+    yield made
+    made.producer.close()
+
+
+def test_audit_gives_the_same_numbers_after_a_trim_and_after_the_next(run: Run) -> None:
+    run.write(INBOX, assignment("p17.0"))  # still under way
+    before = audit(run.client, run.run)
+    assert (before.trained, before.dropped, before.evaluated, before.in_flight) == (16, 4, 4, {"generation": 1})
+    run.trim("1.2")
+    assert audit(run.client, run.run) == before
+    # The first two batches and all that ended with them; of manifests the one of version 1.2 stays.
+    assert run.begins() == dict.fromkeys(("inbox", "trajectories", "experiences", "settled"), 12) | {
+        "batches": 2,
+        "relay": 2,
+    }
+    mark = newest_mark(run.client, run.run)
+    assert mark is not None
+    assert (mark.number, str(mark.version), mark.batch, mark.made_at) == (1, "1.2", 1, 7)
+    assert dict(zip(mark.purposes, mark.closed_below, strict=True))["train"] == 8
+    run.train(2)
+    run.all_read()
+    later = audit(run.client, run.run)
+    run.trim("1.5")
+    assert audit(run.client, run.run) == later
+    again = newest_mark(run.client, run.run)
+    assert again is not None
+    assert (again.number, run.begins()["batches"], run.begins()["relay"]) == (2, 5, 5)
+    with pytest.raises(TrimRefused, match=r"begins at version 1\.5 already"):
+        run.plan("1.5")
+
+
+def test_a_plan_changes_nothing_and_hashes_what_would_go(run: Run) -> None:
+    plan, again = run.plan("1.2"), run.plan("1.2")
+    assert set(run.begins().values()) == {0}
+    assert newest_mark(run.client, run.run) is None
+    assert plan.mark == again.mark
+    cut = plan.cuts[Place("batches", 0)]
+    assert (cut.begin, cut.offset, cut.records, cut.held_by) == (0, 2, 2, "the checkpoint of version 1.2")
+    assert cut.digest != plan.cuts[Place("settled", 0)].digest
+    assert plan.mark.checkpoint == "marks/1.2"
+
+
+def test_what_a_trajectory_under_way_needs_stays(run: Run) -> None:
+    """Its group is the first: nothing of a trajectory with a higher number may go."""
+    late = "p0.5"
+    run.write(INBOX, assignment(late))
+    plan = run.plan("1.3")
+    assert dict(zip(plan.mark.purposes, plan.mark.closed_below, strict=True))["train"] == 0
+    assert plan.cuts[Place("settled", 0)].offset == 0
+    assert "trajectory p0" in plan.cuts[Place("settled", 0)].held_by
+    assert plan.cuts[Place("relay", 0)].offset == 1  # the manifest that names batch 0 stays, with the batch
+
+
+@pytest.mark.parametrize(
+    ("role", "topic", "place"),
+    [("score", TRAJECTORIES, "trajectories:0"), ("export-abc", SETTLED, "settled:0")],
+)
+def test_what_somebody_has_yet_to_read_stays(run: Run, role: str, topic: Topic, place: str) -> None:
+    run.commit(role, topic, 3)
+    (cut,) = (cut for where, cut in run.plan("1.3").cuts.items() if str(where) == place)
+    assert (cut.offset, cut.held_by) == (3, f"group {group_name(run.run, role)}")
+
+
+def test_what_a_start_reads_back_of_its_ledger_stays(run: Run) -> None:
+    group = group_name(run.run, "placement")
+    note = Note(3, {f"{INBOX.name(run.run)}:0": 5}, {}, {f"{SETTLED.name(run.run)}:0": 4}).encode()
+    with admin_client(run.client) as admin:
+        create_topics(admin, [TopicSpec(RESTORE.name(run.run), 1)])
+    run.write(RESTORE, CommitNote(group, note, 0))
+    cuts = run.plan("1.3").cuts
+    assert (cuts[Place("inbox", 0)].offset, cuts[Place("inbox", 0)].held_by) == (5, f"the ledger of {group}")
+    assert (cuts[Place("settled", 0)].offset, cuts[Place("settled", 0)].held_by) == (4, f"group {group}")
+
+
+def test_audit_names_what_a_later_batch_trains_again(run: Run) -> None:
+    run.trim("1.2")
+    run.write(BATCHES, micro_batch(4, "p0.0"))
+    run.write(RELAY, replace(manifest("1.5", "1.4", 4), batch_offsets=(5,)))
+    found = audit(run.client, run.run)
+    assert found.trained_twice == ("p0.0",)
+    assert not found.balanced
+    with pytest.raises(TrimRefused, match=r"the audit of run .* fails"):
+        run.plan("1.4")
+
+
+def test_audit_finds_what_was_lost_after_a_trim(run: Run) -> None:
+    run.trim("1.2")
+    run.write(INBOX, assignment("p30.0"))
+    run.write(TRAJECTORIES, trajectory("p30.0"))
+    run.commit("score", TRAJECTORIES, 10**6)
+    assert [each.trajectory_id for each in audit(run.client, run.run).lost] == ["p30.0"]  # lost, not expired
+
+
+def test_what_was_not_dispatched_yet_is_not_closed(run: Run) -> None:
+    """Prompt 3 waits, as no topic but its own tells: its trajectories are still to come."""
+    with admin_client(run.client) as admin:
+        create_topics(admin, [TopicSpec(PROMPTS.name(run.run), 1)])
+    run.write(PROMPTS, *(replace(assignment("p0.0").prompt, number=number) for number in (2, 3, 4)))
+    run.commit("placement", PROMPTS, 1)
+    plan = run.plan("1.3")
+    assert dict(zip(plan.mark.purposes, plan.mark.closed_below, strict=True))["train"] == 3
+    assert plan.cuts[Place("prompts", 0)].offset == 1
+    execute(run.client, replace(plan, checkpoint=None), Path("nowhere"))
+    run.write(INBOX, assignment("p3.0"))
+    assert audit(run.client, run.run).in_flight == {"generation": 1}
+
+
+def test_what_is_no_mark_is_passed_over(run: Run) -> None:
+    run.trim("1.2")
+    mark = newest_mark(run.client, run.run)
+    run.producer.send(MARKS.name(run.run), b"garbage").get(10)
+    assert mark is not None
+    assert newest_mark(run.client, run.run) == mark
+
+
+def test_without_a_checkpoint_nothing_is_trimmed(run: Run) -> None:
+    with pytest.raises(TrimRefused, match="has no checkpoint yet"):
+        plan_trim(run.client, run.run, {})
+    strange = {PolicyVersion(2, 9): Path("2.9")}
+    with pytest.raises(TrimRefused, match=r"version 1\.2 has no checkpoint on the line"):
+        plan_trim(run.client, run.run, strange, PolicyVersion(1, 2))

@@ -1,0 +1,87 @@
+"""`laminar lineage`: what a weight version was made from, back to the prompts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from record_samples import SAMPLES
+
+from infra.kafka.ranges import PartitionRange
+from pipelines.inspect.log.lineage import between
+from schemas.records import WeightVersion
+
+Laminar = Callable[..., tuple[int, str, str]]
+MANIFEST = next(each for each in SAMPLES.values() if isinstance(each, WeightVersion))
+
+
+def test_a_version_back_to_its_prompts(laminar: Laminar) -> None:
+    code, out, _ = laminar("lineage", "1.2", "--json")
+    (told,) = [json.loads(line) for line in out.splitlines()]
+    assert code == 0
+    assert (told["version"], told["parent"], told["batches"], told["missing_batches"]) == ("1.2", "1.1", [7], [])
+    assert (told["trajectories"], told["tokens"], told["reward"]) == (3, 21, pytest.approx((0.25 + 1.25 + 0.25) / 3))
+    assert (told["staleness"], told["made_by"]) == ({"1": 3}, {"1.1": 3})
+    assert told["prompts"] == [
+        {
+            "prompt": "p3",
+            "task": "chain_sum",
+            "text": "What is 3 + 1?",
+            "trajectories": ["p3.0", "p3.1"],
+            "rewards": [0.25, 1.25],
+            "experience": "1:0",
+        },
+        {
+            "prompt": "p4",
+            "task": "chain_sum",
+            "text": "What is 4 + 1?",
+            "trajectories": ["p4.0"],
+            "rewards": [0.25],
+            "experience": "0:0",
+        },
+    ]
+
+
+def test_all_the_way_back(laminar: Laminar) -> None:
+    words = ("lineage", "latest", "--depth", "0", "--no-texts")
+    told = [json.loads(line) for line in laminar(*words, "--json")[1].splitlines()]
+    assert [each["version"] for each in told] == ["2.2", "1.1", "1.0"]
+    assert [each["batches"] for each in told] == [[7], [6], []]
+    assert told[0]["prompts"][0]["text"] is None
+    assert laminar(*words)[1].splitlines()[-1] == "1.0  the first: the model that the run began with"
+    assert "mean reward 0.583" in laminar(*words)[1]
+
+
+def test_the_first_line_waits_for_no_batches(laminar: Laminar, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object) -> None:
+        raise RuntimeError("they are not to be had")
+
+    monkeypatch.setattr("pipelines.cli.lineage.read_step", failing)
+    code, out, err = laminar("lineage", "1.2")
+    assert (code, out) == (1, "1.2  of 1.1, step 2, batches [7]\n")
+    assert "they are not to be had" in err
+
+
+def test_a_version_that_is_not_there(laminar: Laminar) -> None:
+    assert laminar("lineage", "7.7")[0] == 1
+    assert laminar("lineage", "seven")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ((3, 4), (9, 4), {0: (3, 9)}),
+        (None, (9, 2), {0: (0, 9), 1: (0, 2)}),
+        ((12, 4), (9, 5), {1: (4, 5)}),
+        ((0, 0), (99, 99), {0: (2, 20), 1: (0, 20)}),
+    ],
+)
+def test_only_the_batches_between_two_versions_are_read(
+    before: tuple[int, int] | None, after: tuple[int, int], expected: dict[int, tuple[int, int]]
+) -> None:
+    held = {0: PartitionRange(0 if before != (0, 0) else 2, 20), 1: PartitionRange(0, 20)}
+    parent = None if before is None else replace(MANIFEST, batch_offsets=before)
+    found = between(held, replace(MANIFEST, batch_offsets=after), parent)
+    assert {number: (part.beginning, part.end) for number, part in found.items()} == expected

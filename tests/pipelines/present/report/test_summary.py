@@ -1,0 +1,309 @@
+"""The summary from a synthetic run, what it says in words, and the closing lines."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from synthetic_run import GROUP_BATCH, START, STEPS, evaluation_metric, history, trainer_metric
+
+from pipelines.inspect.metrics_file import MetricsFile, read_metrics, unreadable_metric
+from pipelines.present.report.charts import charts
+from pipelines.present.report.closing import closing_lines, laminar
+from pipelines.present.report.machine import cpu_model, describe_machine, package_versions
+from pipelines.present.report.series import batches, evaluations, mean_between, newest_by_step, staleness_histogram
+from pipelines.present.report.summary import RunFacts, figures_of, summarise
+from pipelines.present.report.verdict import accounted, compared_with_warm_start, learned
+from schemas.records import Metric
+
+FACTS = RunFacts(
+    "sums",
+    reached=True,
+    seed=3,
+    wall_seconds=133.2,
+    goal=STEPS,
+    phases={"warm start": 12.0, "training": 100.0},
+    audit={"balanced": True, "lost": 0, "trained_twice": 0, "in_flight_by_stage": {}},
+    restarts={"rollout-0": 1, "score": 0},
+)
+
+
+def test_the_summary_of_a_metrics_file(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with MetricsFile(path) as file:
+        file.append(history())
+    summary = figures_of(read_metrics(path), FACTS)
+    assert json.loads(json.dumps(summary, allow_nan=False)) == summary
+    tenth = STEPS // 10
+    rewards = [trainer_metric(step).values["reward/mean"] for step in range(1, STEPS + 1)]
+    assert summary["reward_first"] == pytest.approx(sum(rewards[:tenth]) / tenth)
+    assert summary["reward_last"] == pytest.approx(sum(rewards[-tenth:]) / tenth)
+    expected = {
+        "run": "sums",
+        "heldout_before": 0.24,
+        "heldout_after": pytest.approx(0.86),
+        "heldout_sampled_before": 0.2,
+        "heldout_sampled_after": pytest.approx(0.81),
+        "heldout_warm_start_best": 0.94,
+        "heldout_questions": 256,
+        "trajectories_trained": STEPS * GROUP_BATCH,
+        "optimizer_steps": STEPS,
+        "weight_versions": 81,
+        "staleness_mean": pytest.approx(0.8),
+        "staleness_max": 3,
+        "over_age": 16 * STEPS,
+        "staleness_histogram": {"0": 40 * STEPS, "1": 72 * STEPS, "2": 16 * STEPS},
+        "staleness_at_finish_histogram": {"0": 100 * STEPS, "1": 28 * STEPS},
+        "dropped_share_by_length_decile": [decile / 100 for decile in range(1, 11)],
+        "tokens_generated": 2 * 900 * STEPS,
+        "wall_seconds": 133.2,
+        "phases": {"warm start": 12.0, "training": 100.0},
+        "lost": 0,
+        "trained_twice": 0,
+        "balanced": True,
+        "seed": 3,
+        "restarts": {"rollout-0": 1, "score": 0},
+    }
+    assert {key: summary[key] for key in expected} == expected
+
+
+def test_of_a_run_of_which_nothing_is_known_everything_is_null() -> None:
+    summary = figures_of([], RunFacts("empty"))
+    empty: tuple[Any, ...] = (None, {})
+    assert {key for key, value in summary.items() if value not in empty} == {"run"}
+    assert "heldout_before" in summary
+    assert "Nothing was trained." in closing_lines(Path("runs/empty"), summary, Path("my.toml"))
+
+
+def test_unreadable_records_add_up() -> None:
+    found = [unreadable_metric({"metrics": 2}, START), unreadable_metric({"metrics": 1, "relay": 1}, START + 1)]
+    assert figures_of(found, RunFacts("r"))["unreadable_records"] == {"metrics": 3, "relay": 1}
+
+
+def test_a_step_that_was_trained_again_counts_once() -> None:
+    metrics = [trainer_metric(1, 0.0), trainer_metric(2, 0.0)]
+    again = [replace(trainer_metric(2, 1.0), measured_at=START + 90_000), trainer_metric(3, 1.0)]
+    summary = figures_of([*again, *metrics], RunFacts("r"))  # in whatever order they come
+    assert [batch.values["reward/mean"] for batch in batches([*again, *metrics])] == [0.0, 1.0, 1.0]
+    assert (summary["optimizer_steps"], summary["trajectories_trained"]) == (3, 3 * GROUP_BATCH)
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "expected"),
+    [(0, 128, 0.1), (0, 256, 0.15), (64, 192, 0.15), (192, 384, 0.8 / 3), (0, 64, 0.1), (384, 500, None), (7, 7, None)],
+)
+def test_a_mean_over_trajectories_takes_part_of_a_batch(first: float, last: float, expected: float | None) -> None:
+    trained = batches([trainer_metric(step, 0.1 * step) for step in (1, 2, 3)])
+    assert mean_between(trained, "reward/mean", first, last) == (expected and pytest.approx(expected))
+
+
+def test_batches_of_different_sizes_weigh_by_trajectories() -> None:
+    sizes = [(1, 100.0, 1.0), (2, 1000.0, 0.0)]
+    metrics = [
+        Metric("trainer", step, {"trajectories": t, "reward/mean": r, "staleness/mean": r}, step)
+        for step, t, r in sizes
+    ]
+    summary = figures_of(metrics, RunFacts("r"))
+    assert summary["reward_first"] == pytest.approx(1.0)
+    assert summary["reward_last"] == pytest.approx(0.0)
+    assert summary["staleness_mean"] == pytest.approx(0.1)
+
+
+def test_before_is_the_first_version_and_after_only_what_is_final() -> None:
+    late = [
+        evaluation_metric(20, "greedy", 0.5),
+        evaluation_metric(0, "sampled", 0.1),
+        evaluation_metric(0, "greedy", 0.2),
+    ]
+    summary = figures_of(late, RunFacts("r"))
+    assert (summary["heldout_before"], summary["heldout_sampled_before"]) == (0.2, 0.1)
+    assert (summary["heldout_after"], summary["heldout_sampled_after"]) == (None, None)
+    final = figures_of([*late, evaluation_metric(30, "greedy", 0.7, final=True)], RunFacts("r"))
+    assert (final["heldout_after"], final["heldout_sampled_after"]) == (0.7, None)
+    assert [each.version for each in evaluations(late)] == [0, 20]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "told", "expected"),
+    [
+        ([{"accuracy/greedy": 0.9}, {"accuracy/greedy": 0.2}], {}, 0.9),
+        ([{"accuracy/greedy": 0.9, "best": 0.91}], {}, 0.91),
+        ([], {"best": 0.8, "folder": "x", "accuracy/greedy": 0.3}, 0.8),
+        ([{"progress": 0.5}], {"best": None}, None),
+    ],
+)
+def test_the_best_supervised_checkpoint(
+    metrics: list[dict[str, float]], told: dict[str, Any], expected: float | None
+) -> None:
+    series = [Metric("warm_start", index, values, index) for index, values in enumerate(metrics)]
+    assert figures_of(series, RunFacts("r", warm_start=told))["heldout_warm_start_best"] == expected
+
+
+def test_series_keep_the_newest_account_of_a_step() -> None:
+    metrics = [
+        Metric("a", 2, {"x": 1.0}, 5),
+        Metric("a", 1, {"x": 2.0}, 9),
+        Metric("a", 2, {"x": 3.0}, 4),
+        Metric("b", 1, {}, 1),
+    ]
+    assert [(each.step, each.values["x"]) for each in newest_by_step(metrics, "a")] == [(1, 2.0), (2, 1.0)]
+    odd = [Metric("experience", 0, {"staleness/1": 3.0, "staleness/mean": 0.5, "buffer/groups": 1.0}, 1)]
+    assert staleness_histogram([*odd, *odd]) == {1: 3}
+
+
+def summary(
+    best: float, before: float, after: float, questions: int | None = 256, careful: float = 1.0, habit: float = 0.0
+) -> dict[str, Any]:
+    return {
+        "warm_start_careful_share": careful, "warm_start_habit_share": habit,
+        "heldout_warm_start_best": best, "heldout_before": before, "heldout_after": after,
+        "heldout_questions": questions, "reward_first": 0.4, "reward_last": 0.9, "balanced": True,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("figures", "says", "says_not"),
+    [
+        ((0.94, 0.24, 0.86), "0.86, below the best supervised checkpoint (0.94).", "level"),
+        ((0.94, 0.24, 0.93), "0.93, level with the best supervised checkpoint (0.94) within the noise", "above"),
+        ((0.94, 0.24, 0.95), "level with", "above"),
+        (
+            (0.25, 0.21, 0.93, 256, 0.25),
+            "0.93, above every supervised checkpoint that was measured: 0.68 above the best (0.25), 22 standard errors "
+            "of the difference. The right way of working was in the warm start's examples: a careful teacher wrote 25% "
+            "of them (warm_start.careless_share = 0.75).",
+            "habit",
+        ),
+        ((0.25, 0.21, 0.93), "above every supervised checkpoint", "careful teacher"),  # all of them were careful
+        ((0.25, 0.21, 0.93, None, 0.25), "0.68 above the best (0.25).", "standard errors"),
+        (
+            (0.94, 0.24, 0.86, 256, 1.0, 0.7),
+            "bad habit, bare answers in 70% of its examples, which left 0.24. Reinforcement learning from the verifier "
+            "alone has worked against the habit. It ended at 0.86, below",
+            "above",
+        ),
+        ((0.94, 0.24, 0.25, 256, 1.0, 0.7), "which left 0.24. It ended at 0.25, below", "worked against"),
+        ((0.60, 0.24, 0.62), "level with", "bad habit"),  # a model that lost something was taught no habit
+    ],
+)
+def test_what_is_said_of_the_rise_follows_from_the_numbers(figures: tuple[Any, ...], says: str, says_not: str) -> None:
+    text = compared_with_warm_start(summary(*figures))
+    assert text is not None
+    assert says in text
+    assert says_not not in text
+
+
+def test_nothing_is_said_of_what_is_not_known() -> None:
+    assert compared_with_warm_start({"heldout_before": 0.2, "heldout_after": 0.8}) is None
+    assert learned({}) == "Nothing was trained."
+    assert "no final evaluation" in learned({"heldout_before": 0.2})
+    assert "within the noise" in learned(summary(0.9, 0.80, 0.82))
+    assert "within the noise" not in learned(summary(0.9, 0.20, 0.82))
+    assert "standard error" not in learned(summary(0.9, 0.2, 0.8, questions=None))
+
+
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        ({}, "not audited"),
+        ({"balanced": True}, "none was lost"),
+        ({"balanced": False, "lost": 3, "trained_twice": 0}, "does NOT balance: 3 lost"),
+    ],
+)
+def test_what_the_audit_says(found: dict[str, Any], says: str) -> None:
+    assert says in accounted(found)
+
+
+def test_the_closing_lines_say_what_was_reached_and_what_to_do_next() -> None:
+    text = closing_lines(Path("runs/sums"), figures_of(list(history()), FACTS), Path("my.toml"))
+    for expected in (
+        "Run sums reached its goal: 80 of 80 optimizer steps, 10.2k trajectories, 144.0k tokens generated, 2:13.",
+        "0.42 → 0.89",
+        "0.24 → 0.86",
+        "rollout-0 1×",
+        "runs/sums/report.html",
+        f"{laminar()} runs audit --run sums",
+        f"{laminar()} run my.toml --set run.seed=4",
+    ):
+        assert expected in text, expected
+    stopped = figures_of([], RunFacts("sums", reached=False, error="the broker went away"))
+    text = closing_lines(Path("runs/sums"), stopped, Path("my.toml"))
+    assert "ended before its goal" in text
+    assert "Error: the broker went away" in text
+
+
+def by_task(metric: Metric) -> Metric:
+    """As a run of two tasks tells of it: the larger one is right twice as often."""
+    values = dict(metric.values)
+    for task, count, right in (("few", 32.0, 0.3), ("many", 96.0, 0.6)):
+        if metric.name == "experience":
+            rises = right + 0.3 * (metric.step >= STEPS / 2)
+            values |= {f"trajectories/{task}": count, f"reward/mean/{task}": rises, f"response_length/mean/{task}": 9.0}
+        elif metric.name == "evaluation" and "accuracy/greedy" in values:
+            values |= {f"accuracy/greedy/{task}": right / 2 if metric.step else 0.0, f"questions/{task}": 128.0}
+    return replace(metric, values=values)
+
+
+def test_several_tasks_have_figures_each() -> None:
+    metrics = [by_task(metric) for metric in history()]
+    summary = figures_of(metrics, FACTS)
+    assert list(summary["tasks"]) == ["many", "few"]
+    assert summary["tasks"]["few"] == {
+        "reward_first": pytest.approx(0.3),
+        "reward_last": pytest.approx(0.6),
+        "heldout_before": 0.0,
+        "heldout_after": 0.15,
+        "trajectories_trained": 32 * STEPS,
+        "response_length_last": pytest.approx(9.0),
+    }
+    text = closing_lines(Path("runs/sums"), summary, Path("my.toml"))
+    assert re.search(r"many\n +reward +0\.60 → 0\.90\n +held-out, greedy +0\.00 → 0\.30\n", text)
+    assert {"Training reward by task", "Held-out accuracy by task, greedy"} <= {
+        c.title for c in charts(metrics, summary)
+    }
+    assert figures_of(list(history()), FACTS)["tasks"] is None
+
+
+def test_commands_are_written_as_they_work_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("sys.executable", str(tmp_path / ".venv" / "bin" / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert laminar() == ".venv/bin/laminar"
+    (tmp_path / "laminar").touch(mode=0o755)
+    assert laminar() == "laminar"
+
+
+def test_the_summary_of_a_folder(tmp_path: Path) -> None:
+    with MetricsFile(tmp_path / "metrics.jsonl") as file:
+        file.append(history())
+    roles = {"rollout-0": {"pid": 3, "restarts": 2, "alive": False}}
+    state = {"run": "sums", "started_at": 100.0, "ended_at": 160.5, "error": None, "roles": roles}
+    (tmp_path / "state.json").write_text(json.dumps({**state, "goal": {"optimizer_steps": 90}}))
+    (tmp_path / "config.toml").write_text(
+        "[run]\nname = 'sums'\nseed = 7\n[warm_start]\ncareless_share = 0.75\nslip_rate = 1.0\nhabit_steps = 9\n"
+    )
+    (tmp_path / "warm_start.json").write_text('{"best": 0.97, "folder": "x"}')
+    found = summarise(tmp_path, {"lost": 0, "trained_twice": 0, "balanced": True}, {"training": 50.0})
+    expected = {
+        "run": "sums", "reached": True, "seed": 7, "wall_seconds": 60.5, "restarts": {"rollout-0": 2}, "lost": 0,
+        "heldout_warm_start_best": 0.97, "optimizer_steps": STEPS, "optimizer_steps_goal": 90, "weight_versions": 81,
+        "phases": {"training": 50.0}, "warm_start_careful_share": 0.25, "warm_start_habit_share": 0.7,
+    }  # fmt: skip
+    assert {key: found[key] for key in expected} == expected
+    json.dumps(found, allow_nan=False)
+
+
+def test_the_summary_of_a_folder_with_nothing_in_it(tmp_path: Path) -> None:
+    found = summarise(tmp_path, None, {})
+    assert (found["run"], found["reached"], found["lost"], found["wall_seconds"]) == (tmp_path.name, None, None, None)
+
+
+def test_the_machine_is_described() -> None:
+    assert describe_machine()["cores"] >= 1
+    assert package_versions()["apache-beam"].startswith("2.")
+    assert cpu_model("processor\t: 0\nmodel name\t: Some CPU @ 3: fast\nmodel name\t: Other\n") == "Some CPU @ 3: fast"
+    assert cpu_model("processor : 0\nFeatures : fp\n") is None

@@ -1,0 +1,119 @@
+"""What Prometheus is given of a run, the dashboard of it, and `laminar watch` as a snapshot and on a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from record_samples import SAMPLES
+from textual.widgets import Static, TabbedContent
+
+from pipelines.inspect.run_state.events import LagSeen
+from pipelines.inspect.run_state.state import RunState, fold_all, new_run
+from pipelines.present.view.app import WatchApp
+from pipelines.present.view.exposition import RunCollector, exposed
+from pipelines.present.view.figures import figures
+from pipelines.present.view.grafana import PANELS, dashboard
+from schemas import records as r
+
+DEPLOY = Path(__file__).parents[4] / "infra" / "deploy"
+
+
+@pytest.fixture
+def state() -> RunState:
+    values = {
+        "reward/mean": 0.5,
+        "staleness/mean": 1.0,
+        "staleness/max": 2.0,
+        "trajectories": 64.0,
+        "time/update": 0.25,
+    }
+    status, relay, version = (SAMPLES[kind] for kind in (r.ReplicaStatus, r.RelayStatus, r.WeightVersion))
+    assert isinstance(status, r.ReplicaStatus)
+    assert isinstance(relay, r.RelayStatus)
+    assert isinstance(version, r.WeightVersion)
+    events = [
+        r.Metric("trainer", 3, values, 1_700_000_000_000),
+        r.Metric("evaluation", 3, {"accuracy/greedy": 0.75, "accuracy/sampled": 0.5}, 1_700_000_000_000),
+        status,
+        replace(status, replica=1, waiting=0),
+        relay,
+        version,
+        LagSeen({"batches": 3}),
+    ]
+    return fold_all(new_run("first", None, 0), events)
+
+
+def told(state: RunState) -> dict[str, float]:
+    registry = CollectorRegistry()
+    registry.register(RunCollector(lambda: state))
+    lines = generate_latest(registry).decode().splitlines()
+    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
+
+
+def test_every_metric_has_its_run_and_its_unit(state: RunState) -> None:
+    found = told(state)
+    assert found['laminar_optimizer_step{run="first"}'] == 3
+    assert found['laminar_trajectories_trained_total{run="first"}'] == 64
+    assert found['laminar_heldout_accuracy{mode="greedy",run="first"}'] == 0.75
+    assert found['laminar_lag_records{run="first",topic="batches"}'] == 3
+    assert found['laminar_replica_requests_waiting{replica="1",run="first"}'] == 0
+    assert found['laminar_relay_received_bytes_total{relay="0",run="first"}'] == 2560
+    assert found['laminar_trainer_time_update_seconds{run="first"}'] == 0.25
+    assert all('run="first"' in name for name in found)
+
+
+def test_of_a_run_that_has_not_begun() -> None:
+    assert told(new_run("first", None, 0)) == {
+        'laminar_optimizer_step{run="first"}': 0,
+        'laminar_weight_versions_total{run="first"}': 0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("stage", "name", "expected"),
+    [
+        ("trainer", "reward/mean", "trainer_reward_mean"),
+        ("trainer", "weight_sync/seconds", "trainer_weight_sync_seconds"),
+        ("experience", "staleness/0", "experience_staleness_0"),
+        ("trainer", "clip_ratio/low", "trainer_clip_ratio_low"),
+    ],
+)
+def test_names_are_the_roles_own(stage: str, name: str, expected: str) -> None:
+    assert exposed(stage, name) == expected
+
+
+def test_the_dashboard_shows_what_is_exposed(state: RunState) -> None:
+    names = {name.partition("{")[0] for name in told(state)}
+    for panel in PANELS:
+        for expression, _ in panel.queries:
+            assert set(re.findall(r"laminar_\w+", expression)) <= names, panel.title
+    written = json.loads((DEPLOY / "grafana.json").read_text(encoding="utf-8"))
+    assert written == dashboard(), "make it anew: python -m pipelines.present.view.grafana > infra/deploy/grafana.json"
+
+
+def test_figures_are_json(state: RunState) -> None:
+    found = json.loads(json.dumps(figures(state)))
+    assert (found["reward"], found["heldout"], found["lag"]) == (0.5, 0.75, {"batches": 3})
+    assert found["replicas"]["0"]["running"] == 8
+    assert figures(new_run("first", None, 0))["reward"] is None
+
+
+def test_on_a_terminal(state: RunState) -> None:
+    async def look() -> None:
+        app = WatchApp("first", lambda: state)
+        async with app.run_test(size=(100, 30)) as pilot:
+            await pilot.pause(0.2)
+            assert app.query_one("#screen", Static).visual is not None
+            await pilot.press("2")
+            assert app.query_one(TabbedContent).active == "replicas"
+            await pilot.press("p")
+            await pilot.press("q")
+        assert app.return_code == 0
+
+    asyncio.run(look())

@@ -1,0 +1,290 @@
+"""What is printed: on a terminal, and where there is none."""
+
+from __future__ import annotations
+
+import io
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from subprocess import run as run_process
+from typing import Any
+
+import pytest
+from rich.console import Console
+from synthetic_run import START, evaluation_metric, heartbeat, history, manifest, trainer_metric
+
+from infra.kafka.unreadable import Unreadable
+from pipelines.inspect import metrics_file
+from pipelines.inspect.metrics_file import MetricsFile, position_metric, read_metrics
+from pipelines.inspect.run_state.events import LagSeen, PhaseStarted, Role, RolesSeen, Tick
+from pipelines.inspect.run_state.state import RunState, fold, fold_all, new_run
+from pipelines.present.view.braille import plot
+from pipelines.present.view.live import LiveView
+from pipelines.present.view.panels import screen
+from pipelines.present.view.text import clock, count, lag_text, run_line
+from pipelines.present.view.watch import Watch
+from schemas.records import Metric, RelayStatus
+
+ROLES = {"rollout-0": Role(41, 1, "up"), "score": Role(43, 0, "up"), "trainer": Role(44, 0, "down")}
+
+
+def training() -> RunState:
+    events = [
+        PhaseStarted("training", START + 1000),
+        *[trainer_metric(step) for step in range(1, 41)],
+        evaluation_metric(0, "greedy", 0.24),
+        evaluation_metric(40, "greedy", 0.88),
+        heartbeat(0, START + 65_000, 10),
+        RolesSeen(ROLES),
+        LagSeen({"prompts": 0, "inbox": 12, "batches": 3}),
+        RelayStatus(0, ("1.40", "1.39"), 9, "host", 43, START + 67_000),
+        Tick(START + 70_000),
+    ]
+    return fold_all(new_run("sums", 80, START), events)
+
+
+def drawn(state: RunState, width: int = 100, height: int = 30, **options: Any) -> str:
+    console = Console(file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None)
+    console.print(screen(state, width, height, **options))
+    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+def test_the_screen_says_how_the_run_stands() -> None:
+    text = drawn(training())
+    for expected in (
+        "sums", "training 1:09 · 1:10 in all", "40/80 steps  50 %  ETA 0:48", "greedy 0.24 → 0.88", "version 40",
+        "mean 0.80, max 2", "107 trajectories/s", "inbox 12 · batches 3", "#0 12 running, 3 waiting, KV 43 %, v1.12",
+        "holds 1.40, 1.39",
+    ):  # fmt: skip
+        assert expected in text, expected
+    rows = {line.split()[0]: line.split() for line in text.splitlines() if line.startswith((*ROLES,))}
+    assert rows["rollout-0"][1:6] == ["41", "up", "1", "5", "s"]
+    assert rows["score"][1:6] == ["43", "up", "0", "3", "s"]
+    assert rows["trainer"][1:6] == ["44", "down", "0", "2", "s"]
+
+
+def test_the_screen_of_a_run_of_which_nothing_is_known() -> None:
+    text = drawn(new_run("sums", None, START))
+    assert "starting" in text
+    assert "None" not in text
+    assert "nan" not in text
+
+
+@pytest.mark.parametrize("height", [10, 14, 20, 24, 40])
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_the_screen_fits(width: int, height: int) -> None:
+    many = {f"role-{index}": Role(index, 0, "up") for index in range(30)} | {"sick": Role(99, 3, "down")}
+    state = fold(training(), RolesSeen(many))
+    lines = drawn(state, width, height).splitlines()
+    assert len(lines) <= height
+    assert max(map(len, lines)) <= width
+    if height >= 14:
+        assert any(line.startswith("sick") for line in lines)  # what is in trouble is shown before what is not
+        assert any("more, up" in line for line in lines)
+
+
+def test_ascii_terminals_get_no_braille() -> None:
+    assert any("\u2800" <= letter <= "\u28ff" for letter in drawn(training()))
+    assert not any("\u2800" <= letter <= "\u28ff" for letter in drawn(training(), ascii_only=True))
+
+
+def test_a_rising_line_rises() -> None:
+    assert plot([(0, 0.0), (1, 1.0)], 1, 1, 0, 1) == ["⡸"]
+    assert plot([(0, 1.0), (1, 1.0)], 2, 2, 0, 1) == ["⠉⠉", "⠀⠀"]
+    assert plot([(0, 0.0), (1, 0.0)], 2, 1, 0, 1) == ["⣀⣀"]
+    assert plot([(0, 5.0)], 2, 1, 5, 5) == ["⠂⠀"]
+    assert plot([], 2, 1, 0, 1) == ["⠀⠀"]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_without_a_terminal_there_is_a_line_now_and_then() -> None:
+    out, now = io.StringIO(), Clock()
+    with LiveView(Console(file=out, width=40), "sums", 80, clock=now, line_every_s=10) as view:
+        state = training()
+        for _ in range(160):
+            now.now += 0.125
+            state = fold(state, Tick(state.now + 125))
+            view.update(state)
+        assert len(out.getvalue().splitlines()) == 1 + 2  # the phase, then a line each 10 s
+        view.note("rollout-0 was restarted")
+        view.update(fold(state, PhaseStarted("final_evaluation", state.now)))
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "-- training"
+    assert lines[1] == run_line(fold(training(), Tick(START + 70_125)))  # one line, however narrow
+    assert lines[3:5] == ["rollout-0 was restarted", "-- final evaluation"]
+    assert "\x1b" not in out.getvalue()
+    assert len(lines) == 6
+
+
+def test_only_what_died_is_called_down() -> None:
+    roles = {"a": Role(None, 0, "starting"), "b": Role(1, 0, "up"), "c": Role(None, 0, "ended")}
+    assert "down" not in run_line(fold(training(), RolesSeen(roles)))
+    assert "down: d" in run_line(fold(training(), RolesSeen({**roles, "d": Role(7, 1, "down")})))
+
+
+def test_the_last_state_is_shown_at_the_end() -> None:
+    out, now = io.StringIO(), Clock()
+    with LiveView(Console(file=out, width=200), "sums", 80, clock=now) as view:
+        view.update(training())
+        view.update(fold(training(), trainer_metric(80)))
+    assert "80/80 steps" in out.getvalue().splitlines()[-1]
+
+
+def test_a_terminal_is_redrawn_at_most_twice_a_second_and_left_as_it_was() -> None:
+    out, now = io.StringIO(), Clock()
+    console = Console(file=out, width=100, height=30, force_terminal=True)
+    with LiveView(console, "sums", 80, clock=now) as view:
+        before = len(out.getvalue())
+        state, redraws = training(), 0
+        for _ in range(100):
+            now.now += 0.125
+            state = fold(state, Tick(state.now + 125))
+            view.update(state)
+            redraws, before = redraws + (len(out.getvalue()) > before), len(out.getvalue())
+        assert redraws == 25
+    assert "\x1b[?1049h" not in out.getvalue()  # no alternate screen: what was shown stays
+    assert out.getvalue().rindex("\x1b[?25h") > out.getvalue().rindex("\x1b[?25l")
+
+
+def test_a_redraw_is_cheap() -> None:
+    console = Console(file=io.StringIO(), width=120, height=40, force_terminal=True)
+    ticks = iter(range(10**6))
+    state = training()
+    with LiveView(console, "sums", 80, clock=lambda: next(ticks)) as view:
+        started = time.process_time()
+        for step in range(50):
+            view.update(fold(state, Tick(state.now + step)))
+        milliseconds = (time.process_time() - started) / 50 * 1000
+    assert milliseconds < 15  # of which there are two a second: 3 % of a core
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, "-"), (0, "0:00"), (61.9, "1:01"), (3600, "1:00:00"), (-3, "0:00"), (90061, "25:01:01")],
+)
+def test_clock(seconds: float | None, text: str) -> None:
+    assert clock(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "-"), (0.0, "0"), (2.25, "2.2"), (999.0, "999"), (1000, "1.0k"), (999_960, "1.0M"),
+     (12_345, "12.3k"), (2.5e9, "2.5G")],
+)  # fmt: skip
+def test_count(value: float | None, text: str) -> None:
+    assert count(value) == text
+
+
+def test_lag_in_words() -> None:
+    assert lag_text(new_run("r", 1, 0)) == "-"
+    assert lag_text(fold(new_run("r", 1, 0), LagSeen({"inbox": 0}))) == "none"
+    assert lag_text(training(), most=1) == "inbox 12"
+
+
+class News:
+    """A source of two ticks' records."""
+
+    def __init__(self) -> None:
+        self.polls = [
+            [trainer_metric(1), heartbeat(0, START, 5), heartbeat(1, START, 6)],
+            [manifest(1, 0), heartbeat(0, START + 100, 7), Metric("score", 0, {"errors": 1.0}, START + 2)],
+            [Unreadable("metrics", 0, 17, "no laminar-schema header"), Unreadable("metrics", 0, 18, "neither")],
+        ]
+        self.lags = 0
+
+    def poll(self) -> list[Any]:
+        return self.polls.pop(0)
+
+    def positions(self) -> dict[str, float]:
+        return {"metrics": 5.0, "relay": 1.0}
+
+    def caught_up(self) -> bool:
+        return True
+
+    def lag(self) -> dict[str, int]:
+        self.lags += 1
+        return {"inbox": self.lags}
+
+
+def test_a_watch_folds_writes_and_shows(tmp_path: Path) -> None:
+    now, out = Clock(), io.StringIO()
+    path, news = tmp_path / "metrics.jsonl", News()
+    view = LiveView(Console(file=out), "sums", 80, clock=now)
+    with view, MetricsFile(path) as file:
+        state = new_run("sums", 80, START)
+        watch = Watch(state, file=file, view=view, now=lambda: START + int(now.now * 1000))
+        watch.phase("starting")
+        watch.source = news
+        watch.phase("training")
+        for _ in range(3):
+            now.now += 1
+            watch.tick(ROLES)
+        state = watch.hear(Metric("warm_start", 0, {"progress": 0.5}, START))
+    assert (state.step, state.versions, state.warm_start) == (1, 1, {"progress": 0.5})
+    assert state.roles == ROLES
+    assert state.lag == {"inbox": 2}
+    written = read_metrics(path)
+    series = ["phase", "phase", "trainer", "replica", "replica", "lag", "position", "version", "score"]
+    assert [each.name for each in written] == [*series, "unreadable", "lag", "warm_start"]
+    assert written[len(series)].values == {"metrics": 2}
+    assert [each.step for each in written if each.name == "replica"] == [0, 1]  # thinned out: not every heartbeat
+    assert written[2] == trainer_metric(1)
+    assert [list(each.values) for each in written[:2]] == [["starting"], ["training"]]
+    assert "-- training" in out.getvalue()
+    told = [line for line in out.getvalue().splitlines() if "cannot be read" in line]
+    assert told == ["metrics, partition 0, offset 17: a record that cannot be read: no laminar-schema header"]
+
+
+def test_a_metrics_file_is_carried_on_where_it_was_left(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    metrics = list(history(5))
+    with MetricsFile(path) as file:
+        file.append(metrics[:10])
+    with path.open("ab") as torn:
+        torn.write(b'{"name":"trainer","st')
+    with MetricsFile(path) as file:
+        file.append(metrics)  # all again, as an observer that starts anew hears it
+        file.append([])
+    assert read_metrics(path) == metrics
+
+
+def test_metrics_file_reads_no_more_than_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, metrics = tmp_path / "metrics.jsonl", list(history(50))
+    with MetricsFile(path) as file:
+        assert (file.recent, file.position) == ([], None)
+        file.append([*metrics[:-1], position_metric({"metrics": 7.0}, START), metrics[-1]])
+    monkeypatch.setattr(metrics_file, "RECENT_BYTES", 1000)
+    with MetricsFile(path) as file:
+        assert file.position == {"metrics": 7.0}
+        assert 2 <= len(file.recent) < 20
+        assert file.recent[-1] == metrics[-1]
+        file.append(metrics[-2:])
+    assert [each for each in read_metrics(path) if each.name != "position"] == metrics
+
+
+def test_a_line_that_is_no_metric_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"name":"trainer","step":1,"values":{},"measured_at":5}\n{"name":"trainer"}\n')
+    with pytest.raises(ValueError, match=r"metrics\.jsonl:2: .*missing"):
+        read_metrics(path)
+
+
+def test_the_view_loads_without_the_heavy_packages() -> None:
+    code = (
+        "import sys, pipelines.present.view.watch; print(sorted({'apache_beam', 'torch', 'kafka'} & set(sys.modules)))"
+    )
+    found = run_process([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert found.stdout.strip() == "[]"
+
+
+def test_a_replica_that_has_stopped_says_so() -> None:
+    state = fold(training(), replace(heartbeat(0, START + 70_000, 10), state="draining"))
+    assert "#0 draining" in drawn(state)

@@ -1,0 +1,230 @@
+"""Runs by their folders: the living, the dead, and those whose number another process has been given."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import typer
+from synthetic_run import START, history
+from typer.testing import CliRunner
+
+from infra.runners.liveness import Liveness, StepBudget
+from pipelines.cli.runs import app
+from pipelines.inspect.metrics_file import MetricsFile
+from pipelines.inspect.run_folders import NoSuchRun, find_run, find_run_to_resume, list_runs, read_run, stop_run
+from pipelines.present.output import show
+from pipelines.roles import liveness_file
+
+ROLES = {
+    "trainer": {"pid": 9, "restarts": 2, "alive": True, "status": "up"},
+    "score": {"pid": 8, "restarts": 0, "alive": False, "status": "down"},
+}
+
+
+def make_run(runs: Path, name: str, **state: Any) -> Path:
+    folder = runs / name
+    folder.mkdir(parents=True)
+    given = {"run": name, "phase": "training", "started_at": START / 1000, "ended_at": None, "error": None, **state}
+    (folder / "state.json").write_text(json.dumps({"goal": {"optimizer_steps": 100}, "roles": ROLES, **given}))
+    return folder
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that ends well on SIGTERM."""
+    code = "import signal, sys; signal.signal(15, lambda *a: sys.exit(0)); print('up', flush=True); signal.pause()"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as started:
+        assert started.stdout is not None
+        started.stdout.readline()
+        yield started
+        started.kill()
+
+
+def created(pid: int) -> float:
+    return psutil.Process(pid).create_time()
+
+
+def test_the_status_of_a_run(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
+    pid, at = process.pid, created(process.pid)
+    cases = [
+        ({"pid": pid, "pid_created": at}, "running"),
+        ({"pid": pid}, "running"),
+        ({"pid": pid, "pid_created": at - 100}, "died"),  # the number has been given away since
+        ({"pid": 2**22 + 5}, "died"),
+        ({}, "died"),
+        ({"pid": pid, "pid_created": at, "ended_at": 5.0}, "ended"),
+        ({"pid": pid, "pid_created": at, "ended_at": 5.0, "error": "no"}, "failed"),
+    ]
+    for number, (state, status) in enumerate(cases):
+        assert read_run(make_run(tmp_path, f"run-{number}", **state)).status == status, state
+
+
+def test_a_zombie_is_dead(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
+    folder = make_run(tmp_path, "z", pid=process.pid, pid_created=created(process.pid))
+    os.kill(process.pid, signal.SIGKILL)
+    deadline = time.monotonic() + 5
+    while read_run(folder).status != "died" and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert read_run(folder).status == "died"  # nobody has waited for it yet
+
+
+def test_runs_are_listed_once_and_the_newest_first(tmp_path: Path) -> None:
+    assert list_runs(tmp_path / "none") == []
+    make_run(tmp_path, "old", started_at=1.0)
+    make_run(tmp_path, "new", started_at=3.0)
+    make_run(tmp_path, "middle", started_at=2.0)
+    (tmp_path / "warm-starts").mkdir()
+    (tmp_path / "latest").symlink_to("middle")
+    assert [run.run for run in list_runs(tmp_path)] == ["new", "middle", "old"]
+    assert find_run(tmp_path, None).folder == tmp_path / "middle"
+    assert find_run(tmp_path, "old").started_at == 1.0
+    (tmp_path / "latest").unlink()
+    assert find_run(tmp_path, None).run == "new"
+
+
+def test_what_is_no_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(NoSuchRun, match="no run yet"):
+        find_run(tmp_path, None)
+    with pytest.raises(NoSuchRun, match=r"no run 'x' .*state\.json is missing"):
+        find_run(tmp_path, "x")
+    make_run(tmp_path, "torn")
+    (tmp_path / "torn" / "state.json").write_text('{"run"')
+    with pytest.raises(ValueError, match=r"torn/state\.json is not JSON"):
+        find_run(tmp_path, "torn")
+
+
+def test_a_run_is_stopped_and_waited_for(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
+    run = read_run(make_run(tmp_path, "a", pid=process.pid, pid_created=created(process.pid)))
+    assert stop_run(run, 10)
+    assert process.wait(5) == 0
+    assert stop_run(run, 0)  # again: nothing to do
+
+
+def test_a_run_that_does_not_end_is_not_said_to_have(tmp_path: Path) -> None:
+    code = "import signal; signal.signal(15, signal.SIG_IGN); print('up', flush=True); signal.pause()"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as stubborn:
+        assert stubborn.stdout is not None
+        stubborn.stdout.readline()
+        run = read_run(make_run(tmp_path, "a", pid=stubborn.pid, pid_created=created(stubborn.pid)))
+        assert not stop_run(run, 0.3)
+        assert stubborn.poll() is None
+        stubborn.kill()
+
+
+def test_another_process_with_its_number_is_left_alone(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
+    run = read_run(make_run(tmp_path, "a", pid=process.pid, pid_created=created(process.pid) - 50))
+    assert stop_run(run, 1)
+    time.sleep(0.1)
+    assert process.poll() is None
+
+
+def invoke(*arguments: str) -> tuple[int, str]:
+    command = typer.Typer(result_callback=lambda result, **options: show(result))
+    command.add_typer(app, name="runs")
+    result = CliRunner().invoke(command, ["runs", *arguments], catch_exceptions=False)
+    return result.exit_code, result.stdout
+
+
+def test_list_says_what_there_is(tmp_path: Path) -> None:
+    assert invoke("list", "--folder", str(tmp_path)) == (0, f"there is no run yet under {tmp_path}/\n")
+    make_run(tmp_path, "first", ended_at=START / 1000 + 61, phase="ended")
+    make_run(tmp_path, "second", started_at=START / 1000 + 100, pid=2**22 + 5)
+    code, out = invoke("list", "--folder", str(tmp_path))
+    rows = [line.split() for line in out.splitlines()]
+    assert code == 0
+    assert rows[1][:3] == ["second", "died", "training"]
+    assert rows[2][:3] == ["first", "ended", "ended"]
+    assert rows[2][5:7] == ["1:01", "2"]
+    code, out = invoke("list", "--folder", str(tmp_path), "--json")
+    assert [(each["run"], each["status"]) for each in json.loads(out)] == [("second", "died"), ("first", "ended")]
+
+
+def test_status_says_how_far_it_is(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
+    folder = make_run(tmp_path, "sums", pid=process.pid, pid_created=created(process.pid))
+    with MetricsFile(folder / "metrics.jsonl") as file:
+        file.append(metric for metric in history(50) if metric.measured_at < START + 80_000)
+    code, out = invoke("status", "--folder", str(tmp_path), "--run", "sums", "--json")
+    said = json.loads(out)
+    assert code == 0
+    assert (said["status"], said["optimizer_steps"], said["progress"]) == ("running", 49, 0.49)
+    assert (said["heldout_before"], said["heldout"]) == (0.24, pytest.approx(0.58))
+    assert said["lag"]["experiences"] == 3
+    code, out = invoke("status", "--folder", str(tmp_path))
+    assert code == 0
+    rows = ("trainer     up, pid 9, 2 restarts", "score       down")
+    for expected in ("run sums: running, training, 49/100 steps", "0.24 → 0.58", *rows):
+        assert expected in out
+
+
+def test_status_shows_liveness_and_progress_apart(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
+    roles = {name: {"pid": 9, "restarts": 0, "alive": True, "status": "up"} for name in ("prompts", "score", "trainer")}
+    folder = make_run(tmp_path, "slow", pid=process.pid, pid_created=created(process.pid), roles=roles)
+    for name, budget_s in (("score", 100.0), ("trainer", 0.0)):
+        live = Liveness(clock=iter((10.0, 50.0)).__next__)
+        live.budget(name, StepBudget(fold_s=budget_s))
+        with live.step(name, "fold"):
+            file = liveness_file(folder, name)
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(json.dumps(live.facts()))
+    code, out = invoke("status", "--folder", str(tmp_path))
+    assert code == 0
+    assert "no report of liveness" in next(line for line in out.splitlines() if "prompts" in line)
+    assert re.search(r"score .*alive \d s ago, in fold for 40 of 100 s", out)
+    assert re.search(r"trainer .*alive \d s ago, STALLED in fold for 40 of 0 s", out)
+    said = json.loads(invoke("status", "--folder", str(tmp_path), "--json")[1])["roles"]
+    assert said["prompts"]["liveness"] is None
+    assert said["trainer"]["liveness"]["steps"]["trainer"]["stalled"] is True
+    assert said["score"]["liveness"]["age_s"] < 60
+
+
+def test_damaged_state_json_spoils_only_its_own_run(tmp_path: Path) -> None:
+    make_run(tmp_path, "good", ended_at=5.0)
+    for name, text in (("half", '{"run": "ha'), ("list", "[]"), ("binary", "\xff")):
+        (make_run(tmp_path, name) / "state.json").write_text(text, encoding="latin-1")
+    code, out = invoke("list", "--folder", str(tmp_path), "--json")
+    assert code == 0
+    listed = {each["run"]: (each["status"], each["error"] or "") for each in json.loads(out)}
+    assert listed.pop("good") == ("ended", "")
+    for name, (status, error) in listed.items():
+        assert status == "unreadable"
+        assert f"{name}/state.json" in error
+    assert invoke("status", "--folder", str(tmp_path), "--run", "good")[0] == 0
+    with pytest.raises(ValueError, match=r"half/state\.json"):
+        find_run(tmp_path, "half")
+    found = find_run_to_resume(tmp_path, "half")
+    assert (found.run, found.status, found.supervised) == ("half", "died", True)
+
+
+def test_status_of_a_dead_run_is_a_no(tmp_path: Path) -> None:
+    make_run(tmp_path, "dead", pid=2**22 + 5)
+    code, out = invoke("status", "--folder", str(tmp_path))
+    assert code == 1
+    assert "go on       laminar runs resume --run dead" in out
+    assert "run dead: died while training" in out
+    make_run(tmp_path, "failed", ended_at=START / 1000 + 9, error="the disk is full", phase="failed")
+    code, out = invoke("status", "--folder", str(tmp_path), "--run", "failed")
+    assert code == 1
+    assert "the disk is full" in out
+
+
+def test_stop_says_what_became_of_it(tmp_path: Path) -> None:
+    make_run(tmp_path, "over", ended_at=5.0)
+    code, out = invoke("stop", "--folder", str(tmp_path))
+    assert (code, out) == (0, "run over is not running: it has ended\n")
+    code = "import signal, sys; signal.signal(15, lambda *a: sys.exit(0)); print('up', flush=True); signal.pause()"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as started:
+        assert started.stdout is not None
+        started.stdout.readline()
+        make_run(tmp_path, "on", pid=started.pid, pid_created=created(started.pid), started_at=START / 1000 + 1)
+        assert invoke("stop", "--folder", str(tmp_path), "--run", "on") == (0, "run on stopped\n")

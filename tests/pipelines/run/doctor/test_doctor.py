@@ -1,0 +1,139 @@
+"""What a doctor says of machines: pure judgements as a table, and this one looked at for real."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from infra.kafka.broker import Broker
+from infra.kafka.suitability import SettingProblem
+from infra.store.ownership import StaleStore, open_folder
+from pipelines.cli.main import main
+from pipelines.run.doctor.checks import GIB, can_run, judge
+from pipelines.run.doctor.machine import Machine, Package, observe, remove_stale_stores
+
+WHOLE = Machine(
+    python=(3, 11, 7),
+    packages=(Package("torch>=2", "2.1", True),),
+    java=Path("/java"),
+    broker_jars=True,
+    kafka_version="4.3.1",
+    prism=Path("/prism"),
+    go=None,
+    gpus=("H200, 143771 MiB",),
+    cuda=True,
+    vllm="1.0",
+    shared_memory=8 * GIB,
+    stale_stores=(),
+    disk_free=50 * GIB,
+    memory=32 * GIB,
+    cores=16,
+    broker=None,
+)
+
+
+def test_a_whole_machine_lacks_nothing() -> None:
+    findings = judge(WHOLE)
+    assert {finding.verdict for finding in findings} == {"ok"}
+    assert not any(finding.mend for finding in findings)
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "verdict", "says"),
+    [
+        ({"python": (3, 10, 9)}, "python", "missing", "3.10.9 is older than 3.11"),
+        ({"packages": (Package("torch>=2", None, False),)}, "packages", "missing", "torch>=2: not installed"),
+        ({"packages": (Package("torch>=2", "1.9", False),)}, "packages", "missing", "torch>=2: 1.9 is installed"),
+        ({"java": None}, "kafka", "missing", "no Java"),
+        ({"broker_jars": False}, "kafka", "limited", "4.3.1 are not here yet"),
+        ({"broker": "a:1: Connection refused", "java": None}, "kafka", "missing", "Connection refused"),
+        ({"prism": None}, "prism", "limited", "nor Go"),
+        ({"prism": None, "go": Path("/go")}, "prism", "limited", "not built yet"),
+        ({"gpus": ()}, "gpu", "limited", "CPU"),
+        ({"cuda": False}, "gpu", "limited", "torch cannot use it"),
+        ({"vllm": None}, "vllm", "limited", "built-in engine"),
+        ({"shared_memory": None}, "shared memory", "limited", "cannot be written"),
+        ({"shared_memory": 64 << 20}, "shared memory", "limited", "64.0 MiB"),
+        (
+            {"stale_stores": (StaleStore(Path("/s"), GIB, None),)},
+            "stale store",
+            "limited",
+            "/s is of a run that is gone",
+        ),
+        ({"disk_free": GIB // 2}, "disk", "missing", "0.5 GiB free"),
+        ({"memory": 2 * GIB}, "memory", "missing", "2.0 GiB of 3.0 GiB"),
+        ({"cores": 2}, "cores", "limited", "take turns"),
+    ],
+)
+def test_what_is_missing_is_said_with_what_mends_it(
+    change: dict[str, object], name: str, verdict: str, says: str
+) -> None:
+    findings = judge(replace(WHOLE, **change))
+    (wrong,) = (finding for finding in findings if finding.verdict != "ok")
+    assert (wrong.name, wrong.verdict) == (name, verdict)
+    assert says in wrong.says
+    assert wrong.mend
+    assert can_run(findings) is (verdict != "missing")
+
+
+@pytest.mark.parametrize(
+    ("where", "fatal", "verdict"),
+    [("broker 1", True, "missing"), ("broker 1", False, "limited"), ("laminar.old.settled", True, "limited")],
+)
+def test_doctor_reports_settings_that_lose_records(where: str, fatal: bool, verdict: str) -> None:
+    problem = SettingProblem(where, "retention.ms", "1", "-1", "records would go", fatal)
+    (finding,) = [each for each in judge(replace(WHOLE, broker="", settings=(problem,))) if each.mend]
+    assert (finding.name, finding.verdict) == ("kafka settings", verdict)
+    assert finding.mend == "kafka-configs.sh --alter, retention.ms: -1"
+
+
+def test_a_broker_elsewhere_needs_no_java_here() -> None:
+    assert can_run(judge(replace(WHOLE, java=None, broker_jars=False, broker="")))
+
+
+def test_commands_that_mend_can_be_pasted() -> None:
+    poor = replace(WHOLE, packages=(Package("kafka-python[lz4]>=3", None, False),), prism=None, go=Path("/go"))
+    mends = [finding.mend for finding in judge(poor) if finding.mend]
+    assert shlex.split(mends[0]) == ["pip", "install", "kafka-python[lz4]>=3"]
+    assert "make prism" in mends[1]
+
+
+def test_this_machine_is_seen_as_it_is() -> None:
+    machine = observe()
+    assert {"pyarrow", "torch"} <= {package.requirement.split("<")[0].split(">")[0] for package in machine.packages}
+    assert all(package.fits for package in machine.packages)
+    assert machine.java is not None
+    assert machine.cores >= 1
+    assert bool(machine.gpus) == (machine.cuda is not None)
+    assert machine.broker is None
+
+
+def test_stores_that_nobody_uses_are_removed_and_others_stay(tmp_path: Path) -> None:
+    used, stale, other = tmp_path / "laminar-used", tmp_path / "laminar-stale", tmp_path / "laminar-not-a-store"
+    lock = open_folder(used)
+    open_folder(stale).release()
+    other.mkdir()
+    assert remove_stale_stores(tmp_path) == [stale]
+    assert sorted(tmp_path.iterdir()) == [other, used]
+    lock.release()
+    shutil.rmtree(used)
+
+
+def laminar(*words: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", *words])
+    return int(ended.value.code or 0)
+
+
+def test_the_command_says_whether_a_run_can_work(broker: Broker, capsys: pytest.CaptureFixture[str]) -> None:
+    assert laminar("-b", broker.bootstrap_servers) == 0
+    assert "laminar run can work here" in capsys.readouterr().out
+    assert laminar("-b", "127.0.0.1:1", "--json") == 1
+    said = json.loads(capsys.readouterr().out)
+    assert said["can_run"] is False
+    assert [finding["name"] for finding in said["findings"] if finding["verdict"] == "missing"] == ["kafka"]

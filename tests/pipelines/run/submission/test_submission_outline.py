@@ -1,0 +1,105 @@
+"""`laminar submit --dry-run`: graph, topics and options of every pipeline, and what is missing, without running it."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from infra.kafka.broker import Broker
+from pipelines.cli.main import main
+from pipelines.config import Config, KafkaConfig, RunConfig, parse_config
+from pipelines.roles import Role
+from pipelines.run.submission.drawing import svg, text
+from pipelines.run.submission.outline import Outline, TopicUse, outline
+from pipelines.run.topics import make_topics
+from schemas.topics import CATALOGUE
+
+ROLES = ("placement", "score", "experience")
+"""Whose graphs are built without a model."""
+
+
+def config(servers: str = "localhost:1", run: str = "first") -> Config:
+    emulated = {"rollout": {"engine": "emulated"}, "prompts": {"source": "synthetic"}}
+    return replace(parse_config(emulated, "a test"), run=RunConfig(run), kafka=KafkaConfig(servers))
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_an_outline_has_the_topics_of_the_catalogue_and_the_steps_of_the_graph(role: str) -> None:
+    found = outline(config(), Role(role), "embedded", ["--streaming"])
+    assert found.missing == ()
+    assert [use.name for use in found.reads] == [t.name("first") for t in CATALOGUE.values() if role in t.consumers]
+    for topic in CATALOGUE.values():
+        if role in topic.producers or "every pipeline" in topic.producers:
+            assert topic.name("first") in [use.name for use in found.writes]
+    kinds = [what.partition(":")[0] for _, what in found.steps]
+    assert kinds == ["ReadTopics", "FoldRecords", "WriteTransactionally"]
+    assert found.options == ("--runner=FnApiRunner", "--streaming")
+
+
+@pytest.mark.parametrize(
+    ("changes", "runner", "options", "reason"),
+    [
+        ({"run": RunConfig("")}, "embedded", (), "run.name is not set"),
+        ({"kafka": KafkaConfig()}, "embedded", (), "kafka.bootstrap_servers is not set"),
+        ({}, "portable", (), "--job_endpoint"),
+        ({"model": "x"}, "embedded", (), "which has no model"),
+        ({}, "portable", ("--job_endpoint=localhost:1",), ""),
+        ({}, "flink", (), ""),
+        ({}, "prism", ("--prism_location=x",), ""),
+    ],
+)
+def test_what_is_missing_is_named(changes: dict, runner: str, options: tuple[str, ...], reason: str) -> None:
+    wanted = config()
+    if "model" in changes:
+        wanted = replace(wanted, model=replace(wanted.model, path=changes["model"]))
+    else:
+        wanted = replace(wanted, **changes)
+    found = outline(wanted, Role("score"), runner, options)  # type: ignore[arg-type]
+    assert [reason in each for each in found.missing] == ([True] if reason else [])
+
+
+def test_the_drawing_has_all_of_it_and_is_sound_xml() -> None:
+    uses = (TopicUse("laminar.first.trajectories", 2, 2), TopicUse("laminar.first.<&>", 2))
+    steps = (("read <it>", "ReadTopics"), ("write", "WriteTransactionally"))
+    made = Outline("score", "first", "embedded", uses, steps, uses[:1], ("--x",), ("no model",))
+    drawn = ElementTree.fromstring(svg(made))
+    shapes = [each.tag.rpartition("}")[2] for each in drawn.iter()]
+    assert shapes.count("rect") == 5
+    assert sum("edge" in each.attrib.get("class", "") for each in drawn.iter()) == 4
+    said = [each.text for each in drawn.iter() if each.tag.endswith("text")]
+    assert "read <it>" in said
+    assert "2 partitions, to be made" in said
+    lines = text(made)
+    for part in ("read <it>", "laminar.first.<&>", "--x", "no model", "2 partitions, to be made"):
+        assert part in lines
+
+
+def test_the_command_prints_it_and_exits_with_1_where_something_is_missing(
+    broker: Broker, run_id: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, drawing = tmp_path / "run.toml", tmp_path / "score.svg"
+    file.write_text('rollout.engine = "emulated"\nprompts.source = "synthetic"\n')
+    sets = ["--set", f"run.name={run_id}", "--set", f"kafka.bootstrap_servers={broker.bootstrap_servers}"]
+
+    def said(*words: str) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(["submit", "score", str(file), "--dry-run", *words])
+        return int(ended.value.code or 0), capsys.readouterr().out
+
+    code, out = said(*sets, "--svg", str(drawing))
+    assert code == 0
+    assert "to be made" in out
+    assert "ScoreTrajectories" in out
+    ElementTree.fromstring(drawing.read_text())
+    make_topics(config(broker.bootstrap_servers, run_id))
+    code, out = said(*sets, "--json", "--", "--streaming")
+    found = json.loads(out)
+    assert {each["standing"] for each in found["reads"]} == {1}
+    assert found["options"][-1] == "--streaming"
+    code, out = said("--set", f"run.name={run_id}", "--set", "kafka.bootstrap_servers=localhost:1")
+    assert code == 1
+    assert "Kafka does not answer" in out
