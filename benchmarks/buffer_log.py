@@ -26,7 +26,7 @@ from infra.runners.run import run_pipeline
 from infra.runners.stopping import STOPPING
 from operators.experience.config import ExperienceConfig
 from operators.experience.make_batches import MakeBatches
-from operators.io.elements import Place, Polled, Received, Restored
+from operators.io.elements import PartitionKey, Polled, ReceivedRecord, Restored
 from operators.io.shards import close_shards
 from pipelines import experience
 from pipelines.config import Config
@@ -116,8 +116,8 @@ class InMemory:
         first = self._offset
         self._offset += RECORDS_A_POLL
         blocks = [self._experiences.next() for _ in range(RECORDS_A_POLL)]
-        received = tuple(Received(EXPERIENCES.noun, 0, first + at, block) for at, block in enumerate(blocks))
-        positions = {Place(EXPERIENCES.noun, 0): self._offset}
+        received = tuple(ReceivedRecord(EXPERIENCES.noun, 0, first + at, block) for at, block in enumerate(blocks))
+        positions = {PartitionKey(EXPERIENCES.noun, 0): self._offset}
         began = time.process_time()
         self._buffer.fold(Polled("g", 1, received, (), positions, True))
         while self._buffer.busy():

@@ -38,7 +38,7 @@ from operators.io.shards import close_shards
 from pipelines.config import Config, KafkaConfig, RunConfig, parse_config
 from pipelines.export import build
 from pipelines.inspect.log.chunks import read_chunks
-from pipelines.present.output import Rows, show
+from pipelines.present.output import RowOutput, show
 from pipelines.present.record_text import SHOWN, as_items
 from pipelines.run.topics import make_topics
 from schemas.block_codec import encode_block
@@ -119,7 +119,7 @@ def tail(config: Config, broker: Broker, records: int) -> dict[str, float]:
     before = psutil.Process().memory_info().rss
     with measured(broker) as took, Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
         chunks = read_chunks(client, SETTLED, name, partition_ranges(client, name))
-        show(Rows((list(as_items(chunk, name)) for chunk in chunks), SHOWN, "jsonl"))
+        show(RowOutput((list(as_items(chunk, name)) for chunk in chunks), SHOWN, "jsonl"))
     return rates(records, took, before)
 
 

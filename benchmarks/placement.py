@@ -24,7 +24,7 @@ from infra.kafka.properties import ClientProperties
 from infra.runners.collector import collect_seldom
 from operators.io.coalesce import coalesce
 from operators.io.config import ShardConfig
-from operators.io.elements import Output, Place, Polled, Received, Restored
+from operators.io.elements import Output, PartitionKey, Polled, ReceivedRecord, Restored
 from operators.placement.config import PlacementConfig
 from operators.placement.place_trajectories import PlaceTrajectories, _Placing
 from operators.placement.repack import Load, plan_repack
@@ -134,7 +134,7 @@ class _Bench:
         restored = Restored("", 1, (), {}, {})
         self._placing = _Placing(step, restored, lambda process: None, lambda: self.now, lambda: 0)
         self._replicas, self._trajectories = replicas, trajectories
-        self._offsets: dict[Place, int] = {}
+        self._offsets: dict[PartitionKey, int] = {}
         self.seconds = 0.0
         self.events = 0
 
@@ -164,14 +164,18 @@ class _Bench:
     def _fold(self, records: Sequence[tuple[Topic, Any, int]]) -> list[Assignment]:
         encoded = []
         for topic, record, partition in records:
-            place = Place(topic.noun, partition)
+            place = PartitionKey(topic.noun, partition)
             offset = self._offsets[place] = self._offsets.get(place, -1) + 1
             encoded.append((place, offset, *encode(record)))
-        positions = {Place(t.noun, p): 0 for t in (PROMPTS, PROGRESS, SETTLED, TRAJECTORIES) for p in range(PARTITIONS)}
+        positions = {
+            PartitionKey(t.noun, p): 0 for t in (PROMPTS, PROGRESS, SETTLED, TRAJECTORIES) for p in range(PARTITIONS)
+        }
         positions |= {place: offset + 1 for place, offset in self._offsets.items()}
         started = time.process_time()
         received = tuple(
-            Received(*place, offset, row) for place, offset, value, headers in encoded for row in decode(value, headers)
+            ReceivedRecord(*place, offset, row)
+            for place, offset, value, headers in encoded
+            for row in decode(value, headers)
         )
         outputs: list[Output] = self._placing.fold(Polled("", 1, received, (), positions, True))
         self._placing.checkpoint(positions)

@@ -21,7 +21,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from infra.transport.schedules import SCHEDULES, Step, k_way
+from infra.transport.schedules import SCHEDULES, TransferStep, k_way
 
 PAPER_S = {4: 0.95, 8: 1.11, 16: 1.24, 32: 1.38, 64: 1.51, 128: 1.63}
 COLUMNS = ("relays", "formula", "chain", "binomial", "k", "k-way", "first_copy", "paper")
@@ -92,7 +92,7 @@ def formula(relays: int, all_s: float, startup_s: float) -> float:
     return all_s + (relays - 2) * startup_s + 2 * math.sqrt((relays - 2) * all_s * startup_s)
 
 
-def simulate(steps: Iterator[Step], sources: int, nodes: int, blocks: int, block_s: float) -> Arrived:
+def simulate(steps: Iterator[TransferStep], sources: int, nodes: int, blocks: int, block_s: float) -> Arrived:
     """Carry `steps` out among `nodes` nodes, of which the first `sources` have all, with links of equal rate."""
     has = np.full((nodes, blocks), np.inf)
     has[:sources] = 0.0
@@ -108,7 +108,7 @@ def simulate(steps: Iterator[Step], sources: int, nodes: int, blocks: int, block
 
 
 def _one_by_one(
-    step: Step, has: np.ndarray, sends_from: np.ndarray, receives_from: np.ndarray, block_s: float
+    step: TransferStep, has: np.ndarray, sends_from: np.ndarray, receives_from: np.ndarray, block_s: float
 ) -> np.ndarray:
     """When each transfer of `step` ends, where a node moves several blocks in it: its link takes them in turn."""
     ends = np.empty(len(step.blocks))

@@ -23,8 +23,8 @@ from rich.table import Table
 
 from benchmarks.processes import OthersWatch
 from infra.certificates import write_relay_files
-from infra.transport.chunk_registry import Holding, Shelf
-from infra.transport.chunked_blob import Cargo
+from infra.transport.chunk_registry import ChunkRegistry, Holding
+from infra.transport.chunked_blob import ChunkedBlob
 from infra.transport.peer import dial
 from infra.transport.serving import Server
 from infra.transport.throttle import Link
@@ -83,7 +83,7 @@ def _hop(size: int, rate: float | None, tls: Tls | None) -> float:
     try:
         port, checks = ours.recv()
         memory = memoryview(bytearray(size))
-        cargo = Cargo(VERSION, "kv", NAME, size, CHUNK, checks)
+        cargo = ChunkedBlob(VERSION, "kv", NAME, size, CHUNK, checks)
         limit = Link(None if rate is None else rate * 1_000_000)
         peer = dial(f"127.0.0.1:{port}", RUN, TOKEN, -1, cargo, memory, limit, False, tls)
         began = time.perf_counter()
@@ -106,7 +106,7 @@ def _hop(size: int, rate: float | None, tls: Tls | None) -> float:
 
 def _serve(pipe: Connection, size: int, rate: float | None, tls: Tls | None) -> None:
     data = memoryview(np.random.default_rng(0).integers(0, 256, size, np.uint8).tobytes())
-    shelf = Shelf(lambda key: None)
+    shelf = ChunkRegistry(lambda key: None)
     shelf.add((str(VERSION), "kv", NAME), Holding(data))
     limit = Link(None if rate is None else rate * 1_000_000)
     server = Server(shelf, RUN, TOKEN, limit, tls=tls)

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from operators.placement.lengths import LengthsSeen
-from operators.placement.queue_balancing import plan_levelling
+from operators.placement.queue_balancing import plan_queue_balancing
 from operators.placement.repack import Load, plan_repack
 from operators.rollout.emulated_engine import EmulatedEngine, emulated_scheduling
 from operators.rollout.emulated_rows import EmulatedRows
@@ -204,7 +204,7 @@ def repack(simulation: Simulation) -> None:
                 )
             )
         moves = plan_repack(loads)
-        for move in [*moves, *plan_levelling(loads, moves, max(1, int(lengths.kv())))]:
+        for move in [*moves, *plan_queue_balancing(loads, moves, max(1, int(lengths.kv())))]:
             source = group[move.source]
             names = list(source.holds)
             taken = names[-move.requests :] if move.waiting else names[: move.requests]

@@ -29,7 +29,7 @@ _LONGEST = 80
 
 
 @dataclass(frozen=True)
-class Component:
+class SbomComponent:
     """One part: its package URL, version, licence as its maker states it, and the SHA-256 of its files."""
 
     kind: str
@@ -40,44 +40,48 @@ class Component:
     sha256: tuple[str, ...] = ()
 
 
-def packages(requirements: Path) -> Iterator[Component]:
+def packages(requirements: Path) -> Iterator[SbomComponent]:
     """The pinned Python packages that are installed here; those for other systems have no licence to read."""
     name = version = ""
     hashes: list[str] = []
     for line in [*requirements.read_text(encoding="utf-8").splitlines(), "end==0"]:
         if found := _PINNED.match(line):
             if name:
-                yield Component("python", name, version, f"pkg:pypi/{name}@{version}", _licence(name), tuple(hashes))
+                yield SbomComponent(
+                    "python", name, version, f"pkg:pypi/{name}@{version}", _licence(name), tuple(hashes)
+                )
             name, version, hashes = found[1], found[2], []
         hashes += _HASH.findall(line)
 
 
-def jars(of: Jars) -> Iterator[Component]:
+def jars(of: Jars) -> Iterator[SbomComponent]:
     """The jars of `of`, with the licences of their POMs where they have been fetched."""
     paths = {jar.name: jar for jar in of.resolved()} if of.are_here() else {}
     for name, digest in read_digests(of.digest_file).items():
         path = paths.get(name)
         if path is None:
-            yield Component("jar", name, UNKNOWN, f"pkg:generic/{name}", UNKNOWN, (digest,))
+            yield SbomComponent("jar", name, UNKNOWN, f"pkg:generic/{name}", UNKNOWN, (digest,))
             continue
         version, artifact = path.parent.name, path.parent.parent.name
         group = ".".join(_below_repository(path.parent.parent.parent))
         purl = f"pkg:maven/{group}/{artifact}@{version}"
-        yield Component("jar", f"{group}:{artifact}", version, purl, _pom_licence(path.with_suffix(".pom")), (digest,))
+        yield SbomComponent(
+            "jar", f"{group}:{artifact}", version, purl, _pom_licence(path.with_suffix(".pom")), (digest,)
+        )
 
 
-def components(requirements: Path) -> list[Component]:
+def components(requirements: Path) -> list[SbomComponent]:
     """All of them, by kind and name."""
     from infra.runners.prism import VERSION
 
-    prism = Component(
+    prism = SbomComponent(
         "go", "prism", VERSION, f"pkg:golang/github.com/apache/beam/sdks/v2@v{VERSION}", "Apache-2.0 (built on demand)"
     )
     found = {each.purl: each for each in (*packages(requirements), *jars(KAFKA), *jars(FLINK), prism)}
     return sorted(found.values(), key=lambda each: (each.kind, each.name.lower()))
 
 
-def sbom(parts: Sequence[Component]) -> dict[str, Any]:
+def sbom(parts: Sequence[SbomComponent]) -> dict[str, Any]:
     """The CycloneDX document of `parts`."""
     return {
         "bomFormat": "CycloneDX",
@@ -99,7 +103,7 @@ def sbom(parts: Sequence[Component]) -> dict[str, Any]:
     }
 
 
-def notice(parts: Sequence[Component]) -> str:
+def notice(parts: Sequence[SbomComponent]) -> str:
     """NOTICE: what is used, and under which licence."""
     head = (
         "Laminar\n\nLicensed under the Apache License, Version 2.0 (LICENSE). It uses the following software, none of\n"

@@ -140,10 +140,10 @@ class RemotePath:
         return system, f"{base}/{within}" if within else base
 
 
-Place = Path | RemotePath
+StorageFolder = Path | RemotePath
 
 
-def place(text: str) -> Place:
+def open_storage(text: str) -> StorageFolder:
     """The place that `text` names: a remote one where it begins with one of `SCHEMES`, else a path.
 
     Raises ValueError for another scheme; what else is wrong with it shows when it is used.
@@ -159,7 +159,7 @@ def place(text: str) -> Place:
 
 
 @contextmanager
-def local_copy(folder: Place, names: tuple[str, ...]) -> Iterator[Path]:
+def local_copy(folder: StorageFolder, names: tuple[str, ...]) -> Iterator[Path]:
     """The folder itself, or of a remote one a copy of its files `names`, while the block runs."""
     if isinstance(folder, Path):
         yield folder
@@ -171,19 +171,19 @@ def local_copy(folder: Place, names: tuple[str, ...]) -> Iterator[Path]:
 
 
 @contextmanager
-def local_file(file: Place) -> Iterator[Path]:
+def local_file(file: StorageFolder) -> Iterator[Path]:
     """The file itself, or a copy of a remote one, while the block runs."""
     with local_copy(file.parent, (file.name,)) as folder:
         yield folder / file.name
 
 
-def listed(folder: Place, pattern: str = "*") -> list[Place]:
+def listed(folder: StorageFolder, pattern: str = "*") -> list[StorageFolder]:
     """What in `folder` has a name like `pattern`, by name."""
-    found: Iterable[Place] = folder.glob(pattern)
+    found: Iterable[StorageFolder] = folder.glob(pattern)
     return sorted(found, key=lambda each: each.name)
 
 
-def rename(file: Place, to: Place) -> None:
+def rename(file: StorageFolder, to: StorageFolder) -> None:
     """Give `file` another place of its own kind."""
     if isinstance(file, Path):
         file.replace(str(to))
@@ -193,7 +193,7 @@ def rename(file: Place, to: Place) -> None:
         raise ValueError(f"{file} cannot be moved to {to}: they are on different stores")
 
 
-def write_durable(file: Place, text: str) -> None:
+def write_durable(file: StorageFolder, text: str) -> None:
     """Write `text` to `file`, whole and lasting when this returns."""
     if isinstance(file, Path):
         write_durably(file, text)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import apache_beam as beam
 
 from operators.experience.make_batches import MakeBatches
-from operators.io.config import Reading
+from operators.io.config import TopicInput
 from operators.io.fold_records import FoldRecords
 from operators.io.read_topics import ReadTopics
 from operators.io.write_transactionally import WriteTransactionally
 from pipelines.config import Config
 from pipelines.shards import partitions_of, reading
 from pipelines.shards import shard as shard_of
-from schemas.topics import BATCHES, BEGUN, CURRICULUM, EXPERIENCES, OFFERS, RELAY, SETTLED
+from schemas.topics import BATCH_ASSEMBLY, BATCHES, CURRICULUM, EXPERIENCES, LEVEL_REPLY, RELAY, SETTLED
 
 
 def build(pipeline: beam.Pipeline, config: Config, shard: int = 0) -> None:
@@ -26,10 +26,10 @@ def build(pipeline: beam.Pipeline, config: Config, shard: int = 0) -> None:
     source = shard_of(
         config,
         "experience",
-        Reading(EXPERIENCES, partitions_of(config, EXPERIENCES)[shard::shards], keys=("p", "i"), blocks=True),
+        TopicInput(EXPERIENCES, partitions_of(config, EXPERIENCES)[shard::shards], keys=("p", "i"), blocks=True),
         reading(config, RELAY),
-        *([reading(config, CURRICULUM, keys=(BEGUN,))] if levels else []),
-        *([reading(config, OFFERS)] if shards > 1 else []),
+        *([reading(config, CURRICULUM, keys=(LEVEL_REPLY,))] if levels else []),
+        *([reading(config, BATCH_ASSEMBLY)] if shards > 1 else []),
         ledger=(SETTLED,),
         owned=((BATCHES, tuple(partitions_of(config, BATCHES)[shard::shards])),),
         index=shard,

@@ -10,7 +10,7 @@ from infra.kafka.properties import ClientProperties
 from operators.export.config import ExportConfig
 from operators.export.export_topic import ExportTopic
 from operators.export.resume import Resume
-from operators.io.config import Reading, ShardConfig
+from operators.io.config import ShardConfig, TopicInput
 from operators.io.fold_records import FoldRecords
 from operators.io.read_topics import ReadTopics
 from operators.io.write_transactionally import WriteTransactionally
@@ -37,7 +37,7 @@ def shard(config: ExportConfig, client: ClientProperties) -> ShardConfig:
         client=client,
         run=contents.run,
         pipeline=f"export-{contents.topic}-{folder}",
-        readings=(Reading(contents.of, tuple(sorted(contents.starts)), blocks=columnar),),
+        readings=(TopicInput(contents.of, tuple(sorted(contents.starts)), blocks=columnar),),
         resume=Resume(config, client),
         ends=not config.follow,
         commit_s=5.0,

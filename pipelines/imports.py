@@ -5,7 +5,7 @@ from __future__ import annotations
 import apache_beam as beam
 
 from infra.kafka.properties import ClientProperties
-from infra.storage import Place
+from infra.storage import StorageFolder
 from operators.export.import_rows import ImportRows
 from operators.io.config import ShardConfig
 from operators.io.fold_records import FoldRecords
@@ -13,7 +13,7 @@ from operators.io.read_topics import ReadTopics
 from operators.io.write_transactionally import WriteTransactionally
 
 
-def build(pipeline: beam.Pipeline, folder: Place, run: str, client: ClientProperties, partitions: int) -> None:
+def build(pipeline: beam.Pipeline, folder: StorageFolder, run: str, client: ClientProperties, partitions: int) -> None:
     """The dataset in `folder` → experiences; the end of it → metrics."""
     source = ShardConfig(client, run, "import", ends=True)
     (

@@ -7,7 +7,7 @@ from dataclasses import replace
 import apache_beam as beam
 
 from infra.models.chat import MessageFrame, message_frame
-from operators.io.config import Reading
+from operators.io.config import TopicInput
 from operators.io.fold_records import FoldRecords
 from operators.io.read_topics import ReadTopics
 from operators.io.write_transactionally import WriteTransactionally
@@ -23,7 +23,7 @@ def build(pipeline: beam.Pipeline, config: Config, process: int = 0) -> None:
     source = shard(
         config,
         "rollout",
-        Reading(INBOX, tuple(config.rollout.hosted(process)), start="latest"),
+        TopicInput(INBOX, tuple(config.rollout.hosted(process)), start="latest"),
         reading(config, RELAY, newest=newest_manifests(config)),
         index=process,
         attentive=config.emulated,

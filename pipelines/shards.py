@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from infra.store.ownership import place_store
-from operators.io.config import Reading, ShardConfig
+from operators.io.config import ShardConfig, TopicInput
 from pipelines.config import Config
 from schemas.topics import Topic
 
@@ -13,7 +13,7 @@ from schemas.topics import Topic
 def shard(
     config: Config,
     pipeline: str,
-    *readings: Reading,
+    *readings: TopicInput,
     ledger: tuple[Topic, ...] = (),
     index: int = 0,
     owned: tuple[tuple[Topic, tuple[int, ...]], ...] = (),
@@ -42,9 +42,9 @@ def shard(
     )
 
 
-def reading(config: Config, topic: Topic, **how: str | bool | int | tuple[str, ...]) -> Reading:
+def reading(config: Config, topic: Topic, **how: str | bool | int | tuple[str, ...]) -> TopicInput:
     """All partitions of `topic`."""
-    return Reading(topic, partitions_of(config, topic), **how)  # type: ignore[arg-type]
+    return TopicInput(topic, partitions_of(config, topic), **how)  # type: ignore[arg-type]
 
 
 def partitions_of(config: Config, topic: Topic) -> tuple[int, ...]:

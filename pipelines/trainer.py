@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import apache_beam as beam
 
-from infra.storage import Place, place
-from operators.io.config import Reading, ShardConfig
-from operators.io.fold_records import FoldRecords, Step
+from infra.storage import StorageFolder, open_storage
+from operators.io.config import ShardConfig, TopicInput
+from operators.io.fold_records import FoldRecords, FoldStep
 from operators.io.read_topics import ReadTopics
 from operators.io.write_transactionally import WriteTransactionally
 from operators.trainer.emulate_training import EmulateTraining
@@ -19,7 +19,7 @@ def build(pipeline: beam.Pipeline, config: Config, rank: int = 0) -> None:
     """Batches, relay, relay-chain → relay, metrics; of another rank than the first its batches alone."""
     if not 0 <= rank < config.trainer.ranks:
         raise ValueError(f"there are {config.trainer.ranks} ranks (trainer.ranks), and none has number {rank}")
-    readings = [Reading(BATCHES, tuple(parts_of_rank(rank, config.experience.shards)))]
+    readings = [TopicInput(BATCHES, tuple(parts_of_rank(rank, config.experience.shards)))]
     if rank == 0:
         readings.append(reading(config, RELAY))
         readings += [] if config.emulated else [reading(config, RELAY_CHAIN, start="earliest")]
@@ -34,13 +34,13 @@ def build(pipeline: beam.Pipeline, config: Config, rank: int = 0) -> None:
     )
 
 
-def checkpoints_of(config: Config) -> Place:
+def checkpoints_of(config: Config) -> StorageFolder:
     """Where the checkpoints of a run are."""
     folder = config.trainer.checkpoint_folder
-    return place(folder) / config.run.name if folder else config.run_folder / "checkpoints"
+    return open_storage(folder) / config.run.name if folder else config.run_folder / "checkpoints"
 
 
-def _training(config: Config, source: ShardConfig, rank: int) -> tuple[Step, ShardConfig]:
+def _training(config: Config, source: ShardConfig, rank: int) -> tuple[FoldStep, ShardConfig]:
     from operators.trainer.publishing import WayToRelays
     from operators.trainer.train_batches import TrainAlong, TrainBatches  # here: it imports torch
 
@@ -70,6 +70,6 @@ def _training(config: Config, source: ShardConfig, rank: int) -> tuple[Step, Sha
     return train, train.resumed()
 
 
-def _emulation(config: Config, source: ShardConfig) -> tuple[Step, ShardConfig]:
+def _emulation(config: Config, source: ShardConfig) -> tuple[FoldStep, ShardConfig]:
     scale, stride = config.run.time_scale, config.rollout.emulation.stride
     return EmulateTraining(config.trainer, source, scale, stride, config.experience.shards), source

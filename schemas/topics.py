@@ -99,9 +99,9 @@ CURRICULUM = Topic(
     "how hard questions are to be, and from which prompt on they are: asked and answered",
     _RESTARTED,
 )
-ASKED, BEGUN = "asked", "begun"
+LEVEL_REQUEST, LEVEL_REPLY = "asked", "begun"
 """Keys of the curriculum topic: each side reads the other's words alone."""
-OFFERS = Topic(
+BATCH_ASSEMBLY = Topic(
     "offers",
     ("GroupsOffered", "GroupsCalled", "SuccessTold"),
     "kind",
@@ -112,7 +112,7 @@ OFFERS = Topic(
     "how several shards of the buffer make a batch: what each has set aside, and what the first calls up; else empty",
     _RESTARTED,
 )
-OFFERED, CALLED, TOLD = "offered", "called", "told"
+PROPOSAL, SELECTION, SUCCESS = "offered", "called", "told"
 """Keys of the offers topic. Every shard reads all of it: by what is called they number the batches alike."""
 INBOX = Topic(
     "inbox",
@@ -278,7 +278,7 @@ CATALOGUE: Mapping[str, Topic] = {
         PROMPTS,
         EVAL_PROMPTS,
         CURRICULUM,
-        OFFERS,
+        BATCH_ASSEMBLY,
         INBOX,
         PROGRESS,
         TRAJECTORIES,

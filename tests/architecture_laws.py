@@ -88,10 +88,10 @@ def _import_law(path: str, tree: ast.Module) -> Iterator[Breach]:
 
 def _pipelines_law(path: str, tree: ast.Module) -> Iterator[Breach]:
     for line, name in imports(path, tree):
-        if path.startswith("pipelines/") and name.startswith("pipelines."):
-            if _level(name.split(".")) > _level(path.split("/")):
-                order = " <- ".join(("pipelines/*.py", *WITHIN_PIPELINES))
-                yield line, f"{path} imports {name}; imports within pipelines go {order} only"
+        both = path.startswith("pipelines/") and name.startswith("pipelines.")
+        if both and _level(name.split(".")) > _level(path.split("/")):
+            order = " <- ".join(("pipelines/*.py", *WITHIN_PIPELINES))
+            yield line, f"{path} imports {name}; imports within pipelines go {order} only"
 
 
 def _level(parts: list[str]) -> int:

@@ -83,7 +83,7 @@ def test_a_breach_is_seen(tmp_path: Path, path: str, source: str, reason: str) -
         ),
         (
             "pipelines/inspect/audit/a.py",
-            "from schemas.records import Settled\nfrom pipelines.inspect.audit import fold",
+            "from schemas import records\nfrom pipelines.inspect.audit import fold",
         ),
         ("pipelines/present/a.py", "from pipelines.inspect import run_folders\nfrom pipelines.config import Config"),
         ("operators/trainer/a.py", "import torch\nmodel = torch.nn.Linear(1, 1)\nmodel.eval()"),

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from infra.deploy.units import ALIVE, CONFIG, SECRETS, SILENT_MIN, Plan, Unit
+from infra.deploy.units import ALIVE, CONFIG, SECRETS, SILENT_MIN, DeploymentPlan, Unit
 from infra.yaml_text import as_yaml
 
 KAFKA = "apache/kafka:4.1.1"
 FLINK = "flink:1.19"
 
 
-def compose_file(plan: Plan) -> str:
+def compose_file(plan: DeploymentPlan) -> str:
     """The compose file of `plan`; its configuration lies beside it, as run.toml."""
     services: dict[str, Any] = {"kafka": _kafka()}
     for unit in plan.units:
@@ -21,7 +21,7 @@ def compose_file(plan: Plan) -> str:
     return as_yaml({"name": f"laminar-{plan.run}", "services": services, "volumes": {"kafka": {}}})
 
 
-def _service(plan: Plan, unit: Unit, index: int) -> dict[str, Any]:
+def _service(plan: DeploymentPlan, unit: Unit, index: int) -> dict[str, Any]:
     return {
         "image": plan.image,
         "command": unit.command(str(index)),

@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from infra.deploy.units import ALIVE, CONFIG, SECRETS, SILENT_MIN, Plan, Unit
+from infra.deploy.units import ALIVE, CONFIG, SECRETS, SILENT_MIN, DeploymentPlan, Unit
 from infra.yaml_text import as_yaml
 
 _INDEX = "$(POD_INDEX)"
 
 
-def manifests(plan: Plan) -> str:
+def manifests(plan: DeploymentPlan) -> str:
     """The manifests of `plan`, one YAML document each."""
     return "".join(f"---\n{as_yaml(each)}" for each in _documents(plan))
 
 
-def _documents(plan: Plan) -> Iterator[dict[str, Any]]:
+def _documents(plan: DeploymentPlan) -> Iterator[dict[str, Any]]:
     name = f"laminar-{plan.run}"
     yield {
         "apiVersion": "v1",
@@ -39,7 +39,7 @@ def _documents(plan: Plan) -> Iterator[dict[str, Any]]:
             yield _service(plan, unit)
 
 
-def _workload(plan: Plan, unit: Unit, relay: Unit | None, first_relay: int) -> dict[str, Any]:
+def _workload(plan: DeploymentPlan, unit: Unit, relay: Unit | None, first_relay: int) -> dict[str, Any]:
     name = f"laminar-{plan.run}-{unit.name}"
     labels = {"run": plan.run, "role": unit.name}
     containers = [_container(plan, unit, unit.command(_INDEX))]
@@ -70,7 +70,7 @@ def _workload(plan: Plan, unit: Unit, relay: Unit | None, first_relay: int) -> d
     }
 
 
-def _container(plan: Plan, unit: Unit, command: list[str]) -> dict[str, Any]:
+def _container(plan: DeploymentPlan, unit: Unit, command: list[str]) -> dict[str, Any]:
     pod_index = {"fieldRef": {"fieldPath": "metadata.labels['apps.kubernetes.io/pod-index']"}}
     pod_ip = {"fieldRef": {"fieldPath": "status.podIP"}}
     alive = f"{ALIVE}-{unit.name}"
@@ -102,7 +102,7 @@ def _container(plan: Plan, unit: Unit, command: list[str]) -> dict[str, Any]:
     }
 
 
-def _service(plan: Plan, unit: Unit) -> dict[str, Any]:
+def _service(plan: DeploymentPlan, unit: Unit) -> dict[str, Any]:
     """What gives the pods of a StatefulSet their names."""
     name = f"laminar-{plan.run}-{unit.name}"
     labels = {"run": plan.run, "role": unit.name}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from infra.deploy.units import Plan, Unit
+from infra.deploy.units import DeploymentPlan, Unit
 
 NO_RESTART = 2
 """Exit code of what cannot run as it is told to."""
 
 
-def unit_files(plan: Plan) -> dict[str, str]:
+def unit_files(plan: DeploymentPlan) -> dict[str, str]:
     """The text of each unit file, by its name."""
     files = {_file(unit): _service(plan, unit) for unit in plan.units}
     wanted = " ".join(name for unit in plan.units for name in _instances(unit))
@@ -29,7 +29,7 @@ def _instances(unit: Unit) -> list[str]:
     return [f"laminar-{unit.name}@{index}.service" for index in range(unit.first, unit.first + unit.count)]
 
 
-def _service(plan: Plan, unit: Unit) -> str:
+def _service(plan: DeploymentPlan, unit: Unit) -> str:
     lines = [
         "[Unit]",
         f"Description={unit.name} of run {plan.run}",

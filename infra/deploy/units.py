@@ -39,7 +39,7 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class Plan:
+class DeploymentPlan:
     """A run's units, and what else its files name."""
 
     run: str

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from infra.models.checkpoint_names import as_saved
-from infra.store.weight_files import Placed, places_in, tensors_in
+from infra.store.weight_files import TensorPlace, places_in, tensors_in
 from infra.store.weight_store import mapped, open_mapped
 
 _DTYPES = {
@@ -109,13 +109,13 @@ def mapped_tensors(path: Path) -> list[tuple[str, torch.Tensor]]:
         ]
 
 
-def _read_new(path: Path, name: str, placed: Placed) -> torch.Tensor:
+def _read_new(path: Path, name: str, placed: TensorPlace) -> torch.Tensor:
     tensor = torch.empty(placed.spec.shape, dtype=_TORCH_DTYPES[placed.spec.dtype])
     _read_all(path, {name: placed}, {name: tensor})
     return tensor
 
 
-def _read_all(path: Path, places: Mapping[str, Placed], tensors: Mapping[str, torch.Tensor]) -> None:
+def _read_all(path: Path, places: Mapping[str, TensorPlace], tensors: Mapping[str, torch.Tensor]) -> None:
     parts = []
     for name, tensor in tensors.items():
         memory = tensor.detach().flatten().view(torch.uint8).numpy().data
@@ -139,7 +139,7 @@ def _read(file: int, offset: int, memory: memoryview) -> None:
         memory, offset = memory[count:], offset + count
 
 
-def _places(path: Path) -> dict[str, Placed]:
+def _places(path: Path) -> dict[str, TensorPlace]:
     """Where each tensor of the safetensors file `path` lies. Raises FileNotFoundError, ValueError."""
     if not path.is_file():
         raise FileNotFoundError(f"no weights at {path}")
@@ -150,7 +150,9 @@ def _places(path: Path) -> dict[str, Placed]:
         raise ValueError(f"{path} is not a safetensors file: {error}") from error
 
 
-def _match(model: PreTrainedModel, entries: Mapping[str, Placed], path: Path, rounds: bool) -> dict[str, torch.Tensor]:
+def _match(
+    model: PreTrainedModel, entries: Mapping[str, TensorPlace], path: Path, rounds: bool
+) -> dict[str, torch.Tensor]:
     """Which tensor of `model` each of `entries` goes to; a tied tensor may be there under any of its names."""
     strange = set(entries)
     tensors: dict[str, torch.Tensor] = {}

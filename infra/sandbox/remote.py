@@ -44,7 +44,7 @@ class Disconnected(BaseException):
     """The other program has ended, or sent an invalid message. No `except Exception` of a test catches it."""
 
 
-class Peer:
+class RemotePeer:
     """This program's end of the stream `descriptor`.
 
     `offers` says what the other program may do to an object of this one: None allows every operation.
@@ -212,7 +212,7 @@ def _attribute_of_error(self: BaseException, name: str) -> Any:
 class Proxy:
     """An object of the other program."""
 
-    def __init__(self, peer: Peer, number: int) -> None:
+    def __init__(self, peer: RemotePeer, number: int) -> None:
         for name, value in (("_remote_peer", peer), ("_remote_number", number), ("_remote_plain", None)):
             object.__setattr__(self, name, value)
 
@@ -292,7 +292,7 @@ for _name in ("format", "round", "divmod", "enter"):
 class Names(dict[str, Any]):
     """The variables of a test: its own, and the other program's names where it has none."""
 
-    def __init__(self, peer: Peer) -> None:
+    def __init__(self, peer: RemotePeer) -> None:
         """Wait until the other program has its names. Raises Disconnected."""
         super().__init__(__name__="__main__", __builtins__=builtins)
         self._peer = peer

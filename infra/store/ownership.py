@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Owner:
+class StoreOwner:
     """The process that found a store unused, and opened it. `started` is its start in Unix seconds."""
 
     pid: int
@@ -37,7 +37,7 @@ class StaleStore:
 
     root: Path
     bytes: int
-    owner: Owner | None
+    owner: StoreOwner | None
 
 
 def place_store(run: str, fallback: Path, needed: int = 0, base: Path = names.SHARED_MEMORY) -> Path:
@@ -117,13 +117,13 @@ def remove_store(root: Path, *, in_use: bool = False) -> None:
 
 
 def _write_owner(root: Path) -> None:
-    owner = Owner(os.getpid(), psutil.Process().create_time(), os.uname().nodename, time.time())
+    owner = StoreOwner(os.getpid(), psutil.Process().create_time(), os.uname().nodename, time.time())
     (root / names.OWNER).write_text(json.dumps(asdict(owner)), encoding="utf-8")
 
 
-def _read_owner(root: Path) -> Owner | None:
+def _read_owner(root: Path) -> StoreOwner | None:
     try:
-        return Owner(**json.loads((root / names.OWNER).read_text(encoding="utf-8")))
+        return StoreOwner(**json.loads((root / names.OWNER).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
 

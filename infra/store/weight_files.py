@@ -17,7 +17,7 @@ _METADATA = "__metadata__"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
-class Placed(NamedTuple):
+class TensorPlace(NamedTuple):
     """A tensor of a file, at bytes `start` to `end` of it."""
 
     spec: TensorSpec
@@ -25,7 +25,7 @@ class Placed(NamedTuple):
     end: int
 
 
-def places_in(data: memoryview) -> dict[str, Placed]:
+def places_in(data: memoryview) -> dict[str, TensorPlace]:
     """The tensors of a safetensors file by name, of which nothing but the header is looked at.
 
     Raises ValueError for what is no such file.
@@ -40,7 +40,7 @@ def places_in(data: memoryview) -> dict[str, Placed]:
         raise ValueError(f"not a safetensors file: {error}") from error
 
 
-def _placed(name: str, entry: Any, first: int, data: memoryview) -> Placed:
+def _placed(name: str, entry: Any, first: int, data: memoryview) -> TensorPlace:
     spec = TensorSpec(name, entry["dtype"], tuple(entry["shape"]))
     start, end = entry["data_offsets"]
     if not all(type(number) is int for number in (start, end, *spec.shape)):
@@ -49,7 +49,7 @@ def _placed(name: str, entry: Any, first: int, data: memoryview) -> Placed:
         raise ValueError(f"tensor {name!r} lies at {start} to {end} of {len(data) - first} bytes")
     if end - start != tensor_bytes(spec):
         raise ValueError(f"tensor {name!r} has {tensor_bytes(spec)} bytes and lies at {start} to {end}")
-    return Placed(spec, first + start, first + end)
+    return TensorPlace(spec, first + start, first + end)
 
 
 def tensors_in(data: memoryview) -> dict[str, tuple[TensorSpec, np.ndarray]]:

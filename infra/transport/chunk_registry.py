@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from infra.transport.chunked_blob import Cargo, missing_of
+from infra.transport.chunked_blob import ChunkedBlob, missing_of
 
 Key = tuple[str, str, str]
 
@@ -14,7 +14,7 @@ Key = tuple[str, str, str]
 class Holding:
     """The bytes of a cargo in `data`, of which some chunks are there; of a whole one no `cargo` need be known."""
 
-    def __init__(self, data: memoryview, cargo: Cargo | None = None) -> None:
+    def __init__(self, data: memoryview, cargo: ChunkedBlob | None = None) -> None:
         self.data = data
         self._cargo = cargo
         self._have = [] if cargo is None else [False] * cargo.chunks
@@ -71,7 +71,7 @@ class Holding:
             return True if all(self._have[c] for c in chunks) else None if self._gone else False
 
 
-class Shelf:
+class ChunkRegistry:
     """Holdings by key. `find_whole` looks for a version that is complete in the store, and may know nothing of it."""
 
     def __init__(self, find_whole: Callable[[Key], memoryview | None]) -> None:

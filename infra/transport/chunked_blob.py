@@ -18,7 +18,7 @@ FORMS = get_args(Form)
 
 
 @dataclass(frozen=True)
-class Cargo:
+class ChunkedBlob:
     """`bytes` bytes of version `version` in chunks of `chunk_bytes`, the last one shorter; `checks` has one a chunk.
 
     `blake3` is that of the whole version, for a delta too: it names the contents. KV under that version has a name of
@@ -58,19 +58,21 @@ class Cargo:
         return slice(start, min(start + self.chunk_bytes, self.bytes))
 
 
-def full_cargo(manifest: WeightVersion) -> Cargo:
+def full_blob(manifest: WeightVersion) -> ChunkedBlob:
     """The whole version that `manifest` describes. Raises ValueError for one that cannot be."""
-    return Cargo(
+    return ChunkedBlob(
         manifest.version, "full", manifest.blake3, manifest.bytes, manifest.chunk_bytes, tuple(manifest.chunks)
     )
 
 
-def delta_cargo(manifest: WeightVersion) -> Cargo | None:
+def delta_blob(manifest: WeightVersion) -> ChunkedBlob | None:
     """The delta that `manifest` describes, None if it has none. Raises ValueError for one that cannot be."""
     delta = manifest.delta
     if delta is None:
         return None
-    return Cargo(manifest.version, "delta", manifest.blake3, delta.bytes, manifest.chunk_bytes, tuple(delta.chunks))
+    return ChunkedBlob(
+        manifest.version, "delta", manifest.blake3, delta.bytes, manifest.chunk_bytes, tuple(delta.chunks)
+    )
 
 
 def missing_of(have: Sequence[bool]) -> list[int]:

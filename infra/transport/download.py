@@ -5,7 +5,7 @@ from __future__ import annotations
 from blake3 import blake3
 
 from infra.transport.chunk_registry import Holding
-from infra.transport.chunked_blob import full_cargo
+from infra.transport.chunked_blob import full_blob
 from infra.transport.fetch import Counts, Fetch
 from infra.transport.frames import TransportError
 from infra.transport.peer import Peer, dial
@@ -19,7 +19,7 @@ def download(
     manifest: WeightVersion, chain: RelayChain, run: str, token: str, memory: memoryview, tls: Tls | None = None
 ) -> None:
     """Fill `memory`, uint8[manifest.bytes], with a version, verified. Raises TransportError, ValueError for a lie."""
-    cargo = full_cargo(manifest)
+    cargo = full_blob(manifest)
     holding = Holding(memory, cargo)
     link, counts = Link(), Counts()
 

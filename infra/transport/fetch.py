@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from infra.transport.chunk_registry import Holding
-from infra.transport.chunked_blob import Cargo
+from infra.transport.chunked_blob import ChunkedBlob
 from infra.transport.frames import ProtocolError, TransportError
 from infra.transport.peer import Absent, Peer
 from infra.transport.schedules import Pull
@@ -48,7 +48,7 @@ class Fetch:
 
     def __init__(
         self,
-        cargo: Cargo,
+        cargo: ChunkedBlob,
         holding: Holding,
         plan: Sequence[Pull],
         others: Sequence[int],

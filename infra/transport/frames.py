@@ -34,7 +34,7 @@ class PeerGone(TransportError):
     """A peer closed the connection, or is silent."""
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """What a frame is."""
 
     CHALLENGE = 1
@@ -51,12 +51,12 @@ class Kind(IntEnum):
 class Frame(NamedTuple):
     """A frame whose payload, if it has one, is still to be read."""
 
-    kind: Kind
+    kind: FrameKind
     body: dict[str, Any]
     payload: int
 
 
-def send(connection: socket.socket, kind: Kind, **body: object) -> None:
+def send(connection: socket.socket, kind: FrameKind, **body: object) -> None:
     """Send a frame without payload. Raises PeerGone."""
     text = json.dumps(body, separators=(",", ":")).encode()
     try:
@@ -71,7 +71,7 @@ def send_chunk(connection: socket.socket, payload: memoryview, link: Link, turn:
     The kernel copies it out of mapped memory. By sendfile the other end takes in three times as long on one machine.
     """
     text = json.dumps(body, separators=(",", ":")).encode()
-    head = _HEADER.pack(_MAGIC, Kind.CHUNK, len(text), len(payload)) + text
+    head = _HEADER.pack(_MAGIC, FrameKind.CHUNK, len(text), len(payload)) + text
     try:
         if isinstance(connection, ssl.SSLSocket):
             connection.sendall(head)
@@ -101,12 +101,12 @@ def receive(connection: socket.socket, deadline: float | None = None) -> Frame:
     text = bytearray(length)
     _fill(connection, memoryview(text), deadline)
     try:
-        kind, body = Kind(number), json.loads(text)
+        kind, body = FrameKind(number), json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"a frame that cannot be read: {error}") from error
     if not isinstance(body, dict):
         raise ProtocolError(f"the body of a {kind.name} is no object")
-    if payload and kind is not Kind.CHUNK:
+    if payload and kind is not FrameKind.CHUNK:
         raise ProtocolError(f"a {kind.name} with a payload")
     return Frame(kind, body, payload)
 

@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Callable
 
-from infra.transport.frames import Frame, Kind, PeerGone, ProtocolError, TransportError, receive, send
+from infra.transport.frames import Frame, FrameKind, PeerGone, ProtocolError, TransportError, receive, send
 from infra.transport.tls import Tls, shake_hands
 
 PROTOCOL = 2
@@ -23,7 +23,7 @@ SERVER, CLIENT = "server", "client"
 _NONCE = 64
 
 
-class Refused(TransportError):
+class HandshakeRejected(TransportError):
     """The other end does not want us: another run, another token, or too many connections."""
 
 
@@ -36,8 +36,8 @@ def welcome(connection: socket.socket, run: str, token: str, *, admit: Callable[
     shake_hands(connection, HANDSHAKE_S)
     nonce = os.urandom(_NONCE // 2).hex()
     connection.settimeout(max(0.001, deadline - time.monotonic()))
-    send(connection, Kind.CHALLENGE, protocol=PROTOCOL, nonce=nonce)
-    hello = expect(receive(connection, deadline), Kind.HELLO).body
+    send(connection, FrameKind.CHALLENGE, protocol=PROTOCOL, nonce=nonce)
+    hello = expect(receive(connection, deadline), FrameKind.HELLO).body
     nonces = (nonce, str(hello.get("nonce"))[:_NONCE])
     reason = ""
     if hello.get("protocol") != PROTOCOL:
@@ -49,9 +49,9 @@ def welcome(connection: socket.socket, run: str, token: str, *, admit: Callable[
     elif not admit():
         reason = "this relay has as many connections as it takes"
     if reason:
-        send(connection, Kind.REFUSED, reason=reason)
-        raise Refused(reason)
-    send(connection, Kind.WELCOME, proof=_proof(SERVER, token, nonces, run))
+        send(connection, FrameKind.REFUSED, reason=reason)
+        raise HandshakeRejected(reason)
+    send(connection, FrameKind.WELCOME, proof=_proof(SERVER, token, nonces, run))
     connection.settimeout(None)
     relay = hello.get("relay")
     return relay if isinstance(relay, int) else -1
@@ -61,20 +61,20 @@ def introduce(connection: socket.socket, run: str, token: str, relay: int) -> No
     """Be let in by the other end, which proves its token, too. Raises Refused, ProtocolError, PeerGone."""
     deadline = time.monotonic() + HANDSHAKE_S
     shake_hands(connection, HANDSHAKE_S)
-    challenge = expect(receive(connection, deadline), Kind.CHALLENGE).body
+    challenge = expect(receive(connection, deadline), FrameKind.CHALLENGE).body
     if challenge.get("protocol") != PROTOCOL:
-        raise Refused(f"the relay speaks protocol {str(challenge.get('protocol'))[:20]}, not {PROTOCOL}")
+        raise HandshakeRejected(f"the relay speaks protocol {str(challenge.get('protocol'))[:20]}, not {PROTOCOL}")
     nonces = (str(challenge.get("nonce"))[:_NONCE], os.urandom(_NONCE // 2).hex())
     proof = _proof(CLIENT, token, nonces, run)
-    send(connection, Kind.HELLO, protocol=PROTOCOL, run=run, relay=relay, nonce=nonces[1], proof=proof)
+    send(connection, FrameKind.HELLO, protocol=PROTOCOL, run=run, relay=relay, nonce=nonces[1], proof=proof)
     answer = receive(connection, deadline)
-    if answer.kind is Kind.REFUSED:
-        raise Refused(str(answer.body.get("reason"))[:300])
-    if not _proves(expect(answer, Kind.WELCOME).body.get("proof"), SERVER, token, nonces, run):
+    if answer.kind is FrameKind.REFUSED:
+        raise HandshakeRejected(str(answer.body.get("reason"))[:300])
+    if not _proves(expect(answer, FrameKind.WELCOME).body.get("proof"), SERVER, token, nonces, run):
         raise ProtocolError("what answers does not know the token of this run: it is no relay of ours")
 
 
-def expect(frame: Frame, kind: Kind) -> Frame:
+def expect(frame: Frame, kind: FrameKind) -> Frame:
     """`frame`, which must be a `kind`. Raises ProtocolError."""
     if frame.kind is not kind:
         raise ProtocolError(f"a {frame.kind.name} where a {kind.name} belongs")

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from infra.transport.chunked_blob import Cargo
-from infra.transport.frames import Kind, ProtocolError, interrupt, send
+from infra.transport.chunked_blob import ChunkedBlob
+from infra.transport.frames import FrameKind, ProtocolError, interrupt, send
 from infra.transport.peer import Absent, Peer
 from infra.transport.throttle import Link
 from schemas.records import PolicyVersion
@@ -17,7 +17,7 @@ PATIENCE_S = 10.0
 """How long an offer may lie there before it is given back."""
 
 
-class Offers:
+class IncomingPushes:
     """Offers by version, the newest of each counting. `holds` says whether a version is here already."""
 
     def __init__(self, holds: Callable[[PolicyVersion], bool]) -> None:
@@ -32,7 +32,7 @@ class Offers:
         except ValueError as error:
             raise ProtocolError(f"an offer of nothing: {error}") from error
         if self._holds(version):
-            send(connection, Kind.REFUSED, reason="held")
+            send(connection, FrameKind.REFUSED, reason="held")
             return
         done = threading.Event()
         with self._lock:
@@ -46,7 +46,7 @@ class Offers:
                     del self._lying[str(version)]
                     return
 
-    def peer(self, cargo: Cargo, memory: memoryview, link: Link) -> Peer:
+    def peer(self, cargo: ChunkedBlob, memory: memoryview, link: Link) -> Peer:
         """A peer over the offer of this cargo's version. Raises Absent where nobody offers it."""
         with self._lock:
             offer = self._lying.pop(str(cargo.version), None)

@@ -17,14 +17,14 @@ from typing import NamedTuple
 from crc32c import crc32c
 
 from infra.store.chunks import MAX_CHUNK_BYTES
-from infra.transport.chunk_registry import Holding, Key, Shelf
-from infra.transport.chunked_blob import Cargo
+from infra.transport.chunk_registry import ChunkRegistry, Holding, Key
+from infra.transport.chunked_blob import ChunkedBlob
 from infra.transport.frames import TransportError
 from infra.transport.peer import dial
-from infra.transport.relay_node import Door
+from infra.transport.relay_node import Endpoint
 from infra.transport.serving import Server
 from infra.transport.throttle import Link
-from schemas.records import KVParcel, PolicyVersion
+from schemas.records import KVManifest, PolicyVersion
 
 KEEP_S = 10.0
 _CHUNK_BYTES = 8 << 20
@@ -40,7 +40,7 @@ class _Kept(NamedTuple):
     until: float
 
 
-class Parcels:
+class KVTransfers:
     """The parcels of one process of `run`: those it offers, at most `most_bytes` of them, and those it fetches.
 
     What nobody has fetched after `keep_s` seconds is dropped. One parcel may have `most_bytes` as well.
@@ -49,7 +49,7 @@ class Parcels:
     def __init__(
         self,
         run: str,
-        door: Door,
+        door: Endpoint,
         most_bytes: int,
         keep_s: float = KEEP_S,
         clock: Callable[[], float] = time.monotonic,
@@ -59,12 +59,12 @@ class Parcels:
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self._bytes = 0
         self._lock = threading.Lock()
-        self._shelf = Shelf(lambda key: None)
+        self._shelf = ChunkRegistry(lambda key: None)
         self._server = Server(self._shelf, run, door.token, Link(), host=door.host, port=door.port, tls=door.tls)
         self.address = door.at(self._server.port)
         self._pool = ThreadPoolExecutor(_FETCHES, "kv parcels")
 
-    def offer(self, version: PolicyVersion, tokens: int, data: memoryview) -> KVParcel | None:
+    def offer(self, version: PolicyVersion, tokens: int, data: memoryview) -> KVManifest | None:
         """Keep `data`, the KV of `tokens` tokens under `version`, for its next owner; None where there is no room."""
         self.expire()
         name = secrets.token_hex(16)
@@ -77,9 +77,9 @@ class Parcels:
                 self._bytes += len(data)
             self._shelf.add(key, Holding(data))
         checks = tuple(crc32c(data[at : at + _CHUNK_BYTES]) for at in range(0, len(data), _CHUNK_BYTES))
-        return KVParcel(self.address, name, version, tokens, len(data), _CHUNK_BYTES, checks)
+        return KVManifest(self.address, name, version, tokens, len(data), _CHUNK_BYTES, checks)
 
-    def fetch(self, parcel: KVParcel) -> Future[memoryview]:
+    def fetch(self, parcel: KVManifest) -> Future[memoryview]:
         """Its bytes, as soon as they are here; the future raises TransportError where they cannot be had."""
         if not parcel.bytes or parcel.address == self.address:
             found: Future[memoryview] = Future()
@@ -114,11 +114,13 @@ class Parcels:
         self._shelf.remove(kept.key)
         return kept.data
 
-    def _pull(self, parcel: KVParcel) -> memoryview:
+    def _pull(self, parcel: KVManifest) -> memoryview:
         if not 0 < parcel.bytes <= self._most or not 1 <= parcel.chunk_bytes <= MAX_CHUNK_BYTES:
             raise TransportError(f"a parcel of {parcel.bytes} bytes, at most {self._most} are taken")
         try:
-            cargo = Cargo(parcel.policy_version, "kv", parcel.name, parcel.bytes, parcel.chunk_bytes, parcel.checks)
+            cargo = ChunkedBlob(
+                parcel.policy_version, "kv", parcel.name, parcel.bytes, parcel.chunk_bytes, parcel.checks
+            )
         except ValueError as error:
             raise TransportError(str(error)) from error
         memory = memoryview(bytearray(parcel.bytes))

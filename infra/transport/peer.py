@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from crc32c import crc32c
 
-from infra.transport.chunked_blob import Cargo
-from infra.transport.frames import Kind, ProtocolError, TransportError, interrupt, receive, receive_payload, send
+from infra.transport.chunked_blob import ChunkedBlob
+from infra.transport.frames import FrameKind, ProtocolError, TransportError, interrupt, receive, receive_payload, send
 from infra.transport.handshake import connect
 from infra.transport.throttle import Link
 from infra.transport.tls import Tls
@@ -32,7 +32,7 @@ class Peer:
     def __init__(
         self,
         connection: socket.socket,
-        cargo: Cargo,
+        cargo: ChunkedBlob,
         memory: memoryview,
         link: Link,
         *,
@@ -57,7 +57,7 @@ class Peer:
         self._asked.append((chunk, turn))
         send(
             self._connection,
-            Kind.WANT,
+            FrameKind.WANT,
             version=str(cargo.version),
             form=cargo.form,
             blake3=cargo.blake3,
@@ -73,13 +73,13 @@ class Peer:
         Raises Absent, PeerGone, and ProtocolError for an answer to something else.
         """
         frame = receive(self._connection)
-        while frame.kind is Kind.WAIT:
+        while frame.kind is FrameKind.WAIT:
             frame = receive(self._connection)
         chunk, turn = self._asked[0]
         span = self._cargo.span(chunk)
-        if frame.kind is Kind.ABSENT:
+        if frame.kind is FrameKind.ABSENT:
             raise Absent(f"it has no bytes {span.start} to {span.stop} of version {self._cargo.version}")
-        if frame.kind is not Kind.CHUNK or (frame.body.get("start"), frame.payload) != (
+        if frame.kind is not FrameKind.CHUNK or (frame.body.get("start"), frame.payload) != (
             span.start,
             span.stop - span.start,
         ):
@@ -104,7 +104,7 @@ def dial(
     run: str,
     token: str,
     me: int,
-    cargo: Cargo,
+    cargo: ChunkedBlob,
     memory: memoryview,
     link: Link,
     patient: bool,

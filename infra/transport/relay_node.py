@@ -20,10 +20,10 @@ from infra.store.deltas import apply_delta
 from infra.store.errors import CorruptVersion, StoreBusy, StoreError, VersionExists
 from infra.store.layout import Layout
 from infra.store.weight_store import WeightStore, is_wanted
-from infra.transport.chunk_registry import Holding, Shelf
-from infra.transport.chunked_blob import Cargo, delta_cargo, full_cargo
+from infra.transport.chunk_registry import ChunkRegistry, Holding
+from infra.transport.chunked_blob import ChunkedBlob, delta_blob, full_blob
 from infra.transport.fetch import Counts, Fetch
-from infra.transport.incoming_pushes import Offers
+from infra.transport.incoming_pushes import IncomingPushes
 from infra.transport.peer import Peer, dial
 from infra.transport.serving import Server
 from infra.transport.throttle import Link
@@ -47,7 +47,7 @@ MAX_WRONG = 3
 
 
 @dataclass(frozen=True)
-class Door:
+class Endpoint:
     """Where a relay can be reached: it listens at `host`:`port` (0: any free one), others find it at `advertised`."""
 
     host: str = "127.0.0.1"
@@ -79,7 +79,7 @@ class RelayNode:
         store: WeightStore,
         run: str,
         relay: int,
-        door: Door = Door(),
+        door: Endpoint = Endpoint(),
         sending: Link | None = None,
         receiving: Link | None = None,
     ) -> None:
@@ -87,14 +87,14 @@ class RelayNode:
         self.counts = Counts()
         self.sending, self.receiving = sending or Link(), receiving or Link()
         self._store, self._run, self._door = store, run, door
-        self._shelf = Shelf(whole_finder(store))
-        self._offers = Offers(self._holds)
+        self._shelf = ChunkRegistry(whole_finder(store))
+        self._offers = IncomingPushes(self._holds)
         self._chain: RelayChain | None = None
         self._known: dict[PolicyVersion, WeightVersion] = {}
         self._lies: list[tuple[WeightVersion, str]] = []
         self._wrong: dict[str, int] = {}
         self._resting: dict[PolicyVersion, float] = {}
-        self._arriving: tuple[Cargo, Holding] | None = None
+        self._arriving: tuple[ChunkedBlob, Holding] | None = None
         self._closed = False
         self._changed = threading.Condition()
         server = Server(
@@ -197,7 +197,7 @@ class RelayNode:
         return [version for version in self._known if self._resting.get(version, 0.0) <= now]
 
     def _get(self, manifest: WeightVersion) -> None:
-        cargo = full_cargo(manifest)
+        cargo = full_blob(manifest)
         layout = Layout(manifest.tensors) if manifest.tensors else None
         if layout is not None and layout.size != manifest.bytes:
             raise ValueError(f"its tensors take {layout.size} bytes, and it claims {manifest.bytes}")
@@ -229,7 +229,7 @@ class RelayNode:
                 if not self._holds(manifest.version):
                     self._shelf.remove(cargo.key)
 
-    def _fetch(self, cargo: Cargo, holding: Holding, arriving: Arriving | None, *, patience: int = 3) -> bool:
+    def _fetch(self, cargo: ChunkedBlob, holding: Holding, arriving: Arriving | None, *, patience: int = 3) -> bool:
         """Pull what is missing, whatever becomes of the chain meanwhile; False if it is given up."""
         self._arriving = (cargo, holding)
         memory = arriving.view if arriving is not None else holding.data
@@ -263,7 +263,7 @@ class RelayNode:
                         self._changed.wait(PAUSE_S)
         return False
 
-    def _moved(self, before: RelayChain, upstream: Upstream, cargo: Cargo) -> bool:
+    def _moved(self, before: RelayChain, upstream: Upstream, cargo: ChunkedBlob) -> bool:
         """Whether others are to be asked now than those of `upstream`, or they are to be found elsewhere."""
         chain = self._chain
         assert chain is not None
@@ -272,7 +272,7 @@ class RelayNode:
         elsewhere = any(link_of(chain, each) != link_of(before, each) for each in upstream.patient)
         return elsewhere or upstream_of(chain, self.relay, cargo.chunks) != upstream
 
-    def _superseded(self, cargo: Cargo, holding: Holding) -> bool:
+    def _superseded(self, cargo: ChunkedBlob, holding: Holding) -> bool:
         """Whether a newer version is known while this one does not come on, or nobody speaks of this one any more.
 
         An older one gives way to the newest at once.
@@ -286,7 +286,7 @@ class RelayNode:
 
     def _fetch_delta(self, manifest: WeightVersion) -> memoryview | None:
         """The delta to this version, if its parent is here and somebody has it; else the full one is fetched."""
-        cargo = delta_cargo(manifest)
+        cargo = delta_blob(manifest)
         if cargo is None or manifest.delta is None or cargo.bytes > manifest.bytes:
             return None
         with suppress(StoreError):
@@ -336,7 +336,7 @@ class Hashing:
     Where they do not it would take from them the processor that moves them; the seal then hashes with all of them.
     """
 
-    def __init__(self, cargo: Cargo, holding: Holding, arriving: Arriving) -> None:
+    def __init__(self, cargo: ChunkedBlob, holding: Holding, arriving: Arriving) -> None:
         self._cargo, self._holding, self._arriving = cargo, holding, arriving
         self._takes = 0.0
         self._free_since = 0.0
@@ -351,7 +351,7 @@ class Hashing:
         self._free_since = time.monotonic()
 
 
-def prefix_of(cargo: Cargo, holding: Holding) -> int:
+def prefix_of(cargo: ChunkedBlob, holding: Holding) -> int:
     """The bytes up to the first chunk that is missing."""
     missing = holding.missing()
     return cargo.span(missing[0]).start if missing else cargo.bytes

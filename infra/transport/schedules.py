@@ -16,7 +16,7 @@ import numpy as np
 Schedule = Literal["chain", "tree", "binomial"]
 
 
-class Step(NamedTuple):
+class TransferStep(NamedTuple):
     """What happens at once: `sources[i]` sends `blocks[i]` to `receivers[i]`. int64[transfers] each."""
 
     sources: np.ndarray
@@ -32,25 +32,25 @@ class Pull(NamedTuple):
     step: int = 0
 
 
-def chain(nodes: int, blocks: int) -> Iterator[Step]:
+def chain(nodes: int, blocks: int) -> Iterator[TransferStep]:
     """Node 0 sends to 1, which sends to 2, and so on: blocks + nodes − 2 steps."""
     hops = np.arange(nodes - 1)
     for step in range(blocks + nodes - 2 if nodes > 1 else 0):
         sending = hops[max(0, step - blocks + 1) : step + 1]
-        yield Step(sending, sending + 1, step - sending)
+        yield TransferStep(sending, sending + 1, step - sending)
 
 
-def tree(nodes: int, blocks: int) -> Iterator[Step]:
+def tree(nodes: int, blocks: int) -> Iterator[TransferStep]:
     """A binomial tree of whole copies: who has all sends all to one who has none; blocks · ⌈log2 nodes⌉ steps."""
     holders = 1
     while holders < nodes:
         sources = np.arange(min(holders, nodes - holders))
         for block in range(blocks):
-            yield Step(sources, sources + holders, np.full(len(sources), block))
+            yield TransferStep(sources, sources + holders, np.full(len(sources), block))
         holders *= 2
 
 
-def binomial(nodes: int, blocks: int) -> Iterator[Step]:
+def binomial(nodes: int, blocks: int) -> Iterator[TransferStep]:
     """Blocks in a pipeline along the dimensions of a hypercube: blocks + ⌈log2 nodes⌉ − 1 steps.
 
     Where `nodes` is no power of two some stand at two corners of the next larger cube: what they have at one corner
@@ -70,14 +70,18 @@ def binomial(nodes: int, blocks: int) -> Iterator[Step]:
         lowest = np.bitwise_count((rotated & -rotated) - 1).astype(np.int64)  # zeros behind the last one
         block = np.where(rotated == 0, step, step - dimensions + lowest)
         sends = (rotated != 1) & (block >= 0)
-        made = Step(node[sends], node[(corners ^ (1 << turn))[sends]], np.minimum(block, blocks - 1)[sends])
+        made = TransferStep(node[sends], node[(corners ^ (1 << turn))[sends]], np.minimum(block, blocks - 1)[sends])
         yield from [made] if has is None else _apart(made, has)
 
 
-SCHEDULES: Mapping[str, Callable[[int, int], Iterator[Step]]] = {"chain": chain, "tree": tree, "binomial": binomial}
+SCHEDULES: Mapping[str, Callable[[int, int], Iterator[TransferStep]]] = {
+    "chain": chain,
+    "tree": tree,
+    "binomial": binomial,
+}
 
 
-def k_way(schedule: str, sources: int, nodes: int, blocks: int) -> Iterator[Step]:
+def k_way(schedule: str, sources: int, nodes: int, blocks: int) -> Iterator[TransferStep]:
     """Nodes 0 … `sources` − 1 have all, the others nothing: each source serves a group, block orders shifted.
 
     After about blocks / sources steps the groups together hold every block, so a first complete copy across nodes is
@@ -97,13 +101,13 @@ def k_way(schedule: str, sources: int, nodes: int, blocks: int) -> Iterator[Step
         for index, (group, steps) in enumerate(zip(groups, running, strict=True)):
             if (step := next(steps, None)) is not None:
                 shifted = (step.blocks + index * blocks // sources) % blocks
-                parts.append(Step(group[step.sources], group[step.receivers], shifted))
+                parts.append(TransferStep(group[step.sources], group[step.receivers], shifted))
         if not parts:
             return
-        yield Step(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+        yield TransferStep(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
-def pulls(steps: Iterator[Step], node: int) -> list[Pull]:
+def pulls(steps: Iterator[TransferStep], node: int) -> list[Pull]:
     """What `node` pulls, in order."""
     found: list[Pull] = []
     for number, step in enumerate(steps):
@@ -130,7 +134,7 @@ def pulls_of(schedule: str, sources: Sequence[int], receivers: Sequence[int], no
     return [Pull(block, ids[source], step) for block, source, step in pulls(steps, place)]
 
 
-def _striped(sources: int, receivers: int, blocks: int) -> Iterator[Step]:
+def _striped(sources: int, receivers: int, blocks: int) -> Iterator[TransferStep]:
     """Receiver r pulls from sources r, r + receivers, …: from each its stripe of the blocks, all at once.
 
     Receivers begin at different places of their stripes. One takes in several blocks in a step: its link sets the pace.
@@ -144,10 +148,10 @@ def _striped(sources: int, receivers: int, blocks: int) -> Iterator[Step]:
             plans.append((source, sources + receiver, np.roll(stripe, -len(stripe) * receiver // receivers)))
     for step in range(max(len(stripe) for *_, stripe in plans)):
         now = [(source, to, stripe[step]) for source, to, stripe in plans if step < len(stripe)]
-        yield Step(*(np.array(column) for column in zip(*now, strict=True)))
+        yield TransferStep(*(np.array(column) for column in zip(*now, strict=True)))
 
 
-def _apart(step: Step, has: np.ndarray) -> Iterator[Step]:
+def _apart(step: TransferStep, has: np.ndarray) -> Iterator[TransferStep]:
     """`step` without what its receivers have, or get twice; `has` is bool[nodes, blocks] and is brought up to date."""
     kept = [
         place
@@ -155,4 +159,4 @@ def _apart(step: Step, has: np.ndarray) -> Iterator[Step]:
         if not has[receiver, block] and not has.__setitem__((receiver, block), True)
     ]
     if kept:
-        yield Step(*(column[kept] for column in step))
+        yield TransferStep(*(column[kept] for column in step))

@@ -13,9 +13,9 @@ from typing import Any
 
 from infra.runners.liveness import LIVENESS
 from infra.store.chunks import MAX_CHUNK_BYTES
-from infra.transport.chunk_registry import Holding, Key, Shelf
+from infra.transport.chunk_registry import ChunkRegistry, Holding, Key
 from infra.transport.chunked_blob import FORMS
-from infra.transport.frames import Kind, ProtocolError, TransportError, interrupt, receive, send, send_chunk
+from infra.transport.frames import FrameKind, ProtocolError, TransportError, interrupt, receive, send, send_chunk
 from infra.transport.handshake import expect, tune, welcome
 from infra.transport.throttle import Link
 from infra.transport.tls import Tls
@@ -52,7 +52,7 @@ class Server:
 
     def __init__(
         self,
-        shelf: Shelf,
+        shelf: ChunkRegistry,
         run: str,
         token: str,
         link: Link,
@@ -119,11 +119,11 @@ class Server:
             connection = caller.connection
             welcome(connection, self._run, self._token, admit=lambda: self._admit(caller))
             frame = receive(connection)
-            if frame.kind is Kind.OFFER and self._offered is not None:
+            if frame.kind is FrameKind.OFFER and self._offered is not None:
                 self._offered(connection, frame.body)
                 return
             while True:
-                answer(connection, expect(frame, Kind.WANT).body, self._shelf, self._link, self._stall_s)
+                answer(connection, expect(frame, FrameKind.WANT).body, self._shelf, self._link, self._stall_s)
                 frame = receive(connection)
         except ProtocolError as error:
             log.warning("a peer is sent away: %s", error)
@@ -146,7 +146,9 @@ class Server:
             return True
 
 
-def answer(connection: socket.socket, body: Mapping[str, Any], shelf: Shelf, link: Link, stall_s: float = 5.0) -> None:
+def answer(
+    connection: socket.socket, body: Mapping[str, Any], shelf: ChunkRegistry, link: Link, stall_s: float = 5.0
+) -> None:
     """Answer one WANT: with the chunk once it is there, or with ABSENT where it is not to be expected.
 
     Raises ProtocolError for a question that makes no sense, PeerGone.
@@ -162,8 +164,8 @@ def answer(connection: socket.socket, body: Mapping[str, Any], shelf: Shelf, lin
             return
         if there is None or not patient or _stalls(holding, stall_s):
             break
-        send(connection, Kind.WAIT)
-    send(connection, Kind.ABSENT, start=span.start)
+        send(connection, FrameKind.WAIT)
+    send(connection, FrameKind.ABSENT, start=span.start)
 
 
 def _stalls(holding: Holding, stall_s: float) -> bool:

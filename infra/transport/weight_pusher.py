@@ -12,8 +12,8 @@ import threading
 
 from infra.runners.liveness import LIVENESS
 from infra.store.weight_store import WeightStore
-from infra.transport.chunk_registry import Shelf
-from infra.transport.frames import Kind, TransportError, receive, send
+from infra.transport.chunk_registry import ChunkRegistry
+from infra.transport.frames import FrameKind, TransportError, receive, send
 from infra.transport.handshake import connect, expect
 from infra.transport.incoming_pushes import PATIENCE_S
 from infra.transport.serving import answer
@@ -28,7 +28,7 @@ RETRY_S = 0.5
 CONNECT_S = 3.0
 
 
-class Courier:
+class WeightPusher:
     """Offers what `store` holds to the master of `run`, from a thread of its own."""
 
     def __init__(
@@ -43,7 +43,7 @@ class Courier:
         self._store, self._run, self._token, self._tls = store, run, token, tls
         self._host = os.uname().nodename if host is None else host
         self._link = link or Link()
-        self._shelf = Shelf(whole_finder(store))
+        self._shelf = ChunkRegistry(whole_finder(store))
         self._chain: RelayChain | None = None
         self._newest: WeightVersion | None = None
         self._delivered: tuple[str, PolicyVersion] | None = None
@@ -122,12 +122,12 @@ class Courier:
         """Offer a version until the master has it. Raises TransportError."""
         with connect(address, self._run, self._token, -1, CONNECT_S, self._tls) as connection:
             connection.settimeout(PATIENCE_S + CONNECT_S)
-            send(connection, Kind.OFFER, version=str(manifest.version))
+            send(connection, FrameKind.OFFER, version=str(manifest.version))
             while True:
                 frame = receive(connection)
-                if frame.kind is Kind.REFUSED:
+                if frame.kind is FrameKind.REFUSED:
                     with self._changed:
                         self._delivered = (address, manifest.version)
                         self._changed.notify_all()
                     return
-                answer(connection, expect(frame, Kind.WANT).body, self._shelf, self._link)
+                answer(connection, expect(frame, FrameKind.WANT).body, self._shelf, self._link)

@@ -9,7 +9,7 @@ from typing import Any
 
 from operators.evaluation.config import EvaluationConfig
 from operators.evaluation.rounds import Announced, Mode, Round, modes_due, open_round, round_name
-from operators.io.elements import Checkpoint, Output, Place, Polled, Received, Restored
+from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, ReceivedRecord, Restored
 from operators.io.pending import PendingOffsets
 from schemas.records import Experience, Metric, PolicyVersion, Prompt, Settled, WeightVersion
 from schemas.topics import EVAL_PROMPTS, METRICS, SETTLED
@@ -47,7 +47,7 @@ class _Evaluating:
         self._final = PolicyVersion.parse(final) if final else None
         self._rounds: dict[str, Round] = {}
         self._pending = PendingOffsets()
-        self._places: dict[int, tuple[Place, int]] = {}
+        self._places: dict[int, tuple[PartitionKey, int]] = {}
         newest, is_last = restored.marks.get("newest", (None, False))
         self._newest = Announced(PolicyVersion.parse(newest), is_last) if newest else None
         self._results = {mode: Metric(_NAME, *each) for mode, each in restored.marks.get("results", {}).items()}
@@ -73,7 +73,7 @@ class _Evaluating:
             outputs += self._ask(self._newest)
         return outputs
 
-    def checkpoint(self, positions: Mapping[Place, int]) -> Checkpoint:
+    def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
         rounds = {name: [r.expected.start, len(r.expected)] for name, r in self._rounds.items()}
         final = None if self._final is None else str(self._final)
         marks: dict[str, Any] = {"evaluated": [self._number, self._last, final, self._lost], "rounds": rounds}
@@ -122,15 +122,15 @@ class _Evaluating:
             outputs.append(Output(EVAL_PROMPTS, prompt.prompt_id, prompt))
         return outputs
 
-    def _answer(self, received: Received) -> list[Output]:
+    def _answer(self, received: ReceivedRecord) -> list[Output]:
         experience: Experience = received.record
         prompt = experience.trajectory.prompt
         current = self._rounds.get(prompt.round)
         if current is None or prompt.number not in current.expected or prompt.number in current.answers:
             return []
         current.answers[prompt.number] = experience
-        self._pending.add(Place(received.topic, received.partition), received.offset)
-        self._places[prompt.number] = (Place(received.topic, received.partition), received.offset)
+        self._pending.add(PartitionKey(received.topic, received.partition), received.offset)
+        self._places[prompt.number] = (PartitionKey(received.topic, received.partition), received.offset)
         return self._close(current) if current.complete() else []
 
     def _close(self, current: Round) -> list[Output]:

@@ -13,7 +13,7 @@ from schemas.records import PolicyVersion
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class BatchContext:
     """Global batch `batch` is to be made, of `wanted` trajectories at least, for `ranks` trainer ranks.
 
     `success` is that at the questions of the present level of each task's curriculum, of stories that have ended; where

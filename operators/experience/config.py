@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from operators.experience.evictions import EVICTIONS, Eviction, Staleness
-from operators.experience.parts import Part, make
+from operators.experience.parts import Component, make
 from operators.experience.samplers import SAMPLERS, Sampler
 from operators.experience.writers import WRITERS, Writer
 
@@ -33,11 +33,11 @@ class ExperienceConfig:
     guarantee the bound, `correct` does not."""
     micro_batch_tokens: int = 65_536
     """Tokens in one micro-batch record; a longer sequence has a record of its own."""
-    writers: tuple[Part, ...] = ()
+    writers: tuple[Component, ...] = ()
     """What may enter (see writers.WRITERS): each may refuse. What cannot be trained at all never enters."""
-    sampler: Part = field(default_factory=lambda: Part("fifo"))
+    sampler: Component = field(default_factory=lambda: Component("fifo"))
     """What leaves (see samplers.SAMPLERS)."""
-    evictions: tuple[Part, ...] = ()
+    evictions: tuple[Component, ...] = ()
     """What is dropped (see evictions.EVICTIONS): each may drop."""
     group_timeout_s: float = 0.0
     """How long a group waits for its missing members after the first has come; 0: for ever, since placement ends every

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from operators.experience.members import Run
-from schemas.records import LevelAsked, LevelBegun, SuccessTold
+from operators.experience.members import RowRun
+from schemas.records import LevelReply, LevelRequest, LevelSuccess
 
 
 class Success(NamedTuple):
@@ -36,7 +36,7 @@ class Curriculum:
         self.level, self._since, self._asked, counts = marks or (0, 0, False, {})
         self.success: dict[str, Success] = {task: Success(*each) for task, each in counts.items()}
         """Of the answers that this shard of the buffer has seen."""
-        self._others: dict[int, SuccessTold] = {}
+        self._others: dict[int, LevelSuccess] = {}
         self._told: dict[str, Success] | None = None
 
     def known(self) -> dict[str, Success]:
@@ -49,20 +49,20 @@ class Curriculum:
                     found[task] = Success(before.right + right, before.answered + answered)
         return found
 
-    def hear(self, told: SuccessTold) -> None:
+    def hear(self, told: LevelSuccess) -> None:
         """Another shard tells of its success, all of it each time."""
         self._others[told.shard] = told
 
-    def tell(self, shard: int, now: int) -> SuccessTold | None:
+    def tell(self, shard: int, now: int) -> LevelSuccess | None:
         """What there is to tell the others; None where nothing is new."""
         if self.success == self._told:
             return None
         self._told = dict(self.success)
         each = self.success.values()
         right, answered = tuple(one.right for one in each), tuple(one.answered for one in each)
-        return SuccessTold(shard, self.task, self._since, tuple(self.success), right, answered, now)
+        return LevelSuccess(shard, self.task, self._since, tuple(self.success), right, answered, now)
 
-    def learn(self, begun: LevelBegun) -> None:
+    def learn(self, begun: LevelReply) -> None:
         """Take note of a level, later than those before; what had been counted was of the one before."""
         if begun.number > self._since:
             self.level, self._since, self._asked, self.success = begun.level, begun.number, False, {}
@@ -73,7 +73,7 @@ class Curriculum:
             before = self.success.get(task, Success())
             self.success[task] = Success(before.right + right, before.answered + 1)
 
-    def ask(self, wish: int, batch: int, now: int) -> LevelAsked | None:
+    def ask(self, wish: int, batch: int, now: int) -> LevelRequest | None:
         """What to ask the prompt source for where the sampler wishes for harder (1) or easier (-1) questions.
 
         Nothing while an answer is awaited, and nothing beyond the first and the last level.
@@ -83,7 +83,7 @@ class Curriculum:
             return None
         self._asked = True
         everything = total(self.known())
-        return LevelAsked(self.task, level, batch, everything.share, everything.answered, now)
+        return LevelRequest(self.task, level, batch, everything.share, everything.answered, now)
 
     def marks(self) -> Sequence[Any]:
         """What a commit's note says of it."""
@@ -100,24 +100,24 @@ class Curricula:
     def __iter__(self) -> Iterator[Curriculum]:
         return iter(self._of.values())
 
-    def learn(self, begun: LevelBegun) -> None:
+    def learn(self, begun: LevelReply) -> None:
         """Take note of a level; one of a task that has none here is nothing."""
         if begun.task in self._of:
             self._of[begun.task].learn(begun)
 
-    def hear(self, told: SuccessTold, shard: int) -> None:
+    def hear(self, told: LevelSuccess, shard: int) -> None:
         """A shard tells of its success; this one's own word is passed over."""
         if told.shard != shard and told.curriculum in self._of:
             self._of[told.curriculum].hear(told)
 
-    def tell(self, shard: int, now: int) -> Iterator[SuccessTold]:
+    def tell(self, shard: int, now: int) -> Iterator[LevelSuccess]:
         """What this shard tells the others."""
         for each in self:
             told = each.tell(shard, now)
             if told is not None:
                 yield told
 
-    def count(self, runs: Iterable[Run]) -> None:
+    def count(self, runs: Iterable[RowRun]) -> None:
         """Stories have ended."""
         if not self._of:
             return

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from operators.experience.members import Run
+from operators.experience.members import RowRun
 from operators.io.elements import Restored
 from operators.io.ledger import TrajectoryLedger
 from schemas.block import Block
@@ -88,7 +88,7 @@ class Endings:
 
     def end(
         self,
-        runs: Sequence[Run],
+        runs: Sequence[RowRun],
         fate: Fate,
         reason: str,
         batch: int | None,
@@ -122,7 +122,7 @@ class Endings:
         return self._ledger.marks()
 
     def _end(
-        self, number: int, run: Run, ages: list[int] | list[None], same: tuple[Fate, str, int | None, bool]
+        self, number: int, run: RowRun, ages: list[int] | list[None], same: tuple[Fate, str, int | None, bool]
     ) -> None:
         """End members of group `number`; `same` for all are fate, reason, batch and whether their group leaves."""
         shelf, first, last = run

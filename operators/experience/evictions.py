@@ -6,15 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from operators.experience.batch_context import Moment
+from operators.experience.batch_context import BatchContext
 from operators.experience.groups import Group
-from operators.experience.members import Member
+from operators.experience.members import GroupMember
 
 
 class Drop(NamedTuple):
     """A member that is dropped, and the reason that its Settled record gives."""
 
-    member: Member
+    member: GroupMember
     reason: str
 
 
@@ -22,7 +22,7 @@ class Drop(NamedTuple):
 class Eviction:
     """Drops nothing. Others derive from it; options are fields."""
 
-    def evict(self, groups: Sequence[Group], moment: Moment) -> Iterable[Drop]:
+    def evict(self, groups: Sequence[Group], moment: BatchContext) -> Iterable[Drop]:
         """What to drop of `groups`: those ready in the order of their completion, then those still open."""
         return ()
 
@@ -37,7 +37,7 @@ class Staleness(Eviction):
         if self.most < 0:
             raise ValueError(f"most must not be negative, not {self.most}")
 
-    def evict(self, groups: Sequence[Group], moment: Moment) -> Iterable[Drop]:
+    def evict(self, groups: Sequence[Group], moment: BatchContext) -> Iterable[Drop]:
         for group in groups:
             for member in group.members:
                 if (age := member.staleness(moment.newest)) > self.most:
@@ -55,7 +55,7 @@ class Age(Eviction):
         if not self.seconds > 0:
             raise ValueError(f"seconds must be positive, not {self.seconds}")
 
-    def evict(self, groups: Sequence[Group], moment: Moment) -> Iterable[Drop]:
+    def evict(self, groups: Sequence[Group], moment: BatchContext) -> Iterable[Drop]:
         for group in groups:
             if (age := moment.now - group.seen_at) > self.seconds:
                 yield from (Drop(member, f"age {age:.0f} s > {self.seconds:g} s") for member in group.members)
@@ -71,7 +71,7 @@ class Capacity(Eviction):
         if self.trajectories < 1:
             raise ValueError(f"trajectories must be at least 1, not {self.trajectories}")
 
-    def evict(self, groups: Sequence[Group], moment: Moment) -> Iterable[Drop]:
+    def evict(self, groups: Sequence[Group], moment: BatchContext) -> Iterable[Drop]:
         over = moment.held - self.trajectories
         for group in groups:
             if over <= 0:

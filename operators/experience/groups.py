@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterable, Iterator, Sequence
 
-from operators.experience.members import Member
+from operators.experience.members import GroupMember
 from schemas.records import PolicyVersion
 
 
@@ -19,7 +19,7 @@ class Group:
 
     __slots__ = ("completed", "members", "number", "seen_at")
 
-    def __init__(self, number: int, members: list[Member], seen_at: float) -> None:
+    def __init__(self, number: int, members: list[GroupMember], seen_at: float) -> None:
         self.number = number
         self.members = members
         self.seen_at = seen_at
@@ -79,7 +79,7 @@ class Groups:
         yield from self.ready
         yield from self.open.values()
 
-    def add(self, number: int, members: list[Member], now: float) -> None:
+    def add(self, number: int, members: list[GroupMember], now: float) -> None:
         """Put members to group `number`."""
         group = self.open.get(number)
         if group is None:
@@ -145,7 +145,7 @@ class Groups:
         for group in self.call(numbers):
             self.make_ready(group)
 
-    def remove(self, members: Sequence[Member]) -> set[int]:
+    def remove(self, members: Sequence[GroupMember]) -> set[int]:
         """Take `members` out, wherever they are; the numbers of the groups that have none left by that."""
         gone = set(map(id, members))
         touched = {member.number for member in members}

@@ -10,22 +10,32 @@ from typing import Any
 
 import numpy as np
 
-from operators.experience.batch_context import Moment
+from operators.experience.batch_context import BatchContext
 from operators.experience.config import ExperienceConfig
 from operators.experience.curriculum import Curricula, Curriculum
 from operators.experience.endings import Endings
 from operators.experience.groups import Group, Groups
 from operators.experience.measures import BufferMeasures, by_task
-from operators.experience.members import Member, Run, Shelf, ages, runs_of
+from operators.experience.members import ExperienceBlock, GroupMember, RowRun, ages, runs_of
 from operators.experience.packing import pack
 from operators.experience.prompt_order import PromptOrder
 from operators.experience.sharing import Sharing
 from operators.experience.trainable import ANY_TOKEN, Verdict, untrainable
-from operators.io.elements import Checkpoint, Output, Place, Polled, Received, Restored
+from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, ReceivedRecord, Restored
 from operators.io.pending import PendingOffsets
 from operators.io.reject import rejected
-from schemas.records import Fate, GroupsCalled, GroupsOffered, LevelBegun, PolicyVersion, SuccessTold, WeightVersion
-from schemas.topics import ASKED, BATCHES, CURRICULUM, EXPERIENCES, METRICS, OFFERS, SETTLED, TOLD, parts_of_rank
+from schemas.records import BatchProposal, BatchSelection, Fate, LevelReply, LevelSuccess, PolicyVersion, WeightVersion
+from schemas.topics import (
+    BATCH_ASSEMBLY,
+    BATCHES,
+    CURRICULUM,
+    EXPERIENCES,
+    LEVEL_REQUEST,
+    METRICS,
+    SETTLED,
+    SUCCESS,
+    parts_of_rank,
+)
 
 log = logging.getLogger(__name__)
 
@@ -95,11 +105,11 @@ class _Buffering:
         for received in polled.records:
             if isinstance(received.record, WeightVersion):
                 self._newest = max(filter(None, (self._newest, received.record.version)))
-            elif isinstance(received.record, LevelBegun):
+            elif isinstance(received.record, LevelReply):
                 self._curricula.learn(received.record)
-            elif isinstance(received.record, GroupsOffered | GroupsCalled):
+            elif isinstance(received.record, BatchProposal | BatchSelection):
                 self._sharing.learn(received)
-            elif isinstance(received.record, SuccessTold):
+            elif isinstance(received.record, LevelSuccess):
                 self._curricula.hear(received.record, self._sharing.shard)
             else:
                 self._take_in(received)
@@ -115,7 +125,7 @@ class _Buffering:
         settled = self._endings.settled(self._now())
         return [*letters, *outputs, *([Output(SETTLED, "", settled)] if settled is not None else [])]
 
-    def checkpoint(self, positions: Mapping[Place, int]) -> Checkpoint:
+    def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
         return Checkpoint(
             low_water=self._pending.low_water(positions) | self._sharing.low_water(positions),
             ledger_from=self._endings.oldest_emission(),
@@ -136,18 +146,18 @@ class _Buffering:
 
     # -- what enters --------------------------------------------------------------------------------------------------
 
-    def _take_in(self, received: Received) -> None:
-        place = Place(received.topic, received.partition)
-        shelf = Shelf(received.record, received.partition, received.offset)
+    def _take_in(self, received: ReceivedRecord) -> None:
+        place = PartitionKey(received.topic, received.partition)
+        shelf = ExperienceBlock(received.record, received.partition, received.offset)
         now = self._clock()
         wrong = untrainable(shelf, self._vocabulary)
         all_may = not wrong and not self._writers and self._turns is None
-        for number, run in Run(shelf, 0, len(shelf)).by_group():
+        for number, run in RowRun(shelf, 0, len(shelf)).by_group():
             fresh = self._endings.expect(number, shelf.members[run.first : run.last])  # others came before, or twice
             if not fresh:
                 continue
             self._pending.add(place, received.offset, len(fresh))
-            members = [Member(shelf, run.first + position) for position in fresh]
+            members = [GroupMember(shelf, run.first + position) for position in fresh]
             if not all_may or self._endings.has_left(number):
                 members = [member for member in members if self._may_enter(member, wrong)]
             if members:
@@ -157,7 +167,7 @@ class _Buffering:
             if group is not None:
                 self._judge(group)
 
-    def _may_enter(self, member: Member, wrong: Mapping[int, Verdict]) -> bool:
+    def _may_enter(self, member: GroupMember, wrong: Mapping[int, Verdict]) -> bool:
         """Whether `member` may; its story ends here if not. `wrong` is what cannot be trained of its shelf."""
         if self._endings.has_left(member.number):
             self._drop([member], "its group had left")
@@ -173,12 +183,12 @@ class _Buffering:
             return True
         return False
 
-    def _letter(self, member: Member, reason: str) -> Output:
+    def _letter(self, member: GroupMember, reason: str) -> Output:
         shelf = member.shelf
-        received = Received(EXPERIENCES.noun, shelf.partition, shelf.offset, member.experience())
+        received = ReceivedRecord(EXPERIENCES.noun, shelf.partition, shelf.offset, member.experience())
         return rejected(received, "make batches", f"{member.trajectory_id}: {reason}", self._now())
 
-    def _refusal(self, member: Member) -> str | None:
+    def _refusal(self, member: GroupMember) -> str | None:
         return next(filter(None, (writer.refuse(member) for writer in self._writers)), None)
 
     def _judge(self, group: Group) -> None:
@@ -216,7 +226,7 @@ class _Buffering:
             for member, reason in drops:
                 self._drop([member], reason, left=emptied)
 
-    def _drop(self, members: Sequence[Member], reason: str, left: Iterable[int] = ()) -> None:
+    def _drop(self, members: Sequence[GroupMember], reason: str, left: Iterable[int] = ()) -> None:
         runs = list(runs_of(members))
         self._measures.drop(runs, reason)
         self._settle(runs, "dropped", reason, ages(runs, self._newest), left=left)
@@ -264,7 +274,7 @@ class _Buffering:
         refused, self._sharing.refused = self._sharing.refused, []
         return outputs + [rejected(received, "make batches", reason, self._now()) for received, reason in refused]
 
-    def _make_batch(self, members: Sequence[Member], newest: PolicyVersion | None) -> list[Output]:
+    def _make_batch(self, members: Sequence[GroupMember], newest: PolicyVersion | None) -> list[Output]:
         """The next batch; `newest` is the newest version announced when it was decided on."""
         runs = list(runs_of(members))
         staleness = ages(runs, newest)
@@ -288,16 +298,16 @@ class _Buffering:
         """For harder or easier questions, as the sampler wishes; of several shards the first asks, and all tell."""
         sharing, now = self._sharing, self._now()
         told = self._curricula.tell(sharing.shard, now) if sharing.shards > 1 else ()
-        outputs = [Output(OFFERS, TOLD, each) for each in told]
+        outputs = [Output(BATCH_ASSEMBLY, SUCCESS, each) for each in told]
         if sharing.shard:
             return outputs
         wishes = [(each, self._sampler.wish(self._moment(each))) for each in self._curricula]
         asked = [each.ask(wish, self._batch, now) for each, wish in wishes]
-        return outputs + [Output(CURRICULUM, ASKED, each) for each in asked if each is not None]
+        return outputs + [Output(CURRICULUM, LEVEL_REQUEST, each) for each in asked if each is not None]
 
     def _settle(
         self,
-        runs: Sequence[Run],
+        runs: Sequence[RowRun],
         fate: Fate,
         reason: str,
         staleness: np.ndarray | None = None,
@@ -309,11 +319,11 @@ class _Buffering:
         if fate != "failed":
             self._curricula.count(runs)
         for shelf, first, last in runs:
-            self._pending.remove(Place(EXPERIENCES.noun, shelf.partition), shelf.offset, last - first)
+            self._pending.remove(PartitionKey(EXPERIENCES.noun, shelf.partition), shelf.offset, last - first)
 
-    def _moment(self, of: Curriculum | None = None) -> Moment:
+    def _moment(self, of: Curriculum | None = None) -> BatchContext:
         config, held = self._config, self._groups.held
         fixed = config.global_batch, self._ranks, config.seed
         success = {task: each for one in self._curricula if of in (None, one) for task, each in one.known().items()}
         level = 0 if of is None else of.level
-        return Moment(self._batch, *fixed, self._newest, self._clock(), held, level, success)
+        return BatchContext(self._batch, *fixed, self._newest, self._clock(), held, level, success)

@@ -9,7 +9,7 @@ from statistics import fmean
 import numpy as np
 
 from operators.experience.groups import Groups
-from operators.experience.members import Run, gathered
+from operators.experience.members import RowRun, gathered
 from schemas.records import Fate, Metric
 
 DECILES = 10
@@ -25,19 +25,25 @@ class BufferMeasures:
         self._ended: Counter[int] = Counter()
         self._dropped_lengths: Counter[int] = Counter()
 
-    def drop(self, runs: Sequence[Run], reason: str) -> None:
+    def drop(self, runs: Sequence[RowRun], reason: str) -> None:
         """Members are dropped for `reason`, whose words before its first number name its kind."""
         lengths = gathered(runs, "tokens")
         self._dropped[kind_of(reason)] += len(lengths)
         _count(self._dropped_lengths, lengths)
 
-    def end(self, runs: Sequence[Run], fate: Fate) -> None:
+    def end(self, runs: Sequence[RowRun], fate: Fate) -> None:
         """Members' stories have ended; failed ones say nothing of lengths."""
         if fate != "failed":
             _count(self._ended, gathered(runs, "tokens"))
 
     def metric(
-        self, batch: int, runs: Sequence[Run], ages: np.ndarray, groups: Groups, others: Mapping[str, float], now: int
+        self,
+        batch: int,
+        runs: Sequence[RowRun],
+        ages: np.ndarray,
+        groups: Groups,
+        others: Mapping[str, float],
+        now: int,
     ) -> Metric:
         """Of `batch`: what is held and was dropped; staleness at consumption (`ages`) and at finish as histograms."""
         values = {
@@ -54,7 +60,7 @@ class BufferMeasures:
         return Metric("experience", batch, values, now)
 
 
-def by_task(runs: Sequence[Run]) -> dict[str, float]:
+def by_task(runs: Sequence[RowRun]) -> dict[str, float]:
     """Of each task (the `MOST_TASKS` most frequent): trajectories, mean reward, response length and, where it is known,
     accuracy."""
     rows: dict[str, list[tuple[float, float, float | None]]] = defaultdict(list)

@@ -38,7 +38,7 @@ class Ragged(NamedTuple):
         return np.diff(self.ends).astype(np.int64)
 
 
-class Shelf:
+class ExperienceBlock:
     """The experiences at `offset` of `partition`, as columns: lists where one row is asked for, arrays where many are.
 
     `numbers` and `sizes` are those of the groups; `tokens` are responses', int64[rows], `lengths` prompts' and
@@ -139,12 +139,12 @@ def group_numbers(purposes: Sequence[Purpose], numbers: list[int]) -> list[int]:
     return [~number if purpose == "imported" else number for purpose, number in zip(purposes, numbers, strict=True)]
 
 
-class Member:
+class GroupMember:
     """One scored trajectory: row `row` of `shelf`. Samplers and the like of the user's see these, and nothing else."""
 
     __slots__ = ("row", "shelf")
 
-    def __init__(self, shelf: Shelf, row: int) -> None:
+    def __init__(self, shelf: ExperienceBlock, row: int) -> None:
         self.shelf, self.row = shelf, row
 
     @property
@@ -244,48 +244,48 @@ class Member:
         return experience
 
 
-class Run(NamedTuple):
+class RowRun(NamedTuple):
     """Rows `first` to before `last` of a shelf: members that are neighbours in the buffer as they are there."""
 
-    shelf: Shelf
+    shelf: ExperienceBlock
     first: int
     last: int
 
-    def by_group(self) -> Iterator[tuple[int, Run]]:
+    def by_group(self) -> Iterator[tuple[int, RowRun]]:
         """Its parts, each of neighbours of one group, with the group's number."""
         first = self.first
         for number, rows in groupby(self.shelf.numbers[self.first : self.last]):
             last = first + sum(1 for _ in rows)
-            yield number, Run(self.shelf, first, last)
+            yield number, RowRun(self.shelf, first, last)
             first = last
 
 
-def read_members(block: Block, partition: int, offset: int) -> list[Member]:
+def read_members(block: Block, partition: int, offset: int) -> list[GroupMember]:
     """The members in `block`, the experiences at `offset` of `partition`."""
-    shelf = Shelf(block, partition, offset)
-    return [Member(shelf, row) for row in range(len(shelf))]
+    shelf = ExperienceBlock(block, partition, offset)
+    return [GroupMember(shelf, row) for row in range(len(shelf))]
 
 
-def runs_of(members: Sequence[Member]) -> Iterator[Run]:
+def runs_of(members: Sequence[GroupMember]) -> Iterator[RowRun]:
     """`members`, in their order, in as few runs as they make."""
     first = 0
     for last in range(1, len(members) + 1):
         before = members[last - 1]
         if last < len(members) and members[last].shelf is before.shelf and members[last].row == before.row + 1:
             continue
-        yield Run(before.shelf, members[first].row, before.row + 1)
+        yield RowRun(before.shelf, members[first].row, before.row + 1)
         first = last
 
 
-def gathered(runs: Sequence[Run], column: str) -> np.ndarray:
-    """The values of a column of `Shelf`, an array there, in all rows of `runs`."""
+def gathered(runs: Sequence[RowRun], column: str) -> np.ndarray:
+    """The values of a column of `ExperienceBlock`, an array there, in all rows of `runs`."""
     if not runs:
         return np.empty(0, np.int64)
     return np.concatenate([getattr(run.shelf, column)[run.first : run.last] for run in runs])
 
 
-def ages(runs: Sequence[Run], newest: PolicyVersion | None) -> np.ndarray:
-    """Staleness of all rows of `runs`, int64, as `Member.staleness` has it."""
+def ages(runs: Sequence[RowRun], newest: PolicyVersion | None) -> np.ndarray:
+    """Staleness of all rows of `runs`, int64, as `GroupMember.staleness` has it."""
     made = gathered(runs, "version_numbers")
     if newest is None:
         return np.zeros_like(made)

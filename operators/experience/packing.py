@@ -9,7 +9,7 @@ from operator import sub
 
 import numpy as np
 
-from operators.experience.members import Member, Run, gathered, runs_of
+from operators.experience.members import GroupMember, RowRun, gathered, runs_of
 from schemas.arrow import arrow_schema
 from schemas.block import Block
 from schemas.columns import one_list
@@ -39,7 +39,9 @@ def balance(loads: Sequence[int], ranks: int) -> list[int]:
     return ranking
 
 
-def pack(batch: int, members: Sequence[Member], staleness: np.ndarray, budget: int, ranks: int) -> list[list[Block]]:
+def pack(
+    batch: int, members: Sequence[GroupMember], staleness: np.ndarray, budget: int, ranks: int
+) -> list[list[Block]]:
     """Global batch number `batch` as micro-batches of at most `budget` tokens, as many for each of `ranks` ranks.
 
     By rank, each a block of one MicroBatch. Members of a group stand together, and stay on one rank. `staleness`,
@@ -61,7 +63,7 @@ def pack(batch: int, members: Sequence[Member], staleness: np.ndarray, budget: i
     ]
 
 
-def _shares(members: Sequence[Member], lengths: Sequence[int], ranks: int) -> list[list[int]]:
+def _shares(members: Sequence[GroupMember], lengths: Sequence[int], ranks: int) -> list[list[int]]:
     """The indices of each rank's members, in their order."""
     if ranks == 1:
         return [list(range(len(members)))]
@@ -73,7 +75,7 @@ def _shares(members: Sequence[Member], lengths: Sequence[int], ranks: int) -> li
     return shares
 
 
-def _micro_batch(place: tuple[int, int, int, int], members: Sequence[Member], staleness: np.ndarray) -> Block:
+def _micro_batch(place: tuple[int, int, int, int], members: Sequence[GroupMember], staleness: np.ndarray) -> Block:
     """The micro-batch of `members` at `place`: batch, index, count, rank."""
     runs = list(runs_of(members))
     names = ("batch", "index", "count", "rank")
@@ -99,7 +101,7 @@ def _micro_batch(place: tuple[int, int, int, int], members: Sequence[Member], st
     return Block.from_columns(MicroBatch, {**{n: [v] for n, v in zip(names, place, strict=True)}, **lists})
 
 
-def _laid_out(runs: Sequence[Run]) -> dict[str, np.ndarray]:
+def _laid_out(runs: Sequence[RowRun]) -> dict[str, np.ndarray]:
     """Token ids, behaviour logprobs and loss masks of prompts and responses in turn; prompts have neither of these."""
     ids: list[np.ndarray] = []
     logprobs: list[np.ndarray] = []

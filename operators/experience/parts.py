@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Part:
+class Component:
     """A part's name and the options that its class takes."""
 
     name: str
@@ -28,7 +28,7 @@ class Part:
         return ":" in self.name
 
 
-def make(what: str, part: Part, known: Mapping[str, type[T]], base: type[T]) -> T:
+def make(what: str, part: Component, known: Mapping[str, type[T]], base: type[T]) -> T:
     """The `what` (as errors call it) that `part` names. Raises ValueError naming what does not fit."""
     kind = _load(what, part.name, base) if part.is_custom else known.get(part.name)
     if kind is None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from operators.experience.batch_context import Moment
+from operators.experience.batch_context import BatchContext
 from operators.experience.curriculum import total
 from operators.experience.groups import Group
 
@@ -24,14 +24,14 @@ class Sampler:
         """Why complete `group` is never to be trained; None: it may be."""
         return None
 
-    def order(self, ready: Sequence[Group], moment: Moment) -> Iterable[Group]:
+    def order(self, ready: Sequence[Group], moment: BatchContext) -> Iterable[Group]:
         """`ready`, which stands in the order of completion, in the order in which groups are to be taken.
 
         Lazily: only as many are asked for as a batch needs. What is left out has to wait.
         """
         return ready
 
-    def wish(self, moment: Moment) -> int:
+    def wish(self, moment: BatchContext) -> int:
         """Whether prompts are to be harder (1) or easier (-1) from now on, by `moment.success`; 0: as they are.
 
         Asked whenever stories have ended. A wish beyond the curriculum's last or first level is none.
@@ -43,7 +43,7 @@ class Sampler:
 class NewestFirst(Sampler):
     """Takes what completed last. What it passes over grows old: give it an eviction."""
 
-    def order(self, ready: Sequence[Group], moment: Moment) -> Iterable[Group]:
+    def order(self, ready: Sequence[Group], moment: BatchContext) -> Iterable[Group]:
         return reversed(ready)
 
 
@@ -56,7 +56,7 @@ class StalenessWeighted(Sampler):
     def __post_init__(self) -> None:
         _check_positive("half_life", self.half_life)
 
-    def order(self, ready: Sequence[Group], moment: Moment) -> Iterable[Group]:
+    def order(self, ready: Sequence[Group], moment: BatchContext) -> Iterable[Group]:
         def race(group: Group) -> float:
             return moment.race(group, 2.0 ** -(group.staleness(moment.newest) / self.half_life))
 
@@ -78,7 +78,7 @@ class Prioritised(Sampler):
         if self.alpha < 0:
             raise ValueError(f"alpha must not be negative, not {self.alpha}")
 
-    def order(self, ready: Sequence[Group], moment: Moment) -> Iterable[Group]:
+    def order(self, ready: Sequence[Group], moment: BatchContext) -> Iterable[Group]:
         def race(group: Group) -> float:
             return moment.race(group, (statistics.pstdev(group.rewards) + self.floor) ** self.alpha)
 
@@ -94,7 +94,7 @@ class Windowed(Sampler):
     def __post_init__(self) -> None:
         _check_positive("window", self.window)
 
-    def order(self, ready: Sequence[Group], moment: Moment) -> Iterable[Group]:
+    def order(self, ready: Sequence[Group], moment: BatchContext) -> Iterable[Group]:
         return sorted(ready[: self.window], key=moment.draw)
 
 
@@ -111,7 +111,7 @@ class LengthBalanced(Sampler):
     def __post_init__(self) -> None:
         _check_positive("window", self.window)
 
-    def order(self, ready: Sequence[Group], moment: Moment) -> Iterable[Group]:
+    def order(self, ready: Sequence[Group], moment: BatchContext) -> Iterable[Group]:
         by_length = sorted(ready[1 : self.window], key=lambda group: group.tokens)
         half = len(by_length) // 2
         in_turn = chain.from_iterable(zip(reversed(by_length[half:]), by_length[:half], strict=False))
@@ -129,7 +129,7 @@ class _Refusing(Sampler):
         if SAMPLERS.get(self.order_by, _Refusing) in (GroupComplete, DynamicSampling, Curricular, _Refusing):
             raise ValueError(f"order_by {self.order_by!r} is no sampler that orders")
 
-    def order(self, ready: Sequence[Group], moment: Moment) -> Iterable[Group]:
+    def order(self, ready: Sequence[Group], moment: BatchContext) -> Iterable[Group]:
         return SAMPLERS[self.order_by]().order(ready, moment)
 
 
@@ -175,7 +175,7 @@ class Curricular(_Refusing):
         if not 0 <= self.easier_below < self.harder_above <= 1:
             raise ValueError("curriculum needs 0 <= easier_below < harder_above <= 1")
 
-    def wish(self, moment: Moment) -> int:
+    def wish(self, moment: BatchContext) -> int:
         known = total(moment.success)
         if known.answered < self.least:
             return 0

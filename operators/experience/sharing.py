@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from operators.experience.groups import Group
-from operators.io.elements import Output, Place, Received
+from operators.io.elements import Output, PartitionKey, ReceivedRecord
 from operators.io.pending import PendingOffsets
-from schemas.records import GroupsCalled, GroupsOffered, PolicyVersion
-from schemas.topics import CALLED, OFFERED, OFFERS, partition_of
+from schemas.records import BatchProposal, BatchSelection, PolicyVersion
+from schemas.topics import BATCH_ASSEMBLY, PROPOSAL, SELECTION, partition_of
 
 
 def quotas(sizes: Iterable[int], wanted: int) -> list[int]:
@@ -42,7 +42,7 @@ class _Offer(NamedTuple):
     newest: PolicyVersion | None
 
 
-class Caller:
+class BatchSelector:
     """What the first shard does for all: it calls up what is offered, each offer once, in the order of the log.
 
     Where it `takes_back`, what was offered before the newest weight version was known goes back, so that its shard may
@@ -56,7 +56,7 @@ class Caller:
         self._next = tuple(place)
         self._offers: deque[_Offer] = deque()
 
-    def learn(self, place: Place, offset: int, record: GroupsOffered) -> None:
+    def learn(self, place: PartitionKey, offset: int, record: BatchProposal) -> None:
         """Groups are offered; those that have been called already are passed over."""
         groups = enumerate(zip(record.groups, record.sizes, strict=True))
         offers = [_Offer(offset, row, *each, record.newest) for row, each in groups]
@@ -65,12 +65,12 @@ class Caller:
             self._offers.extend(fresh)
             self._pending.add(place, offset, len(fresh))
 
-    def call(self, newest: PolicyVersion | None, now: int) -> Iterator[GroupsCalled]:
+    def call(self, newest: PolicyVersion | None, now: int) -> Iterator[BatchSelection]:
         """Call up what makes batches."""
         if self._takes_back and any(_is_before(offer.newest, newest) for offer in self._offers):
-            yield GroupsCalled(None, self._take(len(self._offers)), newest, now)
+            yield BatchSelection(None, self._take(len(self._offers)), newest, now)
         for count in quotas([offer.size for offer in self._offers], self._wanted):
-            yield GroupsCalled(self._batch, self._take(count), newest, now)
+            yield BatchSelection(self._batch, self._take(count), newest, now)
             self._batch += 1
 
     def marks(self) -> list[int]:
@@ -85,7 +85,7 @@ class Caller:
         return tuple(offer.group for offer in taken)
 
 
-_PLACE = Place(OFFERS.noun, 0)
+_PLACE = PartitionKey(BATCH_ASSEMBLY.noun, 0)
 
 
 def _is_before(known: PolicyVersion | None, newest: PolicyVersion | None) -> bool:
@@ -104,24 +104,24 @@ class Sharing:
         self._heard, offered, called = marks.get("sharing", (0, (), None))
         self.offered: set[int] = set(offered)
         """The numbers of the groups that are set aside, or were by a start before this one."""
-        self._calls: deque[tuple[int, GroupsCalled]] = deque()
-        self.refused: list[tuple[Received, str]] = []
+        self._calls: deque[tuple[int, BatchSelection]] = deque()
+        self.refused: list[tuple[ReceivedRecord, str]] = []
         """Calls that are not of the first shard, and why, since this list was emptied."""
-        self._caller = Caller(wanted, takes_back, self._pending, called) if shard == 0 else None
+        self._caller = BatchSelector(wanted, takes_back, self._pending, called) if shard == 0 else None
 
-    def learn(self, received: Received) -> None:
+    def learn(self, received: ReceivedRecord) -> None:
         """Take note of an offer or a call; the only shard has no part in any."""
         record, offset = received.record, received.offset
         if self.shards == 1:
             return
-        if isinstance(record, GroupsOffered):
+        if isinstance(record, BatchProposal):
             if self._caller is not None:
                 self._caller.learn(_PLACE, offset, record)
         elif offset >= self._heard:
             self._pending.add(_PLACE, offset)
             self._calls.append((offset, record))
 
-    def calls(self, batch: Callable[[], int]) -> Iterator[GroupsCalled]:
+    def calls(self, batch: Callable[[], int]) -> Iterator[BatchSelection]:
         """The calls that have come, with the groups of this shard alone; each is answered once it is taken.
 
         Each that names a batch makes the next one, whose number `batch` gives: all shards read the same calls in the
@@ -133,11 +133,11 @@ class Sharing:
             self._heard = offset + 1
             if called.batch is not None and called.batch > (due := batch()):
                 reason = f"batch {called.batch} is called, and the next one is {due}"
-                self.refused.append((Received(*_PLACE, offset, called), reason))
+                self.refused.append((ReceivedRecord(*_PLACE, offset, called), reason))
                 continue
             mine = tuple(number for number in called.groups if self._is_mine(number))
             self.offered.difference_update(mine)
-            yield GroupsCalled(called.batch, mine, called.newest, called.called_at)
+            yield BatchSelection(called.batch, mine, called.newest, called.called_at)
 
     def offer(self, groups: Sequence[Group], newest: PolicyVersion | None, now: int) -> Iterator[Output]:
         """Offer `groups`; and where this is the first shard, call up what is on offer."""
@@ -145,12 +145,12 @@ class Sharing:
             numbers = tuple(group.number for group in groups)
             self.offered.update(numbers)
             sizes = tuple(len(group.members) for group in groups)
-            yield Output(OFFERS, OFFERED, GroupsOffered(self.shard, numbers, sizes, newest, now))
+            yield Output(BATCH_ASSEMBLY, PROPOSAL, BatchProposal(self.shard, numbers, sizes, newest, now))
         if self._caller is not None:
             for called in self._caller.call(newest, now):
-                yield Output(OFFERS, CALLED, called)
+                yield Output(BATCH_ASSEMBLY, SELECTION, called)
 
-    def low_water(self, positions: Mapping[Place, int]) -> dict[Place, int]:
+    def low_water(self, positions: Mapping[PartitionKey, int]) -> dict[PartitionKey, int]:
         """The offset in the offers below which nothing is pending."""
         return self._pending.low_water({_PLACE: positions[_PLACE]}) if _PLACE in positions else {}
 

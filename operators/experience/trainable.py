@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from operators.experience.members import Shelf
+from operators.experience.members import ExperienceBlock
 
 MOST_LOGPROB = 1e-3
 """A logprob is at most 0; rounding may put it a little above."""
@@ -26,7 +26,7 @@ class Verdict(NamedTuple):
     nonsense: bool
 
 
-def untrainable(shelf: Shelf, vocabulary: int) -> dict[int, Verdict]:
+def untrainable(shelf: ExperienceBlock, vocabulary: int) -> dict[int, Verdict]:
     """The rows of `shelf` that a model of `vocabulary` tokens cannot be trained on, and why: most shelves have none."""
     fruitless = shelf.failed | (shelf.tokens == 0) | ~shelf.generated
     found = {row: Verdict(_failure(shelf, row), False) for row in np.flatnonzero(fruitless).tolist()}
@@ -40,18 +40,18 @@ def untrainable(shelf: Shelf, vocabulary: int) -> dict[int, Verdict]:
     return found
 
 
-def _failure(shelf: Shelf, row: int) -> str:
+def _failure(shelf: ExperienceBlock, row: int) -> str:
     return (shelf.errors[row] or "generation failed") if shelf.failed[row] else "nothing was generated"
 
 
-def _unequal(shelf: Shelf) -> set[int]:
+def _unequal(shelf: ExperienceBlock) -> set[int]:
     """Rows whose logprobs or mask are not as long as the response."""
     counts = shelf.responses.counts()
     masks = np.diff(shelf.column("response.loss_mask").offsets.to_numpy())
     return set(np.flatnonzero((shelf.logprobs.counts() != counts) | (masks != counts)).tolist())
 
 
-def _out_of_range(shelf: Shelf, vocabulary: int) -> set[int]:
+def _out_of_range(shelf: ExperienceBlock, vocabulary: int) -> set[int]:
     """Rows with a logprob that is no logprob, or a token id that is none, whether or not it is trained."""
     found: set[int] = set()
     logprobs = shelf.logprobs.values
@@ -71,21 +71,21 @@ def _known(ids: np.ndarray, vocabulary: int) -> np.ndarray:
     return ids.view(np.uint32) < vocabulary
 
 
-def _unweighable(shelf: Shelf) -> set[int]:
+def _unweighable(shelf: ExperienceBlock) -> set[int]:
     """Rows drawn from a distribution that no trainer has: at no temperature, or from what top-p or top-k left of it."""
     temperatures, top_p, top_k = _sampling(shelf)
     no_temperature = ~((temperatures > 0) & (temperatures < np.inf))
     return set(np.flatnonzero(no_temperature | (top_p < 1) | (top_k > 0)).tolist())
 
 
-def _sampling(shelf: Shelf) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _sampling(shelf: ExperienceBlock) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Temperature as float32[rows], as a micro-batch has it, top-p and top-k."""
     temperature, *cuts = (shelf.column(f"prompt.sampling.{name}").to_numpy() for name in _SAMPLING)
     with np.errstate(over="ignore"):
         return temperature.astype(np.float32), *cuts
 
 
-def _look_closely(shelf: Shelf, row: int, vocabulary: int) -> str | None:
+def _look_closely(shelf: ExperienceBlock, row: int, vocabulary: int) -> str | None:
     if shelf.lengths[row] == shelf.tokens[row]:
         return "the prompt is empty"
     if shelf.lengths[row] > MOST_LENGTH:

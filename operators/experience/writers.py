@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from operators.experience.members import Member
+from operators.experience.members import GroupMember
 
 
 @dataclass(frozen=True)
 class Writer:
     """Lets everything in that can be trained. Others derive from it; options are fields."""
 
-    def refuse(self, member: Member) -> str | None:
+    def refuse(self, member: GroupMember) -> str | None:
         """Why `member` is not to be trained; None: it may be. Its group completes without it."""
         return None
 
@@ -21,7 +21,7 @@ class Writer:
 class Verified(Writer):
     """Refuses what a verifier failed on: its reward is made up."""
 
-    def refuse(self, member: Member) -> str | None:
+    def refuse(self, member: GroupMember) -> str | None:
         return f"not verified: {member.error}" if member.error else None
 
 
@@ -29,7 +29,7 @@ class Verified(Writer):
 class Finished(Writer):
     """Refuses what was cut off at its length limit (overlong filtering: DAPO, arXiv 2503.14476, 3.4)."""
 
-    def refuse(self, member: Member) -> str | None:
+    def refuse(self, member: GroupMember) -> str | None:
         return f"cut off after {member.tokens} tokens" if member.truncated else None
 
 
@@ -43,7 +43,7 @@ class Bounded(Writer):
         if self.tokens < 1:
             raise ValueError(f"tokens must be at least 1, not {self.tokens}")
 
-    def refuse(self, member: Member) -> str | None:
+    def refuse(self, member: GroupMember) -> str | None:
         return f"{member.length} tokens are more than {self.tokens}" if member.length > self.tokens else None
 
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from infra.storage import Place, write_durable
+from infra.storage import StorageFolder, write_durable
 from infra.yaml_text import as_yaml
 from operators.export.config import Contents
-from operators.export.folder import DATA, Part, read_contents, read_parts
+from operators.export.folder import DATA, ExportPart, read_contents, read_parts
 from operators.export.views import view_of
 
 
-def write_card(root: Place) -> None:
+def write_card(root: StorageFolder) -> None:
     """Write `root`/README.md as the folder stands. Raises ExportError where it is no export."""
     write_durable(root / "README.md", card(read_contents(root), read_parts(root)))
 
@@ -43,7 +43,7 @@ def _typed(kind: pa.DataType) -> dict[str, Any]:
     return {"dtype": {"double": "float64", "float": "float32"}.get(str(kind), str(kind))}
 
 
-def card(contents: Contents, parts: Sequence[Part]) -> str:
+def card(contents: Contents, parts: Sequence[ExportPart]) -> str:
     """The card of an export that has `parts`."""
     view = view_of(contents.of, contents.view)
     conditions = [condition for condition in (view.condition, contents.where) if condition]

@@ -88,7 +88,7 @@ def row_schema(topic: Topic) -> pa.Schema:
     return pa.schema([*named, *own, *PLACE], metadata={"laminar": f"{topic.noun}/{SCHEMA_VERSION}"})
 
 
-class Placed(NamedTuple):
+class RecordRows(NamedTuple):
     """Rows of Kafka records that follow one another: their offsets, timestamps in Unix milliseconds, and rows each."""
 
     block: Block
@@ -97,12 +97,12 @@ class Placed(NamedTuple):
     counts: Sequence[int]
 
     @classmethod
-    def of_one(cls, block: Block, offset: int, timestamp: int) -> Placed:
+    def of_one(cls, block: Block, offset: int, timestamp: int) -> RecordRows:
         """The rows of one record."""
         return cls(block, (offset,), (timestamp,), (len(block),))
 
 
-def as_table(topic: Topic, partition: int, placed: Sequence[Placed]) -> pa.Table:
+def as_table(topic: Topic, partition: int, placed: Sequence[RecordRows]) -> pa.Table:
     """The rows of `placed`, all of `partition`, in their order, as `row_schema` has them."""
     schema = row_schema(topic)
     tables = []
@@ -114,7 +114,7 @@ def as_table(topic: Topic, partition: int, placed: Sequence[Placed]) -> pa.Table
     return pa.concat_tables(tables) if tables else schema.empty_table()
 
 
-def _of_one_kind(topic: Topic, schema: pa.Schema, partition: int, placed: Sequence[Placed]) -> pa.Table:
+def _of_one_kind(topic: Topic, schema: pa.Schema, partition: int, placed: Sequence[RecordRows]) -> pa.Table:
     block = Block.concatenated([each.block for each in placed])
     rows = len(block)
     made = {column.field.name: column.make(block.batch) for column in columns_of(block.kind)}

@@ -7,13 +7,13 @@ from itertools import groupby
 
 import pyarrow as pa
 
-from infra.storage import Place, local_file
+from infra.storage import StorageFolder, local_file
 from operators.export.config import Contents
-from operators.export.folder import DATA, ExportFolder, Part
+from operators.export.folder import DATA, ExportFolder, ExportPart
 from operators.export.formats import read_table
 
 
-def compact(root: Place, target_bytes: int) -> int:
+def compact(root: StorageFolder, target_bytes: int) -> int:
     """Join the files of the export in `root` up to about `target_bytes` each; how many are fewer.
 
     A kill leaves every offset in one file that counts: the next one to open the folder removes what was replaced.
@@ -37,15 +37,15 @@ def compact(root: Place, target_bytes: int) -> int:
         return before - after
 
 
-def _read(file: Place, contents: Contents) -> pa.Table:
+def _read(file: StorageFolder, contents: Contents) -> pa.Table:
     with local_file(file) as local:
         return read_table(local, contents.format, contents.schema)
 
 
-def joinable(parts: Sequence[Part], target_bytes: int) -> Iterator[list[Part]]:
+def joinable(parts: Sequence[ExportPart], target_bytes: int) -> Iterator[list[ExportPart]]:
     """`parts`, by partition and offset, as runs of neighbours of at most `target_bytes`, or of one that is larger."""
     for _, of_one in groupby(parts, lambda part: part.partition):
-        run: list[Part] = []
+        run: list[ExportPart] = []
         for part in of_one:
             if run and sum(each.bytes for each in run) + part.bytes > target_bytes:
                 yield run

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import pyarrow as pa
 
-from infra.storage import Place
+from infra.storage import StorageFolder
 from operators.export.columns import row_schema
 from operators.export.formats import Format
 from operators.export.views import ViewName, view_of
@@ -61,7 +61,7 @@ class ExportConfig:
     To `follow` is to go on with what comes; what has come is then in a file within `every_s` seconds.
     """
 
-    folder: Place
+    folder: StorageFolder
     contents: Contents
     follow: bool = False
     file_bytes: int = 64 << 20

@@ -13,10 +13,10 @@ from itertools import groupby
 
 import pyarrow as pa
 
-from operators.export.columns import Placed, as_table
+from operators.export.columns import RecordRows, as_table
 from operators.export.config import ExportConfig
 from operators.export.folder import ExportFolder, next_offsets
-from operators.io.elements import Checkpoint, Output, Place, Polled, Received, Restored
+from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, ReceivedRecord, Restored
 from schemas.block import Block
 
 
@@ -69,9 +69,11 @@ class Exporting:
             self._settle()
         return ()
 
-    def checkpoint(self, positions: Mapping[Place, int]) -> Checkpoint:
+    def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
         """What lies in files is done."""
-        return Checkpoint({Place(self._contents.topic, partition): offset for partition, offset in self._done.items()})
+        return Checkpoint(
+            {PartitionKey(self._contents.topic, partition): offset for partition, offset in self._done.items()}
+        )
 
     def busy(self) -> bool:
         """It waits for records alone."""
@@ -83,7 +85,7 @@ class Exporting:
         self._folder.close()
 
     def _gather(self, polled: Polled) -> None:
-        placed: dict[int, list[Placed]] = {}
+        placed: dict[int, list[RecordRows]] = {}
         for (partition, _), rows in groupby(polled.records, lambda received: (received.partition, received.offset)):
             placed.setdefault(partition, []).append(_placed(list(rows)))
         for partition, blocks in placed.items():
@@ -134,8 +136,8 @@ class Exporting:
             self._done = {**self._done, **writing.result()}
 
 
-def _placed(rows: Sequence[Received]) -> Placed:
+def _placed(rows: Sequence[ReceivedRecord]) -> RecordRows:
     """The rows of one Kafka record: a block of them, or one by one."""
     first = rows[0]
     block = first.record if isinstance(first.record, Block) else Block.of([row.record for row in rows])
-    return Placed.of_one(block, first.offset, first.timestamp)
+    return RecordRows.of_one(block, first.offset, first.timestamp)

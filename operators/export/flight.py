@@ -23,7 +23,7 @@ from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import PartitionRange, UnknownTopic, partition_ranges, resolve_span
 from infra.kafka.reading import StoredRecord, follow_topic, read_topic
 from infra.listening import is_loopback
-from operators.export.columns import Placed, as_table
+from operators.export.columns import RecordRows, as_table
 from operators.export.config import Contents
 from operators.export.tickets import Ticket, parse_ticket
 from schemas.block import Block
@@ -211,7 +211,7 @@ class _Gathered:
     def __init__(self, contents: Contents, partition: int, first: int) -> None:
         self._contents, self._partition, self._next = contents, partition, first
         self._sent = first
-        self._placed: list[Placed] = []
+        self._placed: list[RecordRows] = []
         self._rows = self._bytes = self._undecodable = 0
 
     def take(self, record: StoredRecord) -> Iterator[tuple[pa.RecordBatch, bytes]]:
@@ -220,7 +220,7 @@ class _Gathered:
         if record.error is not None or record.rows[0].kind not in self._contents.of.records:
             self._undecodable += 1
             return
-        self._placed.append(Placed.of_one(record.rows[0], record.offset, record.timestamp))
+        self._placed.append(RecordRows.of_one(record.rows[0], record.offset, record.timestamp))
         self._rows += len(record.rows[0])
         self._bytes += record.size
         if self._rows >= BATCH_ROWS or self._bytes >= BATCH_BYTES:

@@ -27,7 +27,7 @@ from typing import Any
 import pyarrow as pa
 
 from infra.files import sync_folder
-from infra.storage import Place, listed, rename, write_durable
+from infra.storage import StorageFolder, listed, rename, write_durable
 from operators.export.config import Contents
 from operators.export.formats import sha256, write_table
 
@@ -41,7 +41,7 @@ class ExportError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Part:
+class ExportPart:
     """A range of offsets of one partition, `first` to `last`, and the file that holds its rows ("": it has none).
 
     `undecodable` are offset and reason of what is no record of ours. It `replaces` older parts, by their ranges.
@@ -63,7 +63,7 @@ class Part:
         return f"p{self.partition}-{self.first:012d}-{self.last:012d}"
 
 
-def read_contents(root: Place) -> Contents:
+def read_contents(root: StorageFolder) -> Contents:
     """What the export in `root` holds. Raises ExportError where there is none."""
     try:
         said = json.loads((root / STATE / "export.json").read_text(encoding="utf-8"))
@@ -75,9 +75,9 @@ def read_contents(root: Place) -> Contents:
         raise ExportError(f"{root / STATE / 'export.json'} is damaged: {error}") from error
 
 
-def read_parts(root: Place) -> list[Part]:
+def read_parts(root: StorageFolder) -> list[ExportPart]:
     """The parts of the export in `root` by partition and offset, replaced ones left out. Raises ExportError."""
-    parts: dict[str, Part] = {}
+    parts: dict[str, ExportPart] = {}
     for path in listed(root / STATE, MANIFESTS):
         part = _read_part(path)
         parts[part.range] = part
@@ -86,7 +86,7 @@ def read_parts(root: Place) -> list[Part]:
     return sorted(parts.values(), key=lambda part: (part.partition, part.first))
 
 
-def next_offsets(contents: Contents, parts: Iterable[Part]) -> dict[int, int]:
+def next_offsets(contents: Contents, parts: Iterable[ExportPart]) -> dict[int, int]:
     """By partition: the first offset that the export does not hold yet."""
     following = dict(contents.starts)
     for part in parts:
@@ -97,7 +97,7 @@ def next_offsets(contents: Contents, parts: Iterable[Part]) -> dict[int, int]:
 class ExportFolder:
     """An export's folder, open for writing; one process at a time. Raises ExportError where it cannot be."""
 
-    def __init__(self, root: Place, contents: Contents | None = None) -> None:
+    def __init__(self, root: StorageFolder, contents: Contents | None = None) -> None:
         """Open `root`, or make it for `contents`, which must be what it holds."""
         self.root = root
         if contents is None:
@@ -127,7 +127,7 @@ class ExportFolder:
         self.close()
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[ExportPart]:
         """What it holds."""
         return read_parts(self.root)
 
@@ -139,9 +139,9 @@ class ExportFolder:
         rows: pa.Table,
         undecodable: Sequence[tuple[int, str]] = (),
         replaces: Sequence[str] = (),
-    ) -> Part:
+    ) -> ExportPart:
         """Write `rows`, those of offsets `first` to `last`; whole and durable when it returns. Raises ExportError."""
-        part = Part(partition, first, last, "", len(rows), 0, "", tuple(undecodable), tuple(replaces))
+        part = ExportPart(partition, first, last, "", len(rows), 0, "", tuple(undecodable), tuple(replaces))
         name = f"{self.contents.topic}-{part.range}"
         try:
             if len(rows):
@@ -209,7 +209,7 @@ class ExportFolder:
         for left in [*(self.root / DATA).glob(f"{TEMPORARY}*"), *(self.root / STATE).glob(".*.tmp")]:
             left.unlink()
 
-    def _place(self, part: Part) -> None:
+    def _place(self, part: ExportPart) -> None:
         """Give `part`'s file its name, where it has not got it yet, and remove what it replaces."""
         data = self.root / DATA
         if part.file and (data / (TEMPORARY + part.file)).exists():
@@ -221,18 +221,18 @@ class ExportFolder:
             sync_folder(data)
 
 
-def _refuse_another(root: Place, held: Contents, wanted: Contents) -> None:
+def _refuse_another(root: StorageFolder, held: Contents, wanted: Contents) -> None:
     for name in ("run", "topic", "format", "view", "where"):
         there, asked = getattr(held, name), getattr(wanted, name)
         if there != asked:
             raise ExportError(f"{root} is an export with {name} {there!r}, not {asked!r}: take another folder")
 
 
-def _read_part(path: Place) -> Part:
+def _read_part(path: StorageFolder) -> ExportPart:
     try:
         said: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         said["undecodable"] = tuple((int(offset), str(reason)) for offset, reason in said["undecodable"])
         said["replaces"] = tuple(said["replaces"])
-        return Part(**said)
+        return ExportPart(**said)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ExportError(f"{path} is damaged: {error}") from error

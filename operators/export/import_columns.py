@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 from operators.export.columns import PLACE, dataset_name, row_schema
 from operators.export.config import Contents
 from operators.export.folder import ExportError
-from operators.export.import_plan import Plan
+from operators.export.import_plan import ImportPlan
 from schemas.arrow import arrow_schema
 from schemas.block import Block
 from schemas.records import Experience, PolicyVersion
@@ -46,7 +46,7 @@ COLUMNS = pa.schema(
 """What is read of a dataset."""
 
 
-def as_experiences(rows: pa.Table, contents: Contents, plan: Plan, first: int, base: int, now: int) -> Block:
+def as_experiences(rows: pa.Table, contents: Contents, plan: ImportPlan, first: int, base: int, now: int) -> Block:
     """`rows`, of COLUMNS, which `plan` has from its row `first` on, in a run that has `base` imported groups.
 
     Their prompts' round says where each stood; `now`, in Unix milliseconds, is when they were scored as far as this

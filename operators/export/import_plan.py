@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from infra.storage import Place, local_file
+from infra.storage import StorageFolder, local_file
 from operators.export.config import Contents
-from operators.export.folder import DATA, ExportError, Part, read_parts
+from operators.export.folder import DATA, ExportError, ExportPart, read_parts
 from operators.export.formats import read_table, sha256
 
 
@@ -28,7 +28,7 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ImportPlan:
     """Who each row is: group number from 0, member, and how many its group has; int64[rows], `groups` different."""
 
     numbers: np.ndarray
@@ -40,14 +40,14 @@ class Plan:
         return len(self.numbers)
 
 
-def plan_rows(groups: pa.Array) -> Plan:
+def plan_rows(groups: pa.Array) -> ImportPlan:
     """Number groups by the first of their rows, and members by their order."""
     codes = groups.dictionary_encode().indices.to_numpy().astype(np.int64)
     counts = np.bincount(codes)
     order = np.argsort(codes, kind="stable")
     members = np.empty(len(codes), np.int64)
     members[order] = np.arange(len(codes)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return Plan(codes, members, counts[codes], len(counts))
+    return ImportPlan(codes, members, counts[codes], len(counts))
 
 
 def importable(contents: Contents) -> None:
@@ -57,7 +57,7 @@ def importable(contents: Contents) -> None:
         raise ExportError(f"only experiences can be imported, exported with the view full: this is the {what}")
 
 
-def tables(root: Place, contents: Contents, span: Span, columns: pa.Schema) -> Iterator[pa.Table]:
+def tables(root: StorageFolder, contents: Contents, span: Span, columns: pa.Schema) -> Iterator[pa.Table]:
     """Those `columns` of the rows to import, file by file, always in the same order; what was held out is left out.
 
     Raises ExportError where a file is not what its manifest says.
@@ -74,7 +74,7 @@ def tables(root: Place, contents: Contents, span: Span, columns: pa.Schema) -> I
             yield rows.filter(wanted, null_selection_behavior="drop").select(columns.names)
 
 
-def plan_of(root: Place, contents: Contents, span: Span) -> Plan:
+def plan_of(root: StorageFolder, contents: Contents, span: Span) -> ImportPlan:
     """The plan of all rows of `tables`. Raises ExportError."""
     field = contents.schema.field("group_id")
     groups = [table["group_id"] for table in tables(root, contents, span, pa.schema([field]))]
@@ -82,7 +82,7 @@ def plan_of(root: Place, contents: Contents, span: Span) -> Plan:
     return plan_rows(pa.chunked_array(chunks, field.type).combine_chunks())
 
 
-def _read(root: Place, contents: Contents, part: Part, schema: pa.Schema) -> pa.Table:
+def _read(root: StorageFolder, contents: Contents, part: ExportPart, schema: pa.Schema) -> pa.Table:
     file = root / DATA / part.file
     try:
         with local_file(file) as local:

@@ -16,12 +16,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from infra.storage import Place as StoragePlace
+from infra.storage import StorageFolder
 from operators.export.config import Contents
 from operators.export.folder import next_offsets, read_contents, read_parts
 from operators.export.import_columns import COLUMNS, as_experiences
-from operators.export.import_plan import Plan, Span, importable, plan_of, tables
-from operators.io.elements import Checkpoint, Output, Place, Polled, Restored
+from operators.export.import_plan import ImportPlan, Span, importable, plan_of, tables
+from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored
 from schemas.block import Block
 from schemas.identity import group_id
 from schemas.records import Metric
@@ -35,7 +35,7 @@ ROWS_A_FOLD = 512
 class ImportRows:
     """Feeds the dataset in `folder` to a run whose experiences have `partitions` partitions."""
 
-    folder: StoragePlace
+    folder: StorageFolder
     partitions: int
 
     def restore(self, restored: Restored) -> Importing:
@@ -55,7 +55,7 @@ class Importing:
         self._marks = dict(marks)
         self._of = identity(self._contents)
         self._span, self._base, self._done = self._begun()
-        self._plan: Plan = plan_of(step.folder, self._contents, self._span)
+        self._plan: ImportPlan = plan_of(step.folder, self._contents, self._span)
         self._marks["groups"] = max(self._marks.get("groups", 0), self._base + self._plan.groups)
         self._rows = self._remaining()
         self._told = False
@@ -77,7 +77,7 @@ class Importing:
         }
         return [Output(METRICS, "import", Metric("import", self._base, values, self._now()))]
 
-    def checkpoint(self, positions: Mapping[Place, int]) -> Checkpoint:
+    def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
         """How far it is; begun at its end, once all is told."""
         if self._told:
             return Checkpoint(marks={**self._marks, self._of: [self._span.end, self._span.end, 0, 0]})

@@ -7,9 +7,9 @@ import pyarrow as pa
 from infra.kafka.properties import ClientProperties
 from infra.kafka.reading import read_topic
 from infra.kafka.start_offset import StartOffset
-from operators.export.columns import Placed, as_table
+from operators.export.columns import RecordRows, as_table
 from operators.export.config import Contents
-from operators.export.folder import Part
+from operators.export.folder import ExportPart
 from operators.export.verify import LogRows
 from schemas.block_codec import decode_as_block
 
@@ -17,7 +17,7 @@ from schemas.block_codec import decode_as_block
 def rows_of_log(client: ClientProperties) -> LogRows:
     """How `verify` reads the log at `client`."""
 
-    def read(contents: Contents, part: Part) -> tuple[pa.Table, list[int]]:
+    def read(contents: Contents, part: ExportPart) -> tuple[pa.Table, list[int]]:
         topic = contents.of
         records = read_topic(
             client,
@@ -32,7 +32,7 @@ def rows_of_log(client: ClientProperties) -> LogRows:
             if record.error is not None or record.rows[0].kind not in topic.records:
                 undecodable.append(record.offset)
             else:
-                placed.append(Placed.of_one(record.rows[0], record.offset, record.timestamp))
+                placed.append(RecordRows.of_one(record.rows[0], record.offset, record.timestamp))
         return as_table(topic, part.partition, placed), undecodable
 
     return read

@@ -9,7 +9,7 @@ from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import partition_ranges
 from operators.export.config import ExportConfig
 from operators.export.folder import ExportError, next_offsets, read_contents, read_parts
-from operators.io.elements import Place
+from operators.io.elements import PartitionKey
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Resume:
     config: ExportConfig
     client: ClientProperties
 
-    def __call__(self) -> Mapping[Place, int]:
+    def __call__(self) -> Mapping[PartitionKey, int]:
         """By partition; raises ExportError where the topic has not got what is to come next."""
         contents, folder = read_contents(self.config.folder), self.config.folder
         name = contents.of.name(contents.run)
@@ -38,4 +38,4 @@ class Resume:
                     f"{name}, partition {partition} ends at {held[partition].end}, but {folder} holds it up to "
                     f"{offset}: it was deleted and made anew, or is another Kafka's"
                 )
-        return {Place(contents.topic, partition): offset for partition, offset in following.items()}
+        return {PartitionKey(contents.topic, partition): offset for partition, offset in following.items()}

@@ -10,18 +10,18 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from infra.storage import Place, listed, local_file
+from infra.storage import StorageFolder, listed, local_file
 from operators.export.config import Contents
-from operators.export.folder import DATA, TEMPORARY, Part, next_offsets, read_contents, read_parts
+from operators.export.folder import DATA, TEMPORARY, ExportPart, next_offsets, read_contents, read_parts
 from operators.export.formats import read_table, sha256
 
-LogRows = Callable[[Contents, Part], tuple[pa.Table, list[int]]]
+LogRows = Callable[[Contents, ExportPart], tuple[pa.Table, list[int]]]
 """The full rows that the log has of a part's offsets, and the offsets of what cannot be decoded."""
 _KEYS = ("kafka_offset", "kafka_row")
 
 
 @dataclass
-class Proof:
+class Verification:
     """What was looked at, and what is wrong with it: nothing, if `problems` is empty."""
 
     folder: str
@@ -35,11 +35,11 @@ class Proof:
     problems: list[str] = field(default_factory=list)
 
 
-def outline(root: Place) -> Proof:
+def outline(root: StorageFolder) -> Verification:
     """What the manifests of the export in `root` say, and whether their ranges meet. Raises ExportError."""
     contents = read_contents(root)
     parts = _standing(root, read_parts(root))
-    return Proof(
+    return Verification(
         folder=str(root),
         files=sum(bool(part.file) for part in parts),
         rows=sum(part.rows for part in parts),
@@ -52,7 +52,7 @@ def outline(root: Place) -> Proof:
     )
 
 
-def verify(root: Place, log_rows: LogRows | None = None) -> Proof:
+def verify(root: StorageFolder, log_rows: LogRows | None = None) -> Verification:
     """Look at every file of the export in `root`, too. Raises ExportError where there is none."""
     proof, contents = outline(root), read_contents(root)
     proof.compared = log_rows is not None
@@ -66,12 +66,12 @@ def verify(root: Place, log_rows: LogRows | None = None) -> Proof:
     return proof
 
 
-def _standing(root: Place, parts: list[Part]) -> list[Part]:
+def _standing(root: StorageFolder, parts: list[ExportPart]) -> list[ExportPart]:
     """`parts` without one whose file was about to get its name when its writer was killed: the next one gives it."""
     return [p for p in parts if not p.file or not (root / DATA / (TEMPORARY + p.file)).exists()]
 
 
-def _chain(contents: Contents, parts: list[Part]) -> Iterator[str]:
+def _chain(contents: Contents, parts: list[ExportPart]) -> Iterator[str]:
     for partition, start in contents.starts.items():
         following = start
         for part in parts:
@@ -87,7 +87,7 @@ def _chain(contents: Contents, parts: list[Part]) -> Iterator[str]:
             yield f"{part.file}: the export has no partition {part.partition}"
 
 
-def _wrong(root: Place, contents: Contents, part: Part, log_rows: LogRows | None) -> Iterator[str]:
+def _wrong(root: StorageFolder, contents: Contents, part: ExportPart, log_rows: LogRows | None) -> Iterator[str]:
     rows = contents.schema.empty_table()
     if part.file:
         file = root / DATA / part.file
@@ -124,5 +124,5 @@ def _keys(rows: pa.Table) -> list[tuple[int, int]]:
     return list(zip(*(rows[name].to_pylist() for name in _KEYS), strict=True))
 
 
-def _range(part: Part) -> str:
+def _range(part: ExportPart) -> str:
     return f"partition {part.partition}, offsets {part.first} to {part.last}"

@@ -9,12 +9,12 @@ from typing import Literal
 from infra.kafka.properties import ClientProperties
 from infra.kafka.session import Input, Partition, SessionConfig
 from infra.runners.liveness import StepBudget
-from operators.io.elements import Place
+from operators.io.elements import PartitionKey
 from schemas.topics import RESTORE, Topic, group_name
 
 
 @dataclass(frozen=True)
-class Reading:
+class TopicInput:
     """A topic to read. `keys` limits it to records whose key starts with one of them: others are passed over undecoded.
 
     With `blocks` the rows of a Kafka record come together, as one `Received` with a Block. `start` and `newest` say
@@ -45,14 +45,14 @@ class ShardConfig:
     run: str
     pipeline: str
     shard: int = 0
-    readings: tuple[Reading, ...] = ()
+    readings: tuple[TopicInput, ...] = ()
     ledger: tuple[tuple[Topic, tuple[int, ...]], ...] = ()
     owned: tuple[tuple[Topic, tuple[int, ...]], ...] = ()
     slice_s: float | None = None
     poll_s: float = 0.1
     commit_s: float = 1.0
     transaction_timeout_s: float = 60.0
-    resume: Callable[[], Mapping[Place, int]] | None = field(default=None, compare=False)
+    resume: Callable[[], Mapping[PartitionKey, int]] | None = field(default=None, compare=False)
     ends: bool = False
     budget: StepBudget = StepBudget()  # noqa: RUF009 - frozen
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from schemas.topics import Topic
 
 
-class Received(NamedTuple):
+class ReceivedRecord(NamedTuple):
     """A decoded record, or a Block of them, and where it stood. `topic` is the noun.
 
     `timestamp` is the Kafka record's, in Unix milliseconds.
@@ -27,7 +27,7 @@ class Received(NamedTuple):
     timestamp: int = 0
 
 
-class Place(NamedTuple):
+class PartitionKey(NamedTuple):
     """A partition of a topic of this run, by the topic's noun."""
 
     topic: str
@@ -44,9 +44,9 @@ class Restored:
 
     group: str
     start: int
-    ledger: tuple[Received, ...]
+    ledger: tuple[ReceivedRecord, ...]
     marks: Mapping[str, Any]
-    offsets: Mapping[Place, int]
+    offsets: Mapping[PartitionKey, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,9 @@ class Polled:
 
     group: str
     start: int
-    records: tuple[Received, ...]
+    records: tuple[ReceivedRecord, ...]
     rejected: tuple[Any, ...]
-    positions: Mapping[Place, int]
+    positions: Mapping[PartitionKey, int]
     caught_up: bool
     last: bool = False
 
@@ -84,7 +84,7 @@ class Checkpoint:
     a restart must read back (None: none); `marks` go into the commit's note.
     """
 
-    low_water: Mapping[Place, int] = field(default_factory=dict)
+    low_water: Mapping[PartitionKey, int] = field(default_factory=dict)
     ledger_from: int | None = None
     marks: Mapping[str, Any] = field(default_factory=dict)
 

@@ -15,7 +15,7 @@ from typing import Protocol
 import apache_beam as beam
 
 from infra.runners.liveness import LIVENESS
-from operators.io.elements import Checkpoint, Emission, Output, Place, Polled, Received, Restored
+from operators.io.elements import Checkpoint, Emission, Output, PartitionKey, Polled, ReceivedRecord, Restored
 from operators.io.plausible import ManifestOrder, implausible, implausible_rows
 from operators.io.reject import rejected
 from schemas.block import Block
@@ -23,13 +23,13 @@ from schemas.records import WeightVersion
 from schemas.topics import DEAD_LETTERS
 
 
-class Folder(Protocol):
+class ShardFold(Protocol):
     """The memory of a step during one start."""
 
     def fold(self, polled: Polled) -> Sequence[Output]:
         """What is to be written because of `polled`, which may be an idle tick."""
 
-    def checkpoint(self, positions: Mapping[Place, int]) -> Checkpoint:
+    def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
         """What a restart would need now that everything before `positions` has been folded."""
 
     def busy(self) -> bool:
@@ -39,17 +39,17 @@ class Folder(Protocol):
         """Free what the memory holds."""
 
 
-class Step(Protocol):
+class FoldStep(Protocol):
     """Makes memories. Frozen and picklable: it travels in the graph."""
 
-    def restore(self, restored: Restored) -> Folder:
+    def restore(self, restored: Restored) -> ShardFold:
         """The memory with which a start begins."""
 
 
 class _Live:
     __slots__ = ("emissions", "folder", "manifests", "start")
 
-    def __init__(self, start: int, folder: Folder) -> None:
+    def __init__(self, start: int, folder: ShardFold) -> None:
         self.start = start
         self.folder = folder
         self.emissions = 0
@@ -80,7 +80,7 @@ def _release(group: str) -> None:
 
 
 class _FoldFn(beam.DoFn):
-    def __init__(self, step: Step, letters: bool = True) -> None:
+    def __init__(self, step: FoldStep, letters: bool = True) -> None:
         self._step = step
         self._letters = letters
 
@@ -137,7 +137,7 @@ def sieved(polled: Polled, manifests: ManifestOrder) -> tuple[Polled, list[Outpu
     return replace(polled, records=tuple(kept)), letters
 
 
-def _without(received: Received, rows: set[int], now: int) -> tuple[list[Received], list[Output]]:
+def _without(received: ReceivedRecord, rows: set[int], now: int) -> tuple[list[ReceivedRecord], list[Output]]:
     """A block without `rows`, if any other is left, and the dead letters of these."""
     block = received.record
     good = [row for row in range(len(block)) if row not in rows]
@@ -161,7 +161,7 @@ class FoldRecords(beam.PTransform):
     What could not be decoded, or cannot be, becomes a dead letter, unless `letters` is False: then the step sees all.
     """
 
-    def __init__(self, step: Step, letters: bool = True) -> None:
+    def __init__(self, step: FoldStep, letters: bool = True) -> None:
         super().__init__()
         self._step = step
         self._letters = letters

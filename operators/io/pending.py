@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from operators.io.elements import Place
+from operators.io.elements import PartitionKey
 
 
 class PendingOffsets:
@@ -14,20 +14,20 @@ class PendingOffsets:
     """
 
     def __init__(self) -> None:
-        self._pending: dict[Place, dict[int, int]] = {}
+        self._pending: dict[PartitionKey, dict[int, int]] = {}
 
-    def add(self, place: Place, offset: int, count: int = 1) -> None:
+    def add(self, place: PartitionKey, offset: int, count: int = 1) -> None:
         """Hold `offset` back, `count` times over (one for each row of the record)."""
         offsets = self._pending.setdefault(place, {})
         offsets[offset] = offsets.get(offset, 0) + count
 
-    def remove(self, place: Place, offset: int, count: int = 1) -> None:
+    def remove(self, place: PartitionKey, offset: int, count: int = 1) -> None:
         """Let go of `count` holds. Raises KeyError if there is none."""
         offsets = self._pending[place]
         offsets[offset] -= count
         if not offsets[offset]:
             del offsets[offset]
 
-    def low_water(self, positions: Mapping[Place, int]) -> dict[Place, int]:
+    def low_water(self, positions: Mapping[PartitionKey, int]) -> dict[PartitionKey, int]:
         """By partition: the oldest pending offset, or the position where nothing is pending."""
         return {place: next(iter(self._pending.get(place, ())), position) for place, position in positions.items()}

@@ -162,7 +162,7 @@ def _settled(settled: r.Settled) -> Iterator[str]:
         yield f"{settled.trajectory_id} is {settled.fate} with batch {settled.batch}"
 
 
-def _named(record: r.Progress | r.Refused | r.Closed) -> Iterator[str]:
+def _named(record: r.Progress | r.AssignmentRejected | r.TrajectoryClosed) -> Iterator[str]:
     if not is_trajectory_id(record.trajectory_id):
         yield f"not a trajectory id: {record.trajectory_id[:80]!r}"
 
@@ -196,14 +196,14 @@ def _leases(order: r.Cancel | r.Release) -> Iterator[str]:
         yield f"{len(order.trajectory_ids)} trajectories with {len(order.leases)} leases"
 
 
-def _offered(offered: r.GroupsOffered) -> Iterator[str]:
+def _offered(offered: r.BatchProposal) -> Iterator[str]:
     if len(offered.groups) != len(offered.sizes):
         yield f"{len(offered.groups)} groups with {len(offered.sizes)} sizes"
     if any(not 1 <= size <= MOST_MEMBERS for size in offered.sizes):
         yield f"groups of {_few(offered.sizes)} trajectories"
 
 
-def _told(told: r.SuccessTold) -> Iterator[str]:
+def _told(told: r.LevelSuccess) -> Iterator[str]:
     if not len(told.tasks) == len(told.right) == len(told.answered):
         yield f"{len(told.tasks)} tasks with {len(told.right)} and {len(told.answered)} figures"
     elif any(not 0 <= right <= answered for right, answered in zip(told.right, told.answered, strict=True)):
@@ -232,12 +232,12 @@ _CONTRADICTIONS: Mapping[type, Callable[[Any], Iterator[str]]] = {
     r.RelayStatus: _relay,
     r.Settled: _settled,
     r.Progress: _progress,
-    r.Refused: _named,
-    r.Closed: _named,
+    r.AssignmentRejected: _named,
+    r.TrajectoryClosed: _named,
     r.Prompt: _prompt,
     r.Assignment: _assignment,
     r.Cancel: _leases,
     r.Release: _leases,
-    r.GroupsOffered: _offered,
-    r.SuccessTold: _told,
+    r.BatchProposal: _offered,
+    r.LevelSuccess: _told,
 }

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from operators.io.elements import Output, Received
+from operators.io.elements import Output, ReceivedRecord
 from operators.io.source import MAX_PAYLOAD_BYTES
 from schemas.codec import encode
 from schemas.records import DeadLetter
 from schemas.topics import DEAD_LETTERS
 
 
-def rejected(received: Received, step: str, reason: str, now: int) -> Output:
+def rejected(received: ReceivedRecord, step: str, reason: str, now: int) -> Output:
     """The dead letter in which `step` sets `received` aside, at `now` in Unix milliseconds."""
     topic, partition, offset, record, _ = received
     payload = encode(record)[0][:MAX_PAYLOAD_BYTES]

@@ -12,7 +12,7 @@ from infra.kafka.stalls import StallWatch, held_back_by
 from infra.runners.liveness import LIVENESS
 from infra.runners.stopping import STOPPING
 from operators.io.config import ShardConfig
-from operators.io.elements import Place, Polled, Received, Restored
+from operators.io.elements import PartitionKey, Polled, ReceivedRecord, Restored
 from schemas.block_codec import decode_block
 from schemas.codec import MAX_VALUE_BYTES, UndecodableRecord, decode
 from schemas.records import DeadLetter
@@ -54,13 +54,13 @@ class ShardSource:
             r.topic.name(config.run): tuple(key.encode() for key in r.keys) for r in config.readings if r.keys
         }
         self._places = {
-            Partition(r.topic.name(config.run), p): Place(r.topic.noun, p)
+            Partition(r.topic.name(config.run), p): PartitionKey(r.topic.noun, p)
             for r in config.readings
             for p in r.partitions
         }
         LIVENESS.budget(config.group, config.budget)
         self._session: Session | None = None
-        self._positions: Mapping[Place, int] = {}
+        self._positions: Mapping[PartitionKey, int] = {}
         self._rest_until = 0.0
         self._look_at = 0.0
         self._caught_up = False
@@ -113,9 +113,9 @@ class ShardSource:
         self._polls += 1
         return Polled(self.config.group, session.start, (), (), self._positions, self._caught_up, last=True)
 
-    def decode(self, records: Iterable[Any]) -> tuple[tuple[Received, ...], tuple[DeadLetter, ...]]:
-        """Kafka records as `Received` rows, and a dead letter for each that is no record of ours."""
-        received: list[Received] = []
+    def decode(self, records: Iterable[Any]) -> tuple[tuple[ReceivedRecord, ...], tuple[DeadLetter, ...]]:
+        """Kafka records as `ReceivedRecord` rows, and a dead letter for each that is no record of ours."""
+        received: list[ReceivedRecord] = []
         rejected: list[DeadLetter] = []
         for raw in records:
             wanted = self._keys.get(raw.topic)
@@ -127,7 +127,7 @@ class ShardSource:
             except UndecodableRecord as error:
                 rejected.append(self._dead_letter(raw, f"read {noun}", str(error)))
                 continue
-            received.extend([Received(noun, raw.partition, raw.offset, row, raw.timestamp) for row in rows])
+            received.extend([ReceivedRecord(noun, raw.partition, raw.offset, row, raw.timestamp) for row in rows])
         return tuple(received), tuple(rejected)
 
     def close(self) -> None:

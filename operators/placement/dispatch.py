@@ -11,8 +11,8 @@ from heapq import heapify, heappop, heappush
 
 from operators.placement.config import PlacementConfig
 from operators.placement.leases import Leases
-from operators.placement.pool import Partial
-from operators.placement.replicas import Replica
+from operators.placement.pool import PooledPartial
+from operators.placement.replicas import TrackedReplica
 from operators.placement.rounds import Rounds
 from operators.placement.tracking import Tracking
 from operators.placement.waiting import WaitingWork
@@ -46,7 +46,7 @@ class Dispatcher:
         self._awaited: Owner | None = None
         """Who gets nothing fresh, to be free for evaluation: where weights interrupt nobody is so by itself."""
 
-    def dispatch(self, replicas: Sequence[Replica], emission: int) -> list[Assignment]:
+    def dispatch(self, replicas: Sequence[TrackedReplica], emission: int) -> list[Assignment]:
         """Assignments to `replicas`, which run; `emission` is the one that will write them."""
         self._emission = emission
         sent: list[Assignment] = []
@@ -67,7 +67,7 @@ class Dispatcher:
 
     # -- evaluation ---------------------------------------------------------------------------------------------------
 
-    def _evaluation(self, replica: Replica) -> list[Assignment]:
+    def _evaluation(self, replica: TrackedReplica) -> list[Assignment]:
         """Evaluation names its version: it goes where that is loaded, or to an idle replica, which then loads it."""
         owner, table, waiting = replica.owner, self._tracking.table, self._waiting
         busy = table.load(owner, "evaluation")
@@ -87,7 +87,7 @@ class Dispatcher:
             head = waiting.head("evaluation")
         return sent
 
-    def _await(self, running: Sequence[Replica]) -> Owner | None:
+    def _await(self, running: Sequence[TrackedReplica]) -> Owner | None:
         """Who is to be free for evaluation next: the same until it is."""
         if self._rules.refresh != "interrupt" or not self._has("evaluation") or any(each.target for each in running):
             return None
@@ -96,7 +96,7 @@ class Dispatcher:
 
     # -- what goes on -------------------------------------------------------------------------------------------------
 
-    def _resumed(self, replicas: Sequence[Replica]) -> list[Assignment]:
+    def _resumed(self, replicas: Sequence[TrackedReplica]) -> list[Assignment]:
         """What was lost with some tokens goes on under its version: where that is loaded, or where nothing runs."""
         if self._rules.refresh == "interrupt":
             return []  # it goes on under any version, as fresh work does
@@ -118,7 +118,7 @@ class Dispatcher:
         return sent
 
     def _resume(
-        self, replica: Replica, version: PolicyVersion, by_version: dict[PolicyVersion, list[Work]]
+        self, replica: TrackedReplica, version: PolicyVersion, by_version: dict[PolicyVersion, list[Work]]
     ) -> list[Assignment]:
         left = by_version[version]
         here = [left.pop(0) for _ in range(min(len(left), self._room(replica)))]
@@ -128,7 +128,7 @@ class Dispatcher:
 
     # -- what is fresh ------------------------------------------------------------------------------------------------
 
-    def _training(self, replicas: Sequence[Replica]) -> list[Assignment]:
+    def _training(self, replicas: Sequence[TrackedReplica]) -> list[Assignment]:
         """Fresh work, each group to whoever has least and its rest to the next: all replicas begin alike."""
         takers = []
         for replica in replicas:
@@ -152,7 +152,7 @@ class Dispatcher:
             sent += here
         return sent
 
-    def _afresh(self, fresh: deque[Work], replica: Replica) -> Work | None:
+    def _afresh(self, fresh: deque[Work], replica: TrackedReplica) -> Work | None:
         """The first of what starts afresh that may do so here.
 
         One whose last start it is shares its replica with no other such: what crashes engines is to end alone.
@@ -167,7 +167,7 @@ class Dispatcher:
             return work
         return None
 
-    def _room_for_fresh(self, replica: Replica) -> int:
+    def _room_for_fresh(self, replica: TrackedReplica) -> int:
         """Room under the newest version only: what was announced since is taken between two batches."""
         table, owner = self._tracking.table, replica.owner
         if table.load(owner) == 0:
@@ -182,7 +182,7 @@ class Dispatcher:
             room = min(room, replica.quota(table.load(owner, "train"), self._config.replica_batch))
         return room
 
-    def _group(self, replica: Replica, room: int) -> list[Assignment]:
+    def _group(self, replica: TrackedReplica, room: int) -> list[Assignment]:
         """What waits of the next group, if it may begin: members of one place compute their prompt once."""
         sent: list[Assignment] = []
         first = self._waiting.head("train")
@@ -212,7 +212,7 @@ class Dispatcher:
         room = self._admitted - table.training()
         return room > 0 and (self._rules.refresh != "boundary" or self._rounds.admits(table.under_way(), room))
 
-    def _room(self, replica: Replica) -> int:
+    def _room(self, replica: TrackedReplica) -> int:
         """How many more trajectories it may have: its batch, or what runs at once by the lengths seen, and a few."""
         status, table, config = replica.status, self._tracking.table, self._config
         load = table.load(replica.owner) + table.expected(replica.owner)
@@ -225,14 +225,14 @@ class Dispatcher:
             room = min(room, max(int(status.kv_capacity / each), 1) - load)
         return max(0, room + config.prefetch)
 
-    def _is_free(self, replica: Replica) -> bool:
+    def _is_free(self, replica: TrackedReplica) -> bool:
         table, owner = self._tracking.table, replica.owner
         return table.load(owner) == 0 and not table.expected(owner) and not self._is_moving(owner)
 
-    def _partial(self, work: Work) -> Partial | None:
+    def _partial(self, work: Work) -> PooledPartial | None:
         return self._tracking.pool.get(work.trajectory_id)
 
-    def _assign(self, work: Work, replica: Replica) -> Assignment:
+    def _assign(self, work: Work, replica: TrackedReplica) -> Assignment:
         tracking, owner = self._tracking, replica.owner
         name = work.trajectory_id
         gained = tracking.pool.gained(name)

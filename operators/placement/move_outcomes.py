@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from schemas.records import MoveEnded
+from schemas.records import MoveOutcome
 
-MoveFate = Literal["made", "finished", "refused", "lost"]
+OutcomeOfMove = Literal["made", "finished", "refused", "lost"]
 
 
 @dataclass(slots=True)
@@ -17,10 +17,10 @@ class _Move:
     source: int
     destination: int
     open: set[str]
-    fates: dict[MoveFate, list[str]] = field(default_factory=dict)
+    fates: dict[OutcomeOfMove, list[str]] = field(default_factory=dict)
 
 
-class MoveFates:
+class MoveOutcomes:
     """Moves under way. A trajectory is in one of them at most, and the first that is known of it counts."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class MoveFates:
         move = _Move(plan_id, source, destination, set(names))
         self._moves |= dict.fromkeys(move.open, move)
 
-    def know(self, name: str, fate: MoveFate) -> None:
+    def know(self, name: str, fate: OutcomeOfMove) -> None:
         """What has become of a trajectory, if it was to move."""
         move = self._moves.pop(name, None)
         if move is None:
@@ -42,11 +42,11 @@ class MoveFates:
         if not move.open:
             self._ended.append(move)
 
-    def take_ended(self, now: int) -> list[MoveEnded]:
+    def take_ended(self, now: int) -> list[MoveOutcome]:
         """The moves of which all is known since this was asked last."""
         ended, self._ended = self._ended, []
         return [
-            MoveEnded(
+            MoveOutcome(
                 plan_id=move.plan_id,
                 source=move.source,
                 destination=move.destination,

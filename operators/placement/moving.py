@@ -13,9 +13,9 @@ from operators.io.elements import Output
 from operators.placement.config import PlacementConfig
 from operators.placement.leases import Leases
 from operators.placement.plans import plan_record
-from operators.placement.queue_balancing import plan_levelling
+from operators.placement.queue_balancing import plan_queue_balancing
 from operators.placement.repack import Load, Move, plan_repack
-from operators.placement.replicas import Replica, ReplicaTable
+from operators.placement.replicas import ReplicaTable, TrackedReplica
 from operators.placement.tracking import Tracking
 from operators.placement.work import HandOver, Owner
 from schemas.records import PolicyVersion, Release, Reserve
@@ -99,8 +99,8 @@ class Moving:
 
     # -- planning -----------------------------------------------------------------------------------------------------
 
-    def _plan(self, alive: Sequence[Replica], clock: float) -> list[Output]:
-        groups: dict[PolicyVersion, list[Replica]] = {}
+    def _plan(self, alive: Sequence[TrackedReplica], clock: float) -> list[Output]:
+        groups: dict[PolicyVersion, list[TrackedReplica]] = {}
         for replica in alive:
             version = replica.version
             works = replica.status.state in ("running", "draining")
@@ -113,14 +113,14 @@ class Moving:
             moves = plan_repack(loads, share, only_leaving=not repacks)
             if repacks and (fresh_kv := int(self._tracking.lengths.kv())):
                 idle_too = version == self._tracking.newest and self._nothing_fresh()
-                moves += plan_levelling(loads, moves, fresh_kv, share, idle_too=idle_too)
+                moves += plan_queue_balancing(loads, moves, fresh_kv, share, idle_too=idle_too)
             if moves:
                 outputs += self._propose(version, loads, moves, clock)
         for replica in alive:
             replica.kv_before = replica.status.kv_used
         return outputs
 
-    def _load(self, replica: Replica) -> Load:
+    def _load(self, replica: TrackedReplica) -> Load:
         """What the last heartbeat says, with the requests that placement has sent since."""
         status, tracking = replica.status, self._tracking
         requests = tracking.table.load(replica.owner)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from infra.kafka.fencing import CannotFence, fence
 from operators.io.config import ShardConfig
-from operators.io.elements import Checkpoint, Output, Place, Polled, Received, Restored
+from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, ReceivedRecord, Restored
 from operators.placement.config import PlacementConfig
 from operators.placement.dispatch import Dispatcher
 from operators.placement.leases import Leases
@@ -27,9 +27,9 @@ from operators.placement.tracking import Tracking
 from operators.placement.waiting import WaitingWork
 from schemas.bounds import fits_inbox
 from schemas.records import (
+    AssignmentRejected,
     Progress,
     Prompt,
-    Refused,
     RelayChain,
     RelayStatus,
     ReplicaStatus,
@@ -133,7 +133,7 @@ class _Placing:
         # First: what is given to a replica after its cancellation elsewhere, or in another plan, is to stay.
         return [*self._tracking.take_cancels(), *outputs]
 
-    def checkpoint(self, positions: Mapping[Place, int]) -> Checkpoint:
+    def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
         tracking = self._tracking
         return Checkpoint(
             low_water=tracking.low_water(positions),
@@ -153,7 +153,7 @@ class _Placing:
     def close(self) -> None:
         pass
 
-    def _take(self, received: Received, now: float) -> list[Output]:
+    def _take(self, received: ReceivedRecord, now: float) -> list[Output]:
         match received.record:
             case Prompt() as prompt:
                 if prompt.purpose == "imported":
@@ -180,11 +180,11 @@ class _Placing:
                 self._tracking.cover(version)
             case Progress() as progress:
                 return self._tracking.progress(received, progress, self._replicas.is_alive)
-            case Refused() as refused:
+            case AssignmentRejected() as refused:
                 return self._tracking.refuse(received, refused)
         return []
 
-    def _hear(self, received: Received, status: ReplicaStatus, now: float) -> list[Output]:
+    def _hear(self, received: ReceivedRecord, status: ReplicaStatus, now: float) -> list[Output]:
         run, replicas = self._step.shard.run, self._step.replicas
         if status.run != run:
             return [self._tracking.reject(received, f"a heartbeat of run {status.run!r}, not of {run!r}")]

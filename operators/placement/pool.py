@@ -14,7 +14,7 @@ from schemas.records import PolicyVersion, Progress, Response, VersionSpan
 
 
 @dataclass(frozen=True, slots=True)
-class Partial:
+class PooledPartial:
     """What a trajectory has so far, and under which versions it was made; as many spans' tokens as the response has."""
 
     response: Response
@@ -62,7 +62,7 @@ class PartialPool:
     def __contains__(self, name: str) -> bool:
         return name in self._entries
 
-    def begin(self, name: str, lease: int, partial: Partial | None) -> None:
+    def begin(self, name: str, lease: int, partial: PooledPartial | None) -> None:
         """The owner under `lease` starts from `partial`; what earlier owners still say of it does not count."""
         entry = self._entries[name] = _Entry(lease)
         if partial is not None:
@@ -97,14 +97,14 @@ class PartialPool:
         if entry is not None and lease > entry.lease:
             entry.lease, entry.base = lease, entry.length
 
-    def get(self, name: str) -> Partial | None:
+    def get(self, name: str) -> PooledPartial | None:
         """What there is to resume `name` from; None if it has to start afresh."""
         entry = self._entries.get(name)
         if entry is None or entry.broken or not entry.length:
             return None
         if len(entry.chunks) > 1:
             entry.chunks = [(_join([r for r, _ in entry.chunks]), join_spans(s for _, s in entry.chunks))]
-        return Partial(*entry.chunks[0])
+        return PooledPartial(*entry.chunks[0])
 
     def gained(self, name: str) -> bool:
         """Whether the present owner has added anything to `name`."""

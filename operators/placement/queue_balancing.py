@@ -15,7 +15,7 @@ SHORT_QUEUE = 8
 """A queue is left alone that has at most one request to so many that run: it is served within moments."""
 
 
-def plan_levelling(
+def plan_queue_balancing(
     loads: Sequence[Load], moves: Sequence[Move], fresh_kv: int, kv_share: float = 0.99, *, idle_too: bool = False
 ) -> list[Move]:
     """Moves of waiting requests among the replicas of one weight version, beside the `moves` of a repack plan.

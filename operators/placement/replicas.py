@@ -10,7 +10,7 @@ from schemas.records import PolicyVersion, ReplicaStatus
 
 
 @dataclass(slots=True)
-class Replica:
+class TrackedReplica:
     """One replica. `heard_at` is monotonic seconds at receipt; `sent` counts training assignments under `sent_under`.
 
     `target` is the version that evaluation work makes it load, `resumed` that of trajectories that go on in it, while
@@ -50,7 +50,7 @@ class ReplicaTable:
     """Replicas by index; each has one live incarnation at most, the highest one heard of."""
 
     def __init__(self) -> None:
-        self._replicas: dict[int, Replica] = {}
+        self._replicas: dict[int, TrackedReplica] = {}
         self._presumed_gone: dict[int, int] = {}
 
     def hear(self, status: ReplicaStatus, now: float) -> None:
@@ -61,13 +61,13 @@ class ReplicaTable:
         if known is not None and status.incarnation < known.status.incarnation:
             return
         if known is None or status.incarnation > known.status.incarnation:
-            self._replicas[status.replica] = known = Replica(status, now)
+            self._replicas[status.replica] = known = TrackedReplica(status, now)
         elif known.gone:
             return  # fenced: whatever it still says, its work is with others
         known.status, known.heard_at = status, now
         known.gone = status.state == "stopped"
 
-    def alive(self) -> list[Replica]:
+    def alive(self) -> list[TrackedReplica]:
         """Replicas that are up, in order of index."""
         return [replica for _, replica in sorted(self._replicas.items()) if not replica.gone]
 
@@ -76,7 +76,7 @@ class ReplicaTable:
         known = self._replicas.get(replica)
         return None if known is None or known.gone else known.status.incarnation
 
-    def find(self, owner: Owner) -> Replica | None:
+    def find(self, owner: Owner) -> TrackedReplica | None:
         """The replica in this life; None if it is over."""
         return self._replicas[owner.replica] if self.is_alive(owner) else None
 

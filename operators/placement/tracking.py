@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from operators.io.elements import Output, Place, Received, Restored
+from operators.io.elements import Output, PartitionKey, ReceivedRecord, Restored
 from operators.io.ledger import TrajectoryLedger
 from operators.io.pending import PendingOffsets
 from operators.io.reject import rejected
@@ -18,22 +18,22 @@ from operators.placement.coverage import Coverage
 from operators.placement.ending import failed_trajectory
 from operators.placement.leases import Leases
 from operators.placement.lengths import LengthsSeen
-from operators.placement.move_outcomes import MoveFates
-from operators.placement.pending_records import Holds
-from operators.placement.pool import Partial, PartialPool
+from operators.placement.move_outcomes import MoveOutcomes
+from operators.placement.pending_records import PendingRecords
+from operators.placement.pool import PartialPool, PooledPartial
 from operators.placement.work import HandOver, Owned, Owner, Work, WorkTable
 from schemas.identity import TrajectoryKey, parse_trajectory_id
 from schemas.records import (
     Assignment,
+    AssignmentRejected,
     Cancel,
-    Closed,
     PolicyVersion,
     Progress,
     Prompt,
-    Refused,
     Release,
     Settled,
     Trajectory,
+    TrajectoryClosed,
     WeightVersion,
 )
 from schemas.topics import INBOX, PROGRESS, SETTLED, TRAJECTORIES, partition_of
@@ -53,22 +53,24 @@ class Tracking:
         self.table = WorkTable()
         self.pool = PartialPool()
         self.lengths = LengthsSeen()
-        self.fates = MoveFates()
+        self.fates = MoveOutcomes()
         newest, self.final, covered = restored.marks.get("manifests", (None, False, -1))
         self.newest = PolicyVersion.parse(newest) if newest else None
         self._leases = leases
         self._released = TrajectoryLedger(partitions, restored.marks.get("released"))
         self._coverage = Coverage(covered)
-        self._finished = Holds(self.pending)  # until they are settled
-        self._refused = Holds(self.pending)  # until they are assigned again: the inbox says that their owners have them
-        self._told = Holds(self.pending)  # the first Progress under a lease, until there is a later assignment
+        self._finished = PendingRecords(self.pending)  # until they are settled
+        self._refused = PendingRecords(
+            self.pending
+        )  # until they are assigned again: the inbox says that their owners have them
+        self._told = PendingRecords(self.pending)  # the first Progress under a lease, until there is a later assignment
         self._cancels: dict[Owner, dict[str, int]] = {}
         self.rejections = self._remember(restored.ledger)
         """What cannot be right of all that was read back."""
 
     # -- what is read -------------------------------------------------------------------------------------------------
 
-    def finish(self, received: Received, trajectory: Trajectory) -> list[Output]:
+    def finish(self, received: ReceivedRecord, trajectory: Trajectory) -> list[Output]:
         """A trajectory has been generated. The first word of it counts, whatever its lease."""
         name = trajectory.trajectory_id
         if parse_trajectory_id(name) in self._released:
@@ -78,7 +80,7 @@ class Tracking:
             self.lengths.add(len(trajectory.prompt.token_ids), len(trajectory.response.token_ids))
         return self._end(name, trajectory.lease)
 
-    def settle(self, received: Received, settled: Settled) -> list[Output]:
+    def settle(self, received: ReceivedRecord, settled: Settled) -> list[Output]:
         """A trajectory's story has ended."""
         name = settled.trajectory_id
         try:
@@ -99,7 +101,7 @@ class Tracking:
         for name in self._coverage.cover(version.batches):
             self.table.release(name)
 
-    def refuse(self, received: Received, refused: Refused) -> list[Output]:
+    def refuse(self, received: ReceivedRecord, refused: AssignmentRejected) -> list[Output]:
         """An owner cannot run its trajectory: it starts afresh elsewhere, or ends with its group if nobody can."""
         name = refused.trajectory_id
         owned = self.table.owner(name)
@@ -120,7 +122,7 @@ class Tracking:
             outputs += self.fail(member, refused.reason)
         return outputs
 
-    def progress(self, received: Received, record: Progress, is_alive: Callable[[Owner], bool]) -> list[Output]:
+    def progress(self, received: ReceivedRecord, record: Progress, is_alive: Callable[[Owner], bool]) -> list[Output]:
         """An owner says what its trajectory has gained, or that it has given it away."""
         name, to = record.trajectory_id, record.next_owner
         latest = max(record.lease, 0 if to is None else to.lease)
@@ -183,7 +185,7 @@ class Tracking:
         ended = [self.fail(Owned(work, *nobody, 0), reason) for work in works if not self.is_known(work)]
         return [output for outputs in ended for output in outputs]
 
-    def assign(self, owned: Owned) -> Partial | None:
+    def assign(self, owned: Owned) -> PooledPartial | None:
         """`owned` is to be written as an assignment; returns what it resumes from."""
         name = owned.work.trajectory_id
         self.table.assign(owned)
@@ -214,10 +216,10 @@ class Tracking:
 
     # -- what a restart needs -----------------------------------------------------------------------------------------
 
-    def low_water(self, positions: Mapping[Place, int]) -> dict[Place, int]:
+    def low_water(self, positions: Mapping[PartitionKey, int]) -> dict[PartitionKey, int]:
         """The offsets from which a restart must read again."""
         low_water = self.pending.low_water(positions)
-        settled = Place(SETTLED.noun, 0)
+        settled = PartitionKey(SETTLED.noun, 0)
         needed = (low_water[settled], self._coverage.oldest_offset(), self._released.oldest_emission())
         low_water[settled] = min(offset for offset in needed if offset is not None)
         return low_water
@@ -236,11 +238,11 @@ class Tracking:
                 self.table.release(name)
                 self.pool.drop(name)
 
-    def reject(self, received: Received, reason: str) -> Output:
+    def reject(self, received: ReceivedRecord, reason: str) -> Output:
         """Set aside a record that cannot be right."""
         return rejected(received, "place trajectories", reason, self._now())
 
-    def _remember(self, ledger: tuple[Received, ...]) -> list[Output]:
+    def _remember(self, ledger: tuple[ReceivedRecord, ...]) -> list[Output]:
         """Enter what the inboxes say: who was given what, by placement or by the owner before."""
         releases, rejections = [], []
         for received in ledger:
@@ -259,7 +261,7 @@ class Tracking:
                 work = Work(record.prompt, record.member, record.lease, record.attempt)
                 self.table.assign(Owned(work, record.replica, record.incarnation, 0))
                 if record.partial is not None:
-                    self.pool.begin(name, record.lease, Partial(record.partial, record.version_spans))
+                    self.pool.begin(name, record.lease, PooledPartial(record.partial, record.version_spans))
                 else:
                     self.pool.drop(name)
         for order in releases:
@@ -290,7 +292,7 @@ class Tracking:
 
     def _close(self, name: str) -> list[Output]:
         self._told.let_go(name)
-        return [Output(PROGRESS, name, Closed(name))] if self.pool.drop(name) else []
+        return [Output(PROGRESS, name, TrajectoryClosed(name))] if self.pool.drop(name) else []
 
     def _cancel(self, owner: Owner, name: str, lease: int) -> None:
         names = self._cancels.setdefault(owner, {})

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from operators.io.elements import Place, Received
+from operators.io.elements import PartitionKey, ReceivedRecord
 from operators.io.pending import PendingOffsets
 from operators.placement.work import Work
 from schemas.identity import Purpose
@@ -14,7 +14,7 @@ from schemas.identity import Purpose
 
 class _Entry(NamedTuple):
     work: Work
-    place: Place
+    place: PartitionKey
     offset: int
 
 
@@ -28,9 +28,9 @@ class WaitingWork:
         self._pending, self._known = pending, known
         self._queues: dict[Purpose, deque[_Entry]] = {"train": deque(), "evaluation": deque()}
 
-    def add(self, received: Received) -> None:
+    def add(self, received: ReceivedRecord) -> None:
         """Take in the prompt that was `received`."""
-        prompt, place = received.record, Place(received.topic, received.partition)
+        prompt, place = received.record, PartitionKey(received.topic, received.partition)
         self._pending.add(place, received.offset, prompt.samples)
         works = (Work(prompt, member) for member in range(prompt.samples))
         self._queues[prompt.purpose].extend(_Entry(work, place, received.offset) for work in works)

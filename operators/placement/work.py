@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from operators.placement.pool import Partial
+from operators.placement.pool import PooledPartial
 from schemas.identity import Purpose, trajectory_id
 from schemas.records import Assignment, PolicyVersion, Prompt
 
@@ -220,7 +220,7 @@ class WorkTable:
             del self._emissions[emission]
 
 
-def assignment(owned: Owned, partial: Partial | None, version: PolicyVersion | None, now: int) -> Assignment:
+def assignment(owned: Owned, partial: PooledPartial | None, version: PolicyVersion | None, now: int) -> Assignment:
     """The assignment that gives work, already under its new lease, to its owner, who resumes it from `partial`."""
     work = owned.work
     return Assignment(

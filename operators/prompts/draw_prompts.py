@@ -11,15 +11,15 @@ from typing import Any
 
 from infra.kafka.backlog import Backlog
 from operators.io.config import ShardConfig
-from operators.io.elements import Checkpoint, Output, Place, Polled, Restored
+from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored
 from operators.prompts.config import PromptsConfig, TaskConfig
 from operators.prompts.mixture import draw_task
 from operators.prompts.question import UnusableRow
 from operators.prompts.rendering import Tokenizer, render
-from operators.prompts.sources import Source, open_tasks
+from operators.prompts.sources import PromptSource, open_tasks
 from operators.prompts.synthetic import SyntheticTokenizer
-from schemas.records import DeadLetter, LevelAsked, LevelBegun
-from schemas.topics import BEGUN, CURRICULUM, DEAD_LETTERS, PROMPTS, group_name
+from schemas.records import DeadLetter, LevelReply, LevelRequest
+from schemas.topics import CURRICULUM, DEAD_LETTERS, LEVEL_REPLY, PROMPTS, group_name
 
 LOOK_EVERY_S = 0.5
 """How often placement's progress is looked up."""
@@ -62,7 +62,7 @@ class _Task:
     """Where the questions of a task stand. `sources` are by level; `cursors` count questions taken from each."""
 
     config: TaskConfig
-    sources: Sequence[Source]
+    sources: Sequence[PromptSource]
     tokenizer: Tokenizer
     level: int = 0
     cursors: list[int] = field(init=False)
@@ -71,7 +71,7 @@ class _Task:
         self.cursors = [0] * len(self.sources)
 
     @property
-    def source(self) -> Source:
+    def source(self) -> PromptSource:
         return self.sources[self.level]
 
     @property
@@ -118,14 +118,14 @@ class _Drawing:
         begun = [output for received in polled.records for output in self._begin(received.record)]
         return begun + self._draw_ahead()
 
-    def _begin(self, asked: LevelAsked) -> list[Output]:
+    def _begin(self, asked: LevelRequest) -> list[Output]:
         """Go on with questions of another level; a task that nobody knows has none."""
         begun = []
         for task in self._tasks:
             if asked.task in ("", task.config.called):
                 task.level = min(max(asked.level, 0), len(task.sources) - 1)
-                begun.append(LevelBegun(asked.task, task.level, self._number, time.time_ns() // 10**6))
-        return [Output(CURRICULUM, BEGUN, each) for each in begun]
+                begun.append(LevelReply(asked.task, task.level, self._number, time.time_ns() // 10**6))
+        return [Output(CURRICULUM, LEVEL_REPLY, each) for each in begun]
 
     def _draw_ahead(self) -> list[Output]:
         now = self._clock()
@@ -139,7 +139,7 @@ class _Drawing:
             outputs += self._draw()
         return outputs
 
-    def checkpoint(self, positions: Mapping[Place, int]) -> Checkpoint:
+    def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
         tasks = [[task.cursors[:], task.level] for task in self._tasks]
         return Checkpoint(positions, marks={"number": self._number, "tasks": tasks})
 

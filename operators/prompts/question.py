@@ -46,7 +46,7 @@ class SourceError(ValueError):
     """A source cannot be used at all; the message names the path or task and what to do."""
 
 
-class Rows(Protocol):
+class RowReader(Protocol):
     """A finite table of questions, read twice: once in order to know it, then at random."""
 
     name: str

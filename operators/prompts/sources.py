@@ -18,7 +18,7 @@ from typing import Protocol
 from operators.prompts.conditions import meets
 from operators.prompts.config import PromptsConfig, TaskConfig
 from operators.prompts.permutation import Permutation
-from operators.prompts.question import BadRow, Question, Rows, SourceError, UnusableRow, text_key
+from operators.prompts.question import BadRow, Question, RowReader, SourceError, UnusableRow, text_key
 from operators.prompts.synthetic import SyntheticSource
 
 MAX_BAD_ROWS = 1000
@@ -30,7 +30,7 @@ _RETRY_START = 1 << 31
 _MAX_DRAWS = 1000
 
 
-class Source(Protocol):
+class PromptSource(Protocol):
     """Training questions by number, and the questions held out from them."""
 
     total: int | None
@@ -46,7 +46,7 @@ class Source(Protocol):
         """Release files."""
 
 
-def open_source(config: TaskConfig, aside: Sequence[Question] = ()) -> Source:
+def open_source(config: TaskConfig, aside: Sequence[Question] = ()) -> PromptSource:
     """The questions of `config`. Raises SourceError naming the path or task that cannot be used.
 
     Files are read once from end to end, and take 16 bytes a row in memory. Bad rows are left out and reported. `aside`
@@ -60,7 +60,7 @@ def open_source(config: TaskConfig, aside: Sequence[Question] = ()) -> Source:
     return TableSource(config, open_rows(config), heldout, aside)
 
 
-def open_levels(config: TaskConfig, aside: Sequence[Question] = ()) -> tuple[Source, ...]:
+def open_levels(config: TaskConfig, aside: Sequence[Question] = ()) -> tuple[PromptSource, ...]:
     """The questions of `config` by level, none of which is held out; one level where it has no curriculum.
 
     Raises SourceError as `open_source`.
@@ -75,7 +75,7 @@ def open_levels(config: TaskConfig, aside: Sequence[Question] = ()) -> tuple[Sou
     return tuple(TableSource(each, rows, heldout, aside) for each in configs)
 
 
-def open_tasks(config: PromptsConfig) -> tuple[tuple[Source, ...], ...]:
+def open_tasks(config: PromptsConfig) -> tuple[tuple[PromptSource, ...], ...]:
     """The questions of each task of `config` by level. None is held out, be it by another task.
 
     Raises SourceError as `open_source`.
@@ -108,7 +108,7 @@ def heldout_of_all(config: PromptsConfig) -> Iterator[tuple[TaskConfig, Question
         yield config.mixture[number], question
 
 
-def open_rows(config: TaskConfig) -> Rows:
+def open_rows(config: TaskConfig) -> RowReader:
     """The table behind `config`. Raises SourceError."""
     if config.source == "reasoning_gym":
         from operators.prompts.tasks import TaskRows
@@ -144,7 +144,7 @@ class TableSource:
     """
 
     def __init__(
-        self, config: TaskConfig, rows: Rows, heldout: Sequence[Question] = (), aside: Sequence[Question] = ()
+        self, config: TaskConfig, rows: RowReader, heldout: Sequence[Question] = (), aside: Sequence[Question] = ()
     ) -> None:
         self._config, self._rows = config, rows
         self.bad_rows: tuple[BadRow, ...] = ()

@@ -8,7 +8,7 @@ from typing import Literal
 
 from infra.listening import is_loopback
 from infra.store.chunks import MAX_CHUNK_BYTES
-from infra.transport.relay_node import Door
+from infra.transport.relay_node import Endpoint
 from infra.transport.throttle import Link
 from infra.transport.tls import Tls
 
@@ -105,9 +105,9 @@ class RelayConfig:
         files.check()
         return files
 
-    def door(self) -> Door:
+    def door(self) -> Endpoint:
         """Where the relay listens. Raises ValueError as `token` and `tls`."""
-        return Door(self.listen, self.port, self.advertise, self.token(), self.tls())
+        return Endpoint(self.listen, self.port, self.advertise, self.token(), self.tls())
 
     def link(self) -> Link:
         """One direction of its network link."""

@@ -20,7 +20,7 @@ from infra.store.errors import VersionGone
 from infra.store.names import weight_file
 from infra.store.weight_store import WeightStore, to_evict
 from infra.transport.relay_node import RelayNode
-from operators.io.elements import Checkpoint, Output, Place, Polled, Received, Restored
+from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, ReceivedRecord, Restored
 from operators.io.reject import rejected
 from operators.relay.config import AUTO, RelayConfig
 from operators.relay.status import StatusMaker
@@ -120,9 +120,9 @@ class RelayFolder:
         self._status = StatusMaker(node, str(store.root), clock())
         self._live: dict[int, PolicyVersion] = {}
         """What each replica generates under."""
-        self._waiting: dict[PolicyVersion, list[Received]] = {}
+        self._waiting: dict[PolicyVersion, list[ReceivedRecord]] = {}
         """What is claimed of versions that are not here; claims may differ, and one lies then."""
-        self._held: dict[PolicyVersion, Received] = {}
+        self._held: dict[PolicyVersion, ReceivedRecord] = {}
         self._complete: tuple[tuple[PolicyVersion, ...], int] | None = None
         """The versions held, newest first, and their bytes: replaced as one, for the heartbeats' thread reads it."""
         refused = marks.get(_REFUSED, [])
@@ -161,9 +161,9 @@ class RelayFolder:
             self._complete = held, sum(self._held[version].record.bytes for version in held)
         return outputs
 
-    def checkpoint(self, positions: Mapping[Place, int]) -> Checkpoint:
+    def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
         """Resume at the oldest manifest that is needed; remember which manifests were refused."""
-        place = Place(RELAY.noun, 0)
+        place = PartitionKey(RELAY.noun, 0)
         needed = [claim.offset for claims in (*self._waiting.values(), self._held.values()) for claim in claims]
         low_water = resume_from(positions[place], needed)
         self._refused = set(sorted(self._refused)[-_MAX_REFUSED:])
@@ -206,7 +206,7 @@ class RelayFolder:
             del self._waiting[manifest.version]
         return [output for received in lies for output in self._refuse(received, reason)]
 
-    def _judge(self, received: Received) -> list[Output]:
+    def _judge(self, received: ReceivedRecord) -> list[Output]:
         """Enter a manifest whose version is complete in the store."""
         try:
             reason = contradiction(received.record, self._store.seal(received.record.version))
@@ -217,7 +217,7 @@ class RelayFolder:
         self._held[received.record.version] = received
         return []
 
-    def _refuse(self, received: Received, reason: str) -> list[Output]:
+    def _refuse(self, received: ReceivedRecord, reason: str) -> list[Output]:
         if received.offset in self._refused:  # read again after a restart
             return []
         self._refused.add(received.offset)

@@ -19,7 +19,7 @@ _COPY_COST = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class AttentionChunk:
     """Rows `start`..`stop`-1, whose longest has `width` tokens; `uniform` if all have."""
 
     start: int
@@ -28,7 +28,7 @@ class Chunk:
     uniform: bool
 
 
-def split_rows(lengths: np.ndarray, query_size: int, most: int = 4) -> list[Chunk]:
+def split_rows(lengths: np.ndarray, query_size: int, most: int = 4) -> list[AttentionChunk]:
     """At most `most` chunks of rows with `lengths` (int64[rows]), split where it saves most and more than it costs.
 
     `query_size` is heads × head size: the multiply-adds of one row over one token.
@@ -51,7 +51,7 @@ def split_rows(lengths: np.ndarray, query_size: int, most: int = 4) -> list[Chun
 class _Part:
     """A chunk, where to split it best, and the row-tokens that this saves."""
 
-    chunk: Chunk
+    chunk: AttentionChunk
     split: int
     saving: int
 
@@ -60,7 +60,7 @@ def _part(lengths: np.ndarray, start: int, stop: int, least: int) -> _Part:
     part = lengths[start:stop]
     rows, longest = stop - start, int(part.max())
     padding = rows * longest - int(part.sum())
-    chunk = Chunk(start, stop, longest, padding == 0)
+    chunk = AttentionChunk(start, stop, longest, padding == 0)
     if padding <= least:  # a split cannot save more than all the padding: most steps end here
         return _Part(chunk, start, 0)
     before = np.maximum.accumulate(part)[:-1]
@@ -77,7 +77,7 @@ class RowOrder:
     def __init__(self) -> None:
         self._wasted = 0
 
-    def due(self, lengths: np.ndarray, chunks: list[Chunk]) -> np.ndarray | None:
+    def due(self, lengths: np.ndarray, chunks: list[AttentionChunk]) -> np.ndarray | None:
         """The order to bring rows into now (int64[rows]), or None to leave them, given this step's chunks."""
         total = int(lengths.sum())
         self._wasted += sum((chunk.stop - chunk.start) * chunk.width for chunk in chunks) - total

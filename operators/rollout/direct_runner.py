@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from operators.rollout.attention_chunks import Chunk, RowOrder, split_rows
+from operators.rollout.attention_chunks import AttentionChunk, RowOrder, split_rows
 from operators.rollout.cuda_graphs import CudaGraphs
 from operators.rollout.fixed_steps import FixedSteps, as_it_is
 from operators.rollout.kv_slots import KVSlots
@@ -86,7 +86,7 @@ class DirectRunner:
     def _decode_fixed(self, token_ids: torch.Tensor, positions: torch.Tensor, width: int) -> torch.Tensor:
         """Logits of rows that all attend over `width` positions, without a look at what is in them."""
         rows = len(token_ids)
-        chunk = Chunk(0, rows, width, uniform=False)
+        chunk = AttentionChunk(0, rows, width, uniform=False)
         writes = None, self._columns_up_to(rows), positions
         return self._logits(
             self._through(token_ids, positions, writes, [(chunk, self._mask(chunk, positions))], (), rows)
@@ -95,7 +95,7 @@ class DirectRunner:
     def _logits(self, x: torch.Tensor) -> torch.Tensor:
         return functional.linear(self._rms_norm(x, self._norm), self._head)
 
-    def _run(self, step: tuple[Decode, list[Chunk]] | None, blocks: Sequence[Prefill]) -> torch.Tensor:
+    def _run(self, step: tuple[Decode, list[AttentionChunk]] | None, blocks: Sequence[Prefill]) -> torch.Tensor:
         """The residual stream of the decode rows after the last layer, [rows, hidden]."""
         token_ids, positions, rows = _flatten(None if step is None else step[0], blocks)
         decoding = rows if step is not None else 0
@@ -109,7 +109,7 @@ class DirectRunner:
         token_ids: torch.Tensor,
         positions: torch.Tensor,
         writes: Writes,
-        chunks: Sequence[tuple[Chunk, torch.Tensor | None]],
+        chunks: Sequence[tuple[AttentionChunk, torch.Tensor | None]],
         blocks: Sequence[Prefill],
         decoding: int,
     ) -> torch.Tensor:
@@ -159,7 +159,7 @@ class DirectRunner:
         for heads, weight in ((qk[:, : self._heads], query_weight), (qk[:, self._heads :], key_weight)):
             heads.copy_(functional.rms_norm(heads, (self._size,), weight, self._eps))
 
-    def _attend(self, layer: int, qkv: torch.Tensor, chunk: Chunk, mask: torch.Tensor | None) -> torch.Tensor:
+    def _attend(self, layer: int, qkv: torch.Tensor, chunk: AttentionChunk, mask: torch.Tensor | None) -> torch.Tensor:
         """Attention of `chunk`'s rows over their slots, [rows, heads × size]; a KV head's queries go together."""
         group = self._heads // self._kv_heads
         queries = qkv[:, : self._heads * self._size].reshape(-1, group, self._size)
@@ -198,7 +198,7 @@ class DirectRunner:
         )
         return out.transpose(1, 2).reshape(block.token_ids.size, -1)
 
-    def _mask(self, chunk: Chunk, positions: torch.Tensor) -> torch.Tensor | None:
+    def _mask(self, chunk: AttentionChunk, positions: torch.Tensor) -> torch.Tensor | None:
         """The additive mask [rows × KV heads, 1, width] of a chunk, None where no row is shorter than another."""
         if chunk.uniform:
             return None

@@ -6,7 +6,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
 
-from operators.rollout.engine import Partial, Request
+from operators.rollout.engine import PartialResponse, Request
 
 
 class Arrivals:
@@ -43,17 +43,17 @@ class Arrivals:
             here.append(self._here_at.popitem(last=False)[1][1])
         return here
 
-    def release(self, trajectory_ids: Collection[str]) -> dict[str, Partial]:
+    def release(self, trajectory_ids: Collection[str]) -> dict[str, PartialResponse]:
         """Wait for these no more; what each had when it was handed over."""
         wanted = self._here_at.keys() & set(trajectory_ids)
         return {name: _partial(self._here_at.pop(name)[1]) for name in wanted}
 
-    def generated(self, since: Mapping[str, int]) -> dict[str, Partial]:
+    def generated(self, since: Mapping[str, int]) -> dict[str, PartialResponse]:
         """What these had when they were handed over, from the position that `since` gives on."""
         wanted = self._here_at.keys() & since.keys()
         return {name: _partial(self._here_at[name][1]).since(since[name]) for name in wanted}
 
 
-def _partial(request: Request) -> Partial:
+def _partial(request: Request) -> PartialResponse:
     assert request.partial is not None  # nothing else has KV
     return request.partial

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from operators.rollout.engine import Partial, Request
+from operators.rollout.engine import PartialResponse, Request
 from operators.rollout.lengths import Lengths
-from operators.rollout.rows import RowCopy, Rows
+from operators.rollout.rows import KVRows, RowCopy
 from operators.rollout.streams import stream_key, uniforms
 
 
-class EmulatedRows(Rows):
+class EmulatedRows(KVRows):
     """Rows whose ends are known when they start; tokens are made up where somebody asks for them.
 
     A request with stop tokens ends with the first of them after as many tokens as `lengths` says, unless its limit
@@ -63,7 +63,7 @@ class EmulatedRows(Rows):
         """Tokens that each row has still to get, int64[count]."""
         return self._ends[: self.count] - self.generated[: self.count]
 
-    def partial(self, row: int, start: int = 0, drop: int = 0) -> Partial:
+    def partial(self, row: int, start: int = 0, drop: int = 0) -> PartialResponse:
         end = int(self.generated[row]) - drop
         stopped = bool(self._stops[row]) and end >= self._ends[row]
         return made_up(self.requests[row], start, end, self._vocabulary, stopped)
@@ -80,7 +80,7 @@ class EmulatedRows(Rows):
         return (*super()._columns(), self._ends, self._stops)
 
 
-def made_up(request: Request, start: int, end: int, vocabulary: int, stopped: bool) -> Partial:
+def made_up(request: Request, start: int, end: int, vocabulary: int, stopped: bool) -> PartialResponse:
     """Tokens `start` to `end` - 1 of `request` and their logprobs: what it was resumed with, then made-up ones.
 
     Each is a function of seed, trajectory and position; none is a stop token but the last one, if `stopped`.
@@ -100,4 +100,4 @@ def made_up(request: Request, start: int, end: int, vocabulary: int, stopped: bo
     if resumed is not None and start < known:
         token_ids = np.concatenate([resumed.token_ids[start:known], token_ids]).astype(np.int32)
         logprobs = np.concatenate([resumed.logprobs[start:known], logprobs]).astype(np.float32)
-    return Partial(token_ids, logprobs)
+    return PartialResponse(token_ids, logprobs)

@@ -31,7 +31,7 @@ class KV:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Partial:
+class PartialResponse:
     """What has been generated of one trajectory: token ids int32[n] and their behaviour logprobs float32[n] in nats.
 
     `kv`, where it is kept, spares an engine the computing of prompt and partial anew. `loss_mask`, bool[n], is False
@@ -48,10 +48,10 @@ class Partial:
         """The loss mask, bool[n]."""
         return np.ones(len(self.token_ids), bool) if self.loss_mask is None else self.loss_mask
 
-    def since(self, start: int) -> Partial:
+    def since(self, start: int) -> PartialResponse:
         """Its tokens from `start` on, without KV."""
         mask = None if self.loss_mask is None else self.loss_mask[start:]
-        return Partial(self.token_ids[start:], self.logprobs[start:], loss_mask=mask)
+        return PartialResponse(self.token_ids[start:], self.logprobs[start:], loss_mask=mask)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,7 +68,7 @@ class Request:
     trajectory_id: str
     prompt: np.ndarray
     sampling: Sampling
-    partial: Partial | None = None
+    partial: PartialResponse | None = None
     asked: Prompt | None = None
     keep_kv: bool = False
 
@@ -82,7 +82,7 @@ class Completion:
     """
 
     trajectory_id: str
-    generated: Partial
+    generated: PartialResponse
     finish_reason: str
     error: str | None = None
     episode: Episode | None = None
@@ -133,13 +133,13 @@ class Engine(Protocol):
     def due(self) -> float:
         """Seconds until `step` has something to do or to return; infinite where it never will."""
 
-    def release(self, trajectory_ids: Collection[str], *, with_kv: bool = False) -> dict[str, Partial]:
+    def release(self, trajectory_ids: Collection[str], *, with_kv: bool = False) -> dict[str, PartialResponse]:
         """Stop these requests and return what each had generated; unknown ids are left out.
 
         `with_kv`: with the KV of those that ran, where the engine can give it.
         """
 
-    def generated(self, since: Mapping[str, int]) -> dict[str, Partial]:
+    def generated(self, since: Mapping[str, int]) -> dict[str, PartialResponse]:
         """What these requests have generated from the position that `since` gives on; they go on, unknown ids are
         left out."""
 

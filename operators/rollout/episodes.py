@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from infra.models.chat import MessageFrame
-from operators.rollout.engine import KV, Completion, Engine, EngineStatus, Partial, Request
+from operators.rollout.engine import KV, Completion, Engine, EngineStatus, PartialResponse, Request
 from operators.rollout.environments.contract import Played
 from operators.rollout.environments.pool import EnvironmentFailed, EnvironmentPool
 from operators.rollout.requests import check_loadable
@@ -30,7 +30,7 @@ LOOK_S = 0.005
 """How long a step waits for an environment where there is nothing else to do."""
 SOON_S = 0.1
 """How long after it was asked an environment may answer any moment; a later answer waits for the next look."""
-NOTHING = Partial(np.zeros(0, np.int32), np.zeros(0, np.float32), loss_mask=np.zeros(0, bool))
+NOTHING = PartialResponse(np.zeros(0, np.int32), np.zeros(0, np.float32), loss_mask=np.zeros(0, bool))
 
 
 @dataclass(slots=True, eq=False)
@@ -39,7 +39,7 @@ class _Playing:
 
     request: Request
     pool: EnvironmentPool
-    known: Partial
+    known: PartialResponse
     asked: Future[Played] | None = None
     asked_at: float = 0.0
     seen: list[str | None] = field(default_factory=list)
@@ -142,7 +142,7 @@ class EpisodeEngine:
             return 0.0
         return self._engine.due()
 
-    def release(self, trajectory_ids: Collection[str], *, with_kv: bool = False) -> dict[str, Partial]:
+    def release(self, trajectory_ids: Collection[str], *, with_kv: bool = False) -> dict[str, PartialResponse]:
         """As the engine's; what an environment is asked about is asked again where it goes on."""
         released = self._engine.release(trajectory_ids, with_kv=with_kv)
         for playing in [self._playing.pop(name) for name in trajectory_ids if name in self._playing]:
@@ -158,7 +158,7 @@ class EpisodeEngine:
             self._ended.remove(ended)
         return released
 
-    def generated(self, since: Mapping[str, int]) -> dict[str, Partial]:
+    def generated(self, since: Mapping[str, int]) -> dict[str, PartialResponse]:
         """As the engine's, loss masks included."""
         found = self._engine.generated(since)
         for name in since.keys() & self._playing.keys():
@@ -197,11 +197,11 @@ class EpisodeEngine:
         except ValueError as error:
             self._fail(playing, str(error))
 
-    def _turn_over(self, playing: _Playing, generated: Partial) -> None:
+    def _turn_over(self, playing: _Playing, generated: PartialResponse) -> None:
         """The engine has made a turn, or the one that it was given had ended."""
         known = marked(generated, playing.known)
         kv = generated.kv if self._keeps(playing, generated.kv) else None
-        playing.known = Partial(known.token_ids, known.logprobs, kv, known.drawn)
+        playing.known = PartialResponse(known.token_ids, known.logprobs, kv, known.drawn)
         if playing.turn is None:  # there was no room for one
             self._end(playing, "length", "length")
         else:

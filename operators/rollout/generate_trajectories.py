@@ -10,17 +10,17 @@ from typing import Any
 
 from infra.kafka.producer import BoundedProducer
 from infra.models.chat import MessageFrame
-from infra.transport.kv_transfer import Parcels
-from infra.transport.relay_node import Door
+from infra.transport.kv_transfer import KVTransfers
+from infra.transport.relay_node import Endpoint
 from operators.io.config import ShardConfig
-from operators.io.elements import Checkpoint, Output, Place, Polled, Restored
+from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored
 from operators.io.reject import rejected
 from operators.rollout.backend import Backend, BackendSpec
 from operators.rollout.config import RolloutConfig
 from operators.rollout.environments.pool import EnvironmentPool
 from operators.rollout.episodes import EpisodeEngine
 from operators.rollout.heartbeats import Heartbeats
-from operators.rollout.replica import Replica, Word
+from operators.rollout.replica import Replica, ReplicaEvent
 from schemas.records import Assignment, Cancel, Drain, PolicyVersion, Release, Reserve, Trajectory, WeightVersion
 from schemas.topics import INBOX, PROGRESS, TRAJECTORIES, partition_of
 
@@ -44,7 +44,7 @@ class GenerateTrajectories:
     backend: BackendSpec
     process: int
     partitions: int
-    door: Door
+    door: Endpoint
     interrupts: bool = False
     frames: Mapping[str, MessageFrame] = field(default_factory=dict)
 
@@ -58,7 +58,7 @@ class GenerateTrajectories:
         pools: dict[str, EnvironmentPool] = {}
         try:
             if self.config.kv_megabytes:
-                parcels = Parcels(run, self.door, self.config.kv_megabytes * 1_000_000)
+                parcels = KVTransfers(run, self.door, self.config.kv_megabytes * 1_000_000)
             backend = self.backend.open()
             for spec in self.config.environments:
                 pools[spec.called] = EnvironmentPool(spec)
@@ -108,13 +108,13 @@ class _Generating:
         clock: Callable[[], float] = time.monotonic,
         *,
         marks: Mapping[str, Any] = MappingProxyType({}),
-        parcels: Parcels | None = None,
+        parcels: KVTransfers | None = None,
         pools: Collection[EnvironmentPool] = (),
     ) -> None:
         self._config, self._partitions, self._heartbeats, self._clock = config, partitions, heartbeats, clock
         self._backend, self._parcels, self._pools = backend, parcels, pools
         self._replicas = {replica.index: replica for replica in replicas}
-        self._words: list[Word] = []
+        self._words: list[ReplicaEvent] = []
         self._first_at = 0.0
         self._urgent = False
         self._versions: list[PolicyVersion] = []
@@ -166,7 +166,7 @@ class _Generating:
         for replica in self._replicas.values():
             replica.announce(version)
 
-    def checkpoint(self, positions: Mapping[Place, int]) -> Checkpoint:
+    def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
         versions = list(map(str, self._versions))
         # A change now and then makes a commit due: a process that was fenced while idle must find out.
         return Checkpoint(positions, marks={"alive": int(self._clock() // PROBE_S), _VERSIONS: versions})
@@ -197,7 +197,7 @@ class _Generating:
             if self._clock() >= until or not any(replica.busy() for replica in self._replicas.values()):
                 return
 
-    def _say(self, words: list[Word], urgent: bool = False) -> None:
+    def _say(self, words: list[ReplicaEvent], urgent: bool = False) -> None:
         if not words:
             return
         if not self._words:
@@ -214,7 +214,7 @@ class _Generating:
         words, self._words, self._urgent = self._words, [], False
         return [self._output(word) for word in words]
 
-    def _output(self, word: Word) -> Output:
+    def _output(self, word: ReplicaEvent) -> Output:
         match word:
             case Trajectory():
                 partition = partition_of(word.prompt.number, self._partitions)

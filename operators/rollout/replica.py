@@ -20,19 +20,19 @@ from typing import Protocol
 import numpy as np
 
 from infra.store.errors import VersionGone
-from infra.transport.kv_transfer import Parcels
+from infra.transport.kv_transfer import KVTransfers
 from operators.rollout.config import RolloutConfig
-from operators.rollout.engine import KV, Completion, Engine, Partial
+from operators.rollout.engine import KV, Completion, Engine, PartialResponse
 from operators.rollout.reservations import Reservations
-from operators.rollout.running import Running, request_of
+from operators.rollout.running import RunningRequest, request_of
 from schemas.bounds import fits_inbox
 from schemas.records import (
     Assignment,
+    AssignmentRejected,
     NextOwner,
     PolicyVersion,
     Progress,
     Prompt,
-    Refused,
     Release,
     ReplicaState,
     Reserve,
@@ -41,7 +41,7 @@ from schemas.records import (
 
 log = logging.getLogger(__name__)
 
-Word = Trajectory | Refused | Progress | Assignment
+ReplicaEvent = Trajectory | AssignmentRejected | Progress | Assignment
 """What a replica says; an Assignment hands over, and goes with the Progress before it in one transaction."""
 
 
@@ -74,7 +74,7 @@ class Replica:
         config: RolloutConfig | None = None,
         *,
         interrupts: bool = False,
-        parcels: Parcels | None = None,
+        parcels: KVTransfers | None = None,
         check: Callable[[Prompt], None] = lambda prompt: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -82,7 +82,7 @@ class Replica:
         self._weights, self._decode, self._now, self._clock = weights, decode, now, clock
         self._config, self._interrupts = config or RolloutConfig(), interrupts
         self._waiting: deque[Assignment] = deque()
-        self._running: dict[str, Running] = {}
+        self._running: dict[str, RunningRequest] = {}
         self._parcels, self._check = parcels, check
         self._fetched: dict[str, tuple[int, Future[memoryview]]] = {}
         """KV on its way here or here, of what has not started: by trajectory, with the lease it came under."""
@@ -150,7 +150,7 @@ class Replica:
             return
         log.info("replica %d keeps no room for plan %s: %s", self.index, order.plan_id, why)
 
-    def hand_over(self, order: Release) -> list[Word]:
+    def hand_over(self, order: Release) -> list[ReplicaEvent]:
         """Stop the trajectories that `order` names and give each to its next owner; what is not here is passed over.
 
         The shortest first: they are computed anew in this order, and who is short soon goes on.
@@ -160,7 +160,7 @@ class Replica:
         running = [name for name in leaving if name in self._running]
         released = self.engine.release(running, with_kv=self._parcels is not None)
         lengths = {name: len(partial.token_ids) for name, partial in released.items()}
-        words: list[Word] = []
+        words: list[ReplicaEvent] = []
         for name in sorted(leaving, key=lambda name: lengths.get(name, 0)):
             to = NextOwner(leases[name], order.destination, order.destination_incarnation)
             words += self._part_with(name, to, released.get(name))
@@ -187,7 +187,7 @@ class Replica:
             return self.engine.due() <= 0
         return bool(self._waiting and self.engine.version is not None)
 
-    def step(self) -> list[Word]:
+    def step(self) -> list[ReplicaEvent]:
         """Load weights if it is time to, start what can start, run one engine step, and tell what is to be told."""
         self._reservations.expire(self._clock())
         if not self._running:
@@ -248,12 +248,12 @@ class Replica:
 
     # -- starting -----------------------------------------------------------------------------------------------------
 
-    def _start_waiting(self) -> list[Word]:
+    def _start_waiting(self) -> list[ReplicaEvent]:
         """Submit what may run under the loaded version; what names another waits until the engine is empty."""
         version = self.engine.version
         if version is None or not self._waiting:
             return []
-        refused: list[Word] = []
+        refused: list[ReplicaEvent] = []
         kept: deque[Assignment] = deque()
         here = None
         while self._waiting:
@@ -275,14 +275,14 @@ class Replica:
         self._waiting = kept
         return refused
 
-    def _submit(self, assignment: Assignment) -> list[Word]:
+    def _submit(self, assignment: Assignment) -> list[ReplicaEvent]:
         try:
             self._check(assignment.prompt)
             self.engine.submit(request_of(assignment, self._kv_of(assignment)))
         except ValueError as error:
             return [self._refuse(assignment, str(error), retry=False)]
         name = assignment.trajectory_id
-        self._running[name] = Running.start(assignment, self._now(), self._clock(), self._steps)
+        self._running[name] = RunningRequest.start(assignment, self._now(), self._clock(), self._steps)
         return []
 
     def _kv_of(self, assignment: Assignment) -> KV | None:
@@ -309,8 +309,10 @@ class Replica:
             waiting = {assignment.trajectory_id for assignment in self._waiting}
             self._fetched = {name: fetched for name, fetched in self._fetched.items() if name in waiting}
 
-    def _refuse(self, assignment: Assignment, reason: str, retry: bool) -> Refused:
-        return Refused(assignment.trajectory_id, assignment.lease, self.index, self.incarnation, reason, retry)
+    def _refuse(self, assignment: Assignment, reason: str, retry: bool) -> AssignmentRejected:
+        return AssignmentRejected(
+            assignment.trajectory_id, assignment.lease, self.index, self.incarnation, reason, retry
+        )
 
     # -- telling ------------------------------------------------------------------------------------------------------
 
@@ -320,7 +322,7 @@ class Replica:
         assert version is not None
         return running.finished(completion, version, self.newest, self._decode, self._now())
 
-    def _progress(self) -> list[Word]:
+    def _progress(self) -> list[ReplicaEvent]:
         """What trajectories have gained of which placement has not been told for long."""
         clock, config = self._clock(), self._config
         if self._steps < self._look_step and clock < self._look_at:
@@ -337,12 +339,12 @@ class Replica:
             clock,
         )
 
-    def tell(self) -> list[Word]:
+    def tell(self) -> list[ReplicaEvent]:
         """Everything that placement has not been told, whatever it costs."""
         return self._told({name: running.told for name, running in self._running.items()}, self._clock())
 
-    def _told(self, due: Mapping[str, int], clock: float) -> list[Word]:
-        words: list[Word] = []
+    def _told(self, due: Mapping[str, int], clock: float) -> list[ReplicaEvent]:
+        words: list[ReplicaEvent] = []
         for name, gained in self.engine.generated(due).items() if due else ():
             running = self._running[name]
             if len(gained.token_ids):
@@ -364,16 +366,16 @@ class Replica:
     def _waiting_for(self, name: str) -> Assignment | None:
         return next((waiting for waiting in self._waiting if waiting.trajectory_id == name), None)
 
-    def _part_with(self, name: str, to: NextOwner, generated: Partial | None) -> list[Word]:
+    def _part_with(self, name: str, to: NextOwner, generated: PartialResponse | None) -> list[ReplicaEvent]:
         running = self._running.pop(name, None)
         now = self._now()
         if running is None or generated is None:
             assignment = running.assignment if running is not None else self._waiting_for(name)
             assert assignment is not None
             self._waiting = deque(waiting for waiting in self._waiting if waiting is not assignment)
-            running = Running.start(assignment, now, 0.0, 0)
+            running = RunningRequest.start(assignment, now, 0.0, 0)
             known = request_of(assignment).partial
-            generated = known if known is not None else Partial(np.zeros(0, np.int32), np.zeros(0, np.float32))
+            generated = known if known is not None else PartialResponse(np.zeros(0, np.int32), np.zeros(0, np.float32))
         gained = generated.since(running.told)
         version = self.engine.version
         parcel, kv = None, generated.kv

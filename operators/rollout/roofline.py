@@ -15,7 +15,7 @@ from operators.rollout.emulation import RooflineConfig
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class StepPace:
     """Rounds of one batch: the first takes `first_s` and each one `growth_s` longer than the one before.
 
     Before the first, `prefill_s` goes into new contexts.
@@ -58,10 +58,10 @@ class Roofline:
         self.move_s = config.kv_move_us * 1e-6 * stride
         """What the KV of a token takes to come from another machine."""
 
-    def pace(self, batch: int, kv_tokens: int, prefill_tokens: int) -> Pace:
+    def pace(self, batch: int, kv_tokens: int, prefill_tokens: int) -> StepPace:
         """The rounds of `batch` ≥ 1 requests that hold `kv_tokens` of KV, after `prefill_tokens` have been computed."""
         first = self._stride * self._base(batch) + self._per_token * kv_tokens
-        return Pace(self._prefill * prefill_tokens, first, self._per_token * batch)
+        return StepPace(self._prefill * prefill_tokens, first, self._per_token * batch)
 
     def _base(self, batch: int) -> float:
         """Seconds of a real round without its reading of KV: linear between the points, and beyond them."""

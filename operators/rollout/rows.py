@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from operators.rollout.engine import Partial, Request
+from operators.rollout.engine import PartialResponse, Request
 
 
 class RowCopy(NamedTuple):
@@ -23,7 +23,7 @@ class RowCopy(NamedTuple):
     length: int
 
 
-class Rows(ABC):
+class KVRows(ABC):
     """The running requests of one engine, at most `slots`, each of at most `context` tokens (prompt and completion)."""
 
     def __init__(self, slots: int, context: int) -> None:
@@ -63,7 +63,7 @@ class Rows(ABC):
         return int(self.length[: self.count].sum())
 
     @abstractmethod
-    def partial(self, row: int, start: int = 0, drop: int = 0) -> Partial:
+    def partial(self, row: int, start: int = 0, drop: int = 0) -> PartialResponse:
         """A copy of what `row` has generated from position `start` on, without its last `drop` tokens."""
 
     def remove(self, rows: np.ndarray) -> list[RowCopy]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from operators.rollout.engine import KV, Completion, Partial, Request
+from operators.rollout.engine import KV, Completion, PartialResponse, Request
 from schemas.columns import flags, floats, token_ids
 from schemas.records import (
     Assignment,
     FinishReason,
-    KVParcel,
+    KVManifest,
     NextOwner,
     PolicyVersion,
     Progress,
@@ -21,7 +21,7 @@ from schemas.records import (
 
 
 @dataclass(slots=True)
-class Running:
+class RunningRequest:
     """`spans` are of what was made before the present weights; `told` tokens of it placement knows, since `told_at`
     (monotonic seconds) and step number `told_step`. `first_token_at` is when it got its first token here."""
 
@@ -34,7 +34,7 @@ class Running:
     first_token_at: int | None = None
 
     @classmethod
-    def start(cls, assignment: Assignment, started_at: int, clock: float, step: int) -> Running:
+    def start(cls, assignment: Assignment, started_at: int, clock: float, step: int) -> RunningRequest:
         known = 0 if assignment.partial is None else len(assignment.partial.token_ids)
         return cls(assignment, started_at, assignment.version_spans, known, clock, step)
 
@@ -49,7 +49,7 @@ class Running:
         return (*self.spans, VersionSpan(version, count - before))
 
     def progress(
-        self, gained: Partial, version: PolicyVersion | None, next_owner: NextOwner | None, now: int
+        self, gained: PartialResponse, version: PolicyVersion | None, next_owner: NextOwner | None, now: int
     ) -> Progress:
         """What it has `gained` since placement was told last."""
         a, count = self.assignment, len(gained.token_ids)
@@ -71,12 +71,12 @@ class Running:
     def handed_over(
         self,
         to: NextOwner,
-        generated: Partial,
+        generated: PartialResponse,
         version: PolicyVersion | None,
         now: int,
         *,
         pinned: bool = True,
-        kv: KVParcel | None = None,
+        kv: KVManifest | None = None,
     ) -> Assignment:
         """The assignment with which its next owner goes on; `pinned`, what has grown under one version does so under
         it. `kv` is where it can fetch what is computed."""
@@ -133,11 +133,11 @@ def request_of(assignment: Assignment, kv: KV | None = None) -> Request:
     known = None
     if partial is not None and len(partial.token_ids):
         mask = None if asked is None else partial.loss_mask.to_numpy(zero_copy_only=False)
-        known = Partial(partial.token_ids.to_numpy(), partial.logprobs.to_numpy(), kv, mask)
+        known = PartialResponse(partial.token_ids.to_numpy(), partial.logprobs.to_numpy(), kv, mask)
     return Request(assignment.trajectory_id, prompt.token_ids.to_numpy(), prompt.sampling, known, asked)
 
 
-def response_of(generated: Partial) -> Response:
+def response_of(generated: PartialResponse) -> Response:
     """What was `generated`, as it travels."""
     return Response(token_ids(generated.token_ids), floats(generated.logprobs), flags(generated.drawn))
 

@@ -15,11 +15,11 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from operators.rollout.engine import Completion, EngineStatus, Partial, Request
+from operators.rollout.engine import Completion, EngineStatus, PartialResponse, Request
 from operators.rollout.requests import check_request
-from operators.rollout.rows import RowCopy, Rows, generation_limit, known_tokens
+from operators.rollout.rows import KVRows, RowCopy, generation_limit, known_tokens
 
-R = TypeVar("R", bound=Rows)
+R = TypeVar("R", bound=KVRows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +163,9 @@ class Scheduler(Generic[R]):
             del self._running[self.rows.requests[row].trajectory_id]
         return self.rows.remove(leaving) if len(leaving) else []
 
-    def release(self, trajectory_ids: Collection[str]) -> tuple[dict[str, Partial], list[RowCopy]]:
+    def release(self, trajectory_ids: Collection[str]) -> tuple[dict[str, PartialResponse], list[RowCopy]]:
         """Stop these requests, wherever they are; returns what each had generated, and the rows that moved."""
-        released: dict[str, Partial] = {}
+        released: dict[str, PartialResponse] = {}
         wanted = set(trajectory_ids)
         for ended in [ended for ended in self._ended if ended.trajectory_id in wanted]:
             released[ended.trajectory_id] = ended.generated
@@ -178,12 +178,12 @@ class Scheduler(Generic[R]):
             released[name] = self.rows.partial(row)
         return released, self.leave(leaving.values())
 
-    def generated(self, since: Mapping[str, int]) -> dict[str, Partial]:
+    def generated(self, since: Mapping[str, int]) -> dict[str, PartialResponse]:
         """What these requests have generated from the position that `since` gives on; unknown ids are left out."""
-        found: dict[str, Partial] = {}
+        found: dict[str, PartialResponse] = {}
         for name in since.keys() & self._waiting.keys():
             partial = self._waiting[name].partial or _empty_partial()
-            found[name] = Partial(partial.token_ids[since[name] :], partial.logprobs[since[name] :])
+            found[name] = PartialResponse(partial.token_ids[since[name] :], partial.logprobs[since[name] :])
         for row, request in enumerate(self.rows.requests):
             if request.trajectory_id in since:
                 found[request.trajectory_id] = self.rows.partial(row, since[request.trajectory_id])
@@ -201,8 +201,8 @@ class Scheduler(Generic[R]):
         )
 
 
-def _empty_partial() -> Partial:
-    return Partial(np.zeros(0, np.int32), np.zeros(0, np.float32))
+def _empty_partial() -> PartialResponse:
+    return PartialResponse(np.zeros(0, np.int32), np.zeros(0, np.float32))
 
 
 def ended_reason(request: Request, context: int) -> str | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from operators.rollout.engine import KV, Completion, Engine, EngineStatus, Partial, Request
+from operators.rollout.engine import KV, Completion, Engine, EngineStatus, PartialResponse, Request
 from operators.rollout.requests import check_loadable
 from operators.rollout.turns import last_turn
 from schemas.records import PolicyVersion
@@ -60,7 +60,7 @@ class _Watched:
     begun: int
     looked: int
 
-    def cut(self, generated: Partial) -> Partial | None:
+    def cut(self, generated: PartialResponse) -> PartialResponse | None:
         """`generated` up to the end of the first stop string, its KV too; None where none is in it."""
         end = self.stops.end(generated.token_ids[self.begun :])
         if end is None:
@@ -69,7 +69,7 @@ class _Watched:
         if kv is not None:
             kv = KV(min(kv.tokens, len(self.request.prompt) + keep), kv.data, kv.laid_out or kv.tokens)
         mask = None if mask is None else mask[:keep]
-        return Partial(generated.token_ids[:keep], generated.logprobs[:keep], kv, mask)
+        return PartialResponse(generated.token_ids[:keep], generated.logprobs[:keep], kv, mask)
 
 
 class StoppingEngine:
@@ -137,7 +137,7 @@ class StoppingEngine:
         """As the engine's."""
         return 0.0 if self._ended else self._engine.due()
 
-    def release(self, trajectory_ids: Collection[str], *, with_kv: bool = False) -> dict[str, Partial]:
+    def release(self, trajectory_ids: Collection[str], *, with_kv: bool = False) -> dict[str, PartialResponse]:
         """As the engine's."""
         released = self._engine.release(trajectory_ids, with_kv=with_kv)
         for name in trajectory_ids:
@@ -146,7 +146,7 @@ class StoppingEngine:
         self._ended = [each for each in self._ended if each.trajectory_id not in trajectory_ids]
         return released
 
-    def generated(self, since: Mapping[str, int]) -> dict[str, Partial]:
+    def generated(self, since: Mapping[str, int]) -> dict[str, PartialResponse]:
         """As the engine's."""
         return self._engine.generated(since)
 

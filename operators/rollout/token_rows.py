@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from operators.rollout.engine import Completion, Partial, Request
-from operators.rollout.rows import RowCopy, Rows
+from operators.rollout.engine import Completion, PartialResponse, Request
+from operators.rollout.rows import KVRows, RowCopy
 from operators.rollout.sampling_columns import NO_TOKEN, SamplingColumns
 from operators.rollout.streams import stream_key
 
 
-class TokenRows(Rows):
+class TokenRows(KVRows):
     """Rows with their tokens, logprobs, sampling parameters and stop tokens."""
 
     def __init__(self, slots: int, context: int) -> None:
@@ -79,9 +79,9 @@ class TokenRows(Rows):
                 completions[row] = Completion(trajectory_id, self.partial(row), reason)
         return completions
 
-    def partial(self, row: int, start: int = 0, drop: int = 0) -> Partial:
+    def partial(self, row: int, start: int = 0, drop: int = 0) -> PartialResponse:
         end = self.generated[row] - drop
-        return Partial(self._token_ids[row, start:end].copy(), self._logprobs[row, start:end].copy())
+        return PartialResponse(self._token_ids[row, start:end].copy(), self._logprobs[row, start:end].copy())
 
     def remove(self, rows: np.ndarray) -> list[RowCopy]:
         self._sampling = None

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from infra.models.weights import load_weights
 from operators.rollout.direct_runner import DirectRunner
-from operators.rollout.engine import KV, Completion, EngineStatus, Partial, Request
+from operators.rollout.engine import KV, Completion, EngineStatus, PartialResponse, Request
 from operators.rollout.forward_runner import ForwardRunner, kv_geometry
 from operators.rollout.kv_slots import KVSlots
 from operators.rollout.llama_layout import why_not_llama
@@ -162,7 +162,7 @@ class TransformersEngine:
         """0 while there are requests, whose next tokens take as long as they take; infinite without."""
         return math.inf if self._scheduler.idle else 0.0
 
-    def release(self, trajectory_ids: Collection[str], *, with_kv: bool = False) -> dict[str, Partial]:
+    def release(self, trajectory_ids: Collection[str], *, with_kv: bool = False) -> dict[str, PartialResponse]:
         """Stop these requests and return what each had generated, KV included if asked; unknown ids are left out."""
         given = {name: self._given.pop(name) for name in trajectory_ids if name in self._given}
         kv = given if with_kv else {}
@@ -175,7 +175,7 @@ class TransformersEngine:
             self._kv.copy(moves)
         return {name: replace(partial, kv=kv.get(name)) for name, partial in released.items()}
 
-    def generated(self, since: Mapping[str, int]) -> dict[str, Partial]:
+    def generated(self, since: Mapping[str, int]) -> dict[str, PartialResponse]:
         """What these requests have generated from the position that `since` gives on; they go on, unknown ids are
         left out."""
         return self._scheduler.generated(since)

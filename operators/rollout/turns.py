@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from operators.rollout.engine import Partial
+from operators.rollout.engine import PartialResponse
 
 
 def turns_of(mask: np.ndarray) -> list[range]:
@@ -33,17 +33,17 @@ def observations_of(mask: np.ndarray) -> list[range]:
     return found
 
 
-def marked(generated: Partial, known: Partial, start: int = 0) -> Partial:
+def marked(generated: PartialResponse, known: PartialResponse, start: int = 0) -> PartialResponse:
     """`generated`, the tokens of a response from `start` on, with their loss mask: what is not `known` was drawn."""
     count = len(generated.token_ids)
     mask = known.drawn[start : start + count]
     return replace(generated, loss_mask=np.concatenate([mask, np.ones(count - len(mask), bool)]))
 
 
-def observed(known: Partial, token_ids: list[int]) -> Partial:
+def observed(known: PartialResponse, token_ids: list[int]) -> PartialResponse:
     """`known`, and `token_ids` after it that nobody drew; of these there is no KV."""
     count = len(token_ids)
-    return Partial(
+    return PartialResponse(
         np.concatenate([known.token_ids, np.array(token_ids, np.int32)]),
         np.concatenate([known.logprobs, np.zeros(count, np.float32)]),
         kv=known.kv,

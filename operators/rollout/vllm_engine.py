@@ -29,7 +29,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from infra.models.weights import check_weights
-from operators.rollout.engine import Completion, EngineStatus, Partial, Request
+from operators.rollout.engine import Completion, EngineStatus, PartialResponse, Request
 from operators.rollout.requests import check_loadable, check_request
 from operators.rollout.rows import generation_limit
 from operators.rollout.scheduler import ended_reason
@@ -48,8 +48,8 @@ class _Asked:
     logprobs: list[float] = field(default_factory=list)
     began: bool = False
 
-    def partial(self, start: int = 0) -> Partial:
-        return Partial(np.array(self.token_ids[start:], np.int32), np.array(self.logprobs[start:], np.float32))
+    def partial(self, start: int = 0) -> PartialResponse:
+        return PartialResponse(np.array(self.token_ids[start:], np.int32), np.array(self.logprobs[start:], np.float32))
 
 
 def arguments_of(
@@ -202,7 +202,7 @@ class VllmEngine:
         """0 while there are requests, whose next tokens take as long as they take; infinite without."""
         return 0.0 if self._asked or self._done else math.inf
 
-    def release(self, trajectory_ids: Collection[str], *, with_kv: bool = False) -> dict[str, Partial]:
+    def release(self, trajectory_ids: Collection[str], *, with_kv: bool = False) -> dict[str, PartialResponse]:
         """Stop these requests and return what each had generated, without KV; unknown ids are left out."""
         wanted = set(trajectory_ids)
         released = {done.trajectory_id: done.generated for done in self._done if done.trajectory_id in wanted}
@@ -213,7 +213,7 @@ class VllmEngine:
         self._status = self._look()
         return released
 
-    def generated(self, since: Mapping[str, int]) -> dict[str, Partial]:
+    def generated(self, since: Mapping[str, int]) -> dict[str, PartialResponse]:
         """What these requests have generated from the position that `since` gives on; unknown ids are left out."""
         return {name: self._asked[name].partial(start) for name, start in since.items() if name in self._asked}
 

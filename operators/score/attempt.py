@@ -26,7 +26,7 @@ class Extraction(NamedTuple):
     pattern: str = ""
 
 
-class Answer(NamedTuple):
+class AnswerContext(NamedTuple):
     """What verifiers are told of a trajectory, JSON-ready: `reference` is JSON, `tokens` the response's length.
 
     `environment` is the sum of what an environment gave its turns; None where none took part.

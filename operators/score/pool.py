@@ -28,7 +28,7 @@ class VerifierUnavailable(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class VerifierCall:
     """`attempt` (JSON-ready: text, tokens, prompt, task, and the reference as JSON) for reward number `reward`."""
 
     reward: int
@@ -36,7 +36,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class VerifierResult:
     """What a verifier said: a finite value, or the error that stands in its place."""
 
     value: float | None
@@ -56,7 +56,7 @@ class VerifierPool:
         self._processes: list[WorkerProcess] = []
         self._failed_starts = 0
         self._calls = 0
-        self._outcomes: dict[int, Outcome] = {}
+        self._outcomes: dict[int, VerifierResult] = {}
         self._closed = False
         # The kernel ends a child with the *thread* that started it, so that thread must live as long as the pool.
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="verifier-starter")
@@ -74,7 +74,7 @@ class VerifierPool:
         """Process ids of the verifiers."""
         return [process.pid for process in self._processes]
 
-    def score_all(self, calls: Sequence[Call]) -> list[Outcome]:
+    def score_all(self, calls: Sequence[VerifierCall]) -> list[VerifierResult]:
         """One outcome a call, in their order. Raises VerifierUnavailable if lost processes cannot be replaced."""
         with self._lock:
             if self._closed:
@@ -108,7 +108,7 @@ class VerifierPool:
     ) -> None:
         self.close()
 
-    def _assign(self, waiting: deque[tuple[int, Call]]) -> None:
+    def _assign(self, waiting: deque[tuple[int, VerifierCall]]) -> None:
         """Give every idle process a call."""
         for process in list(self._processes):
             if not (waiting and process.idle):
@@ -161,7 +161,7 @@ class VerifierPool:
             return
         value = reply.get("value")
         self._outcomes[process.index] = (
-            Outcome(value, None) if isinstance(value, float) else Outcome(None, str(reply.get("error")))
+            VerifierResult(value, None) if isinstance(value, float) else VerifierResult(None, str(reply.get("error")))
         )
         process.index = None
         if reply.get("retire"):
@@ -185,7 +185,7 @@ class VerifierPool:
         self._discard(process)
         reason = reason or process.ending()
         if index is not None:
-            self._outcomes[index] = Outcome(None, reason)
+            self._outcomes[index] = VerifierResult(None, reason)
         if starting:
             self._failed_starts += 1
             if self._failed_starts >= _MAX_FAILED_STARTS:

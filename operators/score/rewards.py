@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from operators.score.attempt import Answer, Attempt
+from operators.score.attempt import AnswerContext, Attempt
 from operators.score.verifiers import code, custom, exact, format, length, math_answer, numeric, reasoning, regex
 
 Options = Mapping[str, Any]
@@ -27,7 +27,7 @@ class Reward:
     """
 
     judge: Callable[[Attempt, Options], float]
-    in_process: bool | Callable[[Answer], bool]
+    in_process: bool | Callable[[AnswerContext], bool]
     accuracy: bool
     options: Options = field(default_factory=dict)
     prepare: Callable[[], object] = bool

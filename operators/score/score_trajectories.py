@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
-from operators.io.elements import Checkpoint, Output, Place, Polled, Restored
+from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored
 from operators.io.ledger import TrajectoryLedger
 from operators.score.config import ScoreConfig
 from operators.score.scorer import Scorer
@@ -71,7 +71,7 @@ class _Scoring:
         for purpose, mine in rows.items():
             yield purpose, block if len(mine) == len(block) else block.take(mine)
 
-    def checkpoint(self, positions: Mapping[Place, int]) -> Checkpoint:
+    def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
         return Checkpoint(positions, self._scored.oldest_emission(), {"scored": self._scored.marks()})
 
     def busy(self) -> bool:

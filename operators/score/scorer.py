@@ -10,9 +10,9 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from infra.workers.limits import describe
-from operators.score.attempt import Answer, Attempt, Extraction, extract_answer
+from operators.score.attempt import AnswerContext, Attempt, Extraction, extract_answer
 from operators.score.config import RewardSpec, Rubric, ScoreConfig
-from operators.score.pool import Call, Outcome, VerifierPool
+from operators.score.pool import VerifierCall, VerifierPool, VerifierResult
 from operators.score.rewards import REWARDS, Judge, is_custom, make_judge
 
 
@@ -45,25 +45,25 @@ class Scorer:
         """What answers to prompts of `task` are judged by."""
         return next((each for each in self._config.tasks if each.name == task), self._config)
 
-    def judge(self, answers: Sequence[Answer]) -> list[list[Outcome]]:
+    def judge(self, answers: Sequence[AnswerContext]) -> list[list[VerifierResult]]:
         """For every answer, one outcome a reward of its task's rubric, in the order of both.
 
         Raises VerifierUnavailable if verifier processes that were lost cannot be replaced; nothing for an answer.
         """
-        outcomes: list[list[Outcome | None]] = []
+        outcomes: list[list[VerifierResult | None]] = []
         places: list[tuple[int, int]] = []
-        calls: list[Call] = []
+        calls: list[VerifierCall] = []
         for row, answer in enumerate(answers):
             outcomes.append([])
-            attempt: Attempt | Outcome | None = None
+            attempt: Attempt | VerifierResult | None = None
             for number, reward in enumerate(self._of.get(answer.task, self._others)):
                 if reward.judge is None or not _harmless(reward.spec, answer):
                     outcomes[row].append(None)
                     places.append((row, number))
-                    calls.append(Call(reward.pooled, answer._asdict()))
+                    calls.append(VerifierCall(reward.pooled, answer._asdict()))
                     continue
                 attempt = attempt or _read(answer, reward.extraction)
-                outcomes[row].append(attempt if isinstance(attempt, Outcome) else _judge(reward.judge, attempt))
+                outcomes[row].append(attempt if isinstance(attempt, VerifierResult) else _judge(reward.judge, attempt))
         if calls:
             self._pool = self._pool or self._open_pool()
             for (row, number), outcome in zip(places, self._pool.score_all(calls), strict=True):
@@ -110,16 +110,16 @@ class Scorer:
         return VerifierPool(setup, config.workers, config.time_limit_s)
 
 
-def _harmless(spec: RewardSpec, answer: Answer) -> bool:
+def _harmless(spec: RewardSpec, answer: AnswerContext) -> bool:
     here = REWARDS[spec.name].in_process
     return here if isinstance(here, bool) else here(answer)
 
 
-def _read(answer: Answer, extraction: Extraction) -> Attempt | Outcome:
+def _read(answer: AnswerContext, extraction: Extraction) -> Attempt | VerifierResult:
     try:
         reference = _parsed(answer.reference)
     except ValueError as error:
-        return Outcome(None, describe(error))
+        return VerifierResult(None, describe(error))
     found = extract_answer(answer.text, extraction)
     return Attempt(answer.text, found, answer.tokens, answer.prompt, answer.task, reference, answer.environment)
 
@@ -133,8 +133,8 @@ def _parsed(reference: str) -> Mapping[str, Any]:
     return value
 
 
-def _judge(judge: Judge, attempt: Attempt) -> Outcome:
+def _judge(judge: Judge, attempt: Attempt) -> VerifierResult:
     try:
-        return Outcome(judge(attempt), None)
+        return VerifierResult(judge(attempt), None)
     except Exception as error:  # noqa: BLE001 - verifiers of a hundred tasks, each with errors of its own
-        return Outcome(None, describe(error))
+        return VerifierResult(None, describe(error))

@@ -13,9 +13,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 
-from operators.score.attempt import Answer
+from operators.score.attempt import AnswerContext
 from operators.score.config import Rubric
-from operators.score.pool import Outcome
+from operators.score.pool import VerifierResult
 from operators.score.rewards import REWARDS, is_custom
 from schemas.arrow import arrow_schema
 from schemas.block import Block
@@ -35,11 +35,11 @@ class Judge(Protocol):
     def rubric(self, task: str) -> Rubric:
         """What answers to prompts of `task` are judged by."""
 
-    def judge(self, answers: Sequence[Answer]) -> list[list[Outcome]]:
+    def judge(self, answers: Sequence[AnswerContext]) -> list[list[VerifierResult]]:
         """For every answer, one outcome a reward of its task's rubric."""
 
 
-class Component(NamedTuple):
+class WeightedReward(NamedTuple):
     """As RewardComponent has it."""
 
     name: str
@@ -51,7 +51,7 @@ class Weighed(NamedTuple):
     """What one answer was worth; `error` says what went wrong."""
 
     reward: float
-    components: Sequence[Component]
+    components: Sequence[WeightedReward]
     error: str | None
 
 
@@ -74,27 +74,27 @@ def score_trajectories(trajectories: Block, scorer: Judge, now: int) -> Block:
     return _experiences(trajectories, weighed, now)
 
 
-def read_answers(trajectories: Block) -> list[Answer]:
+def read_answers(trajectories: Block) -> list[AnswerContext]:
     """What verifiers are told of each of `trajectories`."""
     prompts = (trajectories.column(f"prompt.{name}").to_pylist() for name in ("text", "task", "reference"))
     tokens = np.diff(trajectories.column("response.token_ids").offsets.to_numpy()).tolist()
     given = trajectories.column("episode.rewards").to_pylist()
     environment = [None if rewards is None else math.fsum(rewards) for rewards in given]
-    return list(map(Answer, trajectories.column("text").to_pylist(), tokens, *prompts, environment))
+    return list(map(AnswerContext, trajectories.column("text").to_pylist(), tokens, *prompts, environment))
 
 
-def weigh(outcomes: Sequence[Outcome], rubric: Rubric) -> Weighed:
+def weigh(outcomes: Sequence[VerifierResult], rubric: Rubric) -> Weighed:
     """The weighted sum of `outcomes`, one a reward of `rubric`; components where there is a value."""
-    components: list[Component] = []
+    components: list[WeightedReward] = []
     errors: list[str] = []
-    accuracy: list[Component] = []
+    accuracy: list[WeightedReward] = []
     for spec, outcome in zip(rubric.rewards, outcomes, strict=True):
         if outcome.value is None or not math.isfinite(outcome.value):
             errors.append(f"{spec.component}: {outcome.error or f'gave {outcome.value}'}")
             continue
-        components.append(Component(spec.component, outcome.value, float(spec.weight)))
+        components.append(WeightedReward(spec.component, outcome.value, float(spec.weight)))
         if not accuracy and not is_custom(spec.name) and REWARDS[spec.name].accuracy:
-            accuracy.append(Component(ACCURACY, float(outcome.value >= 1), 0.0))
+            accuracy.append(WeightedReward(ACCURACY, float(outcome.value >= 1), 0.0))
     reward = sum(component.value * component.weight for component in components)
     if not math.isfinite(reward):
         errors.append(f"the weighted sum is {reward}")

@@ -26,7 +26,7 @@ class MissingBatch(RuntimeError):
     """The log has lost a global batch; the message says which, where, and how to go on."""
 
 
-class Refused(NamedTuple):
+class RejectedMicroBatch(NamedTuple):
     """A part that was not accepted, and why."""
 
     partition: int
@@ -70,7 +70,7 @@ class BatchAssembly:
             partition: _Partition(partition, partition // shards, first, self._lost, offset)
             for partition, offset in zip(numbers, offsets, strict=True)
         }
-        self.refused: list[Refused] = []
+        self.refused: list[RejectedMicroBatch] = []
         """What was refused since this list was emptied."""
 
     def add(self, part: MicroBatch, partition: int, offset: int) -> list[WholeBatch]:
@@ -121,7 +121,7 @@ class _Partition:
         parts, self.taken_to = self._whole.popleft()
         return parts
 
-    def add(self, part: MicroBatch, offset: int) -> Iterator[Refused]:
+    def add(self, part: MicroBatch, offset: int) -> Iterator[RejectedMicroBatch]:
         """Take a part in; what is refused by it."""
         if (reason := self._implausible(part)) is not None:
             yield self._refuse(offset, reason)
@@ -151,7 +151,7 @@ class _Partition:
             return f"part {part.index} of {part.count} of batch {part.batch} cannot be"
         return None
 
-    def _follow(self, part: MicroBatch, offset: int) -> Iterator[Refused]:
+    def _follow(self, part: MicroBatch, offset: int) -> Iterator[RejectedMicroBatch]:
         """Take in a part of the next batch: its first part begins it, any other follows the one before."""
         if part.index == 0:
             parts: list[tuple[MicroBatch, int]] = []
@@ -169,7 +169,7 @@ class _Partition:
         if len(parts) == part.count:
             yield from self._complete(parts)
 
-    def _complete(self, parts: list[tuple[MicroBatch, int]]) -> Iterator[Refused]:
+    def _complete(self, parts: list[tuple[MicroBatch, int]]) -> Iterator[RejectedMicroBatch]:
         """A batch is whole: what else claimed its number, or came too early, is no part of any."""
         self._whole.append(([part for part, _ in parts], parts[-1][1] + 1))
         unfinished, self._unfinished = self._unfinished, []
@@ -182,7 +182,7 @@ class _Partition:
         self._next += 1
         self._pass_over_lost()
 
-    def _drop(self, parts: list[tuple[MicroBatch, int]]) -> Iterator[Refused]:
+    def _drop(self, parts: list[tuple[MicroBatch, int]]) -> Iterator[RejectedMicroBatch]:
         for part, offset in parts:
             reason = f"part {part.index} of {part.count} of batch {part.batch}, of which the other parts never came"
             yield self._refuse(offset, reason)
@@ -191,8 +191,8 @@ class _Partition:
         while self._next in self._lost:
             self._next += 1
 
-    def _refuse(self, offset: int, reason: str) -> Refused:
-        return Refused(self._partition, offset, reason)
+    def _refuse(self, offset: int, reason: str) -> RejectedMicroBatch:
+        return RejectedMicroBatch(self._partition, offset, reason)
 
 
 def _fits(part: MicroBatch, before: list[tuple[MicroBatch, int]]) -> bool:

@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from infra.files import is_out_of_space, space_of
-from infra.storage import Place, RemotePath, local_copy
+from infra.storage import RemotePath, StorageFolder, local_copy
 from operators.trainer.learner import LearnerState
 from operators.trainer.persist import CheckpointError
 from schemas.records import PolicyVersion
@@ -51,8 +51,8 @@ class TrainerPosition:
 
 
 def write_checkpoint(
-    root: Place, state: LearnerState, position: TrainerPosition, *, keep: int = 2, keep_every: int = 0
-) -> Place:
+    root: StorageFolder, state: LearnerState, position: TrainerPosition, *, keep: int = 2, keep_every: int = 0
+) -> StorageFolder:
     """Write `state` and `position` under `root` and return the new checkpoint's folder.
 
     The newest `keep` ≥ 1 checkpoints stay, and those whose version is a multiple of `keep_every` (0: none). Raises
@@ -79,7 +79,7 @@ def write_checkpoint(
     return place
 
 
-def check_writable(root: Place) -> None:
+def check_writable(root: StorageFolder) -> None:
     """Make `root`, and see that files can be written there. Raises CheckpointError."""
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -89,12 +89,12 @@ def check_writable(root: Place) -> None:
         raise CheckpointError(f"no checkpoint could be written to {_whole(root)}: {error}") from error
 
 
-def _whole(root: Place) -> Place:
+def _whole(root: StorageFolder) -> StorageFolder:
     """`root` as it reads from everywhere."""
     return root.absolute() if isinstance(root, Path) else root
 
 
-def _is_whole(folder: Place) -> bool:
+def _is_whole(folder: StorageFolder) -> bool:
     return (folder / _SCALARS).exists() if isinstance(folder, RemotePath) else folder.exists()
 
 
@@ -122,7 +122,7 @@ def _upload(place: RemotePath, state: LearnerState, position: TrainerPosition) -
             (place / name).upload(Path(scratch) / name)
 
 
-def _remove(folder: Place) -> None:
+def _remove(folder: StorageFolder) -> None:
     if isinstance(folder, Path):
         shutil.rmtree(folder)
     else:
@@ -130,7 +130,7 @@ def _remove(folder: Place) -> None:
         folder.remove_tree()
 
 
-def _prune(root: Place, keep: int, keep_every: int) -> None:
+def _prune(root: StorageFolder, keep: int, keep_every: int) -> None:
     """Remove what is not to be kept. What cannot be removed stays: the checkpoints that count are written."""
     for old in _still_there(root)[:-keep]:
         if not keep_every or PolicyVersion.parse(old.name).number % keep_every:
@@ -140,14 +140,14 @@ def _prune(root: Place, keep: int, keep_every: int) -> None:
                 log.warning("an old checkpoint is not removed: %s", error)
 
 
-def _still_there(root: Place) -> list[Place]:
+def _still_there(root: StorageFolder) -> list[StorageFolder]:
     try:
         return list_checkpoints(root)
     except OSError:
         return []
 
 
-def read_checkpoint(folder: Place) -> tuple[LearnerState, TrainerPosition]:
+def read_checkpoint(folder: StorageFolder) -> tuple[LearnerState, TrainerPosition]:
     """The state and position in `folder`.
 
     Raises CheckpointError where something is missing, damaged or of another format.
@@ -174,7 +174,7 @@ def read_checkpoint(folder: Place) -> tuple[LearnerState, TrainerPosition]:
         raise CheckpointError(f"cannot read the checkpoint {folder}: {error!r}") from error
 
 
-def read_position(folder: Place) -> TrainerPosition:
+def read_position(folder: StorageFolder) -> TrainerPosition:
     """The position in `folder` alone, without its tensors. Raises CheckpointError as `read_checkpoint` does."""
     try:
         return _position(_read_scalars(folder))
@@ -182,7 +182,7 @@ def read_position(folder: Place) -> TrainerPosition:
         raise CheckpointError(f"cannot read the checkpoint {folder}: {error!r}") from error
 
 
-def list_checkpoints(root: Place) -> list[Place]:
+def list_checkpoints(root: StorageFolder) -> list[StorageFolder]:
     """The complete checkpoints under `root`, oldest first; none where there is no such folder.
 
     Raises OSError where `root` cannot be read.
@@ -236,7 +236,7 @@ def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def _read_scalars(folder: Place) -> dict[str, Any]:
+def _read_scalars(folder: StorageFolder) -> dict[str, Any]:
     scalars = json.loads((folder / _SCALARS).read_bytes())
     if scalars["format"] != _FORMAT:
         raise CheckpointError(f"{folder} is a checkpoint of format {scalars['format']!r}, this reads {_FORMAT}")

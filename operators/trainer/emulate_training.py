@@ -17,8 +17,8 @@ from typing import Any
 from infra.kafka.producer import BoundedProducer, DeliveryFailed
 from infra.store.announce import ManifestLog
 from operators.io.config import ShardConfig
-from operators.io.elements import Checkpoint, Output, Place, Polled, Restored
-from operators.trainer.assembly import BatchAssembly, Refused, WholeBatch
+from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored
+from operators.trainer.assembly import BatchAssembly, RejectedMicroBatch, WholeBatch
 from operators.trainer.batch_figures import batch_figures
 from operators.trainer.skipped_records import letters
 from operators.trainer.training_config import TrainingConfig
@@ -131,9 +131,9 @@ class _Emulating:
         held, self._held = self._held, []
         return held + outputs
 
-    def checkpoint(self, positions: Mapping[Place, int]) -> Checkpoint:
+    def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
         saved = self._saved
-        places = {Place(BATCHES.noun, partition): offset for partition, offset in enumerate(saved.offsets)}
+        places = {PartitionKey(BATCHES.noun, partition): offset for partition, offset in enumerate(saved.offsets)}
         places |= {place: offset for place, offset in positions.items() if place.topic == RELAY.noun}
         return Checkpoint(places, marks={"trained": asdict(saved), "published": self._published})
 
@@ -189,7 +189,7 @@ class _Emulating:
             self._untrained.append(batch.number)
             if batch.parts:
                 outputs = letters(
-                    [Refused(0, batch.next_offsets[0] - 1, str(error))], self._step.shard.run, self._now()
+                    [RejectedMicroBatch(0, batch.next_offsets[0] - 1, str(error))], self._step.shard.run, self._now()
                 )
         before = self._position
         self._position = replace(

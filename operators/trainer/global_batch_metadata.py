@@ -12,7 +12,7 @@ from operators.trainer.ranks import Ranks
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Roster:
+class GlobalBatchMetadata:
     """n sequences in the order of ranks: rewards float64[n]; groups (dense numbers), lengths, prompt_lengths, trained
     and staleness int64[n]; truncated bool[n], whether a length limit cut the response off.
 
@@ -33,7 +33,7 @@ class Roster:
         return len(self.rewards)
 
 
-def enrol(batch: TrainingBatch, ranks: Ranks) -> Roster:
+def gather_metadata(batch: TrainingBatch, ranks: Ranks) -> GlobalBatchMetadata:
     """The roster of the global batch of which `batch` is this rank's part; all ranks must ask."""
     columns = (batch.group_keys, batch.lengths, batch.prompt_lengths, batch.trained, batch.staleness, batch.truncated)
     table = torch.from_numpy(np.stack([column.astype(np.int64) for column in columns], 1))
@@ -42,7 +42,7 @@ def enrol(batch: TrainingBatch, ranks: Ranks) -> Roster:
     before = parts[: ranks.rank]
     rows, tokens = sum(map(len, before)), sum(int(part[:, 3].sum()) for part in before)
     _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
-    return Roster(
+    return GlobalBatchMetadata(
         rewards=torch.cat(ranks.gather(torch.from_numpy(batch.rewards))).numpy(),
         groups=np.argsort(np.argsort(first))[inverse],  # numbered in the order in which they come
         lengths=lengths,

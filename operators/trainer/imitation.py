@@ -25,7 +25,7 @@ class Example(NamedTuple):
     answer: list[int]
 
 
-class Rates(NamedTuple):
+class LearningRates(NamedTuple):
     """Peak learning rates: of embeddings, norms and biases, which learn by AdamW, and of matrices, which learn by
     Muon.
     """
@@ -40,7 +40,7 @@ def imitate(
     *,
     steps: int,
     batch: int,
-    rates: Rates,
+    rates: LearningRates,
     warmup: int,
     seed: int,
     after: Callable[[int, float], None] = lambda step, loss: None,
@@ -74,7 +74,7 @@ def scheduled(step: int, steps: int, warmup: int) -> float:
     return min(1.0, (step + 1) / max(1, warmup)) * (1 - step / steps)
 
 
-def _optimizers(model: PreTrainedModel, rates: Rates) -> list[torch.optim.Optimizer]:
+def _optimizers(model: PreTrainedModel, rates: LearningRates) -> list[torch.optim.Optimizer]:
     embeddings = {id(model.get_input_embeddings().weight), id(model.get_output_embeddings().weight)}
     matrices = [p for p in model.parameters() if p.ndim == 2 and id(p) not in embeddings]
     vectors = [p for p in model.parameters() if p.ndim != 2 or id(p) in embeddings]

@@ -27,7 +27,7 @@ from operators.trainer.batch import TrainingBatch, join, refuse_unknown_tokens
 from operators.trainer.config import LearnerConfig
 from operators.trainer.critic import Critic
 from operators.trainer.device_sharing import DeviceTurns, Move
-from operators.trainer.global_batch_metadata import Roster, enrol
+from operators.trainer.global_batch_metadata import GlobalBatchMetadata, gather_metadata
 from operators.trainer.lora import adapters, add_adapters, merged_weights
 from operators.trainer.losses import kl_penalty
 from operators.trainer.metrics import TokenMetrics, batch_metrics
@@ -137,7 +137,7 @@ class Learner:
         """
         started = time.perf_counter()
         batch = self._join(rows)
-        roster = enrol(batch, self._ranks)
+        roster = gather_metadata(batch, self._ranks)
         in_loss = self._reference is not None and self.config.algorithm.kl_in == "loss"
         observed = TokenMetrics(penalised=in_loss, clipped=clip_can_act(self.config))
         mismatch = Mismatch(torch.from_numpy(batch.staleness == 0))
@@ -200,7 +200,7 @@ class Learner:
         return batch
 
     def _look(
-        self, batch: TrainingBatch, roster: Roster, observed: TokenMetrics
+        self, batch: TrainingBatch, roster: GlobalBatchMetadata, observed: TokenMetrics
     ) -> tuple[Rewards, Tensor, PolicyTargets]:
         """See the batch with every model that has a say, each in its turn, before any of them changes.
 
@@ -244,7 +244,7 @@ class Learner:
     def _train_policy(
         self,
         batch: TrainingBatch,
-        roster: Roster,
+        roster: GlobalBatchMetadata,
         targets: PolicyTargets,
         rate: float,
         observed: TokenMetrics,
@@ -275,7 +275,7 @@ class Learner:
         return {"loss": loss, "grad_norm": float(np.max(norms)), "batch/skipped_rows": skipped}
 
     def _train_critic(
-        self, critic: Critic, batch: TrainingBatch, roster: Roster, rewards: Rewards, rate: float
+        self, critic: Critic, batch: TrainingBatch, roster: GlobalBatchMetadata, rewards: Rewards, rate: float
     ) -> dict[str, float]:
         """The critic's steps, over the same mini-batches."""
         assert rewards.values is not None
@@ -309,12 +309,12 @@ class Learner:
             "critic/explained_variance": 1 - left / spread if spread else 0.0,
         }
 
-    def _steps(self, roster: Roster) -> Iterator[np.ndarray]:
+    def _steps(self, roster: GlobalBatchMetadata) -> Iterator[np.ndarray]:
         """The rows of the global batch that each optimizer step trains."""
         for _ in range(self.config.epochs):
             yield from mini_batches(roster.groups, self.config.mini_batches)
 
-    def _coefficients(self, rows: np.ndarray, roster: Roster) -> Tensor:
+    def _coefficients(self, rows: np.ndarray, roster: GlobalBatchMetadata) -> Tensor:
         """The aggregation's, of this rank's sequences, float64[n]; 0 for those that are not among `rows`."""
         aggregation = AGGREGATIONS[self._algorithm.aggregation]
         coefficients = torch.zeros(len(roster), dtype=torch.float64)
@@ -323,7 +323,7 @@ class Learner:
         )
         return coefficients[roster.rows]
 
-    def _own(self, rows: np.ndarray, roster: Roster) -> np.ndarray:
+    def _own(self, rows: np.ndarray, roster: GlobalBatchMetadata) -> np.ndarray:
         """Those of `rows` that are this rank's, as numbers in its own batch."""
         return rows[(rows >= roster.rows.start) & (rows < roster.rows.stop)] - roster.rows.start
 

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from operators.trainer.global_batch_metadata import Roster
+from operators.trainer.global_batch_metadata import GlobalBatchMetadata
 from operators.trainer.losses import Clip, PolicyLogprobs, importance_ratios
 from operators.trainer.ranks import ALONE, Ranks
 
 
-def batch_metrics(roster: Roster, advantages: Tensor) -> dict[str, float]:
+def batch_metrics(roster: GlobalBatchMetadata, advantages: Tensor) -> dict[str, float]:
     """What is known of a batch before a forward pass.
 
     `frac_reward_zero_std` is the share of groups whose rewards are all alike; `response_length/clip_ratio` that of

@@ -18,7 +18,7 @@ from infra.store.publisher import Publisher, PublishFailed
 from infra.store.weight_store import WeightStore
 from infra.transport.throttle import Link
 from infra.transport.tls import Tls
-from infra.transport.weight_pusher import Courier
+from infra.transport.weight_pusher import WeightPusher
 from operators.trainer.tensor_bytes import copy_tensor
 from schemas.records import PolicyVersion, RelayChain, TensorSpec, WeightVersion
 
@@ -62,7 +62,7 @@ class Publishing:
             producer = BoundedProducer(client)
             opening.callback(_close_producer, producer)
             self._log = ManifestLog(producer, run)
-            self._courier = Courier(opened, run, way.token, way.link(), tls=way.tls)
+            self._courier = WeightPusher(opened, run, way.token, way.link(), tls=way.tls)
             opening.callback(self._close_courier)
             self.publisher = Publisher(
                 opened,

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from infra.storage import Place as StoragePlace
-from operators.io.elements import Place
-from operators.trainer.assembly import BatchAssembly, Refused, WholeBatch
+from infra.storage import StorageFolder
+from operators.io.elements import PartitionKey
+from operators.trainer.assembly import BatchAssembly, RejectedMicroBatch, WholeBatch
 from operators.trainer.checkpoint import TrainerPosition, list_checkpoints, read_checkpoint
 from operators.trainer.learner import Learner, LearnerState
-from operators.trainer.rendezvous import Meeting
+from operators.trainer.rendezvous import Rendezvous
 from operators.trainer.training_config import TrainingConfig
 from schemas.records import MicroBatch, PolicyVersion
 from schemas.topics import BATCHES, parts_of_rank
@@ -43,12 +43,12 @@ class RankTraining:
         self,
         config: TrainingConfig,
         model: Path,
-        checkpoints: StoragePlace,
+        checkpoints: StorageFolder,
         epoch: int,
-        meeting: Meeting | None = None,
+        meeting: Rendezvous | None = None,
         shards: int = 1,
     ) -> None:
-        self._config, self._epoch, self._meeting = config, epoch, meeting or Meeting()
+        self._config, self._epoch, self._meeting = config, epoch, meeting or Rendezvous()
         ranks = self._meeting.ranks
         self._learner = Learner(config.learner, model, config.device_of(ranks.rank), ranks)
         self._partitions = parts_of_rank(ranks.rank, shards)
@@ -100,9 +100,9 @@ class RankTraining:
         """The batch to train next, once it is whole."""
         return self._whole[0] if self._whole and not self.done else None
 
-    def offsets(self) -> dict[Place, int]:
+    def offsets(self) -> dict[PartitionKey, int]:
         """Where reading stands in this rank's partitions."""
-        return {Place(BATCHES.noun, p): self.position.batch_offsets[p] for p in self._partitions}
+        return {PartitionKey(BATCHES.noun, p): self.position.batch_offsets[p] for p in self._partitions}
 
     def take(self, part: MicroBatch, partition: int, offset: int) -> None:
         """Take a part of a batch, unless it was taken: the checkpoint may be newer than where reading began."""
@@ -110,7 +110,7 @@ class RankTraining:
             return
         self._whole.extend(self._assembly.add(part, partition, offset))
 
-    def refused(self) -> list[Refused]:
+    def refused(self) -> list[RejectedMicroBatch]:
         """The parts that were not accepted since this was asked last."""
         refused, self._assembly.refused = self._assembly.refused, []
         return refused

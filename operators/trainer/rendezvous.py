@@ -37,7 +37,7 @@ class RankLost(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class Rendezvous:
     """The processes that hold one model together, this one as one of `ranks`. Alone there is nothing to notice."""
 
     ranks: Ranks = ALONE
@@ -55,14 +55,14 @@ class Meeting:
             raise RankLost("another process has come in the place of a rank")
 
 
-def meet(file: Path, ranks: Ranks, host: str = "127.0.0.1", device: str = "cpu") -> Meeting:
+def meet(file: Path, ranks: Ranks, host: str = "127.0.0.1", device: str = "cpu") -> Rendezvous:
     """Wait for all of `ranks`, and be one of them in torch's default process group, with its model on `device`.
 
     `file` is where rank 0 says where it is, to be seen by all; `host` is the address of its machine. Raises RankLost
     where this process has been in a meeting before, or is asked to stop while it waits.
     """
     if ranks.count == 1:
-        return Meeting()
+        return Rendezvous()
     if dist.is_initialized():
         raise RankLost("a process can be a rank once: another must take its place")
     meeting = find_others(file, ranks, host)
@@ -79,12 +79,12 @@ def meet(file: Path, ranks: Ranks, host: str = "127.0.0.1", device: str = "cpu")
     return meeting
 
 
-def find_others(file: Path, ranks: Ranks, host: str = "127.0.0.1") -> Meeting:
+def find_others(file: Path, ranks: Ranks, host: str = "127.0.0.1") -> Rendezvous:
     """The first half of `meet`: all are there, and have no process group yet."""
     while True:
         store = _open(file, host) if ranks.rank == 0 else _find(file, ranks.rank)
         if store is not None and _all_here(store, ranks):
-            return Meeting(ranks, store)
+            return Rendezvous(ranks, store)
         _pause()
 
 

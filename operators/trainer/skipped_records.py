@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from operators.io.elements import Output
-from operators.trainer.assembly import Refused
+from operators.trainer.assembly import RejectedMicroBatch
 from schemas.records import DeadLetter
 from schemas.topics import BATCHES, DEAD_LETTERS
 
 
-def letters(refused: Iterable[Refused], run: str, now: int) -> list[Output]:
+def letters(refused: Iterable[RejectedMicroBatch], run: str, now: int) -> list[Output]:
     """A dead letter for each of `refused` of `run`, at `now` in Unix milliseconds."""
     topic = BATCHES.name(run)
     return [

@@ -16,12 +16,12 @@ import torch
 from safetensors import SafetensorError
 
 from infra.models.checkpoint_folder import load_tokenizer, save_folder
-from infra.storage import Place as StoragePlace
+from infra.storage import StorageFolder
 from infra.store.errors import StoreError
 from infra.store.publisher import PublishFailed
 from operators.io.config import ShardConfig
-from operators.io.elements import Checkpoint, Output, Place, Polled, Restored
-from operators.trainer.assembly import Refused, WholeBatch
+from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored
+from operators.trainer.assembly import RejectedMicroBatch, WholeBatch
 from operators.trainer.checkpoint import check_writable, list_checkpoints, read_position, write_checkpoint
 from operators.trainer.manifest_offsets import ManifestOffsets
 from operators.trainer.persist import CheckpointError, persist
@@ -40,20 +40,20 @@ log = logging.getLogger(__name__)
 RETRY_S = 1.0
 """Pause before a version that did not get out is tried again; twice as long after each time in vain."""
 RETRY_AT_MOST_S = 16.0
-_MANIFESTS = Place(RELAY.noun, 0)
+_MANIFESTS = PartitionKey(RELAY.noun, 0)
 
 
 @dataclass(frozen=True)
 class CheckpointPositions:
     """Where a rank resumes reading its `partitions`: where the newest checkpoint stood, whatever is committed."""
 
-    checkpoints: StoragePlace
+    checkpoints: StorageFolder
     partitions: Sequence[int] = (0,)
 
-    def __call__(self) -> dict[Place, int]:
+    def __call__(self) -> dict[PartitionKey, int]:
         found = list_checkpoints(self.checkpoints)
         offsets = read_position(found[-1]).batch_offsets if found else ()
-        return {Place(BATCHES.noun, p): offsets[p] if found else 0 for p in self.partitions}
+        return {PartitionKey(BATCHES.noun, p): offsets[p] if found else 0 for p in self.partitions}
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class TrainBatches:
     shard: ShardConfig
     model: Path
     store: Path
-    checkpoints: StoragePlace
+    checkpoints: StorageFolder
     result: Path
     keep_versions: int
     way: WayToRelays = WayToRelays()  # noqa: RUF009 - frozen
@@ -92,7 +92,7 @@ class TrainAlong:
     config: TrainingConfig
     shard: ShardConfig
     model: Path
-    checkpoints: StoragePlace
+    checkpoints: StorageFolder
     rank: int
     shards: int = 1
     meeting: Path | None = None
@@ -178,7 +178,7 @@ class _Training:
                 self._let_out(must=True)
         return outputs
 
-    def checkpoint(self, positions: Mapping[Place, int]) -> Checkpoint:
+    def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
         manifests = {place: self._manifests.low_water(at) for place, at in positions.items() if place == _MANIFESTS}
         return Checkpoint({**self._training.offsets(), **manifests}, marks={"published": self._published})
 
@@ -204,7 +204,7 @@ class _Training:
             values = {"batches/untrained": 1.0, "time/update": 0.0}
             self._untrained.append(batch.number)
             if batch.parts:
-                refused = Refused(0, batch.next_offsets[0] - 1, str(error))
+                refused = RejectedMicroBatch(0, batch.next_offsets[0] - 1, str(error))
                 outputs += letters([refused], self._step.shard.run, self._now())
         self._model_seconds += time.thread_time() - began
         self._resumed = None  # the newest version is another now
@@ -332,7 +332,7 @@ class _TrainingAlong:
             log.error("a batch cannot be trained: %s", error)  # rank 0 writes the dead letter
         return outputs
 
-    def checkpoint(self, positions: Mapping[Place, int]) -> Checkpoint:
+    def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
         return Checkpoint(self._training.offsets())
 
     def busy(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from infra.storage import place
+from infra.storage import open_storage
 from operators.trainer.config import LearnerConfig
 from operators.trainer.emulation import TrainerEmulation
 
@@ -48,7 +48,7 @@ class TrainingConfig:
         for name in ("optimizer_steps", "checkpoint_every", "checkpoints_kept", "checkpoint_tries", "threads", "ranks"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        place(self.checkpoint_folder)
+        open_storage(self.checkpoint_folder)
         if any(number < 0 for number in self.lost_batches):
             raise ValueError(f"lost_batches must be numbers of batches, from 0 on, not {list(self.lost_batches)}")
         if not self.missing_batch_wait_s >= 0:

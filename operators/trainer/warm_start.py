@@ -23,7 +23,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from infra.models.checkpoint_folder import save_folder
 from infra.models.demo import build_demo_model
 from infra.models.generate import generate
-from operators.trainer.imitation import Example, Rates, imitate
+from operators.trainer.imitation import Example, LearningRates, imitate
 from operators.trainer.traces import TRACES, answer_of, bare_answer, calculator_trace
 from operators.trainer.warm_start_config import WarmStartConfig
 from operators.trainer.warm_start_record import PROCEDURE, RECORD_FILE, Measured, WarmStart, read_warm_start
@@ -106,7 +106,7 @@ def _make(
         _examples(tokenizer, entries, worked),
         steps=config.steps,
         batch=config.batch,
-        rates=Rates(config.learning_rate, config.matrix_learning_rate),
+        rates=LearningRates(config.learning_rate, config.matrix_learning_rate),
         warmup=config.warmup,
         seed=config.seed,
         after=after_work,
@@ -120,7 +120,7 @@ def _make(
         _examples(tokenizer, entries, mixed),
         steps=config.habit_steps,
         batch=config.batch,
-        rates=Rates(config.habit_learning_rate, config.habit_learning_rate),
+        rates=LearningRates(config.habit_learning_rate, config.habit_learning_rate),
         warmup=config.warmup,
         seed=config.seed + 1,
         after=after_habit,

@@ -11,12 +11,12 @@ from infra.kafka.producer import BoundedProducer
 from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import UnknownTopic, partition_ranges
 from infra.kafka.reading import StoredRecord, read_topic
-from operators.export.columns import Placed, as_table, row_schema
+from operators.export.columns import RecordRows, as_table, row_schema
 from operators.export.where import parse_where
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, JsonOption, Printing
 from pipelines.cli.repair import ExecuteOption
-from pipelines.present.output import Report, Rows, utc
+from pipelines.present.output import Report, RowOutput, utc
 from schemas.block_codec import decode_as_block
 from schemas.records import DeadLetter
 from schemas.topics import DEAD_LETTERS
@@ -45,7 +45,7 @@ def list_(
     address: Address,
     printing: Printing,
     where: WhereOption = "",
-) -> Rows:
+) -> RowOutput:
     """List the dead letters of a run: which step set which record aside, and why.
 
     \b
@@ -55,7 +55,7 @@ def list_(
     """
     to = address.connect()
     rows = [_row(record, letter) for record, letter in _letters(to.client, to.run, where)]
-    return Rows([rows], COLUMNS, printing.form(), "no dead letters")
+    return RowOutput([rows], COLUMNS, printing.form(), "no dead letters")
 
 
 @app.command()
@@ -122,7 +122,7 @@ def _letters(client: ClientProperties, run: str, where: str) -> Iterator[tuple[S
     ):
         if not record.rows or record.rows[0].kind is not DeadLetter:
             continue
-        placed = [Placed.of_one(record.rows[0], record.offset, record.timestamp)]
+        placed = [RecordRows.of_one(record.rows[0], record.offset, record.timestamp)]
         if condition is None or len(condition.rows(as_table(DEAD_LETTERS, record.partition, placed))):
             yield record, record.rows[0].records()[0]
 

@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
-from infra.storage import place
+from infra.storage import open_storage
 from pipelines.cli.export_serve import serve_command
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, Brokers, Connection, JsonOption, connect
 from pipelines.present.output import Report
 
 if TYPE_CHECKING:
-    from operators.export.verify import Proof
+    from operators.export.verify import Verification
 
 FolderArgument = Annotated[
-    Any, typer.Argument(metavar="DIR", help="The export's folder; s3://, gs://, ... for a remote one.", parser=place)
+    Any,
+    typer.Argument(metavar="DIR", help="The export's folder; s3://, gs://, ... for a remote one.", parser=open_storage),
 ]
 
 
@@ -202,7 +203,7 @@ def _contents(
     return Contents(run, contents.topic, where=where, starts=starts, **how)
 
 
-def _report(proof: Proof, json: bool, proven: bool = True) -> Report:
+def _report(proof: Verification, json: bool, proven: bool = True) -> Report:
     data = {
         "folder": proof.folder,
         "files": proof.files,
@@ -216,7 +217,7 @@ def _report(proof: Proof, json: bool, proven: bool = True) -> Report:
     return Report(data, lambda: _text(proof, proven), as_json=json, exit_code=1 if proof.problems else 0)
 
 
-def _text(proof: Proof, proven: bool) -> str:
+def _text(proof: Verification, proven: bool) -> str:
     ranges = ", ".join(f"{partition}: {first} to {end - 1}" for partition, (first, end) in proof.offsets.items())
     lines = [f"{proof.folder}: {proof.rows:,} rows in {proof.files} files, {proof.bytes / 1e6:,.1f} MB"]
     lines.append(f"  offsets by partition  {ranges}")

@@ -16,9 +16,9 @@ from operators.export.formats import plain
 from operators.export.where import parse_where
 from pipelines.cli.options import Address
 from pipelines.cli.topic_names import TopicArgument, known_topic
-from pipelines.cli.topic_reading import Reading
-from pipelines.inspect.log.chunks import Chunk, read_chunks
-from pipelines.present.output import Chunks, Report, Rows, arrow_stream, utc
+from pipelines.cli.topic_reading import ReadOptions
+from pipelines.inspect.log.chunks import LogChunk, read_chunks
+from pipelines.present.output import Chunks, Report, RowOutput, arrow_stream, utc
 from pipelines.present.record_text import brief
 from schemas.topics import Topic
 
@@ -28,7 +28,7 @@ FIGURES = ("policy_version", "staleness", "reward", "prompt_tokens", "completion
 
 def find_command(
     topic: TopicArgument,
-    reading: Reading,
+    reading: ReadOptions,
     address: Address,
     where: Annotated[
         str, typer.Option("--where", "-w", metavar="CONDITION", help="reward > 0.5 and task in ('gcd', 'sums').")
@@ -38,7 +38,7 @@ def find_command(
     ] = None,
     count: Annotated[int | None, typer.Option("-n", "--count", min=0, help="At most so many rows.")] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Go on with what comes.")] = False,
-) -> Rows | Chunks:
+) -> RowOutput | Chunks:
     """Find rows of a topic by their fields. Joins no group, commits nothing; memory stays flat on any length.
 
     Columns are those of `laminar export`; a wrong name is answered with the nearest.
@@ -73,10 +73,10 @@ def find_command(
     if form == "arrow":
         return Chunks(arrow_stream(tables()))
     parts = ([plain(row) for row in batch.to_pylist()] for each in tables() for batch in each.to_batches(256))
-    return Rows(parts, wanted or None, form, "no such rows", lambda row: _line(dict(row)))
+    return RowOutput(parts, wanted or None, form, "no such rows", lambda row: _line(dict(row)))
 
 
-def stats_command(topic: TopicArgument, reading: Reading, address: Address) -> Report | Rows:
+def stats_command(topic: TopicArgument, reading: ReadOptions, address: Address) -> Report | RowOutput:
     """Count what a topic holds: records by schema, rows, bytes, times, and the range of what matters of its rows.
 
     As a table, CSV or Arrow: only the ranges.
@@ -95,7 +95,7 @@ def stats_command(topic: TopicArgument, reading: Reading, address: Address) -> R
     data = {"topic": name, **counted.facts()}
     if form in ("table", "csv", "csv-raw", "arrow", "jsonl"):
         figures = [{"column": column, **figure} for column, figure in data["figures"].items()]
-        return Rows([figures], None, form, f"{name} holds no records there")
+        return RowOutput([figures], None, form, f"{name} holds no records there")
     return Report(data, lambda: _statistics(data), as_json=form == "json")
 
 
@@ -108,7 +108,7 @@ class _Counted:
         self._records = self._rows = self._bytes = self._undecodable = 0
         self._times: list[int] = []
 
-    def add(self, chunk: Chunk) -> None:
+    def add(self, chunk: LogChunk) -> None:
         records, rows = chunk.records, chunk.table()
         self._records += len(records)
         self._rows += len(rows)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from infra.storage import Place, place
+from infra.storage import StorageFolder, open_storage
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, JsonOption
 from pipelines.present.output import Report
@@ -19,7 +19,7 @@ def import_(
     address: Address,
     context: typer.Context,
     folder: Annotated[
-        Any, typer.Argument(metavar="DIR", help="An export of experiences, with the view full.", parser=place)
+        Any, typer.Argument(metavar="DIR", help="An export of experiences, with the view full.", parser=open_storage)
     ],
     runner: Annotated[
         Literal["embedded", "prism", "flink", "portable"], typer.Option("--runner", help="The Beam runner.")
@@ -72,7 +72,7 @@ def import_(
     return Report(data, lambda: _text(folder, to.run, values), as_json=json)
 
 
-def _text(folder: Place, run: str, values: dict[str, int]) -> str:
+def _text(folder: StorageFolder, run: str, values: dict[str, int]) -> str:
     if not values["trajectories"]:
         return f"run {run} has all of {folder} already"
     last = values["first"] + values["groups"] - 1

@@ -25,7 +25,7 @@ class _LeftOut(MetaPathFinder):
 
 
 @contextmanager
-def looking() -> Iterator[None]:
+def light_imports() -> Iterator[None]:
     """Let this process go without them, unless it has them already; its looks into topics share connections."""
     collect_seldom()
     sys.meta_path.insert(0, _LeftOut())

@@ -12,9 +12,9 @@ from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, JsonOption
 from pipelines.cli.weights import find_version
 from pipelines.inspect.audit.trim_marks import newest_mark
-from pipelines.inspect.log.lineage import Prompted, Step, ancestors, read_step, with_texts
+from pipelines.inspect.log.lineage import Prompted, VersionStep, ancestors, read_step, with_texts
 from pipelines.inspect.log.manifests import Manifests
-from pipelines.present.output import Rows, Texts
+from pipelines.present.output import RowOutput, Texts
 from schemas.records import TrimMark, WeightVersion
 
 app = Commands()
@@ -34,7 +34,7 @@ def lineage_command(
         bool, typer.Option("--texts/--no-texts", help="With what the prompts say, from the experiences topic.")
     ] = True,
     json: JsonOption = False,
-) -> Rows | Texts:
+) -> RowOutput | Texts:
     """Tell what a weight version was made from: its parent, batches, trajectories, and the prompts that these answer.
 
     \b
@@ -50,7 +50,7 @@ def lineage_command(
     line = ancestors(manifests, wanted, depth or None)
     mark = newest_mark(to.client, to.run)
 
-    def read_prompts(step: Step) -> list[Prompted]:
+    def read_prompts(step: VersionStep) -> list[Prompted]:
         if texts:
             with_texts(to.client, to.run, step.prompts)
         return step.prompts
@@ -58,7 +58,7 @@ def lineage_command(
     def rows() -> Iterator[list[dict[str, Any]]]:
         for manifest, parent in _since(mark, line):
             if _is_start(mark, manifest):
-                step, trim = Step(manifest, [], 0, Counter(), Counter(), []), mark and mark.number
+                step, trim = VersionStep(manifest, [], 0, Counter(), Counter(), []), mark and mark.number
             else:
                 step, trim = read_step(to.client, to.run, manifest, parent), None
             prompts = [_prompt(prompt) for prompt in read_prompts(step)]
@@ -76,7 +76,7 @@ def lineage_command(
                     yield body
                 yield from map(_prompt_line, read_prompts(step))
 
-    return Rows(rows(), None, "jsonl") if json else Texts(told())
+    return RowOutput(rows(), None, "jsonl") if json else Texts(told())
 
 
 def _is_start(mark: TrimMark | None, manifest: WeightVersion) -> bool:
@@ -91,7 +91,7 @@ def _since(mark: TrimMark | None, line: Iterable[Link]) -> Iterator[Link]:
             return
 
 
-def _facts(step: Step) -> dict[str, Any]:
+def _facts(step: VersionStep) -> dict[str, Any]:
     manifest = step.manifest
     return {
         "version": str(manifest.version),
@@ -125,7 +125,7 @@ def _head(manifest: WeightVersion) -> str:
     return f"{manifest.version}  of {manifest.parent}, step {manifest.step}, batches {list(manifest.batches)}"
 
 
-def _body(step: Step) -> str:
+def _body(step: VersionStep) -> str:
     lines = []
     if step.trajectories:
         ages = ", ".join(f"{count} of age {age}" for age, count in sorted(step.staleness.items()))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipelines.cli.options import RUNS, JsonOption, Printing, RunOption
-from pipelines.present.output import Report, Row, Rows
+from pipelines.present.output import Report, Row, RowOutput
 
 if TYPE_CHECKING:
     from pipelines.inspect.run_folders import RunFolder
@@ -20,7 +20,7 @@ FolderOption = Annotated[Path, typer.Option("--folder", metavar="DIR", help="Whe
 LISTED = ("run", "status", "phase", "started", "took", "restarts", "folder")
 
 
-def list_command(printing: Printing, folder: FolderOption = RUNS) -> Rows:
+def list_command(printing: Printing, folder: FolderOption = RUNS) -> RowOutput:
     """List the runs of this machine, the newest first. `died` is a run whose supervisor was killed.
 
     \b
@@ -32,7 +32,7 @@ def list_command(printing: Printing, folder: FolderOption = RUNS) -> Rows:
     from pipelines.inspect.run_folders import list_runs
 
     rows = [_facts(each) for each in list_runs(folder)]
-    return Rows([rows], LISTED, printing.form(), f"there is no run yet under {folder}/", shown=_shown)
+    return RowOutput([rows], LISTED, printing.form(), f"there is no run yet under {folder}/", shown=_shown)
 
 
 def status_command(run: RunOption = None, folder: FolderOption = RUNS, json: JsonOption = False) -> Report:
@@ -130,13 +130,13 @@ def _shown(run: Row) -> Row:
 def _observed(run: RunFolder) -> RunState:
     """What the run's metrics file says, as the live view would show it."""
     from pipelines.inspect.metrics_file import read_metrics
-    from pipelines.inspect.run_state.events import Role, RolesSeen, Tick
+    from pipelines.inspect.run_state.events import RolesSeen, RoleState, Tick
     from pipelines.inspect.run_state.state import fold_all, new_run
 
     path = run.folder / "metrics.jsonl"
     alive = run.status == "running"
     roles = {
-        name: Role(role.get("pid"), role.get("restarts", 0), role["status"] if alive else "ended")
+        name: RoleState(role.get("pid"), role.get("restarts", 0), role["status"] if alive else "ended")
         for name, role in (run.state.get("roles") or {}).items()
     }
     at = int((run.state.get("ended_at") or (time.time() if alive else 0)) * 1000)

@@ -17,7 +17,7 @@ import typer
 from infra.escaping import one_line
 from infra.files import keep_files_private
 from pipelines.cli.lazy import CommandModule, lazy_group
-from pipelines.cli.light_imports import looking
+from pipelines.cli.light_imports import light_imports
 from pipelines.present.output import show
 
 # A module is imported when its command is called, so what is heavy stays out of what is not.
@@ -44,8 +44,8 @@ COMMANDS: dict[str, CommandModule] = {
     "acls": CommandModule("pipelines.cli.acls", "What each role of a run may do on Kafka, as commands."),
     "doctor": CommandModule("pipelines.cli.doctor", "Say what can run on this machine, and what mends the rest."),
 }
-LOOKING = {"topics", "trajectory", "lineage", "watch", "metrics", "trace", "relays", "replicas", "plans"}
-LOOKING |= {"weights list", "weights show"}
+READ_ONLY = {"topics", "trajectory", "lineage", "watch", "metrics", "trace", "relays", "replicas", "plans"}
+READ_ONLY |= {"weights list", "weights show"}
 """Commands that answer at once."""
 
 app = typer.Typer(
@@ -81,11 +81,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ours = [word for word in given[:end] if word != "--debug"]
     debug = len(ours) < end
     own = arguments is None  # a process of our own, to do with as we like
-    looks = own and not LOOKING.isdisjoint({" ".join(ours[:1]), " ".join(ours[:2])})
+    looks = own and not READ_ONLY.isdisjoint({" ".join(ours[:1]), " ".join(ours[:2])})
     try:
         if own:
             keep_files_private()
-        with looking() if looks else nullcontext():
+        with light_imports() if looks else nullcontext():
             app([*ours, *given[end:]], prog_name="laminar", obj=own)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -13,7 +13,7 @@ from infra.kafka.open_transactions import OpenTransaction, open_transactions, wr
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, Connection, Printing
 from pipelines.cli.repair import ExecuteOption
-from pipelines.present.output import Rows
+from pipelines.present.output import RowOutput
 from schemas.topics import run_prefix
 
 app = Commands(no_args_is_help=True)
@@ -32,7 +32,7 @@ def transactions() -> None:
 
 
 @app.command("list")
-def list_(address: Address, printing: Printing) -> Rows:
+def list_(address: Address, printing: Printing) -> RowOutput:
     """List the transactions that are open in a run's topics. A pipeline at work has one for milliseconds.
 
     \b
@@ -41,7 +41,7 @@ def list_(address: Address, printing: Printing) -> Rows:
       laminar topics transactions list --json | jq 'map(select(.silent_s > 60))'
     """
     to = address.connect()
-    return Rows([[_row(each) for each in _open(to)]], COLUMNS, printing.form(), "no transaction is open")
+    return RowOutput([[_row(each) for each in _open(to)]], COLUMNS, printing.form(), "no transaction is open")
 
 
 @app.command()
@@ -50,7 +50,7 @@ def abort(
     address: Address,
     printing: Printing,
     execute: ExecuteOption = False,
-) -> Rows:
+) -> RowOutput:
     """End the open transactions of a producer. A dry run unless told to.
 
     One that its coordinator knows is aborted, and a process that still runs under its transactional id is fenced: it
@@ -69,7 +69,7 @@ def abort(
         _end(to, found)
     told = "" if execute else "would be: "
     rows = [_row(each) | {"what": told + ("marker written" if each.hangs else "aborted, fenced")} for each in found]
-    return Rows([rows], COLUMNS, printing.form())
+    return RowOutput([rows], COLUMNS, printing.form())
 
 
 def _open(to: Connection) -> list[OpenTransaction]:

@@ -13,10 +13,10 @@ from infra.kafka.reading import StoredRecord, decoded, last_records, read_topic,
 from infra.kafka.start_offset import StartOffset
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, Printing
-from pipelines.present.output import Rows, utc
+from pipelines.present.output import RowOutput, utc
 from schemas.codec import record_type
 from schemas.plain import to_plain
-from schemas.records import MoveEnded, RepackPlan
+from schemas.records import MoveOutcome, RepackPlan
 from schemas.topics import PLANS
 
 app = Commands()
@@ -33,7 +33,7 @@ def plans(
     printing: Printing,
     count: Annotated[int, typer.Option("-n", "--count", min=0, help="The last so many plans.")] = 10,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes.")] = False,
-) -> Rows:
+) -> RowOutput:
     """Show the moves that placement has planned, the KV use of both replicas before and after, and what became of them.
 
     A trajectory that was to move was handed over (made), had finished before, stayed as nobody kept room for it or let
@@ -54,7 +54,7 @@ def plans(
         after = StartOffset(known[-1].offset + 1) if known else StartOffset(0, from_end=True)
         coming = read_topic(to.client, name, start=after, follow=True)
         rows = chain(rows, (_alone(row) for record in coming for row in record.rows))
-    return Rows(([row] for row in rows), COLUMNS, printing.form("lines", json="jsonl"), line=plan_lines)
+    return RowOutput(([row] for row in rows), COLUMNS, printing.form("lines", json="jsonl"), line=plan_lines)
 
 
 def _since_plan(client: ClientProperties, name: str, count: int) -> list[StoredRecord]:
@@ -68,12 +68,12 @@ def _since_plan(client: ClientProperties, name: str, count: int) -> list[StoredR
         looked *= 4
 
 
-def _joined(rows: Iterable[RepackPlan | MoveEnded]) -> Iterator[dict[str, Any]]:
+def _joined(rows: Iterable[RepackPlan | MoveOutcome]) -> Iterator[dict[str, Any]]:
     """Plans, each of whose moves says which of its trajectories met which fate, and of which nothing is known."""
     listed = list(rows)
-    ends: dict[str, list[MoveEnded]] = {}
+    ends: dict[str, list[MoveOutcome]] = {}
     for row in listed:
-        if isinstance(row, MoveEnded):
+        if isinstance(row, MoveOutcome):
             ends.setdefault(row.plan_id, []).append(row)
     for row in listed:
         if isinstance(row, RepackPlan):
@@ -83,12 +83,12 @@ def _joined(rows: Iterable[RepackPlan | MoveEnded]) -> Iterator[dict[str, Any]]:
             yield plan
 
 
-def _fates(names: Sequence[str], ends: Sequence[MoveEnded]) -> dict[str, list[str]]:
+def _fates(names: Sequence[str], ends: Sequence[MoveOutcome]) -> dict[str, list[str]]:
     met = {name: fate for end in reversed(ends) for fate in FATES for name in getattr(end, fate)}
     return {fate: [name for name in names if met.get(name, "open") == fate] for fate in (*FATES, "open")}
 
 
-def _alone(row: RepackPlan | MoveEnded) -> dict[str, Any]:
+def _alone(row: RepackPlan | MoveOutcome) -> dict[str, Any]:
     """A plan of which nothing is known yet, or what has become of a move since it was planned."""
     if isinstance(row, RepackPlan):
         return next(_joined([row]))

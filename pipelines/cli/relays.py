@@ -8,7 +8,7 @@ from infra.kafka.reading import last_of_each_key, read_topic
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, Connection, Printing
 from pipelines.cli.replicas import BEATS
-from pipelines.present.output import Report, Row, Rows
+from pipelines.present.output import Report, Row, RowOutput
 from schemas.plain import to_plain
 from schemas.records import RelayChain, RelayStatus
 from schemas.topics import RELAY_CHAIN, REPLICAS
@@ -21,7 +21,7 @@ COLUMNS = ("place", "relay", "role", "versions", "arriving", "in", "out", "corru
 def relays(
     address: Address,
     printing: Printing,
-) -> Report | Rows:
+) -> Report | RowOutput:
     """Show the chain of relays: its order, what each holds, what arrives and how fast. The first one is the master.
 
     \b
@@ -36,7 +36,7 @@ def relays(
     rows = relay_rows(chain, said, now)
     form = printing.form()
     if form != "json":
-        return Rows([rows], COLUMNS, form, f"run {to.run} has no relays yet")
+        return RowOutput([rows], COLUMNS, form, f"run {to.run} has no relays yet")
     data = {
         "chain": None if chain is None else to_plain(chain),
         "relays": [to_plain(said[row["relay"]]) | {"place": row["place"], "role": row["role"]} for row in rows],

@@ -17,9 +17,9 @@ from operators.export.columns import row_schema
 from operators.export.where import WhereError, parse_where
 from pipelines.cli.options import Address, Connection, Printing
 from pipelines.cli.topic_names import TopicArgument, full_name, known_topic
-from pipelines.cli.topic_reading import Reading
-from pipelines.inspect.log.chunks import Chunk, read_chunks
-from pipelines.present.output import Rows
+from pipelines.cli.topic_reading import ReadOptions
+from pipelines.inspect.log.chunks import LogChunk, read_chunks
+from pipelines.present.output import RowOutput
 from schemas.topics import RESTORE, run_prefix
 
 ExecuteOption = Annotated[bool, typer.Option("--execute", help="Do it; without, only say what would be done.")]
@@ -29,7 +29,7 @@ ELSEWHERE = {"trainer": "its checkpoint says where it reads on", "rollout": "it 
 
 def replay_command(
     topic: TopicArgument,
-    reading: Reading,
+    reading: ReadOptions,
     address: Address,
     where: Annotated[
         str, typer.Option("--where", "-w", metavar="CONDITION", help="Only records with such a row.")
@@ -38,7 +38,7 @@ def replay_command(
         str | None, typer.Option("--to", metavar="TOPIC", help="Write them there; by default where they come from.")
     ] = None,
     execute: ExecuteOption = False,
-) -> Rows:
+) -> RowOutput:
     """Write records of a topic again, as they are, with key and headers, to the partitions that they stand in.
 
     Say which ones: an offset, partitions or a condition. Whoever reads them drops what it has answered already.
@@ -76,10 +76,10 @@ def replay_command(
             if producer is not None:
                 producer.close()
 
-    return Rows(rows(), ("from", "to", "bytes", "what"), reading.form("table"), "no such records")
+    return RowOutput(rows(), ("from", "to", "bytes", "what"), reading.form("table"), "no such records")
 
 
-def _sent(chunk: Chunk, at: int, target: str, producer: BoundedProducer | None) -> dict[str, object]:
+def _sent(chunk: LogChunk, at: int, target: str, producer: BoundedProducer | None) -> dict[str, object]:
     records = chunk.records
     value = records.values[at] or b""
     if producer is not None:
@@ -105,7 +105,7 @@ def reset_command(
         str | None, typer.Option("-p", "--partitions", metavar="0,1", help="Only these partitions.")
     ] = None,
     execute: ExecuteOption = False,
-) -> Rows:
+) -> RowOutput:
     """Let a pipeline read a topic on from elsewhere when it starts next; a process that runs it ends, or starts again.
 
     Backwards is safe: what it has answered it drops. Forwards passes over records, which the audit will call lost.
@@ -115,7 +115,7 @@ def reset_command(
       laminar topics reset score trajectories --to beginning
       laminar topics reset experience experiences --to @-1h -p 0 --execute
     """
-    reading = Reading([offset], partitions)
+    reading = ReadOptions([offset], partitions)
     span = reading.span
     if span is None or span.last is not None:
         raise typer.BadParameter(f"{offset!r} is not one place", param_hint="--to")
@@ -132,7 +132,7 @@ def reset_command(
             moved = {lag.partition: places[lag.partition] for lag in found if lag.group == group}
             move_group(to.client, group, name, moved, Partition(RESTORE.name(to.run), 0))
     rows = [_moved(lag, places[lag.partition], execute) for lag in found]
-    return Rows([rows], list(rows[0]), printing.form())
+    return RowOutput([rows], list(rows[0]), printing.form())
 
 
 def _committed(to: Connection, pipeline: str, topic: str) -> list[Lag]:

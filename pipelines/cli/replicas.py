@@ -11,7 +11,7 @@ from infra.kafka.producer import BoundedProducer
 from infra.kafka.reading import last_of_each_key
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, Connection, JsonOption, Printing
-from pipelines.present.output import Report, Row, Rows
+from pipelines.present.output import Report, Row, RowOutput
 from schemas.codec import encode
 from schemas.records import Drain, ReplicaStatus
 from schemas.topics import INBOX, REPLICAS
@@ -28,7 +28,7 @@ def replicas(
     context: typer.Context,
     address: Address,
     printing: Printing,
-) -> Rows | None:
+) -> RowOutput | None:
     """Show what each replica does: its version, its load, its speed, and when it was last heard of.
 
     \b
@@ -41,7 +41,7 @@ def replicas(
         return None
     to = address.connect()
     rows = [replica_row(beats, time.time_ns() // 10**6) for beats in read_beats(to).values()]
-    return Rows([rows], COLUMNS, printing.form(), f"run {to.run} has no replicas yet", shown=_shown)
+    return RowOutput([rows], COLUMNS, printing.form(), f"run {to.run} has no replicas yet", shown=_shown)
 
 
 @app.command()

@@ -13,7 +13,7 @@ from pipelines.cli.options import RUNS, JsonOption, connect
 from pipelines.present.output import Report, table
 
 if TYPE_CHECKING:
-    from pipelines.present.report.comparison import Told
+    from pipelines.present.report.comparison import ComparedRun
 
 app = Commands()
 
@@ -63,17 +63,17 @@ def _insight(run: str, folder: Path) -> dict[str, Any]:
     return insight(to.client, to.run)
 
 
-def _told(folder: Path, run: str) -> Told:
+def _told(folder: Path, run: str) -> ComparedRun:
     from pipelines.inspect.metrics_file import read_metrics
-    from pipelines.present.report.comparison import Told
+    from pipelines.present.report.comparison import ComparedRun
     from pipelines.present.report.summary import summarise
 
     file = folder / "summary.json"
     summary = jsons.loads(file.read_text("utf-8")) if file.exists() else summarise(folder, None, {})
-    return Told(run, summary, read_metrics(folder / "metrics.jsonl"))
+    return ComparedRun(run, summary, read_metrics(folder / "metrics.jsonl"))
 
 
-def _compared(runs: list[Told], file: Path, json: bool) -> Report:
+def _compared(runs: list[ComparedRun], file: Path, json: bool) -> Report:
     from infra.files import write_atomically
     from pipelines.present.report.comparison import comparison, figures_of
 

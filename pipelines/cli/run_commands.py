@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from pipelines.cli.options import RUNS, JsonOption, RunOption
-from pipelines.present.output import Report, Rows, table
+from pipelines.present.output import Report, RowOutput, table
 
 FolderOption = Annotated[Path, typer.Option("--folder", metavar="DIR", help="Where the runs are.")]
 COMPARED = (
@@ -43,7 +43,7 @@ def logs_command(
     run: RunOption = None,
     folder: FolderOption = RUNS,
     json: JsonOption = False,
-) -> Rows:
+) -> RowOutput:
     """Print what the processes of a run have said: the end of their logs.
 
     \b
@@ -60,7 +60,7 @@ def logs_command(
         raise typer.BadParameter(f"{logs} has no log of {role!r}; there are {', '.join(files) or 'none'}")
     chosen = {role: files[role]} if role else files
     parts = ([line] for line in _said(chosen, count, follow))
-    return Rows(parts, None, "jsonl" if json else "lines", line=lambda row: f"{row['role']:<12} {row['line']}")
+    return RowOutput(parts, None, "jsonl" if json else "lines", line=lambda row: f"{row['role']:<12} {row['line']}")
 
 
 def _said(files: dict[str, Path], count: int, follow: bool) -> Iterator[dict[str, str]]:

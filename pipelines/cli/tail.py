@@ -13,9 +13,9 @@ from infra.kafka.ranges import PartitionRange, partition_ranges, resolve_span
 from infra.kafka.reading import last_records, undecoded
 from pipelines.cli.options import Address
 from pipelines.cli.topic_names import TopicArgument, known_topic
-from pipelines.cli.topic_reading import Reading
+from pipelines.cli.topic_reading import ReadOptions
 from pipelines.inspect.log.chunks import chunks_of, read_chunks
-from pipelines.present.output import Report, Rows
+from pipelines.present.output import Report, RowOutput
 from pipelines.present.record_format import envelope, formatter
 from pipelines.present.record_text import SHOWN, TAIL_SCHEMA, as_items, as_line, as_rows
 
@@ -24,7 +24,7 @@ _PLACE = re.compile(r"(\d{1,9}):(\d{1,18})")
 
 def tail_command(
     topic: TopicArgument,
-    reading: Reading,
+    reading: ReadOptions,
     address: Address,
     count: Annotated[
         int | None,
@@ -36,7 +36,7 @@ def tail_command(
         typer.Option("-f", "--format", metavar="FORMAT", help="kcat's: %t %p %o %k %s %S %K %h %T; %s is decoded."),
     ] = None,
     kcat: Annotated[bool, typer.Option("-J", help="kcat's JSON envelope.")] = False,
-) -> Rows:
+) -> RowOutput:
     """Print records of a topic, decoded; those that cannot be are shown as such. Joins no group, commits nothing.
 
     With --follow and without an offset, it begins with the last ones of each partition. Where they apply, each row is
@@ -72,7 +72,7 @@ def tail_command(
         items = ([envelope(item) for item in part] for part in items)
     elif kind in ("table", "csv", "csv-raw", "arrow"):
         items = ([row for item in part for row in as_rows(item)] for part in items)
-    return Rows(items, SHOWN, kind, f"{name} has no such records", line, schema=TAIL_SCHEMA)
+    return RowOutput(items, SHOWN, kind, f"{name} has no such records", line, schema=TAIL_SCHEMA)
 
 
 def _cut(parts: Iterable[list[Any]], count: int | None) -> Iterator[list[Any]]:

@@ -13,7 +13,7 @@ from infra.kafka.offset_span import parse_span
 from infra.kafka.ranges import partition_ranges, resolve_span
 from pipelines.cli.options import Address, JsonOption, Printing
 from pipelines.cli.topic_names import TopicArgument, full_name
-from pipelines.present.output import Report, Row, Rows
+from pipelines.present.output import Report, Row, RowOutput
 from schemas.topics import CATALOGUE, run_prefix
 
 LAG_COLUMNS = ("group", "topic", "partition", "current_offset", "log_end_offset", "lag")
@@ -22,7 +22,7 @@ LAG_COLUMNS = ("group", "topic", "partition", "current_offset", "log_end_offset"
 def list_command(
     address: Address,
     printing: Printing,
-) -> Rows:
+) -> RowOutput:
     """List the topics of a run: partitions, offsets held, cleanup, records.
 
     \b
@@ -36,7 +36,7 @@ def list_command(
         found, counts = describe(admin, names), record_counts(admin, names) if names else {}
     rows = [_listed(found[name], counts[name]) for name in names if name in found]
     columns = ("topic", "partitions", "offsets", "cleanup", "records")
-    return Rows([rows], columns, printing.form(), f"run {to.run} has no topics")
+    return RowOutput([rows], columns, printing.form(), f"run {to.run} has no topics")
 
 
 def describe_command(
@@ -76,7 +76,7 @@ def describe_command(
 def lag_command(
     address: Address,
     printing: Printing,
-) -> Rows:
+) -> RowOutput:
     """Say how far each pipeline of a run is behind. The committed offset is the mark below which nothing is pending.
 
     \b
@@ -93,7 +93,7 @@ def lag_command(
         )
         for each in lags
     ]
-    return Rows([rows], LAG_COLUMNS, printing.form(), f"run {to.run} has no groups")
+    return RowOutput([rows], LAG_COLUMNS, printing.form(), f"run {to.run} has no groups")
 
 
 def offsets_command(
@@ -103,7 +103,7 @@ def offsets_command(
     at: Annotated[
         str | None, typer.Option("--at", metavar="TIME", help="Also the first offset at 2026-01-31T12:00, or 2h ago.")
     ] = None,
-) -> Rows:
+) -> RowOutput:
     """Say where each partition begins and ends; `held-back` offsets wait for the end of a transaction.
 
     \b
@@ -126,7 +126,7 @@ def offsets_command(
         | ({"at": moments[number].beginning} if moments else {})
         for number, held in ranges.items()
     ]
-    return Rows([rows], list(rows[0]), printing.form())
+    return RowOutput([rows], list(rows[0]), printing.form())
 
 
 def _listed(topic: TopicDescription, offsets: int) -> Row:

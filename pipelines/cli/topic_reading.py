@@ -18,7 +18,7 @@ _OFFSETS = "N, -N, +N, N:M, beginning, end, s@MS, e@MS, @-1h, @T1:T2; or a form,
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadOptions:
     """From where to where, which partitions, and in which form.
 
     `-o` takes both what kcat's and rpk's users mean by it and what those of other tools do: no offset is a form.

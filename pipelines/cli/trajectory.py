@@ -15,8 +15,8 @@ from rich.text import Text
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import RUNS, Address, JsonOption
 from pipelines.inspect.log.describe import outcome, said
-from pipelines.inspect.log.history import Life, life_of
-from pipelines.inspect.log.matching import Found
+from pipelines.inspect.log.history import History, history_of
+from pipelines.inspect.log.matching import MatchingRecord
 from pipelines.present.output import Report, Texts
 from pipelines.present.token_colours import Tokens, coloured, tokens_of
 from schemas.identity import parse_trajectory_id
@@ -53,18 +53,18 @@ def trajectory(
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="ID") from error
     to = address.connect()
-    parts = filter(None, life_of(to.client, to.run, key))
+    parts = filter(None, history_of(to.client, to.run, key))
     began = next(parts, None)
     if began is None:
         raise RuntimeError(f"the log of run {to.run} knows no trajectory {name}")
     spelt = partial(_tokens, model=model or _model_of(address.run))
     if not json:
         return Texts(_texts(name, chain([began], parts), spelt, colour))
-    life = Life([*began, *chain.from_iterable(parts)])
+    life = History([*began, *chain.from_iterable(parts)])
     return Report(_facts(name, life, spelt(life)), str, as_json=True)
 
 
-def _tokens(life: Life, model: Path | None) -> Tokens | None:
+def _tokens(life: History, model: Path | None) -> Tokens | None:
     finished = life.first(Trajectory)
     return tokens_of(finished.record, model) if finished else None
 
@@ -78,7 +78,7 @@ def _model_of(run: str | None) -> Path | None:
     return Path(config.get("model", {}).get("path", ""))
 
 
-def _facts(name: str, life: Life, tokens: Tokens | None) -> dict[str, Any]:
+def _facts(name: str, life: History, tokens: Tokens | None) -> dict[str, Any]:
     return {
         "trajectory": name,
         "outcome": outcome(life),
@@ -88,9 +88,9 @@ def _facts(name: str, life: Life, tokens: Tokens | None) -> dict[str, Any]:
 
 
 def _texts(
-    name: str, parts: Iterable[list[Found]], spelt: Callable[[Life], Tokens | None], colour: str
+    name: str, parts: Iterable[list[MatchingRecord]], spelt: Callable[[History], Tokens | None], colour: str
 ) -> Iterator[Any]:
-    life = Life([])
+    life = History([])
     for part in parts:
         life.events.extend(part)
         yield Text("\n").join(_line(event, life.events[0].timestamp) for event in part)
@@ -99,6 +99,6 @@ def _texts(
     yield from coloured(tokens, colour) if tokens else ()
 
 
-def _line(event: Found, began: int) -> Text:
+def _line(event: MatchingRecord, began: int) -> Text:
     where = f"{event.topic} {event.partition}:{event.offset}"
     return Text(f"  {(event.timestamp - began) / 1000:>9.3f} s  {where:<24} {said(event.record)}")

@@ -12,7 +12,7 @@ from pipelines.cli.options import RUNS, Brokers, JsonOption, RunOption, connect
 from pipelines.present.output import Report, table
 
 if TYPE_CHECKING:
-    from pipelines.run.trim.plan import Plan
+    from pipelines.run.trim.plan import TrimPlan
     from schemas.records import PolicyVersion
 
 COLUMNS = ("partition", "from", "to", "records", "bytes", "what stays first")
@@ -81,13 +81,13 @@ def _parsed(version: str | None) -> PolicyVersion | None:
         raise typer.BadParameter(str(error), param_hint="--version") from error
 
 
-def _rows(plan: Plan) -> Iterator[dict[str, Any]]:
+def _rows(plan: TrimPlan) -> Iterator[dict[str, Any]]:
     for place, cut in plan.cuts.items():
         values = (str(place), cut.begin, cut.offset, cut.records, cut.size, cut.held_by)
         yield dict(zip(COLUMNS, values, strict=True)) | {"blake3": cut.digest}
 
 
-def _text(data: dict[str, Any], plan: Plan) -> Any:
+def _text(data: dict[str, Any], plan: TrimPlan) -> Any:
     from rich.console import Group
 
     counts = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in data["counts"].items() if count)

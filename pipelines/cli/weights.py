@@ -11,7 +11,7 @@ import typer
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import RUNS, Address, Connection, JsonOption, Printing
 from pipelines.inspect.log.manifests import Manifests
-from pipelines.present.output import Report, Row, Rows, utc
+from pipelines.present.output import Report, Row, RowOutput, utc
 from schemas.plain import to_plain
 from schemas.records import PolicyVersion, WeightVersion
 
@@ -35,7 +35,7 @@ def weights() -> None:
 
 
 @app.command("list")
-def list_(address: Address, printing: Printing) -> Rows:
+def list_(address: Address, printing: Printing) -> RowOutput:
     """List the weight versions of a run, oldest first; `line` tells whether the newest descends from it.
 
     \b
@@ -47,7 +47,7 @@ def list_(address: Address, printing: Printing) -> Rows:
     manifests = Manifests(to.client, to.run).readable()
     line = set(ancestor_line(manifests))
     rows = [_listed(manifest, manifest.version in line) for manifest in manifests]
-    return Rows([rows], COLUMNS, printing.form(), f"run {to.run} has no weights yet")
+    return RowOutput([rows], COLUMNS, printing.form(), f"run {to.run} has no weights yet")
 
 
 @app.command()
@@ -83,7 +83,7 @@ def verify(
     printing: Printing,
     version: VersionArgument = "latest",
     store: StoreOption = None,
-) -> Rows:
+) -> RowOutput:
     """Compare the bytes that this machine holds of a version with its manifest. Exit code 1 if they differ.
 
     \b
@@ -100,7 +100,7 @@ def verify(
         rows = verify_bytes(opened, manifest)
     wrong = any(not row["right"] for row in rows)
     columns = ("claim", "manifest", "store", "right")
-    return Rows([rows], columns, printing.form(), exit_code=int(wrong))
+    return RowOutput([rows], columns, printing.form(), exit_code=int(wrong))
 
 
 @app.command()
@@ -110,7 +110,7 @@ def diff(
     old: Annotated[str, typer.Argument(metavar="OLD", help="epoch.number.", show_default=False)],
     new: VersionArgument = "latest",
     store: StoreOption = None,
-) -> Rows:
+) -> RowOutput:
     """Say how many elements of each tensor differ between two versions that this machine holds.
 
     \b
@@ -124,7 +124,7 @@ def diff(
     to, (before, after) = _find([old, new], address)
     with WeightStore(store_root(to, _config(address.run), store)) as opened:
         rows = diff_bytes(opened, before, after)
-    return Rows(
+    return RowOutput(
         [rows],
         ("tensor", "elements", "changed", "share"),
         printing.form(),

@@ -35,7 +35,7 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowOutput:
     """An answer of JSON-ready rows, printed part by part, so that no form of it takes memory by its length.
 
     `columns` are those of a table, where None is every one of the first part that is set; `shown` makes of a row what
@@ -83,7 +83,7 @@ def table(rows: Iterable[Row], columns: Sequence[str], title: str = "", head: bo
 
 def show(result: Any) -> None:
     """Print what a command returned. Raises typer.Exit with its exit code where that is not 0."""
-    if isinstance(result, Rows):
+    if isinstance(result, RowOutput):
         _PRINT[result.form](result)
     elif isinstance(result, Report):
         if result.as_json:
@@ -101,7 +101,7 @@ def show(result: Any) -> None:
         raise typer.Exit(result.exit_code)
 
 
-def _table(answer: Rows) -> None:
+def _table(answer: RowOutput) -> None:
     columns, empty = answer.columns, True
     for part in answer.parts:
         if part:
@@ -112,19 +112,19 @@ def _table(answer: Rows) -> None:
         _print(answer.none)
 
 
-def _lines(answer: Rows) -> None:
+def _lines(answer: RowOutput) -> None:
     for part in answer.parts:
         sys.stdout.write("".join([f"{lines(answer.line(row))}\n" for row in part]))
         sys.stdout.flush()
 
 
-def _objects(answer: Rows) -> None:
+def _objects(answer: RowOutput) -> None:
     for part in answer.parts:
         sys.stdout.write("".join([f"{visible_json(compact(row))}\n" for row in part]))
         sys.stdout.flush()
 
 
-def _array(answer: Rows) -> None:
+def _array(answer: RowOutput) -> None:
     empty = True
     for part in answer.parts:
         for row in part:
@@ -133,7 +133,7 @@ def _array(answer: Rows) -> None:
     sys.stdout.write("[]\n" if empty else "\n]\n")
 
 
-def _csv(answer: Rows, text: Callable[[str], str] = csv_cell) -> None:
+def _csv(answer: RowOutput, text: Callable[[str], str] = csv_cell) -> None:
     import csv
 
     def cell(held: Any) -> Any:
@@ -150,7 +150,7 @@ def _csv(answer: Rows, text: Callable[[str], str] = csv_cell) -> None:
         sys.stdout.flush()
 
 
-def _arrow(answer: Rows) -> None:
+def _arrow(answer: RowOutput) -> None:
     import pyarrow as pa
 
     def tables() -> Iterable[Any]:
@@ -183,7 +183,7 @@ def arrow_stream(tables: Iterable[Any]) -> Iterable[bytes]:
         yield sink.getvalue()
 
 
-_PRINT: Mapping[Form, Callable[[Rows], None]] = {
+_PRINT: Mapping[Form, Callable[[RowOutput], None]] = {
     "table": _table,
     "lines": _lines,
     "json": _array,

@@ -11,7 +11,7 @@ import pyarrow as pa
 from infra.escaping import one_line
 from infra.kafka.reading import schema_of
 from infra.kafka.record_batches import Headers
-from pipelines.inspect.log.chunks import Chunk
+from pipelines.inspect.log.chunks import LogChunk
 from pipelines.present.domain_columns import DOMAIN, domain_of, domain_text
 from pipelines.present.output import compact, utc
 
@@ -25,7 +25,7 @@ TAIL_SCHEMA = pa.schema(
 SHOWN = [name for name in TAIL_SCHEMA.names if name not in ("ts", "value")]
 
 
-def as_items(chunk: Chunk, topic: str) -> Iterator[dict[str, Any]]:
+def as_items(chunk: LogChunk, topic: str) -> Iterator[dict[str, Any]]:
     """Records as JSON objects: kcat's `topic partition offset ts key`, headers by name, `rows` decoded or `error`."""
     records = chunk.records
     columns = (records.offsets, records.timestamps, records.keys, records.values, records.headers)

@@ -8,7 +8,7 @@ from pathlib import Path
 from infra.deploy.compose import compose_file
 from infra.deploy.kubernetes import manifests
 from infra.deploy.systemd import unit_files
-from infra.deploy.units import Plan, Unit
+from infra.deploy.units import DeploymentPlan, Unit
 from pipelines.config import Config, load_config
 from pipelines.roles import SHARDED, roles_of
 
@@ -19,10 +19,10 @@ _NEEDS: Mapping[str, tuple[float, int]] = {"rollout": (4.0, 16), "trainer": (8.0
 _WITH_WEIGHTS = ("rollout", "trainer")
 
 
-def plan_of(file: Path) -> Plan:
+def plan_of(file: Path) -> DeploymentPlan:
     """What is to run for the configuration in `file`, which must name its run. Raises ConfigError."""
     config = load_config(file)
-    return Plan(config.run.name, file.read_text(encoding="utf-8"), units_of(config))
+    return DeploymentPlan(config.run.name, file.read_text(encoding="utf-8"), units_of(config))
 
 
 def units_of(config: Config) -> list[Unit]:
@@ -49,7 +49,7 @@ def units_of(config: Config) -> list[Unit]:
     return units
 
 
-def files_of(plan: Plan) -> dict[str, str]:
+def files_of(plan: DeploymentPlan) -> dict[str, str]:
     """Every deployment file of `plan`, by its path."""
     units = {f"systemd/{name}": text for name, text in unit_files(plan).items()}
     return {"compose.yaml": compose_file(plan), "kubernetes.yaml": manifests(plan), "run.toml": plan.config, **units}

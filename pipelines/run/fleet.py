@@ -23,7 +23,7 @@ class RoleFailed(RuntimeError):
 
 
 @dataclass(slots=True)
-class Member:
+class FleetMember:
     """A role's process. `wanted` until it is told to stop; `due` is when it is to be started (monotonic seconds).
 
     A `job` is done when it ends by itself, and wanted no more; `code` then says how.
@@ -68,17 +68,17 @@ class Fleet:
         self._config, self._logs, self._store, self._note = config.absolute(), logs.absolute(), store, note
         self._excused = excused
         self._model = model
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, FleetMember] = {}
         self._deaths = Restarts()
         self._zygote = self._new_zygote()
 
     def add(self, role: Role) -> None:
         """Start `role` and keep it running."""
-        self.members[role.name] = Member(role)
+        self.members[role.name] = FleetMember(role)
 
     def once(self, name: str) -> None:
         """Start the job `name`."""
-        self.members[name] = Member(Role(name), job=True)
+        self.members[name] = FleetMember(Role(name), job=True)
 
     def tend(self, wait_s: float = 0.0) -> None:
         """Take in what happened and start what is due. Raises RoleFailed."""
@@ -136,7 +136,7 @@ class Fleet:
         member.due = time.monotonic() + pause
         self._note(f"{name} {_how(code)}; starting it again")
 
-    def _start(self, name: str, member: Member) -> None:
+    def _start(self, name: str, member: FleetMember) -> None:
         role = member.role
         self._zygote.say(
             {

@@ -17,7 +17,7 @@ from pipelines.present.report.summary import summarise
 from pipelines.present.view.console import console
 from pipelines.present.view.live import LiveView
 from pipelines.run.paths import with_whole_paths
-from pipelines.run.preflight import lacking
+from pipelines.run.preflight import missing_requirements
 from pipelines.run.state import STATE_FILE, RunStateFile, point_latest
 from pipelines.run.stop_requests import Interrupted, StopRequests
 from pipelines.run.supervisor import CONFIG_FILE, Supervisor
@@ -137,5 +137,5 @@ def check(config: Config) -> None:
 
 def check_ready(config: Config) -> None:
     """Raise ConfigError for what a run, begun or not, lacks on this machine."""
-    for reason in lacking(config):
+    for reason in missing_requirements(config):
         raise ConfigError(reason)

@@ -18,7 +18,7 @@ MODEL_PARTS = {
 """What a model folder must hold: one file of each kind. Asked before torch is imported."""
 
 
-def lacking(config: Config, *, warm_start: bool = True) -> Iterator[str]:
+def missing_requirements(config: Config, *, warm_start: bool = True) -> Iterator[str]:
     """Every such reason. With `warm_start` a model may still be made."""
     if config.emulated:
         yield from _of_emulation(config)

@@ -22,7 +22,7 @@ ASK_EVERY_S = 10.0
 _LAPSE_S = 30.0
 
 
-class KafkaOfRun:
+class RunKafka:
     """What `config` names, or a broker with its data in `folder`: it has one where it had one before.
 
     `note` takes one-line news.

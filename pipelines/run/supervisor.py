@@ -17,7 +17,7 @@ from pipelines.config import ADMIN, Config, ConfigError, save_config
 from pipelines.inspect.audit.audit_run import audit
 from pipelines.inspect.audit.result import Audit
 from pipelines.inspect.metrics_file import LAG, PHASE, MetricsFile
-from pipelines.inspect.run_state.events import Role as RoleSeen
+from pipelines.inspect.run_state.events import RoleState as RoleSeen
 from pipelines.inspect.run_state.state import fold_all, new_run
 from pipelines.present.report.trackers import Sinks, open_trackers
 from pipelines.present.view.live import LiveView
@@ -26,7 +26,7 @@ from pipelines.roles import EMULATED, roles_of
 from pipelines.run.background_audit import BackgroundAudit
 from pipelines.run.fleet import Fleet, RoleFailed, last_line
 from pipelines.run.goal import is_evaluated, is_reached, is_trained
-from pipelines.run.run_kafka import KafkaOfRun
+from pipelines.run.run_kafka import RunKafka
 from pipelines.run.state import RunStateFile
 from pipelines.run.stop_requests import StopRequests
 from pipelines.run.topics import make_topics
@@ -62,7 +62,7 @@ class Supervisor:
         self.folder = config.run_folder
         self._stops = stops
         self._told_of_warm_start: Mapping[str, object] = {}
-        self._kafka = KafkaOfRun(config.kafka, self.folder / "kafka", view.note)
+        self._kafka = RunKafka(config.kafka, self.folder / "kafka", view.note)
         self._audits: BackgroundAudit | None = None
 
     def run(self) -> Audit:

@@ -6,13 +6,13 @@ no decision is taken on another machine's clock. A field is added with a new sch
 
 from __future__ import annotations
 
-from schemas.records.batch_assembly import GroupsCalled, GroupsOffered, SuccessTold
+from schemas.records.batch_assembly import BatchProposal, BatchSelection, LevelSuccess
 from schemas.records.batches import MicroBatch
-from schemas.records.curriculum import LevelAsked, LevelBegun
-from schemas.records.inbox import Assignment, Cancel, Drain, KVParcel, Release, Reserve
+from schemas.records.curriculum import LevelReply, LevelRequest
+from schemas.records.inbox import Assignment, Cancel, Drain, KVManifest, Release, Reserve
 from schemas.records.marks import TrimMark
-from schemas.records.plans import MoveEnded, PlannedMove, RepackPlan, ReplicaLoad
-from schemas.records.progress import Closed, NextOwner, Progress, Refused
+from schemas.records.plans import MoveOutcome, PlannedMove, RepackPlan, ReplicaLoad
+from schemas.records.progress import AssignmentRejected, NextOwner, Progress, TrajectoryClosed
 from schemas.records.prompts import Prompt, Sampling
 from schemas.records.relays import RelayChain, RelayLink, RelayStatus
 from schemas.records.status import CommitNote, DeadLetter, Metric, ReplicaState, ReplicaStatus
@@ -38,10 +38,10 @@ RECORDS: tuple[type, ...] = (
     Release,
     Drain,
     Progress,
-    Refused,
-    Closed,
+    AssignmentRejected,
+    TrajectoryClosed,
     RepackPlan,
-    MoveEnded,
+    MoveOutcome,
     Trajectory,
     Experience,
     Settled,
@@ -53,19 +53,21 @@ RECORDS: tuple[type, ...] = (
     Metric,
     DeadLetter,
     CommitNote,
-    LevelAsked,
-    LevelBegun,
-    GroupsOffered,
-    GroupsCalled,
-    SuccessTold,
+    LevelRequest,
+    LevelReply,
+    BatchProposal,
+    BatchSelection,
+    LevelSuccess,
     TrimMark,
 )
 
 __all__ = [
     "RECORDS",
     "Assignment",
+    "AssignmentRejected",
+    "BatchProposal",
+    "BatchSelection",
     "Cancel",
-    "Closed",
     "CommitNote",
     "DeadLetter",
     "Drain",
@@ -74,20 +76,18 @@ __all__ = [
     "Experience",
     "Fate",
     "FinishReason",
-    "GroupsCalled",
-    "GroupsOffered",
-    "KVParcel",
-    "LevelAsked",
-    "LevelBegun",
+    "KVManifest",
+    "LevelReply",
+    "LevelRequest",
+    "LevelSuccess",
     "Metric",
     "MicroBatch",
-    "MoveEnded",
+    "MoveOutcome",
     "NextOwner",
     "PlannedMove",
     "PolicyVersion",
     "Progress",
     "Prompt",
-    "Refused",
     "RelayChain",
     "RelayLink",
     "RelayStatus",
@@ -101,9 +101,9 @@ __all__ = [
     "RewardComponent",
     "Sampling",
     "Settled",
-    "SuccessTold",
     "TensorSpec",
     "Trajectory",
+    "TrajectoryClosed",
     "TrimMark",
     "VersionSpan",
     "WeightDelta",

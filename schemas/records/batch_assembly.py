@@ -8,7 +8,7 @@ from schemas.records.versions import PolicyVersion
 
 
 @dataclass(frozen=True, slots=True)
-class GroupsOffered:
+class BatchProposal:
     """Shard `shard` of the buffer has `groups` ready, of `sizes` trajectories, and keeps them until they are called.
 
     Made by each shard of experience, eaten by its first. Groups go by their prompts' numbers; imported ones, which are
@@ -23,7 +23,7 @@ class GroupsOffered:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupsCalled:
+class BatchSelection:
     """Global batch `batch` is made of `groups`: each shard writes those that it has offered. None: it takes them back.
 
     Made by the first shard of experience, eaten by all. Every batch is called once, in their order. `newest` is the
@@ -37,7 +37,7 @@ class GroupsCalled:
 
 
 @dataclass(frozen=True, slots=True)
-class SuccessTold:
+class LevelSuccess:
     """How the questions of a level of `curriculum` ("": the only one), from prompt `since` on, have fared in `shard`.
 
     Of `answered` answers to questions of each of `tasks` so many were `right`. Made by each shard of experience, eaten

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class LevelAsked:
+class LevelRequest:
     """Questions of `level` of `task` ("": the only one) are wanted from now on. Made by experience, eaten by prompts.
 
     Asked when batch `batch` was the next: of `answered` answers to questions of the level before, a share of `success`
@@ -22,7 +22,7 @@ class LevelAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class LevelBegun:
+class LevelReply:
     """Training prompts of `task` from number `number` on are of `level`. Made by prompts, eaten by experience.
 
     Written with the first of them. Prompts below the first such number are of level 0.

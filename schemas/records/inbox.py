@@ -11,7 +11,7 @@ from schemas.records.versions import PolicyVersion
 
 
 @dataclass(frozen=True, slots=True)
-class KVParcel:
+class KVManifest:
     """Where the KV of a trajectory's first `tokens` tokens (prompt included) can be fetched, for a while.
 
     A claim check: `bytes` bytes under the secret `name` at `address` ("host:port"), computed under `policy_version`, as
@@ -48,7 +48,7 @@ class Assignment:
     partial: Response | None
     assigned_at: int
     version_spans: tuple[VersionSpan, ...] = ()
-    kv: KVParcel | None = None
+    kv: KVManifest | None = None
 
     @property
     def trajectory_id(self) -> str:

@@ -46,7 +46,7 @@ class RepackPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class MoveEnded:
+class MoveOutcome:
     """What became of a move of plan `plan_id`, by trajectory; written once that is known of all of them.
 
     Made by placement, for people and tools. They were handed over (`made`); had `finished` before; stayed, because the

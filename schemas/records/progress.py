@@ -39,7 +39,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class AssignmentRejected:
     """A replica's answer to an assignment it cannot run.
 
     `retry` False: no replica can. Made by rollout, eaten by placement.
@@ -54,7 +54,7 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
+class TrajectoryClosed:
     """Nothing counts any more that Progress may say of this trajectory. Made by placement, for whoever folds Progress.
 
     Written once the trajectory is settled, for those alone of which Progress has told.

@@ -9,15 +9,15 @@ from benchmarks.buffer_log import SAMPLES, Experiences, InMemory, Measured
 from benchmarks.experience import in_turn, median
 from operators.experience.config import ExperienceConfig
 from operators.experience.make_batches import MakeBatches
-from operators.io.elements import Place, Polled, Received, Restored
+from operators.io.elements import PartitionKey, Polled, ReceivedRecord, Restored
 from schemas.topics import BATCHES, DEAD_LETTERS
 
 
 def test_what_is_fed_is_batched_in_whole_groups() -> None:
     experiences = Experiences(tokens=16)
-    records = tuple(Received("experiences", 0, offset, experiences.next()) for offset in range(2))
+    records = tuple(ReceivedRecord("experiences", 0, offset, experiences.next()) for offset in range(2))
     folder = MakeBatches(ExperienceConfig(global_batch=256), 1).restore(Restored("g", 1, (), {}, {}))
-    outputs = folder.fold(Polled("g", 1, records, (), {Place("experiences", 0): 2}, True))
+    outputs = folder.fold(Polled("g", 1, records, (), {PartitionKey("experiences", 0): 2}, True))
     assert not [output for output in outputs if output.topic is DEAD_LETTERS]
     batches = [output.record.records()[0] for output in outputs if output.topic is BATCHES]
     assert [len(batch.trajectory_ids) for batch in batches] == [256, 256]

@@ -28,7 +28,7 @@ from operators.rollout.environments.config import EnvironmentSpec
 from operators.rollout.environments.pool import EnvironmentPool
 from operators.rollout.episodes import EpisodeEngine
 from operators.rollout.transformers_engine import TransformersEngine
-from operators.trainer.imitation import Example, Rates, imitate
+from operators.trainer.imitation import Example, LearningRates, imitate
 from pipelines.inspect.metrics_file import read_metrics
 from schemas.records import Experience, MicroBatch, PolicyVersion, Progress, Trajectory
 from schemas.topics import BATCHES, EXPERIENCES, PROGRESS, TRAJECTORIES, Topic
@@ -52,7 +52,7 @@ def caller(tmp_path_factory: pytest.TempPathFactory) -> Path:
         question, answer = tokenizer.encode(asked.text), tokenizer.encode(f"#{asked.reference['answer']}")
         examples += [Example([*question, *(call + result) * calls], call) for calls in range(2)]
         examples.append(Example([*question, *(call + result) * 2], [*answer, tokenizer.eos_token_id]))
-    imitate(model, examples, steps=60, batch=16, rates=Rates(1e-2, 5e-3), warmup=5, seed=0)
+    imitate(model, examples, steps=60, batch=16, rates=LearningRates(1e-2, 5e-3), warmup=5, seed=0)
     model.set_attn_implementation("sdpa")
     folder = tmp_path_factory.mktemp("caller") / "model"
     save_folder(model, tokenizer, folder)

@@ -26,7 +26,7 @@ from infra.kafka.properties import ClientProperties
 from infra.kafka.reading import read_topic
 from infra.processes import is_running
 from operators.trainer.replay import folder_digest
-from schemas.records import LevelAsked, LevelBegun
+from schemas.records import LevelReply, LevelRequest
 from schemas.topics import CURRICULUM, PROMPTS
 
 STEPS = 100
@@ -98,8 +98,8 @@ def every_level_was_asked_for_and_begun_once(run: LaminarRun) -> None:
         topics = [topic.name(run.name) for topic in (CURRICULUM, PROMPTS)]
         client = ClientProperties.at(broker.bootstrap_servers)
         said, prompts = ([row for record in read_topic(client, topic) for row in record.rows] for topic in topics)
-    asked = [row for row in said if isinstance(row, LevelAsked)]
-    begun = [row for row in said if isinstance(row, LevelBegun)]
+    asked = [row for row in said if isinstance(row, LevelRequest)]
+    begun = [row for row in said if isinstance(row, LevelReply)]
     assert [row.level for row in asked] == [row.level for row in begun] == [1, 2, 3, 4, 5]
     assert all(row.answered >= 64 for row in asked)
     firsts = [0, *(row.number for row in begun), len(prompts)]

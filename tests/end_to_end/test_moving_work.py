@@ -24,7 +24,7 @@ from infra.kafka.properties import ClientProperties
 from infra.kafka.reading import read_topic
 from infra.models.checkpoint_folder import load_model
 from pipelines.inspect.metrics_file import read_metrics
-from schemas.records import Assignment, MoveEnded, Progress, RepackPlan, Trajectory
+from schemas.records import Assignment, MoveOutcome, Progress, RepackPlan, Trajectory
 from schemas.topics import INBOX, PLANS, PROGRESS, TRAJECTORIES, Topic
 
 R = TypeVar("R")
@@ -110,7 +110,7 @@ def test_repack_moves_what_then_finishes_elsewhere_with_its_kv(
     assert all(parcel.bytes for parcel in parcels.values())
     told = [each.values for each in read_metrics(run.folder / "metrics.jsonl") if each.name == "rollout"]
     assert max(values.get("kv/taken", 0) for values in told) > 0
-    made = {name for each in written(client, run, PLANS, MoveEnded) for name in each.made}
+    made = {name for each in written(client, run, PLANS, MoveOutcome) for name in each.made}
     assert made
     assert made <= {name for name, _ in moved}
     model = load_model(slow_model)

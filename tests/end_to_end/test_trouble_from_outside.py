@@ -22,7 +22,7 @@ from infra.kafka.properties import ClientProperties
 from infra.kafka.reading import read_topic
 from schemas.codec import encode
 from schemas.records import CommitNote, DeadLetter, Experience, Metric
-from schemas.topics import CATALOGUE, CURRICULUM, DEAD_LETTERS, EXPERIENCES, METRICS, OFFERS, Topic
+from schemas.topics import BATCH_ASSEMBLY, CATALOGUE, CURRICULUM, DEAD_LETTERS, EXPERIENCES, METRICS, Topic
 
 STEPS = 40
 BROKEN_LINE = 7
@@ -77,7 +77,7 @@ def write_garbage(broker: Broker, run: str) -> dict[Where, bytes]:
 def read_by_pipelines(garbage: dict[Where, bytes]) -> dict[Where, bytes]:
     """What this run reads: questions from a file have no levels, so nobody asks for harder ones."""
     topics = {where: CATALOGUE[where[0].rpartition(".")[2]] for where in garbage}
-    unread = (CURRICULUM, OFFERS)  # nobody needs them in this run
+    unread = (CURRICULUM, BATCH_ASSEMBLY)  # nobody needs them in this run
     return {where: garbage[where] for where, topic in topics.items() if topic.consumers and topic not in unread}
 
 

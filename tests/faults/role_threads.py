@@ -16,7 +16,7 @@ from infra.kafka.session import SessionLost
 from operators.evaluation.config import EvaluationConfig
 from operators.evaluation.evaluate_versions import EvaluateVersions
 from operators.io.config import ShardConfig
-from operators.io.fold_records import FoldRecords, Step, _FoldFn, is_busy
+from operators.io.fold_records import FoldRecords, FoldStep, _FoldFn, is_busy
 from operators.io.read_topics import ReadTopics
 from operators.io.shards import close_shards
 from operators.io.sink import SinkBroken, drop_sink
@@ -47,7 +47,7 @@ class _Graph:
 class RoleThread:
     """One role at work until it is closed."""
 
-    def __init__(self, name: str, source: ShardConfig, step: Step) -> None:
+    def __init__(self, name: str, source: ShardConfig, step: FoldStep) -> None:
         self.name, self.config, self._step = name, source, step
         self.starts = 0
         self.error: BaseException | None = None

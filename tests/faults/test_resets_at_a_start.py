@@ -8,7 +8,7 @@ import pytest
 from faults.proxied_broker import ProxiedBroker
 from faults.request_faults import LostRequest, LostResponse, Match
 
-from operators.io.config import Reading, ShardConfig
+from operators.io.config import ShardConfig, TopicInput
 from operators.io.source import ShardSource
 from pipelines.config import load_config
 from pipelines.run.topics import make_topics
@@ -27,7 +27,7 @@ def test_start_survives_resets(
     make_topics(load_config(EXAMPLE, [f"run.name={run_id}", f"kafka.bootstrap_servers={address}"]))
     assert lost.hits >= 1  # topics may have been made although their response is lost
     lost = proxied.proxy.add(fault(Match([DESCRIBE_CLUSTER]), 2))
-    source = ShardSource(ShardConfig(proxied.proxied, run_id, "reset", readings=(Reading(METRICS),)))
+    source = ShardSource(ShardConfig(proxied.proxied, run_id, "reset", readings=(TopicInput(METRICS),)))
     try:
         assert source.next(wait=False).start == 1
     finally:

@@ -30,7 +30,7 @@ from infra.store.arriving import read_seal
 from infra.store.deltas import apply_delta, encode_delta
 from infra.store.errors import StoreError
 from infra.store.layout import Layout
-from infra.transport.chunked_blob import Cargo, delta_cargo, full_cargo
+from infra.transport.chunked_blob import ChunkedBlob, delta_blob, full_blob
 from infra.transport.frames import TransportError, receive
 from infra.transport.serving import _wanted
 from operators.export.folder import STATE, ExportError, read_contents, read_parts
@@ -87,7 +87,7 @@ def _kv(data: bytes) -> None:
     for record in decode(data, headers):
         if isinstance(record, r.Assignment) and record.kv is not None:
             kv = record.kv
-            cargo = Cargo(kv.policy_version, "kv", kv.name, kv.bytes, kv.chunk_bytes, kv.checks)
+            cargo = ChunkedBlob(kv.policy_version, "kv", kv.name, kv.bytes, kv.chunk_bytes, kv.checks)
             for chunk in range(min(cargo.chunks, 4)):
                 cargo.span(chunk)
 
@@ -105,8 +105,8 @@ def _frames(data: bytes) -> None:
 
 def _manifest(data: bytes) -> None:
     for manifest in decode(data, _ENCODED[r.WeightVersion][1]):
-        full_cargo(manifest)
-        delta_cargo(manifest)
+        full_blob(manifest)
+        delta_blob(manifest)
         if manifest.tensors:
             Layout(manifest.tensors)
 

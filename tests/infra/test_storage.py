@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from object_store import ObjectStore, object_store
 
-from infra.storage import RemotePath, local_copy, place, write_durable
+from infra.storage import RemotePath, local_copy, open_storage, write_durable
 
 
 @pytest.fixture(scope="module")
@@ -20,20 +20,20 @@ def store() -> Iterator[ObjectStore]:
 
 @pytest.fixture
 def folder(store: ObjectStore, request: pytest.FixtureRequest) -> RemotePath:
-    found = place(store.bucket(request.node.name.replace("_", "-")[:60].lower()))
+    found = open_storage(store.bucket(request.node.name.replace("_", "-")[:60].lower()))
     assert isinstance(found, RemotePath)
     return found
 
 
 def test_place_is_a_path_or_remote() -> None:
-    assert place("runs/first") == Path("runs/first")
-    assert place("file:///mnt/first") == Path("/mnt/first")
-    remote = place("s3://key:secret@bucket/a/b/?region=x") / "c"
+    assert open_storage("runs/first") == Path("runs/first")
+    assert open_storage("file:///mnt/first") == Path("/mnt/first")
+    remote = open_storage("s3://key:secret@bucket/a/b/?region=x") / "c"
     assert isinstance(remote, RemotePath)
     assert (remote.name, str(remote), str(remote.parent)) == ("c", "s3://bucket/a/b/c", "s3://bucket/a/b")
     assert pickle.loads(pickle.dumps(remote)) == remote
     with pytest.raises(ValueError, match="'ftp://host/x': the scheme must be one of file, s3, gs"):
-        place("ftp://host/x")
+        open_storage("ftp://host/x")
 
 
 def test_remote_files_are_written_read_moved_and_removed(folder: RemotePath, tmp_path: Path) -> None:

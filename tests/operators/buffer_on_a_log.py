@@ -10,7 +10,7 @@ from records_here import PARTITIONS, experience, manifest, prompt, reading, shar
 from operators.experience.config import ExperienceConfig
 from operators.experience.make_batches import MakeBatches
 from schemas.records import Experience, Settled
-from schemas.topics import BATCHES, BEGUN, CURRICULUM, EXPERIENCES, RELAY, SETTLED, partition_of
+from schemas.topics import BATCHES, CURRICULUM, EXPERIENCES, LEVEL_REPLY, RELAY, SETTLED, partition_of
 
 
 class Buffer:
@@ -28,7 +28,7 @@ class Buffer:
         levels = levels if isinstance(levels, dict) else {"": levels}
         settings = ExperienceConfig(global_batch=global_batch, **config)
         step = MakeBatches(settings, PARTITIONS, levels=levels, vocabulary=vocabulary)
-        earliest = reading(RELAY), reading(CURRICULUM, keys=(BEGUN,))
+        earliest = reading(RELAY), reading(CURRICULUM, keys=(LEVEL_REPLY,))
         readings = reading(EXPERIENCES, keys=("p", "i"), blocks=True), *earliest
         self.shard = Shard(self.log, shard("experience", *readings, ledger=("settled",)), step.restore)
         self.shard.start()

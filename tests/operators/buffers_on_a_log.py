@@ -9,11 +9,11 @@ from records_here import experience, manifest, prompt, reading, shard, trajector
 
 from operators.experience.config import ExperienceConfig
 from operators.experience.make_batches import MakeBatches
-from operators.io.config import Reading
-from operators.io.elements import Place, Received
+from operators.io.config import TopicInput
+from operators.io.elements import PartitionKey, ReceivedRecord
 from operators.trainer.assembly import BatchAssembly, WholeBatch
 from schemas.records import Experience, Settled
-from schemas.topics import BATCHES, BEGUN, CURRICULUM, EXPERIENCES, OFFERS, RELAY, SETTLED, partition_of
+from schemas.topics import BATCH_ASSEMBLY, BATCHES, CURRICULUM, EXPERIENCES, LEVEL_REPLY, RELAY, SETTLED, partition_of
 
 
 def buffer_shards(log: Log, config: ExperienceConfig, partitions: int, ranks: int = 1, levels: int = 0) -> list[Shard]:
@@ -23,10 +23,10 @@ def buffer_shards(log: Log, config: ExperienceConfig, partitions: int, ranks: in
             log,
             shard(
                 "experience",
-                Reading(EXPERIENCES, tuple(range(partitions))[index :: config.shards], keys=("p", "i"), blocks=True),
+                TopicInput(EXPERIENCES, tuple(range(partitions))[index :: config.shards], keys=("p", "i"), blocks=True),
                 reading(RELAY),
-                reading(CURRICULUM, keys=(BEGUN,)),
-                reading(OFFERS),
+                reading(CURRICULUM, keys=(LEVEL_REPLY,)),
+                reading(BATCH_ASSEMBLY),
                 ledger=("settled",),
                 index=index,
             ),
@@ -87,9 +87,9 @@ class Buffers:
         assert not assembly.refused
         return found
 
-    def received(self, partition: int) -> list[Received]:
+    def received(self, partition: int) -> list[ReceivedRecord]:
         """What stands in a partition of the batches."""
-        place = Place(BATCHES.noun, partition)
+        place = PartitionKey(BATCHES.noun, partition)
         return self.log.received(place, 0, self.log.end(place))
 
     def batches(self) -> list[tuple[str, ...]]:

@@ -22,9 +22,9 @@ from toy_trainer import ToyTrainer
 from operators.evaluation.config import EvaluationConfig
 from operators.evaluation.evaluate_versions import _Evaluating
 from operators.experience.config import ExperienceConfig
-from operators.io.config import Reading
+from operators.io.config import TopicInput
 from operators.io.elements import Output, Restored
-from operators.io.fold_records import Folder
+from operators.io.fold_records import ShardFold
 from operators.io.ledger import TrajectoryLedger
 from operators.placement.place_trajectories import PlaceTrajectories, _Placing
 from operators.rollout.config import RolloutConfig
@@ -32,17 +32,17 @@ from operators.rollout.generate_trajectories import _Generating
 from operators.rollout.heartbeats import describe
 from operators.rollout.replica import Replica
 from operators.score.config import RewardSpec, ScoreConfig
-from operators.score.pool import Outcome
+from operators.score.pool import VerifierResult
 from operators.score.score_trajectories import _Scoring
 from schemas.columns import token_ids
 from schemas.identity import parse_trajectory_id
 from schemas.records import (
     Assignment,
+    AssignmentRejected,
     Drain,
     MicroBatch,
     Progress,
     Prompt,
-    Refused,
     Release,
     Trajectory,
 )
@@ -225,7 +225,7 @@ class Cycle:
                 self._owners[name] = record
                 return  # placement cannot know of that owner yet
             before = handed
-        refused = [r.lease for r in self.log.rows(PROGRESS) if isinstance(r, Refused)]
+        refused = [r.lease for r in self.log.rows(PROGRESS) if isinstance(r, AssignmentRejected)]
         if before is not None and before.lease not in refused:
             process = before.replica // self.shape.replicas
             holder = self.log.committed(self.rollouts[process].config.group)
@@ -306,7 +306,7 @@ class Cycle:
 
     # -- how memories are made ----------------------------------------------------------------------------------------
 
-    def _restore_placement(self, restored: Restored) -> Folder:
+    def _restore_placement(self, restored: Restored) -> ShardFold:
         shape = self.shape
         step = PlaceTrajectories(
             shape.placement,
@@ -325,10 +325,10 @@ class Cycle:
 
     def _rollout_shard(self, process: int) -> object:
         hosted = range(process * self.shape.replicas, (process + 1) * self.shape.replicas)
-        inbox = Reading(INBOX, tuple(hosted), start="latest")
+        inbox = TopicInput(INBOX, tuple(hosted), start="latest")
         return shard("rollout", inbox, reading(RELAY), index=process)
 
-    def _restore_rollout(self, process: int, restored: Restored) -> Folder:
+    def _restore_rollout(self, process: int, restored: Restored) -> ShardFold:
         shape = self.shape
         config = RolloutConfig(
             processes=shape.processes,
@@ -364,7 +364,7 @@ class Cycle:
             token=_token,
         )
 
-    def _restore_evaluation(self, restored: Restored) -> Folder:
+    def _restore_evaluation(self, restored: Restored) -> ShardFold:
         questions = [prompt(n, 1, purpose="evaluation") for n in range(self.shape.questions)]
         return _Evaluating(EvaluationConfig(every=2, periodic_questions=2), questions, restored, lambda: 0)
 
@@ -380,7 +380,7 @@ def _placement_shard() -> object:
     return shard("placement", *committed, reading(RELAY), heartbeats, ledger=("inbox",))
 
 
-def _restore_score(restored: Restored) -> Folder:
+def _restore_score(restored: Restored) -> ShardFold:
     config = ScoreConfig(rewards=[RewardSpec("exact")])
     ledger = TrajectoryLedger(PARTITIONS, restored.marks.get("scored"))
     for received in restored.ledger:
@@ -389,7 +389,7 @@ def _restore_score(restored: Restored) -> Folder:
     judge = SimpleNamespace(
         config=config,
         rubric=lambda task: config,
-        judge=lambda rows: [[Outcome(1.0, None)] for _ in rows],
+        judge=lambda rows: [[VerifierResult(1.0, None)] for _ in rows],
         close=lambda: None,
     )
     return _Scoring(judge, ledger, lambda: 0)  # type: ignore[arg-type]

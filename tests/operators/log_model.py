@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from operators.io.config import ShardConfig
-from operators.io.elements import Checkpoint, Emission, Output, Place, Polled, Received, Restored
-from operators.io.fold_records import Folder, restorable, sieved
+from operators.io.elements import Checkpoint, Emission, Output, PartitionKey, Polled, ReceivedRecord, Restored
+from operators.io.fold_records import ShardFold, restorable, sieved
 from operators.io.ledger_floors import LedgerFloors
 from operators.io.plausible import ManifestOrder
 from schemas.block import Block
@@ -45,7 +45,7 @@ class _Group:
     """What one consumer group has committed, and which session of it may commit."""
 
     start: int = 0
-    offsets: dict[Place, int] = field(default_factory=dict)
+    offsets: dict[PartitionKey, int] = field(default_factory=dict)
     ledger: Mapping[str, int] = field(default_factory=dict)
     marks: Mapping[str, Any] = field(default_factory=dict)
     holder: object = None
@@ -55,7 +55,7 @@ class Log:
     """Topics and groups of one run. `append` is a plain producer, `transact` a transaction with its markers."""
 
     def __init__(self) -> None:
-        self._slots: dict[Place, list[_Slot]] = {}
+        self._slots: dict[PartitionKey, list[_Slot]] = {}
         self._groups: dict[str, _Group] = {}
 
     def append(self, topic: Topic, record: Any, key: str = "", partition: int = 0) -> None:
@@ -82,7 +82,7 @@ class Log:
             self._place(noun, int(partition_text)).append(_Slot())
         return first
 
-    def end(self, place: Place) -> int:
+    def end(self, place: PartitionKey) -> int:
         return len(self._place(*place))
 
     def rows(self, topic: Topic) -> list[Any]:
@@ -96,18 +96,18 @@ class Log:
         ]
 
     def received(
-        self, place: Place, start: int, stop: int, keys: tuple[str, ...] = (), blocks: bool = False
-    ) -> list[Received]:
+        self, place: PartitionKey, start: int, stop: int, keys: tuple[str, ...] = (), blocks: bool = False
+    ) -> list[ReceivedRecord]:
         """The records of `place` from offset `start` to before `stop`, those of a slot together if `blocks`."""
         slots = self._place(*place)
         if blocks:
             return [
-                Received(*place, offset, slots[offset].block())
+                ReceivedRecord(*place, offset, slots[offset].block())
                 for offset in range(start, min(stop, len(slots)))
                 if slots[offset].key.startswith(keys or "") and slots[offset].rows
             ]
         return [
-            Received(*place, offset, row)
+            ReceivedRecord(*place, offset, row)
             for offset in range(start, min(stop, len(slots)))
             if slots[offset].key.startswith(keys or "")
             for row in slots[offset].rows
@@ -121,7 +121,7 @@ class Log:
         self.committed(group).holder = None
 
     def _place(self, noun: str, partition: int) -> list[_Slot]:
-        return self._slots.setdefault(Place(noun, partition), [])
+        return self._slots.setdefault(PartitionKey(noun, partition), [])
 
 
 class Shard:
@@ -130,17 +130,17 @@ class Shard:
     `resume` overrides committed offsets as ShardConfig's does.
     """
 
-    def __init__(self, log: Log, config: ShardConfig, restore: Callable[[Restored], Folder]) -> None:
+    def __init__(self, log: Log, config: ShardConfig, restore: Callable[[Restored], ShardFold]) -> None:
         self.log, self.config, self._restore = log, config, restore
-        self.folder: Folder | None = None
+        self.folder: ShardFold | None = None
         self.sieves = False
         """Whether records that cannot be become dead letters, as in FoldRecords."""
         self.restored: Restored | None = None
         self._waiting: list[Emission] = []
 
     @property
-    def places(self) -> list[Place]:
-        return [Place(r.topic.noun, p) for r in self.config.readings for p in r.partitions]
+    def places(self) -> list[PartitionKey]:
+        return [PartitionKey(r.topic.noun, p) for r in self.config.readings for p in r.partitions]
 
     def start(self) -> Restored:
         """Open a session and build the memory with which it begins."""
@@ -152,13 +152,13 @@ class Shard:
         self._positions = {}
         for reading in config.readings:
             for p in reading.partitions:
-                place = Place(reading.topic.noun, p)
+                place = PartitionKey(reading.topic.noun, p)
                 earliest = {"committed": group.offsets.get(place, 0), "earliest": 0, "latest": log.end(place)}
                 self._positions[place] = earliest[reading.start]
         if config.resume is not None:
             self._positions |= config.resume()
         self._ends = {place: log.end(place) for place in self.places}
-        ledger_places = [Place(topic.noun, p) for topic, partitions in config.ledger for p in partitions]
+        ledger_places = [PartitionKey(topic.noun, p) for topic, partitions in config.ledger for p in partitions]
         ends = {f"{place.topic}:{place.partition}": log.end(place) for place in ledger_places}
         self._floors = LedgerFloors(group.ledger, ends)
         ledger = [
@@ -172,10 +172,10 @@ class Shard:
         self._emissions = 0
         return self.restored
 
-    def turn(self, most: int = 10**6, only: Sequence[Place] | None = None) -> tuple[Output, ...]:
+    def turn(self, most: int = 10**6, only: Sequence[PartitionKey] | None = None) -> tuple[Output, ...]:
         """Poll at most `most` offsets of each partition in `only` (default: all), and fold. What comes of it waits."""
         assert self.folder is not None
-        received: list[Received] = []
+        received: list[ReceivedRecord] = []
         for place in self.places if only is None else only:
             keys, blocks = next((r.keys, r.blocks) for r in self.config.readings if r.topic.noun == place.topic)
             until = min(self._positions[place] + most, self.log.end(place))

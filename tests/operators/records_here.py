@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from infra.kafka.properties import ClientProperties
-from operators.io.config import Reading, ShardConfig
+from operators.io.config import ShardConfig, TopicInput
 from schemas import records as r
 from schemas.columns import flags, floats, token_ids
 from schemas.topics import CATALOGUE, Topic
@@ -113,8 +113,8 @@ def status(replica: int, under: r.PolicyVersion | None, incarnation: int = 1, **
     return r.ReplicaStatus(**(fields | changes))
 
 
-def reading(topic: Topic, **how: Any) -> Reading:
-    return Reading(topic, partitions(topic), **how)
+def reading(topic: Topic, **how: Any) -> TopicInput:
+    return TopicInput(topic, partitions(topic), **how)
 
 
 def partitions(topic: Topic) -> tuple[int, ...]:
@@ -122,6 +122,8 @@ def partitions(topic: Topic) -> tuple[int, ...]:
     return tuple(range(counts[topic.partitions]))
 
 
-def shard(pipeline: str, *readings: Reading, ledger: tuple[str, ...] = (), index: int = 0, **how: Any) -> ShardConfig:
+def shard(
+    pipeline: str, *readings: TopicInput, ledger: tuple[str, ...] = (), index: int = 0, **how: Any
+) -> ShardConfig:
     topics = tuple((CATALOGUE[noun], partitions(CATALOGUE[noun])) for noun in ledger)
     return ShardConfig(CLIENT, "run", pipeline, index, readings, topics, **how)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from infra.store.errors import VersionGone
-from operators.rollout.engine import KV, Completion, EngineStatus, Partial, Request
+from operators.rollout.engine import KV, Completion, EngineStatus, PartialResponse, Request
 from schemas.records import PolicyVersion
 
 
@@ -83,14 +83,14 @@ class ScriptedEngine:
     def due(self) -> float:
         return 0.0 if self._made else math.inf
 
-    def release(self, trajectory_ids: Collection[str], *, with_kv: bool = False) -> dict[str, Partial]:
+    def release(self, trajectory_ids: Collection[str], *, with_kv: bool = False) -> dict[str, PartialResponse]:
         released = {name: _partial(self._made.pop(name)) for name in trajectory_ids if name in self._made}
         for name, partial in released.items() if with_kv else ():
             tokens = len(partial.token_ids)
             released[name] = replace(partial, kv=KV(tokens, memoryview(f"KV of {name}".encode())))
         return released
 
-    def generated(self, since: Mapping[str, int]) -> dict[str, Partial]:
+    def generated(self, since: Mapping[str, int]) -> dict[str, PartialResponse]:
         return {name: _partial(self._made[name][start:]) for name, start in since.items() if name in self._made}
 
     def status(self) -> EngineStatus:
@@ -108,8 +108,8 @@ class ScriptedEngine:
         return Completion(name, _partial(tokens), "stop")
 
 
-def _partial(tokens: list[int]) -> Partial:
-    return Partial(np.array(tokens, np.int32), np.full(len(tokens), -0.5, np.float32))
+def _partial(tokens: list[int]) -> PartialResponse:
+    return PartialResponse(np.array(tokens, np.int32), np.full(len(tokens), -0.5, np.float32))
 
 
 class ScriptedWeights:

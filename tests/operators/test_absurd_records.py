@@ -12,7 +12,7 @@ from cycle_shape import Shape
 from operators.io.plausible import implausible
 from schemas.identity import parse_trajectory_id
 from schemas.records import MicroBatch, WeightVersion
-from schemas.topics import BATCHES, DEAD_LETTERS, EXPERIENCES, INBOX, OFFERS, REPLICAS, SETTLED
+from schemas.topics import BATCH_ASSEMBLY, BATCHES, DEAD_LETTERS, EXPERIENCES, INBOX, REPLICAS, SETTLED
 
 SKIPPED = (BATCHES, EXPERIENCES)
 """The toy trainer counts all batches; experiences are held to the buffer's own rules (see `test_untrainable`)."""
@@ -30,7 +30,7 @@ def test_a_run_comes_to_its_end_whatever_stands_on_its_topics(shards: int) -> No
     assert len(absurd) > 800
     written: Counter[str] = Counter()
     for topic, record in absurd:
-        key = {REPLICAS: "rollout-3", OFFERS: type(record).__name__, INBOX: ""}.get(topic, "p")
+        key = {REPLICAS: "rollout-3", BATCH_ASSEMBLY: type(record).__name__, INBOX: ""}.get(topic, "p")
         cycle.log.append(topic, record, key)
         written[type(record).__name__] += 1
         cycle.step()

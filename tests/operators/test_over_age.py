@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from records_here import experience, failed, prompt, trajectory, version
 
 from operators.experience.config import ExperienceConfig
-from operators.experience.parts import Part
+from operators.experience.parts import Component
 from pipelines.config import ConfigError, parse_config
 from schemas.records import MicroBatch
 from schemas.topics import BATCHES, METRICS, SETTLED
@@ -152,4 +152,4 @@ def test_a_configuration_that_would_break_the_bound_is_an_error(table: dict[str,
 
 def test_wait_needs_a_sampler_that_keeps_the_order() -> None:
     with pytest.raises(ValueError, match="needs sampler 'fifo', not 'newest_first'"):
-        ExperienceConfig(over_age="wait", sampler=Part("newest_first"))
+        ExperienceConfig(over_age="wait", sampler=Component("newest_first"))

@@ -39,7 +39,7 @@ class Played(NamedTuple):
     done: bool
 
 
-class Kind(NamedTuple):
+class EnvironmentKind(NamedTuple):
     """A class of environments, with its options."""
 
     make: Callable[[], Any]
@@ -49,7 +49,7 @@ class Kind(NamedTuple):
     independent: bool
 
 
-def load(target: str, options: Mapping[str, Any]) -> Kind:
+def load(target: str, options: Mapping[str, Any]) -> EnvironmentKind:
     """Class `target`, "module:Class". Imports its module, so only ever in a worker process.
 
     Raises ValueError if it is no environment, and what its module and its constructor raise.
@@ -66,13 +66,13 @@ def load(target: str, options: Mapping[str, Any]) -> Kind:
         raise ValueError(f"{target}: stop must be strings that are not empty, not {stop!r}")
     _close(kind(**options))  # options that do not fit are told now
     flags = (bool(getattr(kind, name, False)) for name in ("starts_processes", "keeps_threads", "independent"))
-    return Kind(lambda: kind(**options), tuple(stop), *flags)
+    return EnvironmentKind(lambda: kind(**options), tuple(stop), *flags)
 
 
 class LiveEpisode:
     """An episode of `kind` that can go on from where it is. `most` is the longest observation, in letters."""
 
-    def __init__(self, kind: Kind, prompt: Mapping[str, Any], most: int) -> None:
+    def __init__(self, kind: EnvironmentKind, prompt: Mapping[str, Any], most: int) -> None:
         self._kind, self._most = kind, most
         self._environment = kind.make()
         self.texts: list[str] = []

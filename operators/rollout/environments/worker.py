@@ -11,7 +11,7 @@ from typing import Any
 
 from infra.workers.frames import read_frame, take_channels, write_frame
 from infra.workers.limits import describe, die_with, forbid_processes, limit_cpu, limit_memory_and_files
-from operators.rollout.environments.contract import Kind, LiveEpisode, load
+from operators.rollout.environments.contract import EnvironmentKind, LiveEpisode, load
 
 HELD = 64
 """Episodes that are kept alive; one that was let go is played again from its texts."""
@@ -63,7 +63,7 @@ def main(parent: int) -> None:
 
 def play(
     live: OrderedDict[str, LiveEpisode],
-    kind: Kind,
+    kind: EnvironmentKind,
     request: dict[str, Any],
     most: int,
     begin_step: Callable[[], None],

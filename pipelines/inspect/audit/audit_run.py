@@ -11,10 +11,10 @@ from infra.kafka.decided_ends import decided_ends
 from infra.kafka.lag import group_lags, list_groups
 from infra.kafka.properties import ClientProperties
 from infra.kafka.reading import StoredRecord, read_topic
-from pipelines.inspect.audit.decode import Seen, look
-from pipelines.inspect.audit.fold import Fold
+from pipelines.inspect.audit.decode import DecodedRecord
+from pipelines.inspect.audit.fold import AuditFold
 from pipelines.inspect.audit.result import Audit
-from pipelines.inspect.audit.trim_marks import Before, newest_mark
+from pipelines.inspect.audit.trim_marks import TrimmedHistory, newest_mark
 from schemas.records import Experience, MicroBatch, Settled, Trajectory, TrimMark, WeightVersion
 from schemas.topics import (
     BATCHES,
@@ -48,25 +48,25 @@ def audit(
     """
     mark = newest_mark(client, run)
     snapshot = snapshot_of(client, run, mark)
-    return fold_run(client, run, snapshot, None if mark is None else Before.of(mark)).audit(name_waiting=ended)
+    return fold_run(client, run, snapshot, None if mark is None else TrimmedHistory.of(mark)).audit(name_waiting=ended)
 
 
 def fold_run(
     client: ClientProperties,
     run: str,
     snapshot: Snapshot,
-    before: Before | None,
+    before: TrimmedHistory | None,
     begins: Mapping[tuple[str, int], int] = MappingProxyType({}),
-) -> Fold:
+) -> AuditFold:
     """The fold of all that `snapshot` holds, each partition (full name, number) from where `begins` says."""
-    fold = Fold(snapshot.trimmed, before)
+    fold = AuditFold(snapshot.trimmed, before)
     for topic in READ_ORDER:
         name = topic.name(run)
         # One partition after the other: which Trajectory of an id is its first is a matter of partition and offset.
         for partition, end in sorted(snapshot.ends.get(name, {}).items()):
             start = {partition: begins.get((name, partition), 0)}
             for record in read_topic(
-                client, name, start=start, partitions=[partition], until={partition: end}, decoder=look
+                client, name, start=start, partitions=[partition], until={partition: end}, decoder=decode_for_audit
             ):
                 _enter(fold, record, snapshot)
     return fold
@@ -111,7 +111,7 @@ def snapshot_of(client: ClientProperties, run: str, mark: TrimMark | None = None
     return Snapshot(ends, frozenset(trimmed), marks)
 
 
-def _enter(fold: Fold, record: StoredRecord, snapshot: Snapshot) -> None:
+def _enter(fold: AuditFold, record: StoredRecord, snapshot: Snapshot) -> None:
     if record.error is not None:
         fold.undecodable += 1
     where = (record.topic, record.partition)
@@ -122,11 +122,11 @@ def _enter(fold: Fold, record: StoredRecord, snapshot: Snapshot) -> None:
             fold.settled(row)
         elif isinstance(row, MicroBatch):
             fold.batch(row)
-        elif isinstance(row, Seen):
+        elif isinstance(row, DecodedRecord):
             _enter_seen(fold, row, record.offset, {name: marks.get(where, 0) for name, marks in snapshot.marks.items()})
 
 
-def _enter_seen(fold: Fold, seen: Seen, offset: int, marks: Mapping[str, int]) -> None:
+def _enter_seen(fold: AuditFold, seen: DecodedRecord, offset: int, marks: Mapping[str, int]) -> None:
     if seen.kind is Experience:
         eater = "evaluation" if seen.key.purpose == "evaluation" else "experience"
         fold.experience(seen.key, done=offset < marks[eater])

@@ -14,19 +14,19 @@ _PREFIXES: Mapping[type, str] = {Assignment: "", Trajectory: "", Experience: "tr
 _BY_SCHEMA = {record_type(kind).schema.encode(): kind for kind in _PREFIXES}
 
 
-class Seen(NamedTuple):
+class DecodedRecord(NamedTuple):
     """A record of class `kind` about trajectory `key`."""
 
     kind: type
     key: TrajectoryKey
 
 
-def look(value: bytes | None, headers: Iterable[tuple[str, bytes]]) -> list[Any]:
-    """The records in `value`, those about one trajectory as `Seen`. Raises UndecodableRecord."""
+def decode_for_audit(value: bytes | None, headers: Iterable[tuple[str, bytes]]) -> list[Any]:
+    """The records in `value`, those about one trajectory as `DecodedRecord`. Raises UndecodableRecord."""
     headers = tuple(headers)
     kind = next((_BY_SCHEMA.get(header) for name, header in headers if name == "laminar-schema"), None)
     if kind is None:
         return decode(value, headers)
     block, prefix = decode_block(value, headers), _PREFIXES[kind]
     columns = (block.column(prefix + name).to_pylist() for name in ("prompt.purpose", "prompt.number", "member"))
-    return [Seen(kind, TrajectoryKey(*row)) for row in zip(*columns, strict=True)]
+    return [DecodedRecord(kind, TrajectoryKey(*row)) for row in zip(*columns, strict=True)]

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 
-from pipelines.inspect.audit.result import Audit, Placed, Stage
-from pipelines.inspect.audit.trim_marks import Before
+from pipelines.inspect.audit.result import Audit, ReachedStage, Stage
+from pipelines.inspect.audit.trim_marks import TrimmedHistory
 from schemas.identity import LETTERS, Purpose, TrajectoryKey, parse_trajectory_id, trajectory_id
 from schemas.records import MicroBatch, PolicyVersion, Settled, WeightVersion
 
@@ -37,14 +37,14 @@ ENDED = frozenset({"trained", "untrained", "dropped", "failed", "evaluated", "im
 """What becomes of a trajectory for good."""
 
 
-class Fold:
+class AuditFold:
     """What a run's topics say of its trajectories. `trimmed` names the topics (nouns) that retention has cut.
 
     After a trim of the log what had ended `before` is counted as its mark says; records of it that are left count no
     more, but for a later batch that trains one of them again.
     """
 
-    def __init__(self, trimmed: Collection[str] = (), before: Before | None = None) -> None:
+    def __init__(self, trimmed: Collection[str] = (), before: TrimmedHistory | None = None) -> None:
         self._trimmed = frozenset(trimmed)
         self._before = before
         closed = before.closed_below if before is not None else {}
@@ -132,13 +132,13 @@ class Fold:
             elif what == "in_flight":
                 in_flight[stage] += 1
                 if name_waiting:
-                    waiting.append(Placed(_name(key), stage))
+                    waiting.append(ReachedStage(_name(key), stage))
             else:
                 counts[what] += 1
         return Audit(
             **counts,
             in_flight=dict(in_flight),
-            lost=tuple(Placed(_name(key), stage) for key, stage in sorted(lost)),
+            lost=tuple(ReachedStage(_name(key), stage) for key, stage in sorted(lost)),
             trained_twice=self._names(
                 {*self._trained_after_all, *(key for key, known in self._known.items() if known & _TRAINED_AGAIN)}
             ),

@@ -10,7 +10,7 @@ Stage = Literal["generation", "score", "experience", "evaluation", "training"]
 STAGES: tuple[Stage, ...] = ("generation", "score", "experience", "evaluation", "training")
 
 
-class Placed(NamedTuple):
+class ReachedStage(NamedTuple):
     """A trajectory and the stage that has it, or lost it."""
 
     trajectory_id: str
@@ -47,14 +47,14 @@ class Audit:
     imported: int = 0
     expired: int = 0
     in_flight: Mapping[Stage, int] = field(default_factory=dict)
-    lost: tuple[Placed, ...] = ()
+    lost: tuple[ReachedStage, ...] = ()
     trained_twice: tuple[str, ...] = ()
     without_reason: tuple[str, ...] = ()
     contradictions: tuple[str, ...] = ()
     duplicate_finishes: int = 0
     settled_again: int = 0
     undecodable: int = 0
-    waiting: tuple[Placed, ...] = ()
+    waiting: tuple[ReachedStage, ...] = ()
 
     @property
     def accounted(self) -> int:

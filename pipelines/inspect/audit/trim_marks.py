@@ -14,7 +14,7 @@ from schemas.topics import MARKS
 
 
 @dataclass(frozen=True)
-class Before:
+class TrimmedHistory:
     """Trajectories numbered below `closed_below` of their purpose have ended; `counts` are the audit's figures of them.
 
     Batches up to `batch` are those that made `version`, where the line of manifests may begin.
@@ -26,7 +26,7 @@ class Before:
     counts: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, mark: TrimMark) -> Before:
+    def of(cls, mark: TrimMark) -> TrimmedHistory:
         closed = dict(zip(mark.purposes, mark.closed_below, strict=True))
         return cls(mark.version, mark.batch, closed, dict(zip(mark.figures, mark.counts, strict=True)))  # type: ignore[arg-type]
 

@@ -15,7 +15,7 @@ from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import PartitionRange
 from infra.kafka.reading import StoredRecord, read_batches
 from infra.kafka.record_batches import Headers, RecordBatch
-from operators.export.columns import Placed, as_table
+from operators.export.columns import RecordRows, as_table
 from schemas.block import Block
 from schemas.block_codec import Decoded, decode_all
 from schemas.plain_columns import plain_rows
@@ -30,7 +30,7 @@ FIRST_CHUNKS = (32, 128, 512)
 
 
 @dataclass(frozen=True)
-class Chunk:
+class LogChunk:
     """Records of one partition of `topic`, and what each holds: its rows, or why they are none of this topic's."""
 
     topic: Topic
@@ -54,7 +54,7 @@ class Chunk:
 
     def table(self) -> pa.Table:
         """All rows, as `columns.row_schema` has them."""
-        placed: list[Placed] = []
+        placed: list[RecordRows] = []
         taken: Counter[type] = Counter()
         rows = zip(self.decoded.held, self.records.offsets, self.records.timestamps, strict=True)
         for kind, run in groupby(rows, key=lambda row: None if isinstance(row[0], str) else row[0][0]):
@@ -62,7 +62,7 @@ class Chunk:
                 held, offsets, timestamps = zip(*run, strict=True)
                 counts = [count for _, count in held]
                 block = self.decoded.blocks[kind].part(taken[kind], sum(counts))
-                placed.append(Placed(block, offsets, timestamps, counts))
+                placed.append(RecordRows(block, offsets, timestamps, counts))
                 taken[kind] += len(block)
         return as_table(self.topic, self.records.partition, placed)
 
@@ -80,7 +80,7 @@ def read_chunks(
     *,
     follow: bool = False,
     wanted: Callable[[bytes | None, Headers], bool] | None = None,
-) -> Iterator[Chunk]:
+) -> Iterator[LogChunk]:
     """The records of `topic`, by its full name, in `ranges`; as they come, for ever, when it is to `follow`.
 
     Only those are decoded whose value and headers are `wanted`.
@@ -109,14 +109,14 @@ def read_chunks(
         yield from _chunks(topic, gathered, lengths)
 
 
-def chunks_of(topic: Topic, records: Iterable[StoredRecord]) -> Iterator[Chunk]:
+def chunks_of(topic: Topic, records: Iterable[StoredRecord]) -> Iterator[LogChunk]:
     """`records`, read by `undecoded`, in their order."""
     for number, found in groupby(records, key=lambda record: record.partition):
         rows = [(each.offset, each.timestamp, each.key, each.rows[0], each.headers) for each in found]
         yield decoded(topic, RecordBatch(number, *zip(*rows, strict=True)))
 
 
-def decoded(topic: Topic, records: RecordBatch) -> Chunk:
+def decoded(topic: Topic, records: RecordBatch) -> LogChunk:
     """`records` with what they hold."""
     found = decode_all(records.values, records.headers)
     if strangers := found.blocks.keys() - set(topic.records):
@@ -124,10 +124,10 @@ def decoded(topic: Topic, records: RecordBatch) -> Chunk:
         blocks = {kind: block for kind, block in found.blocks.items() if kind not in strangers}
         held = [each if isinstance(each, str) else why.get(each[0], each) for each in found.held]
         found = Decoded(blocks, held)
-    return Chunk(topic, records, found)
+    return LogChunk(topic, records, found)
 
 
-def _chunks(topic: Topic, gathered: list[RecordBatch], lengths: Iterator[int]) -> Iterator[Chunk]:
+def _chunks(topic: Topic, gathered: list[RecordBatch], lengths: Iterator[int]) -> Iterator[LogChunk]:
     records, first = RecordBatch.joined(gathered), 0
     while first < len(records):
         after = first + next(lengths)

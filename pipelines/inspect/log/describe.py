@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipelines.inspect.log.history import Life
+from pipelines.inspect.log.history import History
 from schemas.records import (
     Assignment,
+    AssignmentRejected,
     Cancel,
-    Closed,
     Experience,
     MicroBatch,
     Progress,
     Prompt,
-    Refused,
     Release,
     RepackPlan,
     Reserve,
     Settled,
     Trajectory,
+    TrajectoryClosed,
     WeightVersion,
 )
 
 LONGEST = 100
 
 
-def outcome(life: Life) -> str:
+def outcome(life: History) -> str:
     """What became of the trajectory, in a line."""
     finished, scored = life.first(Trajectory), life.first(Experience)
     settled, version = life.first(Settled), life.first(WeightVersion)
@@ -60,7 +60,7 @@ def said(record: Any) -> str:
             gone = f"; handed over to replica {moves.replica}, lease {moves.lease}" if moves else ""
             gained = f"{len(record.gained.token_ids)} tokens after {record.start}"
             return f"replica {record.replica}, lease {record.lease}{_attempt(record)}: {gained}{gone}"
-        case Refused():
+        case AssignmentRejected():
             return f"refused by replica {record.replica}, lease {record.lease}: {record.reason}"
         case Reserve():
             return f"replica {record.replica} keeps room for it, plan {record.plan_id}"
@@ -68,7 +68,7 @@ def said(record: Any) -> str:
             return f"replica {record.replica} is to hand it over to replica {record.destination}, plan {record.plan_id}"
         case Cancel():
             return f"replica {record.replica} is to stop working on it"
-        case Closed():
+        case TrajectoryClosed():
             return "closed: what is said of it later does not count"
         case RepackPlan():
             return f"plan {record.plan_id} ({record.reason}) moves it"

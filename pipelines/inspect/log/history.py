@@ -16,7 +16,7 @@ from infra.kafka.ranges import UnknownTopic, partition_ranges, resolve_span
 from infra.kafka.record_batches import Headers
 from infra.kafka.searching import first_offset
 from pipelines.inspect.log.chunks import read_chunks
-from pipelines.inspect.log.matching import Found, concerning, may_concern
+from pipelines.inspect.log.matching import MatchingRecord, matching, may_match
 from schemas.block_codec import decode_as_block
 from schemas.codec import UndecodableRecord
 from schemas.identity import TrajectoryKey
@@ -40,12 +40,12 @@ SLACK_MS = 60_000
 
 
 @dataclass(frozen=True)
-class Life:
+class History:
     """What the log says of a trajectory, in the order of its story."""
 
-    events: list[Found]
+    events: list[MatchingRecord]
 
-    def first(self, kind: type) -> Found | None:
+    def first(self, kind: type) -> MatchingRecord | None:
         """The first record of class `kind`, None where there is none."""
         return next((event for event in self.events if isinstance(event.record, kind)), None)
 
@@ -56,7 +56,7 @@ class _Log:
     def __init__(self, client: ClientProperties, run: str, key: TrajectoryKey) -> None:
         self.client, self.run, self.key = client, run, key
 
-    def prompt(self) -> Found | None:
+    def prompt(self) -> MatchingRecord | None:
         """Its prompt, found by looking: their numbers rise."""
         topic = EVAL_PROMPTS if self.key.purpose == "evaluation" else PROMPTS
         try:
@@ -74,7 +74,7 @@ class _Log:
         own: bool = False,
         first: int | None = None,
         last: int | None = None,
-    ) -> Iterator[Found]:
+    ) -> Iterator[MatchingRecord]:
         """What `topic` says of it from `moment` to `until` (Unix milliseconds), or between two offsets.
 
         `own`: only its group's partition.
@@ -89,10 +89,10 @@ class _Log:
             ranges = resolve_span(self.client, name, OffsetSpan(begin, end), numbers)
         except UnknownTopic:
             return
-        for chunk in read_chunks(self.client, topic, name, ranges, wanted=may_concern(self.key)):
-            yield from concerning(chunk, self.key)
+        for chunk in read_chunks(self.client, topic, name, ranges, wanted=may_match(self.key)):
+            yield from matching(chunk, self.key)
 
-    def version_after(self, batch: int) -> Iterator[Found]:
+    def version_after(self, batch: int) -> Iterator[MatchingRecord]:
         """The versions that batch number `batch` went into: several where the trainer began anew from a checkpoint."""
         name = RELAY.name(self.run)
         try:
@@ -106,10 +106,12 @@ class _Log:
                 (manifest,) = block.records()
                 if batch in manifest.batches and batch not in manifest.untrained:
                     records = chunk.records
-                    yield Found(RELAY.noun, records.partition, records.offsets[at], records.timestamps[at], manifest)
+                    yield MatchingRecord(
+                        RELAY.noun, records.partition, records.offsets[at], records.timestamps[at], manifest
+                    )
 
 
-def life_of(client: ClientProperties, run: str, key: TrajectoryKey) -> Iterator[list[Found]]:
+def history_of(client: ClientProperties, run: str, key: TrajectoryKey) -> Iterator[list[MatchingRecord]]:
     """The life of trajectory `key` of `run`, part by part, in the order of its story."""
     log = _Log(client, run, key)
     prompt = log.prompt()

@@ -33,7 +33,7 @@ class Prompted:
 
 
 @dataclass
-class Step:
+class VersionStep:
     """What made `manifest` of its parent: batches, and what was in them. Staleness in versions."""
 
     manifest: WeightVersion
@@ -76,17 +76,17 @@ def ancestors(
         yield manifest, None if at is None else manifests.get(at)
 
 
-def read_step(client: ClientProperties, run: str, manifest: WeightVersion, parent: WeightVersion | None) -> Step:
+def read_step(client: ClientProperties, run: str, manifest: WeightVersion, parent: WeightVersion | None) -> VersionStep:
     """What made `manifest` of its parent, from the batches between them; empty where it has none.
 
     Raises UnknownTopic.
     """
     if manifest.parent is None:
-        return Step(manifest, [], 0, Counter(), Counter(), [])
+        return VersionStep(manifest, [], 0, Counter(), Counter(), [])
     name = BATCHES.name(run)
     ranges = between(partition_ranges(client, name), manifest, parent)
     prompts: dict[str, Prompted] = {}
-    step = Step(manifest, [], 0, Counter(), Counter(), [])
+    step = VersionStep(manifest, [], 0, Counter(), Counter(), [])
     trained = set(manifest.batches) - set(manifest.untrained)
     for chunk in read_chunks(client, BATCHES, name, ranges):
         for block in chunk.found:
@@ -111,7 +111,7 @@ def between(
     return ranges
 
 
-def _add(step: Step, prompts: dict[str, Prompted], part: MicroBatch) -> None:
+def _add(step: VersionStep, prompts: dict[str, Prompted], part: MicroBatch) -> None:
     if part.batch not in step.batches:
         step.batches.append(part.batch)
     step.tokens += len(part.token_ids)

@@ -10,14 +10,14 @@ import pyarrow.compute as pc
 
 from infra.kafka.reading import schema_of
 from infra.kafka.record_batches import Headers
-from pipelines.inspect.log.chunks import Chunk
+from pipelines.inspect.log.chunks import LogChunk
 from schemas.arrow import arrow_schema
 from schemas.block import Block
 from schemas.codec import RECORD_TYPES
 from schemas.identity import TrajectoryKey, trajectory_id
 
 
-class Found(NamedTuple):
+class MatchingRecord(NamedTuple):
     """A record, where it stands, and when it was written in Unix milliseconds."""
 
     topic: str
@@ -27,7 +27,7 @@ class Found(NamedTuple):
     record: Any
 
 
-def may_concern(key: TrajectoryKey) -> Callable[[bytes | None, Headers], bool]:
+def may_match(key: TrajectoryKey) -> Callable[[bytes | None, Headers], bool]:
     """Tells of an encoded record whether it may be of trajectory `key`: most are not, and need not be decoded."""
     wanted = trajectory_id(*key).encode()
 
@@ -37,7 +37,7 @@ def may_concern(key: TrajectoryKey) -> Callable[[bytes | None, Headers], bool]:
     return may
 
 
-def concerning(chunk: Chunk, key: TrajectoryKey) -> Iterator[Found]:
+def matching(chunk: LogChunk, key: TrajectoryKey) -> Iterator[MatchingRecord]:
     """The records of `chunk` that tell of trajectory `key`, in their order."""
     found: list[tuple[int, Any]] = []
     for kind, block in chunk.decoded.blocks.items():
@@ -47,7 +47,7 @@ def concerning(chunk: Chunk, key: TrajectoryKey) -> Iterator[Found]:
             found += zip([whose[row] for row in rows], block.take(rows).records(), strict=True)
     records = chunk.records
     for at, record in sorted(found, key=lambda each: each[0]):
-        yield Found(chunk.topic.noun, records.partition, records.offsets[at], records.timestamps[at], record)
+        yield MatchingRecord(chunk.topic.noun, records.partition, records.offsets[at], records.timestamps[at], record)
 
 
 def _mask(block: Block, key: TrajectoryKey) -> pa.Array:

@@ -22,7 +22,7 @@ RoleStatus = Literal["starting", "up", "down", "ended"]
 
 
 @dataclass(frozen=True, slots=True)
-class Role:
+class RoleState:
     """One process of the run, as its supervisor knows it: `pid` of the newest start, None before the first."""
 
     pid: int | None
@@ -38,7 +38,7 @@ class Role:
 class RolesSeen:
     """All processes of the run, by name."""
 
-    roles: Mapping[str, Role]
+    roles: Mapping[str, RoleState]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ RUNNING = ("running", "draining")
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class RunRates:
     """Per second: optimizer steps, trajectories and tokens trained, response tokens generated. None: not known yet."""
 
     steps: float | None
@@ -19,18 +19,18 @@ class Rates:
     tokens_generated: float | None
 
 
-def rates(state: RunState) -> Rates:
+def rates(state: RunState) -> RunRates:
     """Training's over its newest steps, generation's the sum over the live replicas' newest heartbeats."""
     speeds = [_speed(state, replica) for replica, status in state.replicas.items() if status.state in RUNNING]
     known = [speed for speed in speeds if speed is not None]
     generated = sum(known) if known else None
     if len(state.pace) < 2:
-        return Rates(None, None, None, generated)
+        return RunRates(None, None, None, generated)
     first, last = state.pace[0], state.pace[-1]
     seconds = (last.at - first.at) / 1000
     if seconds <= 0:
-        return Rates(None, None, None, generated)
-    return Rates(
+        return RunRates(None, None, None, generated)
+    return RunRates(
         steps=(last.step - first.step) / seconds,
         trajectories=(last.trajectories - first.trajectories) / seconds,
         tokens_trained=sum(pace.tokens for pace in state.pace[1:]) / seconds,

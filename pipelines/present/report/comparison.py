@@ -15,7 +15,7 @@ from pipelines.present.view.text import clock, count
 from schemas.records import Metric
 
 
-class Told(NamedTuple):
+class ComparedRun(NamedTuple):
     """A run: its name, its summary, and what it measured."""
 
     run: str
@@ -23,7 +23,7 @@ class Told(NamedTuple):
     metrics: Sequence[Metric]
 
 
-def comparison(runs: Sequence[Told]) -> str:
+def comparison(runs: Sequence[ComparedRun]) -> str:
     """The page, which needs nothing from anywhere else. Everything that comes from the runs is escaped."""
     title = escape(" · ".join(told.run for told in runs))
     plots = "".join(f'<div class="card"><h3>{escape(each.title)}</h3>{each.svg}</div>' for each in _charts(runs))
@@ -39,7 +39,7 @@ def comparison(runs: Sequence[Told]) -> str:
     )
 
 
-def figures_of(runs: Sequence[Told]) -> list[dict[str, Any]]:
+def figures_of(runs: Sequence[ComparedRun]) -> list[dict[str, Any]]:
     """A row for each figure that any of them has, and a column for each run."""
     return [
         {"figure": label, **{told.run: told.summary.get(key) for told in runs}}
@@ -48,7 +48,7 @@ def figures_of(runs: Sequence[Told]) -> list[dict[str, Any]]:
     ]
 
 
-def _charts(runs: Sequence[Told]) -> list[Chart]:
+def _charts(runs: Sequence[ComparedRun]) -> list[Chart]:
     trained = {told.run: batches(told.metrics) for told in runs}
     start = {told.run: min((metric.measured_at for metric in told.metrics), default=0) for told in runs}
     many, when = Axis("trajectories trained", count, low=0), Axis("time since the start", clock, low=0)
@@ -95,7 +95,7 @@ def _plot(title: str, series: Mapping[str, Points], x: Axis, y: Axis) -> Chart:
     return Chart(title, line_plot(title, lines, x, y))
 
 
-def _figures(runs: Sequence[Told]) -> str:
+def _figures(runs: Sequence[ComparedRun]) -> str:
     head = "".join(f"<th>{escape(told.run)}</th>" for told in runs)
     rows = ""
     for row in figures_of(runs):

@@ -9,7 +9,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from pipelines.inspect.run_state.events import Role
+from pipelines.inspect.run_state.events import RoleState
 from pipelines.inspect.run_state.rates import progress, rates, seconds_left
 from pipelines.inspect.run_state.state import RunState
 from pipelines.present.view.braille import plot
@@ -144,7 +144,7 @@ def processes(state: RunState, rows: int) -> RenderableType:
     return table
 
 
-def heard_seconds(state: RunState, name: str, role: Role) -> float | None:
+def heard_seconds(state: RunState, name: str, role: RoleState) -> float | None:
     """Seconds since a process last said something: its heartbeats, else the metrics named after it."""
     beats = [each.sent_at for each in state.replicas.values() if each.pid == role.pid]
     beats += [each.sent_at for each in state.relays.values() if each.pid == role.pid]
@@ -154,7 +154,7 @@ def heard_seconds(state: RunState, name: str, role: Role) -> float | None:
     return max(0.0, (state.now - max(beats)) / 1000) if beats else None
 
 
-def doing(state: RunState, role: Role) -> str:
+def doing(state: RunState, role: RoleState) -> str:
     """What the replicas of a process are at, or the versions that its relay holds."""
     words = []
     for each in sorted(state.replicas.values(), key=lambda status: status.replica):

@@ -18,7 +18,7 @@ from pipelines.inspect.metrics_file import (
     unreadable_metric,
     version_metric,
 )
-from pipelines.inspect.run_state.events import Event, LagSeen, PhaseStarted, Role, RolesSeen, Tick
+from pipelines.inspect.run_state.events import Event, LagSeen, PhaseStarted, RolesSeen, RoleState, Tick
 from pipelines.inspect.run_state.state import RunState, fold_all
 from pipelines.present.view.live import LiveView
 from schemas.records import Metric, RelayStatus, ReplicaStatus, WeightVersion
@@ -29,7 +29,7 @@ POSITION_EVERY_MS = 5_000
 """An observer that takes over from one that was killed reads so much again."""
 
 
-class Source(Protocol):
+class EventSource(Protocol):
     """Where news of a run come from: `infra.kafka.observe.Observer`."""
 
     def poll(self) -> Iterable[Metric | WeightVersion | ReplicaStatus | RelayStatus | Unreadable]: ...
@@ -51,7 +51,7 @@ class Watch:
         self,
         state: RunState,
         *,
-        source: Source | None = None,
+        source: EventSource | None = None,
         file: Sink | None = None,
         view: LiveView | None = None,
         now: Callable[[], int] = lambda: time.time_ns() // 10**6,
@@ -80,7 +80,7 @@ class Watch:
         """Take in a metric that comes on no topic."""
         return self._take([metric], [metric])
 
-    def tick(self, roles: Mapping[str, Role] | None = None) -> RunState:
+    def tick(self, roles: Mapping[str, RoleState] | None = None) -> RunState:
         """Take in what is new, `roles` too, and show it."""
         now = self._now()
         events: list[Event] = [Tick(now)] if roles is None else [Tick(now), RolesSeen(roles)]

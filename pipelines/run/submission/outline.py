@@ -11,7 +11,7 @@ from typing import Any
 from infra.runners.options import Runner, option_names, pipeline_options
 from pipelines.config import Config
 from pipelines.roles import SHARDED, Role
-from pipelines.run.preflight import lacking
+from pipelines.run.preflight import missing_requirements
 from pipelines.shards import partitions_of
 from schemas.topics import CATALOGUE, Topic
 
@@ -94,7 +94,7 @@ def _lacking(config: Config) -> list[str]:
     found = [] if config.run.name else ["run.name is not set: which run's topics to read and write"]
     if not _has_kafka(config):
         found.append("kafka.bootstrap_servers is not set: name a broker, as `laminar broker start` prints it")
-    return [*found, *lacking(config, warm_start=False)]
+    return [*found, *missing_requirements(config, warm_start=False)]
 
 
 def _has_kafka(config: Config) -> bool:

@@ -24,7 +24,7 @@ from pipelines.run.restarts import Restarts
 LAMINAR = "from pipelines.cli.main import main; main()"
 
 
-class Keeper:
+class Respawner:
     """Keeps `submission`."""
 
     def __init__(self, submission: Submission) -> None:
@@ -80,4 +80,4 @@ def _mine(file: Path) -> Submission:
 
 
 if __name__ == "__main__":
-    Keeper(_mine(Path(sys.argv[1]))).run()
+    Respawner(_mine(Path(sys.argv[1]))).run()

@@ -10,7 +10,7 @@ from blake3 import blake3
 
 from infra.kafka.properties import ClientProperties
 from infra.kafka.reading import StoredRecord, read_topic, undecoded
-from pipelines.inspect.audit.decode import Seen, look
+from pipelines.inspect.audit.decode import DecodedRecord, decode_for_audit
 from schemas.codec import UndecodableRecord
 from schemas.identity import TrajectoryKey, parse_trajectory_id
 from schemas.records import MicroBatch, Prompt, Settled, WeightVersion
@@ -86,14 +86,14 @@ def stays_of_manifests(first_batch: int, version: Any) -> Stays:
 
 def _rows(record: StoredRecord, value: bytes | None) -> Iterator[Any]:
     try:
-        yield from look(value, record.headers)
+        yield from decode_for_audit(value, record.headers)
     except UndecodableRecord:
         return
 
 
 def _keys(row: Any) -> Iterator[tuple[str, TrajectoryKey]]:
     match row:
-        case Seen():
+        case DecodedRecord():
             yield f"{row.key.purpose[0]}{row.key.number}.{row.key.member}", row.key
         case Settled():
             yield row.trajectory_id, parse_trajectory_id(row.trajectory_id)

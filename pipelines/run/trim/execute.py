@@ -9,8 +9,8 @@ from pathlib import Path
 from infra.kafka.admin import TopicSpec, admin_client, create_topics, delete_records
 from infra.kafka.producer import BoundedProducer
 from infra.kafka.properties import ClientProperties
-from infra.storage import Place
-from pipelines.run.trim.plan import Plan
+from infra.storage import StorageFolder
+from pipelines.run.trim.plan import TrimPlan
 from schemas.codec import encode
 from schemas.topics import MARKS, run_prefix
 
@@ -19,7 +19,7 @@ _ALL = 1 << 30
 """So many checkpoints of marks are kept."""
 
 
-def execute(client: ClientProperties, plan: Plan, folder: Path) -> None:
+def execute(client: ClientProperties, plan: TrimPlan, folder: Path) -> None:
     """Make the trim of `plan`, of the run in `folder`.
 
     Raises CheckpointError where the checkpoint is damaged or cannot be written, DeliveryFailed and KafkaError.
@@ -41,7 +41,7 @@ def execute(client: ClientProperties, plan: Plan, folder: Path) -> None:
         delete_records(admin, wanted)
 
 
-def keep_checkpoint(source: Place, target: Path) -> None:
+def keep_checkpoint(source: StorageFolder, target: Path) -> None:
     """Copy the checkpoint `source` to `target`, whole or not at all. Raises CheckpointError."""
     from operators.trainer.checkpoint import read_checkpoint, write_checkpoint  # here: it imports torch
 

@@ -19,7 +19,7 @@ _EVERY = -1
 """Stands for all partitions of a topic."""
 
 
-class Place(NamedTuple):
+class LogPartition(NamedTuple):
     """A partition of a topic by its noun."""
 
     noun: str
@@ -40,22 +40,22 @@ class Need(NamedTuple):
 class Needs:
     """The lowest offset that anybody needs of each partition, and the notes of commits by group."""
 
-    lowest: Mapping[Place, Need]
+    lowest: Mapping[LogPartition, Need]
     notes: Mapping[str, Note]
 
-    def of(self, place: Place) -> Need | None:
+    def of(self, place: LogPartition) -> Need | None:
         """The lowest of what is needed of a partition; None where nobody has committed to need anything of it."""
-        found = filter(None, (self.lowest.get(place), self.lowest.get(Place(place.noun, _EVERY))))
+        found = filter(None, (self.lowest.get(place), self.lowest.get(LogPartition(place.noun, _EVERY))))
         return min(found, default=None)
 
 
 def needs_of(client: ClientProperties, run: str) -> Needs:
     """What the notes of `run`'s roles say that they read on from, and what groups have committed: exports above all."""
     prefix = run_prefix(run)
-    lowest: dict[Place, Need] = {}
+    lowest: dict[LogPartition, Need] = {}
 
     def need(noun: str, partition: int, offset: int, who: str) -> None:
-        place = Place(noun, partition)
+        place = LogPartition(noun, partition)
         if place not in lowest or offset < lowest[place].offset:
             lowest[place] = Need(offset, who)
 

@@ -14,22 +14,32 @@ from infra.kafka.admin import admin_client, beginning_offsets, end_offsets, list
 from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import UnknownTopic
 from infra.kafka.reading import read_topic
-from infra.storage import Place as Folder
+from infra.storage import StorageFolder
 from pipelines.inspect.audit.audit_run import READ_ORDER, Snapshot, fold_run, snapshot_of
-from pipelines.inspect.audit.fold import Fold
+from pipelines.inspect.audit.fold import AuditFold
 from pipelines.inspect.audit.result import Audit
-from pipelines.inspect.audit.trim_marks import Before, newest_mark
+from pipelines.inspect.audit.trim_marks import TrimmedHistory, newest_mark
 from pipelines.inspect.log.manifests import Manifests
 from pipelines.run.trim.cuts import Cut, Stays, find_cut, stays_of_manifests, stays_of_trajectories
-from pipelines.run.trim.needs import Needs, Place, needs_of
+from pipelines.run.trim.needs import LogPartition, Needs, needs_of
 from schemas.identity import Purpose
 from schemas.records import PolicyVersion, Prompt, TrimMark
-from schemas.topics import BATCHES, EVAL_PROMPTS, OFFERS, PROGRESS, PROMPTS, RELAY, Topic, group_name, run_prefix
+from schemas.topics import (
+    BATCH_ASSEMBLY,
+    BATCHES,
+    EVAL_PROMPTS,
+    PROGRESS,
+    PROMPTS,
+    RELAY,
+    Topic,
+    group_name,
+    run_prefix,
+)
 
 MARKS_FOLDER = "marks"
 """In a run's folder: the checkpoints of marks."""
 OF_TRAJECTORIES = (*(topic for topic in READ_ORDER if topic is not RELAY), PROMPTS, EVAL_PROMPTS)
-OF_RESTARTS = (PROGRESS, OFFERS)
+OF_RESTARTS = (PROGRESS, BATCH_ASSEMBLY)
 """Topics that restarts alone read."""
 FIGURES = (
     "dispatched",
@@ -53,29 +63,29 @@ class TrimRefused(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrimPlan:
     """A trim that was not made: `checkpoint` is the folder that the mark keeps a copy of (None: an emulated run)."""
 
     run: str
     mark: TrimMark
-    checkpoint: Folder | None
-    cuts: Mapping[Place, Cut]
+    checkpoint: StorageFolder | None
+    cuts: Mapping[LogPartition, Cut]
     audit: Audit
 
 
 def plan_trim(
     client: ClientProperties,
     run: str,
-    checkpoints: Mapping[PolicyVersion, Folder],
+    checkpoints: Mapping[PolicyVersion, StorageFolder],
     version: PolicyVersion | None = None,
     now: Callable[[], int] = lambda: time.time_ns() // 10**6,
-) -> Plan:
+) -> TrimPlan:
     """What a trim to `version` would do; by default to the newest version of which there is a checkpoint.
 
     Raises TrimRefused, and RuntimeError as the audit does.
     """
     earlier = newest_mark(client, run)
-    before = None if earlier is None else Before.of(earlier)
+    before = None if earlier is None else TrimmedHistory.of(earlier)
     needs = needs_of(client, run)  # first: a run at work needs less and less
     snapshot = snapshot_of(client, run, earlier)
     whole = fold_run(client, run, snapshot, before)
@@ -87,7 +97,7 @@ def plan_trim(
     manifests = Manifests(client, run)
     to = _version(run, whole, checkpoints, needs, earlier, version)
     last = whole.last_batch(to)
-    rest = Before(to, last, _closed_below(client, run, whole, last, needs))
+    rest = TrimmedHistory(to, last, _closed_below(client, run, whole, last, needs))
     cuts = _cuts(client, run, snapshot, needs, rest, manifests)
     begins = {(run_prefix(run) + place.noun, place.partition): cut.offset for place, cut in cuts.items()}
     left = fold_run(client, run, snapshot, rest, begins).audit()
@@ -111,13 +121,13 @@ def plan_trim(
         digests=tuple(cut.digest for cut in cuts.values()),
         made_at=now(),
     )
-    return Plan(run, mark, folder, cuts, audit)
+    return TrimPlan(run, mark, folder, cuts, audit)
 
 
 def _version(
     run: str,
-    whole: Fold,
-    checkpoints: Mapping[PolicyVersion, Folder],
+    whole: AuditFold,
+    checkpoints: Mapping[PolicyVersion, StorageFolder],
     needs: Needs,
     earlier: TrimMark | None,
     wanted: PolicyVersion | None,
@@ -139,14 +149,14 @@ def _version(
     return to
 
 
-def _closed_below(client: ClientProperties, run: str, whole: Fold, last: int, needs: Needs) -> dict[Purpose, int]:
+def _closed_below(client: ClientProperties, run: str, whole: AuditFold, last: int, needs: Needs) -> dict[Purpose, int]:
     """As the fold has it, but not beyond the first prompt that placement has yet to dispatch: no topic names its
     trajectories, and they may come late.
     """
     closed = whole.closed_below(last)
     topics: dict[Purpose, Topic] = {"train": PROMPTS, "evaluation": EVAL_PROMPTS}
     for purpose, topic in topics.items():
-        need = needs.of(Place(topic.noun, 0))
+        need = needs.of(LogPartition(topic.noun, 0))
         try:
             prompts = read_topic(client, topic.name(run), start={0: need.offset if need is not None else 0})
             first = next((row.number for record in prompts for row in record.rows if isinstance(row, Prompt)), None)
@@ -158,19 +168,19 @@ def _closed_below(client: ClientProperties, run: str, whole: Fold, last: int, ne
 
 
 def _cuts(
-    client: ClientProperties, run: str, snapshot: Snapshot, needs: Needs, rest: Before, manifests: Manifests
-) -> dict[Place, Cut]:
+    client: ClientProperties, run: str, snapshot: Snapshot, needs: Needs, rest: TrimmedHistory, manifests: Manifests
+) -> dict[LogPartition, Cut]:
     prefix = run_prefix(run)
     with admin_client(client) as admin:
         there = set(list_topics(admin, prefix))
         topics = [t for t in (*OF_TRAJECTORIES, RELAY, *OF_RESTARTS) if t.name(run) in there]
         names = [topic.name(run) for topic in topics]
         begins, ends = beginning_offsets(admin, names), end_offsets(admin, names)
-    closed = Fold(before=rest)
+    closed = AuditFold(before=rest)
 
     def cut(topic: Topic, partition: int, stays: Stays, most: int | None = None) -> Cut:
         where = next(each for each in begins if each == (topic.name(run), partition))
-        need = needs.of(Place(topic.noun, partition))
+        need = needs.of(LogPartition(topic.noun, partition))
         end = min(snapshot.ends.get(where.topic, {}).get(partition, ends[where]), ends[where])
         limits = [(end, "the end of the topic")]
         limits.append((begins[where], "nobody has read it") if need is None else (need.offset, need.who))
@@ -179,7 +189,7 @@ def _cuts(
         limit, held_by = min(limits)
         return find_cut(client, where.topic, partition, begins[where], limit, held_by, stays)
 
-    cuts: dict[Place, Cut] = {}
+    cuts: dict[LogPartition, Cut] = {}
     after = dict(enumerate(manifests[rest.version].batch_offsets))
     of_trajectories = stays_of_trajectories(closed.is_closed, rest.batch)
     for topic in topics:
@@ -188,8 +198,8 @@ def _cuts(
         for partition in sorted(each.partition for each in begins if each.topic == topic.name(run)):
             stays = of_trajectories if topic in OF_TRAJECTORIES else (lambda row: None)
             most = after.get(partition) if topic is BATCHES else None
-            cuts[Place(topic.noun, partition)] = cut(topic, partition, stays, most)
+            cuts[LogPartition(topic.noun, partition)] = cut(topic, partition, stays, most)
     first_batch = min((each.batch for each in cuts.values() if each.batch is not None), default=rest.batch + 1)
     if RELAY in topics:
-        cuts[Place(RELAY.noun, 0)] = cut(RELAY, 0, stays_of_manifests(first_batch, rest.version))
+        cuts[LogPartition(RELAY.noun, 0)] = cut(RELAY, 0, stays_of_manifests(first_batch, rest.version))
     return cuts

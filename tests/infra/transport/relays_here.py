@@ -20,7 +20,7 @@ from infra.store.deltas import encode_delta
 from infra.store.layout import Layout
 from infra.store.names import SHARED_MEMORY, default_root
 from infra.store.weight_store import WeightStore
-from infra.transport.relay_node import Door, RelayNode
+from infra.transport.relay_node import Endpoint, RelayNode
 from infra.transport.throttle import Link
 from schemas.records import PolicyVersion, RelayChain, RelayLink, TensorSpec, WeightDelta, WeightVersion
 
@@ -102,7 +102,7 @@ class Machine:
     def __init__(self, relay: int, run: str = RUN, rate: float | None = None, keep: int = 4, **door: Any) -> None:
         self.relay = relay
         self.store = WeightStore(new_root(), keep)
-        self.node = RelayNode(self.store, run, relay, Door(**door), Link(rate), Link(rate))
+        self.node = RelayNode(self.store, run, relay, Endpoint(**door), Link(rate), Link(rate))
 
     @property
     def link(self) -> RelayLink:

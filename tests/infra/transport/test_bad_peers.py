@@ -15,9 +15,9 @@ from relays_here import CHUNK, Machine, chain_over, machines, manifest_of, put, 
 
 from infra.store import arriving
 from infra.transport import handshake, peer, serving
-from infra.transport.chunked_blob import full_cargo
-from infra.transport.frames import Kind, PeerGone, ProtocolError, receive, send
-from infra.transport.handshake import Refused, connect
+from infra.transport.chunked_blob import full_blob
+from infra.transport.frames import FrameKind, PeerGone, ProtocolError, receive, send
+from infra.transport.handshake import HandshakeRejected, connect
 from infra.transport.throttle import Link
 from schemas.records import RelayLink
 
@@ -79,7 +79,7 @@ def test_random_bytes_are_never_anything_but_an_error() -> None:
 def test_a_stranger_is_sent_away(run: str, token: str, reason: str) -> None:
     machine = Machine(0, token="secret")
     try:
-        with pytest.raises(Refused, match=reason):
+        with pytest.raises(HandshakeRejected, match=reason):
             connect(machine.node.address, run, token, 1, 2.0)
         connect(machine.node.address, "r", "secret", 1, 2.0).close()
     finally:
@@ -108,12 +108,12 @@ def test_a_relay_outlives_garbage_silence_and_senseless_questions(monkeypatch: p
             {"version": [], "form": "full", "blake3": "", "start": 0, "length": 5},
         ):
             with connect(relays[0].node.address, "r", "", 1, 5.0) as friend:
-                send(friend, Kind.WANT, **question)
+                send(friend, FrameKind.WANT, **question)
                 with pytest.raises(PeerGone):
                     receive(friend)
         with connect(relays[0].node.address, "r", "", 1, 5.0) as friend:
-            send(friend, Kind.WANT, version="9.9", form="full", blake3="", start=0, length=5)
-            assert receive(friend).kind is Kind.ABSENT
+            send(friend, FrameKind.WANT, version="9.9", form="full", blake3="", start=0, length=5)
+            assert receive(friend).kind is FrameKind.ABSENT
         tell(relays, manifest)
         until(lambda: relays[1].has("1.1"))
         with silent:
@@ -126,7 +126,7 @@ def test_only_so_many_may_ask_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "MAX_CONNECTIONS", 3)
     with machines(1) as (relay,):
         friends = [connect(relay.node.address, "r", "", 1, 5.0) for _ in range(3)]
-        with pytest.raises(Refused, match="as many connections as it takes"):
+        with pytest.raises(HandshakeRejected, match="as many connections as it takes"):
             connect(relay.node.address, "r", "", 1, 5.0)
         friends[0].close()
         until(lambda: _may(relay))
@@ -137,7 +137,7 @@ def test_only_so_many_may_ask_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def _may(relay: Machine) -> bool:
     try:
         connect(relay.node.address, "r", "", 1, 5.0).close()
-    except Refused:
+    except HandshakeRejected:
         return False
     return True
 
@@ -148,7 +148,7 @@ def _may(relay: Machine) -> bool:
 )
 def test_a_source_that_sends_too_much_or_something_else_is_left(body: dict[str, object], payload: int) -> None:
     """Nothing of it is written anywhere."""
-    cargo = full_cargo(manifest_of("1.1", weights(5)))
+    cargo = full_blob(manifest_of("1.1", weights(5)))
     memory = memoryview(bytearray(cargo.bytes))
     with pair() as (ours, theirs):
         asking = peer.Peer(ours, cargo, memory, Link(), patient=False)
@@ -197,7 +197,7 @@ class Meddler:
                 while head := answers.read(HEADER.size):
                     _, kind, length, payload = HEADER.unpack(head)
                     rest = bytearray(answers.read(length + payload))
-                    if kind == Kind.CHUNK:
+                    if kind == FrameKind.CHUNK:
                         if self._chunks in self._spoil:
                             rest[length + payload // 2] ^= 0x10
                         self._chunks += 1

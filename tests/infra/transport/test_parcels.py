@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from infra.transport.frames import TransportError
-from infra.transport.kv_transfer import Parcels
-from infra.transport.relay_node import Door
+from infra.transport.kv_transfer import KVTransfers
+from infra.transport.relay_node import Endpoint
 from schemas.records import PolicyVersion
 
 VERSION = PolicyVersion(1, 2)
@@ -30,15 +30,15 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def source(clock: Clock) -> Iterator[Parcels]:
-    it = Parcels("run", Door(token="t"), MOST, keep_s=5.0, clock=clock)
+def source(clock: Clock) -> Iterator[KVTransfers]:
+    it = KVTransfers("run", Endpoint(token="t"), MOST, keep_s=5.0, clock=clock)
     yield it
     it.close()
 
 
 @pytest.fixture
-def destination() -> Iterator[Parcels]:
-    it = Parcels("run", Door(token="t"), MOST)
+def destination() -> Iterator[KVTransfers]:
+    it = KVTransfers("run", Endpoint(token="t"), MOST)
     yield it
     it.close()
 
@@ -48,7 +48,7 @@ def some(count: int) -> memoryview:
 
 
 @pytest.mark.parametrize("count", [1, 1000, 8 << 20, (8 << 20) + 1, 36_000_000])
-def test_a_parcel_arrives_whole(source: Parcels, destination: Parcels, count: int) -> None:
+def test_a_parcel_arrives_whole(source: KVTransfers, destination: KVTransfers, count: int) -> None:
     parcel = source.offer(VERSION, 7, some(count))
     assert parcel is not None
     assert (parcel.policy_version, parcel.tokens, parcel.bytes) == (VERSION, 7, count)
@@ -60,13 +60,15 @@ def test_a_parcel_arrives_whole(source: Parcels, destination: Parcels, count: in
             who.fetch(parcel).result(20)
 
 
-def test_what_has_no_bytes_need_not_be_fetched(source: Parcels, destination: Parcels) -> None:
+def test_what_has_no_bytes_need_not_be_fetched(source: KVTransfers, destination: KVTransfers) -> None:
     parcel = source.offer(VERSION, 7, memoryview(b""))
     assert parcel is not None
     assert bytes(destination.fetch(parcel).result(0)) == b""
 
 
-def test_what_nobody_fetches_makes_room_after_a_while(source: Parcels, destination: Parcels, clock: Clock) -> None:
+def test_what_nobody_fetches_makes_room_after_a_while(
+    source: KVTransfers, destination: KVTransfers, clock: Clock
+) -> None:
     first = source.offer(VERSION, 7, some(30_000_000))
     assert first is not None
     assert source.offer(VERSION, 7, some(20_000_000)) is None
@@ -94,7 +96,7 @@ def test_what_nobody_fetches_makes_room_after_a_while(source: Parcels, destinati
     ],
 )
 def test_a_claim_that_lies_gets_nothing(
-    source: Parcels, destination: Parcels, changes: dict[str, object], reason: str
+    source: KVTransfers, destination: KVTransfers, changes: dict[str, object], reason: str
 ) -> None:
     parcel = source.offer(VERSION, 7, some(1000))
     assert parcel is not None
@@ -103,16 +105,16 @@ def test_a_claim_that_lies_gets_nothing(
 
 
 @pytest.mark.parametrize(("run", "token"), [("other", "t"), ("run", "?")])
-def test_strangers_get_nothing(source: Parcels, run: str, token: str) -> None:
+def test_strangers_get_nothing(source: KVTransfers, run: str, token: str) -> None:
     parcel = source.offer(VERSION, 7, some(1000))
     assert parcel is not None
-    stranger = Parcels(run, Door(token=token), MOST)
+    stranger = KVTransfers(run, Endpoint(token=token), MOST)
     with pytest.raises(TransportError, match="run"):
         stranger.fetch(parcel).result(20)
     stranger.close()
 
 
-def test_what_dies_with_its_process_is_known_to_be_gone(source: Parcels, destination: Parcels) -> None:
+def test_what_dies_with_its_process_is_known_to_be_gone(source: KVTransfers, destination: KVTransfers) -> None:
     parcel = source.offer(VERSION, 7, some(1000))
     assert parcel is not None
     source.close()

@@ -11,7 +11,7 @@ from relays_here import CHUNK, chain_over, manifest_of, new_root, put, until, we
 
 from benchmarks.relay_processes import RelayProcess
 from infra.store.weight_store import WeightStore
-from infra.transport.weight_pusher import Courier
+from infra.transport.weight_pusher import WeightPusher
 from schemas.records import RelayChain, WeightVersion
 
 RATE = 4e6
@@ -24,7 +24,7 @@ class Tier:
         with ThreadPoolExecutor(3) as at_once:
             self.relays = list(at_once.map(lambda relay: RelayProcess(new_root(), relay, RATE), range(3)))
         self.store = WeightStore(self.relays[0].root, 4)
-        self.courier = Courier(self.store, "r", host="here")
+        self.courier = WeightPusher(self.store, "r", host="here")
 
     def tell(self, record: RelayChain | WeightVersion, *but: int) -> None:
         for relay in self.relays:

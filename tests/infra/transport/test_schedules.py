@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from infra.transport.schedules import SCHEDULES, Pull, Step, k_way, pulls, pulls_of
+from infra.transport.schedules import SCHEDULES, Pull, TransferStep, k_way, pulls, pulls_of
 
 
-def play(steps: Iterator[Step], sources: int, nodes: int, blocks: int) -> tuple[int, list[np.ndarray]]:
+def play(steps: Iterator[TransferStep], sources: int, nodes: int, blocks: int) -> tuple[int, list[np.ndarray]]:
     """Carry `steps` out by the rules; how many there were, and who had what after each. bool[nodes, blocks]."""
     has = np.zeros((nodes, blocks), bool)
     has[:sources] = True

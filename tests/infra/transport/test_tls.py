@@ -18,8 +18,8 @@ from infra.files import write_private
 from infra.transport import handshake, serving
 from infra.transport.frames import TransportError, receive
 from infra.transport.handshake import connect
-from infra.transport.kv_transfer import Parcels
-from infra.transport.relay_node import Door
+from infra.transport.kv_transfer import KVTransfers
+from infra.transport.relay_node import Endpoint
 from infra.transport.tls import Tls
 from schemas.records import PolicyVersion
 
@@ -76,8 +76,8 @@ class Between:
 
 
 @pytest.fixture
-def two(tls: Tls) -> Iterator[tuple[Parcels, Parcels]]:
-    source, target = (Parcels("run", Door(token=TOKEN, tls=tls), 1 << 22) for _ in range(2))
+def two(tls: Tls) -> Iterator[tuple[KVTransfers, KVTransfers]]:
+    source, target = (KVTransfers("run", Endpoint(token=TOKEN, tls=tls), 1 << 22) for _ in range(2))
     yield source, target
     source.close()
     target.close()
@@ -97,7 +97,7 @@ def test_weights_arrive_over_tls(tls: Tls) -> None:
             each.close()
 
 
-def test_kv_passes_over_tls_and_cannot_be_read(two: tuple[Parcels, Parcels]) -> None:
+def test_kv_passes_over_tls_and_cannot_be_read(two: tuple[KVTransfers, KVTransfers]) -> None:
     source, target = two
     secret = b"what nobody else may read " * 40_000
     parcel, between = source.offer(VERSION, 3, memoryview(secret)), Between(source.address)
@@ -109,7 +109,7 @@ def test_kv_passes_over_tls_and_cannot_be_read(two: tuple[Parcels, Parcels]) -> 
     assert b"nobody else" not in between.seen
 
 
-def test_what_is_changed_on_the_way_ends_the_transfer(two: tuple[Parcels, Parcels]) -> None:
+def test_what_is_changed_on_the_way_ends_the_transfer(two: tuple[KVTransfers, KVTransfers]) -> None:
     source, target = two
     parcel, between = source.offer(VERSION, 3, memoryview(bytes(1 << 20))), Between(source.address, 20_000)
     assert parcel is not None

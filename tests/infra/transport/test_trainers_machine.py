@@ -11,7 +11,7 @@ from relays_here import chain_over, elements_of, machines, manifest_of, put, spe
 from infra.store.errors import StoreBusy
 from infra.store.publisher import Publisher
 from infra.store.weight_store import WeightStore
-from infra.transport.weight_pusher import Courier
+from infra.transport.weight_pusher import WeightPusher
 from schemas.records import PolicyVersion, WeightVersion
 
 HOW = {"step": 1, "batch_offsets": (), "trajectories_trained": 0}
@@ -87,7 +87,7 @@ def test_a_courier_that_is_refused_says_why_once_and_goes_on_offering(caplog: py
         machines(1, token="secret") as (master,),
         WeightStore(master.store.root.with_name("other-" + master.store.root.name)) as store,
     ):
-        courier = Courier(store, "r", token="wrong", host="elsewhere")
+        courier = WeightPusher(store, "r", token="wrong", host="elsewhere")
         try:
             put(store, manifest, data)
             courier.obey(chain_over([master.link]))

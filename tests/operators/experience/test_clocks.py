@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from records_here import experience, prompt, trajectory, version
 
-from operators.experience.parts import Part
+from operators.experience.parts import Component
 
 HOUR = 3_600_000
 TIMES = st.sampled_from([-(2**63), -1, 0, 1_800_000_000_000, 2**62, 2**63 - 1])
@@ -38,7 +38,7 @@ def test_groups_leave_in_their_order_though_the_clock_of_score_was_set_back() ->
 @given(times=st.lists(TIMES, min_size=12, max_size=12))
 def test_batches_do_not_depend_on_times_in_records(times: list[int]) -> None:
     def batches(times: list[int]) -> list[tuple[str, ...]]:
-        evictions = (Part("age", {"seconds": 3600.0}),)
+        evictions = (Component("age", {"seconds": 3600.0}),)
         buffer = Buffer(global_batch=4, evictions=evictions)
         for number, at in enumerate(times):
             if number % 4 == 0:

@@ -6,13 +6,13 @@ import pytest
 from buffer_on_a_log import Buffer
 from records_here import experience, failed, prompt, trajectory
 
-from operators.experience.batch_context import Moment
-from operators.experience.parts import Part
+from operators.experience.batch_context import BatchContext
+from operators.experience.parts import Component
 from operators.experience.samplers import Curricular
-from schemas.records import LevelAsked, LevelBegun, RewardComponent
-from schemas.topics import BEGUN, CURRICULUM, METRICS
+from schemas.records import LevelReply, LevelRequest, RewardComponent
+from schemas.topics import CURRICULUM, LEVEL_REPLY, METRICS
 
-SAMPLER = Part("curriculum", {"least": 4, "harder_above": 0.7, "easier_below": 0.3})
+SAMPLER = Component("curriculum", {"least": 4, "harder_above": 0.7, "easier_below": 0.3})
 
 
 def buffer(levels: int = 3) -> Buffer:
@@ -20,12 +20,12 @@ def buffer(levels: int = 3) -> Buffer:
 
 
 def asked(of: Buffer) -> list[tuple[int, float, int]]:
-    rows = [row for row in of.log.rows(CURRICULUM) if isinstance(row, LevelAsked)]
+    rows = [row for row in of.log.rows(CURRICULUM) if isinstance(row, LevelRequest)]
     return [(row.level, row.success, row.answered) for row in rows]
 
 
 def begin(of: Buffer, level: int, number: int, task: str = "") -> None:
-    of.log.append(CURRICULUM, LevelBegun(task, level, number, 0), BEGUN)
+    of.log.append(CURRICULUM, LevelReply(task, level, number, 0), LEVEL_REPLY)
 
 
 def answer(of: Buffer, *numbers: int, right: float = 1.0, task: str = "chain_sum") -> None:
@@ -55,16 +55,16 @@ def test_each_task_has_a_curriculum_of_its_own() -> None:
     answer(one, 0, 2, task="sums")
     answer(one, 4, 6, right=0.0, task="words")  # there is nothing easier
     answer(one, 8, task="other")
-    rows = [row for row in one.log.rows(CURRICULUM) if isinstance(row, LevelAsked)]
+    rows = [row for row in one.log.rows(CURRICULUM) if isinstance(row, LevelRequest)]
     assert [(row.task, row.level, row.success, row.answered) for row in rows] == [("sums", 1, 1.0, 4)]
     begin(one, 1, 10, "sums")
     answer(one, 10, task="words")
     one.shard.start()
     answer(one, 12, 14, task="words")
-    rows = [row for row in one.log.rows(CURRICULUM) if isinstance(row, LevelAsked)]
+    rows = [row for row in one.log.rows(CURRICULUM) if isinstance(row, LevelRequest)]
     assert [(row.task, row.level, row.success, row.answered) for row in rows[1:]] == []
     answer(one, 16, 18, 20, 22, 24, 26, task="words")
-    rows = [row for row in one.log.rows(CURRICULUM) if isinstance(row, LevelAsked)]
+    rows = [row for row in one.log.rows(CURRICULUM) if isinstance(row, LevelRequest)]
     assert [(row.task, row.level) for row in rows[1:]] == [("words", 1)]
     told = one.log.rows(METRICS)[-1].values
     assert (told["curriculum/level/sums"], told["curriculum/level/words"]) == (1.0, 0.0)
@@ -78,7 +78,7 @@ def test_nothing_is_asked_beyond_the_levels_or_where_all_is_well(levels: int, ri
 
 
 def test_what_is_refused_or_has_no_accuracy_counts_and_what_failed_does_not() -> None:
-    one = Buffer(global_batch=1, levels=2, sampler=Part(f"{__file__}:Both"))
+    one = Buffer(global_batch=1, levels=2, sampler=Component(f"{__file__}:Both"))
     first, second = prompt(0, 2), prompt(2, 2)
     one.score(*(experience(trajectory(first, member), 2.0) for member in range(2)))  # refused: all alike
     one.score(experience(trajectory(second, 0), -1.0), experience(failed(second, 1), -1.0))
@@ -97,7 +97,7 @@ class Both(Curricular):
 
 
 def test_a_sampler_sees_success_by_task() -> None:
-    one = Buffer(global_batch=2, levels=2, sampler=Part(f"{__file__}:OfSums"))
+    one = Buffer(global_batch=2, levels=2, sampler=Component(f"{__file__}:OfSums"))
     for number, task, reward in ((0, "sums", 0.0), (2, "gcd", 1.0), (4, "sums", 1.0), (6, "sums", 1.0)):
         asked_for = prompt(number, task=task)
         one.score(*(experience(trajectory(asked_for, member), reward) for member in range(2)))
@@ -109,7 +109,7 @@ def test_a_sampler_sees_success_by_task() -> None:
 class OfSums(Curricular):
     """Asks for harder questions once two of three answers to sums are right, whatever becomes of others."""
 
-    def wish(self, moment: Moment) -> int:
+    def wish(self, moment: BatchContext) -> int:
         return int("sums" in moment.success and moment.success["sums"].share > 0.6)
 
 

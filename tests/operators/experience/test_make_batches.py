@@ -15,8 +15,8 @@ from records_here import SAMPLING, experience, failed, prompt, settled, trajecto
 from operators.experience.config import MOST_TOKENS, ExperienceConfig
 from operators.experience.make_batches import BATCHES_A_FOLD
 from operators.experience.packing import split_by_tokens
-from operators.experience.parts import Part
-from operators.io.elements import Place
+from operators.experience.parts import Component
+from operators.io.elements import PartitionKey
 from schemas.columns import flags, floats, token_ids
 from schemas.identity import parse_trajectory_id
 from schemas.records import MicroBatch, Response
@@ -190,7 +190,7 @@ def test_a_group_that_waits_too_long_leaves_as_configured_and_late_members_are_d
 
 
 def test_what_a_writer_refuses_is_settled_with_its_reason_and_its_group_completes_without_it() -> None:
-    buffer = Buffer(global_batch=1, writers=(Part("finished"), Part("bounded", {"tokens": 6})))
+    buffer = Buffer(global_batch=1, writers=(Component("finished"), Component("bounded", {"tokens": 6})))
     asked = prompt(0, 3)
     rows = (trajectory(asked, 0), trajectory(asked, 1, finish_reason="length"), trajectory(asked, 2, tokens=4))
     buffer.score(*map(experience, rows))
@@ -205,7 +205,7 @@ def test_what_a_writer_refuses_is_settled_with_its_reason_and_its_group_complete
 
 
 def test_what_the_sampler_refuses_is_settled_with_its_reason_and_trained_never() -> None:
-    buffer = Buffer(global_batch=2, sampler=Part("dynamic"))
+    buffer = Buffer(global_batch=2, sampler=Component("dynamic"))
     for number, rewards in enumerate([(1.0, 1.0), (0.0, 0.0), (0.5, 0.5), (0.5, 0.6)]):
         asked = prompt(number, 2)
         buffer.score(*(experience(trajectory(asked, m), reward) for m, reward in enumerate(rewards)))
@@ -215,7 +215,7 @@ def test_what_the_sampler_refuses_is_settled_with_its_reason_and_trained_never()
 
 
 def test_a_full_buffer_drops_the_oldest_and_knows_the_group_has_left() -> None:
-    buffer = Buffer(global_batch=9, evictions=(Part("capacity", {"trajectories": 4}),))
+    buffer = Buffer(global_batch=9, evictions=(Component("capacity", {"trajectories": 4}),))
     buffer.score(experience(trajectory(prompt(0, 3), 0)))
     for number in (2, 4):
         buffer.group(number)
@@ -266,7 +266,7 @@ def test_the_prompts_and_answers_of_a_batch_are_those_of_its_members_wherever_th
     assert start == len(part.token_ids)
     lineage = zip(part.lineage_partitions.to_pylist(), part.lineage_offsets.to_pylist(), strict=True)
     for name, (partition, offset) in zip(part.trajectory_ids, lineage, strict=True):
-        (source,) = buffer.log.received(Place(EXPERIENCES.noun, partition), offset, offset + 1)
+        (source,) = buffer.log.received(PartitionKey(EXPERIENCES.noun, partition), offset, offset + 1)
         assert source.record.trajectory.trajectory_id == name
 
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from records_here import experience, prompt, trajectory, version
 
-from operators.experience.batch_context import Moment
+from operators.experience.batch_context import BatchContext
 from operators.experience.config import ExperienceConfig
 from operators.experience.evictions import Age, Capacity, Staleness
 from operators.experience.groups import Group, Groups
-from operators.experience.members import Member, read_members
+from operators.experience.members import GroupMember, read_members
 from operators.experience.packing import balance, pack
-from operators.experience.parts import Part
+from operators.experience.parts import Component
 from operators.experience.samplers import SAMPLERS, DynamicSampling, GroupComplete, Sampler
 from operators.experience.writers import Bounded, Finished, Verified
 from schemas.block import Block
@@ -47,16 +47,16 @@ def _accuracy(reward: float) -> tuple[RewardComponent, ...]:
     return (RewardComponent("accuracy", float(reward >= 1), 0.0),) if reward in (0, 1) else ()
 
 
-def moment(batch: int = 0, newest: int = 9, **changes: Any) -> Moment:
+def moment(batch: int = 0, newest: int = 9, **changes: Any) -> BatchContext:
     fields = {"wanted": 4, "ranks": 1, "seed": 0, "newest": version(newest), "now": 0.0, "held": 0}
-    return Moment(batch=batch, **(fields | changes))
+    return BatchContext(batch=batch, **(fields | changes))
 
 
 def numbers(sampler: Sampler, ready: list[Group], **how: Any) -> list[int]:
     return [each.number for each in sampler.order(ready, moment(**how))]
 
 
-def packed(members: list[Member], ranks: int) -> list[MicroBatch]:
+def packed(members: list[GroupMember], ranks: int) -> list[MicroBatch]:
     """Batch 7 of `members` at staleness 0, in parts of 100 tokens."""
     by_rank = pack(7, members, np.zeros(len(members), np.int64), 100, ranks)
     return [record for parts in by_rank for part in parts for record in part.records()]
@@ -149,12 +149,12 @@ def test_writers_refuse() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"sampler": Part("fifp")}, "sampler: there is none called 'fifp'; did you mean 'fifo'"),
-        ({"sampler": Part("windowed", {"windo": 3})}, "windowed has no option 'windo'; did you mean 'window'"),
-        ({"sampler": Part("windowed", {"window": 0})}, "window must be positive"),
-        ({"sampler": Part("dynamic", {"order_by": "dynamic"})}, "no sampler that orders"),
-        ({"evictions": (Part("capacity", {"trajectories": 0}),)}, "trajectories must be at least 1"),
-        ({"writers": (Part("al"),)}, "writers: there is none called 'al'; did you mean 'all'"),
+        ({"sampler": Component("fifp")}, "sampler: there is none called 'fifp'; did you mean 'fifo'"),
+        ({"sampler": Component("windowed", {"windo": 3})}, "windowed has no option 'windo'; did you mean 'window'"),
+        ({"sampler": Component("windowed", {"window": 0})}, "window must be positive"),
+        ({"sampler": Component("dynamic", {"order_by": "dynamic"})}, "no sampler that orders"),
+        ({"evictions": (Component("capacity", {"trajectories": 0}),)}, "trajectories must be at least 1"),
+        ({"writers": (Component("al"),)}, "writers: there is none called 'al'; did you mean 'all'"),
         ({"group_timeout_s": -1.0}, "group_timeout_s must not be negative"),
     ],
 )
@@ -170,11 +170,11 @@ def test_a_sampler_of_the_users_own(tmp_path: Path) -> None:
         "    def order(self, ready, moment):\n        return sorted(ready, key=lambda group: -group.tokens)\n"
         "class NoSampler:\n    pass\n"
     )
-    config = ExperienceConfig(sampler=Part(f"{tmp_path}/mine.py:Longest", {"least": 3}))
+    config = ExperienceConfig(sampler=Component(f"{tmp_path}/mine.py:Longest", {"least": 3}))
     ready = [group(number, tokens=tokens) for number, tokens in enumerate([5, 9, 2])]
     assert numbers(config.make_sampler(), ready) == [1, 0, 2]
     with pytest.raises(ValueError, match="must be a class that derives from"):
-        ExperienceConfig(sampler=Part(f"{tmp_path}/mine.py:NoSampler")).make_sampler()
+        ExperienceConfig(sampler=Component(f"{tmp_path}/mine.py:NoSampler")).make_sampler()
 
 
 def test_the_order_of_what_is_ready_is_that_of_the_log_whatever_polls_brought_first() -> None:

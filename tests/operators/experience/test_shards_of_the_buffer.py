@@ -9,11 +9,11 @@ import pytest
 from buffers_on_a_log import Buffers
 from records_here import experience, failed, prompt, trajectory, version
 
-from operators.experience.parts import Part
+from operators.experience.parts import Component
 from operators.experience.sharing import quotas
 from schemas.identity import parse_trajectory_id
-from schemas.records import GroupsCalled
-from schemas.topics import BATCHES, CURRICULUM, OFFERS, SETTLED, parts_of_rank
+from schemas.records import BatchSelection
+from schemas.topics import BATCH_ASSEMBLY, BATCHES, CURRICULUM, SETTLED, parts_of_rank
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_each_shard_sets_aside_a_batch_at_most_and_goes_on_when_it_is_called() -
     for number in range(0, 24, 2):  # all are the first shard's
         buffers.group(number)
     buffers.shards[0].run()
-    (offered,) = buffers.log.rows(OFFERS)
+    (offered,) = buffers.log.rows(BATCH_ASSEMBLY)
     assert len(offered.groups) == 2
     buffers.run(30)
     assert len(buffers.batches()) == 6
@@ -104,7 +104,7 @@ def test_a_shard_remembers_the_endings_of_its_own_groups_alone() -> None:
 
 
 def test_what_is_set_aside_is_not_evicted_and_the_rest_is() -> None:
-    buffers = Buffers(global_batch=4, evictions=(Part("capacity", {"trajectories": 4}),))
+    buffers = Buffers(global_batch=4, evictions=(Component("capacity", {"trajectories": 4}),))
     buffers.group(0)
     buffers.shards[0].run()
     for number in (2, 4, 6):
@@ -123,7 +123,7 @@ def test_what_has_grown_too_old_meanwhile_is_taken_back_and_dropped() -> None:
     buffers.group(0, under=version(4))
     buffers.run()
     assert buffers.fates() == dict.fromkeys(("p1.0", "p1.1"), "dropped")
-    assert [call.batch for call in buffers.log.rows(OFFERS) if isinstance(call, GroupsCalled)] == [None]
+    assert [call.batch for call in buffers.log.rows(BATCH_ASSEMBLY) if isinstance(call, BatchSelection)] == [None]
     buffers.group(3, under=version(4))
     buffers.run()
     assert [sorted(batch) for batch in buffers.batches()] == [["p0.0", "p0.1", "p3.0", "p3.1"]]
@@ -138,7 +138,7 @@ def test_a_group_that_was_offered_without_all_its_members_stays_as_it_was_after_
     buffers.run(1)
     folder._clock = lambda: 10.0  # type: ignore[union-attr]
     buffers.run()
-    (offered,) = buffers.log.rows(OFFERS)
+    (offered,) = buffers.log.rows(BATCH_ASSEMBLY)
     assert (offered.groups, offered.sizes) == ((1,), (2,))
     buffers.shards[1].start()
     buffers.run()
@@ -150,7 +150,7 @@ def test_a_group_that_was_offered_without_all_its_members_stays_as_it_was_after_
 
 
 def test_groups_that_the_sampler_refuses_are_never_offered() -> None:
-    buffers = Buffers(global_batch=2, sampler=Part("dynamic"))
+    buffers = Buffers(global_batch=2, sampler=Component("dynamic"))
     for number, rewards in enumerate([(1.0, 1.0), (0.5, 0.6), (0.0, 0.0), (0.1, 0.2)]):
         asked = prompt(number, 2)
         buffers.score(*(experience(trajectory(asked, m), reward) for m, reward in enumerate(rewards)))
@@ -160,7 +160,7 @@ def test_groups_that_the_sampler_refuses_are_never_offered() -> None:
 
 
 def test_success_is_told_among_shards_and_the_first_alone_asks_for_a_level() -> None:
-    buffers = Buffers(levels=2, sampler=Part("curriculum", {"least": 4, "harder_above": 0.5}))
+    buffers = Buffers(levels=2, sampler=Component("curriculum", {"least": 4, "harder_above": 0.5}))
     for number in (0, 1):
         buffers.group(number)
     buffers.run()
@@ -215,5 +215,5 @@ def test_whoever_dies_when_nothing_is_lost_and_nothing_settled_twice(seed: int) 
     assert named == {name: number for number, batch in enumerate(batches) for name in batch}
     assert {part.batch for part in buffers.log.rows(BATCHES)} == set(range(len(batches))), "a part without its batch"
     assert sum(each.folder._endings.held() for each in buffers.shards) == 72 - len(fates)  # type: ignore[union-attr]
-    calls = [call.batch for call in buffers.log.rows(OFFERS) if isinstance(call, GroupsCalled)]
+    calls = [call.batch for call in buffers.log.rows(BATCH_ASSEMBLY) if isinstance(call, BatchSelection)]
     assert [number for number in calls if number is not None] == list(range(len(batches)))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from infra.storage import Place as StoragePlace
-from operators.export.columns import Placed, as_table
+from infra.storage import PartitionKey as StoragePlace
+from operators.export.columns import RecordRows, as_table
 from operators.export.config import Contents, ExportConfig
 from operators.export.export_topic import Exporting
 from operators.export.folder import next_offsets, read_parts
-from operators.io.elements import Place, Polled, Received
+from operators.io.elements import PartitionKey, Polled, ReceivedRecord
 from schemas import records as r
 from schemas.block import Block
 from schemas.columns import flags, floats, token_ids
@@ -38,7 +38,7 @@ def block(*rows: r.Experience) -> Block:
 
 
 def rows_of(*experiences: r.Experience, offset: int = 0):
-    placed = [Placed.of_one(block(each), offset + i, 1000 + i) for i, each in enumerate(experiences)]
+    placed = [RecordRows.of_one(block(each), offset + i, 1000 + i) for i, each in enumerate(experiences)]
     return as_table(EXPERIENCES, 0, placed)
 
 
@@ -46,11 +46,11 @@ def polled(first: int, count: int, *, last: bool = False, garbage: tuple[int, ..
     """Records at `count` offsets from `first` on, those of `garbage` undecodable; then a hole, as a marker leaves."""
     there = [offset for offset in range(first, first + count) if offset not in garbage]
     received = tuple(
-        Received("experiences", 0, offset, block(experience(offset), experience(offset, 1, 0.0)), 1000)
+        ReceivedRecord("experiences", 0, offset, block(experience(offset), experience(offset, 1, 0.0)), 1000)
         for offset in there
     )
     letters = tuple(DeadLetter("read", "nonsense", "experiences", 0, offset, b"", 0) for offset in garbage)
-    return Polled("group", 1, received, letters, {Place("experiences", 0): first + count + hole}, True, last)
+    return Polled("group", 1, received, letters, {PartitionKey("experiences", 0): first + count + hole}, True, last)
 
 
 def export(folder: StoragePlace, polls: list[Polled], contents: Contents = CONTENTS, **how: object) -> Exporting:

@@ -7,7 +7,7 @@ import pytest
 from exports_here import experience, rows_of
 from record_samples import SAMPLES
 
-from operators.export.columns import Placed, as_table, row_schema
+from operators.export.columns import RecordRows, as_table, row_schema
 from operators.export.formats import Format, read_table, write_table
 from operators.export.views import view_of
 from operators.export.where import WhereError, parse_where
@@ -20,7 +20,7 @@ ROWS = rows_of(experience(0, 0, 1.0), experience(0, 1, 0.25), experience(1, 0, 0
 @pytest.mark.parametrize("noun", CATALOGUE)
 def test_every_topic_has_rows_that_come_back_from_every_format(noun: str, tmp_path) -> None:
     topic = CATALOGUE[noun]
-    blocks = [Placed.of_one(Block.of([SAMPLES[kind]] * 2), at, 1000 + at) for at, kind in enumerate(topic.records)]
+    blocks = [RecordRows.of_one(Block.of([SAMPLES[kind]] * 2), at, 1000 + at) for at, kind in enumerate(topic.records)]
     table = as_table(topic, 3, blocks * 2)
     table.validate(full=True)
     assert len(table) == 4 * len(topic.records)

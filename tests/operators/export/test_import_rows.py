@@ -20,8 +20,8 @@ from operators.export.folder import ExportError, ExportFolder
 from operators.export.formats import Format
 from operators.export.import_plan import plan_rows
 from operators.export.import_rows import ImportRows
-from operators.io.elements import Place, Polled, Received
-from pipelines.inspect.audit.fold import Fold
+from operators.io.elements import PartitionKey, Polled, ReceivedRecord
+from pipelines.inspect.audit.fold import AuditFold
 from schemas.records import Experience, Metric, VersionSpan
 from schemas.topics import BATCHES, EXPERIENCES, METRICS, SETTLED
 
@@ -73,7 +73,7 @@ def test_every_row_comes_once_whoever_is_killed_and_what_is_new_comes_the_next_t
     ids = [record.trajectory.trajectory_id for record in log.rows(EXPERIENCES)]
     assert sorted(ids) == sorted(f"i{number}.{member}" for number in range(9) for member in (0, 1))
     for partition in range(PARTITIONS):
-        rows = log.received(Place(EXPERIENCES.noun, partition), 0, 10**6)
+        rows = log.received(PartitionKey(EXPERIENCES.noun, partition), 0, 10**6)
         assert rows
         assert {row.record.trajectory.prompt.number % PARTITIONS for row in rows} == {partition}
 
@@ -115,7 +115,7 @@ def test_what_is_imported_is_trained_beside_the_runs_own_groups_of_the_same_numb
 
 
 def _check_the_books(log: Log) -> None:
-    fold = Fold()
+    fold = AuditFold()
     fold.manifest(manifest(version(1), batches=(0, 1)))
     for row in log.rows(SETTLED):
         fold.settled(row)
@@ -136,8 +136,8 @@ def test_what_was_held_out_is_left_out(tmp_path: Path) -> None:
     held_out = experience(0)
     asked = replace(held_out.trajectory.prompt, purpose="evaluation")
     held_out = replace(held_out, trajectory=replace(held_out.trajectory, prompt=asked))
-    rows = (Received("experiences", 0, 0, block(held_out, experience(1)), 1000),)
-    ended(tmp_path, [Polled("group", 1, rows, (), {Place("experiences", 0): 1}, True, True)])
+    rows = (ReceivedRecord("experiences", 0, 0, block(held_out, experience(1)), 1000),)
+    ended(tmp_path, [Polled("group", 1, rows, (), {PartitionKey("experiences", 0): 1}, True, True)])
     log = Log()
     assert imported(tmp_path, log).values["trajectories"] == 1
     assert origins(log) == ["run/experiences 0:0.1"]

@@ -9,7 +9,7 @@ from typing import Any
 
 from infra.kafka.properties import ClientProperties
 from infra.kafka.session import Note, Outgoing, Partition, SessionLost
-from operators.io.config import Reading, ShardConfig
+from operators.io.config import ShardConfig, TopicInput
 from schemas.codec import encode
 from schemas.records import Metric
 from schemas.topics import METRICS, REPLICAS
@@ -18,7 +18,7 @@ CONFIG = ShardConfig(
     ClientProperties.at("localhost:9092"),
     "run",
     "probe",
-    readings=(Reading(METRICS),),
+    readings=(TopicInput(METRICS),),
     ledger=((REPLICAS, (0,)),),
     commit_s=0.0,
 )

@@ -20,8 +20,8 @@ from infra.kafka.properties import ClientProperties
 from infra.kafka.session import Session
 from infra.runners.options import Runner
 from infra.runners.run import run_pipeline
-from operators.io.config import Reading, ShardConfig
-from operators.io.elements import Checkpoint, Output, Place, Polled, Restored
+from operators.io.config import ShardConfig, TopicInput
+from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored
 from operators.io.fold_records import FoldRecords
 from operators.io.ledger import TrajectoryLedger
 from operators.io.pending import PendingOffsets
@@ -41,7 +41,7 @@ def shard(bootstrap_servers: str, run: str, **changes: float) -> ShardConfig:
         ClientProperties.at(bootstrap_servers),
         run,
         PIPELINE,
-        readings=(Reading(SOURCE),),
+        readings=(TopicInput(SOURCE),),
         ledger=((OUTPUT, (0,)),),
         **{"poll_s": 0.02, **changes},  # type: ignore[arg-type]
     )
@@ -55,7 +55,7 @@ class Shuffler:
         self._ledger = TrajectoryLedger(1, restored.marks)
         for received in restored.ledger:
             self._ledger.add(TrajectoryKey("train", received.record.step, 0), 1, 0)
-        self._buffer: list[tuple[Place, int, object]] = []
+        self._buffer: list[tuple[PartitionKey, int, object]] = []
         self._pending = PendingOffsets()
         self._emission = 0
 
@@ -64,7 +64,7 @@ class Shuffler:
         outputs = []
         for received in polled.records:
             if TrajectoryKey("train", received.record.step, 0) not in self._ledger:
-                place = Place(received.topic, received.partition)
+                place = PartitionKey(received.topic, received.partition)
                 self._pending.add(place, received.offset)
                 self._buffer.append((place, received.offset, received.record))
             if len(self._buffer) > CAPACITY:
@@ -80,7 +80,7 @@ class Shuffler:
         self._ledger.add(TrajectoryKey("train", step, 0), 1, self._emission)
         return Output(OUTPUT, str(step), record)
 
-    def checkpoint(self, positions: Mapping[Place, int]) -> Checkpoint:
+    def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
         return Checkpoint(self._pending.low_water(positions), self._ledger.oldest_emission(), self._ledger.marks())
 
     def busy(self) -> bool:

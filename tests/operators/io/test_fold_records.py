@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 import pytest
 
 from infra.runners.liveness import LIVENESS, StepBudget
-from operators.io.elements import Checkpoint, Output, Place, Polled, Restored
+from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored
 from operators.io.fold_records import _FoldFn, close_folders, is_busy
 from schemas.records import DeadLetter, Metric
 from schemas.topics import DEAD_LETTERS, METRICS
 
-HERE = Place("metrics", 0)
+HERE = PartitionKey("metrics", 0)
 LETTER = DeadLetter("read metrics", "garbage", "a-topic", 0, 3, b"x", 1)
 
 
@@ -31,7 +31,7 @@ class Counter:
         self._fed += 1
         return [Output(METRICS, "fed", Metric("fed", self._fed, {}, 0))]
 
-    def checkpoint(self, positions: Mapping[Place, int]) -> Checkpoint:
+    def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
         return Checkpoint(dict(positions), self._fed)
 
     def busy(self) -> bool:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from operators.io.elements import Place
+from operators.io.elements import PartitionKey
 from operators.io.pending import PendingOffsets
 
-A, B = Place("prompts", 0), Place("prompts", 1)
+A, B = PartitionKey("prompts", 0), PartitionKey("prompts", 1)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from record_samples import SAMPLES, TRAJECTORY
 from records_here import manifest, version
 
-from operators.io.elements import Polled, Received
+from operators.io.elements import Polled, ReceivedRecord
 from operators.io.fold_records import sieved
 from operators.io.plausible import ManifestOrder, implausible
 from schemas import records as r
@@ -29,8 +29,8 @@ from schemas.block import Block
         (r.Settled, {"trajectory_id": "p1"}, "not a trajectory id"),
         (r.Settled, {"fate": "dropped", "batch": 3}, "is dropped with batch 3"),
         (r.Prompt, {"samples": 2**40}, "samples is"),
-        (r.GroupsOffered, {"sizes": (8,)}, "2 groups with 1 sizes"),
-        (r.SuccessTold, {"answered": (3,)}, "more right answers than answers"),
+        (r.BatchProposal, {"sizes": (8,)}, "2 groups with 1 sizes"),
+        (r.LevelSuccess, {"answered": (3,)}, "more right answers than answers"),
         (r.Release, {"leases": (8,)}, "2 trajectories with 1 leases"),
         (r.Progress, {"version_spans": ()}, "do not agree"),
     ],
@@ -72,9 +72,9 @@ def test_a_dead_letter_takes_the_place_of_a_record_or_of_single_rows() -> None:
     absurd = replace(TRAJECTORY, member=2**40)
     block = Block.of([TRAJECTORY, absurd, TRAJECTORY])
     records = (
-        Received("trajectories", 0, 7, block),
-        Received("settled", 0, 8, replace(SAMPLES[r.Settled], group_size=0)),  # type: ignore[type-var]
-        Received("settled", 0, 9, SAMPLES[r.Settled]),
+        ReceivedRecord("trajectories", 0, 7, block),
+        ReceivedRecord("settled", 0, 8, replace(SAMPLES[r.Settled], group_size=0)),  # type: ignore[type-var]
+        ReceivedRecord("settled", 0, 9, SAMPLES[r.Settled]),
     )
     polled, letters = sieved(Polled("g", 1, records, (), {}, True), ManifestOrder())
     assert [(each.offset, len(each.record) if each.offset == 7 else 1) for each in polled.records] == [(7, 2), (9, 1)]

@@ -12,7 +12,7 @@ from scripted_sessions import CONFIG, INPUT, OUTPUT, ScriptedSession, ScriptedSe
 import operators.io.sink
 from infra.kafka.session import Note, SessionLost
 from operators.io.config import ShardConfig
-from operators.io.elements import Checkpoint, Emission, Output, Place
+from operators.io.elements import Checkpoint, Emission, Output, PartitionKey
 from operators.io.sink import ShardSink, SinkBroken, close_sinks, sink_of
 from schemas.codec import decode, encode
 from schemas.topics import METRICS
@@ -34,7 +34,9 @@ def sink(sessions: ScriptedSessions) -> Iterator[ShardSink]:
 
 def emission(number: int, *steps: int, low: int = 0, ledger_from: int | None = None, start: int = 1) -> Emission:
     outputs = tuple(Output(METRICS, str(step), metric(step), 0) for step in steps)
-    return Emission(CONFIG.group, start, number, outputs, Checkpoint({Place("metrics", 0): low}, ledger_from, {"n": 1}))
+    return Emission(
+        CONFIG.group, start, number, outputs, Checkpoint({PartitionKey("metrics", 0): low}, ledger_from, {"n": 1})
+    )
 
 
 def written(session: ScriptedSession) -> list[list[int]]:

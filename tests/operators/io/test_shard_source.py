@@ -11,14 +11,14 @@ from scripted_sessions import CONFIG, INPUT, ScriptedSession, ScriptedSessions, 
 import operators.io.source
 from infra.kafka.session import Fenced, Note, SessionLost
 from infra.runners.stopping import STOPPING
-from operators.io.config import Reading
-from operators.io.elements import Place, Polled, Received, Restored
+from operators.io.config import TopicInput
+from operators.io.elements import PartitionKey, Polled, ReceivedRecord, Restored
 from operators.io.source import MAX_FUTILE, MAX_PAYLOAD_BYTES, ShardSource
 from schemas.codec import MAX_VALUE_BYTES, encode
 from schemas.records import DeadLetter
 from schemas.topics import METRICS, REPLICAS
 
-HERE = Place("metrics", 0)
+HERE = PartitionKey("metrics", 0)
 
 
 class Clock:
@@ -39,7 +39,10 @@ def source_with(monkeypatch: pytest.MonkeyPatch, *script: ScriptedSession | Sess
 
 def test_records_are_received_in_order_row_by_row() -> None:
     received, rejected = ShardSource(CONFIG).decode([raw(4), raw(5)])
-    assert (received, rejected) == ((Received("metrics", 0, 4, metric(4)), Received("metrics", 0, 5, metric(5))), ())
+    assert (received, rejected) == (
+        (ReceivedRecord("metrics", 0, 4, metric(4)), ReceivedRecord("metrics", 0, 5, metric(5))),
+        (),
+    )
 
 
 @pytest.mark.parametrize(
@@ -71,7 +74,7 @@ def test_a_dead_letter_can_always_be_written() -> None:
 
 
 def test_records_with_other_keys_are_passed_over_undecoded() -> None:
-    source = ShardSource(replace(CONFIG, readings=(Reading(METRICS, keys=("e",)),)))
+    source = ShardSource(replace(CONFIG, readings=(TopicInput(METRICS, keys=("e",)),)))
     received, rejected = source.decode([raw(1, key=b"e4"), raw(2, key=b"p4", value=b"junk"), raw(3, key=None)])
     assert ([r.offset for r in received], rejected) == ([1], ())
 
@@ -93,7 +96,7 @@ def test_a_start_opens_with_what_was_restored(monkeypatch: pytest.MonkeyPatch) -
     session = ScriptedSession(3, [[raw(0)], [], [raw(1)]], Note(2, {}, {"mark": 1}), [own], end=2)
     source = source_with(monkeypatch, session)
     elements = [source.next(wait=False) for _ in range(4)]
-    assert elements[0] == Restored(CONFIG.group, 3, (Received("replicas", 0, 8, beat),), {"mark": 1}, {HERE: 0})
+    assert elements[0] == Restored(CONFIG.group, 3, (ReceivedRecord("replicas", 0, 8, beat),), {"mark": 1}, {HERE: 0})
     assert [(len(e.records), e.positions, e.caught_up) for e in elements[1:] if isinstance(e, Polled)] == [
         (1, {HERE: 1}, False),
         (0, {HERE: 1}, False),
@@ -129,7 +132,7 @@ def test_what_others_wrote_on_a_ledger_is_no_part_of_it(monkeypatch: pytest.Monk
     read_back = [raw(0, status(0, None), topic=topic), raw(1, metric(1), topic=topic), raw(2, topic=topic, value=b"?")]
     restored = source_with(monkeypatch, ScriptedSession(1, ledger=read_back)).next(wait=False)
     assert isinstance(restored, Restored)
-    assert restored.ledger == (Received("replicas", 0, 0, status(0, None)),)
+    assert restored.ledger == (ReceivedRecord("replicas", 0, 0, status(0, None)),)
 
 
 def test_a_start_resumes_where_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:

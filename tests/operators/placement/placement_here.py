@@ -9,7 +9,7 @@ from records_here import PARTITIONS, REPLICAS_AT_MOST, manifest, prompt, reading
 
 from infra.kafka.fencing import CannotFence
 from operators.io.elements import Output, Restored
-from operators.io.fold_records import Folder
+from operators.io.fold_records import ShardFold
 from operators.placement.config import PlacementConfig
 from operators.placement.place_trajectories import PlaceTrajectories, _Placing
 from schemas.records import Assignment, Cancel, PolicyVersion, RelayStatus, Trajectory
@@ -44,7 +44,7 @@ class Placement:
         self.shard = Shard(self.log, SHARD, self._restore)
         self.shard.start()
 
-    def _restore(self, restored: Restored) -> Folder:
+    def _restore(self, restored: Restored) -> ShardFold:
         return _Placing(self._step, restored, self._fence, lambda: self.now, lambda: 0)
 
     def _fence(self, process: int) -> None:

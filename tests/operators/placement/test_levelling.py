@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from test_repack import LOADS, load
 
 from operators.placement.plans import plan_record
-from operators.placement.queue_balancing import plan_levelling
+from operators.placement.queue_balancing import plan_queue_balancing
 from operators.placement.repack import Load, Move, plan_repack
 from schemas.records import PolicyVersion
 
@@ -17,7 +17,7 @@ FULL = {"kv": 95, "requests": 40}
 
 
 def levelled(*loads: Load, moves: tuple[Move, ...] = (), idle_too: bool = False) -> list[tuple[int, int, int]]:
-    found = plan_levelling(loads, moves, FRESH, 0.9, idle_too=idle_too)
+    found = plan_queue_balancing(loads, moves, FRESH, 0.9, idle_too=idle_too)
     assert all(move.waiting and move.kv == 0 for move in found)
     return [(move.source, move.destination, move.requests) for move in found]
 
@@ -65,7 +65,7 @@ def test_who_gives_or_gets_in_the_same_plan_is_left_alone(move: Move) -> None:
 def test_whatever_the_loads_nobody_gives_and_gets_or_takes_more_than_fits(drawn: list[dict], fresh: int) -> None:
     loads = {i: load(i, fields.pop("kv"), fields.pop("requests"), **fields) for i, fields in enumerate(drawn)}
     moves = plan_repack(list(loads.values()), 0.9)
-    every = [*moves, *plan_levelling(list(loads.values()), moves, fresh, 0.9)]
+    every = [*moves, *plan_queue_balancing(list(loads.values()), moves, fresh, 0.9)]
     assert not {m.source for m in every} & {m.destination for m in every}
     for move in every:
         if move.waiting:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from records_here import version
 
-from operators.placement.pool import Partial, PartialPool, cut_spans, join_spans
+from operators.placement.pool import PartialPool, PooledPartial, cut_spans, join_spans
 from schemas.columns import flags, floats, token_ids
 from schemas.records import Progress, Response, VersionSpan
 
@@ -133,7 +133,7 @@ def test_logprobs_masks_and_versions_go_with_their_tokens() -> None:
     assert partial.response == response([8, 16, 24, 32])
     assert partial.version_spans == (VersionSpan(version(0), 2), VersionSpan(version(1), 2))
     assert partial.version is None
-    assert Partial(response([8]), (VersionSpan(version(3), 1),)).version == version(3)
+    assert PooledPartial(response([8]), (VersionSpan(version(3), 1),)).version == version(3)
 
 
 def test_only_what_the_present_owner_added_is_its_gain() -> None:

@@ -11,7 +11,7 @@ from operators.io.elements import Output
 from schemas.records import (
     Assignment,
     Cancel,
-    MoveEnded,
+    MoveOutcome,
     NextOwner,
     PlannedMove,
     PolicyVersion,
@@ -51,7 +51,7 @@ def nearly_done(placement: Placement, under: PolicyVersion, first: int) -> None:
 
 def ended(outputs: list[Output], plan_id: str = "1-1") -> dict[str, tuple[str, ...]]:
     """What became of the move from replica 0 to 1 of a plan, which is told once."""
-    (end,) = of(MoveEnded, outputs)
+    (end,) = of(MoveOutcome, outputs)
     assert (end.plan_id, end.source, end.destination) == (plan_id, 0, 1)
     fates = {fate: getattr(end, fate) for fate in ("made", "finished", "refused", "lost")}
     return {fate: names for fate, names in fates.items() if names}
@@ -203,7 +203,7 @@ def test_a_destination_that_keeps_no_room_is_not_waited_for_for_ever(placement: 
         assert of(Release, outputs) == []
     assert cancelled(outputs) == {("p0.2", 1, 1), ("p0.3", 1, 1)}
     kinds = [type(output.record) for output in outputs]
-    assert kinds == [Cancel, Reserve, RepackPlan, MoveEnded]  # another is tried; the first one's end does not end it
+    assert kinds == [Cancel, Reserve, RepackPlan, MoveOutcome]  # another is tried; the first one's end does not end it
     assert ended(outputs) == {"refused": ("p0.2", "p0.3")}
 
 
@@ -248,7 +248,7 @@ def test_what_finishes_where_it_was_to_go_has_moved(placement: Placement) -> Non
     placement.finish(trajectory(prompt(0, 4), 2, lease=first), trajectory(prompt(0, 4), 3, lease=4))
     assert ended(placement.run()) == {"made": ("p0.2",), "finished": ("p0.3",)}
     hand_over(placement, order)
-    assert of(MoveEnded, placement.run()) == []
+    assert of(MoveOutcome, placement.run()) == []
     assert second > first
 
 

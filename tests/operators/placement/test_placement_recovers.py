@@ -6,8 +6,8 @@ import pytest
 from placement_here import BOTH, TIMEOUT_S, Placement, assigned, cancelled, given_up, leases, newest, with_one_prompt
 from records_here import failed, prompt, settled, trajectory
 
-from operators.io.elements import Place
-from schemas.records import Assignment, Refused
+from operators.io.elements import PartitionKey
+from schemas.records import Assignment, AssignmentRejected
 from schemas.topics import DEAD_LETTERS, INBOX, PROGRESS, PROMPTS, SETTLED, TRAJECTORIES
 
 
@@ -16,7 +16,7 @@ def placement() -> Placement:
     return with_one_prompt()
 
 
-def low_water(placement: Placement, place: Place) -> int:
+def low_water(placement: Placement, place: PartitionKey) -> int:
     return placement.log.committed(placement.shard.config.group).offsets[place]
 
 
@@ -49,13 +49,13 @@ def test_what_is_settled_but_not_covered_is_nobodys_work_any_more(placement: Pla
 def test_a_finish_is_remembered_until_it_is_settled(placement: Placement) -> None:
     placement.finish(trajectory(prompt(0), 0, lease=1))
     placement.run()
-    assert low_water(placement, Place(TRAJECTORIES.noun, 0)) == 0
+    assert low_water(placement, PartitionKey(TRAJECTORIES.noun, 0)) == 0
     placement.restart()
     placement.beat(0, newest(), incarnation=2)
     assert assigned(placement.run()) == [("p0.1", 0, 2)]
     placement.tell(SETTLED, settled("p0.0", batch=0))
     placement.run()
-    assert low_water(placement, Place(TRAJECTORIES.noun, 0)) == 1
+    assert low_water(placement, PartitionKey(TRAJECTORIES.noun, 0)) == 1
 
 
 def test_who_settles_what_is_no_trajectory_is_set_aside(placement: Placement) -> None:
@@ -82,14 +82,14 @@ def test_a_second_finish_is_passed_over(placement: Placement) -> None:
     placement.run()
     placement.finish(trajectory(prompt(0), 0, lease=1))
     assert placement.run() == []
-    assert low_water(placement, Place(TRAJECTORIES.noun, 0)) == 3
+    assert low_water(placement, PartitionKey(TRAJECTORIES.noun, 0)) == 3
 
 
 # -- refusals ---------------------------------------------------------------------------------------------------------
 
 
-def refused(name: str, lease: int, retry: bool) -> Refused:
-    return Refused(name, lease, 0, 1, "too long", retry)
+def refused(name: str, lease: int, retry: bool) -> AssignmentRejected:
+    return AssignmentRejected(name, lease, 0, 1, "too long", retry)
 
 
 def test_what_no_replica_can_run_ends_with_its_whole_group() -> None:
@@ -117,7 +117,7 @@ def test_what_another_replica_can_run_is_placed_again_even_after_a_restart(place
     placement.beat(0, newest())
     outputs = placement.run()
     assert assigned(outputs) == [("p0.1", 0, 2)]
-    assert low_water(placement, Place(PROGRESS.noun, 0)) == 1
+    assert low_water(placement, PartitionKey(PROGRESS.noun, 0)) == 1
     placement.restart()
     placement.beat(0, newest())
     assert placement.run() == []
@@ -236,10 +236,10 @@ def test_prompts_are_read_again_only_while_a_sample_waits() -> None:
     placement.prompts(0, 1)
     placement.beat(0, placement.publish(0))
     placement.run()
-    assert low_water(placement, Place(PROMPTS.noun, 0)) == 1
+    assert low_water(placement, PartitionKey(PROMPTS.noun, 0)) == 1
     placement.tell(SETTLED, settled("p0.0", fate="dropped"), settled("p0.1", fate="dropped"))
     placement.run()
-    assert low_water(placement, Place(PROMPTS.noun, 0)) == 2
+    assert low_water(placement, PartitionKey(PROMPTS.noun, 0)) == 2
 
 
 def test_the_ledger_is_read_back_from_the_oldest_work_that_is_not_released() -> None:

@@ -9,8 +9,17 @@ from placement_here import TIMEOUT_S, Placement, assigned, cancelled, given_up, 
 from records_here import prompt, settled, trajectory, version
 from test_partial_pool import response
 
-from operators.io.elements import Output, Place
-from schemas.records import Assignment, Closed, DeadLetter, NextOwner, PolicyVersion, Progress, Refused, VersionSpan
+from operators.io.elements import Output, PartitionKey
+from schemas.records import (
+    Assignment,
+    AssignmentRejected,
+    DeadLetter,
+    NextOwner,
+    PolicyVersion,
+    Progress,
+    TrajectoryClosed,
+    VersionSpan,
+)
 from schemas.topics import PROGRESS, PROMPTS, SETTLED
 
 
@@ -108,7 +117,7 @@ def test_where_its_version_is_gone_it_starts_afresh(placement: Placement) -> Non
     placement.tell(PROGRESS, progress("p0.0", [5], 1))
     placement.run()
     lease = leases(lose_replica(placement))["p0.0"]
-    placement.tell(PROGRESS, Refused("p0.0", lease, 1, 1, "weight version 1.0 is gone", retry=True))
+    placement.tell(PROGRESS, AssignmentRejected("p0.0", lease, 1, 1, "weight version 1.0 is gone", retry=True))
     outputs = placement.run()
     assert partials(outputs) == {"p0.0": ([], None)}
     assert assigned(outputs) == [("p0.0", 1, 2)]
@@ -177,7 +186,7 @@ def test_progress_is_read_again_from_where_the_present_owner_began(placement: Pl
     def low() -> int:
         placement.run()
         group = placement.log.committed(placement.shard.config.group)
-        return group.offsets[Place(PROGRESS.noun, 0)]
+        return group.offsets[PartitionKey(PROGRESS.noun, 0)]
 
     placement.tell(PROGRESS, progress("p0.0", [5], 1), progress("p0.1", [5], 2), progress("p0.0", [6], 1, start=1))
     assert low() == 0
@@ -193,7 +202,7 @@ def test_the_end_of_what_was_told_is_told(placement: Placement) -> None:
     placement.tell(PROGRESS, progress("p0.0", [5], 1))
     placement.finish(trajectory(prompt(0), 0, lease=1), trajectory(prompt(0), 1, lease=2))
     outputs = placement.run()
-    assert [output.record for output in outputs] == [Closed("p0.0")]
+    assert [output.record for output in outputs] == [TrajectoryClosed("p0.0")]
     placement.tell(PROGRESS, progress("p0.0", [6], 1, start=1))
     placement.tell(SETTLED, settled("p0.0", fate="dropped"), settled("p0.1", fate="dropped"))
     assert placement.run() == []
@@ -246,7 +255,7 @@ def test_a_prompt_that_no_inbox_takes_is_set_aside_and_its_group_ends(placement:
 
 def test_nobody_who_was_replaced_works_on(placement: Placement) -> None:
     placement.tell(PROGRESS, progress("p0.0", [5], 1))
-    placement.tell(PROGRESS, Refused("p0.0", 1, 0, 1, "weight version 1.0 is gone", retry=True))
+    placement.tell(PROGRESS, AssignmentRejected("p0.0", 1, 0, 1, "weight version 1.0 is gone", retry=True))
     placement.beat(0, version(0), capacity=1)
     placement.beat(1, version(0))
     assert assigned(placement.run()) == [("p0.0", 1, 2)]

@@ -11,12 +11,12 @@ from log_model import Log, Shard
 from records_here import reading, shard
 
 from operators.io.elements import Restored
-from operators.io.fold_records import Folder
+from operators.io.fold_records import ShardFold
 from operators.prompts.config import PromptsConfig
 from operators.prompts.draw_prompts import LOOK_EVERY_S, DrawPrompts, _Drawing, _Task
 from operators.prompts.question import BadRow, Question, UnusableRow
-from schemas.records import DeadLetter, LevelAsked, LevelBegun, Prompt
-from schemas.topics import ASKED, CURRICULUM, DEAD_LETTERS, PROMPTS
+from schemas.records import DeadLetter, LevelReply, LevelRequest, Prompt
+from schemas.topics import CURRICULUM, DEAD_LETTERS, LEVEL_REQUEST, PROMPTS
 
 
 @dataclass
@@ -75,12 +75,12 @@ class Prompts:
     harder: tuple[Questions, ...] = ()
 
     def __post_init__(self) -> None:
-        config = shard("prompts", reading(CURRICULUM, keys=(ASKED,)))
+        config = shard("prompts", reading(CURRICULUM, keys=(LEVEL_REQUEST,)))
         self._step = DrawPrompts(PromptsConfig(task="chain_sum", max_new_tokens=8), config, Path(), 16, self.lead)
         self.shard = Shard(self.log, config, self._restore)
         self.shard.start()
 
-    def _restore(self, restored: Restored) -> Folder:
+    def _restore(self, restored: Restored) -> ShardFold:
         backlog: Any = self.backlog
         task = _Task(self._step.config, [self.questions, *self.harder], Letters())
         return _Drawing(self._step, [task], backlog, restored.marks, lambda: self.now, self._sleep)
@@ -168,7 +168,7 @@ def test_a_restart_goes_on_behind_what_was_committed(committed: bool) -> None:
 
 
 def ask(prompts: Prompts, level: int) -> None:
-    prompts.log.append(CURRICULUM, LevelAsked("chain_sum", level, 0, 1.0, 8, 0), ASKED)
+    prompts.log.append(CURRICULUM, LevelRequest("chain_sum", level, 0, 1.0, 8, 0), LEVEL_REQUEST)
 
 
 @pytest.mark.parametrize("committed", [True, False])
@@ -186,7 +186,7 @@ def test_a_level_begins_where_it_is_asked_for_and_the_log_says_where(committed: 
     prompts.shard.run()
     prompts.shard.start()
     prompts.look()
-    begun = [row for row in prompts.log.rows(CURRICULUM) if isinstance(row, LevelBegun)]
+    begun = [row for row in prompts.log.rows(CURRICULUM) if isinstance(row, LevelReply)]
     first = [(row.level, row.number) for row in begun]
     assert first == [(1, 3), (2, 9 if committed else 6)]
     for made in prompts.log.rows(PROMPTS):

@@ -12,13 +12,13 @@ from records_here import reading, shard
 from test_draw_prompts import Backlog, Letters
 
 from operators.io.elements import Restored
-from operators.io.fold_records import Folder
+from operators.io.fold_records import ShardFold
 from operators.prompts.config import PromptsConfig, TaskConfig
 from operators.prompts.draw_prompts import LOOK_EVERY_S, DrawPrompts, _Drawing, _Task
 from operators.prompts.mixture import draw_task
 from operators.prompts.sources import heldout_of_all, open_tasks
-from schemas.records import DeadLetter, LevelAsked, LevelBegun, Prompt
-from schemas.topics import ASKED, CURRICULUM, DEAD_LETTERS, PROMPTS
+from schemas.records import DeadLetter, LevelReply, LevelRequest, Prompt
+from schemas.topics import CURRICULUM, DEAD_LETTERS, LEVEL_REQUEST, PROMPTS
 
 SUMS = TaskConfig(name="sums", task="chain_sum", weight=3.0, max_new_tokens=20)
 DIVISORS = TaskConfig(task="gcd", samples_per_prompt=2, temperature=0.5)
@@ -48,13 +48,13 @@ class Mixed:
 
     def __init__(self, *tasks: TaskConfig) -> None:
         self.log, self.now = Log(), 0.0
-        config = shard("prompts", reading(CURRICULUM, keys=(ASKED,)))
+        config = shard("prompts", reading(CURRICULUM, keys=(LEVEL_REQUEST,)))
         self._step = DrawPrompts(PromptsConfig(tasks=tasks, seed=3), config, Path(), 600, lead=10**6)
         self._backlog = Backlog()
         self.shard = Shard(self.log, config, self._restore)
         self.shard.start()
 
-    def _restore(self, restored: Restored) -> Folder:
+    def _restore(self, restored: Restored) -> ShardFold:
         config = self._step.config
         tasks = [_Task(task, own, Letters()) for task, own in zip(config.mixture, open_tasks(config), strict=True)]
         return _Drawing(self._step, tasks, self._backlog, restored.marks, lambda: self.now, lambda _: None)  # type: ignore[arg-type]
@@ -138,11 +138,11 @@ def test_levels_are_begun_by_task() -> None:
     easy, hard = {"max_terms": 2}, {"min_terms": 5, "max_terms": 5}
     mixed = Mixed(*(TaskConfig(name=name, task="chain_sum", levels=(easy, hard)) for name in ("left", "right")))
     mixed.draw(20)
-    mixed.log.append(CURRICULUM, LevelAsked("right", 1, 0, 1.0, 8, 0), ASKED)
-    mixed.log.append(CURRICULUM, LevelAsked("nobody", 1, 0, 1.0, 8, 0), ASKED)
+    mixed.log.append(CURRICULUM, LevelRequest("right", 1, 0, 1.0, 8, 0), LEVEL_REQUEST)
+    mixed.log.append(CURRICULUM, LevelRequest("nobody", 1, 0, 1.0, 8, 0), LEVEL_REQUEST)
     mixed.draw(20)
     mixed.shard.commit()
-    begun = [row for row in mixed.log.rows(CURRICULUM) if isinstance(row, LevelBegun)]
+    begun = [row for row in mixed.log.rows(CURRICULUM) if isinstance(row, LevelReply)]
     assert [(row.task, row.level, row.number) for row in begun] == [("right", 1, 20)]
     for prompt in mixed.made():
         terms = 1 + prompt.text.count(" + ") + prompt.text.count(" - ")

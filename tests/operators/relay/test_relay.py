@@ -17,9 +17,9 @@ from infra.certificates import write_relay_files
 from infra.kafka.properties import ClientProperties
 from infra.store.arriving import Seal
 from infra.store.weight_store import WeightStore
-from infra.transport.relay_node import Door, RelayNode
+from infra.transport.relay_node import Endpoint, RelayNode
 from infra.transport.tls import Tls
-from operators.io.elements import Output, Place, Polled, Received
+from operators.io.elements import Output, PartitionKey, Polled, ReceivedRecord
 from operators.relay.config import RelayConfig
 from operators.relay.relay import RelayFolder, RelayStep, contradiction, resume_from, to_forget
 from schemas.codec import decode, encode
@@ -27,7 +27,7 @@ from schemas.records import DeadLetter, Metric, PolicyVersion, RelayChain, Relay
 from schemas.topics import DEAD_LETTERS
 
 DATA = b"weights"
-PLACE = Place("relay", 0)
+PLACE = PartitionKey("relay", 0)
 
 
 class Relay:
@@ -41,7 +41,7 @@ class Relay:
         self.folder = RelayFolder(config, store, node, marks or {}, wall_s=lambda: 1.5)
 
     def sees(self, *records: Any, caught_up: bool = True) -> Sequence[Output]:
-        received = tuple(Received("relay", 0, self.at + n, record) for n, record in enumerate(records))
+        received = tuple(ReceivedRecord("relay", 0, self.at + n, record) for n, record in enumerate(records))
         self.at += len(records)
         return self.folder.fold(Polled("group", 1, received, (), {PLACE: self.at}, caught_up))
 
@@ -329,7 +329,7 @@ def test_a_token_is_the_first_line_of_its_file(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("a-secret-of-relays\nmore\n")
     config = RelayConfig(listen="0.0.0.0", token_file=str(file), clear_text=True)
-    assert config.door() == Door("0.0.0.0", token="a-secret-of-relays")
+    assert config.door() == Endpoint("0.0.0.0", token="a-secret-of-relays")
     file.write_text("fifteen-letters\n")
     with pytest.raises(ValueError, match="has 15 characters, at least 16 are needed"):
         config.door()

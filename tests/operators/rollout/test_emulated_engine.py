@@ -12,9 +12,9 @@ from emulated_engines import CONTEXT, VOCABULARY, ManualClock, emulated
 from operators.rollout.emulated_engine import EmulatedEngine
 from operators.rollout.emulated_rows import EmulatedRows
 from operators.rollout.emulation import EngineEmulation, LengthsConfig, RooflineConfig
-from operators.rollout.engine import KV, Completion, Partial, Request
+from operators.rollout.engine import KV, Completion, PartialResponse, Request
 from operators.rollout.lengths import open_lengths
-from operators.rollout.roofline import Pace, Roofline
+from operators.rollout.roofline import Roofline, StepPace
 from operators.rollout.scheduler import Scheduler, SchedulerConfig
 from schemas.records import PolicyVersion, Sampling
 
@@ -131,7 +131,7 @@ def test_a_row_that_shares_its_prompt_with_an_older_one_computes_nothing() -> No
 
 def moved(name: str, kv: int = 8, new: int = 20, fill: int = 1) -> Request:
     """A prompt of 6 and 4 tokens more, and the KV of the first `kv` of them."""
-    partial = Partial(np.ones(4, np.int32), np.zeros(4, np.float32), KV(kv, memoryview(b"")))
+    partial = PartialResponse(np.ones(4, np.int32), np.zeros(4, np.float32), KV(kv, memoryview(b"")))
     return replace(request(name, new=new, fill=fill), partial=partial)
 
 
@@ -313,7 +313,7 @@ def test_a_stride_saves_tokens_and_not_time() -> None:
 def test_rounds_that_fit_are_those_whose_time_does() -> None:
     draw = np.random.default_rng(0)
     for _ in range(500):
-        pace = Pace(draw.choice([0.0, 0.3]), draw.uniform(1e-3, 0.1), draw.choice([0.0, 1e-9, 1e-5]))
+        pace = StepPace(draw.choice([0.0, 0.3]), draw.uniform(1e-3, 0.1), draw.choice([0.0, 1e-9, 1e-5]))
         budget, most = draw.uniform(0, 30), int(draw.integers(0, 2000))
         rounds = pace.rounds(budget, most)
         assert rounds <= most

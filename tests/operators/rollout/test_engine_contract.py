@@ -14,7 +14,7 @@ from every_engine import KINDS, STOPS, MakeEngine, assert_equal, maker, stopping
 from tiny_engines import request, run
 from tiny_models import CONTEXT, VOCABULARY
 
-from operators.rollout.engine import KV, Completion, Partial, Request
+from operators.rollout.engine import KV, Completion, PartialResponse, Request
 
 
 @pytest.fixture(params=KINDS)
@@ -84,13 +84,13 @@ def test_release_stops_what_waits_too_and_leaves_the_others_alone(make: MakeEngi
 def test_a_partial_that_has_ended_already_completes_as_it_is(make: MakeEngine) -> None:
     one = request(0, stops=STOPS)
     for tokens, reason in (([1, 3], "stop"), ([1] * 12, "length")):
-        partial = Partial(np.array(tokens, np.int32), np.full(len(tokens), -0.5, np.float32))
+        partial = PartialResponse(np.array(tokens, np.int32), np.full(len(tokens), -0.5, np.float32))
         (done,) = run(make(), [replace(one, partial=partial)]).values()
         assert (done.generated.token_ids.tolist(), done.finish_reason) == (tokens, reason)
 
 
 def test_tokens_made_elsewhere_are_kept(make: MakeEngine) -> None:
-    partial = Partial(np.array([5, 5, 5], np.int32), np.full(3, -0.25, np.float32))
+    partial = PartialResponse(np.array([5, 5, 5], np.int32), np.full(3, -0.25, np.float32))
     (done,) = run(make(), [replace(request(0), partial=partial)]).values()
     assert done.generated.token_ids[:3].tolist() == [5, 5, 5]
     assert done.generated.logprobs[:3].tolist() == [-0.25] * 3
@@ -171,9 +171,9 @@ def test_an_engine_without_requests_has_nothing_due(make: MakeEngine) -> None:
         (replace(request(0), prompt=np.array([1, -1])), "token -1 of the prompt"),
         (replace(request(0), prompt=np.array([[1]])), "must be a row of integers"),
         (replace(request(0), prompt=np.array([1.0])), "must be a row of integers"),
-        (replace(request(0), partial=Partial(np.array([99]), np.zeros(1))), "token 99 of the partial"),
-        (replace(request(0), partial=Partial(np.array([1]), np.zeros(2))), "1 tokens but 2 logprobs"),
-        (replace(request(0), partial=Partial(np.ones(60, int), np.zeros(60))), "longer than the context"),
+        (replace(request(0), partial=PartialResponse(np.array([99]), np.zeros(1))), "token 99 of the partial"),
+        (replace(request(0), partial=PartialResponse(np.array([1]), np.zeros(2))), "1 tokens but 2 logprobs"),
+        (replace(request(0), partial=PartialResponse(np.ones(60, int), np.zeros(60))), "longer than the context"),
         (request(0, temperature=-1.0), "temperature must be"),
         (request(0, temperature=float("nan")), "temperature must be"),
         (request(0, top_p=0.0), "top_p must be"),

@@ -11,7 +11,7 @@ import pytest
 from every_engine import KINDS, MakeEngine, assert_equal, maker, stopping
 from tiny_engines import request, run
 
-from operators.rollout.engine import Completion, Engine, Partial, Request
+from operators.rollout.engine import Completion, Engine, PartialResponse, Request
 from operators.rollout.stop_strings import StoppingEngine
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmn"
@@ -47,7 +47,7 @@ def asked_to_stop(make: MakeEngine) -> tuple[list[Request], dict[str, Completion
         end = first_end(texts[name], strings)
         expected[name] = completion
         if end is not None:
-            partial = Partial(completion.generated.token_ids[:end], completion.generated.logprobs[:end])
+            partial = PartialResponse(completion.generated.token_ids[:end], completion.generated.logprobs[:end])
             expected[name] = replace(completion, generated=partial, finish_reason="stop")
     assert 0 < sum(len(expected[name].generated.token_ids) < len(texts[name]) for name in texts) < len(texts)
     return [replace(one, sampling=replace(one.sampling, stop_strings=strings)) for one in asked], expected
@@ -81,7 +81,7 @@ def test_what_had_come_to_its_stop_string_completes_as_it_is(make: MakeEngine) -
     one = request(0)
     one = replace(one, sampling=replace(one.sampling, stop_strings=("BC",)))
     it = with_strings(make)
-    partial = Partial(np.array([0, 1, 2, 3], np.int32), np.full(4, -0.5, np.float32))
+    partial = PartialResponse(np.array([0, 1, 2, 3], np.int32), np.full(4, -0.5, np.float32))
     it.submit(replace(one, partial=partial))
     with pytest.raises(ValueError, match="is here already"):
         it.submit(one)

@@ -17,7 +17,7 @@ from tiny_engines import engine, plain_logprobs
 from tiny_models import VOCABULARY, tiny_model
 
 from infra.models.chat import MessageFrame
-from operators.rollout.engine import KV, Completion, Partial, Request
+from operators.rollout.engine import KV, Completion, PartialResponse, Request
 from operators.rollout.environments.config import EnvironmentSpec
 from operators.rollout.environments.pool import EnvironmentPool
 from operators.rollout.episodes import EpisodeEngine
@@ -285,7 +285,7 @@ def all_of(
     rng, lease = random.Random(5), 1
     replicas = [replica(index, pools) for index in range(2)]
     owners: dict[str, Assignment] = {}
-    told: dict[str, Partial] = {}
+    told: dict[str, PartialResponse] = {}
     done: dict[str, Trajectory] = {}
     elsewhere: Counter[int] = Counter()
     dying = [1, 2, 3, 3, 2, 1]  # a replica of which one such turn is known dies next
@@ -343,10 +343,10 @@ def _turns(of: Assignment) -> int:
     return 0 if partial is None else len(turns_of(partial.drawn))
 
 
-def _joined(one: Partial, other: Partial) -> Partial:
+def _joined(one: PartialResponse, other: PartialResponse) -> PartialResponse:
     parts = [(one.token_ids, other.token_ids), (one.logprobs, other.logprobs), (one.drawn, other.drawn)]
     token_ids, logprobs, mask = map(np.concatenate, parts)
-    return Partial(token_ids, logprobs, loss_mask=mask)
+    return PartialResponse(token_ids, logprobs, loss_mask=mask)
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ from log_model import Log, Shard
 from records_here import PARTITIONS, manifest, prompt, reading, shard, version
 from scripted_engine import ScriptedBackend, ScriptedEngine, ScriptedWeights, SilentHeartbeats
 
-from operators.io.config import Reading
+from operators.io.config import TopicInput
 from operators.io.elements import Polled, Restored
-from operators.io.fold_records import Folder
+from operators.io.fold_records import ShardFold
 from operators.rollout.config import RolloutConfig
 from operators.rollout.generate_trajectories import PROBE_S, _Generating
 from operators.rollout.replica import Replica
@@ -31,12 +31,12 @@ class Rollout:
         self.engines: list[ScriptedEngine] = []
         self.backend = ScriptedBackend(self.weights)
         self.steps = steps
-        inbox = Reading(INBOX, tuple(self.config.hosted(1)), start="latest")
+        inbox = TopicInput(INBOX, tuple(self.config.hosted(1)), start="latest")
         self.shard = Shard(self.log, shard("rollout", inbox, reading(RELAY)), self._restore)
         self.publish(0)
         self.shard.start()
 
-    def _restore(self, restored: Restored) -> Folder:
+    def _restore(self, restored: Restored) -> ShardFold:
         self.engines = [ScriptedEngine(steps=lambda name: self.steps, context=8) for _ in self.config.hosted(1)]
         replicas = [
             Replica(index, restored.start, engine, self.weights, str, lambda: 0)

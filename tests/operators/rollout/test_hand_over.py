@@ -12,16 +12,16 @@ import pytest
 from records_here import prompt, version
 from scripted_engine import ScriptedEngine, ScriptedWeights
 
-from infra.transport.kv_transfer import Parcels
-from infra.transport.relay_node import Door
+from infra.transport.kv_transfer import KVTransfers
+from infra.transport.relay_node import Endpoint
 from operators.rollout.config import RolloutConfig
 from operators.rollout.replica import Replica
 from schemas.records import (
     Assignment,
+    AssignmentRejected,
     NextOwner,
     PolicyVersion,
     Progress,
-    Refused,
     Release,
     Reserve,
     Trajectory,
@@ -143,15 +143,15 @@ def test_what_it_hands_over_it_stops_and_its_next_owner_completes() -> None:
 
 
 @pytest.fixture
-def post() -> Iterator[list[Parcels]]:
+def post() -> Iterator[list[KVTransfers]]:
     """What two processes exchange KV by."""
-    both = [Parcels("run", Door(), 1_000_000) for _ in range(2)]
+    both = [KVTransfers("run", Endpoint(), 1_000_000) for _ in range(2)]
     yield both
     for each in both:
         each.close()
 
 
-def handed_over(post: list[Parcels]) -> tuple[Rig, Rig, Assignment]:
+def handed_over(post: list[KVTransfers]) -> tuple[Rig, Rig, Assignment]:
     """A trajectory of 6 tokens on its way."""
     source, destination = Rig(parcels=post[0]), Rig(index=1, incarnation=9, held=2, parcels=post[1])
     source.replica.take(assignment())
@@ -171,7 +171,7 @@ def ended(rig: Rig) -> Trajectory:
     raise AssertionError("it does not end")
 
 
-def test_kv_comes_along_and_what_it_waits_for_stops_nobody(post: list[Parcels], monkeypatch: Any) -> None:
+def test_kv_comes_along_and_what_it_waits_for_stops_nobody(post: list[KVTransfers], monkeypatch: Any) -> None:
     _, destination, given = handed_over(post)
     coming: Future[memoryview] = Future()
     monkeypatch.setattr(post[1], "fetch", lambda parcel: coming)
@@ -188,7 +188,7 @@ def test_kv_comes_along_and_what_it_waits_for_stops_nobody(post: list[Parcels], 
 
 
 @pytest.mark.parametrize("trouble", ["dead", "gone", "damaged", "other weights", "no room", "none wanted"])
-def test_without_its_kv_it_goes_on_all_the_same(post: list[Parcels], trouble: str) -> None:
+def test_without_its_kv_it_goes_on_all_the_same(post: list[KVTransfers], trouble: str) -> None:
     _, destination, given = handed_over(post)
     assert given.kv is not None
     match trouble:
@@ -210,7 +210,7 @@ def test_without_its_kv_it_goes_on_all_the_same(post: list[Parcels], trouble: st
     assert (destination.replica.kv_taken, destination.replica.kv_missed) == (0, 1)
 
 
-def test_kv_of_what_is_cancelled_before_it_starts_is_let_go(post: list[Parcels]) -> None:
+def test_kv_of_what_is_cancelled_before_it_starts_is_let_go(post: list[KVTransfers]) -> None:
     _, destination, given = handed_over(post)
     destination.replica.take(given)
     destination.replica.cancel({"p0.0": 5})
@@ -383,5 +383,5 @@ def test_training_whose_version_is_gone_may_begin_anew_and_an_evaluation_may_not
     pinned = prompt(1, 1, purpose="evaluation", policy_version=version(0))
     rig.replica.take(assignment(0, under=version(0)))
     rig.replica.take(assignment(prompt=pinned, under=version(0)))
-    refused = [word for word in rig.steps(2) if isinstance(word, Refused)]
+    refused = [word for word in rig.steps(2) if isinstance(word, AssignmentRejected)]
     assert [(word.trajectory_id, word.retry) for word in refused] == [("p0.0", True), ("e1.0", False)]

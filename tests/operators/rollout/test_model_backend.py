@@ -12,7 +12,7 @@ from operators.rollout.config import RolloutConfig
 from operators.rollout.model_backend import ModelBackend
 from operators.rollout.replica import Replica
 from schemas.columns import token_ids
-from schemas.records import Assignment, Prompt, Refused, Trajectory
+from schemas.records import Assignment, AssignmentRejected, Prompt, Trajectory
 
 QUESTION = "State the final answer to the following arithmetic problem: 4 - 1 ="
 
@@ -40,7 +40,7 @@ def test_prompts_of_another_tokenizer_are_refused_for_good_and_others_go_on(back
         for member in range(2):
             replica.take(Assignment(made(number, task), member, 1, 1, 0, 7, None, None, 0))
     words = [word for _ in range(9) for word in replica.step()]
-    refused = {word.trajectory_id: word for word in words if isinstance(word, Refused)}
+    refused = {word.trajectory_id: word for word in words if isinstance(word, AssignmentRejected)}
     assert {word.trajectory_id for word in words if isinstance(word, Trajectory)} == {"p0.0", "p0.1"}
     assert refused.keys() == {"p1.0", "p1.1"}
     for word in refused.values():

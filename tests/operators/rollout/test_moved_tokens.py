@@ -17,8 +17,8 @@ from scripted_engine import ScriptedWeights
 from tiny_engines import engine
 from tiny_models import VOCABULARY, tiny_model
 
-from infra.transport.kv_transfer import Parcels
-from infra.transport.relay_node import Door
+from infra.transport.kv_transfer import KVTransfers
+from infra.transport.relay_node import Endpoint
 from operators.rollout.replica import Replica
 from operators.rollout.streams import stream_key, uniforms
 from schemas.columns import token_ids
@@ -43,7 +43,7 @@ def asked(number: int) -> Prompt:
     return prompt(number, 1, token_ids=token_ids(rng.integers(0, VOCABULARY, length)), sampling=sampling)
 
 
-def replica(index: int, parcels: Parcels | None = None) -> Replica:
+def replica(index: int, parcels: KVTransfers | None = None) -> Replica:
     weights = ScriptedWeights()
     weights.add(version(0))
     its = engine(slots=SLOTS, version=version(0))
@@ -52,7 +52,7 @@ def replica(index: int, parcels: Parcels | None = None) -> Replica:
     return made
 
 
-def generate(count: int, moves: bool, post: tuple[Parcels | None, ...] = (None, None)) -> Generated:
+def generate(count: int, moves: bool, post: tuple[KVTransfers | None, ...] = (None, None)) -> Generated:
     """All trajectories, and which of them were moved after they had begun; with their KV, where there is a `post`."""
     rng, replicas, lease = random.Random(0), [replica(index, post[index]) for index in range(2)], 1
     done: dict[str, Trajectory] = {}
@@ -103,8 +103,8 @@ def distance_to_boundary(of: Trajectory, position: int) -> float:
 
 
 @pytest.fixture
-def post() -> Iterator[tuple[Parcels, Parcels]]:
-    both = Parcels("run", Door(), 10**9), Parcels("run", Door(), 10**9)
+def post() -> Iterator[tuple[KVTransfers, KVTransfers]]:
+    both = KVTransfers("run", Endpoint(), 10**9), KVTransfers("run", Endpoint(), 10**9)
     yield both
     for each in both:
         each.close()
@@ -112,7 +112,7 @@ def post() -> Iterator[tuple[Parcels, Parcels]]:
 
 @pytest.mark.parametrize(("count", "with_kv"), [(1300, False), (400, True)])
 def test_moved_trajectories_are_what_they_would_have_been(
-    count: int, with_kv: bool, post: tuple[Parcels, Parcels]
+    count: int, with_kv: bool, post: tuple[KVTransfers, KVTransfers]
 ) -> None:
     unmoved, nothing = generate(count, moves=False)
     done, moved = generate(count, moves=True, post=post if with_kv else (None, None))

@@ -10,7 +10,7 @@ from scripted_engine import ScriptedEngine, ScriptedWeights
 
 from operators.rollout.replica import Replica
 from schemas.columns import token_ids
-from schemas.records import Assignment, PolicyVersion, Refused, Trajectory, VersionSpan
+from schemas.records import Assignment, AssignmentRejected, PolicyVersion, Trajectory, VersionSpan
 
 
 def assignment(number: int, under: PolicyVersion | None = None, lease: int = 1, length: int = 3) -> Assignment:
@@ -35,8 +35,8 @@ class Rig:
         self.replica.announce(of)
         return of
 
-    def drain(self, most: int = 50) -> list[Trajectory | Refused]:
-        found: list[Trajectory | Refused] = []
+    def drain(self, most: int = 50) -> list[Trajectory | AssignmentRejected]:
+        found: list[Trajectory | AssignmentRejected] = []
         for _ in range(most):
             found += self.replica.step()
         return found
@@ -105,7 +105,7 @@ def test_a_named_version_that_is_gone_is_refused_and_stops_nothing(loaded: bool)
     rig.replica.take(assignment(0, under=version(1), lease=4))
     rig.replica.take(assignment(1))
     refused, done = rig.drain()
-    assert refused == Refused("p0.0", 4, 0, 7, "weight version 1.1 is gone", retry=True)
+    assert refused == AssignmentRejected("p0.0", 4, 0, 7, "weight version 1.1 is gone", retry=True)
     assert isinstance(done, Trajectory)
     assert done.policy_version == version(2)
 
@@ -126,7 +126,7 @@ def test_what_no_replica_can_run_is_refused_for_good() -> None:
     rig.replica.take(assignment(0, length=8))
     rig.replica.take(assignment(1))
     refused, done = rig.drain()
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, AssignmentRejected)
     assert (refused.trajectory_id, refused.retry) == ("p0.0", False)
     assert "leaves no room" in refused.reason
     assert done.trajectory_id == "p1.0"

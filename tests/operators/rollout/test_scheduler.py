@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from operators.rollout.engine import Partial, Request
+from operators.rollout.engine import PartialResponse, Request
 from operators.rollout.sampling_columns import NO_TOKEN
 from operators.rollout.scheduler import Scheduler, SchedulerConfig
 from operators.rollout.token_rows import TokenRows
@@ -17,7 +17,7 @@ STOP = 9
 def request(name: str, prompt: int = 4, new: int = 8, generated: int = 0, last: int = 1) -> Request:
     tokens = np.full(generated, 1, np.int32)
     tokens[-1:] = last
-    partial = Partial(tokens, np.full(generated, -0.5, np.float32)) if generated else None
+    partial = PartialResponse(tokens, np.full(generated, -0.5, np.float32)) if generated else None
     return Request(name, np.arange(prompt, dtype=np.int32) % 8, Sampling(1.0, 1.0, 0, new, (STOP,), 0), partial)
 
 

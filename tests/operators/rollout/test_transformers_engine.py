@@ -14,7 +14,7 @@ from tiny_engines import assert_same, engine, mixed, plain_logprobs, request, ru
 from tiny_models import CONTEXT, FAMILIES, tiny_model
 
 from infra.models.weights import save_weights
-from operators.rollout.engine import Completion, Partial, Request
+from operators.rollout.engine import Completion, PartialResponse, Request
 from operators.rollout.replica import Replica
 from operators.rollout.transformers_engine import TransformersEngine
 from schemas.records import Assignment, PolicyVersion, Sampling, Trajectory
@@ -55,7 +55,7 @@ def test_what_is_interrupted_goes_on_under_the_newer_weights_alone(tmp_path: Pat
     for each in done:
         spans = each.version_spans
         assert [span.version for span in spans] == [version(0), version(1)]
-        generated = Partial(each.response.token_ids.to_numpy(), each.response.logprobs.to_numpy())
+        generated = PartialResponse(each.response.token_ids.to_numpy(), each.response.logprobs.to_numpy())
         one = Request(each.trajectory_id, each.prompt.token_ids.to_numpy(), each.prompt.sampling)
         before = plain_logprobs(tiny_model(), one, generated)[: spans[0].length]
         after = plain_logprobs(tiny_model(seed=1), one, generated)[spans[0].length :]
@@ -89,7 +89,7 @@ def test_a_trajectory_has_the_same_tokens_alone_in_a_batch_and_resumed(family: s
         assert_same(together[one.trajectory_id], run(one_slot, [one])[one.trajectory_id])
         generated = together[one.trajectory_id].generated
         length = (i * 5) % len(generated.token_ids)
-        partial = Partial(generated.token_ids[:length], generated.logprobs[:length])
+        partial = PartialResponse(generated.token_ids[:length], generated.logprobs[:length])
         resumed.append(replace(one, partial=partial))
     for name, completion in run(cut, resumed).items():
         assert_same(together[name], completion)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from operators.rollout.engine import Partial
+from operators.rollout.engine import PartialResponse
 from operators.rollout.turns import last_turn, marked, observations_of, observed, turns_of
 
 
@@ -28,8 +28,8 @@ def test_turns_are_runs_of_what_was_drawn(
     assert last_turn(drawn) == (range(*turns[-1]) if mask and mask[-1] else None)
 
 
-def partial(*token_ids: int) -> Partial:
-    return Partial(np.array(token_ids, np.int32), np.full(len(token_ids), -0.5, np.float32))
+def partial(*token_ids: int) -> PartialResponse:
+    return PartialResponse(np.array(token_ids, np.int32), np.full(len(token_ids), -0.5, np.float32))
 
 
 def test_what_is_observed_is_masked_and_what_follows_is_not() -> None:

@@ -10,7 +10,7 @@ import torch
 from tiny_models import CONTEXT, VOCABULARY, tiny_model
 from transformers import PreTrainedModel
 
-from operators.rollout.engine import Completion, Engine, Partial, Request
+from operators.rollout.engine import Completion, Engine, PartialResponse, Request
 from operators.rollout.forward_runner import kv_geometry
 from operators.rollout.kv_slots import KVSlots
 from operators.rollout.transformers_engine import TransformersEngine
@@ -58,7 +58,7 @@ def run(it: Engine, requests: Sequence[Request]) -> dict[str, Completion]:
     return done
 
 
-def plain_logprobs(of: PreTrainedModel, one: Request, generated: Partial) -> np.ndarray:
+def plain_logprobs(of: PreTrainedModel, one: Request, generated: PartialResponse) -> np.ndarray:
     """Logprobs of `generated` by one forward over prompt and completion, under what it was drawn from."""
     ids = torch.from_numpy(np.concatenate([one.prompt, generated.token_ids]).astype(np.int64))[None]
     with torch.inference_mode():

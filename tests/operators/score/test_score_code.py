@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from operators.score.attempt import Answer, Extraction, extract_answer
+from operators.score.attempt import AnswerContext, Extraction, extract_answer
 from operators.score.config import RewardSpec, ScoreConfig
 from operators.score.scorer import Scorer
 from operators.score.verifiers import code
@@ -69,7 +69,7 @@ def test_code_is_a_reward_by_name() -> None:
     )
     texts = ["```python\ndef double(x): return x + x\n```", "```python\nwhile True: pass\n```", "no program"]
     with Scorer(config) as scorer:
-        outcomes = scorer.judge([Answer(text, 9, "Double it.", "code", json.dumps(DOUBLE)) for text in texts])
+        outcomes = scorer.judge([AnswerContext(text, 9, "Double it.", "code", json.dumps(DOUBLE)) for text in texts])
     assert [[outcome.value for outcome in row] for row in outcomes] == [[1.0], [0.0], [0.0]]
 
 

@@ -10,7 +10,7 @@ import torch
 from infra.models.checkpoint_folder import save_folder
 from infra.models.demo import build_demo_model
 from infra.models.demo_config import DemoModelConfig
-from operators.score.attempt import Answer
+from operators.score.attempt import AnswerContext
 from operators.score.config import RewardSpec, ScoreConfig
 from operators.score.scorer import Scorer
 
@@ -23,7 +23,7 @@ def test_another_model_says_what_an_answer_is_worth(tmp_path: Path) -> None:
     reward = RewardSpec(JUDGE, options={"model": str(tmp_path / "judge")})
     config = ScoreConfig(rewards=(reward,), workers=1, time_limit_s=120.0, memory_limit_mb=16_384)
     with Scorer(config) as scorer:
-        outcomes = scorer.judge([Answer(text, 3, "2 + 2 =", "sums", "{}") for text in ("4", "#4", "")])
+        outcomes = scorer.judge([AnswerContext(text, 3, "2 + 2 =", "sums", "{}") for text in ("4", "#4", "")])
     values = [outcome[0].value for outcome in outcomes]
     assert values[2] == 0.0
     tokens = tokenizer.encode("2 + 2 =#4")

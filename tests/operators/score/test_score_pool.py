@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from infra.workers.process import ProcessEnded, WorkerProcess
-from operators.score.pool import Call, VerifierPool, VerifierUnavailable
+from operators.score.pool import VerifierCall, VerifierPool, VerifierUnavailable
 from operators.score.worker import MAX_REPLY_BYTES
 
 BAD_VERIFIERS = """
@@ -91,8 +91,8 @@ def open_pool(tmp_path: Path) -> Callable[..., VerifierPool]:
     return opened
 
 
-def call(reward: int, text: str = "four") -> Call:
-    return Call(reward, {"text": text, "tokens": len(text), "prompt": "", "task": "", "reference": "{}"})
+def call(reward: int, text: str = "four") -> VerifierCall:
+    return VerifierCall(reward, {"text": text, "tokens": len(text), "prompt": "", "task": "", "reference": "{}"})
 
 
 def running(pid: int) -> bool:

@@ -10,11 +10,11 @@ from log_model import Log, Shard
 from records_here import PARTITIONS, failed, prompt, reading, shard, trajectory
 
 from operators.io.elements import Restored
-from operators.io.fold_records import Folder
+from operators.io.fold_records import ShardFold
 from operators.score import score_trajectories
-from operators.score.attempt import Answer
+from operators.score.attempt import AnswerContext
 from operators.score.config import RewardSpec, Rubric, ScoreConfig
-from operators.score.pool import Outcome
+from operators.score.pool import VerifierResult
 from operators.score.score_trajectories import ScoreTrajectories
 from schemas.records import Experience, Trajectory
 from schemas.topics import EXPERIENCES, TRAJECTORIES, partition_of
@@ -30,8 +30,8 @@ class Judge:
     def rubric(self, task: str) -> Rubric:
         return self.config
 
-    def judge(self, answers: Sequence[Answer]) -> list[list[Outcome]]:
-        return [[Outcome(float(answer.prompt.removeprefix("question ")), None)] for answer in answers]
+    def judge(self, answers: Sequence[AnswerContext]) -> list[list[VerifierResult]]:
+        return [[VerifierResult(float(answer.prompt.removeprefix("question ")), None)] for answer in answers]
 
     def close(self) -> None:
         self.closed = True
@@ -49,7 +49,7 @@ class Score:
         )
         self.shard.start()
 
-    def _restore(self, restored: Restored) -> Folder:
+    def _restore(self, restored: Restored) -> ShardFold:
         return self._step.restore(restored)
 
     def finish(self, *records: Trajectory) -> None:

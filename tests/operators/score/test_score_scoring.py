@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from operators.score.attempt import Answer
+from operators.score.attempt import AnswerContext
 from operators.score.config import RewardSpec, Rubric, ScoreConfig, TaskRubric
-from operators.score.pool import Outcome
+from operators.score.pool import VerifierResult
 from operators.score.scorer import Scorer
 from operators.score.scoring import Judge, score_trajectories
 from operators.score.verifiers import reasoning
@@ -54,14 +54,14 @@ def trajectory(text: str, reference: Any = None, task: str = "sums", tokens: int
 class Says:
     """A judge that gives the same outcomes to every trajectory."""
 
-    def __init__(self, config: ScoreConfig, *outcomes: Outcome) -> None:
+    def __init__(self, config: ScoreConfig, *outcomes: VerifierResult) -> None:
         self.config, self.outcomes = config, list(outcomes)
         self.asked = 0
 
     def rubric(self, task: str) -> Rubric:
         return self.config
 
-    def judge(self, answers: Sequence[Answer]) -> list[list[Outcome]]:
+    def judge(self, answers: Sequence[AnswerContext]) -> list[list[VerifierResult]]:
         self.asked += len(answers)
         return [self.outcomes for _ in answers]
 
@@ -76,7 +76,7 @@ CONFIG = ScoreConfig(
 
 
 def test_the_reward_is_the_weighted_sum() -> None:
-    judge = Says(CONFIG, Outcome(1.0, None), Outcome(0.75, None), Outcome(0.5, None))
+    judge = Says(CONFIG, VerifierResult(1.0, None), VerifierResult(0.75, None), VerifierResult(0.5, None))
     (experience,) = scored([trajectory("#4")], judge, now=77)
     assert experience.reward == 0.25 + 1.5 - 0.5
     assert experience.components == (
@@ -91,26 +91,26 @@ def test_the_reward_is_the_weighted_sum() -> None:
 @pytest.mark.parametrize(
     ("outcome", "words"),
     [
-        (Outcome(None, "took too long"), "exact: took too long"),
-        (Outcome(float("nan"), None), "exact: gave nan"),
-        (Outcome(float("inf"), None), "exact: gave inf"),
+        (VerifierResult(None, "took too long"), "exact: took too long"),
+        (VerifierResult(float("nan"), None), "exact: gave nan"),
+        (VerifierResult(float("inf"), None), "exact: gave inf"),
     ],
 )
-def test_an_error_stands_in_place_of_the_reward_and_other_components_stay(outcome: Outcome, words: str) -> None:
-    judge = Says(CONFIG, Outcome(1.0, None), outcome, Outcome(0.5, None))
+def test_an_error_stands_in_place_of_the_reward_and_other_components_stay(outcome: VerifierResult, words: str) -> None:
+    judge = Says(CONFIG, VerifierResult(1.0, None), outcome, VerifierResult(0.5, None))
     (experience,) = scored([trajectory("#4")], judge)
     assert (experience.reward, experience.error) == (-0.5, words)
     assert [component.name for component in experience.components] == ["format", "extra"]
 
 
 def test_a_sum_beyond_all_numbers_is_an_error() -> None:
-    huge = Outcome(1.7e308, None)
+    huge = VerifierResult(1.7e308, None)
     (experience,) = scored([trajectory("#4")], Says(CONFIG, huge, huge, huge))
     assert (experience.reward, experience.error) == (-0.5, "the weighted sum is inf")
 
 
 def test_failed_trajectories_are_not_judged_and_keep_their_place() -> None:
-    judge = Says(CONFIG, Outcome(1.0, None), Outcome(1.0, None), Outcome(0.0, None))
+    judge = Says(CONFIG, VerifierResult(1.0, None), VerifierResult(1.0, None), VerifierResult(0.0, None))
     failed = trajectory("", finish_reason="failed", error="engine died")
     rows = [trajectory("#1"), failed, trajectory("#2")]
     experiences = scored(rows, judge)

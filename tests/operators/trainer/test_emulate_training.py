@@ -15,7 +15,7 @@ from infra.kafka.producer import DeliveryFailed
 from operators.experience.members import read_members
 from operators.experience.packing import pack
 from operators.io.elements import Restored
-from operators.io.fold_records import Folder
+from operators.io.fold_records import ShardFold
 from operators.trainer.assembly import MissingBatch
 from operators.trainer.batch_figures import batch_figures
 from operators.trainer.emulate_training import RETRY_S, EmulateTraining, _Emulating
@@ -59,7 +59,7 @@ class Trainer:
         self.shard = Shard(self.log, shard("trainer", reading(BATCHES), reading(RELAY)), self._restore)
         self.shard.start()
 
-    def _restore(self, restored: Restored) -> Folder:
+    def _restore(self, restored: Restored) -> ShardFold:
         step = EmulateTraining(self.config, self.shard.config, self.time_scale)  # type: ignore[arg-type]
         return _Emulating(step, restored, self._announce, clock=lambda: self.now, now=lambda: 0)
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from infra.listening import listening_sockets
 from infra.runners.stopping import STOPPING
 from operators.trainer.ranks import Ranks
-from operators.trainer.rendezvous import Meeting, RankLost, _collectives_over, find_others
+from operators.trainer.rendezvous import RankLost, Rendezvous, _collectives_over, find_others
 
 TWO = [Ranks(rank, 2) for rank in range(2)]
 
@@ -27,7 +27,7 @@ class Hall:
     def __init__(self, file: Path, threads: ThreadPoolExecutor) -> None:
         self.file, self._threads = file, threads
 
-    def come(self, rank: int) -> Future[Meeting]:
+    def come(self, rank: int) -> Future[Rendezvous]:
         return self._threads.submit(find_others, self.file, TWO[rank])
 
     def told(self) -> str:
@@ -92,13 +92,13 @@ def test_a_wish_to_stop_ends_the_waiting(hall: Hall) -> None:
         waiting[0].result(20)
 
 
-def check_for_ever(meeting: Meeting) -> NoReturn:
+def check_for_ever(meeting: Rendezvous) -> NoReturn:
     while True:
         meeting.check()
 
 
 def test_one_rank_alone_waits_for_nobody(tmp_path: Path) -> None:
-    Meeting().check()
+    Rendezvous().check()
 
 
 def test_rank_0_listens_at_its_host_alone(hall: Hall) -> None:

@@ -14,7 +14,7 @@ from trainer_batches import save_tiny_model
 from trainer_on_a_log import Producer, Trainer
 
 from operators.io.elements import Restored
-from operators.io.fold_records import Folder, Step, _FoldFn, close_folders
+from operators.io.fold_records import FoldStep, ShardFold, _FoldFn, close_folders
 from operators.trainer import publishing
 
 
@@ -31,11 +31,11 @@ def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Trainer
 class Watched:
     """`step`, which notes how many parameters that a restore left behind are alive as the next one begins."""
 
-    step: Step
+    step: FoldStep
     alive: list[int]
     seen: list[weakref.ref[torch.Tensor]]
 
-    def restore(self, restored: Restored) -> Folder:
+    def restore(self, restored: Restored) -> ShardFold:
         self.alive.append(sum(each() is not None for each in self.seen))
         before = {id(each) for each in gc.get_objects() if issubclass(type(each), torch.nn.Parameter)}
         folder = self.step.restore(restored)

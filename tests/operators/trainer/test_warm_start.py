@@ -19,7 +19,7 @@ from infra.models.demo import build_demo_model
 from infra.models.demo_config import DemoModelConfig
 from infra.models.generate import generate
 from operators.trainer import warm_start as module
-from operators.trainer.imitation import Example, Rates, imitate, scheduled
+from operators.trainer.imitation import Example, LearningRates, imitate, scheduled
 from operators.trainer.traces import TRACES
 from operators.trainer.warm_start import warm_start
 from operators.trainer.warm_start_config import WarmStartConfig
@@ -168,7 +168,7 @@ def test_a_model_learns_what_it_imitates() -> None:
         examples,
         steps=150,
         batch=4,
-        rates=Rates(1e-2, 1e-2),
+        rates=LearningRates(1e-2, 1e-2),
         warmup=5,
         seed=0,
         after=lambda step, loss: losses.append(loss),

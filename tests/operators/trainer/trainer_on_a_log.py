@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from trainer_batches import make_batch
 
 from infra.store.weight_store import WeightStore
-from operators.io.elements import Place
+from operators.io.elements import PartitionKey
 from operators.trainer.config import LearnerConfig
 from operators.trainer.train_batches import TrainBatches
 from operators.trainer.training_config import TrainingConfig
@@ -97,7 +97,7 @@ class Trainer:
 
     def committed(self, topic: Topic) -> int:
         """The offset committed for the first partition of `topic`."""
-        return self.log.committed(self.shard.config.group).offsets[Place(topic.noun, 0)]
+        return self.log.committed(self.shard.config.group).offsets[PartitionKey(topic.noun, 0)]
 
     def line(self) -> list[int]:
         """The batches on the ancestor line of the newest manifest, oldest first."""

@@ -18,7 +18,7 @@ from pipelines.cli.lazy import CommandModule, lazy_group
 from pipelines.cli.main import COMMANDS, main
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.reference import every_command, reference
-from pipelines.present.output import Report, Rows, show
+from pipelines.present.output import Report, RowOutput, show
 
 
 @pytest.mark.parametrize(("words", "command"), list(every_command()), ids=lambda part: str(part)[:40])
@@ -46,20 +46,20 @@ def test_the_reference_has_every_command_as_it_is() -> None:
 )
 def test_rows_come_part_by_part_in_every_form(capsys: pytest.CaptureFixture[str], form: Any, printed: str) -> None:
     parts = [[{"a": 1, "b_c": None}], [], [{"a": 2, "b_c": None}, {"a": 3, "b_c": "é"}]]
-    show(Rows(iter(parts), ("a", "b_c"), form, "nothing", lambda row: f"{row['a']}!"))
+    show(RowOutput(iter(parts), ("a", "b_c"), form, "nothing", lambda row: f"{row['a']}!"))
     assert "".join(f"{line.rstrip()}\n" for line in capsys.readouterr().out.splitlines()) == printed
 
 
 @pytest.mark.parametrize(("form", "printed"), [("table", "nothing\n"), ("json", "[]\n"), ("jsonl", ""), ("csv", "")])
 def test_no_rows_are_an_answer_too(capsys: pytest.CaptureFixture[str], form: Any, printed: str) -> None:
     with pytest.raises(typer.Exit):
-        show(Rows([[]], ("a",), form, "nothing", exit_code=1))
+        show(RowOutput([[]], ("a",), form, "nothing", exit_code=1))
     assert capsys.readouterr().out == printed
 
 
 def test_rows_are_an_arrow_stream_of_one_schema(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     schema = pa.schema([("a", pa.int64()), ("b", pa.utf8())])
-    show(Rows([[{"a": 1, "b": None}], [{"a": 2, "b": "x"}]], ("a",), "arrow", schema=schema))
+    show(RowOutput([[{"a": 1, "b": None}], [{"a": 2, "b": "x"}]], ("a",), "arrow", schema=schema))
     rows = pa.ipc.open_stream(capfdbinary.readouterr().out).read_all()
     assert (rows.schema, rows.to_pylist()) == (schema, [{"a": 1, "b": None}, {"a": 2, "b": "x"}])
 

@@ -24,7 +24,7 @@ NOTHING = dict.fromkeys(DOMAIN)
         ),
         (r.Assignment, {"trajectory": "p12.3", "version": "2.17", "tokens": 3, "lease": 5}),
         (r.Progress, {"trajectory": "p12.3", "version": "2.17", "tokens": 3, "lease": 5}),
-        (r.Refused, {"trajectory": "p12.3", "lease": 5}),
+        (r.AssignmentRejected, {"trajectory": "p12.3", "lease": 5}),
         (r.Settled, {"trajectory": "p12.3", "staleness": 1, "tokens": 3}),
         (r.Release, {}),
         (r.MicroBatch, {"trajectory": "p12.3", "tokens": 7}),

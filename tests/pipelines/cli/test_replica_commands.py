@@ -19,7 +19,7 @@ from pipelines.cli.plans import COLUMNS, _alone, plan_lines
 from pipelines.cli.replicas import replica_row
 from schemas.codec import encode
 from schemas.plain import to_plain
-from schemas.records import Drain, MoveEnded, PlannedMove, PolicyVersion, RepackPlan, ReplicaLoad, ReplicaStatus
+from schemas.records import Drain, MoveOutcome, PlannedMove, PolicyVersion, RepackPlan, ReplicaLoad, ReplicaStatus
 from schemas.topics import INBOX, PLANS, REPLICAS
 
 RUN = "replica-commands"
@@ -34,9 +34,9 @@ PLAN = RepackPlan(
     planned_at=1_700_000_000_000,
 )
 ENDS = [
-    MoveEnded("2-7", 0, 1, ("p3.0",), (), (), (), 1_700_000_002_000),
-    MoveEnded("2-7", 0, 1, (), (), ("p3.0",), (), 1_700_000_003_000),  # told again after a restart: the first counts
-    *[MoveEnded("2-6", 2, 3, (f"p1.{n}",), (), (), (), 1_700_000_004_000) for n in range(5)],
+    MoveOutcome("2-7", 0, 1, ("p3.0",), (), (), (), 1_700_000_002_000),
+    MoveOutcome("2-7", 0, 1, (), (), ("p3.0",), (), 1_700_000_003_000),  # told again after a restart: the first counts
+    *[MoveOutcome("2-6", 2, 3, (f"p1.{n}",), (), (), (), 1_700_000_004_000) for n in range(5)],
 ]
 Laminar = Callable[..., tuple[int, str, str]]
 

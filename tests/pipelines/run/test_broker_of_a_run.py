@@ -16,7 +16,7 @@ import pytest
 from infra.kafka.broker import BrokerDied, BrokerStartError
 from pipelines.config import KafkaConfig
 from pipelines.run import run_kafka as kafka_of_run
-from pipelines.run.run_kafka import KafkaOfRun
+from pipelines.run.run_kafka import RunKafka
 
 DEADLINE_S = 120.0
 
@@ -52,13 +52,13 @@ def notes() -> list[str]:
 
 
 @pytest.fixture
-def kafka(tmp_path: Path, notes: list[str]) -> Iterator[KafkaOfRun]:
-    made = KafkaOfRun(KafkaConfig(), tmp_path / "kafka", notes.append)
+def kafka(tmp_path: Path, notes: list[str]) -> Iterator[RunKafka]:
+    made = RunKafka(KafkaConfig(), tmp_path / "kafka", notes.append)
     yield made
     made.close()
 
 
-def test_broker_killed_while_it_starts_is_started_again(kafka: KafkaOfRun, tmp_path: Path, notes: list[str]) -> None:
+def test_broker_killed_while_it_starts_is_started_again(kafka: RunKafka, tmp_path: Path, notes: list[str]) -> None:
     killer = Killer(tmp_path / "kafka", 1)
     killer.start()
     kafka.start()  # the first start of all
@@ -77,7 +77,7 @@ def test_broker_killed_while_it_starts_is_started_again(kafka: KafkaOfRun, tmp_p
     assert sum("was ended by SIGKILL while starting" in note for note in said) == 2
 
 
-def test_broker_that_never_starts_is_given_up_with_its_reason(kafka: KafkaOfRun, tmp_path: Path) -> None:
+def test_broker_that_never_starts_is_given_up_with_its_reason(kafka: RunKafka, tmp_path: Path) -> None:
     starts: list[float] = []
 
     class Broker(kafka_of_run.Broker):

@@ -23,7 +23,7 @@ from infra.kafka.reading import read_topic
 from infra.kafka.session import Outgoing, Session
 from infra.kafka.session_config import Input, Partition, SessionConfig
 from pipelines.config import KafkaConfig
-from pipelines.run.run_kafka import KafkaOfRun
+from pipelines.run.run_kafka import RunKafka
 from schemas.codec import encode
 from schemas.records import Metric
 
@@ -160,7 +160,7 @@ def test_a_session_reads_and_writes(kind: str, guarded: Guarded, run_id: str) ->
 @pytest.mark.parametrize("kind", ["password", "certificate"])
 def test_properties_alone_name_the_kafka_of_a_run(kind: str, guarded: Guarded, run_id: str, tmp_path: Path) -> None:
     notes: list[str] = []
-    kafka = KafkaOfRun(KafkaConfig(client_properties=str(guarded.file(kind))), tmp_path / "kafka", notes.append)
+    kafka = RunKafka(KafkaConfig(client_properties=str(guarded.file(kind))), tmp_path / "kafka", notes.append)
     kafka.start()
     kafka.refuse_known(run_id)
     assert kafka.answers()

@@ -19,7 +19,7 @@ from pipelines.config import KafkaConfig, load_config
 from pipelines.inspect.run_folders import read_run
 from pipelines.present.view.live import LiveView
 from pipelines.run.local import _end_failed
-from pipelines.run.run_kafka import KafkaOfRun
+from pipelines.run.run_kafka import RunKafka
 from pipelines.run.state import STATE_FILE, RunStateFile
 from pipelines.run.stop_requests import StopRequests
 from pipelines.run.supervisor import CONFIG_FILE, RunFolderDeleted, Supervisor
@@ -47,7 +47,7 @@ def test_full_disk_is_named_and_noted_in_state_json(tmp_path: Path) -> None:
 
 def test_broker_that_died_on_a_full_disk_is_not_started_again(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 256) as disk:
-        kafka = KafkaOfRun(KafkaConfig(), disk, lambda line: None)
+        kafka = RunKafka(KafkaConfig(), disk, lambda line: None)
         kafka._own = Broker(BrokerConfig(disk))  # its process is gone
         (disk / "log").mkdir()
         (disk / "log" / "meta.properties").write_text("")
@@ -91,7 +91,7 @@ def test_deleted_topics_end_the_run(broker: Broker, run_id: str, tmp_path: Path)
     names = [f"{run_id}-{each}" for each in ("kept", "gone")]
     with admin_client(broker.client()) as admin:
         create_topics(admin, [TopicSpec(name, 1) for name in names])
-        kafka = KafkaOfRun(KafkaConfig(broker.bootstrap_servers), tmp_path / "kafka", lambda line: None)
+        kafka = RunKafka(KafkaConfig(broker.bootstrap_servers), tmp_path / "kafka", lambda line: None)
         kafka.topics = frozenset(names)
         assert kafka.answers()
         assert kafka.answers()
@@ -102,7 +102,7 @@ def test_deleted_topics_end_the_run(broker: Broker, run_id: str, tmp_path: Path)
 
 
 def test_deleted_data_of_the_own_broker_end_the_run(tmp_path: Path) -> None:
-    kafka = KafkaOfRun(KafkaConfig(), tmp_path / "kafka", lambda line: None)
+    kafka = RunKafka(KafkaConfig(), tmp_path / "kafka", lambda line: None)
     kafka.start()
     try:
         assert kafka._own is not None

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 from run_stories import assignment, experience, manifest, micro_batch, settled, trajectory
 
-from pipelines.inspect.audit.fold import Fold
-from pipelines.inspect.audit.result import Audit, Placed
+from pipelines.inspect.audit.fold import AuditFold
+from pipelines.inspect.audit.result import Audit, ReachedStage
 from schemas.identity import parse_trajectory_id as key
 
 ASKED = assignment("p1.0")
@@ -19,7 +19,7 @@ BATCHED = (settled("p1.0", batch=3), micro_batch(3, "p1.0"), *SCORED)
 
 
 def folded(*rows: object, done: bool = True, trimmed: tuple[str, ...] = ()) -> Audit:
-    fold = Fold(trimmed)
+    fold = AuditFold(trimmed)
     enter: dict[str, Callable[..., None]] = {
         "WeightVersion": fold.manifest,
         "Settled": fold.settled,
@@ -78,7 +78,7 @@ def test_every_story_has_its_place(rows: tuple[object, ...], done: bool, number:
 def test_what_a_stage_let_go_of_is_lost(rows: tuple[object, ...], stage: str) -> None:
     audit = folded(*rows)
     names = {row.trajectory_id for row in rows if hasattr(row, "trajectory_id") and not hasattr(row, "reason")}
-    assert audit.lost == tuple(Placed(name, stage) for name in sorted(names))
+    assert audit.lost == tuple(ReachedStage(name, stage) for name in sorted(names))
     assert audit.accounted == audit.dispatched + audit.undispatched
     assert not audit.balanced
 
@@ -152,7 +152,7 @@ def test_a_hand_over_is_no_second_dispatch() -> None:
 
 
 def test_the_first_finish_is_the_one_that_is_waited_for() -> None:
-    fold = Fold()
+    fold = AuditFold()
     fold.trajectory(key("p1.0"), done=False)
     fold.trajectory(key("p1.0"), done=True)
     assert fold.audit().lost == ()
@@ -161,10 +161,10 @@ def test_the_first_finish_is_the_one_that_is_waited_for() -> None:
 def test_what_waits_is_named_where_it_waits() -> None:
     audit = folded(ASKED, trajectory("p0.7"), assignment("p0.7"), assignment("p0.8"), experience("e3.1"), done=False)
     assert audit.waiting == (
-        Placed("p0.7", "score"),
-        Placed("p0.8", "generation"),
-        Placed("p1.0", "generation"),
-        Placed("e3.1", "evaluation"),
+        ReachedStage("p0.7", "score"),
+        ReachedStage("p0.8", "generation"),
+        ReachedStage("p1.0", "generation"),
+        ReachedStage("e3.1", "evaluation"),
     )
     assert audit.undispatched == 1
 
@@ -177,7 +177,7 @@ def test_identities_of_any_size_come_back_as_they_were() -> None:
 
 def test_a_million_trajectories_fit_into_memory() -> None:
     thousand = 1000  # measured small and scaled, for a million would take a minute
-    fold = Fold()
+    fold = AuditFold()
     tracemalloc.start()
     try:
         for number in range(20 * thousand):

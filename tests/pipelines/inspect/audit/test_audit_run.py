@@ -19,7 +19,7 @@ from infra.processes import spawn
 from pipelines.cli.main import main
 from pipelines.inspect.audit import background_process as in_background
 from pipelines.inspect.audit.audit_run import audit
-from pipelines.inspect.audit.result import Placed
+from pipelines.inspect.audit.result import ReachedStage
 from schemas.codec import encode
 from schemas.topics import BATCHES, EXPERIENCES, INBOX, RELAY, SETTLED, TRAJECTORIES, Topic, group_name
 
@@ -132,11 +132,11 @@ def test_a_run_at_work_balances(sound: Run) -> None:
 def test_what_is_wrong_is_named_and_nothing_else(damaged: Run) -> None:
     found = audit(damaged.client, damaged.run)
     assert found.lost == (
-        Placed("p3.1", "score"),
-        Placed("p8.0", "experience"),
-        Placed("p9.0", "experience"),
-        Placed("e9.0", "evaluation"),
-        Placed("p10.0", "training"),
+        ReachedStage("p3.1", "score"),
+        ReachedStage("p8.0", "experience"),
+        ReachedStage("p9.0", "experience"),
+        ReachedStage("e9.0", "evaluation"),
+        ReachedStage("p10.0", "training"),
     )
     assert found.trained_twice == ("p0.0",)
     assert found.without_reason == ("p7.0",)

@@ -19,7 +19,7 @@ from infra.kafka.properties import ClientProperties
 from pipelines.inspect.audit.audit_run import audit
 from pipelines.inspect.audit.trim_marks import newest_mark
 from pipelines.run.trim.execute import execute
-from pipelines.run.trim.needs import Place
+from pipelines.run.trim.needs import LogPartition
 from pipelines.run.trim.plan import Plan, TrimRefused, plan_trim
 from schemas.codec import encode
 from schemas.records import CommitNote, PolicyVersion
@@ -155,9 +155,9 @@ def test_a_plan_changes_nothing_and_hashes_what_would_go(run: Run) -> None:
     assert set(run.begins().values()) == {0}
     assert newest_mark(run.client, run.run) is None
     assert plan.mark == again.mark
-    cut = plan.cuts[Place("batches", 0)]
+    cut = plan.cuts[LogPartition("batches", 0)]
     assert (cut.begin, cut.offset, cut.records, cut.held_by) == (0, 2, 2, "the checkpoint of version 1.2")
-    assert cut.digest != plan.cuts[Place("settled", 0)].digest
+    assert cut.digest != plan.cuts[LogPartition("settled", 0)].digest
     assert plan.mark.checkpoint == "marks/1.2"
 
 
@@ -167,9 +167,9 @@ def test_what_a_trajectory_under_way_needs_stays(run: Run) -> None:
     run.write(INBOX, assignment(late))
     plan = run.plan("1.3")
     assert dict(zip(plan.mark.purposes, plan.mark.closed_below, strict=True))["train"] == 0
-    assert plan.cuts[Place("settled", 0)].offset == 0
-    assert "trajectory p0" in plan.cuts[Place("settled", 0)].held_by
-    assert plan.cuts[Place("relay", 0)].offset == 1  # the manifest that names batch 0 stays, with the batch
+    assert plan.cuts[LogPartition("settled", 0)].offset == 0
+    assert "trajectory p0" in plan.cuts[LogPartition("settled", 0)].held_by
+    assert plan.cuts[LogPartition("relay", 0)].offset == 1  # the manifest that names batch 0 stays, with the batch
 
 
 @pytest.mark.parametrize(
@@ -189,8 +189,11 @@ def test_what_a_start_reads_back_of_its_ledger_stays(run: Run) -> None:
         create_topics(admin, [TopicSpec(RESTORE.name(run.run), 1)])
     run.write(RESTORE, CommitNote(group, note, 0))
     cuts = run.plan("1.3").cuts
-    assert (cuts[Place("inbox", 0)].offset, cuts[Place("inbox", 0)].held_by) == (5, f"the ledger of {group}")
-    assert (cuts[Place("settled", 0)].offset, cuts[Place("settled", 0)].held_by) == (4, f"group {group}")
+    assert (cuts[LogPartition("inbox", 0)].offset, cuts[LogPartition("inbox", 0)].held_by) == (
+        5,
+        f"the ledger of {group}",
+    )
+    assert (cuts[LogPartition("settled", 0)].offset, cuts[LogPartition("settled", 0)].held_by) == (4, f"group {group}")
 
 
 def test_audit_names_what_a_later_batch_trains_again(run: Run) -> None:
@@ -220,7 +223,7 @@ def test_what_was_not_dispatched_yet_is_not_closed(run: Run) -> None:
     run.commit("placement", PROMPTS, 1)
     plan = run.plan("1.3")
     assert dict(zip(plan.mark.purposes, plan.mark.closed_below, strict=True))["train"] == 3
-    assert plan.cuts[Place("prompts", 0)].offset == 1
+    assert plan.cuts[LogPartition("prompts", 0)].offset == 1
     execute(run.client, replace(plan, checkpoint=None), Path("nowhere"))
     run.write(INBOX, assignment("p3.0"))
     assert audit(run.client, run.run).in_flight == {"generation": 1}

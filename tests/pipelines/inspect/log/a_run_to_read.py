@@ -101,7 +101,7 @@ def write_story(write: Writer) -> None:
     write(PROGRESS, replace(gained, trajectory_id="p9.0", lease=7))
     write(TRAJECTORIES, trajectory(3, 0), partition=1)
     write(TRAJECTORIES, trajectory(3, 1), partition=1)
-    write(PROGRESS, r.Closed("p3.1"))
+    write(PROGRESS, r.TrajectoryClosed("p3.1"))
     scored = SAMPLES[r.Experience]
     assert isinstance(scored, r.Experience)
     write(
@@ -150,7 +150,7 @@ def write_story(write: Writer) -> None:
         )
     write(METRICS, r.Metric("trainer", 2, {"reward/mean": 0.5, "trajectories": 3.0, "time/update": 0.25}, BEGAN))
     write(REPLICAS, SAMPLES[r.ReplicaStatus])
-    write(PLANS, SAMPLES[r.MoveEnded])  # of a plan and of trajectories that are in no story
+    write(PLANS, SAMPLES[r.MoveOutcome])  # of a plan and of trajectories that are in no story
 
 
 def written(broker: Broker) -> ClientProperties:

@@ -15,7 +15,7 @@ from synthetic_run import START, evaluation_metric, history, trainer_metric
 
 from pipelines.inspect.metrics_file import MetricsFile
 from pipelines.present.report.charts import charts
-from pipelines.present.report.comparison import Told, comparison
+from pipelines.present.report.comparison import ComparedRun, comparison
 from pipelines.present.report.comparison import figures_of as compared
 from pipelines.present.report.heat_map import heat_map
 from pipelines.present.report.html import page, render_report
@@ -310,7 +310,10 @@ def test_what_the_log_says_is_on_the_page() -> None:
 def test_runs_are_compared_on_one_page() -> None:
     metrics = list(history())
     summary = figures_of(metrics, RunFacts("r"))
-    runs = [Told("first", summary, metrics), Told("<second>", {**summary, "reward_last": None}, metrics[:40])]
+    runs = [
+        ComparedRun("first", summary, metrics),
+        ComparedRun("<second>", {**summary, "reward_last": None}, metrics[:40]),
+    ]
     html = comparison(runs)
     text = "".join(checked(html).text)
     assert "<second>" not in html
@@ -322,7 +325,10 @@ def test_runs_are_compared_on_one_page() -> None:
 
 
 def test_pages_forbid_scripts_and_loading(tmp_path: Path) -> None:
-    for html in (render_report(folder_of_a_run(tmp_path)), comparison([Told("a", {}, []), Told("b", {}, [])])):
+    for html in (
+        render_report(folder_of_a_run(tmp_path)),
+        comparison([ComparedRun("a", {}, []), ComparedRun("b", {}, [])]),
+    ):
         head, _, _ = html.partition("<title>")
         assert (
             "Content-Security-Policy\" content=\"default-src 'none'; " in head

@@ -17,7 +17,7 @@ from synthetic_run import START, evaluation_metric, heartbeat, history, manifest
 from infra.kafka.unreadable import Unreadable
 from pipelines.inspect import metrics_file
 from pipelines.inspect.metrics_file import MetricsFile, position_metric, read_metrics
-from pipelines.inspect.run_state.events import LagSeen, PhaseStarted, Role, RolesSeen, Tick
+from pipelines.inspect.run_state.events import LagSeen, PhaseStarted, RolesSeen, RoleState, Tick
 from pipelines.inspect.run_state.state import RunState, fold, fold_all, new_run
 from pipelines.present.view.braille import plot
 from pipelines.present.view.live import LiveView
@@ -26,7 +26,7 @@ from pipelines.present.view.text import clock, count, lag_text, run_line
 from pipelines.present.view.watch import Watch
 from schemas.records import Metric, RelayStatus
 
-ROLES = {"rollout-0": Role(41, 1, "up"), "score": Role(43, 0, "up"), "trainer": Role(44, 0, "down")}
+ROLES = {"rollout-0": RoleState(41, 1, "up"), "score": RoleState(43, 0, "up"), "trainer": RoleState(44, 0, "down")}
 
 
 def training() -> RunState:
@@ -74,7 +74,7 @@ def test_the_screen_of_a_run_of_which_nothing_is_known() -> None:
 @pytest.mark.parametrize("height", [10, 14, 20, 24, 40])
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_the_screen_fits(width: int, height: int) -> None:
-    many = {f"role-{index}": Role(index, 0, "up") for index in range(30)} | {"sick": Role(99, 3, "down")}
+    many = {f"role-{index}": RoleState(index, 0, "up") for index in range(30)} | {"sick": RoleState(99, 3, "down")}
     state = fold(training(), RolesSeen(many))
     lines = drawn(state, width, height).splitlines()
     assert len(lines) <= height
@@ -125,9 +125,9 @@ def test_without_a_terminal_there_is_a_line_now_and_then() -> None:
 
 
 def test_only_what_died_is_called_down() -> None:
-    roles = {"a": Role(None, 0, "starting"), "b": Role(1, 0, "up"), "c": Role(None, 0, "ended")}
+    roles = {"a": RoleState(None, 0, "starting"), "b": RoleState(1, 0, "up"), "c": RoleState(None, 0, "ended")}
     assert "down" not in run_line(fold(training(), RolesSeen(roles)))
-    assert "down: d" in run_line(fold(training(), RolesSeen({**roles, "d": Role(7, 1, "down")})))
+    assert "down: d" in run_line(fold(training(), RolesSeen({**roles, "d": RoleState(7, 1, "down")})))
 
 
 def test_the_last_state_is_shown_at_the_end() -> None:

@@ -9,7 +9,7 @@ import pytest
 from synthetic_run import GROUP_BATCH, START, STEP_MS, evaluation_metric, heartbeat, history, manifest, trainer_metric
 
 from pipelines.inspect.run_state.curve import MAX_POINTS, NO_POINTS, Curve, Point
-from pipelines.inspect.run_state.events import LagSeen, PhaseStarted, Role, RolesSeen, Tick
+from pipelines.inspect.run_state.events import LagSeen, PhaseStarted, RolesSeen, RoleState, Tick
 from pipelines.inspect.run_state.rates import progress, rates, seconds_left
 from pipelines.inspect.run_state.state import PACE_POINTS, RunState, fold, fold_all, new_run
 from schemas.records import Metric, PolicyVersion, RelayStatus
@@ -35,7 +35,7 @@ def after(*events: Any) -> RunState:
         ([], "trajectories_trained", None),
         ([Tick(START + 9), Tick(START + 4)], "now", START + 9),
         ([LagSeen({"inbox": 4}), LagSeen({"batches": 1})], "lag", {"batches": 1}),
-        ([RolesSeen({"a": Role(1, 2, "up"), "b": Role(2, 0, "down")})], "restarts", {"a": 2}),
+        ([RolesSeen({"a": RoleState(1, 2, "up"), "b": RoleState(2, 0, "down")})], "restarts", {"a": 2}),
         ([RelayStatus(0, ("1.2",), 5, "h", 6, START + 7)], "now", START + 7),
         ([Metric("weather", 1, {"rain": 1.0}, START + 9)], "heard", {}),
         ([Metric("score", 1, {"errors": 2.0}, START + 9)], "heard", {"score": START + 9}),

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rich.text import Text
 
 from infra.escaping import VisibleFormatter, csv_cell, lines, one_line, visible, visible_json
-from pipelines.present.output import Report, Rows, Texts, show, table
+from pipelines.present.output import Report, RowOutput, Texts, show, table
 from pipelines.present.record_text import as_line
 from pipelines.present.token_colours import Tokens, coloured
 from pipelines.present.view.console import Visible, console
@@ -55,9 +55,9 @@ def steers(text: str, kept: str = "\n\t") -> list[str]:
     ]
 
 
-def rows(form: str) -> Rows:
+def rows(form: str) -> RowOutput:
     row = {"name": "p1.0", EVIL: 1, "text": EVIL, "nested": [{"text": EVIL}], "length": 3}
-    return Rows([[row]], None, form, line=lambda row: f"{row['name']} {row['text']}")  # type: ignore[arg-type]
+    return RowOutput([[row]], None, form, line=lambda row: f"{row['name']} {row['text']}")  # type: ignore[arg-type]
 
 
 PRINTED: dict[str, Callable[[], object]] = {
@@ -129,7 +129,7 @@ def test_visible_json_means_the_same(value: str) -> None:
 )
 def test_a_csv_cell_is_no_formula_unless_it_is_asked_for_raw(cell: str, capsys: pytest.CaptureFixture[str]) -> None:
     for form in ("csv", "csv-raw"):
-        show(Rows([[{"text": cell, "reward": -0.5}]], None, form))  # type: ignore[arg-type]
+        show(RowOutput([[{"text": cell, "reward": -0.5}]], None, form))  # type: ignore[arg-type]
         written = next(csv.DictReader(io.StringIO(capsys.readouterr().out)))
         assert written == {"text": f"'{cell}" if form == "csv" else cell, "reward": "-0.5"}
 
