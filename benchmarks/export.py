@@ -103,7 +103,7 @@ def find(config: Config, broker: Broker, records: int) -> dict[str, float]:
         for number in range(records):
             value, headers = encode(replace(sample, trajectory_id=f"p{number}.0", tokens=number % 1000))
             producer.send(name, value, headers=headers, partition=0)
-    condition = parse_where("tokens = 7 and fate = 'batched'", row_schema(SETTLED))
+    condition = parse_where("tokens = 7 and outcome = 'batched'", row_schema(SETTLED))
     collect_seldom()
     before = psutil.Process().memory_info().rss
     with measured(broker) as took:

@@ -44,7 +44,7 @@ READS: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("experiences", ""): "from the oldest member that is held: " + _ADMITTED,
         ("relay", ""): _NOTE,
         ("curriculum", ""): _NEXT + ", the level is in the commit's note",
-        ("offers", ""): "from the oldest group that is set aside: a batch a shard",
+        ("batch-assembly", ""): "from the oldest group that is set aside: a batch a shard",
         ("settled", LEDGER): "from the oldest group that is not wholly settled: " + _ADMITTED,
     },
     "trainer": {

@@ -1,12 +1,13 @@
 """One way in and one way out for every record on a topic: value bytes plus the headers that say what they are.
 
-A reader needs no decoding to know what it looks at: `content-type`, `laminar-schema` ("Trajectory/1") and, where there
+A reader needs no decoding to know what it looks at: `content-type`, `laminar-schema` ("Trajectory/2") and, where there
 is one, `policy-version` are headers. Whatever cannot be decoded raises `UndecodableRecord`, which callers turn into a
 dead letter.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -38,6 +39,10 @@ class UndecodableRecord(ValueError):
     """Bytes on a topic that are no record of ours: garbage, an unknown schema or version, or beyond the size bound."""
 
 
+class RecordOfFirstRelease(UndecodableRecord):
+    """A record that release 0.1.0 wrote. Later releases have other records and cannot work on its runs."""
+
+
 @dataclass(frozen=True, slots=True)
 class RecordType:
     """How a record class travels: its name and version on the wire, and its encoding."""
@@ -64,18 +69,15 @@ _ARROW = {
     records.DeadLetter,
 }
 _APART = {records.MicroBatch, records.DeadLetter}
-_VERSIONS: Mapping[type, int] = {records.WeightVersion: 2}
-"""Of the others it is 1."""
+_VERSIONS: Mapping[type, int] = {records.WeightVersion: 3}
+"""Schema versions; 2 for all other records."""
+_OF_FIRST_RELEASE = re.compile(rb"[A-Za-z]{1,40}/1|WeightVersion/2")
 RECORD_TYPES: tuple[RecordType, ...] = tuple(
-    RecordType(kind, _VERSIONS.get(kind, 1), "arrow" if kind in _ARROW else "json", rows=kind in _ARROW - _APART)
+    RecordType(kind, _VERSIONS.get(kind, 2), "arrow" if kind in _ARROW else "json", rows=kind in _ARROW - _APART)
     for kind in records.RECORDS
 )
 _BY_KIND = {entry.kind: entry for entry in RECORD_TYPES}
-_BY_SCHEMA = {
-    f"{entry.kind.__name__}/{version}".encode(): entry
-    for entry in RECORD_TYPES
-    for version in range(1, entry.version + 1)  # `plain.ADDED` has what the earlier ones lack
-}
+_BY_SCHEMA = {entry.schema.encode(): entry for entry in RECORD_TYPES}
 
 
 def record_type(kind: type) -> RecordType:
@@ -139,6 +141,8 @@ def typed(value: bytes | None, headers: Iterable[tuple[str, bytes]]) -> tuple[Re
     if schema is None:
         raise UndecodableRecord("no laminar-schema header")
     entry = _BY_SCHEMA.get(schema)
+    if entry is None and _OF_FIRST_RELEASE.fullmatch(schema):
+        raise RecordOfFirstRelease(f"{schema.decode()} was written by release 0.1.0; only that release reads this run")
     if entry is None:
         raise UndecodableRecord(f"unknown schema {schema[:80]!r}")
     return entry, value

@@ -11,9 +11,6 @@ from typing import Any
 from schemas.scalars import all_int64, fitted
 from schemas.shape import Field, fields_of
 
-ADDED: Mapping[tuple[str, str], Any] = {("WeightVersion", "untrained"): []}
-"""What a field stands for in records of versions that lack it, by class and field."""
-
 
 def to_plain(record: Any) -> dict[str, Any]:
     """`record` as JSON-ready dictionaries, lists and scalars; policy versions as "epoch.number"; bytes in base64.
@@ -52,7 +49,7 @@ def from_plain(kind: type, value: Any) -> Any:
         raise ValueError(f"{kind.__name__}: expected an object, got {type(value).__name__}")
     fields = _named(kind)
     if value.keys() != fields.keys():
-        value = _completed(kind, value)
+        _check_fields(kind, value)
     return kind(*[_from_plain(where, field, value.get(name)) for name, (where, field) in fields.items()])
 
 
@@ -62,20 +59,15 @@ def _named(kind: Any) -> dict[str, tuple[str, Field]]:
     return {field.name: (f"{kind.__name__}.{field.name}", field) for field in fields_of(kind)}
 
 
-def _completed(kind: type, value: dict[str, Any]) -> dict[str, Any]:
-    """`value` with what its version lacks.
-
-    Raises ValueError for a field that `kind` has not, and for one that is not there and must be.
-    """
+def _check_fields(kind: type, value: Mapping[str, Any]) -> None:
+    """Raises ValueError for an unknown field, and for a missing one that is not optional."""
     fields = _named(kind)
-    value = {name: ADDED[kind.__name__, name] for name in fields if (kind.__name__, name) in ADDED} | value
     unknown = value.keys() - fields.keys()
     if unknown:
         raise ValueError(f"{kind.__name__}: unknown fields {sorted(unknown)}")
     missing = [name for name, (_, field) in fields.items() if name not in value and not field.optional]
     if missing:
         raise ValueError(f"{kind.__name__}: missing fields {missing}")
-    return value
 
 
 def _no_constant(text: str) -> None:

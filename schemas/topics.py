@@ -99,10 +99,10 @@ CURRICULUM = Topic(
     "how hard questions are to be, and from which prompt on they are: asked and answered",
     _RESTARTED,
 )
-LEVEL_REQUEST, LEVEL_REPLY = "asked", "begun"
-"""Keys of the curriculum topic: each side reads the other's words alone."""
+LEVEL_REQUEST, LEVEL_REPLY = "request", "reply"
+"""Keys of the topic `curriculum`: each side reads the records of the other alone."""
 BATCH_ASSEMBLY = Topic(
-    "offers",
+    "batch-assembly",
     ("GroupsOffered", "GroupsCalled", "SuccessTold"),
     "kind",
     "one",
@@ -112,8 +112,8 @@ BATCH_ASSEMBLY = Topic(
     "how several shards of the buffer make a batch: what each has set aside, and what the first calls up; else empty",
     _RESTARTED,
 )
-PROPOSAL, SELECTION, SUCCESS = "offered", "called", "told"
-"""Keys of the offers topic. Every shard reads all of it: by what is called they number the batches alike."""
+PROPOSAL, SELECTION, SUCCESS = "proposal", "selection", "success"
+"""Keys of the topic `batch-assembly`. Every shard reads all of it, so all number the batches alike."""
 INBOX = Topic(
     "inbox",
     ("Assignment", "Cancel", "Reserve", "Release", "Drain"),

@@ -38,12 +38,12 @@ class StoredRecord:
 
     @property
     def schema(self) -> str:
-        """What the record says it is, e.g. "Trajectory/1"; "" where it does not say."""
+        """What the record says it is, e.g. "Trajectory/2"; "" where it does not say."""
         return schema_of(self.headers)
 
 
 def schema_of(headers: Headers) -> str:
-    """What a record with these headers says it is, e.g. "Trajectory/1"; "" where it does not say."""
+    """What a record with these headers says it is, e.g. "Trajectory/2"; "" where it does not say."""
     return next((value.decode(errors="replace") for name, value in headers if name == "laminar-schema"), "")
 
 

@@ -16,7 +16,7 @@ from operators.io.elements import Restored
 from operators.io.ledger import TrajectoryLedger
 from schemas.block import Block
 from schemas.identity import Purpose, is_trajectory_id, parse_trajectory_id
-from schemas.records import Fate, Settled
+from schemas.records import Outcome, Settled
 from schemas.topics import partition_of
 
 
@@ -89,7 +89,7 @@ class Endings:
     def end(
         self,
         runs: Sequence[RowRun],
-        fate: Fate,
+        outcome: Outcome,
         reason: str,
         batch: int | None,
         ages: np.ndarray | None,
@@ -104,7 +104,7 @@ class Endings:
             for number, share in run.by_group():
                 count = share.last - share.first
                 aged = [None] * count if ages is None else ages[ended : ended + count].tolist()
-                self._end(number, share, aged, (fate, reason, batch, fate == "batched" or number in gone))
+                self._end(number, share, aged, (outcome, reason, batch, outcome == "batched" or number in gone))
                 ended += count
 
     def settled(self, now: int) -> Block | None:
@@ -122,9 +122,9 @@ class Endings:
         return self._ledger.marks()
 
     def _end(
-        self, number: int, run: RowRun, ages: list[int] | list[None], same: tuple[Fate, str, int | None, bool]
+        self, number: int, run: RowRun, ages: list[int] | list[None], same: tuple[Outcome, str, int | None, bool]
     ) -> None:
-        """End members of group `number`; `same` for all are fate, reason, batch and whether their group leaves."""
+        """End members of group `number`; `same` for all are outcome, reason, batch and whether their group leaves."""
         shelf, first, last = run
         members = shelf.members[first:last]
         if (held := self._held.get(number)) is not None:
@@ -135,10 +135,10 @@ class Endings:
         self._columns["group_size"] += shelf.sizes[first:last]
         self._columns["tokens"] += shelf.tokens[first:last].tolist()
         self._columns["staleness"] += ages
-        fate, *others = same
-        if number < 0 and fate == "batched":
-            fate = "imported"
-        for name, value in zip(("fate", "reason", "batch", "group_left"), (fate, *others), strict=True):
+        outcome, *others = same
+        if number < 0 and outcome == "batched":
+            outcome = "imported"
+        for name, value in zip(("outcome", "reason", "batch", "group_left"), (outcome, *others), strict=True):
             self._columns[name] += [value] * len(members)
         if same[-1]:
             self._left.add(number)

@@ -24,7 +24,15 @@ from operators.experience.trainable import ANY_TOKEN, Verdict, untrainable
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, ReceivedRecord, Restored
 from operators.io.pending import PendingOffsets
 from operators.io.reject import rejected
-from schemas.records import BatchProposal, BatchSelection, Fate, LevelReply, LevelSuccess, PolicyVersion, WeightVersion
+from schemas.records import (
+    BatchProposal,
+    BatchSelection,
+    LevelReply,
+    LevelSuccess,
+    Outcome,
+    PolicyVersion,
+    WeightVersion,
+)
 from schemas.topics import (
     BATCH_ASSEMBLY,
     BATCHES,
@@ -308,15 +316,15 @@ class _Buffering:
     def _settle(
         self,
         runs: Sequence[RowRun],
-        fate: Fate,
+        outcome: Outcome,
         reason: str,
         staleness: np.ndarray | None = None,
         batch: int | None = None,
         left: Iterable[int] = (),
     ) -> None:
-        self._endings.end(runs, fate, reason, batch, staleness, left)
-        self._measures.end(runs, fate)
-        if fate != "failed":
+        self._endings.end(runs, outcome, reason, batch, staleness, left)
+        self._measures.end(runs, outcome)
+        if outcome != "failed":
             self._curricula.count(runs)
         for shelf, first, last in runs:
             self._pending.remove(PartitionKey(EXPERIENCES.noun, shelf.partition), shelf.offset, last - first)

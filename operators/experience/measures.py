@@ -10,7 +10,7 @@ import numpy as np
 
 from operators.experience.groups import Groups
 from operators.experience.members import RowRun, gathered
-from schemas.records import Fate, Metric
+from schemas.records import Metric, Outcome
 
 DECILES = 10
 MOST_TASKS = 32
@@ -31,9 +31,9 @@ class BufferMeasures:
         self._dropped[kind_of(reason)] += len(lengths)
         _count(self._dropped_lengths, lengths)
 
-    def end(self, runs: Sequence[RowRun], fate: Fate) -> None:
+    def end(self, runs: Sequence[RowRun], outcome: Outcome) -> None:
         """Members' stories have ended; failed ones say nothing of lengths."""
-        if fate != "failed":
+        if outcome != "failed":
             _count(self._ended, gathered(runs, "tokens"))
 
     def metric(

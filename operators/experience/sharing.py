@@ -137,7 +137,7 @@ class Sharing:
                 continue
             mine = tuple(number for number in called.groups if self._is_mine(number))
             self.offered.difference_update(mine)
-            yield BatchSelection(called.batch, mine, called.newest, called.called_at)
+            yield BatchSelection(called.batch, mine, called.newest, called.selected_at)
 
     def offer(self, groups: Sequence[Group], newest: PolicyVersion | None, now: int) -> Iterator[Output]:
         """Offer `groups`; and where this is the first shard, call up what is on offer."""

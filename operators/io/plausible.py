@@ -158,8 +158,8 @@ def _relay(status: r.RelayStatus) -> Iterator[str]:
 def _settled(settled: r.Settled) -> Iterator[str]:
     if not is_trajectory_id(settled.trajectory_id):
         yield f"not a trajectory id: {settled.trajectory_id[:80]!r}"
-    elif (settled.fate in ("batched", "imported")) != (settled.batch is not None):
-        yield f"{settled.trajectory_id} is {settled.fate} with batch {settled.batch}"
+    elif (settled.outcome in ("batched", "imported")) != (settled.batch is not None):
+        yield f"{settled.trajectory_id} is {settled.outcome} with batch {settled.batch}"
 
 
 def _named(record: r.Progress | r.AssignmentRejected | r.TrajectoryClosed) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from schemas.records import MoveOutcome
 
-OutcomeOfMove = Literal["made", "finished", "refused", "lost"]
+OutcomeOfMove = Literal["handed_over", "finished", "rejected", "lost"]
 
 
 @dataclass(slots=True)
@@ -17,7 +17,7 @@ class _Move:
     source: int
     destination: int
     open: set[str]
-    fates: dict[OutcomeOfMove, list[str]] = field(default_factory=dict)
+    outcomes: dict[OutcomeOfMove, list[str]] = field(default_factory=dict)
 
 
 class MoveOutcomes:
@@ -32,13 +32,13 @@ class MoveOutcomes:
         move = _Move(plan_id, source, destination, set(names))
         self._moves |= dict.fromkeys(move.open, move)
 
-    def know(self, name: str, fate: OutcomeOfMove) -> None:
+    def record(self, name: str, outcome: OutcomeOfMove) -> None:
         """What has become of a trajectory, if it was to move."""
         move = self._moves.pop(name, None)
         if move is None:
             return
         move.open.remove(name)
-        move.fates.setdefault(fate, []).append(name)
+        move.outcomes.setdefault(outcome, []).append(name)
         if not move.open:
             self._ended.append(move)
 
@@ -50,10 +50,10 @@ class MoveOutcomes:
                 plan_id=move.plan_id,
                 source=move.source,
                 destination=move.destination,
-                made=tuple(move.fates.get("made", ())),
-                finished=tuple(move.fates.get("finished", ())),
-                refused=tuple(move.fates.get("refused", ())),
-                lost=tuple(move.fates.get("lost", ())),
+                handed_over=tuple(move.outcomes.get("handed_over", ())),
+                finished=tuple(move.outcomes.get("finished", ())),
+                rejected=tuple(move.outcomes.get("rejected", ())),
+                lost=tuple(move.outcomes.get("lost", ())),
                 ended_at=now,
             )
             for move in ended

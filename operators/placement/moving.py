@@ -94,7 +94,7 @@ class Moving:
         if (self._config.rules.repack or leaving) and (batch_done or clock >= self._due_at):
             self._due_at = clock + self._config.repack_s
             outputs += self._plan(alive, clock)
-        ended = self._tracking.fates.take_ended(self._now())
+        ended = self._tracking.outcomes.take_ended(self._now())
         return [*outputs, *(Output(PLANS, each.plan_id, each) for each in ended)]
 
     # -- planning -----------------------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ class Moving:
         until = clock + self._config.heartbeat_timeout_s
         outputs = []
         for move in plan.moves:
-            self._tracking.fates.plan(plan_id, move.source, move.destination, move.trajectory_ids)
+            self._tracking.outcomes.plan(plan_id, move.source, move.destination, move.trajectory_ids)
         for destination in dict.fromkeys(move.destination for move in plan.moves):
             coming = [move for move in plan.moves if move.destination == destination]
             part, to = f"{plan_id}.{destination}", self._owner_of(destination)
@@ -185,7 +185,7 @@ class Moving:
             if replica is None or not names or clock > each.until:
                 for name in each.names:
                     self._tracking.call_off(each.destination, name)
-                    self._tracking.fates.know(name, "lost" if replica is None else "refused")
+                    self._tracking.outcomes.record(name, "lost" if replica is None else "rejected")
             elif each.plan_id in replica.status.reserved:
                 outputs.append(self._release(each, names, clock))
             else:
@@ -209,7 +209,7 @@ class Moving:
                 self._tracking.call_off(each.destination, name)
             if self._is_at(name, each.source):
                 self._tracking.table.stay(name)
-                self._tracking.fates.know(name, "refused")
+                self._tracking.outcomes.record(name, "rejected")
 
     def _release(self, each: _Proposed, names: tuple[str, ...], clock: float) -> Output:
         leases = tuple(self._leases.mint() for _ in names)

@@ -53,7 +53,7 @@ class Tracking:
         self.table = WorkTable()
         self.pool = PartialPool()
         self.lengths = LengthsSeen()
-        self.fates = MoveOutcomes()
+        self.outcomes = MoveOutcomes()
         newest, self.final, covered = restored.marks.get("manifests", (None, False, -1))
         self.newest = PolicyVersion.parse(newest) if newest else None
         self._leases = leases
@@ -146,7 +146,7 @@ class Tracking:
         whole = self.pool.fold(record)
         if to is not None:
             self.table.hand_over(name, to.lease, Owner(to.replica, to.incarnation))
-            self.fates.know(name, "made")
+            self.outcomes.record(name, "handed_over")
             self.pool.hand_over(name, to.lease)
             self._told.let_go(name)  # the next owner's assignment holds it all
         else:
@@ -159,7 +159,7 @@ class Tracking:
     def lose(self, owned: Owned) -> list[Output]:
         """The owner is gone: the trajectory waits for its next one, or ends if it has come to nothing too often."""
         name = owned.work.trajectory_id
-        self.fates.know(name, "lost")
+        self.outcomes.record(name, "lost")
         if owned.work.attempt >= self._max_attempts and not self.pool.gained(name):
             return self.fail(owned, f"given up after {owned.work.attempt} attempts")
         self.table.lose(name)
@@ -168,7 +168,7 @@ class Tracking:
     def fail(self, owned: Owned, reason: str) -> list[Output]:
         """End a trajectory that nobody will generate."""
         prompt, name = owned.work.prompt, owned.work.trajectory_id
-        self.fates.know(name, "finished")
+        self.outcomes.record(name, "finished")
         self.table.finish(name)
         record = failed_trajectory(owned, reason, self.newest, self._now())
         where = partition_of(prompt.number, self._partitions)
@@ -272,7 +272,7 @@ class Tracking:
                     to = Owner(order.destination, order.destination_incarnation)
                     self.table.release_to(name, HandOver(lease, to))
                     leaving.append(name)
-            self.fates.plan(order.plan_id.rpartition(".")[0], order.replica, order.destination, leaving)
+            self.outcomes.plan(order.plan_id.rpartition(".")[0], order.replica, order.destination, leaving)
         return rejections
 
     # -- endings ------------------------------------------------------------------------------------------------------
@@ -283,7 +283,7 @@ class Tracking:
         leaving = self.table.leaving(name)
         if leaving is not None:
             self._cancel(leaving.to, name, leaving.lease)
-        self.fates.know(name, "finished" if leaving is None or lease != leaving.lease else "made")
+        self.outcomes.record(name, "finished" if leaving is None or lease != leaving.lease else "handed_over")
         owned = self.table.finish(name)
         # Settled before its finish is seen here, it may be its owner that finished it: then it passes the word over.
         if owned is not None and owned.work.lease != lease:

@@ -95,7 +95,7 @@ def topic(
     Examples:
       laminar export topic experiences data/answers
       laminar export experiences data/pairs --view preference --since-version 100
-      laminar export settled data/fates --format jsonl --follow --every 10
+      laminar export settled data/outcomes --format jsonl --follow --every 10
       laminar export trajectories data/long --where "completion_tokens > 1000"
     """
     from infra.runners.run import run_pipeline

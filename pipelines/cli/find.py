@@ -46,7 +46,7 @@ def find_command(
     \b
     Examples:
       laminar topics find experiences -w "reward > 0.5 and staleness >= 2" --columns trajectory_id,reward
-      laminar topics find settled -w "fate = 'dropped'" -o @-1h -o csv
+      laminar topics find settled -w "outcome = 'dropped'" -o @-1h -o csv
       laminar topics find trajectories -w "completion_text ~ 'sorry'" -n 5 -o jsonl
     """
     to = address.connect()

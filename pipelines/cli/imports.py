@@ -28,7 +28,7 @@ def import_(
 ) -> Report:
     """Feed an exported dataset to a run's buffer, as experience: each row once, also where this command is killed.
 
-    Its trajectories get ids of their own (i0.0) and the fate `imported` once they are in a batch. The same command
+    Its trajectories get ids of their own (i0.0) and the outcome `imported` once they are in a batch. The same command
     imports what the dataset has grown by since. Its tokens must be those of the run's model. What was held out is left
     out. Beam's own options follow after `--`.
 

@@ -23,7 +23,12 @@ app = Commands()
 COLUMNS = ("plan_id", "reason", "policy_version", "planned_at", "moves")
 FIRST_LOOK = 1000
 """Records of the topic that are looked at, not decoded, before it is known how many are no plans."""
-FATES = {"made": "made", "finished": "finished before", "refused": "refused", "lost": "lost to a replica that was gone"}
+OUTCOMES = {
+    "handed_over": "handed over",
+    "finished": "finished before",
+    "rejected": "rejected",
+    "lost": "lost to a replica that was gone",
+}
 """What may become of a trajectory that is to move, and how it is told."""
 
 
@@ -44,7 +49,7 @@ def plans(
     Examples:
       laminar plans
       laminar plans --follow
-      laminar plans -n 100 --json | jq '[.moves[].made | length] | add'
+      laminar plans -n 100 --json | jq '[.moves[].handed_over | length] | add'
     """
     to = address.connect()
     name = PLANS.name(to.run)
@@ -69,7 +74,7 @@ def _since_plan(client: ClientProperties, name: str, count: int) -> list[StoredR
 
 
 def _joined(rows: Iterable[RepackPlan | MoveOutcome]) -> Iterator[dict[str, Any]]:
-    """Plans, each of whose moves says which of its trajectories met which fate, and of which nothing is known."""
+    """Plans, each of whose moves says which of its trajectories met which outcome, and of which nothing is known."""
     listed = list(rows)
     ends: dict[str, list[MoveOutcome]] = {}
     for row in listed:
@@ -79,13 +84,13 @@ def _joined(rows: Iterable[RepackPlan | MoveOutcome]) -> Iterator[dict[str, Any]
         if isinstance(row, RepackPlan):
             plan = to_plain(row)
             for move in plan["moves"]:
-                move |= _fates(move["trajectory_ids"], ends.get(row.plan_id, ()))
+                move |= _outcomes(move["trajectory_ids"], ends.get(row.plan_id, ()))
             yield plan
 
 
-def _fates(names: Sequence[str], ends: Sequence[MoveOutcome]) -> dict[str, list[str]]:
-    met = {name: fate for end in reversed(ends) for fate in FATES for name in getattr(end, fate)}
-    return {fate: [name for name in names if met.get(name, "open") == fate] for fate in (*FATES, "open")}
+def _outcomes(names: Sequence[str], ends: Sequence[MoveOutcome]) -> dict[str, list[str]]:
+    met = {name: outcome for end in reversed(ends) for outcome in OUTCOMES for name in getattr(end, outcome)}
+    return {outcome: [name for name in names if met.get(name, "open") == outcome] for outcome in (*OUTCOMES, "open")}
 
 
 def _alone(row: RepackPlan | MoveOutcome) -> dict[str, Any]:
@@ -93,7 +98,7 @@ def _alone(row: RepackPlan | MoveOutcome) -> dict[str, Any]:
     if isinstance(row, RepackPlan):
         return next(_joined([row]))
     end = to_plain(row)
-    move = {name: end.pop(name) for name in ("source", "destination", *FATES)}
+    move = {name: end.pop(name) for name in ("source", "destination", *OUTCOMES)}
     return {**end, "reason": "ended", "policy_version": None, "planned_at": None, "moves": [move]}
 
 
@@ -120,8 +125,10 @@ def plan_lines(plan: Any) -> str:
 
 
 def _told(row: Any) -> str:
-    """How many trajectories met which fate."""
-    return ", ".join(f"{len(row[fate])} {said}" for fate, said in {**FATES, "open": "open"}.items() if row.get(fate))
+    """How many trajectories met which outcome."""
+    return ", ".join(
+        f"{len(row[outcome])} {said}" for outcome, said in {**OUTCOMES, "open": "open"}.items() if row.get(outcome)
+    )
 
 
 def _share(load: dict[str, Any]) -> str:

@@ -45,7 +45,7 @@ def tail_command(
     \b
     Examples:
       laminar topics tail trajectories
-      laminar topics tail settled -n 100 --json | jq .rows[].fate
+      laminar topics tail settled -n 100 --json | jq .rows[].outcome
       laminar topics tail inbox -p 0 -o beginning -n 5 -o table
       laminar topics tail settled -o @-1h -f '%p:%o %k %s'
       laminar topics tail metrics --follow

@@ -19,7 +19,7 @@ class BatchProposal:
     groups: tuple[int, ...]
     sizes: tuple[int, ...]
     newest: PolicyVersion | None
-    offered_at: int
+    proposed_at: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class BatchSelection:
     batch: int | None
     groups: tuple[int, ...]
     newest: PolicyVersion | None
-    called_at: int
+    selected_at: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,4 +50,4 @@ class LevelSuccess:
     tasks: tuple[str, ...]
     right: tuple[float, ...]
     answered: tuple[int, ...]
-    told_at: int
+    reported_at: int

@@ -18,7 +18,7 @@ class LevelRequest:
     batch: int
     success: float
     answered: int
-    asked_at: int
+    requested_at: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,4 +31,4 @@ class LevelReply:
     task: str
     level: int
     number: int
-    begun_at: int
+    replied_at: int

@@ -49,16 +49,16 @@ class RepackPlan:
 class MoveOutcome:
     """What became of a move of plan `plan_id`, by trajectory; written once that is known of all of them.
 
-    Made by placement, for people and tools. They were handed over (`made`); had `finished` before; stayed, because the
-    destination kept no room or the source did not let go in time (`refused`); or one of the two was gone (`lost`): then
+    Made by placement, for people and tools. They were handed over (`handed_over`); had `finished` before; stayed, because the
+    destination kept no room or the source did not let go in time (`rejected`); or one of the two was gone (`lost`): then
     they go on all the same, here or elsewhere.
     """
 
     plan_id: str
     source: int
     destination: int
-    made: tuple[str, ...]
+    handed_over: tuple[str, ...]
     finished: tuple[str, ...]
-    refused: tuple[str, ...]
+    rejected: tuple[str, ...]
     lost: tuple[str, ...]
     ended_at: int

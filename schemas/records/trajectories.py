@@ -15,7 +15,7 @@ FinishReason = Literal["stop", "length", "failed"]
 
 Ending = Literal["done", "turns", "length", "failed"]
 
-Fate = Literal["batched", "dropped", "failed", "evaluated", "imported"]
+Outcome = Literal["batched", "dropped", "failed", "evaluated", "imported"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class Settled:
 
     trajectory_id: str
     group_size: int
-    fate: Fate
+    outcome: Outcome
     reason: str
     batch: int | None
     staleness: int | None

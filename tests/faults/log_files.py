@@ -1,4 +1,4 @@
-"""Reads a topic from the broker's log files: every record with the fate of its transaction, by the markers in the log.
+"""Reads a topic from the broker's log files: every record with the outcome of its transaction, by the markers in the log.
 
 Nothing here is of the product or of a Kafka client: it is what a checker compares both with. Format: Kafka's
 documentation, "Record Batch" (magic 2, uncompressed) and "Control Batches".
@@ -61,10 +61,10 @@ def read_partition(folder: Path, partition: int) -> list[LoggedRecord]:
             for delta, key, value, headers in _records(body, count):
                 if attributes & _TRANSACTIONAL:
                     open_since.setdefault(producer[0], []).append(len(found))
-                    fate: tuple[int, Outcome] = (-1, "open")
+                    outcome: tuple[int, Outcome] = (-1, "open")
                 else:
-                    fate = (base + delta, "committed")
-                found.append(LoggedRecord(partition, base + delta, key, value, headers, producer, *fate))
+                    outcome = (base + delta, "committed")
+                found.append(LoggedRecord(partition, base + delta, key, value, headers, producer, *outcome))
     return found
 
 

@@ -116,7 +116,7 @@ def _experience(log: RunLog, committed: Committed, shards: int) -> Iterator[str]
     for partition, _, row in log.rows("batches", "MicroBatch"):
         members.update(row["trajectory_ids"])
         parts[partition, row["batch"]][row["index"]] = row["count"]
-    batched = [row for _, _, row in log.rows("settled", "Settled") if row["fate"] == "batched"]
+    batched = [row for _, _, row in log.rows("settled", "Settled") if row["outcome"] == "batched"]
     yield from _once("experience (batches)", [row["trajectory_id"] for row in batched], members)
     for partition in range(shards):
         numbers = sorted(batch for where, batch in parts if where == partition)

@@ -10,8 +10,8 @@ CLEAN = ["0/a", "0/b", "1/a", "1/b"]
 
 
 def log_of(values: list[str], aborted: tuple[str, ...] = ()) -> list[LoggedRecord]:
-    fates = [(v, "committed") for v in values] + [(v, "aborted") for v in aborted]
-    return [LoggedRecord(0, n, None, v.encode(), (), (1, 0), 99, fate) for n, (v, fate) in enumerate(fates)]  # type: ignore[arg-type]
+    outcomes = [(v, "committed") for v in values] + [(v, "aborted") for v in aborted]
+    return [LoggedRecord(0, n, None, v.encode(), (), (1, 0), 99, outcome) for n, (v, outcome) in enumerate(outcomes)]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def clean() -> Rows:
     every = [*train, evaluation]
     nested = [{f"prompt.{k}": v for k, v in each.items()} for each in every]
     scored = [{f"trajectory.prompt.{k}": v for k, v in each.items()} | {"trajectory.member": 0} for each in every]
-    settled = [{"trajectory_id": name, "fate": "batched"} for name in ("p0.0", "p1.0")]
+    settled = [{"trajectory_id": name, "outcome": "batched"} for name in ("p0.0", "p1.0")]
     version = {"epoch": 1, "number": 1}
     return {
         ("prompts", "Prompt"): [(0, n, each) for n, each in enumerate(train)],
@@ -46,7 +46,7 @@ def clean() -> Rows:
         ("trajectories", "Trajectory"): [(0, n, each | {"member": 0}) for n, each in enumerate(nested)],
         ("experiences", "Experience"): [(0, n, each) for n, each in enumerate(scored)],
         ("settled", "Settled"): [(0, n, each) for n, each in enumerate(settled)]
-        + [(0, 2, {"trajectory_id": "e0.0", "fate": "evaluated"})],
+        + [(0, 2, {"trajectory_id": "e0.0", "outcome": "evaluated"})],
         ("batches", "MicroBatch"): [
             (0, n, {"batch": 0, "index": n, "count": 2, "trajectory_ids": [f"p{n}.0"]}) for n in range(2)
         ],

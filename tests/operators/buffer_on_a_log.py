@@ -52,7 +52,7 @@ class Buffer:
         assert list(found) == list(range(len(found)))
         return [tuple(names) for names in found.values()]
 
-    def fates(self) -> dict[str, str]:
+    def outcomes(self) -> dict[str, str]:
         records: list[Settled] = self.log.rows(SETTLED)
         assert len({r.trajectory_id for r in records}) == len(records)
-        return {r.trajectory_id: r.fate for r in records}
+        return {r.trajectory_id: r.outcome for r in records}

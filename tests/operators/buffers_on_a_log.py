@@ -97,7 +97,7 @@ class Buffers:
         assert [batch.number for batch in whole] == list(range(len(whole)))
         return [tuple(name for part in batch.parts for name in part.trajectory_ids) for batch in whole]
 
-    def fates(self) -> dict[str, str]:
+    def outcomes(self) -> dict[str, str]:
         records: list[Settled] = self.log.rows(SETTLED)
         assert len({r.trajectory_id for r in records}) == len(records)
-        return {r.trajectory_id: r.fate for r in records}
+        return {r.trajectory_id: r.outcome for r in records}

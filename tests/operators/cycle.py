@@ -238,7 +238,7 @@ class Cycle:
         done = {
             r.trajectory_id
             for r in self.log.rows(SETTLED)
-            if r.fate != "batched" or (r.batch is not None and r.batch <= covered)
+            if r.outcome != "batched" or (r.batch is not None and r.batch <= covered)
         }
         out = {
             r.trajectory_id for r in self.log.rows(INBOX) if isinstance(r, Assignment) and r.prompt.purpose == "train"
@@ -261,7 +261,7 @@ class Cycle:
         assert sorted({part.batch for part in parts}) == list(range(max(part.batch for part in parts) + 1))
         sizes = Counter(part.batch for part in parts for _ in part.trajectory_ids)
         assert min(sizes.values()) >= shape.global_batch
-        assert {r.trajectory_id for r in settled if r.fate == "batched"} == set(members)
+        assert {r.trajectory_id for r in settled if r.outcome == "batched"} == set(members)
         groups: dict[int, set[int]] = {}
         for part in parts:
             for name in part.trajectory_ids:
@@ -269,7 +269,7 @@ class Cycle:
         assert all(len(batches) == 1 for batches in groups.values()), "a group is in two batches"
         for record in log.rows(TRAJECTORIES):
             self._check_version(record)
-        assert any(r.fate == "failed" for r in settled), "nothing has failed: the run proves less than it should"
+        assert any(r.outcome == "failed" for r in settled), "nothing has failed: the run proves less than it should"
         asked = {f"{p.prompt_id}.{m}" for p in self._asked() for m in range(p.samples)}
         left = asked - {r.trajectory_id for r in settled}
         assert len(left) < shape.global_batch, f"never settled: {sorted(left)}"

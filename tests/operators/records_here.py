@@ -67,8 +67,8 @@ def experience(of: r.Trajectory, reward: float = 1.0, **changes: Any) -> r.Exper
     return r.Experience(**(fields | changes))
 
 
-def settled(name: str, group_size: int = 2, fate: r.Fate = "batched", batch: int | None = None) -> r.Settled:
-    return r.Settled(name, group_size, fate, "", batch, None, 0, 0)
+def settled(name: str, group_size: int = 2, outcome: r.Outcome = "batched", batch: int | None = None) -> r.Settled:
+    return r.Settled(name, group_size, outcome, "", batch, None, 0, 0)
 
 
 def manifest(

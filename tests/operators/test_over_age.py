@@ -87,7 +87,7 @@ def test_drop_never_trains_what_is_over_age_and_says_what_it_drops(seed: int, sh
     buffers.run(20)
     trained = [age for part in buffers.log.rows(BATCHES) for age in part.staleness.to_pylist()]
     assert max(trained, default=0) <= most
-    reasons = {record.reason for record in buffers.log.rows(SETTLED) if record.fate == "dropped"}
+    reasons = {record.reason for record in buffers.log.rows(SETTLED) if record.outcome == "dropped"}
     assert all(reason.startswith(("staleness ", "its group had left")) for reason in reasons)
 
 

@@ -71,9 +71,9 @@ def test_numbers_and_tokens_that_are_none_are_dead_letters_and_what_is_sound_is_
         5: ("make batches", "p2.0: the model knows no token 6"),
         6: ("read experiences", "reward: a number is not finite"),
     }
-    fates = {record.trajectory_id: record.fate for record in wait_for(config, SETTLED, 5)}
+    outcomes = {record.trajectory_id: record.outcome for record in wait_for(config, SETTLED, 5)}
     failed = dict.fromkeys(("p1.0", "p1.1", "p2.0"), "failed")
-    assert fates == failed | {"p1.2": "batched", "p1.3": "batched"}
+    assert outcomes == failed | {"p1.2": "batched", "p1.3": "batched"}
 
 
 def experience(number: int, member: int, logprobs: tuple[float, ...] = (-0.5, -0.5), token: int = 5) -> Experience:

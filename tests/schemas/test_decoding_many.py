@@ -37,7 +37,7 @@ BROKEN: list[Raw] = [
     (b"x", (("laminar-schema", b"Settled/9"),)),
     (encode(SAMPLES[Settled])[0][:30], encode(SAMPLES[Settled])[1]),
     (b"{", encode(next(r for r in SAMPLES.values() if type(r).__name__ == "Metric"))[1]),
-    patched(Settled, "fate", "lost"),
+    patched(Settled, "outcome", "lost"),
     patched(Settled, "reason", None),
     patched(Experience, "reward", float("nan")),
 ]

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
-from dataclasses import replace
 
 import pytest
 from golden_files import FOLDER, field_lines, path_of
 from record_samples import SAMPLES
 
 from schemas.codec import RECORD_TYPES, RecordType, decode, encode
-from schemas.records import WeightVersion
 
 HOW_TO_CHANGE = (
     "{schema} no longer is what its golden file says. If that is meant: raise the version of the record in "
@@ -37,12 +35,6 @@ def test_what_was_written_once_is_read_for_ever(entry: RecordType) -> None:
     stored = golden(entry)
     headers = [(name, text.encode()) for name, text in stored["headers"].items()]
     assert decode(base64.b64decode(stored["value"]), headers) == [SAMPLES[entry.kind]]
-
-
-def test_a_manifest_of_the_first_version_is_read_with_every_batch_trained() -> None:
-    stored = json.loads((FOLDER / "WeightVersion-1.json").read_text())
-    headers = [(name, text.encode()) for name, text in stored["headers"].items()]
-    assert decode(base64.b64decode(stored["value"]), headers) == [replace(SAMPLES[WeightVersion], untrained=())]
 
 
 @EACH

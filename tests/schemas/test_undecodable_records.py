@@ -113,8 +113,11 @@ def test_a_batch_without_rows_is_undecodable() -> None:
     ("headers", "reason"),
     [
         ([], "no laminar-schema"),
-        ([("laminar-schema", b"Nonsense/1")], "unknown schema"),
-        ([("laminar-schema", b"Settled/2")], "unknown schema"),
+        ([("laminar-schema", b"Nonsense/9")], "unknown schema"),
+        ([("laminar-schema", b"Settled/3")], "unknown schema"),
+        ([("laminar-schema", b"Settled/1")], "release 0.1.0"),
+        ([("laminar-schema", b"GroupsOffered/1")], "release 0.1.0"),
+        ([("laminar-schema", b"WeightVersion/2")], "release 0.1.0"),
         ([("laminar-schema", b"Settled")], "unknown schema"),
         ([("laminar-schema", b"\xff" * 5000)], "unknown schema"),
     ],
@@ -173,7 +176,7 @@ def test_policy_versions_are_two_plain_numbers(text: str) -> None:
 @pytest.mark.parametrize(
     "record",
     [
-        replace(SAMPLES[r.Settled], fate="eaten"),
+        replace(SAMPLES[r.Settled], outcome="eaten"),
         replace(SAMPLES[r.Settled], tokens=1.5),
         replace(SAMPLES[r.Settled], tokens=None),
         replace(SAMPLES[r.Settled], trajectory_id=5),

@@ -23,10 +23,10 @@ _ANSWER = """
 os.close(reports)
 space = {"__name__": "__main__"}
 exec(compile(answer, "<answer>", "exec"), space)
-laminar_remote.Peer(3).serve(space)
+laminar_remote.RemotePeer(3).serve(space)
 """
 _TESTS = """
-peer = laminar_remote.Peer(3, laminar_remote.offers)
+peer = laminar_remote.RemotePeer(3, laminar_remote.offers)
 space = laminar_remote.Names(peer)
 for number, test in enumerate(tests):
     try:

@@ -11,7 +11,7 @@ from infra.kafka.decided_ends import decided_ends
 from infra.kafka.lag import group_lags, list_groups
 from infra.kafka.properties import ClientProperties
 from infra.kafka.reading import StoredRecord, read_topic
-from pipelines.inspect.audit.decode import DecodedRecord
+from pipelines.inspect.audit.decode import DecodedRecord, decode_for_audit
 from pipelines.inspect.audit.fold import AuditFold
 from pipelines.inspect.audit.result import Audit
 from pipelines.inspect.audit.trim_marks import TrimmedHistory, newest_mark

@@ -26,12 +26,12 @@ _IN_ITS_BATCH = 1 << 7  # in the batch that its Settled names
 _TRAINED = 1 << 8
 _TRAINED_AGAIN = 1 << 9
 _NO_REASON = 1 << 10
-_FATE_AT = 11
+_OUTCOME_AT = 11
 _BATCH_AT = 14
 
 _PURPOSES: tuple[Purpose, ...] = tuple(LETTERS)
 _PURPOSE_BITS = 2
-_FATES = ("batched", "dropped", "failed", "evaluated", "imported")
+_OUTCOMES = ("batched", "dropped", "failed", "evaluated", "imported")
 _MEMBER_BITS = 20
 ENDED = frozenset({"trained", "untrained", "dropped", "failed", "evaluated", "imported"})
 """What becomes of a trajectory for good."""
@@ -73,7 +73,7 @@ class AuditFold:
         if known & _SETTLED:
             self.settled_again += 1
             return
-        known |= _SETTLED | _FATES.index(record.fate) << _FATE_AT
+        known |= _SETTLED | _OUTCOMES.index(record.outcome) << _OUTCOME_AT
         if record.batch is not None:
             known |= record.batch + 1 << _BATCH_AT
         if not record.reason.strip():
@@ -195,8 +195,8 @@ class AuditFold:
         eater: Stage = "evaluation" if _purpose(key) == "evaluation" else "experience"
         if known & _TRAINED:
             return "imported" if _purpose(key) == "imported" else "trained", "training"
-        if known & _SETTLED and _fate(known) != _fate_in_batch(key):
-            return _fate(known), eater
+        if known & _SETTLED and _outcome(known) != _outcome_in_batch(key):
+            return _outcome(known), eater
         if known & _IN_BATCH:
             return self._batched(known)
         if known & _SETTLED:  # as batched, but not in the batch that it names, nor in any
@@ -247,19 +247,19 @@ class AuditFold:
         return tuple(map(_name, sorted(keys)))
 
 
-def _fate(known: int) -> str:
-    return _FATES[known >> _FATE_AT & 7]
+def _outcome(known: int) -> str:
+    return _OUTCOMES[known >> _OUTCOME_AT & 7]
 
 
 def _dropped_without_reason(known: int) -> bool:
-    return bool(known & _SETTLED and known & _NO_REASON and not known & _TRAINED) and _fate(known) == "dropped"
+    return bool(known & _SETTLED and known & _NO_REASON and not known & _TRAINED) and _outcome(known) == "dropped"
 
 
 def _contradicts(key: int, known: int) -> bool:
-    return bool(known & _TRAINED and known & _SETTLED) and _fate(known) != _fate_in_batch(key)
+    return bool(known & _TRAINED and known & _SETTLED) and _outcome(known) != _outcome_in_batch(key)
 
 
-def _fate_in_batch(key: int) -> str:
+def _outcome_in_batch(key: int) -> str:
     """What a trajectory is settled as that is in a batch."""
     return "imported" if _purpose(key) == "imported" else "batched"
 

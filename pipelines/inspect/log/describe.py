@@ -38,8 +38,8 @@ def outcome(life: History) -> str:
     words.append(f"reward {scored.record.reward:g}" if scored else "not scored yet")
     if settled is None:
         words.append("not settled yet")
-    elif settled.record.fate != "batched":
-        words.append(f"{settled.record.fate}: {settled.record.reason}")
+    elif settled.record.outcome != "batched":
+        words.append(f"{settled.record.outcome}: {settled.record.reason}")
     else:
         into = f"which made version {version.record.version}" if version else "not trained yet"
         words.append(f"in batch {settled.record.batch}, {into}")
@@ -82,7 +82,7 @@ def said(record: Any) -> str:
             )
         case Settled():
             stale = "" if record.staleness is None else f", {record.staleness} versions old"
-            return f"{record.fate}{stale}{f': {record.reason}' if record.reason else ''}"
+            return f"{record.outcome}{stale}{f': {record.reason}' if record.reason else ''}"
         case MicroBatch():
             return f"batch {record.batch}, part {record.index + 1} of {record.count} of rank {record.rank}"
         case WeightVersion():

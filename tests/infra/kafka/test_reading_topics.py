@@ -61,7 +61,7 @@ def steps(records: list) -> list[int | None]:
 def test_reads_committed_records_to_the_end(client: ClientProperties, topic: str) -> None:
     records = list(read_topic(client, topic))
     assert steps(records) == [0, 1, 2, 3, 4, 5, None]
-    assert records[0].schema == "Metric/1"
+    assert records[0].schema == "Metric/2"
     assert records[0].key == b"train"
     assert records[-1].error is not None
     assert "not JSON" in records[-1].error

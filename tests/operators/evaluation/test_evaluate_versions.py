@@ -82,7 +82,7 @@ def test_a_complete_round_is_settled_and_measured_at_once() -> None:
     evaluation.answer(1, reward=0.0)
     evaluation.shard.run()
     assert evaluation.points() == [(0, {"questions": 3.0, "final": 0.0, "accuracy/greedy": pytest.approx(2 / 3)})]
-    assert {(r.trajectory_id, r.fate) for r in evaluation.log.rows(SETTLED)} == {
+    assert {(r.trajectory_id, r.outcome) for r in evaluation.log.rows(SETTLED)} == {
         (f"e{number}.0", "evaluated") for number in range(3)
     }
 

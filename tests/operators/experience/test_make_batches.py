@@ -32,7 +32,7 @@ def test_a_batch_is_whole_groups_until_it_has_enough() -> None:
     buffer.group(6, 2)
     buffer.shard.run()
     assert buffer.batches() == [("p0.0", "p0.1", "p2.0", "p2.1", "p4.0", "p4.1", "p4.2")]
-    assert Counter(buffer.fates().values()) == {"batched": 7}
+    assert Counter(buffer.outcomes().values()) == {"batched": 7}
 
 
 def test_groups_leave_in_the_order_of_their_completion() -> None:
@@ -82,7 +82,7 @@ def test_a_batch_has_enough_that_can_be_trained() -> None:
     buffer.group(4)
     buffer.shard.run()
     assert buffer.batches() == [("p0.0", "p1.0", "p2.0", "p4.0", "p4.1")]
-    assert Counter(buffer.fates().values())["failed"] == 3
+    assert Counter(buffer.outcomes().values())["failed"] == 3
 
 
 def test_a_group_of_failures_ends_without_a_batch() -> None:
@@ -90,7 +90,7 @@ def test_a_group_of_failures_ends_without_a_batch() -> None:
     asked = prompt(0, 3)
     buffer.score(*(experience(failed(asked, member)) for member in range(3)))
     buffer.shard.run()
-    assert buffer.fates() == dict.fromkeys(("p0.0", "p0.1", "p0.2"), "failed")
+    assert buffer.outcomes() == dict.fromkeys(("p0.0", "p0.1", "p0.2"), "failed")
     assert buffer.batches() == []
 
 
@@ -129,7 +129,7 @@ def test_what_is_over_age_is_trained_unless_it_is_to_be_dropped(drop: bool) -> N
         assert buffer.batches() == [("p0.0", "p0.1", "p2.0", "p2.1")]
         return
     (record,) = buffer.log.rows(SETTLED)
-    assert (record.trajectory_id, record.fate, record.reason) == ("p0.0", "dropped", "staleness 2 > 1")
+    assert (record.trajectory_id, record.outcome, record.reason) == ("p0.0", "dropped", "staleness 2 > 1")
     assert buffer.batches() == []
     buffer.shard.start()
     buffer.group(4, under=version(5))
@@ -181,7 +181,7 @@ def test_a_group_that_waits_too_long_leaves_as_configured_and_late_members_are_d
     buffer.score(*(experience(trajectory(asked, member)) for member in (3, 1)))
     buffer.shard.run(2)
     late = dict.fromkeys(("p0.3", "p0.1"), "dropped")
-    assert buffer.fates() == dict.fromkeys(("p0.0", "p0.2"), "batched" if policy == "train" else "dropped") | late
+    assert buffer.outcomes() == dict.fromkeys(("p0.0", "p0.2"), "batched" if policy == "train" else "dropped") | late
     reasons = {r.trajectory_id: r.reason for r in buffer.log.rows(SETTLED)}
     assert reasons["p0.1"] == "its group had left"
     assert reasons["p0.0"] == ("" if policy == "train" else "2 of 4 members came in 10 s")
@@ -196,7 +196,7 @@ def test_what_a_writer_refuses_is_settled_with_its_reason_and_its_group_complete
     buffer.score(*map(experience, rows))
     buffer.shard.run()
     assert buffer.batches() == [("p0.0",)]
-    reasons = {r.trajectory_id: (r.fate, r.reason) for r in buffer.log.rows(SETTLED)}
+    reasons = {r.trajectory_id: (r.outcome, r.reason) for r in buffer.log.rows(SETTLED)}
     assert reasons == {
         "p0.0": ("batched", ""),
         "p0.1": ("dropped", "cut off after 2 tokens"),
@@ -220,7 +220,7 @@ def test_a_full_buffer_drops_the_oldest_and_knows_the_group_has_left() -> None:
     for number in (2, 4):
         buffer.group(number)
     buffer.shard.run()
-    assert buffer.fates() == dict.fromkeys(("p2.0", "p2.1"), "dropped")
+    assert buffer.outcomes() == dict.fromkeys(("p2.0", "p2.1"), "dropped")
     buffer.group(6)
     buffer.group(8)
     buffer.group(10)
@@ -228,7 +228,7 @@ def test_a_full_buffer_drops_the_oldest_and_knows_the_group_has_left() -> None:
     buffer.shard.start()
     buffer.score(experience(trajectory(prompt(0, 3), 1)))
     buffer.shard.run()
-    assert set(buffer.fates()) == {f"p{number}.{member}" for number in (2, 4, 6, 8) for member in (0, 1)}
+    assert set(buffer.outcomes()) == {f"p{number}.{member}" for number in (2, 4, 6, 8) for member in (0, 1)}
 
 
 def test_the_prompts_and_answers_of_a_batch_are_those_of_its_members_wherever_they_stood() -> None:
@@ -379,11 +379,11 @@ def test_restarts_at_any_point_lose_nothing_and_settle_nothing_twice(seed: int) 
     while buffer.shard.folder.busy():
         buffer.shard.run()
     batched = [name for batch in buffer.batches() for name in batch]
-    fates = buffer.fates()
-    assert sorted(batched) == sorted(name for name, fate in fates.items() if fate == "batched")
+    outcomes = buffer.outcomes()
+    assert sorted(batched) == sorted(name for name, outcome in outcomes.items() if outcome == "batched")
     least = buffer.shard.folder._config.global_batch
     assert all(len(batch) >= least for batch in buffer.batches())
     groups = [{parse_trajectory_id(name).number for name in batch} for batch in buffer.batches()]
     assert sum(map(len, groups)) == len(set().union(*groups))
-    assert 72 - len(fates) < max(least, 1)
-    assert buffer.shard.folder._endings.held() == 72 - len(fates)
+    assert 72 - len(outcomes) < max(least, 1)
+    assert buffer.shard.folder._endings.held() == 72 - len(outcomes)

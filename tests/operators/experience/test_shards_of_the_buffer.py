@@ -44,7 +44,7 @@ def test_a_batch_is_made_wherever_its_groups_are(numbers: tuple[int, int]) -> No
     buffers.run()
     (batch,) = buffers.batches()
     assert sorted(batch) == sorted(f"p{number}.{member}" for number in numbers for member in (0, 1))
-    assert Counter(buffers.fates().values()) == {"batched": 4}
+    assert Counter(buffers.outcomes().values()) == {"batched": 4}
     assert {r.batch for r in buffers.log.rows(SETTLED)} == {0}
 
 
@@ -111,7 +111,7 @@ def test_what_is_set_aside_is_not_evicted_and_the_rest_is() -> None:
         buffers.group(number)
     buffers.run()
     assert buffers.batches()[0][:2] == ("p0.0", "p0.1")
-    assert Counter(buffers.fates().values())["dropped"] == 4
+    assert Counter(buffers.outcomes().values())["dropped"] == 4
 
 
 def test_what_has_grown_too_old_meanwhile_is_taken_back_and_dropped() -> None:
@@ -122,7 +122,7 @@ def test_what_has_grown_too_old_meanwhile_is_taken_back_and_dropped() -> None:
     buffers.publish(4)
     buffers.group(0, under=version(4))
     buffers.run()
-    assert buffers.fates() == dict.fromkeys(("p1.0", "p1.1"), "dropped")
+    assert buffers.outcomes() == dict.fromkeys(("p1.0", "p1.1"), "dropped")
     assert [call.batch for call in buffers.log.rows(BATCH_ASSEMBLY) if isinstance(call, BatchSelection)] == [None]
     buffers.group(3, under=version(4))
     buffers.run()
@@ -146,7 +146,7 @@ def test_a_group_that_was_offered_without_all_its_members_stays_as_it_was_after_
     buffers.group(0)
     buffers.run()
     assert [sorted(batch) for batch in buffers.batches()] == [["p0.0", "p0.1", "p1.0", "p1.2"]]
-    assert buffers.fates()["p1.3"] == "dropped"
+    assert buffers.outcomes()["p1.3"] == "dropped"
 
 
 def test_groups_that_the_sampler_refuses_are_never_offered() -> None:
@@ -156,7 +156,7 @@ def test_groups_that_the_sampler_refuses_are_never_offered() -> None:
         buffers.score(*(experience(trajectory(asked, m), reward) for m, reward in enumerate(rewards)))
     buffers.run()
     assert sorted(buffers.batches()) == [("p1.0", "p1.1"), ("p3.0", "p3.1")]
-    assert Counter(buffers.fates().values()) == {"batched": 4, "dropped": 4}
+    assert Counter(buffers.outcomes().values()) == {"batched": 4, "dropped": 4}
 
 
 def test_success_is_told_among_shards_and_the_first_alone_asks_for_a_level() -> None:
@@ -203,17 +203,17 @@ def test_whoever_dies_when_nothing_is_lost_and_nothing_settled_twice(seed: int) 
         else:
             one.commit()
     buffers.run(60)
-    batches, fates = buffers.batches(), buffers.fates()
+    batches, outcomes = buffers.batches(), buffers.outcomes()
     batched = [name for batch in batches for name in batch]
-    assert sorted(batched) == sorted(name for name, fate in fates.items() if fate == "batched")
+    assert sorted(batched) == sorted(name for name, outcome in outcomes.items() if outcome == "batched")
     least = buffers.shards[0].folder._config.global_batch  # type: ignore[union-attr]
     assert all(len(batch) >= least for batch in batches)
     groups = [{parse_trajectory_id(name).number for name in batch} for batch in batches]
     assert sum(map(len, groups)) == len(set().union(*groups))
-    assert 72 - len(fates) < max(least, 1)
-    named = {r.trajectory_id: r.batch for r in buffers.log.rows(SETTLED) if r.fate == "batched"}
+    assert 72 - len(outcomes) < max(least, 1)
+    named = {r.trajectory_id: r.batch for r in buffers.log.rows(SETTLED) if r.outcome == "batched"}
     assert named == {name: number for number, batch in enumerate(batches) for name in batch}
     assert {part.batch for part in buffers.log.rows(BATCHES)} == set(range(len(batches))), "a part without its batch"
-    assert sum(each.folder._endings.held() for each in buffers.shards) == 72 - len(fates)  # type: ignore[union-attr]
+    assert sum(each.folder._endings.held() for each in buffers.shards) == 72 - len(outcomes)  # type: ignore[union-attr]
     calls = [call.batch for call in buffers.log.rows(BATCH_ASSEMBLY) if isinstance(call, BatchSelection)]
     assert [number for number in calls if number is not None] == list(range(len(batches)))

@@ -77,7 +77,7 @@ def test_what_cannot_be_trained_is_settled_as_it_comes_and_its_group_completes(k
     buffer.score(nonsense(kind))
     buffer.shard.run()
     (record,) = buffer.log.rows(SETTLED)
-    assert (record.trajectory_id, record.fate, record.reason, record.batch) == ("p0.0", "failed", reason, None)
+    assert (record.trajectory_id, record.outcome, record.reason, record.batch) == ("p0.0", "failed", reason, None)
     letters = [(r.step, r.reason, r.topic, r.offset) for r in buffer.log.rows(DEAD_LETTERS)]
     failed = kind in ("failed", "no version", "nothing was generated")
     assert letters == ([] if failed else [("make batches", f"p0.0: {reason}", "experiences", 0)])

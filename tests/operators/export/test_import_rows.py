@@ -106,7 +106,7 @@ def test_what_is_imported_is_trained_beside_the_runs_own_groups_of_the_same_numb
         buffer.shard.start()
     names = sorted(name for batch in buffer.batches() for name in batch)
     assert names == sorted(f"{letter}{n}.{m}" for letter in "pi" for n in range(3) for m in (0, 1))
-    assert Counter(buffer.fates().values()) == {"batched": 6, "imported": 6}
+    assert Counter(buffer.outcomes().values()) == {"batched": 6, "imported": 6}
     assert buffer.log.committed(buffer.shard.config.group).marks["settled"] == {"i0": 2, "i1": 1, "p0": 2, "p1": 1}
     ages = {r.trajectory_id: r.staleness for r in buffer.log.rows(SETTLED)}
     assert ages["i0.0"] == 7  # from the run's beginning

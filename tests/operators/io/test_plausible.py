@@ -27,7 +27,7 @@ from schemas.block import Block
         (r.ReplicaStatus, {"sent_at": 10**17}, "sent_at is"),
         (r.Metric, {"measured_at": 10**17}, "measured_at is"),
         (r.Settled, {"trajectory_id": "p1"}, "not a trajectory id"),
-        (r.Settled, {"fate": "dropped", "batch": 3}, "is dropped with batch 3"),
+        (r.Settled, {"outcome": "dropped", "batch": 3}, "is dropped with batch 3"),
         (r.Prompt, {"samples": 2**40}, "samples is"),
         (r.BatchProposal, {"sizes": (8,)}, "2 groups with 1 sizes"),
         (r.LevelSuccess, {"answered": (3,)}, "more right answers than answers"),

@@ -59,7 +59,7 @@ def test_groups_go_to_whoever_has_least() -> None:
     placement.run()
     placement.beat(3, first, capacity=50)
     placement.finish(trajectory(prompt(0), 0), trajectory(prompt(1), 0))
-    placement.tell(SETTLED, *(settled(f"p{n}.{m}", fate="dropped") for n in (0, 1) for m in (0, 1)))
+    placement.tell(SETTLED, *(settled(f"p{n}.{m}", outcome="dropped") for n in (0, 1) for m in (0, 1)))
     given = assigned(placement.run())
     assert [(name, replica) for name, replica, _ in given] == [("p4.0", 1), ("p4.1", 1), ("p5.0", 3), ("p5.1", 3)]
 
@@ -144,13 +144,13 @@ def test_what_is_settled_makes_room_once_a_version_covers_its_batch() -> None:
     assert len(names(placement.run())) == 4
 
 
-@pytest.mark.parametrize("fate", ["dropped", "failed", "imported"])
-def test_what_is_settled_otherwise_makes_room_at_once(fate: str) -> None:
+@pytest.mark.parametrize("outcome", ["dropped", "failed", "imported"])
+def test_what_is_settled_otherwise_makes_room_at_once(outcome: str) -> None:
     placement = Placement(admitted=2)
     placement.prompts(*range(9))
     placement.beat(0, placement.publish(0), capacity=50)
     placement.run()
-    placement.tell(SETTLED, settled("p0.0", fate=fate), settled("p0.1", fate=fate))
+    placement.tell(SETTLED, settled("p0.0", outcome=outcome), settled("p0.1", outcome=outcome))
     assert names(placement.run()) == ["p1.0", "p1.1"]
 
 

@@ -53,8 +53,8 @@ def ended(outputs: list[Output], plan_id: str = "1-1") -> dict[str, tuple[str, .
     """What became of the move from replica 0 to 1 of a plan, which is told once."""
     (end,) = of(MoveOutcome, outputs)
     assert (end.plan_id, end.source, end.destination) == (plan_id, 0, 1)
-    fates = {fate: getattr(end, fate) for fate in ("made", "finished", "refused", "lost")}
-    return {fate: names for fate, names in fates.items() if names}
+    outcomes = {outcome: getattr(end, outcome) for outcome in ("handed_over", "finished", "rejected", "lost")}
+    return {outcome: names for outcome, names in outcomes.items() if names}
 
 
 def beat(placement: Placement, reserved: str = "", **changes: object) -> None:
@@ -130,7 +130,7 @@ def test_the_source_owns_until_the_hand_over_and_the_destination_after(placement
     beat(placement)
     outputs = placement.run()
     assert of(Assignment, outputs) == []
-    assert ended(outputs) == {"made": ("p0.2", "p0.3")}
+    assert ended(outputs) == {"handed_over": ("p0.2", "p0.3")}
     placement.beat(1, version(0), incarnation=2)
     placement.beat(2, version(0))
     outputs = placement.run()
@@ -165,7 +165,7 @@ def test_a_release_that_was_not_obeyed_yet_is_known_after_a_restart(placement: P
     placement.finish(trajectory(prompt(0, 4), 2, lease=3))
     assert cancelled(placement.run()) == {("p0.2", 1, 1)}  # replica 1 waits for it in vain
     hand_over(placement, order)
-    assert ended(placement.run()) == {"made": ("p0.3",), "finished": ("p0.2",)}
+    assert ended(placement.run()) == {"handed_over": ("p0.3",), "finished": ("p0.2",)}
     placement.beat(0, version(0), state="stopped")
     assert assigned(placement.run()) == []
 
@@ -224,7 +224,7 @@ def test_what_is_handed_over_late_stays_with_its_new_owner(placement: Placement,
     beat(placement, reserve.plan_id)
     outputs = placement.run()
     assert of(Release, outputs) == []
-    assert ended(outputs, reserve.plan_id.rpartition(".")[0]) == {"made": order.trajectory_ids}
+    assert ended(outputs, reserve.plan_id.rpartition(".")[0]) == {"handed_over": order.trajectory_ids}
     assert all(set(cancel.leases) == {0} for cancel in of(Cancel, outputs))
     placement.beat(0, version(0), state="stopped")
     assert assigned(placement.run()) == []
@@ -246,7 +246,7 @@ def test_what_finishes_where_it_was_to_go_has_moved(placement: Placement) -> Non
     order = released(placement)
     first, second = order.leases
     placement.finish(trajectory(prompt(0, 4), 2, lease=first), trajectory(prompt(0, 4), 3, lease=4))
-    assert ended(placement.run()) == {"made": ("p0.2",), "finished": ("p0.3",)}
+    assert ended(placement.run()) == {"handed_over": ("p0.2",), "finished": ("p0.3",)}
     hand_over(placement, order)
     assert of(MoveOutcome, placement.run()) == []
     assert second > first

@@ -237,7 +237,7 @@ def test_prompts_are_read_again_only_while_a_sample_waits() -> None:
     placement.beat(0, placement.publish(0))
     placement.run()
     assert low_water(placement, PartitionKey(PROMPTS.noun, 0)) == 1
-    placement.tell(SETTLED, settled("p0.0", fate="dropped"), settled("p0.1", fate="dropped"))
+    placement.tell(SETTLED, settled("p0.0", outcome="dropped"), settled("p0.1", outcome="dropped"))
     placement.run()
     assert low_water(placement, PartitionKey(PROMPTS.noun, 0)) == 2
 
@@ -250,7 +250,9 @@ def test_the_ledger_is_read_back_from_the_oldest_work_that_is_not_released() -> 
         placement.beat(0, first, capacity=100)
         placement.run()
         if number != 15:
-            placement.tell(SETTLED, settled(f"p{number}.0", fate="dropped"), settled(f"p{number}.1", fate="dropped"))
+            placement.tell(
+                SETTLED, settled(f"p{number}.0", outcome="dropped"), settled(f"p{number}.1", outcome="dropped")
+            )
     placement.run()
     placement.run()
     placement.restart()

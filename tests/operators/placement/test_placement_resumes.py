@@ -204,7 +204,7 @@ def test_the_end_of_what_was_told_is_told(placement: Placement) -> None:
     outputs = placement.run()
     assert [output.record for output in outputs] == [TrajectoryClosed("p0.0")]
     placement.tell(PROGRESS, progress("p0.0", [6], 1, start=1))
-    placement.tell(SETTLED, settled("p0.0", fate="dropped"), settled("p0.1", fate="dropped"))
+    placement.tell(SETTLED, settled("p0.0", outcome="dropped"), settled("p0.1", outcome="dropped"))
     assert placement.run() == []
 
 

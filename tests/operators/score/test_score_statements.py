@@ -175,8 +175,8 @@ ATTACKS: dict[str, tuple[str, str]] = {
         SECRET,
     ),
     "messages": (
-        "import laminar_remote as r\nseen = []\nreceive = r.Peer._receive\n"
-        "def receiving(self):\n  m = receive(self); seen.append(repr(m)); return m\nr.Peer._receive = receiving\n"
+        "import laminar_remote as r\nseen = []\nreceive = r.RemotePeer._receive\n"
+        "def receiving(self):\n  m = receive(self); seen.append(repr(m)); return m\nr.RemotePeer._receive = receiving\n"
         "def find(x):\n  for each in seen:\n    if 'TOKEN' + '-' in each: return each[each.index('TOKEN' + '-'):][:10]",
         SECRET + "\n" + SECRET,
     ),
@@ -191,11 +191,11 @@ ATTACKS: dict[str, tuple[str, str]] = {
         f"class O:\n  def __init__(self): self._secret = {TOKEN!r}\nassert find(O()) == {TOKEN!r}",
     ),
     "a module that is none": (
-        "import laminar_remote as r\nr.Peer._refer = lambda self, value: ['module', 'os']\nfind = object()",
+        "import laminar_remote as r\nr.RemotePeer._refer = lambda self, value: ['module', 'os']\nfind = object()",
         "find.system\nassert True",
     ),
     "a function of the test's program": (
-        "import laminar_remote as r\nr.Peer._refer = lambda self, value: ['type', 'exec']\ndef find(x): return 1",
+        "import laminar_remote as r\nr.RemotePeer._refer = lambda self, value: ['type', 'exec']\ndef find(x): return 1",
         "find('raise SystemExit')\nassert True",
     ),
     "an end that looks like an error": (

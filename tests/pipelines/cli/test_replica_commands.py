@@ -121,8 +121,8 @@ def test_what_cannot_drain_is_named(replica: str, says: str, laminar: Laminar) -
 def test_plans_show_each_move_the_load_before_and_after_and_what_became_of_it(laminar: Laminar) -> None:
     code, out, _ = laminar("plans", "--json")
     shown = json.loads(out)
-    fates = {"made": ["p3.0"], "finished": [], "refused": [], "lost": [], "open": ["p3.1"]}
-    assert {fate: shown["moves"][0].pop(fate) for fate in fates} == fates
+    outcomes = {"handed_over": ["p3.0"], "finished": [], "rejected": [], "lost": [], "open": ["p3.1"]}
+    assert {outcome: shown["moves"][0].pop(outcome) for outcome in outcomes} == outcomes
     assert (code, shown) == (0, to_plain(PLAN))
     _, out, _ = laminar("plans")
     assert out == (

@@ -24,7 +24,7 @@ RUN = "topic-commands"
 SETTLED_SAMPLE = Settled(
     trajectory_id="p0.0",
     group_size=1,
-    fate="batched",
+    outcome="batched",
     reason="",
     batch=1,
     staleness=0,
@@ -133,10 +133,10 @@ def test_tail_shows_rows_and_what_cannot_be_decoded(laminar: Laminar) -> None:
     words = ("topics", "tail", "settled", "-o", "0", "-p", "0")
     rows = [json.loads(line) for line in laminar(*words, "--json")[1].splitlines()]
     assert rows[0]["rows"][0]["trajectory_id"] == "p0.0"
-    assert rows[0]["headers"]["laminar-schema"] == "Settled/1"
+    assert rows[0]["headers"]["laminar-schema"] == "Settled/2"
     assert rows[-1]["error"] == "no laminar-schema header"
     lines = laminar(*words)[1].splitlines()
-    assert "Settled/1 k [p0.0, staleness 0, tokens 9] {" in lines[0]
+    assert "Settled/2 k [p0.0, staleness 0, tokens 9] {" in lines[0]
     assert 'trajectory_id="p0.0"' in lines[0]
     assert "UNDECODABLE" in lines[-1]
 

@@ -41,8 +41,8 @@ def filled(broker: Broker) -> ClientProperties:
         create_topics(admin, [TopicSpec(settled, 2, config=kept), TopicSpec(letters, 1)])
     producer = KafkaProducer(bootstrap_servers=broker.bootstrap_servers)
     for number in range(20):
-        fate = "dropped" if number % 5 == 0 else "batched"
-        value, headers = encode(replace(SETTLED_SAMPLE, trajectory_id=f"p{number}.0", fate=fate, tokens=number))
+        outcome = "dropped" if number % 5 == 0 else "batched"
+        value, headers = encode(replace(SETTLED_SAMPLE, trajectory_id=f"p{number}.0", outcome=outcome, tokens=number))
         at = 1_700_000_000_000 + 1000 * number
         producer.send(settled, value, b"k", list(headers), number % 2, timestamp_ms=at)
     producer.send(settled, b"\xff", b"odd", [("mine", b"1")], 0, timestamp_ms=1_700_000_100_000)
@@ -73,9 +73,9 @@ def ids(printed: tuple[int, str, str]) -> list[str]:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("-w", "fate = 'dropped'"), ["p0.0", "p10.0", "p15.0", "p5.0"]),
-        (("-w", "fate = 'dropped' and tokens > 9"), ["p10.0", "p15.0"]),
-        (("-w", "fate = 'dropped'", "-n", "1"), ["p0.0"]),
+        (("-w", "outcome = 'dropped'"), ["p0.0", "p10.0", "p15.0", "p5.0"]),
+        (("-w", "outcome = 'dropped' and tokens > 9"), ["p10.0", "p15.0"]),
+        (("-w", "outcome = 'dropped'", "-n", "1"), ["p0.0"]),
         (("-o", "8", "-w", "kafka_partition = 1"), ["p17.0", "p19.0"]),
         (("-o", "-1", "-p", "1"), ["p19.0"]),
         (("-o", ":2", "-p", "0"), ["p0.0", "p2.0"]),
@@ -88,15 +88,15 @@ def test_find(laminar: Laminar, words: tuple[str, ...], expected: list[str]) -> 
 
 
 def test_every_output_has_the_same_rows(laminar: Laminar) -> None:
-    words = ("topics", "find", "settled", "-w", "tokens in (3, 4)", "--columns", "tokens,fate", "-O")
-    rows = [{"tokens": 4, "fate": "batched"}, {"tokens": 3, "fate": "batched"}]
+    words = ("topics", "find", "settled", "-w", "tokens in (3, 4)", "--columns", "tokens,outcome", "-O")
+    rows = [{"tokens": 4, "outcome": "batched"}, {"tokens": 3, "outcome": "batched"}]
     assert json.loads(laminar(*words, "json")[1]) == rows
     assert [json.loads(line) for line in laminar(*words, "jsonl")[1].splitlines()] == rows
     assert list(csv.reader(io.StringIO(laminar(*words, "csv")[1])))[1:] == [["4", "batched"], ["3", "batched"]]
     stream = pa.ipc.open_stream(laminar(*words, "arrow", raw=True)[1])
     assert stream.read_all().to_pylist() == rows
     assert "TOKENS" in laminar(*words, "table")[1]
-    assert laminar(*words, "lines")[1].splitlines() == ['{tokens=4 fate="batched"}', '{tokens=3 fate="batched"}']
+    assert laminar(*words, "lines")[1].splitlines() == ['{tokens=4 outcome="batched"}', '{tokens=3 outcome="batched"}']
 
 
 def test_o_takes_forms_and_offsets(laminar: Laminar) -> None:
@@ -124,10 +124,10 @@ def test_tail_has_the_columns_of_the_domain_in_every_form(laminar: Laminar) -> N
 def test_stats(laminar: Laminar) -> None:
     said = json.loads(laminar("topics", "stats", "settled", "--json")[1])
     assert (said["records"], said["rows"], said["undecodable"]) == (21, 20, 1)
-    assert said["schemas"] == {"Settled/1": 20, "none": 1}
+    assert said["schemas"] == {"Settled/2": 20, "none": 1}
     assert said["figures"]["tokens"] == {"min": 0, "mean": 9.5, "max": 19}
     assert (said["first_at"], said["last_at"]) == (1_700_000_000_000, 1_700_000_100_000)
-    assert "20 Settled/1" in laminar("topics", "stats", "settled")[1]
+    assert "20 Settled/2" in laminar("topics", "stats", "settled")[1]
 
 
 def test_get(laminar: Laminar) -> None:
@@ -175,7 +175,7 @@ def test_dead_letters_go_back_to_where_they_came_from_when_told_to(laminar: Lami
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("find", "settled", "-w", "fat = 1"), "the nearest is fate"),
+        (("find", "settled", "-w", "fat = 1"), "the nearest is outcome"),
         (("find", "settled", "--columns", "tokenz"), "the nearest is tokens"),
         (("find", "settled", "-o", "then"), "is no offset"),
         (("find", "setled"), "did you mean settled?"),

@@ -60,11 +60,11 @@ def experience(name: str) -> r.Experience:
     return r.Experience(trajectory=trajectory(name), reward=1.0, components=(), error=None, scored_at=0)
 
 
-def settled(name: str, fate: r.Fate = "batched", reason: str = "", batch: int | None = None) -> r.Settled:
+def settled(name: str, outcome: r.Outcome = "batched", reason: str = "", batch: int | None = None) -> r.Settled:
     return r.Settled(
         trajectory_id=name,
         group_size=8,
-        fate=fate,
+        outcome=outcome,
         reason=reason,
         batch=batch,
         staleness=None,
