@@ -47,11 +47,11 @@ class RepackPlan:
 
 @dataclass(frozen=True, slots=True)
 class MoveOutcome:
-    """What became of a move of plan `plan_id`, by trajectory; written once that is known of all of them.
+    """What became of one move of plan `plan_id`, written once the outcome of each of its trajectories is known.
 
-    Made by placement, for people and tools. They were handed over (`handed_over`); had `finished` before; stayed, because the
-    destination kept no room or the source did not let go in time (`rejected`); or one of the two was gone (`lost`): then
-    they go on all the same, here or elsewhere.
+    Written by placement, for people and tools. `handed_over`: moved. `finished`: ended before the move. `rejected`: the
+    destination had no room, or the source did not release them in time. `lost`: source or destination was gone. Those
+    that did not move go on at the source or elsewhere.
     """
 
     plan_id: str

@@ -1,4 +1,4 @@
-"""Reads a topic from the broker's log files: every record with the outcome of its transaction, by the markers in the log.
+"""Reads a topic from the broker's log files: every record with the outcome of its transaction.
 
 Nothing here is of the product or of a Kafka client: it is what a checker compares both with. Format: Kafka's
 documentation, "Record Batch" (magic 2, uncompressed) and "Control Batches".

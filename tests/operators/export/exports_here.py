@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from infra.storage import PartitionKey as StoragePlace
+from infra.storage import StorageFolder
 from operators.export.columns import RecordRows, as_table
 from operators.export.config import Contents, ExportConfig
 from operators.export.export_topic import Exporting
@@ -53,7 +53,7 @@ def polled(first: int, count: int, *, last: bool = False, garbage: tuple[int, ..
     return Polled("group", 1, received, letters, {PartitionKey("experiences", 0): first + count + hole}, True, last)
 
 
-def export(folder: StoragePlace, polls: list[Polled], contents: Contents = CONTENTS, **how: object) -> Exporting:
+def export(folder: StorageFolder, polls: list[Polled], contents: Contents = CONTENTS, **how: object) -> Exporting:
     """Fold `polls` into `folder`; the exporting, still open."""
     exporting = Exporting(replace(ExportConfig(folder, contents), **how), lambda: 0.0)
     for each in polls:
@@ -61,11 +61,11 @@ def export(folder: StoragePlace, polls: list[Polled], contents: Contents = CONTE
     return exporting
 
 
-def ended(folder: StoragePlace, polls: list[Polled], contents: Contents = CONTENTS, **how: object) -> None:
+def ended(folder: StorageFolder, polls: list[Polled], contents: Contents = CONTENTS, **how: object) -> None:
     """As `export`, and closed."""
     export(folder, polls, contents, **how).close()
 
 
-def end_of(folder: StoragePlace, contents: Contents = CONTENTS) -> int:
+def end_of(folder: StorageFolder, contents: Contents = CONTENTS) -> int:
     """The first offset that `folder` has not got."""
     return next_offsets(contents, read_parts(folder))[0]

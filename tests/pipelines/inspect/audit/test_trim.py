@@ -20,7 +20,7 @@ from pipelines.inspect.audit.audit_run import audit
 from pipelines.inspect.audit.trim_marks import newest_mark
 from pipelines.run.trim.execute import execute
 from pipelines.run.trim.needs import LogPartition
-from pipelines.run.trim.plan import Plan, TrimRefused, plan_trim
+from pipelines.run.trim.plan import TrimPlan, TrimRefused, plan_trim
 from schemas.codec import encode
 from schemas.records import CommitNote, PolicyVersion
 from schemas.topics import (
@@ -97,12 +97,12 @@ class Run:
                 except (CoordinatorNotAvailableError, CoordinatorLoadInProgressError, NotCoordinatorError):
                     assert time.monotonic() < deadline  # a broker's first group: its topic is made first
 
-    def plan(self, version: str) -> Plan:
+    def plan(self, version: str) -> TrimPlan:
         """A trim to `version`, of which there is a checkpoint."""
         to = PolicyVersion.parse(version)
         return plan_trim(self.client, self.run, {to: Path("checkpoints") / version}, now=lambda: 7)
 
-    def trim(self, version: str) -> Plan:
+    def trim(self, version: str) -> TrimPlan:
         plan = replace(self.plan(version), checkpoint=None)  # what is copied is tested apart
         execute(self.client, plan, Path("nowhere"))
         return plan
