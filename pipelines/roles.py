@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from infra.escaping import VisibleFormatter
+from infra.escaping import EscapingFormatter
 from pipelines.config import Config, ConfigError
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def liveness_file(run_folder: Path, name: str) -> Path:
 def configure_logging() -> None:
     """Logs of a role: one line an event, to standard error."""
     to_stderr = logging.StreamHandler()
-    to_stderr.setFormatter(VisibleFormatter("%(asctime)s %(levelname).1s %(name)s: %(message)s"))
+    to_stderr.setFormatter(EscapingFormatter("%(asctime)s %(levelname).1s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[to_stderr], force=True)
     # kafka-python reports every reconnect of every client as an error; what matters reaches our own logs.
     logging.getLogger("kafka").setLevel(logging.CRITICAL)

@@ -14,7 +14,7 @@ from contextlib import nullcontext
 
 import typer
 
-from infra.escaping import one_line
+from infra.escaping import escape_to_one_line
 from infra.files import keep_files_private
 from pipelines.cli.lazy import CommandModule, lazy_group
 from pipelines.cli.light_imports import light_imports
@@ -95,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Exception as error:  # the end of the line: whatever it is becomes one on stderr
         if debug:
             raise
-        sys.stderr.write(f"laminar: {one_line(_one_line(error))}\n")
+        sys.stderr.write(f"laminar: {escape_to_one_line(_one_line(error))}\n")
         sys.exit(1)
 
 

@@ -17,7 +17,7 @@ import orjson
 import typer
 from rich.table import Table
 
-from infra.escaping import csv_cell, lines, visible, visible_json
+from infra.escaping import escape_control_characters, escape_csv_cell, escape_json, escape_keeping_nul
 from pipelines.present.view.console import console
 
 Row = Mapping[str, Any]
@@ -87,7 +87,7 @@ def show(result: Any) -> None:
         _PRINT[result.form](result)
     elif isinstance(result, Report):
         if result.as_json:
-            sys.stdout.write(visible_json(json.dumps(result.data, ensure_ascii=False, indent=1)) + "\n")
+            sys.stdout.write(escape_json(json.dumps(result.data, ensure_ascii=False, indent=1)) + "\n")
         else:
             _print(result.text())
     elif isinstance(result, Texts):
@@ -114,13 +114,13 @@ def _table(answer: RowOutput) -> None:
 
 def _lines(answer: RowOutput) -> None:
     for part in answer.parts:
-        sys.stdout.write("".join([f"{lines(answer.line(row))}\n" for row in part]))
+        sys.stdout.write("".join([f"{escape_keeping_nul(answer.line(row))}\n" for row in part]))
         sys.stdout.flush()
 
 
 def _objects(answer: RowOutput) -> None:
     for part in answer.parts:
-        sys.stdout.write("".join([f"{visible_json(compact(row))}\n" for row in part]))
+        sys.stdout.write("".join([f"{escape_json(compact(row))}\n" for row in part]))
         sys.stdout.flush()
 
 
@@ -128,12 +128,12 @@ def _array(answer: RowOutput) -> None:
     empty = True
     for part in answer.parts:
         for row in part:
-            sys.stdout.write(("[\n" if empty else ",\n") + visible_json(compact(row)))
+            sys.stdout.write(("[\n" if empty else ",\n") + escape_json(compact(row)))
             empty = False
     sys.stdout.write("[]\n" if empty else "\n]\n")
 
 
-def _csv(answer: RowOutput, text: Callable[[str], str] = csv_cell) -> None:
+def _csv(answer: RowOutput, text: Callable[[str], str] = escape_csv_cell) -> None:
     import csv
 
     def cell(held: Any) -> Any:
@@ -220,5 +220,5 @@ def _cell(value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, list | dict):
-        return visible_json(compact(value))
-    return "yes" if value is True else "no" if value is False else visible(str(value))
+        return escape_json(compact(value))
+    return "yes" if value is True else "no" if value is False else escape_control_characters(str(value))

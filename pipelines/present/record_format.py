@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from infra.escaping import one_line
+from infra.escaping import escape_to_one_line
 from pipelines.present.output import compact
 
 Item = Mapping[str, Any]
@@ -63,7 +63,7 @@ def formatter(text: str) -> Callable[[Item], str]:
         def piece(found: re.Match[str]) -> str:
             if found[1] is None:
                 return _ESCAPES.get(found[2], found[0])
-            return one_line(str(_PARTS[found[1]](item)))
+            return escape_to_one_line(str(_PARTS[found[1]](item)))
 
         return _PIECE.sub(piece, text)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from infra.escaping import one_line
+from infra.escaping import escape_to_one_line
 from infra.kafka.reading import schema_of
 from infra.kafka.record_batches import Headers
 from pipelines.inspect.log.chunks import LogChunk
@@ -66,10 +66,10 @@ def as_line(item: Any) -> str:
     when = utc(item["ts"])
     if item["error"] is not None:
         what = f"UNDECODABLE {item['schema'] or 'no schema'} ({item['size']} bytes)"
-        return one_line(f"{where} {when} {what}: {item['error']}")
+        return escape_to_one_line(f"{where} {when} {what}: {item['error']}")
     rows = "; ".join(domain_text(row) + brief(row) for row in item["rows"])
     line = f"{where} {when} {item['schema']} {item['key'] or '-'} {rows}"
-    return one_line(line if len(line) <= MAX_LINE else f"{line[: MAX_LINE - 1]}…")
+    return escape_to_one_line(line if len(line) <= MAX_LINE else f"{line[: MAX_LINE - 1]}…")
 
 
 def brief(value: Any) -> str:

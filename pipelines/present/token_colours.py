@@ -9,7 +9,7 @@ from typing import NamedTuple
 from rich.style import Style
 from rich.text import Text
 
-from infra.escaping import visible
+from infra.escaping import escape_control_characters
 from schemas.records import Trajectory
 
 SCALE = ((-0.1, 46), (-0.5, 148), (-1.0, 220), (-2.0, 208), (-4.0, 202), (float("-inf"), 196))
@@ -55,7 +55,7 @@ def coloured(tokens: Tokens, by: str) -> Iterator[Text]:
             number = _of_logprob(tokens.logprobs[at])
             if by == "version":
                 number = VERSIONS[known.index(tokens.versions[at]) % len(VERSIONS)]
-        spelt = f"{token} " if tokens.texts is None else visible(tokens.texts[at])
+        spelt = f"{token} " if tokens.texts is None else escape_control_characters(tokens.texts[at])
         text.append(spelt, None if by == "none" else Style(color=f"color({number})"))
     yield Text()
     yield text

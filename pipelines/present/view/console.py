@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.segment import Segment
 
-from infra.escaping import visible
+from infra.escaping import escape_control_characters
 
 
 class VisibleConsole(Console):
@@ -36,4 +36,4 @@ def console(**options: Any) -> VisibleConsole:
 
 
 def _visible(segments: Iterable[Segment]) -> Iterable[Segment]:
-    return (each if each.control else Segment(visible(each.text), each.style) for each in segments)
+    return (each if each.control else Segment(escape_control_characters(each.text), each.style) for each in segments)
