@@ -39,7 +39,7 @@ from pipelines.config import Config, KafkaConfig, RunConfig, parse_config
 from pipelines.export import build
 from pipelines.inspect.log.chunks import read_chunks
 from pipelines.present.output import RowOutput, show
-from pipelines.present.record_text import SHOWN, as_items
+from pipelines.present.record_text import TAIL_COLUMNS, as_items
 from pipelines.run.topics import make_topics
 from schemas.block_codec import encode_block
 from schemas.codec import encode
@@ -119,7 +119,7 @@ def tail(config: Config, broker: Broker, records: int) -> dict[str, float]:
     before = psutil.Process().memory_info().rss
     with measured(broker) as took, Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
         chunks = read_chunks(client, SETTLED, name, partition_ranges(client, name))
-        show(RowOutput((list(as_items(chunk, name)) for chunk in chunks), SHOWN, "jsonl"))
+        show(RowOutput((list(as_items(chunk, name)) for chunk in chunks), TAIL_COLUMNS, "jsonl"))
     return rates(records, took, before)
 
 

@@ -15,8 +15,8 @@ from operators.export.columns import PLACE, row_schema
 from operators.export.formats import plain
 from operators.export.where import parse_where
 from pipelines.cli.options import Address
+from pipelines.cli.read_options import ReadOptions
 from pipelines.cli.topic_names import TopicArgument, known_topic
-from pipelines.cli.topic_reading import ReadOptions
 from pipelines.inspect.log.chunks import LogChunk, read_chunks
 from pipelines.present.output import Chunks, Report, RowOutput, arrow_stream, utc
 from pipelines.present.record_text import brief

@@ -34,7 +34,7 @@ COMMANDS: dict[str, CommandModule] = {
     "metrics": CommandModule("pipelines.cli.metrics", "Serve a run's metrics to Prometheus."),
     "trace": CommandModule("pipelines.cli.trace", "Write a run's trace for Perfetto."),
     "export": CommandModule("pipelines.cli.export", "Export a topic to Parquet, Arrow or JSON lines, exactly once."),
-    "import": CommandModule("pipelines.cli.imports", "Feed an exported dataset to a run, as experience."),
+    "import": CommandModule("pipelines.cli.import_dataset", "Feed an exported dataset to a run, as experience."),
     "train": CommandModule("pipelines.cli.train", "Train apart from a run: replay its batches."),
     "weights": CommandModule("pipelines.cli.weights", "Weight versions: list, show, verify, diff, pull, publish."),
     "relays": CommandModule("pipelines.cli.relays", "The relays of a run: their order, what they hold, what moves."),

@@ -16,8 +16,8 @@ from infra.kafka.session_config import Partition
 from operators.export.columns import row_schema
 from operators.export.where import WhereError, parse_where
 from pipelines.cli.options import Address, Connection, Printing
+from pipelines.cli.read_options import ReadOptions
 from pipelines.cli.topic_names import TopicArgument, full_name, known_topic
-from pipelines.cli.topic_reading import ReadOptions
 from pipelines.inspect.log.chunks import LogChunk, read_chunks
 from pipelines.present.output import RowOutput
 from schemas.topics import RESTORE, run_prefix

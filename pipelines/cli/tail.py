@@ -12,12 +12,12 @@ from infra.kafka.offset_span import Edge, OffsetSpan
 from infra.kafka.ranges import PartitionRange, partition_ranges, resolve_span
 from infra.kafka.reading import last_records, undecoded
 from pipelines.cli.options import Address
+from pipelines.cli.read_options import ReadOptions
 from pipelines.cli.topic_names import TopicArgument, known_topic
-from pipelines.cli.topic_reading import ReadOptions
 from pipelines.inspect.log.chunks import chunks_of, read_chunks
+from pipelines.present.kcat_format import envelope, formatter
 from pipelines.present.output import Report, RowOutput
-from pipelines.present.record_format import envelope, formatter
-from pipelines.present.record_text import SHOWN, TAIL_SCHEMA, as_items, as_line, as_rows
+from pipelines.present.record_text import TAIL_COLUMNS, TAIL_SCHEMA, as_items, as_line, as_rows
 
 _PLACE = re.compile(r"(\d{1,9}):(\d{1,18})")
 
@@ -72,7 +72,7 @@ def tail_command(
         items = ([envelope(item) for item in part] for part in items)
     elif kind in ("table", "csv", "csv-raw", "arrow"):
         items = ([row for item in part for row in as_rows(item)] for part in items)
-    return RowOutput(items, SHOWN, kind, f"{name} has no such records", line, schema=TAIL_SCHEMA)
+    return RowOutput(items, TAIL_COLUMNS, kind, f"{name} has no such records", line, schema=TAIL_SCHEMA)
 
 
 def _cut(parts: Iterable[list[Any]], count: int | None) -> Iterator[list[Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pipelines.cli.lazy import CommandModule, lazy_group
 from pipelines.cli.option_sets import Commands
 
-_FACTS, _TAIL, _FIND = "pipelines.cli.topic_facts", "pipelines.cli.tail", "pipelines.cli.find"
+_FACTS, _TAIL, _FIND = "pipelines.cli.topic_metadata", "pipelines.cli.tail", "pipelines.cli.find"
 _OPEN = "pipelines.cli.open_transactions"
 _REPAIR, _DEAD = "pipelines.cli.repair", "pipelines.cli.dead_letters"
 # What reads records imports Arrow, what asks brokers does not.

@@ -22,7 +22,7 @@ TAIL_SCHEMA = pa.schema(
     | {"value": pa.utf8(), "error": pa.utf8()}
 )
 """The columns of `laminar topics tail` as a table, a row for each row; `value` is JSON."""
-SHOWN = [name for name in TAIL_SCHEMA.names if name not in ("ts", "value")]
+TAIL_COLUMNS = [name for name in TAIL_SCHEMA.names if name not in ("ts", "value")]
 
 
 def as_items(chunk: LogChunk, topic: str) -> Iterator[dict[str, Any]]:

@@ -11,7 +11,7 @@ from infra.files import is_full, is_out_of_space, space_of, write_atomically
 from pipelines.config import Config, ConfigError, load_config
 from pipelines.inspect.run_folders import RunFolder
 from pipelines.present.output import Report
-from pipelines.present.report.closing import closing_lines, laminar
+from pipelines.present.report.closing import closing_lines, laminar_command
 from pipelines.present.report.html import render_report
 from pipelines.present.report.summary import summarise
 from pipelines.present.view.console import console
@@ -82,7 +82,7 @@ def _supervised(
         answer = {"run": config.run.name, "error": state.error}
         text = f"{state.error}; what there is lies in {_as_seen_from_here(folder)}"
         if (folder / CONFIG_FILE).exists():
-            text += f", and `{laminar()} runs resume --run {config.run.name}` goes on with it"
+            text += f", and `{laminar_command()} runs resume --run {config.run.name}` goes on with it"
         return Report(answer, lambda: text, as_json, stop.exit_code)
     except BaseException as error:
         _end_failed(state, error)
@@ -107,7 +107,7 @@ def _end_failed(state: RunStateFile, error: BaseException) -> None:
     except OSError as unwritten:
         error.add_note(f"{state.folder / STATE_FILE} does not say so: {unwritten}")
     if (state.folder / CONFIG_FILE).exists():
-        error.add_note(f"once that is mended, `{laminar()} runs resume --run {state.run}` goes on with the run")
+        error.add_note(f"once that is mended, `{laminar_command()} runs resume --run {state.run}` goes on with the run")
 
 
 def named(config: Config) -> Config:

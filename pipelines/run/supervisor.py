@@ -164,7 +164,7 @@ class Supervisor:
         if told != self._told_of_warm_start:
             self._told_of_warm_start = told
             values = {name: float(value) for name, value in told.items() if isinstance(value, int | float)}
-            self._watch.hear(Metric("warm_start", 0, values, time.time_ns() // 10**6))
+            self._watch.add(Metric("warm_start", 0, values, time.time_ns() // 10**6))
         return told
 
     def _train(self) -> None:
@@ -192,7 +192,7 @@ class Supervisor:
     def _enter(self, phase: str) -> None:
         if phase != self.state.phase:
             self.state.enter(phase)
-            self._watch.phase(phase)
+            self._watch.start_phase(phase)
 
     def _tick(self) -> None:
         if not self.folder.is_dir():

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.present.report.verdict import accounted, compared_with_warm_start, learned
+from pipelines.present.report.verdict import audit_verdict, training_verdict, warm_start_verdict
 from pipelines.present.view.text import UNKNOWN, clock, count, figure
 
 
@@ -45,11 +45,11 @@ def closing_lines(folder: Path, summary: Mapping[str, Any], file: Path | None = 
     restarts = {name: number for name, number in (summary.get("restarts") or {}).items() if number}
     if restarts:
         lines.append(f"  {'restarts':<22}{sum(restarts.values()):>7}   {', '.join(map(_times, restarts.items()))}")
-    told = compared_with_warm_start(summary)
-    lines += ["", learned(summary), *([told] if told else []), accounted(summary)]
+    told = warm_start_verdict(summary)
+    lines += ["", training_verdict(summary), *([told] if told else []), audit_verdict(summary)]
     commands = next_commands(run, folder)
     if file is not None:
-        again = f"{laminar()} run {file} --set run.seed={(summary.get('seed') or 0) + 1}"
+        again = f"{laminar_command()} run {file} --set run.seed={(summary.get('seed') or 0) + 1}"
         commands.append((again, "the same with another seed"))
     width = max(len(command) for command, _ in commands)
     return "\n".join([*lines, "", "Next:", *(f"  {command:<{width}}  {about}" for command, about in commands), ""])
@@ -59,13 +59,13 @@ def next_commands(run: str, folder: Path) -> list[tuple[str, str]]:
     """Commands that work as they stand, each with what it is for."""
     return [
         (f"{folder}/report.html", "the run in plots: open it in a browser"),
-        (f"{laminar()} runs audit --run {run}", "prove again that nothing was lost or trained twice"),
-        (f"{laminar()} topics tail trajectories --run {run}", "read what the model wrote"),
-        (f"{laminar()} weights list --run {run}", "the weight versions that were published"),
+        (f"{laminar_command()} runs audit --run {run}", "prove again that nothing was lost or trained twice"),
+        (f"{laminar_command()} topics tail trajectories --run {run}", "read what the model wrote"),
+        (f"{laminar_command()} weights list --run {run}", "the weight versions that were published"),
     ]
 
 
-def laminar() -> str:
+def laminar_command() -> str:
     """The command as it must be written here: by its path where the shell would not find it."""
     if shutil.which("laminar"):
         return "laminar"

@@ -13,7 +13,7 @@ from pipelines.inspect.metrics_file import read_metrics
 from pipelines.present.report.charts import Chart, charts, phases
 from pipelines.present.report.closing import next_commands
 from pipelines.present.report.page_style import POLICY, STYLE
-from pipelines.present.report.verdict import accounted, compared_with_warm_start, learned
+from pipelines.present.report.verdict import audit_verdict, training_verdict, warm_start_verdict
 from pipelines.present.view.text import UNKNOWN, clock, count, figure
 from schemas.records import Metric
 
@@ -86,8 +86,8 @@ def page(
 ) -> str:
     """The page. Pure; everything that comes from the run is escaped. `insight` is what `insight.insight` found."""
     run = escape(str(summary.get("run")))
-    told = compared_with_warm_start(summary)
-    words = [learned(summary), *([told] if told else []), accounted(summary)]
+    told = warm_start_verdict(summary)
+    words = [training_verdict(summary), *([told] if told else []), audit_verdict(summary)]
     commands = "\n".join(f"{command:<54}# {about}" for command, about in next_commands(str(summary.get("run")), folder))
     error = summary.get("error")
     return "\n".join(

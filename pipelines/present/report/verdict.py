@@ -14,7 +14,7 @@ def standard_error(accuracy: float, questions: int) -> float:
     return math.sqrt(max(accuracy * (1 - accuracy), 0.0) / questions)
 
 
-def learned(summary: Summary) -> str:
+def training_verdict(summary: Summary) -> str:
     """What became of the reward and of held-out accuracy."""
     sentences = []
     first, last = summary.get("reward_first"), summary.get("reward_last")
@@ -35,7 +35,7 @@ def learned(summary: Summary) -> str:
     return " ".join(sentences) or "Nothing was trained."
 
 
-def compared_with_warm_start(summary: Summary) -> str | None:
+def warm_start_verdict(summary: Summary) -> str | None:
     """How the model stands to the best supervised checkpoint it could have stopped at; None where that is not known."""
     best, before, after = (summary.get(key) for key in ("heldout_warm_start_best", "heldout_before", "heldout_after"))
     if best is None or before is None or after is None:
@@ -75,7 +75,7 @@ def _in_the_data(careful: float | None) -> list[str]:
     ]
 
 
-def accounted(summary: Summary) -> str:
+def audit_verdict(summary: Summary) -> str:
     """What the audit says."""
     if summary.get("balanced") is None:
         return "The run was not audited."

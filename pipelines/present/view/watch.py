@@ -71,12 +71,12 @@ class Watch:
         if self._file is not None:
             self._file.close()
 
-    def phase(self, phase: str) -> RunState:
+    def start_phase(self, phase: str) -> RunState:
         """The run goes over to `phase`."""
         now = self._now()
         return self._take([PhaseStarted(phase, now)], [phase_metric(phase, len(self.state.phases), now)])
 
-    def hear(self, metric: Metric) -> RunState:
+    def add(self, metric: Metric) -> RunState:
         """Take in a metric that comes on no topic."""
         return self._take([metric], [metric])
 

@@ -13,11 +13,11 @@ from synthetic_run import GROUP_BATCH, START, STEPS, evaluation_metric, history,
 
 from pipelines.inspect.metrics_file import MetricsFile, read_metrics, unreadable_metric
 from pipelines.present.report.charts import charts
-from pipelines.present.report.closing import closing_lines, laminar
+from pipelines.present.report.closing import closing_lines, laminar_command
 from pipelines.present.report.machine import cpu_model, describe_machine, package_versions
 from pipelines.present.report.series import batches, evaluations, mean_between, newest_by_step, staleness_histogram
 from pipelines.present.report.summary import RunFacts, figures_of, summarise
-from pipelines.present.report.verdict import accounted, compared_with_warm_start, learned
+from pipelines.present.report.verdict import audit_verdict, training_verdict, warm_start_verdict
 from schemas.records import Metric
 
 FACTS = RunFacts(
@@ -191,19 +191,19 @@ def summary(
     ],
 )
 def test_what_is_said_of_the_rise_follows_from_the_numbers(figures: tuple[Any, ...], says: str, says_not: str) -> None:
-    text = compared_with_warm_start(summary(*figures))
+    text = warm_start_verdict(summary(*figures))
     assert text is not None
     assert says in text
     assert says_not not in text
 
 
 def test_nothing_is_said_of_what_is_not_known() -> None:
-    assert compared_with_warm_start({"heldout_before": 0.2, "heldout_after": 0.8}) is None
-    assert learned({}) == "Nothing was trained."
-    assert "no final evaluation" in learned({"heldout_before": 0.2})
-    assert "within the noise" in learned(summary(0.9, 0.80, 0.82))
-    assert "within the noise" not in learned(summary(0.9, 0.20, 0.82))
-    assert "standard error" not in learned(summary(0.9, 0.2, 0.8, questions=None))
+    assert warm_start_verdict({"heldout_before": 0.2, "heldout_after": 0.8}) is None
+    assert training_verdict({}) == "Nothing was trained."
+    assert "no final evaluation" in training_verdict({"heldout_before": 0.2})
+    assert "within the noise" in training_verdict(summary(0.9, 0.80, 0.82))
+    assert "within the noise" not in training_verdict(summary(0.9, 0.20, 0.82))
+    assert "standard error" not in training_verdict(summary(0.9, 0.2, 0.8, questions=None))
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_nothing_is_said_of_what_is_not_known() -> None:
     ],
 )
 def test_what_the_audit_says(found: dict[str, Any], says: str) -> None:
-    assert says in accounted(found)
+    assert says in audit_verdict(found)
 
 
 def test_the_closing_lines_say_what_was_reached_and_what_to_do_next() -> None:
@@ -226,8 +226,8 @@ def test_the_closing_lines_say_what_was_reached_and_what_to_do_next() -> None:
         "0.24 → 0.86",
         "rollout-0 1×",
         "runs/sums/report.html",
-        f"{laminar()} runs audit --run sums",
-        f"{laminar()} run my.toml --set run.seed=4",
+        f"{laminar_command()} runs audit --run sums",
+        f"{laminar_command()} run my.toml --set run.seed=4",
     ):
         assert expected in text, expected
     stopped = figures_of([], RunFacts("sums", reached=False, error="the broker went away"))
@@ -272,9 +272,9 @@ def test_commands_are_written_as_they_work_here(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr("sys.executable", str(tmp_path / ".venv" / "bin" / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    assert laminar() == ".venv/bin/laminar"
+    assert laminar_command() == ".venv/bin/laminar"
     (tmp_path / "laminar").touch(mode=0o755)
-    assert laminar() == "laminar"
+    assert laminar_command() == "laminar"
 
 
 def test_the_summary_of_a_folder(tmp_path: Path) -> None:

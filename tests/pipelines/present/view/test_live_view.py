@@ -221,13 +221,13 @@ def test_a_watch_folds_writes_and_shows(tmp_path: Path) -> None:
     with view, MetricsFile(path) as file:
         state = new_run("sums", 80, START)
         watch = Watch(state, file=file, view=view, now=lambda: START + int(now.now * 1000))
-        watch.phase("starting")
+        watch.start_phase("starting")
         watch.source = news
-        watch.phase("training")
+        watch.start_phase("training")
         for _ in range(3):
             now.now += 1
             watch.tick(ROLES)
-        state = watch.hear(Metric("warm_start", 0, {"progress": 0.5}, START))
+        state = watch.add(Metric("warm_start", 0, {"progress": 0.5}, START))
     assert (state.step, state.versions, state.warm_start) == (1, 1, {"progress": 0.5})
     assert state.roles == ROLES
     assert state.lag == {"inbox": 2}
