@@ -29,7 +29,7 @@ from rich.table import Table
 from infra.models.checkpoint_folder import load_model, save_folder
 from infra.models.demo import build_demo_model
 from infra.models.demo_config import DemoModelConfig
-from operators.trainer.batch import TrainingBatch, join
+from operators.trainer.batch import TrainingBatch, join_parts
 from operators.trainer.config import LearnerConfig
 from operators.trainer.learner import Learner
 from operators.trainer.packing import micro_batches
@@ -82,7 +82,7 @@ def main() -> None:
 def measure(folder: Path, kind: str, budget: int, repetitions: int) -> dict[str, float | str]:
     """Both ways in turn, and the model's share of the learner's."""
     part = draw(kind)
-    batch = join([part])
+    batch = join_parts([part])
     learner = Learner(LearnerConfig(micro_batch_tokens=budget), folder)
     ways: dict[str, Callable[[], object]] = {
         "learner": lambda: learner.update([part]),

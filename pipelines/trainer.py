@@ -41,14 +41,16 @@ def checkpoints_of(config: Config) -> StorageFolder:
 
 
 def _training(config: Config, source: ShardConfig, rank: int) -> tuple[FoldStep, ShardConfig]:
-    from operators.trainer.publishing import WayToRelays
-    from operators.trainer.train_batches import TrainAlong, TrainBatches  # here: it imports torch
+    from operators.trainer.publishing import PublishSettings
+    from operators.trainer.train_batches import TrainBatches, TrainFollower  # here: it imports torch
 
-    checkpoints, meeting = checkpoints_of(config), config.run_folder / "checkpoints" / "ranks.json"
+    checkpoints, rendezvous_file = checkpoints_of(config), config.run_folder / "checkpoints" / "ranks.json"
     if rank:
         shards = config.experience.shards
-        along = TrainAlong(config.trainer, source, config.model_folder(), checkpoints, rank, shards, meeting)
-        return along, along.resumed()
+        follower = TrainFollower(
+            config.trainer, source, config.model_folder(), checkpoints, rank, shards, rendezvous_file
+        )
+        return follower, follower.resumed()
     train = TrainBatches(
         config=config.trainer,
         shard=source,
@@ -57,7 +59,7 @@ def _training(config: Config, source: ShardConfig, rank: int) -> tuple[FoldStep,
         checkpoints=checkpoints,
         result=config.run_folder / "model",
         keep_versions=config.relay.keep_versions,
-        way=WayToRelays(
+        publish=PublishSettings(
             config.relay.token(),
             config.relay.chunk_bytes,
             config.relay.max_megabytes_per_s,
@@ -65,7 +67,7 @@ def _training(config: Config, source: ShardConfig, rank: int) -> tuple[FoldStep,
             config.relay.tls(),
         ),
         shards=config.experience.shards,
-        meeting=meeting,
+        rendezvous_file=rendezvous_file,
     )
     return train, train.resumed()
 

@@ -117,17 +117,17 @@ def resolve(config: AlgorithmConfig) -> Algorithm:
     return algorithm
 
 
-def clip_can_act(config: LearnerConfig) -> bool:
+def clip_can_bind(config: LearnerConfig) -> bool:
     """Whether an importance ratio can differ from 1: it is taken against μ, or after the first of several steps."""
     return resolve(config.algorithm).proximal == "behaviour" or config.mini_batches * config.epochs > 1
 
 
-def idle_clip(config: LearnerConfig) -> str | None:
+def unused_clip_warning(config: LearnerConfig) -> str | None:
     """A warning where a clip was chosen (by its own key, or with `gspo`, which is its clip) that can never act."""
     algorithm = config.algorithm
     chosen = [key for key in ("clip_low", "clip_high", "dual_clip") if getattr(algorithm, key) is not None]
     chosen += ["name = gspo"] if algorithm.name == "gspo" else []
-    if not chosen or clip_can_act(config):
+    if not chosen or clip_can_bind(config):
         return None
     return (
         f"trainer.learner.algorithm: {', '.join(chosen)} changes nothing: with one optimizer step a batch and ratios "

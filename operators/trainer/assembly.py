@@ -70,12 +70,12 @@ class BatchAssembly:
             partition: _Partition(partition, partition // shards, first, self._lost, offset)
             for partition, offset in zip(numbers, offsets, strict=True)
         }
-        self.refused: list[RejectedMicroBatch] = []
+        self.rejected: list[RejectedMicroBatch] = []
         """What was refused since this list was emptied."""
 
     def add(self, part: MicroBatch, partition: int, offset: int) -> list[WholeBatch]:
         """Take a part; the batches that are whole by it. Raises KeyError for another partition's."""
-        self.refused += self._shares[partition].add(part, offset)
+        self.rejected += self._shares[partition].add(part, offset)
         return self.take()
 
     def take(self) -> list[WholeBatch]:

@@ -40,7 +40,7 @@ class TrainingBatch:
         return len(self.lengths)
 
 
-def join(rows: Sequence[MicroBatch]) -> TrainingBatch:
+def join_parts(rows: Sequence[MicroBatch]) -> TrainingBatch:
     """The batch whose parts are `rows`, in the order of their index.
 
     Raises ValueError for no rows, rows of more than one batch or with the same index, columns of lengths that do not
@@ -111,7 +111,7 @@ def join(rows: Sequence[MicroBatch]) -> TrainingBatch:
     )
 
 
-def refuse_unknown_tokens(batch: TrainingBatch, vocabulary: int) -> None:
+def reject_unknown_tokens(batch: TrainingBatch, vocabulary: int) -> None:
     """Raise ValueError naming the first trajectory with a token id that is not in [0, `vocabulary`)."""
     unknown = (batch.token_ids < 0) | (batch.token_ids >= vocabulary)
     if unknown.any():

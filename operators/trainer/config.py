@@ -104,12 +104,12 @@ class CriticConfig:
 
     learning_rate: float = 1e-3  # its peak; warm-up and schedule are those of the policy
     value_clip: float = 0.5  # ε_v: a value that moved further than this in one batch has no gradient
-    head_start: int = 0  # batches of which the critic alone learns
+    warmup_batches: int = 0  # batches of which the critic alone learns
 
     def __post_init__(self) -> None:
         _within("critic.learning_rate", self.learning_rate, 0, open_low=True)
         _within("critic.value_clip", self.value_clip, 0, open_low=True)
-        _within("critic.head_start", self.head_start, 0)
+        _within("critic.warmup_batches", self.warmup_batches, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,8 +19,8 @@ from infra.store.announce import ManifestLog
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored
 from operators.trainer.assembly import BatchAssembly, RejectedMicroBatch, WholeBatch
-from operators.trainer.batch_figures import batch_figures
-from operators.trainer.skipped_records import letters
+from operators.trainer.batch_statistics import batch_statistics
+from operators.trainer.dead_letters import dead_letters
 from operators.trainer.training_config import TrainingConfig
 from schemas.records import Metric, MicroBatch, PolicyVersion, WeightVersion
 from schemas.topics import BATCHES, METRICS, RELAY
@@ -114,8 +114,8 @@ class _Emulating:
             elif isinstance(received.record, MicroBatch):
                 whole = self._assembly.add(received.record, received.partition, received.offset)
                 self._whole.extend((now, batch) for batch in whole)
-        refused, self._assembly.refused = self._assembly.refused, []
-        outputs = letters(refused, self._step.shard.run, self._now())
+        rejected, self._assembly.rejected = self._assembly.rejected, []
+        outputs = dead_letters(rejected, self._step.shard.run, self._now())
         if not polled.caught_up:
             return outputs
         if not self._started:
@@ -183,12 +183,12 @@ class _Emulating:
         outputs: list[Output] = []
         rows, figures = 0, {"batches/untrained": 1.0}
         try:
-            figures = batch_figures(batch.parts)
+            figures = batch_statistics(batch.parts)
             rows = sum(len(part.trajectory_ids) for part in batch.parts)
         except ValueError as error:
             self._untrained.append(batch.number)
             if batch.parts:
-                outputs = letters(
+                outputs = dead_letters(
                     [RejectedMicroBatch(0, batch.next_offsets[0] - 1, str(error))], self._step.shard.run, self._now()
                 )
         before = self._position

@@ -22,8 +22,8 @@ from transformers import PreTrainedModel
 from infra.models.checkpoint_folder import load_model
 from infra.models.weights import weight_tensors
 from operators.trainer.advantages import Rewards, value_targets
-from operators.trainer.algorithms import AGGREGATIONS, clip_can_act, idle_clip, resolve
-from operators.trainer.batch import TrainingBatch, join, refuse_unknown_tokens
+from operators.trainer.algorithms import AGGREGATIONS, clip_can_bind, resolve, unused_clip_warning
+from operators.trainer.batch import TrainingBatch, join_parts, reject_unknown_tokens
 from operators.trainer.config import LearnerConfig
 from operators.trainer.critic import Critic
 from operators.trainer.device_sharing import DeviceTurns, Move
@@ -34,10 +34,10 @@ from operators.trainer.metrics import TokenMetrics, batch_metrics
 from operators.trainer.mismatch import Mismatch, MismatchAlarm
 from operators.trainer.optimizer import learning_rate
 from operators.trainer.packing import TrainingMicroBatch, micro_batches, mini_batches
-from operators.trainer.passes import PolicyTargets, critic_gradient, policy_gradient, view
+from operators.trainer.passes import PolicyTargets, critic_gradient, policy_gradient, score_tokens
 from operators.trainer.policy import Policy, layers_of, load_policy
-from operators.trainer.ranks import ALONE, Ranks, whole
-from operators.trainer.trained_model import TrainedModel, copy_into, fit
+from operators.trainer.ranks import ALONE, Ranks, full_tensor
+from operators.trainer.trained_model import TrainedModel, check_state, copy_into
 from schemas.records import MicroBatch
 
 log = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ class Learner:
         self._updates = 0
         self._skipped_updates = 0
         self._alarm = MismatchAlarm(config.mismatch_bound)
-        if why := idle_clip(config):
+        if why := unused_clip_warning(config):
             log.warning("%s", why)
 
     @property
@@ -119,7 +119,7 @@ class Learner:
 
     def weights(self) -> dict[str, Tensor]:
         """The policy's weights as rollouts load them. All ranks must ask, and each gets all of them."""
-        return {name: whole(tensor) for name, tensor in merged_weights(self._model).items()}
+        return {name: full_tensor(tensor) for name, tensor in merged_weights(self._model).items()}
 
     def plain_model(self, weights: Mapping[str, Tensor]) -> PreTrainedModel:
         """The policy as anyone may load it, with the `weights` that it has just given: itself where it has them so."""
@@ -137,17 +137,17 @@ class Learner:
         """
         started = time.perf_counter()
         batch = self._join(rows)
-        roster = gather_metadata(batch, self._ranks)
+        metadata = gather_metadata(batch, self._ranks)
         in_loss = self._reference is not None and self.config.algorithm.kl_in == "loss"
-        observed = TokenMetrics(penalised=in_loss, clipped=clip_can_act(self.config))
+        observed = TokenMetrics(penalised=in_loss, clipped=clip_can_bind(self.config))
         mismatch = Mismatch(torch.from_numpy(batch.staleness == 0))
-        rewards, advantages, targets = self._look(batch, roster, observed)
+        rewards, advantages, targets = self._look(batch, metadata, observed)
         rate = learning_rate(self._updates, self.config)
-        metrics = batch_metrics(roster, advantages)
-        if self._critic is None or self._updates >= self.config.critic.head_start:
-            metrics |= self._train_policy(batch, roster, targets, rate, observed, mismatch)
+        metrics = batch_metrics(metadata, advantages)
+        if self._critic is None or self._updates >= self.config.critic.warmup_batches:
+            metrics |= self._train_policy(batch, metadata, targets, rate, observed, mismatch)
         if self._critic is not None:
-            metrics |= self._train_critic(self._critic, batch, roster, rewards, rate)
+            metrics |= self._train_critic(self._critic, batch, metadata, rewards, rate)
         self._updates += 1
         metrics |= observed.means(self._ranks) | mismatch.means(self._ranks) | self._turns.seconds()
         self._alarm.look(metrics)
@@ -166,7 +166,7 @@ class Learner:
             torch.get_rng_state(),
             self._updates,
             self._skipped_updates,
-            {name: whole(tensor) for name, tensor in critic.items()},
+            {name: full_tensor(tensor) for name, tensor in critic.items()},
             self._critic_trained.moments() if critic else {},
             adapters(self._model),
         )
@@ -175,9 +175,9 @@ class Learner:
         """Become the learner that gave `state`. Raises ValueError where names or shapes are not this model's."""
         own, own_adapters = merged_weights(self._model), adapters(self._model)
         own_critic = {} if self._critic is None else dict(self._critic.state_dict())
-        fit(own, state.weights, "model")
-        fit(own_critic, state.critic_weights, "critic")
-        fit(own_adapters, state.adapters, "adapters")
+        check_state(own, state.weights, "model")
+        check_state(own_critic, state.critic_weights, "critic")
+        check_state(own_adapters, state.adapters, "adapters")
         self._actor.restore_moments(state.moments)
         if own_critic:
             self._critic_trained.restore_moments(state.critic_moments)
@@ -190,17 +190,17 @@ class Learner:
     def _join(self, rows: Sequence[MicroBatch]) -> TrainingBatch:
         """This rank's part of the batch; if any rank's cannot be trained, ValueError on every one."""
         try:
-            batch, why = join(rows), None
-            refuse_unknown_tokens(batch, self._model.get_input_embeddings().num_embeddings)
+            batch, why = join_parts(rows), None
+            reject_unknown_tokens(batch, self._model.get_input_embeddings().num_embeddings)
         except ValueError as error:
             batch, why = None, error
-        if self._ranks.most(why is not None):
+        if self._ranks.maximum(why is not None):
             raise why or ValueError("another rank's part of this batch cannot be trained")
         assert batch is not None
         return batch
 
     def _look(
-        self, batch: TrainingBatch, roster: GlobalBatchMetadata, observed: TokenMetrics
+        self, batch: TrainingBatch, metadata: GlobalBatchMetadata, observed: TokenMetrics
     ) -> tuple[Rewards, Tensor, PolicyTargets]:
         """See the batch with every model that has a say, each in its turn, before any of them changes.
 
@@ -210,7 +210,7 @@ class Learner:
         tokens, everything = int(batch.trained.sum()), np.flatnonzero(batch.trained)
 
         def logprobs(policy: Policy) -> Tensor:
-            return view(lambda part: policy(part.packed)[0], self._parts(batch, everything), tokens)
+            return score_tokens(lambda part: policy(part.packed)[0], self._parts(batch, everything), tokens)
 
         reference = proximal = values = penalties = None
         if self._reference is not None:
@@ -225,7 +225,7 @@ class Learner:
         if self._critic is not None:
             critic = self._critic
             with self._turns.turn("critic"):
-                seen = view(lambda part: critic(part.packed), self._parts(batch, everything), tokens)
+                seen = score_tokens(lambda part: critic(part.packed), self._parts(batch, everything), tokens)
             values = torch.cat(ranks.gather(seen)).double()
         if in_reward:
             assert reference is not None
@@ -235,16 +235,16 @@ class Learner:
             divergence = torch.cat(ranks.gather(own_divergence))
             observed.note("kl/ref", divergence)
             penalties = config.kl_coefficient * divergence
-        outcomes, groups, lengths = map(torch.from_numpy, (roster.rewards, roster.groups, roster.trained))
+        outcomes, groups, lengths = map(torch.from_numpy, (metadata.rewards, metadata.groups, metadata.trained))
         rewards = Rewards(outcomes, groups, lengths, penalties, values)
         advantages = algorithm.advantage(rewards, config)
-        own = advantages[roster.tokens]
+        own = advantages[metadata.tokens]
         return rewards, advantages, PolicyTargets(own, proximal if several else None, None if in_reward else reference)
 
     def _train_policy(
         self,
         batch: TrainingBatch,
-        roster: GlobalBatchMetadata,
+        metadata: GlobalBatchMetadata,
         targets: PolicyTargets,
         rate: float,
         observed: TokenMetrics,
@@ -255,13 +255,13 @@ class Learner:
         norms: list[float] = []
         used = self._rows_with_gradient(batch, targets)
         with self._turns.turn("actor"):
-            for rows in self._steps(roster):
+            for rows in self._steps(metadata):
                 self._actor.begin()
                 loss = policy_gradient(
                     self._policy,
-                    self._parts(batch, np.intersect1d(self._own(rows, roster), used, assume_unique=True)),
+                    self._parts(batch, np.intersect1d(self._own(rows, metadata), used, assume_unique=True)),
                     targets,
-                    self._coefficients(rows, roster),
+                    self._coefficients(rows, metadata),
                     self._algorithm,
                     self.config.algorithm,
                     self._ranks.count,
@@ -275,7 +275,7 @@ class Learner:
         return {"loss": loss, "grad_norm": float(np.max(norms)), "batch/skipped_rows": skipped}
 
     def _train_critic(
-        self, critic: Critic, batch: TrainingBatch, roster: GlobalBatchMetadata, rewards: Rewards, rate: float
+        self, critic: Critic, batch: TrainingBatch, metadata: GlobalBatchMetadata, rewards: Rewards, rate: float
     ) -> dict[str, float]:
         """The critic's steps, over the same mini-batches."""
         assert rewards.values is not None
@@ -286,16 +286,16 @@ class Learner:
         losses: list[float] = []
         norms: list[float] = []
         with self._turns.turn("critic"):
-            for rows in self._steps(roster):
+            for rows in self._steps(metadata):
                 self._critic_trained.begin()
-                own = self._own(rows, roster)
+                own = self._own(rows, metadata)
                 loss = critic_gradient(
                     critic,
                     self._parts(batch, own[batch.trained[own] > 0]),
-                    rewards.values[roster.tokens],
-                    returns[roster.tokens],
+                    rewards.values[metadata.tokens],
+                    returns[metadata.tokens],
                     settings.value_clip,
-                    max(1, int(roster.trained[rows].sum())),
+                    max(1, int(metadata.trained[rows].sum())),
                     self._ranks.count,
                 )
                 losses.append(loss)
@@ -309,23 +309,23 @@ class Learner:
             "critic/explained_variance": 1 - left / spread if spread else 0.0,
         }
 
-    def _steps(self, roster: GlobalBatchMetadata) -> Iterator[np.ndarray]:
+    def _steps(self, metadata: GlobalBatchMetadata) -> Iterator[np.ndarray]:
         """The rows of the global batch that each optimizer step trains."""
         for _ in range(self.config.epochs):
-            yield from mini_batches(roster.groups, self.config.mini_batches)
+            yield from mini_batches(metadata.groups, self.config.mini_batches)
 
-    def _coefficients(self, rows: np.ndarray, roster: GlobalBatchMetadata) -> Tensor:
+    def _coefficients(self, rows: np.ndarray, metadata: GlobalBatchMetadata) -> Tensor:
         """The aggregation's, of this rank's sequences, float64[n]; 0 for those that are not among `rows`."""
         aggregation = AGGREGATIONS[self._algorithm.aggregation]
-        coefficients = torch.zeros(len(roster), dtype=torch.float64)
+        coefficients = torch.zeros(len(metadata), dtype=torch.float64)
         coefficients[rows] = aggregation(
-            torch.from_numpy(roster.trained[rows]), self.config.algorithm.max_response_tokens
+            torch.from_numpy(metadata.trained[rows]), self.config.algorithm.max_response_tokens
         )
-        return coefficients[roster.rows]
+        return coefficients[metadata.rows]
 
-    def _own(self, rows: np.ndarray, roster: GlobalBatchMetadata) -> np.ndarray:
+    def _own(self, rows: np.ndarray, metadata: GlobalBatchMetadata) -> np.ndarray:
         """Those of `rows` that are this rank's, as numbers in its own batch."""
-        return rows[(rows >= roster.rows.start) & (rows < roster.rows.stop)] - roster.rows.start
+        return rows[(rows >= metadata.rows.start) & (rows < metadata.rows.stop)] - metadata.rows.start
 
     def _parts(self, batch: TrainingBatch, rows: np.ndarray) -> Iterator[TrainingMicroBatch]:
         return micro_batches(batch, rows, self.config.micro_batch_tokens, self._device, self._ranks)

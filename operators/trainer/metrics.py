@@ -13,27 +13,27 @@ from operators.trainer.losses import Clip, PolicyLogprobs, importance_ratios
 from operators.trainer.ranks import ALONE, Ranks
 
 
-def batch_metrics(roster: GlobalBatchMetadata, advantages: Tensor) -> dict[str, float]:
+def batch_metrics(metadata: GlobalBatchMetadata, advantages: Tensor) -> dict[str, float]:
     """What is known of a batch before a forward pass.
 
     `frac_reward_zero_std` is the share of groups whose rewards are all alike; `response_length/clip_ratio` that of
     responses that a length limit cut off.
     """
-    lengths = roster.lengths - roster.prompt_lengths
-    groups = [roster.rewards[roster.groups == group] for group in range(int(roster.groups.max()) + 1)]
+    lengths = metadata.lengths - metadata.prompt_lengths
+    groups = [metadata.rewards[metadata.groups == group] for group in range(int(metadata.groups.max()) + 1)]
     return {
-        "reward/mean": float(roster.rewards.mean()),
-        "reward/std": float(roster.rewards.std()),
+        "reward/mean": float(metadata.rewards.mean()),
+        "reward/std": float(metadata.rewards.std()),
         "frac_reward_zero_std": float(np.mean([np.ptp(rewards) == 0 for rewards in groups])),
         "advantage/abs_mean": float(advantages.abs().mean()) if len(advantages) else 0.0,
         "response_length/mean": float(lengths.mean()),
         "response_length/max": float(lengths.max()),
-        "response_length/clip_ratio": float(roster.truncated.mean()),
-        "staleness/mean": float(roster.staleness.mean()),
-        "staleness/max": float(roster.staleness.max()),
-        "batch/trajectories": float(len(roster)),
-        "batch/tokens": float(roster.lengths.sum()),
-        "batch/trained_tokens": float(roster.trained.sum()),
+        "response_length/clip_ratio": float(metadata.truncated.mean()),
+        "staleness/mean": float(metadata.staleness.mean()),
+        "staleness/max": float(metadata.staleness.max()),
+        "batch/trajectories": float(len(metadata)),
+        "batch/tokens": float(metadata.lengths.sum()),
+        "batch/trained_tokens": float(metadata.trained.sum()),
     }
 
 
@@ -108,7 +108,7 @@ class TokenMetrics:
         """
         own = [0.0] * len(_TOKEN_NAMES) if self.sums is None else self.sums.tolist()
         tokens, *sums = ranks.total([self.tokens, *own])
-        largest = ranks.most(0.0 if self.largest_ratio is None else float(self.largest_ratio))
+        largest = ranks.maximum(0.0 if self.largest_ratio is None else float(self.largest_ratio))
         if not tokens:
             return dict(self.noted)
         means = {name: value / tokens for name, value in zip(_TOKEN_NAMES, sums, strict=True)}

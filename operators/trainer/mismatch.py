@@ -43,7 +43,7 @@ class Mismatch:
     def means(self, ranks: Ranks = ALONE) -> dict[str, float]:
         """`mismatch/...` over the tokens of all ranks, all of which must ask; empty without fresh tokens."""
         tokens, apart, k3, *counts = ranks.total(self.sums.tolist())
-        largest = ranks.most(self.largest)
+        largest = ranks.maximum(self.largest)
         if not tokens:
             return {}
         shares = {f"mismatch/share_above_{nats:g}": n / tokens for nats, n in zip(SHARES, counts, strict=True)}

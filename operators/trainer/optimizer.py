@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from operators.trainer.config import LearnerConfig
-from operators.trainer.ranks import as_held
+from operators.trainer.ranks import shard_like
 
 
 def learning_rate(update: int, config: LearnerConfig) -> float:
@@ -72,5 +72,5 @@ def restore_moments(
     for name, parameter in parameters.items() if state else ():
         optimizer.state[parameter] = {
             "step": state[f"step.{name}"].clone().to(parameter.device),
-            **{kind: as_held(state[f"{kind}.{name}"].clone(), parameter) for kind in ("exp_avg", "exp_avg_sq")},
+            **{kind: shard_like(state[f"{kind}.{name}"].clone(), parameter) for kind in ("exp_avg", "exp_avg_sq")},
         }

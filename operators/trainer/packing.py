@@ -121,7 +121,7 @@ def micro_batches(
     Every rank gives the same number: where others have more, blank ones follow.
     """
     plan = plan_micro_batches(batch.lengths, rows, token_budget)
-    blanks = int(ranks.most(len(plan))) - len(plan)  # asked before the first pass: ranks must ask in one order
+    blanks = int(ranks.maximum(len(plan))) - len(plan)  # asked before the first pass: ranks must ask in one order
     for part in plan:
         yield pack(batch, part, device)
     for _ in range(blanks):

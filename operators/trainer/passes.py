@@ -34,7 +34,7 @@ class PolicyTargets:
 
 
 @torch.no_grad()
-def view(score: Callable[[TrainingMicroBatch], Tensor], parts: Parts, tokens: int) -> Tensor:
+def score_tokens(score: Callable[[TrainingMicroBatch], Tensor], parts: Parts, tokens: int) -> Tensor:
     """What `score` says of each of a batch's `tokens` trained tokens, float32[tokens]; 0 for those in no part."""
     seen = torch.zeros(tokens)
     for part in parts:

@@ -14,7 +14,7 @@ from infra.models.checkpoint_folder import load_model
 from operators.trainer.config import Precision
 from operators.trainer.packed_attention import PACKED
 from operators.trainer.packing import PackedTokens
-from operators.trainer.policy_check import PlainAnswers
+from operators.trainer.policy_check import PlainForward
 
 
 def load_policy(folder: Path, device: torch.device, *, gradient_checkpointing: bool = False) -> PreTrainedModel:
@@ -29,7 +29,7 @@ def load_policy(folder: Path, device: torch.device, *, gradient_checkpointing: b
     other = set(getattr(model.config, "layer_types", None) or ()) - {"full_attention"}
     if other:
         raise ValueError(f"the model in {folder} has {', '.join(sorted(other))} layers: only full attention is trained")
-    plain = PlainAnswers(model)
+    plain = PlainForward(model)
     model.set_attn_implementation(PACKED)
     try:
         with torch.inference_mode():

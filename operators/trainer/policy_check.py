@@ -15,7 +15,7 @@ TOLERANCE = 1e-4
 too; a mask, a position or a scale of the logits that is wrong does not."""
 
 
-class PlainAnswers:
+class PlainForward:
     """What `model` says of some random contexts by its own forward; made before its attention is changed."""
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -23,7 +23,9 @@ class PlainAnswers:
         vocabulary = model.get_input_embeddings().num_embeddings
         contexts = [torch.from_numpy(source.integers(0, vocabulary, length)) for length in _LENGTHS]
         with torch.inference_mode():
-            self._logprobs = torch.cat([_of_targets(model(input_ids=each[None]).logits[0], each) for each in contexts])
+            self._logprobs = torch.cat(
+                [_target_logprobs(model(input_ids=each[None]).logits[0], each) for each in contexts]
+            )
         lengths = np.array(_LENGTHS)
         later = np.concatenate([np.arange(length) > 0 for length in _LENGTHS])
         self.packed: PackedTokens = pack_tokens(torch.cat(contexts).numpy(), later, lengths, torch.device("cpu"))
@@ -38,5 +40,5 @@ class PlainAnswers:
             )
 
 
-def _of_targets(logits: Tensor, context: Tensor) -> Tensor:
+def _target_logprobs(logits: Tensor, context: Tensor) -> Tensor:
     return logits[:-1].float().log_softmax(-1).gather(1, context[1:, None])[:, 0]

@@ -29,7 +29,7 @@ _DELIVER_S = 5.0
 
 
 @dataclass(frozen=True)
-class WayToRelays:
+class PublishSettings:
     """How weights go to relays: the run's token, bytes a chunk, a limit (10^6 bytes/s), deltas or not, TLS."""
 
     token: str = ""
@@ -54,7 +54,7 @@ class Publishing:
         run: str,
         specs: Sequence[TensorSpec],
         parent: PolicyVersion | None,
-        way: WayToRelays,
+        settings: PublishSettings,
     ) -> None:
         self._last: PolicyVersion | None = None
         with ExitStack() as opening:
@@ -62,16 +62,16 @@ class Publishing:
             producer = BoundedProducer(client)
             opening.callback(_close_producer, producer)
             self._log = ManifestLog(producer, run)
-            self._courier = WeightPusher(opened, run, way.token, way.link(), tls=way.tls)
-            opening.callback(self._close_courier)
+            self._pusher = WeightPusher(opened, run, settings.token, settings.link(), tls=settings.tls)
+            opening.callback(self._close_pusher)
             self.publisher = Publisher(
                 opened,
                 self._announce,
                 specs,
                 parent,
                 copy_tensor,
-                chunk_bytes=way.chunk_bytes,
-                deltas=lambda: way.deltas and self._courier.relays > 1,
+                chunk_bytes=settings.chunk_bytes,
+                deltas=lambda: settings.deltas and self._pusher.relays > 1,
             )
             opening.callback(self._close_publisher)
             self._closing = opening.pop_all()
@@ -79,11 +79,11 @@ class Publishing:
     def put_back(self, weights: Mapping[str, Tensor], manifest: WeightVersion) -> None:
         """Bring `manifest`'s version, whose `weights` these are, back where it was lost. Raises StoreError."""
         if self.publisher.put_back(weights, manifest):
-            self._courier.announce(manifest)
+            self._pusher.announce(manifest)
 
     def obey(self, chain: RelayChain) -> None:
         """The relays stand like this."""
-        self._courier.obey(chain)
+        self._pusher.obey(chain)
 
     def close(self) -> None:
         """Let out what is on its way, as far as that does not take long, and close everything."""
@@ -92,7 +92,7 @@ class Publishing:
     def _announce(self, manifest: WeightVersion) -> None:
         self._log(manifest)
         self._last = manifest.version
-        self._courier.announce(manifest)
+        self._pusher.announce(manifest)
 
     def _close_publisher(self) -> None:
         try:
@@ -100,10 +100,10 @@ class Publishing:
         except (PublishFailed, TimeoutError) as error:
             log.error("the last version may not be out: %s", error)
 
-    def _close_courier(self) -> None:
-        if self._last is not None and not self._courier.delivered(self._last, _DELIVER_S):
-            log.error("the master at %s does not have version %s", self._courier.master, self._last)
-        self._courier.close()
+    def _close_pusher(self) -> None:
+        if self._last is not None and not self._pusher.delivered(self._last, _DELIVER_S):
+            log.error("the master at %s does not have version %s", self._pusher.master, self._last)
+        self._pusher.close()
 
 
 def _close_producer(producer: BoundedProducer) -> None:

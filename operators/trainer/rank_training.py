@@ -45,11 +45,11 @@ class RankTraining:
         model: Path,
         checkpoints: StorageFolder,
         epoch: int,
-        meeting: Rendezvous | None = None,
+        rendezvous: Rendezvous | None = None,
         shards: int = 1,
     ) -> None:
-        self._config, self._epoch, self._meeting = config, epoch, meeting or Rendezvous()
-        ranks = self._meeting.ranks
+        self._config, self._epoch, self._rendezvous = config, epoch, rendezvous or Rendezvous()
+        ranks = self._rendezvous.ranks
         self._learner = Learner(config.learner, model, config.device_of(ranks.rank), ranks)
         self._partitions = parts_of_rank(ranks.rank, shards)
         self.position = TrainerPosition(PolicyVersion(epoch, 0), (0,) * ranks.count * shards, 0)
@@ -110,10 +110,10 @@ class RankTraining:
             return
         self._whole.extend(self._assembly.add(part, partition, offset))
 
-    def refused(self) -> list[RejectedMicroBatch]:
+    def rejected(self) -> list[RejectedMicroBatch]:
         """The parts that were not accepted since this was asked last."""
-        refused, self._assembly.refused = self._assembly.refused, []
-        return refused
+        rejected, self._assembly.rejected = self._assembly.rejected, []
+        return rejected
 
     def train(self) -> dict[str, float]:
         """Train the batch that waits; it makes a version.
@@ -160,7 +160,7 @@ class RankTraining:
         Raises RankLost where another rank is gone: its next process meets with others in the place of all. Raises
         MissingBatch where the next batch is missing in the log.
         """
-        self._meeting.check()
+        self._rendezvous.check()
         missing = self._assembly.missing()
         if missing is None:
             self._missing_since = None
@@ -177,7 +177,7 @@ class RankTraining:
 
     def _agree(self, what: str, alike: list[int], own: list[int] | None = None) -> Tensor:
         """What each rank says of its `own`, int64[ranks, n]. Raises RuntimeError where `alike` is not so everywhere."""
-        told = torch.cat(self._meeting.ranks.gather(torch.tensor([[*alike, *(own or [])]])))
+        told = torch.cat(self._rendezvous.ranks.gather(torch.tensor([[*alike, *(own or [])]])))
         if (told[:, : len(alike)] != told[0, : len(alike)]).any():
             raise RuntimeError(f"ranks do not {what}: {told.tolist()}")
         return told[:, len(alike) :]

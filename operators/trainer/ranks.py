@@ -45,7 +45,7 @@ class Ranks:
         )
         return summed
 
-    def most(self, number: float) -> float:
+    def maximum(self, number: float) -> float:
         """The largest of all ranks' numbers."""
         return number if self.count == 1 else float(max(map(float, self.gather(torch.tensor([number]).double()))))
 
@@ -65,12 +65,12 @@ class Ranks:
 ALONE = Ranks()
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """`tensor` with the parts that other ranks hold; all ranks must ask."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def as_held(value: Tensor, like: Tensor) -> Tensor:
+def shard_like(value: Tensor, like: Tensor) -> Tensor:
     """What this rank holds of the whole `value`, which lies as `like` does; all ranks must ask."""
     value = value.to(like.device)
     return distribute_tensor(value, like.device_mesh, like.placements) if isinstance(like, DTensor) else value

@@ -26,10 +26,10 @@ from operators.trainer.ranks import ALONE, Ranks
 
 log = logging.getLogger(__name__)
 
-COLLECTIVE = timedelta(minutes=10)
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 """How long ranks wait for each other in the middle of a step. Who dies is noticed at once; this is for who hangs."""
-ANSWER = timedelta(seconds=10)
-_LOOK_S = 0.02
+STORE_TIMEOUT = timedelta(seconds=10)
+_POLL_S = 0.02
 
 
 class RankLost(RuntimeError):
@@ -55,7 +55,7 @@ class Rendezvous:
             raise RankLost("another process has come in the place of a rank")
 
 
-def meet(file: Path, ranks: Ranks, host: str = "127.0.0.1", device: str = "cpu") -> Rendezvous:
+def join_process_group(file: Path, ranks: Ranks, host: str = "127.0.0.1", device: str = "cpu") -> Rendezvous:
     """Wait for all of `ranks`, and be one of them in torch's default process group, with its model on `device`.
 
     `file` is where rank 0 says where it is, to be seen by all; `host` is the address of its machine. Raises RankLost
@@ -65,35 +65,35 @@ def meet(file: Path, ranks: Ranks, host: str = "127.0.0.1", device: str = "cpu")
         return Rendezvous()
     if dist.is_initialized():
         raise RankLost("a process can be a rank once: another must take its place")
-    meeting = find_others(file, ranks, host)
-    assert meeting.store is not None
-    _collectives_over(host)
+    rendezvous = wait_for_ranks(file, ranks, host)
+    assert rendezvous.store is not None
+    _bind_collectives(host)
     dist.init_process_group(
         "gloo" if device == "cpu" else f"cpu:gloo,{device.partition(':')[0]}:nccl",
-        store=dist.PrefixStore("group", meeting.store),
+        store=dist.PrefixStore("group", rendezvous.store),
         rank=ranks.rank,
         world_size=ranks.count,
-        timeout=COLLECTIVE,
+        timeout=COLLECTIVE_TIMEOUT,
     )
     log.info("rank %d of %d has met the others", ranks.rank, ranks.count)
-    return meeting
+    return rendezvous
 
 
-def find_others(file: Path, ranks: Ranks, host: str = "127.0.0.1") -> Rendezvous:
-    """The first half of `meet`: all are there, and have no process group yet."""
+def wait_for_ranks(file: Path, ranks: Ranks, host: str = "127.0.0.1") -> Rendezvous:
+    """The first half of `join_process_group`: all are there, and have no process group yet."""
     while True:
-        store = _open(file, host) if ranks.rank == 0 else _find(file, ranks.rank)
-        if store is not None and _all_here(store, ranks):
+        store = _open_store(file, host) if ranks.rank == 0 else _register(file, ranks.rank)
+        if store is not None and _wait_for_all(store, ranks):
             return Rendezvous(ranks, store)
         _pause()
 
 
-def _open(file: Path, host: str) -> dist.Store:
+def _open_store(file: Path, host: str) -> dist.Store:
     """A new store, whose place is in `file` from now on; it listens at `host` alone."""
     listening = listening_socket(host)  # torch's own listens on all interfaces, whatever the host
     port = listening.getsockname()[1]
     server = dist.TCPStore(
-        host, port, is_master=True, wait_for_workers=False, timeout=ANSWER, master_listen_fd=listening.detach()
+        host, port, is_master=True, wait_for_workers=False, timeout=STORE_TIMEOUT, master_listen_fd=listening.detach()
     )
     token = uuid.uuid4().hex
     store = dist.PrefixStore(token, server)
@@ -103,7 +103,7 @@ def _open(file: Path, host: str) -> dist.Store:
     return store
 
 
-def _collectives_over(host: str) -> None:
+def _bind_collectives(host: str) -> None:
     """Have torch's collectives listen on the interface by which ranks reach rank 0, unless the user has named one."""
     interface = interface_towards(host)
     if interface is None:
@@ -112,13 +112,13 @@ def _collectives_over(host: str) -> None:
         os.environ.setdefault(variable, interface)
 
 
-def _find(file: Path, rank: int) -> dist.Store | None:
+def _register(file: Path, rank: int) -> dist.Store | None:
     """The store that `file` tells of, if it is there and nobody has registered as `rank` yet."""
     try:
         told = json.loads(file.read_text("utf-8"))
         place = told["host"], told["port"]
         socket.create_connection(place, timeout=1.0).close()  # torch's client is slow to see that nobody listens
-        server = dist.TCPStore(*place, is_master=False, wait_for_workers=False, timeout=ANSWER)
+        server = dist.TCPStore(*place, is_master=False, wait_for_workers=False, timeout=STORE_TIMEOUT)
         store = dist.PrefixStore(told["token"], server)
         if not store.check(["open"]):
             return None  # somebody else's, at the port of one that is gone
@@ -130,7 +130,7 @@ def _find(file: Path, rank: int) -> dist.Store | None:
     return None
 
 
-def _all_here(store: dist.Store, ranks: Ranks) -> bool:
+def _wait_for_all(store: dist.Store, ranks: Ranks) -> bool:
     """Wait until every rank has registered; False where one of them has died meanwhile."""
     others = [f"rank {rank}" for rank in range(1, ranks.count)]
     try:
@@ -148,4 +148,4 @@ def _all_here(store: dist.Store, ranks: Ranks) -> bool:
 def _pause() -> None:
     if STOPPING.is_set():
         raise RankLost("asked to stop before all ranks had met")
-    time.sleep(_LOOK_S)
+    time.sleep(_POLL_S)

@@ -17,7 +17,7 @@ from operators.trainer.assembly import BatchAssembly, WholeBatch
 from operators.trainer.checkpoint import read_checkpoint
 from operators.trainer.learner import Learner
 from operators.trainer.ranks import ALONE, Ranks
-from operators.trainer.rendezvous import meet
+from operators.trainer.rendezvous import join_process_group
 from operators.trainer.training_config import TrainingConfig
 from schemas.records import MicroBatch
 from schemas.topics import parts_of_rank
@@ -33,7 +33,7 @@ class Update:
     batch: int
     step: int
     values: dict[str, float] = field(default_factory=dict)
-    why: str | None = None
+    reason: str | None = None
 
 
 class Replay:
@@ -63,15 +63,15 @@ class Replay:
             self._learner.restore(state)
             self._taken = position.version.number
             self._starts = {partition: position.batch_offsets[partition] for partition in self._partitions}
-        self.refused = 0
+        self.rejected = 0
         """Parts that were not accepted, as in the run (see `BatchAssembly`)."""
 
-    def train(self, parts: Iterable[tuple[MicroBatch, int, int]], most: int | None = None) -> Iterator[Update]:
+    def train(self, parts: Iterable[tuple[MicroBatch, int, int]], limit: int | None = None) -> Iterator[Update]:
         """Train the batches whose parts come with partition and offset, `most` of them where it is given.
 
         Batches are accepted and passed over as in a run. Raises MissingBatch where the next one is missing.
         """
-        if most is not None and self._taken >= most:
+        if limit is not None and self._taken >= limit:
             return
         assembly = BatchAssembly(
             self._partitions,
@@ -82,7 +82,7 @@ class Replay:
         )
         for batch in self._whole(assembly, parts):
             yield self._update(batch)
-            if self._taken == most:
+            if self._taken == limit:
                 return
         if (missing := assembly.missing()) is not None:
             raise missing
@@ -100,8 +100,8 @@ class Replay:
         for part, partition, offset in parts:
             if offset >= self._starts.get(partition, offset + 1):
                 yield from assembly.add(part, partition, offset)
-                self.refused += len(assembly.refused)
-                assembly.refused.clear()
+                self.rejected += len(assembly.rejected)
+                assembly.rejected.clear()
 
     def _update(self, batch: WholeBatch) -> Update:
         self._taken += 1
@@ -111,12 +111,12 @@ class Replay:
                 raise ValueError("it has no trajectory" if batch.parts else "the log has lost it")
             values = self._learner.update(batch.parts)
         except ValueError as error:
-            return Update(batch.number, self._taken, why=str(error))
+            return Update(batch.number, self._taken, reason=str(error))
         return Update(batch.number, self._taken, values)
 
 
 @contextmanager
-def others(config: TrainingConfig, be: Callable[[Ranks], object], folder: Path) -> Iterator[Ranks]:
+def forked_ranks(config: TrainingConfig, run: Callable[[Ranks], object], folder: Path) -> Iterator[Ranks]:
     """This process as rank 0 of `config`; the other ranks are forked from it, meet it in `folder` and do `be`.
 
     Call it before anything has started a thread. Raises RuntimeError where one of them failed.
@@ -125,13 +125,13 @@ def others(config: TrainingConfig, be: Callable[[Ranks], object], folder: Path) 
     file = folder / "ranks.json"
 
     def become(rank: Ranks) -> None:
-        meet(file, rank, device=config.device_of(rank.rank))
-        be(rank)
+        join_process_group(file, rank, device=config.device_of(rank.rank))
+        run(rank)
 
     started = [fork.Process(target=become, args=(rank,), daemon=True) for rank in ranks[1:]]
     for process in started:
         process.start()
-    meet(file, ranks[0], device=config.device_of(0))
+    join_process_group(file, ranks[0], device=config.device_of(0))
     yield ranks[0]
     for process in started:
         process.join()

@@ -1,6 +1,6 @@
 """TrainBatches: global batches in, weight versions out. The trainer is a function of the log (invariant 6).
 
-Of several ranks rank 0 does what is here, and the others train along (`TrainAlong`): it publishes, and its checkpoint
+Of several ranks rank 0 does what is here, and the others train along (`TrainFollower`): it publishes, and its checkpoint
 has the whole model.
 """
 
@@ -23,13 +23,13 @@ from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored
 from operators.trainer.assembly import RejectedMicroBatch, WholeBatch
 from operators.trainer.checkpoint import check_writable, list_checkpoints, read_position, write_checkpoint
+from operators.trainer.dead_letters import dead_letters
 from operators.trainer.manifest_offsets import ManifestOffsets
 from operators.trainer.persist import CheckpointError, persist
-from operators.trainer.publishing import Publishing, WayToRelays
+from operators.trainer.publishing import Publishing, PublishSettings
 from operators.trainer.rank_training import RankTraining
 from operators.trainer.ranks import Ranks
-from operators.trainer.rendezvous import meet
-from operators.trainer.skipped_records import letters
+from operators.trainer.rendezvous import join_process_group
 from operators.trainer.tensor_bytes import tensor_specs
 from operators.trainer.training_config import TrainingConfig
 from schemas.records import Metric, MicroBatch, PolicyVersion, RelayChain, WeightVersion
@@ -61,7 +61,7 @@ class TrainBatches:
     """Trains `model` and publishes every version to the store in folder `store`; the epoch is this start's number.
 
     The last version's model is also left as a Hugging Face folder in `result`. `shards` of the buffer make the batches.
-    `meeting` is the file by which several ranks find each other, beside the checkpoints where it is None.
+    `rendezvous_file` is the file by which several ranks find each other, beside the checkpoints where it is None.
     """
 
     config: TrainingConfig
@@ -71,9 +71,9 @@ class TrainBatches:
     checkpoints: StorageFolder
     result: Path
     keep_versions: int
-    way: WayToRelays = WayToRelays()  # noqa: RUF009 - frozen
+    publish: PublishSettings = PublishSettings()  # noqa: RUF009 - frozen
     shards: int = 1
-    meeting: Path | None = None
+    rendezvous_file: Path | None = None
 
     def resumed(self) -> ShardConfig:
         """The shard, reading on from the newest checkpoint."""
@@ -86,7 +86,7 @@ class TrainBatches:
 
 
 @dataclass(frozen=True)
-class TrainAlong:
+class TrainFollower:
     """Any rank but the first: trains its part of every batch, and lets nothing out."""
 
     config: TrainingConfig
@@ -95,16 +95,16 @@ class TrainAlong:
     checkpoints: StorageFolder
     rank: int
     shards: int = 1
-    meeting: Path | None = None
+    rendezvous_file: Path | None = None
 
     def resumed(self) -> ShardConfig:
         """The shard, reading on from the newest checkpoint."""
         partitions = parts_of_rank(self.rank, self.shards)
         return replace(self.shard, resume=CheckpointPositions(self.checkpoints, partitions))
 
-    def restore(self, restored: Restored) -> _TrainingAlong:
+    def restore(self, restored: Restored) -> _FollowerTraining:
         torch.set_num_threads(self.config.threads)
-        return _TrainingAlong(self)
+        return _FollowerTraining(self)
 
 
 class _Training:
@@ -135,7 +135,9 @@ class _Training:
         self._idle_since = time.perf_counter()
         shard, parent = step.shard, self._training.resumed_from
         specs = tensor_specs(self._training.weights)
-        self._publishing = Publishing(step.store, step.keep_versions, shard.client, shard.run, specs, parent, step.way)
+        self._publishing = Publishing(
+            step.store, step.keep_versions, shard.client, shard.run, specs, parent, step.publish
+        )
         self._publisher = self._publishing.publisher
 
     def fold(self, polled: Polled) -> list[Output]:
@@ -152,7 +154,7 @@ class _Training:
                 self._publishing.obey(received.record)
             elif isinstance(received.record, MicroBatch):
                 self._training.take(received.record, received.partition, received.offset)
-        outputs += letters(self._training.refused(), self._step.shard.run, self._now())
+        outputs += dead_letters(self._training.rejected(), self._step.shard.run, self._now())
         if not polled.caught_up:
             return outputs
         if not self._started:
@@ -204,8 +206,8 @@ class _Training:
             values = {"batches/untrained": 1.0, "time/update": 0.0}
             self._untrained.append(batch.number)
             if batch.parts:
-                refused = RejectedMicroBatch(0, batch.next_offsets[0] - 1, str(error))
-                outputs += letters([refused], self._step.shard.run, self._now())
+                rejected = RejectedMicroBatch(0, batch.next_offsets[0] - 1, str(error))
+                outputs += dead_letters([rejected], self._step.shard.run, self._now())
         self._model_seconds += time.thread_time() - began
         self._resumed = None  # the newest version is another now
         self._unpublished.append(batch.number)
@@ -310,17 +312,17 @@ class _Training:
             raise CheckpointError(f"cannot write the final model to {result.absolute()}: {error}") from error
 
 
-class _TrainingAlong:
+class _FollowerTraining:
     """What rank 0 does, but for all that others hear of."""
 
-    def __init__(self, step: TrainAlong) -> None:
+    def __init__(self, step: TrainFollower) -> None:
         self._training, self._run = _rank_training(step, 0, step.rank), step.shard.run
 
     def fold(self, polled: Polled) -> list[Output]:
         for received in polled.records:
             if isinstance(received.record, MicroBatch):
                 self._training.take(received.record, received.partition, received.offset)
-        outputs = letters(self._training.refused(), self._run, time.time_ns() // 10**6)
+        outputs = dead_letters(self._training.rejected(), self._run, time.time_ns() // 10**6)
         if not polled.caught_up:
             return outputs
         if self._training.waiting is None:
@@ -342,11 +344,11 @@ class _TrainingAlong:
         pass
 
 
-def _rank_training(step: TrainBatches | TrainAlong, epoch: int, rank: int) -> RankTraining:
+def _rank_training(step: TrainBatches | TrainFollower, epoch: int, rank: int) -> RankTraining:
     """The training of `rank`, once all ranks are there; each of them begins with the newest checkpoint."""
-    config, file = step.config, step.meeting
+    config, file = step.config, step.rendezvous_file
     if file is None:
         assert isinstance(step.checkpoints, Path)  # elsewhere ranks could not meet
         file = step.checkpoints / "ranks.json"
-    meeting = meet(file, Ranks(rank, config.ranks), config.rank_0_host, config.device_of(rank))
-    return RankTraining(config, step.model, step.checkpoints, epoch, meeting, step.shards)
+    rendezvous = join_process_group(file, Ranks(rank, config.ranks), config.rank_0_host, config.device_of(rank))
+    return RankTraining(config, step.model, step.checkpoints, epoch, rendezvous, step.shards)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from operators.trainer.config import LearnerConfig
 from operators.trainer.optimizer import build_optimizer, moments, restore_moments
-from operators.trainer.ranks import as_held, whole
+from operators.trainer.ranks import full_tensor, shard_like
 
 
 class TrainedModel:
@@ -35,7 +35,7 @@ class TrainedModel:
         for parameter in self._parameters.values():
             if parameter.grad is None:  # a batch in which every row was skipped still decays moments and weights
                 parameter.grad = torch.zeros_like(parameter)
-        norm = float(whole(nn.utils.clip_grad_norm_(self._parameters.values(), self._bound)))
+        norm = float(full_tensor(nn.utils.clip_grad_norm_(self._parameters.values(), self._bound)))
         if math.isfinite(norm):
             for group in self._optimizer.param_groups:
                 group["lr"] = rate * group["factor"]
@@ -52,14 +52,14 @@ class TrainedModel:
 
     def moments(self) -> dict[str, Tensor]:
         """The optimizer's state by name; the optimizer's own tensors where this rank has all of them."""
-        return {name: whole(tensor) for name, tensor in moments(self._optimizer, self._parameters).items()}
+        return {name: full_tensor(tensor) for name, tensor in moments(self._optimizer, self._parameters).items()}
 
     def restore_moments(self, state: Mapping[str, Tensor]) -> None:
         """Put back what `moments` gave. Raises ValueError where names or shapes are not this model's."""
         restore_moments(self._optimizer, self._parameters, state)
 
 
-def fit(own: Mapping[str, Tensor], state: Mapping[str, Tensor], whose: str) -> None:
+def check_state(own: Mapping[str, Tensor], state: Mapping[str, Tensor], whose: str) -> None:
     """Raise ValueError where the names or shapes of `state` are not those of `own`."""
     wrong = set(state) ^ set(own)
     wrong |= {name for name in set(own) - wrong if state[name].shape != own[name].shape}
@@ -71,4 +71,4 @@ def fit(own: Mapping[str, Tensor], state: Mapping[str, Tensor], whose: str) -> N
 def copy_into(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
     """Set each tensor of `own` to what `state` has under its name."""
     for name, tensor in own.items():
-        tensor.copy_(as_held(state[name], tensor))
+        tensor.copy_(shard_like(state[name], tensor))

@@ -68,7 +68,7 @@ def replay(
     """
     from infra.models.weights import weights_digest
     from operators.trainer.ranks import Ranks
-    from operators.trainer.replay import Replay, folder_digest, others
+    from operators.trainer.replay import Replay, folder_digest, forked_ranks
     from pipelines.inspect.audit.trim_marks import newest_mark
 
     task = _task(folder, run, changes or [], out)
@@ -84,13 +84,13 @@ def replay(
         replayed = Replay(config.trainer, config.model_folder(), task.recorded, ranks, config.experience.shards, begin)
         log = _Log(to.client, task.config.run.name)
         updates = list(tell(replayed.train(log.parts(), task.steps)))
-        passed_over[ranks.rank] = log.undecodable + replayed.refused
+        passed_over[ranks.rank] = log.undecodable + replayed.rejected
         weights = replayed.weights()
         if ranks.rank == 0:
             replayed.save(weights, task.out / "model")
         return updates, weights_digest(weights)
 
-    with TemporaryDirectory() as meeting, others(task.config.trainer, train, Path(meeting)) as first:
+    with TemporaryDirectory() as meeting, forked_ranks(task.config.trainer, train, Path(meeting)) as first:
         updates, weights = train(first, lambda found: _told(found, task))
     own = task.run_folder / "model"
     data = {
@@ -98,7 +98,7 @@ def replay(
         "changes": list(changes or []),
         "begins_at": None if mark is None else str(mark.version),
         "steps": updates[-1].step if updates else 0,
-        "skipped": {update.batch: update.why for update in updates if update.why is not None},
+        "skipped": {update.batch: update.reason for update in updates if update.reason is not None},
         "records_passed_over": passed_over[0],
         "seconds": round(time.monotonic() - began, 3),
         "weights": weights,
@@ -179,7 +179,7 @@ def _told(updates: Iterator[Update], task: _Task) -> Iterator[Update]:
     with MetricsFile(task.out / "metrics.jsonl") as file, Progress(*columns, console=console(stderr=True)) as progress:
         shown = progress.add_task(f"replaying {task.config.run.name}", total=task.steps, reward="")
         for update in updates:
-            if update.why is None:
+            if update.reason is None:
                 file.append([Metric("trainer", update.step, update.values, time.time_ns() // 10**6)])
                 progress.update(shown, completed=update.step, reward=f"reward {update.values['reward/mean']:.3f}")
             yield update
@@ -188,11 +188,11 @@ def _told(updates: Iterator[Update], task: _Task) -> Iterator[Update]:
 def _text(data: dict[str, Any], updates: list[Update]) -> Any:
     from rich.console import Group
 
-    trained = [update for update in updates if update.why is None]
+    trained = [update for update in updates if update.reason is None]
     picked = trained if len(trained) <= 10 else [trained[i * (len(trained) - 1) // 9] for i in range(10)]
     rows = [{"step": update.step, **{name: _short(update.values.get(name)) for name in SHOWN[1:]}} for update in picked]
     lines = [f"{data['steps']} steps in {data['seconds']:.1f} s; the model is in {data['model']}"]
-    lines += [f"batch {batch} was passed over: {why}" for batch, why in data["skipped"].items()]
+    lines += [f"batch {batch} was passed over: {reason}" for batch, reason in data["skipped"].items()]
     if data["records_passed_over"]:
         lines.append(
             f"{data['records_passed_over']} records were passed over, as in the run: `laminar topics dead-letters`"

@@ -84,7 +84,7 @@ class Buffers:
             assert places == sorted(set(places)), "in each partition batches stand once, and in their order"
             for received in received_here:
                 found += assembly.add(received.record, partition, received.offset)
-        assert not assembly.refused
+        assert not assembly.rejected
         return found
 
     def received(self, partition: int) -> list[ReceivedRecord]:

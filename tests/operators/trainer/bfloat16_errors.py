@@ -27,7 +27,7 @@ from trainer_batches import make_batch  # noqa: E402
 from operators.trainer.config import AlgorithmConfig, LearnerConfig, Precision  # noqa: E402
 from operators.trainer.learner import Learner  # noqa: E402
 from operators.trainer.ranks import ALONE, Ranks  # noqa: E402
-from operators.trainer.rendezvous import meet  # noqa: E402
+from operators.trainer.rendezvous import join_process_group  # noqa: E402
 
 WITHOUT_CLIP = AlgorithmConfig(clip_low=1.0, clip_high=1e6)
 """A token whose ratio is within rounding of a clip bound has a gradient in one precision and none in the other."""
@@ -68,7 +68,7 @@ def main(folder: Path, counts: list[tuple[int, int]]) -> int:
 def be(rank: int, folder: Path, counts: list[tuple[int, int]]) -> None:
     """Be rank `rank`."""
     torch.set_num_threads(1)
-    ranks = meet(folder / "ranks.json", Ranks(rank, 2)).ranks
+    ranks = join_process_group(folder / "ranks.json", Ranks(rank, 2)).ranks
     errors = [bfloat16_errors(folder / "model", *each, ranks) for each in counts]
     if rank == 0:
         (folder / "errors.json").write_text(json.dumps(errors))

@@ -28,7 +28,7 @@ def feed(assembly: BatchAssembly, *parts: MicroBatch, partition: int = 0, offset
 
 
 def reasons(assembly: BatchAssembly) -> list[tuple[int, str]]:
-    return [(refused.offset, refused.reason) for refused in assembly.refused]
+    return [(rejected.offset, rejected.reason) for rejected in assembly.rejected]
 
 
 def test_a_batch_is_whole_with_its_last_part_and_reading_goes_on_behind_it() -> None:
@@ -85,9 +85,9 @@ def test_a_part_that_never_fits_is_refused_once_its_batch_is_whole(strange: Micr
 def test_unfinished_batches_of_one_number_are_bounded() -> None:
     assembly = BatchAssembly()
     feed(assembly, *(part(0, 0, count) for count in range(2, 100)))
-    assert len(assembly.refused) == 98 - MAX_UNFINISHED
+    assert len(assembly.rejected) == 98 - MAX_UNFINISHED
     assert feed(assembly, part(0)) == [0]
-    assert len(assembly.refused) == 98
+    assert len(assembly.rejected) == 98
 
 
 def test_a_gap_is_named_until_its_batch_comes() -> None:
@@ -147,7 +147,7 @@ def test_every_rank_and_a_replay_accept_the_batches_of_the_buffer_alone(
     for number in range(batches):
         offsets = chain.from_iterable(found[rank][number].next_offsets for rank in range(ranks))
         assert found[-1][number].next_offsets == tuple(offsets)
-    assert len(alone.refused) == sum(len(each.refused) for each in apart)
+    assert len(alone.rejected) == sum(len(each.rejected) for each in apart)
     begun = rng.randrange(batches)
     starts = found[-1][begun].next_offsets
     again = BatchAssembly(range(ranks * shards), shards=shards, first=begun + 1, starts=starts)

@@ -17,7 +17,7 @@ from operators.experience.packing import pack
 from operators.io.elements import Restored
 from operators.io.fold_records import ShardFold
 from operators.trainer.assembly import MissingBatch
-from operators.trainer.batch_figures import batch_figures
+from operators.trainer.batch_statistics import batch_statistics
 from operators.trainer.emulate_training import RETRY_S, EmulateTraining, _Emulating
 from operators.trainer.emulation import TrainerEmulation
 from operators.trainer.training_config import TrainingConfig
@@ -105,12 +105,12 @@ def test_versions_come_out_when_a_step_a_stall_and_a_broadcast_are_over() -> Non
     assert metrics[0].values["time/update"] == 10.0
     assert [metric.values["queue/lag"] for metric in metrics] == [2.0, 1.0, 0.0]
     assert metrics[0].values["trainer/idle_ratio"] == pytest.approx(100 / 112)
-    assert metrics[0].values.items() >= batch_figures(_batch(0)).items()
+    assert metrics[0].values.items() >= batch_statistics(_batch(0)).items()
 
 
 def test_what_is_said_of_a_batch_is_what_it_holds() -> None:
     assert len(_batch(2)) == 2
-    found = batch_figures(_batch(2))
+    found = batch_statistics(_batch(2))
     assert (found["reward/mean"], found["response_length/mean"], found["response_length/max"]) == (0.375, 2.5, 4.0)
     assert (found["staleness/mean"], found["staleness/max"], found["tokens"]) == (2.0, 2.0, 16 * 3 + 40.0)
 

@@ -15,7 +15,7 @@ from trainer_batches import make_batch, save_tiny_model, with_floats
 from infra.models.checkpoint_folder import load_model
 from infra.models.weights import weight_tensors
 from operators.trainer.algorithms import ALGORITHMS
-from operators.trainer.batch import join
+from operators.trainer.batch import join_parts
 from operators.trainer.config import AlgorithmConfig, AlgorithmName, CriticConfig, LearnerConfig
 from operators.trainer.learner import Learner
 from operators.trainer.packing import mini_batches
@@ -45,7 +45,7 @@ def test_the_gradient_is_that_of_the_formula(folder: Path) -> None:
     config = LearnerConfig(warmup_steps=0, micro_batch_tokens=64, max_gradient_norm=1e9, algorithm=against_rollouts)
     learner = Learner(config, folder)
     metrics = learner.update(rows)
-    batch, model = join(rows), load_model(folder)
+    batch, model = join_parts(rows), load_model(folder)
     losses, clipped = [], [0, 0]
     for row in range(len(batch)):
         tokens = slice(batch.starts[row], batch.starts[row] + batch.lengths[row])
@@ -255,7 +255,7 @@ def test_ppo_has_a_critic_that_learns_what_responses_earn(folder: Path, kl: floa
 
 
 def test_a_critic_may_learn_before_the_policy_does(folder: Path) -> None:
-    config = LearnerConfig(algorithm=AlgorithmConfig(name="ppo"), critic=CriticConfig(head_start=1))
+    config = LearnerConfig(algorithm=AlgorithmConfig(name="ppo"), critic=CriticConfig(warmup_batches=1))
     learner = Learner(config, folder)
     before = digest(learner)
     assert "loss" not in learner.update(make_batch())
@@ -313,7 +313,7 @@ def test_a_penalty_in_the_reward_changes_advantages_and_not_the_loss(folder: Pat
 
 def test_metrics_say_what_the_batch_was(folder: Path) -> None:
     rows = make_batch(parts=2)
-    batch = join(rows)
+    batch = join_parts(rows)
     metrics = Learner(CONFIG, folder).update(rows)
     responses = batch.lengths - batch.prompt_lengths
     expected = {

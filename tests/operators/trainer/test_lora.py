@@ -11,7 +11,7 @@ from trainer_batches import make_batch, save_tiny_model
 
 from infra.models.checkpoint_folder import load_model, load_tokenizer, save_folder
 from infra.models.weights import weight_tensors
-from operators.trainer.batch import join
+from operators.trainer.batch import join_parts
 from operators.trainer.checkpoint import TrainerPosition, read_checkpoint, write_checkpoint
 from operators.trainer.config import LearnerConfig, LoraConfig
 from operators.trainer.learner import Learner
@@ -44,7 +44,7 @@ def test_a_plain_model_of_the_merged_weights_is_the_policy(folder: Path, tmp_pat
     save_folder(learner.plain_model(learner.weights()), load_tokenizer(folder), tmp_path / "plain")
     plain = load_policy(tmp_path / "plain", CPU)
     assert all(torch.equal(tensor, after[name]) for name, tensor in weight_tensors(plain).items())
-    batch = join(make_batch())
+    batch = join_parts(make_batch())
     (part,) = micro_batches(batch, torch.arange(len(batch)).numpy(), 10**6, CPU)
     with torch.no_grad():
         ours, first = (

@@ -9,7 +9,7 @@ import pytest
 import torch
 from trainer_batches import make_batch, save_tiny_model
 
-from operators.trainer.algorithms import idle_clip
+from operators.trainer.algorithms import unused_clip_warning
 from operators.trainer.config import AlgorithmConfig, LearnerConfig
 from operators.trainer.learner import Learner
 from operators.trainer.mismatch import Mismatch, MismatchAlarm
@@ -55,7 +55,7 @@ def test_clip_that_can_never_act_is_a_warning_at_the_start(tmp_path: Path, caplo
     ],
 )
 def test_idle_clip_is_found(config: LearnerConfig, warned: bool) -> None:
-    assert (idle_clip(config) is not None) is warned
+    assert (unused_clip_warning(config) is not None) is warned
 
 
 def test_mismatch_is_of_the_first_optimizer_step(tmp_path: Path) -> None:

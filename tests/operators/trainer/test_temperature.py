@@ -16,7 +16,7 @@ from operators.experience.members import read_members
 from operators.experience.packing import pack as pack_members
 from operators.rollout.engine import Completion, Request
 from operators.rollout.transformers_engine import TransformersEngine
-from operators.trainer.batch import TrainingBatch, join
+from operators.trainer.batch import TrainingBatch, join_parts
 from operators.trainer.config import AlgorithmConfig, LearnerConfig
 from operators.trainer.learner import Learner
 from operators.trainer.losses import kl_penalty
@@ -64,7 +64,7 @@ def test_every_ratio_is_one_at_staleness_0(folder: Path, drawn: list[MicroBatch]
     for name in ("kl/mismatch", "kl/ref", "mismatch/kl", "mismatch/share_above_0.01"):
         assert metrics[name] == pytest.approx(0, abs=1e-6), name
     assert metrics["mismatch/abs_max"] <= 1e-4
-    batch = join(drawn)
+    batch = join_parts(drawn)
     tempered = distributions(load_model(folder), batch)
     assert metrics["entropy"] == pytest.approx(float(entropies(tempered).mean()), rel=1e-5)
     told = torch.from_numpy(batch.behaviour[batch.loss_mask])
@@ -76,7 +76,7 @@ def test_the_reference_has_the_same_temperature(folder: Path, drawn: list[MicroB
     algorithm = AlgorithmConfig(kl_coefficient=0.1, kl_in=kl_in, proximal="update_start")  # type: ignore[arg-type]
     learner = Learner(LearnerConfig(algorithm=algorithm, learning_rate=1e-2, warmup_steps=0), folder)
     learner.update(drawn)
-    moved, initial, batch = load_model(folder), load_model(folder), join(drawn)
+    moved, initial, batch = load_model(folder), load_model(folder), join_parts(drawn)
     moved.load_state_dict(learner.model.state_dict())
     now, before = (of_targets(distributions(model, batch), batch) for model in (moved, initial))
     assert learner.update(drawn)["kl/ref"] == pytest.approx(float(kl_penalty(now, before).mean()), rel=1e-4)

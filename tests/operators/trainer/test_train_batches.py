@@ -148,8 +148,8 @@ def test_wherever_it_dies_the_weights_are_those_of_an_undisturbed_replay(trainer
     replay = Replay(trainer.step.config, trainer.step.model)
     parts = [(part, 0, offset) for offset, part in enumerate(trainer.log.rows(BATCHES))]
     updates = list(replay.train(parts))
-    assert [update.batch for update in updates if update.why] == [bad]
-    assert replay.refused == 4
+    assert [update.batch for update in updates if update.reason] == [bad]
+    assert replay.rejected == 4
     assert folder_digest(trainer.folder / "model") == weights_digest(replay.weights())
     assert trainer.line() == list(range(6))
     assert [m.untrained for m in trainer.log.rows(RELAY) if m.untrained][-1] == (bad,)

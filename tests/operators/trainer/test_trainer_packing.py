@@ -10,7 +10,7 @@ import torch
 from trainer_batches import make_batch, save_tiny_model
 
 from infra.models.checkpoint_folder import load_model
-from operators.trainer.batch import join
+from operators.trainer.batch import join_parts
 from operators.trainer.packed_attention import lay_out
 from operators.trainer.packing import micro_batches, pack, pack_tokens, plan_micro_batches
 from operators.trainer.policy import load_policy, token_logprobs
@@ -36,7 +36,7 @@ def test_plan(lengths: list[int], rows: list[int], budget: int, plan: list[list[
 
 
 def test_logprobs_of_packed_sequences_are_those_of_each_alone(tmp_path: Path) -> None:
-    batch = join(make_batch(parts=2))
+    batch = join_parts(make_batch(parts=2))
     folder = save_tiny_model(tmp_path)
     plain, policy = load_model(folder), load_policy(folder, CPU)
     rows = np.array([7, 0, 3, 12])
@@ -112,7 +112,7 @@ def test_logits_in_chunks_give_the_same_gradient(tmp_path: Path, chunk: int) -> 
 
 def gradient_of(policy: torch.nn.Module, budget: int, chunk: int = 10**6) -> torch.Tensor:
     """The gradient of Σ coefficient · advantage · logprob over a batch, in micro-batches of `budget` tokens."""
-    batch = join(make_batch())
+    batch = join_parts(make_batch())
     advantages = torch.linspace(-1, 2, int(batch.trained.sum()))
     coefficients = torch.linspace(0.1, 1, len(batch))
     policy.zero_grad()

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from trainer_batches import make_batch, with_floats
 
-from operators.trainer.batch import join
+from operators.trainer.batch import join_parts
 from schemas import columns
 from schemas.records import PolicyVersion
 
 
 def test_parts_are_joined_in_the_order_of_their_index() -> None:
     parts = make_batch(parts=3)
-    batch = join(parts[::-1])
+    batch = join_parts(parts[::-1])
     assert batch.trajectory_ids == tuple(name for part in parts for name in part.trajectory_ids)
     assert len(batch) == 16
     for index, start in enumerate(batch.starts):
@@ -27,7 +27,7 @@ def test_parts_are_joined_in_the_order_of_their_index() -> None:
 
 
 def test_groups_are_those_of_the_prompts_across_parts() -> None:
-    batch = join(make_batch(parts=3, number=2))
+    batch = join_parts(make_batch(parts=3, number=2))
     prompts = [name.split(".")[0] for name in batch.trajectory_ids]
     for one, group in zip(prompts, batch.group_keys, strict=True):
         for other, other_group in zip(prompts, batch.group_keys, strict=True):
@@ -37,36 +37,36 @@ def test_groups_are_those_of_the_prompts_across_parts() -> None:
 
 def test_a_number_that_is_not_finite_is_found_at_its_trajectory() -> None:
     (row,) = make_batch()
-    batch = join([row])
+    batch = join_parts([row])
     trained = int(np.flatnonzero(batch.loss_mask)[40])
     owner = int(np.searchsorted(np.cumsum(batch.lengths), trained, side="right"))
     for value in (float("nan"), float("inf"), float("-inf")):
         with pytest.raises(ValueError, match=rf"{batch.trajectory_ids[owner]} has a behaviour logprob"):
-            join([with_floats(row, "logprobs", {trained: value})])
+            join_parts([with_floats(row, "logprobs", {trained: value})])
         with pytest.raises(ValueError, match=rf"{batch.trajectory_ids[5]} \(and 1 more\) has a reward"):
-            join([with_floats(row, "rewards", {5: value, 7: value})])
+            join_parts([with_floats(row, "rewards", {5: value, 7: value})])
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan"), float("inf")])
 def test_what_was_drawn_at_no_temperature_is_refused(temperature: float) -> None:
     (row,) = make_batch()
     with pytest.raises(ValueError, match=rf"{row.trajectory_ids[2]} was drawn at a temperature that is not positive"):
-        join([with_floats(row, "temperatures", {2: temperature})])
+        join_parts([with_floats(row, "temperatures", {2: temperature})])
 
 
 def test_what_is_not_trained_may_hold_anything() -> None:
     (row,) = make_batch()
-    untrained = int(np.flatnonzero(~join([row]).loss_mask)[3])
-    join([with_floats(row, "logprobs", {untrained: float("nan")})])
+    untrained = int(np.flatnonzero(~join_parts([row]).loss_mask)[3])
+    join_parts([with_floats(row, "logprobs", {untrained: float("nan")})])
 
 
 def test_parts_that_are_not_one_batch_are_refused() -> None:
     first, second = make_batch(parts=2)
     for rows in ([first, first], [first, replace(second, batch=9)]):
         with pytest.raises(ValueError, match="not the parts of one batch"):
-            join(rows)
+            join_parts(rows)
     with pytest.raises(ValueError, match="at least one"):
-        join([])
+        join_parts([])
 
 
 def test_malformed_sequences_are_refused_by_name() -> None:
@@ -76,15 +76,15 @@ def test_malformed_sequences_are_refused_by_name() -> None:
         prompts = row.prompt_lengths.to_pylist()
         prompts[2] = length
         with pytest.raises(ValueError, match=rf"{name} has no prompt, or one longer"):
-            join([replace(row, prompt_lengths=columns.integers(prompts))])
+            join_parts([replace(row, prompt_lengths=columns.integers(prompts))])
     mask = row.loss_mask.to_pylist()
     mask[sum(row.lengths.to_pylist()[:2])] = True
     with pytest.raises(ValueError, match=rf"{name} has a prompt token in its loss mask"):
-        join([replace(row, loss_mask=columns.flags(mask))])
+        join_parts([replace(row, loss_mask=columns.flags(mask))])
     with pytest.raises(ValueError, match=rf"{name} is in the batch twice"):
-        join([replace(row, trajectory_ids=(*row.trajectory_ids[:3], name, *row.trajectory_ids[4:]))])
+        join_parts([replace(row, trajectory_ids=(*row.trajectory_ids[:3], name, *row.trajectory_ids[4:]))])
     with pytest.raises(ValueError, match="tokens by its lengths"):
-        join([replace(row, lengths=columns.integers([*row.lengths.to_pylist()[:-1], 1]))])
+        join_parts([replace(row, lengths=columns.integers([*row.lengths.to_pylist()[:-1], 1]))])
 
 
 @pytest.mark.parametrize(
@@ -94,4 +94,4 @@ def test_malformed_sequences_are_refused_by_name() -> None:
 def test_columns_that_do_not_agree_are_named(column: str) -> None:
     (row,) = make_batch()
     with pytest.raises(ValueError, match=rf"but \d+ {column}|tokens by its lengths"):
-        join([replace(row, **{column: getattr(row, column)[:-1]})])
+        join_parts([replace(row, **{column: getattr(row, column)[:-1]})])

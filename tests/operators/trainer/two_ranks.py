@@ -27,8 +27,8 @@ from trainer_batches import make_batch  # noqa: E402
 
 from operators.trainer.config import LearnerConfig  # noqa: E402
 from operators.trainer.learner import Learner  # noqa: E402
-from operators.trainer.ranks import Ranks, whole  # noqa: E402
-from operators.trainer.rendezvous import meet  # noqa: E402
+from operators.trainer.ranks import Ranks, full_tensor  # noqa: E402
+from operators.trainer.rendezvous import join_process_group  # noqa: E402
 from schemas.records import MicroBatch  # noqa: E402
 
 BATCHES = 2
@@ -54,7 +54,7 @@ def train(learner: Learner, batches: list[list[MicroBatch]]) -> tuple[dict[str, 
     for number, batch in enumerate(batches):
         told.append(learner.update(batch))
         for name, parameter in learner.model.named_parameters():
-            tensors[f"gradient.{number}.{name}"] = whole(parameter.grad).clone()
+            tensors[f"gradient.{number}.{name}"] = full_tensor(parameter.grad).clone()
     state = learner.state()
     for kind in ("weights", "moments", "critic_weights", "critic_moments"):
         tensors |= {f"{kind}.{name}": tensor.detach().clone() for name, tensor in getattr(state, kind).items()}
@@ -75,7 +75,7 @@ def main(folder: Path) -> int:
 def be(rank: int, folder: Path) -> None:
     """Be rank `rank`."""
     torch.set_num_threads(1)
-    ranks = meet(folder / "ranks.json", Ranks(rank, 2)).ranks
+    ranks = join_process_group(folder / "ranks.json", Ranks(rank, 2)).ranks
     configs = TypeAdapter(list[LearnerConfig]).validate_json((folder / "configs.json").read_bytes())
     for number, config in enumerate(configs):
         answer(config, ranks, folder / "model", folder / f"{rank}-{number}.safetensors")

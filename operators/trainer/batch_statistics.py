@@ -9,7 +9,7 @@ import numpy as np
 from schemas.records import MicroBatch
 
 
-def batch_figures(parts: Sequence[MicroBatch]) -> dict[str, float]:
+def batch_statistics(parts: Sequence[MicroBatch]) -> dict[str, float]:
     """Means and extremes of reward, response length and staleness over `parts`, and their tokens, prompts included.
 
     Raises ValueError where they have no trajectory, or columns of lengths that do not agree.

@@ -10,10 +10,10 @@ from schemas.records import DeadLetter
 from schemas.topics import BATCHES, DEAD_LETTERS
 
 
-def letters(refused: Iterable[RejectedMicroBatch], run: str, now: int) -> list[Output]:
+def dead_letters(rejected: Iterable[RejectedMicroBatch], run: str, now: int) -> list[Output]:
     """A dead letter for each of `refused` of `run`, at `now` in Unix milliseconds."""
     topic = BATCHES.name(run)
     return [
         Output(DEAD_LETTERS, topic, DeadLetter("train", reason, topic, partition, offset, b"", now))
-        for partition, offset, reason in refused
+        for partition, offset, reason in rejected
     ]

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from infra.listening import listening_sockets
 from infra.runners.stopping import STOPPING
 from operators.trainer.ranks import Ranks
-from operators.trainer.rendezvous import RankLost, Rendezvous, _collectives_over, find_others
+from operators.trainer.rendezvous import RankLost, Rendezvous, _bind_collectives, wait_for_ranks
 
 TWO = [Ranks(rank, 2) for rank in range(2)]
 
@@ -28,7 +28,7 @@ class Hall:
         self.file, self._threads = file, threads
 
     def come(self, rank: int) -> Future[Rendezvous]:
-        return self._threads.submit(find_others, self.file, TWO[rank])
+        return self._threads.submit(wait_for_ranks, self.file, TWO[rank])
 
     def told(self) -> str:
         return self.file.read_text() if self.file.exists() else ""
@@ -44,8 +44,8 @@ def hall(tmp_path: Path) -> Iterator[Hall]:
 
 def test_ranks_meet_whoever_comes_first(hall: Hall) -> None:
     second, first = hall.come(1), hall.come(0)
-    for meeting in (first.result(20), second.result(20)):
-        meeting.check()
+    for rendezvous in (first.result(20), second.result(20)):
+        rendezvous.check()
 
 
 def test_who_comes_in_the_place_of_another_ends_the_meeting_and_begins_the_next(hall: Hall) -> None:
@@ -53,9 +53,9 @@ def test_who_comes_in_the_place_of_another_ends_the_meeting_and_begins_the_next(
     zero, one = (each.result(20) for each in before)
     told = hall.told()
     late = hall.come(1)
-    for meeting in (zero, one):
+    for rendezvous in (zero, one):
         with pytest.raises(RankLost, match="in the place of a rank"):
-            check_for_ever(meeting)
+            check_for_ever(rendezvous)
     assert not late.done()
     again = hall.come(0).result(20)
     late.result(20).check()
@@ -92,9 +92,9 @@ def test_a_wish_to_stop_ends_the_waiting(hall: Hall) -> None:
         waiting[0].result(20)
 
 
-def check_for_ever(meeting: Rendezvous) -> NoReturn:
+def check_for_ever(rendezvous: Rendezvous) -> NoReturn:
     while True:
-        meeting.check()
+        rendezvous.check()
 
 
 def test_one_rank_alone_waits_for_nobody(tmp_path: Path) -> None:
@@ -104,18 +104,18 @@ def test_one_rank_alone_waits_for_nobody(tmp_path: Path) -> None:
 def test_rank_0_listens_at_its_host_alone(hall: Hall) -> None:
     before = listening_sockets([psutil.Process()])
     ranks = [hall.come(0), hall.come(1)]
-    meetings = [each.result(20) for each in ranks]
+    rendezvous_of_ranks = [each.result(20) for each in ranks]
     opened = listening_sockets([psutil.Process()]) - before
-    assert [host for host, _ in opened] == ["127.0.0.1"], meetings
+    assert [host for host, _ in opened] == ["127.0.0.1"], rendezvous_of_ranks
 
 
 def test_collectives_listen_on_the_interface_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         monkeypatch.delenv(variable, raising=False)
     own = {name: [each.address for each in held] for name, held in psutil.net_if_addrs().items()}
-    _collectives_over("127.0.0.1")
+    _bind_collectives("127.0.0.1")
     assert "127.0.0.1" in own[os.environ["GLOO_SOCKET_IFNAME"]]
     assert os.environ["NCCL_SOCKET_IFNAME"] == os.environ["GLOO_SOCKET_IFNAME"]
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "mine")
-    _collectives_over("127.0.0.1")
+    _bind_collectives("127.0.0.1")
     assert os.environ["GLOO_SOCKET_IFNAME"] == "mine"
