@@ -1,7 +1,7 @@
 """TrainBatches: global batches in, weight versions out. The trainer is a function of the log (invariant 6).
 
-Of several ranks rank 0 does what is here, and the others train along (`TrainFollower`): it publishes, and its checkpoint
-has the whole model.
+With several ranks, rank 0 runs `TrainBatches`: it publishes, and its checkpoint has the whole model. Every other rank
+runs `TrainFollower`.
 """
 
 from __future__ import annotations
