@@ -90,7 +90,7 @@ EVAL_PROMPTS = Topic(
 )
 CURRICULUM = Topic(
     "curriculum",
-    ("LevelAsked", "LevelBegun"),
+    ("LevelRequest", "LevelReply"),
     "kind",
     "one",
     "delete",
@@ -103,7 +103,7 @@ LEVEL_REQUEST, LEVEL_REPLY = "request", "reply"
 """Keys of the topic `curriculum`: each side reads the records of the other alone."""
 BATCH_ASSEMBLY = Topic(
     "batch-assembly",
-    ("GroupsOffered", "GroupsCalled", "SuccessTold"),
+    ("BatchProposal", "BatchSelection", "LevelSuccess"),
     "kind",
     "one",
     "delete",
@@ -127,7 +127,7 @@ INBOX = Topic(
 )
 PROGRESS = Topic(
     "progress",
-    ("Progress", "Refused", "Closed"),
+    ("Progress", "AssignmentRejected", "TrajectoryClosed"),
     "replica_id",
     "one",
     "delete",
@@ -217,7 +217,7 @@ REPLICAS = Topic(
 )
 PLANS = Topic(
     "plans",
-    ("RepackPlan", "MoveEnded"),
+    ("RepackPlan", "MoveOutcome"),
     "plan_id",
     "one",
     "delete",

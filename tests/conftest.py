@@ -43,15 +43,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
     Its import uses a deprecated way to read its resources.
     """
-    temporary_folder.begin(config)
+    temporary_folder.register(config)
     for module in (r"kafka\.protocol\.schemas\.load_json", r"importlib\.resources\._legacy"):
         for function in ("read_text", "open_text"):
             config.addinivalue_line("filterwarnings", f"ignore:{function} is deprecated:DeprecationWarning:{module}")
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail where the session has left something in the temporary directory."""
-    temporary_folder.end(session)
+@pytest.fixture
+def killed_programs(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that kill programs: a temporary directory for the programs that they start, which pytest removes.
+
+    A process that is killed cannot remove its temporary files.
+    """
+    monkeypatch.setenv("TMPDIR", str(tmp_path_factory.mktemp("killed")))
 
 
 @pytest.fixture(scope="session")

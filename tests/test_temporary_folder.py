@@ -1,4 +1,4 @@
-"""A session that leaves something in the temporary directory fails and names it."""
+"""A session that leaves files in the temporary directory fails and names them and the test."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ HERE = Path(__file__).parent
 
 
 @pytest.mark.parametrize(("leaves", "workers"), [(True, 2), (False, 0)])
-def test_session_fails_where_something_is_left(tmp_path: Path, leaves: bool, workers: int) -> None:
+def test_session_fails_and_names_the_test_if_files_are_left(tmp_path: Path, leaves: bool, workers: int) -> None:
     shutil.copy(HERE / "temporary_folder.py", tmp_path)
     (tmp_path / "conftest.py").write_text(
-        "import temporary_folder\n"
-        "def pytest_configure(config): temporary_folder.begin(config)\n"
-        "def pytest_sessionfinish(session): temporary_folder.end(session)\n"
+        "import temporary_folder\ndef pytest_configure(config): temporary_folder.register(config)\n"
     )
     remove = "" if leaves else "\n    os.rmdir(folder)"
     (tmp_path / "test_it.py").write_text(
@@ -34,5 +32,5 @@ def test_session_fails_where_something_is_left(tmp_path: Path, leaves: bool, wor
         words, cwd=tmp_path, env={**environment, "TMPDIR": str(elsewhere)}, capture_output=True, text=True, check=False
     )
     assert ("1 passed" in done.stdout, done.returncode) == (True, 1 if leaves else 0), done.stdout
-    assert ("left-" in done.stdout) == leaves
+    assert ("left-" in done.stdout, "test_it.py::test_it" in done.stdout) == (leaves, leaves), done.stdout
     assert [path.name for path in elsewhere.iterdir()] == ["pytest-of-root"] or os.geteuid()

@@ -19,6 +19,8 @@ from infra.kafka.reading import read_topic
 from schemas.records import Experience
 from schemas.topics import EXPERIENCES
 
+pytestmark = pytest.mark.usefixtures("killed_programs")
+
 GROUPS = 3000
 IMPORT = "from pipelines.cli.main import main; main()"
 

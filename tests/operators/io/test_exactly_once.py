@@ -112,8 +112,9 @@ class Nursery:
 
 
 @pytest.fixture(scope="module")
-def parent() -> Iterator[subprocess.Popen[str]]:
+def parent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[str]]:
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONWARNINGS": "ignore"}
+    environment["TMPDIR"] = str(tmp_path_factory.mktemp("killed"))  # a killed process leaves its temporary files
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(
         [sys.executable, str(PROGRAM)], text=True, env=environment, cwd=REPOSITORY, **pipes

@@ -17,6 +17,8 @@ from infra.kafka.broker import Broker
 from pipelines.cli.main import main
 from pipelines.inspect.submissions import read_submission, submissions
 
+pytestmark = pytest.mark.usefixtures("killed_programs")
+
 Laminar = Callable[..., tuple[int, Any]]
 
 
