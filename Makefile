@@ -125,7 +125,7 @@ environments-requirements: requirements.txt | $(READY)
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --extra test --no-emit-index-url --no-annotate --no-header pyproject.toml tests/environments_environment/requirements.in -o tests/environments_environment/requirements.txt
 
 environments-test: environments-env
-	$(ENVIRONMENTS_VENV)/bin/pytest -W ignore tests/operators/rollout/test_outside_environments.py $(ARGS)
+	$(ENVIRONMENTS_VENV)/bin/pytest -W ignore tests/operators/rollout/test_environment_packages.py $(ARGS)
 
 # So have those who take what a run leaves: TRL's trainers and verl's dataset class its exports, MLflow its metrics.
 EXPORTS_VENV := .venv-exports

@@ -18,9 +18,9 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from operators.rollout.emulated_engine import EmulatedEngine, emulated_scheduling
-from operators.rollout.emulation import EngineEmulation, LengthsConfig
+from operators.rollout.emulation_config import EngineEmulation, LengthsConfig
 from operators.rollout.engine import Engine, Request
-from operators.rollout.lengths import open_lengths
+from operators.rollout.response_lengths import open_lengths
 from operators.rollout.roofline import Roofline
 from operators.rollout.transformers_engine import TransformersEngine
 from schemas.records import Sampling
@@ -152,11 +152,11 @@ def generate(folder: Path, slots: int) -> Side:
 def bare_vllm(folder: Path, slots: int, *, seeded: bool = False) -> Side:
     """`LLM.generate`, set up as our engine sets vLLM up, in this process too; every token's logprob is asked for. With
     `seeded` each request has a seed."""
-    from operators.rollout.vllm_engine import arguments_of  # first: what it sets in the environment holds for both
+    from operators.rollout.vllm_engine import engine_arguments  # first: what it sets in the environment holds for both
 
     from vllm import LLM, SamplingParams  # isort: skip
 
-    llm = LLM(model=str(folder), skip_tokenizer_init=True, **arguments_of(folder, slots=slots, context=CONTEXT))
+    llm = LLM(model=str(folder), skip_tokenizer_init=True, **engine_arguments(folder, slots=slots, context=CONTEXT))
 
     def run(requests: Sequence[Request]) -> None:
         prompts = [{"prompt_token_ids": request.prompt.tolist()} for request in requests]
@@ -185,7 +185,7 @@ def emulated(slots: int) -> Side:
         Roofline(emulation.roofline),
         open_lengths(LengthsConfig(p50=MEDIAN, p99=LONGEST)),
         clock=lambda: now[0],
-        fresh_s=0.0,
+        status_refresh_s=0.0,
     )
 
     def run(requests: Sequence[Request]) -> None:

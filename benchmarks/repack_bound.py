@@ -27,9 +27,9 @@ from operators.placement.queue_balancing import plan_queue_balancing
 from operators.placement.repack import Load, plan_repack
 from operators.rollout.emulated_engine import EmulatedEngine, emulated_scheduling
 from operators.rollout.emulated_rows import EmulatedRows
-from operators.rollout.emulation import DEFAULT_CONTEXT, EngineEmulation, LengthsConfig, RooflineConfig
+from operators.rollout.emulation_config import DEFAULT_CONTEXT, EngineEmulation, LengthsConfig, RooflineConfig
 from operators.rollout.engine import Request
-from operators.rollout.lengths import open_lengths
+from operators.rollout.response_lengths import open_lengths
 from operators.rollout.roofline import Roofline
 from schemas.records import PolicyVersion, Sampling
 

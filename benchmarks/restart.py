@@ -172,7 +172,7 @@ def fill(config: Config, trajectories: int, versions: int) -> None:
                 producer.send(topic.name(RUN), bytes(size * ROWS), partition=0)
         for number in range(trajectories // 10):
             value, headers = encode(
-                Metric("rollout", 0, {"cpu/process_seconds": float(number), "kv/taken": 1.0}, number)
+                Metric("rollout", 0, {"cpu/process_seconds": float(number), "kv/reused": 1.0}, number)
             )
             producer.send(METRICS.name(RUN), value, headers=headers)
         for value, headers, key in manifests(versions):

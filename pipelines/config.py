@@ -22,7 +22,7 @@ from operators.placement.config import PlacementConfig
 from operators.prompts.config import PromptsConfig, TaskConfig
 from operators.relay.config import RelayConfig
 from operators.rollout.config import RolloutConfig
-from operators.rollout.emulation import DEFAULT_CONTEXT
+from operators.rollout.emulation_config import DEFAULT_CONTEXT
 from operators.score.config import Rubric, ScoreConfig
 from operators.trainer.training_config import TrainingConfig
 from operators.trainer.warm_start_config import WarmStartConfig

@@ -54,7 +54,7 @@ def _frames(config: Config) -> dict[str, MessageFrame]:
     from infra.models.checkpoint_folder import load_tokenizer  # here: it imports torch
 
     tokenizer = load_tokenizer(config.model_folder())
-    return {spec.called: message_frame(tokenizer, spec.role) for spec in talking}
+    return {spec.resolved_name: message_frame(tokenizer, spec.role) for spec in talking}
 
 
 def _backend(config: Config, process: int) -> BackendSpec:

@@ -23,7 +23,7 @@ Law = Callable[[str, ast.Module], Iterator[Breach]]
 _TENSORS = ("infra/models/", "operators/rollout/", "operators/relay/", "operators/trainer/")
 VENDORS: dict[str, tuple[str, ...]] = {
     "kafka": ("infra/kafka/",),
-    "vllm": tuple(f"operators/rollout/vllm_{part}.py" for part in ("engine", "draws", "worker")),
+    "vllm": tuple(f"operators/rollout/vllm_{part}.py" for part in ("engine", "sampling", "worker")),
     "torch": _TENSORS,
     "transformers": _TENSORS,
     "tokenizers": _TENSORS,

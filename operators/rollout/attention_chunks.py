@@ -34,21 +34,21 @@ def split_rows(lengths: np.ndarray, query_size: int, most: int = 4) -> list[Atte
     `query_size` is heads × head size: the multiply-adds of one row over one token.
     """
     least = _CALL_COST // query_size
-    parts = [_part(lengths, 0, len(lengths), least)]
+    parts = [_best_split(lengths, 0, len(lengths), least)]
     while len(parts) < most:
         widest = max(parts, key=lambda part: part.saving)
         if widest.saving <= least:
             break
         parts.remove(widest)
         parts += [
-            _part(lengths, widest.chunk.start, widest.split, least),
-            _part(lengths, widest.split, widest.chunk.stop, least),
+            _best_split(lengths, widest.chunk.start, widest.split, least),
+            _best_split(lengths, widest.split, widest.chunk.stop, least),
         ]
     return sorted((part.chunk for part in parts), key=lambda chunk: chunk.start)
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _ChunkSplit:
     """A chunk, where to split it best, and the row-tokens that this saves."""
 
     chunk: AttentionChunk
@@ -56,19 +56,19 @@ class _Part:
     saving: int
 
 
-def _part(lengths: np.ndarray, start: int, stop: int, least: int) -> _Part:
+def _best_split(lengths: np.ndarray, start: int, stop: int, least: int) -> _ChunkSplit:
     part = lengths[start:stop]
     rows, longest = stop - start, int(part.max())
     padding = rows * longest - int(part.sum())
     chunk = AttentionChunk(start, stop, longest, padding == 0)
     if padding <= least:  # a split cannot save more than all the padding: most steps end here
-        return _Part(chunk, start, 0)
+        return _ChunkSplit(chunk, start, 0)
     before = np.maximum.accumulate(part)[:-1]
     after = np.maximum.accumulate(part[::-1])[-2::-1]
     counts = np.arange(1, rows)
     cost = counts * before + (rows - counts) * after
     best = int(cost.argmin())
-    return _Part(chunk, start + best + 1, rows * longest - int(cost[best]))
+    return _ChunkSplit(chunk, start + best + 1, rows * longest - int(cost[best]))
 
 
 class RowOrder:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from infra.by_name import nearest
-from operators.rollout.emulation import EngineEmulation
+from operators.rollout.emulation_config import EngineEmulation
 from operators.rollout.environments.config import EnvironmentSpec
 
 
@@ -47,7 +47,7 @@ class RolloutConfig:
     """Tokens that a trajectory gains before placement is told of them: what is lost at most where a process dies."""
     progress_s: float = 5.0
     """How long what a trajectory has gained may go untold, in seconds. A shorter trajectory costs nothing."""
-    stuck_s: float = 600.0
+    step_timeout_s: float = 600.0
     """A step that takes longer than so many seconds ends its process, whose work goes on elsewhere."""
     kv_megabytes: int = 1024
     """Memory for the KV of trajectories that move away, which waits there to be fetched, a few seconds at most; 0: what
@@ -67,16 +67,16 @@ class RolloutConfig:
             raise ValueError(f"gpus and vllm are for engine 'vllm', not {self.engine!r}")
         if self.engine == "emulated" and self.environments:
             raise ValueError("environments need an engine that writes text, not 'emulated'")
-        called = [spec.called for spec in self.environments]
+        called = [spec.resolved_name for spec in self.environments]
         if len(set(called)) < len(called):
             raise ValueError(f"environments: two are called the same, of {sorted(called)}; set label")
-        for name in ("step_s", "linger_s", "heartbeat_s", "progress_s", "reserve_s", "stuck_s"):
+        for name in ("step_s", "linger_s", "heartbeat_s", "progress_s", "reserve_s", "step_timeout_s"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
 
     def check_environment(self, name: str) -> None:
         """Raise ValueError if there is no environment called `name`; "" is none, and needs none."""
-        called = [spec.called for spec in self.environments]
+        called = [spec.resolved_name for spec in self.environments]
         if name and name not in called:
             raise ValueError(f"there is no environment {name!r} in rollout.environments{nearest(name, called)}")
 

@@ -19,9 +19,9 @@ from transformers import PreTrainedModel
 
 from operators.rollout.attention_chunks import AttentionChunk, RowOrder, split_rows
 from operators.rollout.cuda_graphs import CudaGraphs
-from operators.rollout.fixed_steps import FixedSteps, as_it_is
+from operators.rollout.fixed_shape_steps import FixedShapeSteps, without_recording
 from operators.rollout.kv_slots import KVSlots
-from operators.rollout.llama_layout import lay_side_by_side
+from operators.rollout.llama_layout import fuse_projections
 from operators.rollout.step_plan import Decode, Prefill
 
 Writes = tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]
@@ -43,7 +43,7 @@ class DirectRunner:
         self._heads = body.layers[0].self_attn.q_proj.out_features // self._size
         self._scale = float(body.layers[0].self_attn.scaling)
         self._embedding: torch.Tensor = body.embed_tokens.weight
-        self._layers = [lay_side_by_side(layer) for layer in body.layers]
+        self._layers = [fuse_projections(layer) for layer in body.layers]
         self._activation = body.layers[0].mlp.act_fn
         self._silu = getattr(model.config, "hidden_act", None) in ("silu", "swish")
         self._norm: torch.Tensor = body.norm.weight
@@ -57,13 +57,13 @@ class DirectRunner:
         self._rotary = self._rotary_table(body)
         self._columns = torch.arange(slots.context, device=self._device)
         self._order = RowOrder()
-        self.wanted_order: np.ndarray | None = None
+        self.preferred_order: np.ndarray | None = None
         """The order (int64[rows]) in which the last step's rows would attend over less padding, or None."""
-        self._fixed: FixedSteps | None = None
+        self._fixed: FixedShapeSteps | None = None
         on_gpu = self._device.type == "cuda"
         if fixed or (fixed is None and on_gpu):
-            rows, record = slots.tensor.shape[2], CudaGraphs().record if on_gpu else as_it_is
-            self._fixed = FixedSteps(self._decode_fixed, rows, slots.context, self._device, record)
+            rows, record = slots.tensor.shape[2], CudaGraphs().record if on_gpu else without_recording
+            self._fixed = FixedShapeSteps(self._decode_fixed, rows, slots.context, self._device, record)
         # [layer] -> keys transposed [rows × heads, size, context] and values [rows × heads, context, size]
         self._keys = [layer[0].flatten(0, 1).transpose(1, 2) for layer in slots.layers]
         self._values = [layer[1].flatten(0, 1) for layer in slots.layers]
@@ -76,11 +76,11 @@ class DirectRunner:
     def decode(self, step: Decode, blocks: Sequence[Prefill] = ()) -> torch.Tensor:
         """Compute `blocks` and the step in one pass; returns logits [rows, vocabulary]."""
         if self._fixed is not None and not blocks:
-            self.wanted_order = None  # a GPU masks padding faster than it moves rows
+            self.preferred_order = None  # a GPU masks padding faster than it moves rows
             return self._fixed.decode(step)
         lengths = step.positions + 1
         chunks = split_rows(lengths, self._heads * self._size)
-        self.wanted_order = self._order.due(lengths, chunks)
+        self.preferred_order = self._order.due(lengths, chunks)
         return self._logits(self._run((step, chunks), blocks))
 
     def _decode_fixed(self, token_ids: torch.Tensor, positions: torch.Tensor, width: int) -> torch.Tensor:

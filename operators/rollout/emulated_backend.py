@@ -11,9 +11,9 @@ from pathlib import Path
 from infra.store.errors import VersionGone
 from operators.rollout.config import RolloutConfig
 from operators.rollout.emulated_engine import EmulatedEngine, emulated_scheduling
-from operators.rollout.emulation import DEFAULT_CONTEXT
+from operators.rollout.emulation_config import DEFAULT_CONTEXT
 from operators.rollout.engine import Engine
-from operators.rollout.lengths import open_lengths
+from operators.rollout.response_lengths import open_lengths
 from operators.rollout.roofline import Roofline
 from schemas.records import PolicyVersion, Prompt
 

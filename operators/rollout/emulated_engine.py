@@ -15,15 +15,15 @@ from pathlib import Path
 
 from operators.rollout.emulated_arrivals import Arrivals
 from operators.rollout.emulated_rows import EmulatedRows
-from operators.rollout.emulation import EngineEmulation
+from operators.rollout.emulation_config import EngineEmulation
 from operators.rollout.engine import KV, Completion, EngineStatus, PartialResponse, Request
-from operators.rollout.lengths import Lengths
-from operators.rollout.requests import check_loadable
+from operators.rollout.request_checks import check_loadable
+from operators.rollout.response_lengths import Lengths
 from operators.rollout.roofline import Roofline, StepPace
 from operators.rollout.scheduler import Scheduler, SchedulerConfig
 from schemas.records import PolicyVersion
 
-FRESH_S = 0.1
+STATUS_REFRESH_S = 0.1
 
 
 class EmulatedEngine:
@@ -31,7 +31,7 @@ class EmulatedEngine:
 
     `clock` is in seconds, of which each is `time_scale` emulated ones; loading weights takes `pull_s` emulated
     seconds, in which requests wait. `version` is what it has loaded at first. Where nothing ends `step` brings the load
-    that `status` tells up to date every `fresh_s` seconds only: many replicas share a core.
+    that `status` tells up to date every `status_refresh_s` seconds only: many replicas share a core.
     """
 
     def __init__(
@@ -44,13 +44,13 @@ class EmulatedEngine:
         time_scale: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
         version: PolicyVersion | None = None,
-        fresh_s: float = FRESH_S,
+        status_refresh_s: float = STATUS_REFRESH_S,
     ) -> None:
         rows = EmulatedRows(config.slots, config.context, config.vocabulary, lengths)
         self._scheduler = Scheduler(config, rows)
         self._arrivals = Arrivals(roofline.move_s)
         self._roofline, self._pull_s, self._scale, self._clock = roofline, pull_s, time_scale, clock
-        self._version, self._fresh_s = version, fresh_s
+        self._version, self._status_refresh_s = version, status_refresh_s
         self._looked_at = -math.inf
         """When it was last brought up to date, by the clock."""
         self._done: list[Completion] = []
@@ -63,7 +63,7 @@ class EmulatedEngine:
         self._new = False
         """Whether something was submitted since requests were let in last."""
         self._tokens_generated = 0
-        self._begun: list[str] = []
+        self._started: list[str] = []
 
     @property
     def version(self) -> PolicyVersion | None:
@@ -80,7 +80,7 @@ class EmulatedEngine:
     def submit(self, request: Request) -> None:
         """Queue a request. Raises ValueError as every engine does."""
         self._catch_up()
-        name, carried = request.trajectory_id, self._scheduler.rows.carried(request)
+        name, carried = request.trajectory_id, self._scheduler.rows.provided_kv_tokens(request)
         if name in self._arrivals or any(name == done.trajectory_id for done in self._done):
             raise ValueError(f"trajectory {name!r} is here already")
         if carried:
@@ -94,15 +94,15 @@ class EmulatedEngine:
 
     def step(self) -> Sequence[Completion]:
         """Everything that has finished by now."""
-        if self.due() <= 0 or self._clock() - self._looked_at >= self._fresh_s:
+        if self.due() <= 0 or self._clock() - self._looked_at >= self._status_refresh_s:
             self._catch_up()
         done, self._done = self._done, []
         return done
 
-    def begun(self) -> Sequence[str]:
+    def take_started(self) -> Sequence[str]:
         """Requests that were given their first token since this was asked last, those that ended included."""
-        begun, self._begun = self._begun, []
-        return begun
+        started, self._started = self._started, []
+        return started
 
     def due(self) -> float:
         """Seconds until `step` may have something to return; infinite where it never will."""
@@ -143,7 +143,7 @@ class EmulatedEngine:
         """Let everything happen that has by now."""
         self._looked_at = self._clock()
         now = self._looked_at * self._scale
-        self._done += self._scheduler.take_ended()
+        self._done += self._scheduler.take_finished()
         while self._at <= now:
             if self._round_ends is None:
                 for request in self._arrivals.take(self._at):
@@ -151,7 +151,7 @@ class EmulatedEngine:
                 self._scheduler.preempt()
                 self._scheduler.admit()
                 self._new = False
-                pace = self._pace(self._scheduler.rows.take_prefill())
+                pace = self._pace(self._scheduler.rows.take_prefill_tokens())
                 if pace is None:
                     self._at = min(now, self._arrivals.next_at)
                     if self._at < now:
@@ -175,13 +175,13 @@ class EmulatedEngine:
 
     def _advance(self, rounds: int) -> None:
         rows = self._scheduler.rows
-        self._begun += self._scheduler.admitted
+        self._started += self._scheduler.admitted
         self._scheduler.admitted = []
         self._tokens_generated += rounds * rows.count
         ended = rows.advance(rounds)
         for row, reason in ended.items():
             self._done.append(Completion(rows.requests[row].trajectory_id, rows.partial(row), reason))
-        self._scheduler.leave(ended)
+        self._scheduler.remove_rows(ended)
 
     def _pace(self, prefill: int = 0) -> StepPace | None:
         """How fast the rounds go that begin now, after `prefill` tokens of new contexts are computed; None where
@@ -193,24 +193,24 @@ class EmulatedEngine:
 
     def _until_event(self) -> int:
         """Rounds after which a row ends, comes in or the KV has overflown; the rows before are the same in each."""
-        if self._scheduler.held_back:
+        if self._scheduler.prefill_limited:
             return 1
         rows, config = self._scheduler.rows, self._scheduler.config
         first_end = int(rows.left().min())
         lengths = rows.length[: rows.count]
         fits, overflows = 0, first_end
-        if config.held_by(lengths + overflows) <= config.kv_capacity or rows.count == 1:
+        if config.kv_held_by(lengths + overflows) <= config.kv_capacity or rows.count == 1:
             return first_end
         while overflows - fits > 1:
             middle = (fits + overflows) // 2
-            if config.held_by(lengths + middle) <= config.kv_capacity:
+            if config.kv_held_by(lengths + middle) <= config.kv_capacity:
                 fits = middle
             else:
                 overflows = middle
         return overflows
 
     def _foresee(self) -> None:
-        """Work out when the next thing happens that `step` or `begun` may return, or that lets a waiting request in."""
+        """Compute when `step` or `take_started` may next return something, or a waiting request be admitted."""
         # Who arrives is let in between two rounds.
         joins_at = max(self._arrivals.next_at, self._at if self._round_ends is None else self._round_ends)
         if not self._scheduler.rows.count:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from operators.rollout.engine import PartialResponse, Request
-from operators.rollout.lengths import Lengths
-from operators.rollout.rows import KVRows, RowCopy
-from operators.rollout.streams import stream_key, uniforms
+from operators.rollout.kv_rows import KVRows, RowCopy
+from operators.rollout.random_streams import stream_key, uniforms
+from operators.rollout.response_lengths import Lengths
 
 
 class EmulatedRows(KVRows):
@@ -29,7 +29,7 @@ class EmulatedRows(KVRows):
         self._prefill = 0
 
     def start(self, request: Request) -> int:
-        self._prefill += self.uncomputed(request)
+        self._prefill += self.prefill_tokens(request)
         row = super().start(request)
         end, self._stops[row] = int(self.limit[row]), False
         if request.sampling.stop_token_ids:
@@ -41,12 +41,12 @@ class EmulatedRows(KVRows):
         self._sharing[prompt] = self._sharing.get(prompt, 0) + 1
         return row
 
-    def uncomputed(self, request: Request) -> int:
+    def prefill_tokens(self, request: Request) -> int:
         """A prompt that a row has is there already, as in engines that cache prefixes."""
         shared = len(request.prompt) if request.prompt.tobytes() in self._sharing else 0
-        return max(0, super().uncomputed(request) - shared)
+        return max(0, super().prefill_tokens(request) - shared)
 
-    def take_prefill(self) -> int:
+    def take_prefill_tokens(self) -> int:
         """Tokens of the rows started since this was asked last, which are to be computed before the next round."""
         computed, self._prefill = self._prefill, 0
         return computed
@@ -66,7 +66,7 @@ class EmulatedRows(KVRows):
     def partial(self, row: int, start: int = 0, drop: int = 0) -> PartialResponse:
         end = int(self.generated[row]) - drop
         stopped = bool(self._stops[row]) and end >= self._ends[row]
-        return made_up(self.requests[row], start, end, self._vocabulary, stopped)
+        return synthetic_response(self.requests[row], start, end, self._vocabulary, stopped)
 
     def remove(self, rows: np.ndarray) -> list[RowCopy]:
         for row in rows:
@@ -80,7 +80,7 @@ class EmulatedRows(KVRows):
         return (*super()._columns(), self._ends, self._stops)
 
 
-def made_up(request: Request, start: int, end: int, vocabulary: int, stopped: bool) -> PartialResponse:
+def synthetic_response(request: Request, start: int, end: int, vocabulary: int, stopped: bool) -> PartialResponse:
     """Tokens `start` to `end` - 1 of `request` and their logprobs: what it was resumed with, then made-up ones.
 
     Each is a function of seed, trajectory and position; none is a stop token but the last one, if `stopped`.

@@ -21,13 +21,13 @@ from schemas.records import Episode, PolicyVersion, Prompt, Sampling
 class KV:
     """Keys and values of a trajectory's first `tokens` tokens, prompt included: `data` as the engine lays them out.
 
-    `data` may have more: then `laid_out` says how many. Of use to an engine of the same kind over the same weights
+    `data` may have more: then `layout_tokens` says how many. Of use to an engine of the same kind over the same weights
     alone; to any other it is nothing.
     """
 
     tokens: int
     data: memoryview
-    laid_out: int = 0
+    layout_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,7 +69,7 @@ class Request:
     prompt: np.ndarray
     sampling: Sampling
     partial: PartialResponse | None = None
-    asked: Prompt | None = None
+    environment_prompt: Prompt | None = None
     keep_kv: bool = False
 
 
@@ -127,7 +127,7 @@ class Engine(Protocol):
     def step(self) -> Sequence[Completion]:
         """Run one round and return what finished in it; an empty engine returns at once."""
 
-    def begun(self) -> Sequence[str]:
+    def take_started(self) -> Sequence[str]:
         """Requests that were given their first token here since this was asked last, those that ended included."""
 
     def due(self) -> float:

@@ -19,28 +19,28 @@ import numpy as np
 
 from infra.models.chat import MessageFrame
 from operators.rollout.engine import KV, Completion, Engine, EngineStatus, PartialResponse, Request
-from operators.rollout.environments.contract import Played
+from operators.rollout.environments.contract import EpisodeState
 from operators.rollout.environments.pool import EnvironmentFailed, EnvironmentPool
-from operators.rollout.requests import check_loadable
+from operators.rollout.request_checks import check_loadable
 from operators.rollout.stop_strings import StoppingEngine
-from operators.rollout.turns import last_turn, marked, observations_of, observed, turns_of
+from operators.rollout.turns import append_observation, last_turn, observation_ranges, turn_ranges, with_loss_mask
 from schemas.records import Ending, Episode, PolicyVersion
 
-LOOK_S = 0.005
+ENVIRONMENT_WAIT_S = 0.005
 """How long a step waits for an environment where there is nothing else to do."""
-SOON_S = 0.1
+RECENT_REQUEST_S = 0.1
 """How long after it was asked an environment may answer any moment; a later answer waits for the next look."""
-NOTHING = PartialResponse(np.zeros(0, np.int32), np.zeros(0, np.float32), loss_mask=np.zeros(0, bool))
+EMPTY_RESPONSE = PartialResponse(np.zeros(0, np.int32), np.zeros(0, np.float32), loss_mask=np.zeros(0, bool))
 
 
 @dataclass(slots=True, eq=False)
-class _Playing:
+class _ActiveEpisode:
     """An episode under way: all that is known before its engine goes on, or while its environment is `asked`."""
 
     request: Request
     pool: EnvironmentPool
     known: PartialResponse
-    asked: Future[Played] | None = None
+    asked: Future[EpisodeState] | None = None
     asked_at: float = 0.0
     seen: list[str | None] = field(default_factory=list)
     """Observations that are known to be those in its tokens."""
@@ -79,7 +79,7 @@ class EpisodeEngine:
         self._engine = StoppingEngine(engine, decode)
         self._pools, self._encode, self._decode = pools, encode, decode
         self._frames = frames or {}
-        self._playing: dict[str, _Playing] = {}
+        self._playing: dict[str, _ActiveEpisode] = {}
         self._ended: list[Completion] = []
 
     @property
@@ -94,18 +94,18 @@ class EpisodeEngine:
 
     def submit(self, request: Request) -> None:
         """As the engine's; raises ValueError for an unknown environment, too."""
-        if request.asked is None:
+        if request.environment_prompt is None:
             self._engine.submit(request)
             return
-        name = request.asked.environment
+        name = request.environment_prompt.environment
         if name not in self._pools:
             raise ValueError(f"there is no environment {name!r}: rollout.environments has {sorted(self._pools)}")
         if request.trajectory_id in self._playing:
             raise ValueError(f"trajectory {request.trajectory_id!r} is here already")
-        known = NOTHING if request.partial is None else request.partial
+        known = EMPTY_RESPONSE if request.partial is None else request.partial
         if known.loss_mask is None:
             known = replace(known, loss_mask=known.drawn)
-        playing = self._playing[request.trajectory_id] = _Playing(request, self._pools[name], known)
+        playing = self._playing[request.trajectory_id] = _ActiveEpisode(request, self._pools[name], known)
         if len(known.token_ids):
             self._generate(playing)  # a turn that has ended completes as it is
         else:
@@ -115,13 +115,13 @@ class EpisodeEngine:
         """One round of the engine; those whose turn ended in it are answered meanwhile, and go on in a later one."""
         waits = [each.asked for each in self._playing.values() if each.asked is not None]
         if waits and self._engine.due() > 0:
-            wait(waits, timeout=LOOK_S, return_when=FIRST_COMPLETED)
+            wait(waits, timeout=ENVIRONMENT_WAIT_S, return_when=FIRST_COMPLETED)
         for completion in self._engine.step():
             playing = self._playing.get(completion.trajectory_id)
             if playing is None:
                 self._ended.append(completion)
             elif completion.finish_reason == "failed":
-                playing.known = marked(completion.generated, playing.known)
+                playing.known = with_loss_mask(completion.generated, playing.known)
                 self._fail(playing, completion.error or "")
             else:
                 self._turn_over(playing, completion.generated)
@@ -130,13 +130,13 @@ class EpisodeEngine:
         ended, self._ended = self._ended, []
         return ended
 
-    def begun(self) -> Sequence[str]:
+    def take_started(self) -> Sequence[str]:
         """As the engine's: a trajectory is told of in every turn."""
-        return self._engine.begun()
+        return self._engine.take_started()
 
     def due(self) -> float:
         """As the engine's; 0 where an environment has answered, or may any moment."""
-        soon = time.monotonic() - SOON_S
+        soon = time.monotonic() - RECENT_REQUEST_S
         waits = [each for each in self._playing.values() if each.asked is not None]
         if self._ended or any(each.asked_at > soon or each.asked.done() for each in waits if each.asked is not None):
             return 0.0
@@ -148,7 +148,7 @@ class EpisodeEngine:
         for playing in [self._playing.pop(name) for name in trajectory_ids if name in self._playing]:
             generated = released.get(playing.name)
             if generated is not None:
-                released[playing.name] = marked(generated, playing.known)
+                released[playing.name] = with_loss_mask(generated, playing.known)
             else:
                 released[playing.name] = replace(playing.known, kv=None)
             if playing.asked is not None:
@@ -163,7 +163,7 @@ class EpisodeEngine:
         found = self._engine.generated(since)
         for name in since.keys() & self._playing.keys():
             known, start = self._playing[name].known, since[name]
-            found[name] = marked(found[name], known, start) if name in found else known.since(start)
+            found[name] = with_loss_mask(found[name], known, start) if name in found else known.since(start)
         return found
 
     def status(self) -> EngineStatus:
@@ -178,7 +178,7 @@ class EpisodeEngine:
 
     # -- one episode --------------------------------------------------------------------------------------------------
 
-    def _generate(self, playing: _Playing) -> None:
+    def _generate(self, playing: _ActiveEpisode) -> None:
         """Let the engine make the next turn, or what is missing of it."""
         request, known = playing.request, playing.known
         turn, sampling, pool = playing.turn, request.sampling, playing.pool
@@ -193,13 +193,15 @@ class EpisodeEngine:
         playing.known = replace(known, kv=None)
         try:
             keep = pool.spec.kv_megabytes > 0
-            self._engine.submit(replace(request, sampling=sampling, partial=partial, asked=None, keep_kv=keep))
+            self._engine.submit(
+                replace(request, sampling=sampling, partial=partial, environment_prompt=None, keep_kv=keep)
+            )
         except ValueError as error:
             self._fail(playing, str(error))
 
-    def _turn_over(self, playing: _Playing, generated: PartialResponse) -> None:
+    def _turn_over(self, playing: _ActiveEpisode, generated: PartialResponse) -> None:
         """The engine has made a turn, or the one that it was given had ended."""
-        known = marked(generated, playing.known)
+        known = with_loss_mask(generated, playing.known)
         kv = generated.kv if self._keeps(playing, generated.kv) else None
         playing.known = PartialResponse(known.token_ids, known.logprobs, kv, known.drawn)
         if playing.turn is None:  # there was no room for one
@@ -207,17 +209,17 @@ class EpisodeEngine:
         else:
             self._ask(playing)
 
-    def _keeps(self, playing: _Playing, kv: KV | None) -> bool:
+    def _keeps(self, playing: _ActiveEpisode, kv: KV | None) -> bool:
         """Whether there is memory for `kv` beside what those have who wait for the same environment."""
         alike = [each.known.kv for each in self._playing.values() if each.pool is playing.pool and each is not playing]
         held = sum(len(each.data) for each in alike if each is not None)
         return kv is not None and held + len(kv.data) <= playing.pool.spec.kv_megabytes * 1_000_000
 
-    def _ask(self, playing: _Playing) -> None:
+    def _ask(self, playing: _ActiveEpisode) -> None:
         """Let the environment answer the turns so far."""
-        asked, known = playing.request.asked, playing.known
+        asked, known = playing.request.environment_prompt, playing.known
         assert asked is not None
-        runs = turns_of(known.drawn)
+        runs = turn_ranges(known.drawn)
         texts = [self._decode(known.token_ids[run.start : run.stop].tolist()) for run in runs]
         prompt = {"text": asked.text, "task": asked.task, "number": asked.number}
         try:
@@ -228,7 +230,7 @@ class EpisodeEngine:
         last = playing.full or len(runs) >= playing.pool.spec.turns
         playing.asked, playing.asked_at = playing.pool.play(playing.name, prompt, texts, last=last), time.monotonic()
 
-    def _answered(self, playing: _Playing) -> None:
+    def _answered(self, playing: _ActiveEpisode) -> None:
         """Append what was observed and go on, or end."""
         assert playing.asked is not None
         try:
@@ -237,7 +239,7 @@ class EpisodeEngine:
             self._fail(playing, str(failed))
             return
         known, spec = playing.known, playing.pool.spec
-        count = len(turns_of(known.drawn))
+        count = len(turn_ranges(known.drawn))
         differs = self._difference(playing, played)
         if differs is not None:
             self._fail(playing, differs)
@@ -252,28 +254,28 @@ class EpisodeEngine:
         else:
             self._observe(playing, played.observations[-1] or "", first=not count)
 
-    def _observe(self, playing: _Playing, observation: str, first: bool) -> None:
+    def _observe(self, playing: _ActiveEpisode, observation: str, first: bool) -> None:
         token_ids = self._read(playing, observation, len(playing.known.token_ids))
         if not token_ids and not first:
             self._fail(playing, "the environment observed nothing, but the episode goes on")
         elif len(playing.known.token_ids) + len(token_ids) >= playing.request.sampling.max_new_tokens:
             self._end(playing, "length", "length")
         else:
-            playing.known = observed(playing.known, token_ids)
+            playing.known = append_observation(playing.known, token_ids)
             self._generate(playing)
 
-    def _read(self, playing: _Playing, observation: str, at: int) -> list[int]:
+    def _read(self, playing: _ActiveEpisode, observation: str, at: int) -> list[int]:
         """`observation` as tokens of the response from `at` on."""
         token_ids = self._encode(observation)
-        frame = self._frames.get(playing.pool.spec.called)
+        frame = self._frames.get(playing.pool.spec.resolved_name)
         if frame is None or not token_ids:
             return token_ids
         stops = playing.request.sampling.stop_token_ids
         return frame.around(token_ids, ended=at > 0 and int(playing.known.token_ids[at - 1]) in stops)
 
-    def _difference(self, playing: _Playing, played: Played) -> str | None:
+    def _difference(self, playing: _ActiveEpisode, played: EpisodeState) -> str | None:
         """What is not the same where the episode was played again; None if all is."""
-        for number, run in enumerate(observations_of(playing.known.drawn)):
+        for number, run in enumerate(observation_ranges(playing.known.drawn)):
             if number < len(playing.seen) and played.observations[number] in (playing.seen[number], None):
                 continue
             said = played.observations[number]
@@ -282,10 +284,10 @@ class EpisodeEngine:
                 return f"the environment is not deterministic: played again, observation {number} is another"
         return None
 
-    def _end(self, playing: _Playing, reason: str, ending: Ending, error: str | None = None) -> None:
+    def _end(self, playing: _ActiveEpisode, reason: str, ending: Ending, error: str | None = None) -> None:
         del self._playing[playing.name]
         episode = Episode(playing.rewards, ending)
         self._ended.append(Completion(playing.name, playing.known, reason, error, episode))
 
-    def _fail(self, playing: _Playing, error: str) -> None:
+    def _fail(self, playing: _ActiveEpisode, error: str) -> None:
         self._end(playing, "failed", "failed", error)

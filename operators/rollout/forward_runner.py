@@ -61,7 +61,7 @@ class SlotsCache(Cache):
 class ForwardRunner:
     """Prefill and decode passes through `model(...)`."""
 
-    wanted_order: np.ndarray | None = None
+    preferred_order: np.ndarray | None = None
 
     def __init__(self, model: PreTrainedModel, slots: KVSlots) -> None:
         self._model = model

@@ -24,7 +24,7 @@ from operators.rollout.replica import Replica, ReplicaEvent
 from schemas.records import Assignment, Cancel, Drain, PolicyVersion, Release, Reserve, Trajectory, WeightVersion
 from schemas.topics import INBOX, PROGRESS, TRAJECTORIES, partition_of
 
-PROBE_S = 5.0
+FENCE_PROBE_S = 5.0
 """How long a process that has nothing to write may not know that it was fenced."""
 VERSIONS_KEPT = 16
 """The newest weight versions, which a commit's note names: a restart reads no manifest again."""
@@ -48,20 +48,20 @@ class GenerateTrajectories:
     interrupts: bool = False
     frames: Mapping[str, MessageFrame] = field(default_factory=dict)
 
-    def restore(self, restored: Restored) -> _Generating:
+    def restore(self, restored: Restored) -> RolloutFold:
         producer, run = BoundedProducer(self.shard.client), self.shard.run
         hosted = self.config.hosted(self.process)
         heartbeats = Heartbeats(
-            producer, run, self.process, hosted, restored.start, self.config.heartbeat_s, self.config.stuck_s
+            producer, run, self.process, hosted, restored.start, self.config.heartbeat_s, self.config.step_timeout_s
         )
-        parcels = None
+        kv_transfers = None
         pools: dict[str, EnvironmentPool] = {}
         try:
             if self.config.kv_megabytes:
-                parcels = KVTransfers(run, self.door, self.config.kv_megabytes * 1_000_000)
+                kv_transfers = KVTransfers(run, self.door, self.config.kv_megabytes * 1_000_000)
             backend = self.backend.open()
             for spec in self.config.environments:
-                pools[spec.called] = EnvironmentPool(spec)
+                pools[spec.resolved_name] = EnvironmentPool(spec)
             replicas = [
                 Replica(
                     index,
@@ -72,32 +72,32 @@ class GenerateTrajectories:
                     _wall_ms,
                     self.config,
                     interrupts=self.interrupts,
-                    parcels=parcels,
+                    kv_transfers=kv_transfers,
                     check=backend.check,
                 )
                 for index in hosted
             ]
         except BaseException:
             heartbeats.close()
-            if parcels is not None:
-                parcels.close()
+            if kv_transfers is not None:
+                kv_transfers.close()
             for pool in pools.values():
                 pool.close()
             raise
-        heartbeats.attend(replicas)
-        return _Generating(
+        heartbeats.set_replicas(replicas)
+        return RolloutFold(
             self.config,
             self.partitions,
             replicas,
             heartbeats,
             backend,
             marks=restored.marks,
-            parcels=parcels,
+            kv_transfers=kv_transfers,
             pools=pools.values(),
         )
 
 
-class _Generating:
+class RolloutFold:
     def __init__(
         self,
         config: RolloutConfig,
@@ -108,11 +108,11 @@ class _Generating:
         clock: Callable[[], float] = time.monotonic,
         *,
         marks: Mapping[str, Any] = MappingProxyType({}),
-        parcels: KVTransfers | None = None,
+        kv_transfers: KVTransfers | None = None,
         pools: Collection[EnvironmentPool] = (),
     ) -> None:
         self._config, self._partitions, self._heartbeats, self._clock = config, partitions, heartbeats, clock
-        self._backend, self._parcels, self._pools = backend, parcels, pools
+        self._backend, self._kv_transfers, self._pools = backend, kv_transfers, pools
         self._replicas = {replica.index: replica for replica in replicas}
         self._words: list[ReplicaEvent] = []
         self._first_at = 0.0
@@ -123,8 +123,8 @@ class _Generating:
 
     def fold(self, polled: Polled) -> list[Output]:
         outputs: list[Output] = []
-        if self._parcels is not None:
-            self._parcels.expire()
+        if self._kv_transfers is not None:
+            self._kv_transfers.expire()
         for received in polled.records:
             if isinstance(received.record, WeightVersion):
                 self._announce(received.record.version)
@@ -135,7 +135,9 @@ class _Generating:
                 outputs.append(rejected(received, "generate trajectories", reason, _wall_ms()))
         if polled.last:
             for replica in self._replicas.values():
-                self._say(replica.tell(), urgent=True)  # what runs is resumed elsewhere: from here, not from long ago
+                self._say(
+                    replica.report_progress(), urgent=True
+                )  # what runs is resumed elsewhere: from here, not from long ago
         elif not self._urgent:  # what others wait for goes out first
             self._generate()
         return [*outputs, *self._outputs()]
@@ -144,10 +146,10 @@ class _Generating:
         replica = self._replicas[order.replica]
         if order.incarnation != replica.incarnation:
             return  # meant for one that is gone
-        news = replica.news
+        news = replica.changes
         match order:
             case Assignment():
-                replica.take(order)
+                replica.accept(order)
             case Cancel():
                 replica.cancel(dict(zip(order.trajectory_ids, order.leases, strict=False)))
             case Reserve():
@@ -156,8 +158,8 @@ class _Generating:
                 self._say(replica.hand_over(order), urgent=True)
             case Drain():
                 replica.drain()
-        if replica.news != news:
-            self._heartbeats.changed()
+        if replica.changes != news:
+            self._heartbeats.send_now()
 
     def _announce(self, version: PolicyVersion) -> None:
         """A version was published, now or before this start."""
@@ -169,7 +171,7 @@ class _Generating:
     def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
         versions = list(map(str, self._versions))
         # A change now and then makes a commit due: a process that was fenced while idle must find out.
-        return Checkpoint(positions, marks={"alive": int(self._clock() // PROBE_S), _VERSIONS: versions})
+        return Checkpoint(positions, marks={"alive": int(self._clock() // FENCE_PROBE_S), _VERSIONS: versions})
 
     def busy(self) -> bool:
         return any(replica.busy() for replica in self._replicas.values())
@@ -179,8 +181,8 @@ class _Generating:
         for replica in self._replicas.values():
             replica.engine.close()
         self._backend.close()
-        if self._parcels is not None:
-            self._parcels.close()
+        if self._kv_transfers is not None:
+            self._kv_transfers.close()
         for pool in self._pools:
             pool.close()
 
@@ -190,10 +192,10 @@ class _Generating:
         while True:
             with self._heartbeats.step():
                 for replica in self._replicas.values():
-                    news = replica.news
+                    news = replica.changes
                     self._say(replica.step())
-                    if replica.news != news:
-                        self._heartbeats.changed()
+                    if replica.changes != news:
+                        self._heartbeats.send_now()
             if self._clock() >= until or not any(replica.busy() for replica in self._replicas.values()):
                 return
 

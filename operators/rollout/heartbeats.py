@@ -24,18 +24,18 @@ from schemas.topics import METRICS, REPLICAS
 
 log = logging.getLogger(__name__)
 
-STUCK_CODE = 70
+STUCK_EXIT_CODE = 70
 """What a process exits with that is stuck: an internal error, as sysexits.h has it."""
-_NO_ENGINE = EngineStatus(0, 0, 0, 0, 0, 0)
+_NO_LOAD = EngineStatus(0, 0, 0, 0, 0, 0)
 
 
 class Heartbeats:
     """Sends the status of the replicas of run `run` numbered `hosted`, and what their process uses: every `period_s`
-    seconds, and at once when `changed` is called.
+    seconds, and at once when `send_now` is called.
 
-    Until `attend` gives it the replicas it says that they are starting. What Kafka does not take is not tried again:
-    the next beat says more. A step that takes longer than `stuck_s` seconds `end`s the process: what hangs in a kernel
-    or a collective does not come back.
+    Until `set_replicas` is called it reports the replicas as starting. A heartbeat that Kafka does not accept is not
+    retried: the next one has newer data. A step that takes longer than `step_timeout_s` seconds ends the process by
+    `end`, because a hung kernel or collective does not return.
     """
 
     def __init__(
@@ -46,8 +46,8 @@ class Heartbeats:
         hosted: Sequence[int],
         incarnation: int,
         period_s: float,
-        stuck_s: float = math.inf,
-        end: Callable[[], None] = lambda: os._exit(STUCK_CODE),
+        step_timeout_s: float = math.inf,
+        end: Callable[[], None] = lambda: os._exit(STUCK_EXIT_CODE),
     ) -> None:
         self._producer, self._process, self._run = producer, process, run
         self._replicas_topic, self._metrics_topic = REPLICAS.name(run), METRICS.name(run)
@@ -57,17 +57,17 @@ class Heartbeats:
         self._failing = False
         self._wake = threading.Event()
         self._ended = threading.Event()
-        self._stuck_s, self._end = stuck_s, end
+        self._step_timeout_s, self._end = step_timeout_s, end
         self._step_began: float | None = None
         self._step_seconds = 0.0
         self._thread = LIVENESS.start_thread("heartbeats", self._beat)
 
-    def attend(self, replicas: Sequence[Replica]) -> None:
+    def set_replicas(self, replicas: Sequence[Replica]) -> None:
         """The replicas are there."""
         self._replicas = replicas
-        self.changed()
+        self.send_now()
 
-    def changed(self) -> None:
+    def send_now(self) -> None:
         """Send now: something that placement waits for has changed."""
         self._wake.set()
 
@@ -103,8 +103,8 @@ class Heartbeats:
             self._wake.clear()
             self._send()
             began = self._step_began
-            if began is not None and time.monotonic() - began > self._stuck_s:
-                log.critical("a step has not ended for %.0f s: this process ends", self._stuck_s)
+            if began is not None and time.monotonic() - began > self._step_timeout_s:
+                log.critical("a step has not ended for %.0f s: this process ends", self._step_timeout_s)
                 self._end()
             self._wake.wait(self._period_s)
 
@@ -114,7 +114,7 @@ class Heartbeats:
                 value, headers = encode(status)
                 key = f"rollout-{status.replica}".encode()
                 self._producer.send(self._replicas_topic, value, key=key, headers=headers)
-            value, headers = encode(self.usage())
+            value, headers = encode(self.usage_metric())
             self._producer.send(self._metrics_topic, value, key=b"rollout", headers=headers)
             self._failing = False
         except (DeliveryFailed, TimeoutError) as error:
@@ -122,7 +122,7 @@ class Heartbeats:
                 log.warning("heartbeats do not get out: %s", error)
             self._failing = True
 
-    def usage(self) -> Metric:
+    def usage_metric(self) -> Metric:
         """CPU seconds of this process since its start, and how many of them went into model code; how many trajectories
         came with their KV since, and should have; and the share of its replicas that have nothing to generate now.
         """
@@ -130,15 +130,15 @@ class Heartbeats:
         values = {"cpu/model_seconds": model_seconds, "cpu/process_seconds": time.process_time()}
         if self._replicas:
             values["rollout/idle_ratio"] = sum(replica.idle for replica in self._replicas) / len(self._replicas)
-            values["kv/taken"] = sum(replica.kv_taken for replica in self._replicas)
-            values["kv/missed"] = sum(replica.kv_missed for replica in self._replicas)
+            values["kv/reused"] = sum(replica.kv_reused for replica in self._replicas)
+            values["kv/recomputed"] = sum(replica.kv_recomputed for replica in self._replicas)
         return Metric("rollout", self._process, values, time.time_ns() // 10**6)
 
     def statuses(self) -> list[ReplicaStatus]:
         """What a beat says right now."""
         if self._replicas:
             return [
-                describe(
+                replica_status(
                     replica.index,
                     self._process,
                     replica.incarnation,
@@ -153,12 +153,12 @@ class Heartbeats:
             ]
         state: ReplicaState = "stopped" if self._stopped else "starting"
         return [
-            describe(index, self._process, self._incarnation, state, None, _NO_ENGINE, 0.0, self._run)
+            replica_status(index, self._process, self._incarnation, state, None, _NO_LOAD, 0.0, self._run)
             for index in self._hosted
         ]
 
 
-def describe(
+def replica_status(
     replica: int,
     process: int,
     incarnation: int,

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from operators.rollout.engine import KV
-from operators.rollout.rows import RowCopy
+from operators.rollout.kv_rows import RowCopy
 
 
 class KVSlots:
@@ -43,21 +43,21 @@ class KVSlots:
         for source, target, length in copies:
             self.tensor[:, :, target, :, :length] = self.tensor[:, :, source, :, :length]
 
-    def given(self, row: int, tokens: int) -> KV:
+    def export_row(self, row: int, tokens: int) -> KV:
         """A copy of what `row` holds of its first `tokens` tokens: `[layer, 0|1, head, position, :]`."""
         copied = self.tensor[:, :, row, :, :tokens].contiguous().cpu()
         return KV(tokens, memoryview(copied.view(torch.uint8).flatten().numpy().data))
 
-    def taken(self, row: int, kv: KV, tokens: int) -> bool:
+    def import_row(self, row: int, kv: KV, tokens: int) -> bool:
         """Let `row` hold the first `tokens` tokens of `kv`, which another's `given` has made, or as many as it has.
 
         False, and nothing done, if it does not fit.
         """
         layers, _, _, heads, _, size = self.tensor.shape
-        laid_out = kv.laid_out or kv.tokens
-        if not laid_out or len(kv.data) != layers * 2 * heads * laid_out * size * self.tensor.element_size():
+        layout_tokens = kv.layout_tokens or kv.tokens
+        if not layout_tokens or len(kv.data) != layers * 2 * heads * layout_tokens * size * self.tensor.element_size():
             return False
-        values = torch.frombuffer(kv.data, dtype=self.tensor.dtype).view(layers, 2, heads, laid_out, size)
+        values = torch.frombuffer(kv.data, dtype=self.tensor.dtype).view(layers, 2, heads, layout_tokens, size)
         held = min(tokens, kv.tokens)
         self.tensor[:, :, row, :, :held] = values[..., :held, :].to(self.tensor.device)
         return True

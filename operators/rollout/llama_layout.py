@@ -37,7 +37,7 @@ class LlamaLayer:
     down: torch.Tensor
 
 
-def why_not_llama(model: PreTrainedModel) -> str | None:
+def unsupported_reason(model: PreTrainedModel) -> str | None:
     """Why `model` has another layout, None if it has this one. What it computes is still to be checked by running."""
     body: Any = getattr(model, "model", None)
     if body is None or not {"embed_tokens", "layers", "norm", "rotary_emb"} <= set(dict(body.named_children())):
@@ -68,23 +68,23 @@ def why_not_llama(model: PreTrainedModel) -> str | None:
     return None
 
 
-def lay_side_by_side(layer: Any) -> LlamaLayer:
+def fuse_projections(layer: Any) -> LlamaLayer:
     """Make the q, k, v and the gate, up parameters of `layer` views of one tensor each, values unchanged."""
     attention, mlp = layer.self_attn, layer.mlp
     projections = [attention.q_proj, attention.k_proj, attention.v_proj]
     return LlamaLayer(
         input_norm=layer.input_layernorm.weight,
-        qkv=_join([module.weight for module in projections]),
-        qkv_bias=None if attention.q_proj.bias is None else _join([module.bias for module in projections]),
+        qkv=_fuse([module.weight for module in projections]),
+        qkv_bias=None if attention.q_proj.bias is None else _fuse([module.bias for module in projections]),
         head_norms=(attention.q_norm.weight, attention.k_norm.weight) if hasattr(attention, "q_norm") else None,
         output=attention.o_proj.weight.detach().t(),
         mlp_norm=layer.post_attention_layernorm.weight,
-        gate_up=_join([mlp.gate_proj.weight, mlp.up_proj.weight]),
+        gate_up=_fuse([mlp.gate_proj.weight, mlp.up_proj.weight]),
         down=mlp.down_proj.weight.detach().t(),
     )
 
 
-def _join(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
+def _fuse(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
     joined = torch.cat([parameter.detach() for parameter in parameters])
     parts = torch.split(joined, [len(parameter) for parameter in parameters])
     for parameter, part in zip(parameters, parts, strict=True):

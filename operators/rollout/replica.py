@@ -24,7 +24,7 @@ from infra.transport.kv_transfer import KVTransfers
 from operators.rollout.config import RolloutConfig
 from operators.rollout.engine import KV, Completion, Engine, PartialResponse
 from operators.rollout.reservations import Reservations
-from operators.rollout.running import RunningRequest, request_of
+from operators.rollout.running_request import RunningRequest, request_of
 from schemas.bounds import fits_inbox
 from schemas.records import (
     Assignment,
@@ -59,8 +59,8 @@ class Replica:
     """Takes assignments, steps its engine, gives trajectories. `decode` turns response tokens into text; `check` raises
     ValueError for a prompt that its model cannot read.
 
-    `news` counts the changes that placement waits for; `kv_taken` and `kv_missed` what came with its KV, and what had
-    to be computed anew though it had been on its way with it.
+    `changes` counts the changes that placement waits for. `kv_reused` counts the trajectories resumed with their
+    transferred KV, `kv_recomputed` those whose transferred KV could not be used.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Replica:
         config: RolloutConfig | None = None,
         *,
         interrupts: bool = False,
-        parcels: KVTransfers | None = None,
+        kv_transfers: KVTransfers | None = None,
         check: Callable[[Prompt], None] = lambda prompt: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -83,7 +83,7 @@ class Replica:
         self._config, self._interrupts = config or RolloutConfig(), interrupts
         self._waiting: deque[Assignment] = deque()
         self._running: dict[str, RunningRequest] = {}
-        self._parcels, self._check = parcels, check
+        self._kv_transfers, self._check = kv_transfers, check
         self._fetched: dict[str, tuple[int, Future[memoryview]]] = {}
         """KV on its way here or here, of what has not started: by trajectory, with the lease it came under."""
         self._reservations = Reservations(self._config.reserve_s)
@@ -92,7 +92,7 @@ class Replica:
         self._steps = self._look_step = 0
         self._look_at = 0.0
         self.newest: PolicyVersion | None = None
-        self.news = self.kv_taken = self.kv_missed = 0
+        self.changes = self.kv_reused = self.kv_recomputed = 0
 
     @property
     def state(self) -> ReplicaState:
@@ -103,7 +103,7 @@ class Replica:
         """The plans for whose trajectories it keeps room."""
         return self._reservations.plans
 
-    def take(self, assignment: Assignment) -> None:
+    def accept(self, assignment: Assignment) -> None:
         """Accept an assignment; the caller has checked that it is for this incarnation.
 
         Of a trajectory that is here already only the lease is news.
@@ -121,8 +121,8 @@ class Replica:
                 self._waiting[place] = max(waiting, assignment, key=lambda each: each.lease)
                 return
         self._waiting.append(assignment)
-        if assignment.kv is not None and self._parcels is not None:
-            self._fetched[name] = assignment.lease, self._parcels.fetch(assignment.kv)
+        if assignment.kv is not None and self._kv_transfers is not None:
+            self._fetched[name] = assignment.lease, self._kv_transfers.fetch(assignment.kv)
 
     def cancel(self, leases: Mapping[str, int]) -> None:
         """Drop these trajectories, whether they run, wait or are still to come; not those under a later lease."""
@@ -146,7 +146,7 @@ class Replica:
             why = f"{requests} requests of {kv} tokens are more than it has room for"
         else:
             self._reservations.grant(order.plan_id, order.trajectory_ids, order.kv, self._clock())
-            self.news += 1
+            self.changes += 1
             return
         log.info("replica %d keeps no room for plan %s: %s", self.index, order.plan_id, why)
 
@@ -158,7 +158,7 @@ class Replica:
         leases = dict(zip(order.trajectory_ids, order.leases, strict=False))
         leaving = [name for name in leases if self._may_leave(name, leases[name])]
         running = [name for name in leaving if name in self._running]
-        released = self.engine.release(running, with_kv=self._parcels is not None)
+        released = self.engine.release(running, with_kv=self._kv_transfers is not None)
         lengths = {name: len(partial.token_ids) for name, partial in released.items()}
         words: list[ReplicaEvent] = []
         for name in sorted(leaving, key=lambda name: lengths.get(name, 0)):
@@ -170,7 +170,7 @@ class Replica:
     def drain(self) -> None:
         """Say that no fresh work is wanted any more; placement moves away what it can."""
         self._draining = True
-        self.news += 1
+        self.changes += 1
 
     def announce(self, version: PolicyVersion) -> None:
         """A weight version was published."""
@@ -199,7 +199,7 @@ class Replica:
             return refused
         self._steps += 1
         completions = self.engine.step()
-        for name in self.engine.begun():
+        for name in self.engine.take_started():
             if (running := self._running.get(name)) is not None and running.first_token_at is None:
                 running.first_token_at = self._now()
         ended = [self._finish(completion) for completion in completions]
@@ -227,7 +227,7 @@ class Replica:
         try:
             with self._weights.pin(version) as file:
                 self.engine.load(file, version)
-            self.news += 1
+            self.changes += 1
         except VersionGone as gone:
             log.warning("replica %d: weight version %s is gone: %s", self.index, version, gone)
         self._state = "running" if self.engine.version is not None else "starting"
@@ -297,10 +297,10 @@ class Replica:
         elif parcel.policy_version == self.engine.version:
             error = fetched.exception()
         if fetched is None or error is not None:
-            self.kv_missed += 1
+            self.kv_recomputed += 1
             log.info("replica %d computes %s anew: %s", self.index, assignment.trajectory_id, error)
             return None
-        self.kv_taken += 1
+        self.kv_reused += 1
         return KV(parcel.tokens, fetched.result())
 
     def _forget_kv(self) -> None:
@@ -339,7 +339,7 @@ class Replica:
             clock,
         )
 
-    def tell(self) -> list[ReplicaEvent]:
+    def report_progress(self) -> list[ReplicaEvent]:
         """Everything that placement has not been told, whatever it costs."""
         return self._told({name: running.told for name, running in self._running.items()}, self._clock())
 
@@ -379,7 +379,7 @@ class Replica:
         gained = generated.since(running.told)
         version = self.engine.version
         parcel, kv = None, generated.kv
-        if kv is not None and self._parcels is not None and version is not None:
-            parcel = self._parcels.offer(version, kv.tokens, kv.data)
+        if kv is not None and self._kv_transfers is not None and version is not None:
+            parcel = self._kv_transfers.offer(version, kv.tokens, kv.data)
         given = running.handed_over(to, generated, version, now, pinned=not self._interrupts, kv=parcel)
         return [running.progress(gained, version, to, now), given]

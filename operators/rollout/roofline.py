@@ -11,7 +11,7 @@ import math
 from bisect import bisect_left
 from dataclasses import dataclass
 
-from operators.rollout.emulation import RooflineConfig
+from operators.rollout.emulation_config import RooflineConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from operators.rollout.step_plan import Decode, Prefill
 class Runner(Protocol):
     """Takes tokens through a model, over the KV slots it was built with."""
 
-    wanted_order: np.ndarray | None
+    preferred_order: np.ndarray | None
     """The order (int64[rows]) in which the last step's rows would run faster, None if they do well as they are."""
 
     def prefill(self, blocks: Sequence[Prefill]) -> None:

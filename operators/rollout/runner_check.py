@@ -19,7 +19,7 @@ def tolerance(dtype: torch.dtype) -> float:
     return max(1e-4, 6 * torch.finfo(dtype).eps)
 
 
-def disagreement(runner: Runner, model: PreTrainedModel, rows: int, context: int) -> float:
+def max_logit_difference(runner: Runner, model: PreTrainedModel, rows: int, context: int) -> float:
     """The largest difference of logits between `runner` and `model(...)`, as a share of the largest logit.
 
     Runs up to three random contexts of different lengths in the first KV rows: a prefill, a few decode steps, and

@@ -16,8 +16,8 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from operators.rollout.engine import Completion, EngineStatus, PartialResponse, Request
-from operators.rollout.requests import check_request
-from operators.rollout.rows import KVRows, RowCopy, generation_limit, known_tokens
+from operators.rollout.kv_rows import KVRows, RowCopy, generation_limit, known_tokens
+from operators.rollout.request_checks import check_request
 
 R = TypeVar("R", bound=KVRows)
 
@@ -43,14 +43,14 @@ class SchedulerConfig:
             raise ValueError(f"an engine needs a slot, a context of 2 tokens and a vocabulary: {self}")
         if self.block < 1 or self.headroom < 0:
             raise ValueError(f"a block is at least 1 token and headroom not negative: {self}")
-        if self.kv_capacity < self.held(self.context):
+        if self.kv_capacity < self.kv_held(self.context):
             raise ValueError(f"KV of {self.kv_capacity} tokens cannot hold one context of {self.context}")
 
-    def held(self, tokens: int) -> int:
+    def kv_held(self, tokens: int) -> int:
         """Tokens of KV that a request of `tokens` tokens holds."""
         return -(-tokens // self.block) * self.block
 
-    def held_by(self, lengths: np.ndarray) -> int:
+    def kv_held_by(self, lengths: np.ndarray) -> int:
         """Tokens of KV that requests of `lengths` (int64[n]) tokens hold together."""
         blocks = lengths if self.block == 1 else -(-lengths // self.block) * self.block
         return int(blocks.sum())
@@ -70,7 +70,7 @@ class Scheduler(Generic[R]):
         self._ended: list[Completion] = []
         self.admitted: list[str] = []
         """Who was let in by the last round."""
-        self.held_back = False
+        self.prefill_limited = False
         """Whether the last round would have let in more but for what their contexts take to compute."""
 
     @property
@@ -81,7 +81,7 @@ class Scheduler(Generic[R]):
     @property
     def kv_used(self) -> int:
         """Tokens of KV that the running rows hold."""
-        return self.config.held_by(self.rows.length[: self.rows.count])
+        return self.config.kv_held_by(self.rows.length[: self.rows.count])
 
     @property
     def waiting(self) -> int:
@@ -91,7 +91,7 @@ class Scheduler(Generic[R]):
     def add(self, request: Request) -> None:
         """Queue `request`. Raises ValueError as `check` does."""
         self.check(request)
-        reason = ended_reason(request, self.config.context)
+        reason = finished_reason(request, self.config.context)
         if reason is None or request.partial is None:
             self._waiting[request.trajectory_id] = request
         else:
@@ -105,7 +105,7 @@ class Scheduler(Generic[R]):
         if here or any(name == ended.trajectory_id for ended in self._ended):
             raise ValueError(f"trajectory {name!r} is here already")
 
-    def take_ended(self) -> list[Completion]:
+    def take_finished(self) -> list[Completion]:
         """Requests that had ended when they came."""
         ended, self._ended = self._ended, []
         return ended
@@ -117,7 +117,7 @@ class Scheduler(Generic[R]):
             youngest = next(reversed(self._running))
             row = next(i for i, request in enumerate(self.rows.requests) if request.trajectory_id == youngest)
             resumed = replace(self._running[youngest], partial=self.rows.partial(row))
-            moves += self.leave([row])
+            moves += self.remove_rows([row])
             self._waiting[youngest] = resumed
             self._waiting.move_to_end(youngest, last=False)
         return moves
@@ -126,23 +126,23 @@ class Scheduler(Generic[R]):
         """Start whoever waits and fits, in order; returns the new rows."""
         rows, capacity = self.rows, self.config.kv_capacity
         first = rows.count
-        self.held_back, self.admitted = False, []
+        self.prefill_limited, self.admitted = False, []
         if not self._waiting or first == rows.slots:
             return range(first, first)
         growth = np.minimum(rows.limit[:first] - rows.generated[:first], self.config.headroom)
-        planned = self.config.held_by(rows.length[:first] + growth)
+        planned = self.config.kv_held_by(rows.length[:first] + growth)
         most, prefill = self.config.round_prefill, 0
         while self._waiting and rows.count < rows.slots:
             request = next(iter(self._waiting.values()))
             known = known_tokens(request)
             left = generation_limit(request, self.config.context) - (known - len(request.prompt))
-            planned += self.config.held(known + min(left, self.config.headroom))
+            planned += self.config.kv_held(known + min(left, self.config.headroom))
             if planned > capacity and rows.count:
                 break
             if most is not None:
-                prefill += rows.uncomputed(request)
+                prefill += rows.prefill_tokens(request)
                 if prefill > most and rows.count > first:
-                    self.held_back = True
+                    self.prefill_limited = True
                     break
             del self._waiting[request.trajectory_id]
             self._running[request.trajectory_id] = request
@@ -156,7 +156,7 @@ class Scheduler(Generic[R]):
         rows = enumerate(self.rows.requests)
         return {request.trajectory_id: row for row, request in rows if request.trajectory_id in wanted}
 
-    def leave(self, rows: Iterable[int]) -> list[RowCopy]:
+    def remove_rows(self, rows: Iterable[int]) -> list[RowCopy]:
         """Take `rows` out, which have ended; returns the rows that moved."""
         leaving = np.fromiter(rows, np.int64)
         for row in leaving:
@@ -176,7 +176,7 @@ class Scheduler(Generic[R]):
         leaving = self.running_rows(wanted)
         for name, row in leaving.items():
             released[name] = self.rows.partial(row)
-        return released, self.leave(leaving.values())
+        return released, self.remove_rows(leaving.values())
 
     def generated(self, since: Mapping[str, int]) -> dict[str, PartialResponse]:
         """What these requests have generated from the position that `since` gives on; unknown ids are left out."""
@@ -205,7 +205,7 @@ def _empty_partial() -> PartialResponse:
     return PartialResponse(np.zeros(0, np.int32), np.zeros(0, np.float32))
 
 
-def ended_reason(request: Request, context: int) -> str | None:
+def finished_reason(request: Request, context: int) -> str | None:
     """Why a resumed request has ended already, None if it has not: its source died before it could say so."""
     if request.partial is None or not len(request.partial.token_ids):
         return None

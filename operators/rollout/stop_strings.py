@@ -14,19 +14,19 @@ from pathlib import Path
 import numpy as np
 
 from operators.rollout.engine import KV, Completion, Engine, EngineStatus, PartialResponse, Request
-from operators.rollout.requests import check_loadable
+from operators.rollout.request_checks import check_loadable
 from operators.rollout.turns import last_turn
 from schemas.records import PolicyVersion
 
-_BROKEN = "\N{REPLACEMENT CHARACTER}"
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
-class Stops:
+class StopMatcher:
     """`strings` that end a turn, found in the text of its tokens."""
 
     def __init__(self, strings: tuple[str, ...], decode: Callable[[list[int]], str]) -> None:
         self.strings, self._decode = strings, decode
-        self._last = {string[-1] for string in strings} | {_BROKEN}  # half a letter may be the end of one
+        self._last = {string[-1] for string in strings} | {_REPLACEMENT}  # half a letter may be the end of one
         self._ends: dict[int, bool] = {}
 
     def may_end(self, token_ids: np.ndarray) -> bool:
@@ -52,11 +52,11 @@ class Stops:
 
 
 @dataclass(slots=True)
-class _Watched:
-    """A request with stop strings, whose last turn begins at token `begun`; `looked` tokens were looked at."""
+class _WatchedRequest:
+    """A request with stop strings, whose last turn begins at token `take_started`; `looked` tokens were looked at."""
 
     request: Request
-    stops: Stops
+    stops: StopMatcher
     begun: int
     looked: int
 
@@ -67,7 +67,7 @@ class _Watched:
             return None
         keep, mask, kv = self.begun + end, generated.loss_mask, generated.kv
         if kv is not None:
-            kv = KV(min(kv.tokens, len(self.request.prompt) + keep), kv.data, kv.laid_out or kv.tokens)
+            kv = KV(min(kv.tokens, len(self.request.prompt) + keep), kv.data, kv.layout_tokens or kv.tokens)
         mask = None if mask is None else mask[:keep]
         return PartialResponse(generated.token_ids[:keep], generated.logprobs[:keep], kv, mask)
 
@@ -77,8 +77,8 @@ class StoppingEngine:
 
     def __init__(self, engine: Engine, decode: Callable[[list[int]], str]) -> None:
         self._engine, self._decode = engine, decode
-        self._stops: dict[tuple[str, ...], Stops] = {}
-        self._watched: dict[str, _Watched] = {}
+        self._stops: dict[tuple[str, ...], StopMatcher] = {}
+        self._watched: dict[str, _WatchedRequest] = {}
         self._ended: list[Completion] = []
 
     @property
@@ -102,8 +102,8 @@ class StoppingEngine:
         known = request.partial
         count = 0 if known is None else len(known.token_ids)
         turn = None if known is None else last_turn(known.drawn)
-        stops = self._stops.setdefault(strings, Stops(strings, self._decode))
-        watched = _Watched(request, stops, count if turn is None else turn.start, count)
+        stops = self._stops.setdefault(strings, StopMatcher(strings, self._decode))
+        watched = _WatchedRequest(request, stops, count if turn is None else turn.start, count)
         stopped = None if known is None else watched.cut(known)
         if stopped is None:
             self._watched[name] = watched
@@ -129,9 +129,9 @@ class StoppingEngine:
                 ended.append(self._stopped(Completion(name, released, "stop")))
         return ended
 
-    def begun(self) -> Sequence[str]:
+    def take_started(self) -> Sequence[str]:
         """As the engine's."""
-        return self._engine.begun()
+        return self._engine.take_started()
 
     def due(self) -> float:
         """As the engine's."""

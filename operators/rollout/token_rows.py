@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from operators.rollout.engine import Completion, PartialResponse, Request
-from operators.rollout.rows import KVRows, RowCopy
+from operators.rollout.kv_rows import KVRows, RowCopy
+from operators.rollout.random_streams import stream_key
 from operators.rollout.sampling_columns import NO_TOKEN, SamplingColumns
-from operators.rollout.streams import stream_key
 
 
 class TokenRows(KVRows):

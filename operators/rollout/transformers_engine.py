@@ -22,23 +22,23 @@ from infra.models.weights import load_weights
 from operators.rollout.direct_runner import DirectRunner
 from operators.rollout.engine import KV, Completion, EngineStatus, PartialResponse, Request
 from operators.rollout.forward_runner import ForwardRunner, kv_geometry
+from operators.rollout.kv_rows import RowCopy
 from operators.rollout.kv_slots import KVSlots
-from operators.rollout.llama_layout import why_not_llama
-from operators.rollout.requests import check_loadable
-from operators.rollout.rows import RowCopy
+from operators.rollout.llama_layout import unsupported_reason
+from operators.rollout.random_streams import uniforms
+from operators.rollout.request_checks import check_loadable
 from operators.rollout.runner import Runner
-from operators.rollout.runner_check import disagreement, tolerance
+from operators.rollout.runner_check import max_logit_difference, tolerance
 from operators.rollout.sampling import sample
 from operators.rollout.sampling_columns import NO_TOKEN
 from operators.rollout.scheduler import Scheduler, SchedulerConfig
 from operators.rollout.step_plan import Decode, Prefill, plan_extension, plan_prefill
-from operators.rollout.streams import uniforms
 from operators.rollout.token_rows import TokenRows
 from schemas.records import PolicyVersion
 
-_LOG = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
-_MOST_PREFILL_TOKENS = 4096
+MAX_PREFILL_TOKENS = 4096
 """Prefill tokens in one pass, which bounds its activations; more are computed in passes of their own."""
 
 
@@ -84,7 +84,7 @@ class TransformersEngine:
         self._version = version
         self._tokens_generated = 0
         self._model_seconds = 0.0
-        self._begun: list[str] = []
+        self._started: list[str] = []
         self._given: dict[str, KV] = {}
         """The KV with which requests came that have not started."""
 
@@ -121,7 +121,7 @@ class TransformersEngine:
 
     def step(self) -> Sequence[Completion]:
         """Run one round and return what finished in it; an empty engine returns at once."""
-        completions = self._scheduler.take_ended()
+        completions = self._scheduler.take_finished()
         for completion in completions:
             self._given.pop(completion.trajectory_id, None)
         with torch.inference_mode():
@@ -141,8 +141,8 @@ class TransformersEngine:
                 self._kv.clear(broken.tolist())
             self._tokens_generated += count - broken.size
             ended = {row: self._with_kv(row, each) for row, each in rows.record(token_ids, logprobs).items()}
-            self._begun += self._scheduler.admitted
-            self._kv.copy(self._scheduler.leave(ended))
+            self._started += self._scheduler.admitted
+            self._kv.copy(self._scheduler.remove_rows(ended))
             self._reorder(count)
         return [*completions, *ended.values()]
 
@@ -151,12 +151,14 @@ class TransformersEngine:
         rows = self._scheduler.rows
         if not rows.requests[row].keep_kv or ended.finish_reason == "failed":
             return ended
-        return replace(ended, generated=replace(ended.generated, kv=self._kv.given(row, int(rows.length[row]) - 1)))
+        return replace(
+            ended, generated=replace(ended.generated, kv=self._kv.export_row(row, int(rows.length[row]) - 1))
+        )
 
-    def begun(self) -> Sequence[str]:
+    def take_started(self) -> Sequence[str]:
         """Requests that were given their first token here since this was asked last, those that ended included."""
-        begun, self._begun = self._begun, []
-        return begun
+        started, self._started = self._started, []
+        return started
 
     def due(self) -> float:
         """0 while there are requests, whose next tokens take as long as they take; infinite without."""
@@ -170,7 +172,7 @@ class TransformersEngine:
         with torch.inference_mode():
             if with_kv:
                 running = self._scheduler.running_rows(trajectory_ids)
-                kv |= {name: self._kv.given(row, int(lengths[row]) - 1) for name, row in running.items()}
+                kv |= {name: self._kv.export_row(row, int(lengths[row]) - 1) for name, row in running.items()}
             released, moves = self._scheduler.release(trajectory_ids)
             self._kv.copy(moves)
         return {name: replace(partial, kv=kv.get(name)) for name, partial in released.items()}
@@ -189,7 +191,7 @@ class TransformersEngine:
         self.__dict__.clear()
 
     def _choose_runner(self, direct: bool, fixed: bool | None) -> Runner:
-        reason = why_not_llama(self._model) if direct else "asked for"
+        reason = unsupported_reason(self._model) if direct else "asked for"
         if reason is None:
             runner: Runner = DirectRunner(self._model, self._kv, fixed=fixed)
             difference = self._check(runner)
@@ -197,7 +199,7 @@ class TransformersEngine:
                 return runner
             reason = f"run directly, its logits differ by {difference:.1e} of the largest"
         if direct:
-            _LOG.warning("%s runs through its own forward, which is slower: %s", type(self._model).__name__, reason)
+            log.warning("%s runs through its own forward, which is slower: %s", type(self._model).__name__, reason)
         runner = ForwardRunner(self._model, self._kv)
         difference = self._check(runner)
         if difference > tolerance(self._model.dtype):
@@ -209,7 +211,7 @@ class TransformersEngine:
 
     def _check(self, runner: Runner) -> float:
         config = self._scheduler.config
-        return disagreement(runner, self._model, config.slots, config.context)
+        return max_logit_difference(runner, self._model, config.slots, config.context)
 
     def _start(self, new: range) -> list[Prefill]:
         """Plan the prefill of rows `new`, taking over KV that came along and prompts that running rows have; returns
@@ -223,7 +225,7 @@ class TransformersEngine:
             request = rows.requests[row]
             given = self._given.pop(request.trajectory_id, None)
             last = int(rows.length[row]) - 1
-            if given is not None and self._kv.taken(row, given, last):
+            if given is not None and self._kv.import_row(row, given, last):
                 if given.tokens < last:
                     extensions.append(plan_extension(rows.known_tokens(row)[given.tokens : -1], row, given.tokens))
                 continue
@@ -235,14 +237,14 @@ class TransformersEngine:
                 continue
             contexts.append(rows.known_tokens(row)[:-1])
             targets.append(row)
-        blocks = [*extensions, *plan_prefill(contexts, targets, _MOST_PREFILL_TOKENS)]
-        while sum(block.token_ids.size for block in blocks) > _MOST_PREFILL_TOKENS:
+        blocks = [*extensions, *plan_prefill(contexts, targets, MAX_PREFILL_TOKENS)]
+        while sum(block.token_ids.size for block in blocks) > MAX_PREFILL_TOKENS:
             self._runner.prefill([blocks.pop(0)])
         return blocks
 
     def _reorder(self, decoded: int) -> None:
         """Bring the rows into the order the runner asked for, unless rows have come or gone since."""
-        order, rows = self._runner.wanted_order, self._scheduler.rows
+        order, rows = self._runner.preferred_order, self._scheduler.rows
         if order is None or rows.count != decoded:
             return
         self._kv.permute(order, int(rows.length[:decoded].max()))

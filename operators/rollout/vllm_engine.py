@@ -30,17 +30,17 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from infra.models.weights import check_weights
 from operators.rollout.engine import Completion, EngineStatus, PartialResponse, Request
-from operators.rollout.requests import check_loadable, check_request
-from operators.rollout.rows import generation_limit
-from operators.rollout.scheduler import ended_reason
-from operators.rollout.streams import stream_key
-from operators.rollout.vllm_draws import BROKEN, DrawTokens, draw_argument
-from operators.rollout.vllm_worker import clear_kv, take_weights
+from operators.rollout.kv_rows import generation_limit
+from operators.rollout.random_streams import stream_key
+from operators.rollout.request_checks import check_loadable, check_request
+from operators.rollout.scheduler import finished_reason
+from operators.rollout.vllm_sampling import NOT_FINITE, DrawTokens, draw_argument
+from operators.rollout.vllm_worker import clear_kv, load_worker_weights
 from schemas.records import PolicyVersion
 
 
 @dataclass(slots=True)
-class _Asked:
+class _TrackedRequest:
     """A request and what it has: the tokens of its partial, then those that vLLM made."""
 
     request: Request
@@ -52,7 +52,7 @@ class _Asked:
         return PartialResponse(np.array(self.token_ids[start:], np.int32), np.array(self.logprobs[start:], np.float32))
 
 
-def arguments_of(
+def engine_arguments(
     model: Path,
     *,
     slots: int,
@@ -100,9 +100,9 @@ def open_vllm(model: Path, **asked: Any) -> LLMEngine:
         logits_processors=[DrawTokens],
         logprobs_mode="processed_logits",
         async_scheduling=False,  # a draw needs to know how many came before
-        **arguments_of(model, **asked),
+        **engine_arguments(model, **asked),
     )
-    with _same_preloads():
+    with _restore_ld_preload():
         return LLMEngine.from_engine_args(arguments)
 
 
@@ -116,7 +116,7 @@ def _token_bytes(model: Path, dtype: str) -> int:
 
 
 @contextmanager
-def _same_preloads() -> Iterator[None]:
+def _restore_ld_preload() -> Iterator[None]:
     """What vLLM has its own workers preload is nothing for other processes that we start later."""
     before = os.environ.get("LD_PRELOAD")
     try:
@@ -139,9 +139,9 @@ class VllmEngine:
         self._kv_capacity = (cache.num_gpu_blocks - 1) * cache.block_size
         self._vllm, self._core = vllm, vllm.engine_core
         self._scheduler = self._core.engine_core.scheduler
-        self._asked: dict[str, _Asked] = {}
+        self._asked: dict[str, _TrackedRequest] = {}
         self._done: list[Completion] = []
-        self._begun: list[str] = []
+        self._started: list[str] = []
         self._tokens_generated = 0
         self._model_seconds = 0.0
         """Of vLLM's whole step, its scheduling included."""
@@ -158,7 +158,7 @@ class VllmEngine:
         has of the old ones goes. Raises as every engine does."""
         check_loadable(self.status(), version)
         check_weights(self._shape, weights, rounds=True)
-        self._vllm.collective_rpc(take_weights, args=(str(weights.absolute()),))
+        self._vllm.collective_rpc(load_worker_weights, args=(str(weights.absolute()),))
         self._forget_prefixes()
         self._version = version
 
@@ -168,12 +168,12 @@ class VllmEngine:
         name = request.trajectory_id
         if name in self._asked or any(name == done.trajectory_id for done in self._done):
             raise ValueError(f"trajectory {name!r} is here already")
-        reason = ended_reason(request, self._context)
+        reason = finished_reason(request, self._context)
         if reason is not None and request.partial is not None:
             self._done.append(Completion(name, request.partial, reason))
             self._status = self._look()
             return
-        asked = _Asked(request)
+        asked = _TrackedRequest(request)
         if request.partial is not None:
             asked.token_ids += request.partial.token_ids.tolist()
             asked.logprobs += request.partial.logprobs.tolist()
@@ -193,10 +193,10 @@ class VllmEngine:
         self._status = self._look()
         return done
 
-    def begun(self) -> Sequence[str]:
+    def take_started(self) -> Sequence[str]:
         """Requests that were given their first token here since this was asked last, those that ended included."""
-        begun, self._begun = self._begun, []
-        return begun
+        started, self._started = self._started, []
+        return started
 
     def due(self) -> float:
         """0 while there are requests, whose next tokens take as long as they take; infinite without."""
@@ -227,7 +227,7 @@ class VllmEngine:
             core.shutdown()
         self.__dict__.clear()
 
-    def _add(self, asked: _Asked) -> None:
+    def _add(self, asked: _TrackedRequest) -> None:
         request = asked.request
         # vLLM's own way to here checks anew what has been checked, and copies the parameters.
         self._core.add_request(
@@ -266,9 +266,9 @@ class VllmEngine:
         logprobs = [] if output.new_logprobs is None else [float(each[0]) for each in output.new_logprobs.logprobs]
         if new and not asked.began:
             asked.began = True
-            self._begun.append(output.request_id)
-        if BROKEN in logprobs or len(logprobs) != len(new) or output.finish_reason == FinishReason.ERROR:
-            error = "logits that are not finite" if BROKEN in logprobs else "vLLM failed the request"
+            self._started.append(output.request_id)
+        if NOT_FINITE in logprobs or len(logprobs) != len(new) or output.finish_reason == FinishReason.ERROR:
+            error = "logits that are not finite" if NOT_FINITE in logprobs else "vLLM failed the request"
             done.append(Completion(output.request_id, asked.partial(), "failed", error))
             del self._asked[output.request_id]
             return True

@@ -1,7 +1,7 @@
 """What is done in the workers of vLLM's, whichever process each is in.
 
 On a CPU vLLM keeps the weights of linear layers only as its kernels want them, packed. Its own way to reload them takes
-one and a half to three times as long as `_refill`, and leaves old weights in a head that is tied to the embedding.
+one and a half to three times as long as `_load_packed`, and leaves old weights in a head that is tied to the embedding.
 """
 
 from __future__ import annotations
@@ -19,17 +19,21 @@ from vllm.platforms import current_platform
 
 from infra.models.weights import mapped_tensors
 
-_PLAIN = {type(None), UnquantizedLinearMethod, UnquantizedEmbeddingMethod}
-"""How the layers of a model hold their weights that `_refill` can load."""
+_UNQUANTIZED = {type(None), UnquantizedLinearMethod, UnquantizedEmbeddingMethod}
+"""How the layers of a model hold their weights that `_load_packed` can load."""
 
 
-def take_weights(worker: Any, file: str) -> None:
+def load_worker_weights(worker: Any, file: str) -> None:
     """Overwrite the weights of `worker` with the safetensors file `file`, layer by layer, so that there is never more
     than one layer twice. Raises RuntimeError for a layer that the file has nothing for."""
     runner, tensors = worker.model_runner, mapped_tensors(Path(file))
     model, on_cpu = runner.get_model(), current_platform.is_cpu()
-    if on_cpu and not runner.model_config.use_mla and {type(_method(layer)) for layer in model.modules()} <= _PLAIN:
-        _refill(model, tensors)
+    if (
+        on_cpu
+        and not runner.model_config.use_mla
+        and {type(_method(layer)) for layer in model.modules()} <= _UNQUANTIZED
+    ):
+        _load_packed(model, tensors)
     else:
         runner.reload_weights(weights_iterator=tensors)
     if on_cpu:
@@ -47,8 +51,8 @@ def _method(layer: torch.nn.Module) -> Any:
     return getattr(layer, "quant_method", None)
 
 
-def _refill(model: Any, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-    linear = [_Linear(layer) for layer in model.modules() if isinstance(_method(layer), UnquantizedLinearMethod)]
+def _load_packed(model: Any, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    linear = [_LinearLoad(layer) for layer in model.modules() if isinstance(_method(layer), UnquantizedLinearMethod)]
     model.load_weights(tensors)
     for layer in linear:
         layer.fill()
@@ -69,7 +73,7 @@ def _pack(layer: Any) -> None:
     layer.quant_method.process_weights_after_loading(layer)
 
 
-class _Linear:
+class _LinearLoad:
     """A linear layer while weights are loaded: which of them are its own is noted, then they are brought together and
     packed."""
 

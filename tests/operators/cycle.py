@@ -28,8 +28,8 @@ from operators.io.fold_records import ShardFold
 from operators.io.ledger import TrajectoryLedger
 from operators.placement.place_trajectories import PlaceTrajectories, _Placing
 from operators.rollout.config import RolloutConfig
-from operators.rollout.generate_trajectories import _Generating
-from operators.rollout.heartbeats import describe
+from operators.rollout.generate_trajectories import RolloutFold
+from operators.rollout.heartbeats import replica_status
 from operators.rollout.replica import Replica
 from operators.score.config import RewardSpec, ScoreConfig
 from operators.score.pool import VerifierResult
@@ -155,7 +155,7 @@ class Cycle:
                 continue
             for r in each.folder._replicas.values():  # type: ignore[attr-defined]
                 load = r.engine.status()
-                beat = describe(
+                beat = replica_status(
                     r.index, process, r.incarnation, r.state, r.engine.version, load, 0.0, "run", r.reserved
                 )
                 self.log.append(REPLICAS, beat, f"rollout-{r.index}")
@@ -353,7 +353,7 @@ class Cycle:
             for index in config.hosted(process)
         ]
         heartbeats, backend = SilentHeartbeats(), ScriptedBackend()
-        return _Generating(config, PARTITIONS, replicas, heartbeats, backend, lambda: self.now, marks=restored.marks)  # type: ignore
+        return RolloutFold(config, PARTITIONS, replicas, heartbeats, backend, lambda: self.now, marks=restored.marks)  # type: ignore
 
     def _engine(self) -> ScriptedEngine:
         return ScriptedEngine(

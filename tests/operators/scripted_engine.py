@@ -36,7 +36,7 @@ class ScriptedEngine:
         self._made: dict[str, list[int]] = {}
         self._wanted: dict[str, int] = {}
         self._fresh: set[str] = set()
-        self._begun: list[str] = []
+        self._started: list[str] = []
         self.version: PolicyVersion | None = None
         self.loads: list[PolicyVersion] = []
         self.given: dict[str, bytes] = {}
@@ -68,7 +68,7 @@ class ScriptedEngine:
         for name in list(self._made)[: self._slots]:
             if name in self._fresh:
                 self._fresh.remove(name)
-                self._begun.append(name)
+                self._started.append(name)
             if len(self._made[name]) < self._wanted[name]:
                 self._made[name].append(self._token(self.version.number, len(self._made[name])))
                 self.generated_tokens += 1
@@ -76,9 +76,9 @@ class ScriptedEngine:
                 ended.append(name)
         return [self._completion(name, self._made.pop(name)) for name in ended]
 
-    def begun(self) -> Sequence[str]:
-        begun, self._begun = self._begun, []
-        return begun
+    def take_started(self) -> Sequence[str]:
+        started, self._started = self._started, []
+        return started
 
     def due(self) -> float:
         return 0.0 if self._made else math.inf
@@ -163,7 +163,7 @@ class SilentHeartbeats:
         self.changes = 0
         self.closed = False
 
-    def changed(self) -> None:
+    def send_now(self) -> None:
         self.changes += 1
 
     def step(self) -> AbstractContextManager[None]:

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-MARK = "#"
-_MOST_LETTERS = 64
+ANSWER_MARK = "#"
+_MAX_CHARS = 64
 
 
-def is_right(text: str, reference: Mapping[str, Any]) -> bool:
+def is_correct(text: str, reference: Mapping[str, Any]) -> bool:
     """Whether what follows the last `#` of `text` (all of it where there is none) is the `answer` of `reference`.
 
     Numbers are compared as numbers. Raises ValueError where the reference has no answer.
@@ -18,15 +18,15 @@ def is_right(text: str, reference: Mapping[str, Any]) -> bool:
     accepted = reference.get("answer")
     if accepted is None:
         raise ValueError("the reference has no answer")
-    said, right = text.rpartition(MARK)[2].strip(), str(accepted).strip()
-    number = as_number(said)
-    return said == right or (number is not None and number == as_number(right))
+    said, right = text.rpartition(ANSWER_MARK)[2].strip(), str(accepted).strip()
+    number = parse_number(said)
+    return said == right or (number is not None and number == parse_number(right))
 
 
-def as_number(text: str) -> Fraction | None:
+def parse_number(text: str) -> Fraction | None:
     """`text` as a number; None if it is none."""
     try:
-        return Fraction(text) if len(text) <= _MOST_LETTERS and "e" not in text.lower() else None
+        return Fraction(text) if len(text) <= _MAX_CHARS and "e" not in text.lower() else None
     except (ValueError, ZeroDivisionError):
         return None
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
 
-from operators.rollout.environments.answers import is_right, last_call
+from operators.rollout.environments.answers import is_correct, last_call
 
-_MOST_LETTERS = 200
-_MOST_DIGITS = 40
-_MOST_EXPONENT = 64
+_MAX_CHARS = 200
+_MAX_DIGITS = 40
+_MAX_EXPONENT = 64
 _BINARY: Mapping[type, Callable[[Fraction, Fraction], Fraction]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -39,7 +39,7 @@ class Calculator:
     def step(self, text: str) -> tuple[str, float, bool, Mapping[str, Any]]:
         expression = last_call(text, "calc")
         if expression is None:
-            return "", float(is_right(text, self._reference)), True, {}
+            return "", float(is_correct(text, self._reference)), True, {}
         try:
             return f"<result>{compute(expression)}</result>", 0.0, False, {}
         except (ValueError, ArithmeticError) as error:
@@ -51,8 +51,8 @@ def compute(expression: str) -> str:
 
     Raises ValueError for what is none and for numbers of too many digits, ArithmeticError where there is no value.
     """
-    if len(expression) > _MOST_LETTERS:
-        raise ValueError(f"an expression has at most {_MOST_LETTERS} letters")
+    if len(expression) > _MAX_CHARS:
+        raise ValueError(f"an expression has at most {_MAX_CHARS} letters")
     try:
         tree = ast.parse(expression.strip(), mode="eval")
     except (SyntaxError, MemoryError, RecursionError) as error:
@@ -70,12 +70,12 @@ def _value(node: ast.expr) -> Fraction:
         value = _BINARY[type(node.op)](_value(node.left), _value(node.right))
     else:
         raise ValueError("only numbers, + - * / // % ** and brackets are computed")
-    if max(abs(value.numerator), value.denominator) >= 10**_MOST_DIGITS:
-        raise ValueError(f"a number has more than {_MOST_DIGITS} digits")
+    if max(abs(value.numerator), value.denominator) >= 10**_MAX_DIGITS:
+        raise ValueError(f"a number has more than {_MAX_DIGITS} digits")
     return value
 
 
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
-    if exponent.denominator != 1 or abs(exponent) > _MOST_EXPONENT:
-        raise ValueError(f"an exponent is a whole number up to {_MOST_EXPONENT}")
+    if exponent.denominator != 1 or abs(exponent) > _MAX_EXPONENT:
+        raise ValueError(f"an exponent is a whole number up to {_MAX_EXPONENT}")
     return base ** int(exponent)

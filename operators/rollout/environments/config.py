@@ -40,7 +40,7 @@ class EnvironmentSpec:
     """Tokens of one turn at the most; None: what is left of the response."""
     seconds: float = 10.0
     """Wall-clock time of one step; then its process is killed, and the episode has failed."""
-    observation_letters: int = 16_384
+    max_observation_chars: int = 16_384
     """The longest observation that is taken; one that is longer fails its episode."""
     kv_megabytes: int = 0
     """Memory of a replica for the KV of trajectories that wait for this environment, so that it is not computed anew
@@ -58,17 +58,17 @@ class EnvironmentSpec:
                 )
         elif not all(self.name.rpartition(":")[::2]):
             raise ValueError(f"environments: name {self.name!r} must be 'module:Class' or 'file.py:Class'")
-        for name in ("turns", "turn_tokens", "observation_letters", "workers", "memory_mb"):
+        for name in ("turns", "turn_tokens", "max_observation_chars", "workers", "memory_mb"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ValueError(f"environments: {name} of {self.called!r} must be at least 1, not {value}")
+                raise ValueError(f"environments: {name} of {self.resolved_name!r} must be at least 1, not {value}")
         if self.kv_megabytes < 0:
-            raise ValueError(f"environments: kv_megabytes of {self.called!r} must not be negative")
+            raise ValueError(f"environments: kv_megabytes of {self.resolved_name!r} must not be negative")
         if not self.seconds > 0:
-            raise ValueError(f"environments: seconds of {self.called!r} must be positive, not {self.seconds}")
+            raise ValueError(f"environments: seconds of {self.resolved_name!r} must be positive, not {self.seconds}")
 
     @property
-    def called(self) -> str:
+    def resolved_name(self) -> str:
         """What prompts call it."""
         return self.label or self.name.rpartition(":")[2]
 

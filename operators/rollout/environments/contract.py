@@ -30,7 +30,7 @@ class Environment(Protocol):
         """
 
 
-class Played(NamedTuple):
+class EpisodeState(NamedTuple):
     """An episode so far: the observation of the reset and of each turn (None where that was not played again), each
     turn's reward, whether it is done."""
 
@@ -49,7 +49,7 @@ class EnvironmentKind(NamedTuple):
     independent: bool
 
 
-def load(target: str, options: Mapping[str, Any]) -> EnvironmentKind:
+def load_environment(target: str, options: Mapping[str, Any]) -> EnvironmentKind:
     """Class `target`, "module:Class". Imports its module, so only ever in a worker process.
 
     Raises ValueError if it is no environment, and what its module and its constructor raise.
@@ -76,24 +76,24 @@ class LiveEpisode:
         self._kind, self._most = kind, most
         self._environment = kind.make()
         self.texts: list[str] = []
-        self.played = Played([self._observed(self._environment.reset(dict(prompt)))], [], False)
+        self.state = EpisodeState([self._observed(self._environment.reset(dict(prompt)))], [], False)
 
-    def follows(self, texts: Sequence[str]) -> bool:
+    def is_prefix_of(self, texts: Sequence[str]) -> bool:
         """Whether it has come about by the first of `texts`, or all of them."""
         return self.texts == list(texts[: len(self.texts)])
 
-    def missing(self, texts: Sequence[str]) -> Sequence[str]:
+    def take_remaining(self, texts: Sequence[str]) -> Sequence[str]:
         """Those of `texts` that are still to be played."""
         if self._kind.independent and (passed := texts[len(self.texts) : -1]):
             self.texts += passed
-            observations, rewards, done = self.played
-            self.played = Played([*observations, *[None] * len(passed)], [*rewards, *[0.0] * len(passed)], done)
+            observations, rewards, done = self.state
+            self.state = EpisodeState([*observations, *[None] * len(passed)], [*rewards, *[0.0] * len(passed)], done)
         return texts[len(self.texts) :]
 
-    def go_on(self, text: str) -> None:
+    def step(self, text: str) -> None:
         """Play one more turn. Raises what the environment raises, TypeError for what it must not return, ValueError for
         a reward that is not finite, too long an observation, and a turn after the end."""
-        if self.played.done:
+        if self.state.done:
             raise ValueError(f"it is done after {len(self.texts)} turns, and was not when they were played first")
         returned = self._environment.step(text)
         if not isinstance(returned, tuple) or len(returned) != 4:
@@ -103,8 +103,8 @@ class LiveEpisode:
             raise TypeError(f"done must be a bool and info a mapping, not {type(done).__name__}, {type(info).__name__}")
         if self._kind.independent and reward and not done:
             raise ValueError(f"a step that is independent earns nothing unless it is the last, not {reward}")
-        observations = [*self.played.observations, self._observed(observation)]
-        self.played = Played(observations, [*self.played.rewards, _finite(reward)], done)
+        observations = [*self.state.observations, self._observed(observation)]
+        self.state = EpisodeState(observations, [*self.state.rewards, _checked_reward(reward)], done)
         self.texts.append(text)
 
     def close(self) -> None:
@@ -126,7 +126,7 @@ def _close(environment: Any) -> None:
         close()
 
 
-def _finite(reward: Any) -> float:
+def _checked_reward(reward: Any) -> float:
     if not isinstance(reward, int | float):
         raise TypeError(f"a reward must be a number, not {type(reward).__name__}")
     if not math.isfinite(reward):

@@ -18,10 +18,10 @@ from typing import Any
 
 from infra.workers.process import ProcessEnded, WorkerProcess
 from operators.rollout.environments.config import EnvironmentSpec
-from operators.rollout.environments.contract import Played
+from operators.rollout.environments.contract import EpisodeState
 
 _START_S = 120.0
-_BYTES_A_LETTER = 12  # the longest escape in JSON, a pair of surrogates
+_BYTES_PER_CHAR = 12  # the longest escape in JSON, a pair of surrogates
 
 
 class EnvironmentUnavailable(RuntimeError):
@@ -37,12 +37,12 @@ class _Closed(Exception):
 
 
 @dataclass(eq=False)
-class _Job:
+class _EpisodeJob:
     episode: str
     prompt: Mapping[str, Any]
     texts: tuple[str, ...]
     last: bool
-    done: Future[Played] = field(default_factory=Future)
+    done: Future[EpisodeState] = field(default_factory=Future)
 
 
 class EnvironmentPool:
@@ -60,10 +60,10 @@ class EnvironmentPool:
             "options": dict(spec.options),
             "memory_mb": spec.memory_mb,
             "seconds": spec.seconds,
-            "observation_letters": spec.observation_letters,
+            "max_observation_chars": spec.max_observation_chars,
         }
-        self._reply_bytes = 65_536 + (spec.turns + 1) * (spec.observation_letters * _BYTES_A_LETTER + 64)
-        self._jobs: deque[_Job] = deque()
+        self._reply_bytes = 65_536 + (spec.turns + 1) * (spec.max_observation_chars * _BYTES_PER_CHAR + 64)
+        self._jobs: deque[_EpisodeJob] = deque()
         self._held: dict[str, int] = {}
         """Which thread's process has an episode."""
         self._change = threading.Condition()
@@ -72,7 +72,10 @@ class EnvironmentPool:
         started: Future[None] = Future()
         self._threads = [
             threading.Thread(
-                target=self._work, args=(me, started if not me else None), name=f"{spec.called}-{me}", daemon=True
+                target=self._work,
+                args=(me, started if not me else None),
+                name=f"{spec.resolved_name}-{me}",
+                daemon=True,
             )
             for me in range(spec.workers)
         ]
@@ -84,12 +87,14 @@ class EnvironmentPool:
             self.close()
             raise
 
-    def play(self, episode: str, prompt: Mapping[str, Any], texts: Sequence[str], *, last: bool) -> Future[Played]:
+    def play(
+        self, episode: str, prompt: Mapping[str, Any], texts: Sequence[str], *, last: bool
+    ) -> Future[EpisodeState]:
         """The episode named `episode` by its turns `texts` so far; `last`: none will follow.
 
         The future has EnvironmentFailed for whatever goes wrong, and may be cancelled.
         """
-        job = _Job(episode, prompt, tuple(texts), last)
+        job = _EpisodeJob(episode, prompt, tuple(texts), last)
         with self._change:
             self._jobs.append(job)
             self._change.notify_all()
@@ -119,7 +124,9 @@ class EnvironmentPool:
                     process = self._start()
                     started.set_result(None)
                 except (EnvironmentUnavailable, TimeoutError, ProcessEnded) as error:
-                    started.set_exception(EnvironmentUnavailable(str(error) or f"{self.spec.called} does not start"))
+                    started.set_exception(
+                        EnvironmentUnavailable(str(error) or f"{self.spec.resolved_name} does not start")
+                    )
                     return
             calls = 0
             while (job := self._next(me)) is not None:
@@ -131,7 +138,7 @@ class EnvironmentPool:
                 except _Closed:
                     job.done.set_exception(EnvironmentFailed("the environment was closed"))
                     return
-                if isinstance(played, Played):
+                if isinstance(played, EpisodeState):
                     job.done.set_result(played)
                 else:
                     job.done.set_exception(EnvironmentFailed(played))
@@ -143,7 +150,7 @@ class EnvironmentPool:
             if process is not None:
                 process.kill()
 
-    def _next(self, me: int) -> _Job | None:
+    def _next(self, me: int) -> _EpisodeJob | None:
         """The next job for this thread: of an episode that its process has, else of one that none has, else any."""
         with self._change:
             while not (self._jobs or self._closed):
@@ -161,7 +168,9 @@ class EnvironmentPool:
         with self._change:
             self._held = {name: thread for name, thread in self._held.items() if thread != me}
 
-    def _play(self, process: WorkerProcess | None, job: _Job, call: int) -> tuple[WorkerProcess | None, Played | str]:
+    def _play(
+        self, process: WorkerProcess | None, job: _EpisodeJob, call: int
+    ) -> tuple[WorkerProcess | None, EpisodeState | str]:
         """What came of `job`, or why nothing did, and the process that is left."""
         request = {"episode": job.episode, "prompt": dict(job.prompt), "texts": job.texts, "last": job.last}
         ending = ""
@@ -189,7 +198,7 @@ class EnvironmentPool:
                 process.kill()
                 process = None
             try:
-                played = Played(list(reply["observations"]), list(reply["rewards"]), bool(reply["done"]))
+                played = EpisodeState(list(reply["observations"]), list(reply["rewards"]), bool(reply["done"]))
             except KeyError:
                 return process, f"the environment failed: {reply.get('error')}"
             return process, played
@@ -203,7 +212,7 @@ class EnvironmentPool:
         try:
             reply = self._wait(process, time.monotonic() + _START_S)
             if "ready" not in reply:
-                raise EnvironmentUnavailable(f"{self.spec.called} cannot be loaded: {reply.get('error')}")
+                raise EnvironmentUnavailable(f"{self.spec.resolved_name} cannot be loaded: {reply.get('error')}")
         except BaseException:
             process.kill()
             raise

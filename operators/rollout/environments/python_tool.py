@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from infra.sandbox.run import Limits, run_python
-from operators.rollout.environments.answers import is_right, last_call
+from operators.rollout.environments.answers import is_correct, last_call
 
 _ENDINGS = {
     "time": "it took longer than {seconds:g} s",
@@ -38,7 +38,7 @@ class PythonTool:
     def step(self, text: str) -> tuple[str, float, bool, Mapping[str, Any]]:
         program = last_call(text, "python")
         if program is None:
-            return "", float(is_right(text, self._reference)), True, {}
+            return "", float(is_correct(text, self._reference)), True, {}
         ran = run_python(program, limits=self._limits)
         if ran.ended == "exited" and ran.status == 0:
             said = ran.output.decode(errors="replace")[: self._letters].strip()

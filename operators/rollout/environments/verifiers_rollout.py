@@ -29,7 +29,7 @@ class VerifiersRollout:
     keeps_threads = True
 
     def __init__(self, id: str, args: Mapping[str, Any] | None = None) -> None:
-        self._environment = _loaded(id, json.dumps(args or {}, sort_keys=True))
+        self._environment = _load_cached(id, json.dumps(args or {}, sort_keys=True))
         self._rollout: asyncio.Task[Any] | None = None
 
     def reset(self, prompt: Mapping[str, Any]) -> str:
@@ -37,8 +37,8 @@ class VerifiersRollout:
         messages = reference.get("prompt") or [{"role": "user", "content": prompt["text"]}]
         row = {"prompt": messages, "example_id": prompt["number"]}
         row |= {name: reference[name] for name in ("answer", "info") if name in reference}
-        self._asking = _asking()
-        self._rollout = _loop().create_task(self._environment.run_rollout(row, self._asking, "laminar", {}))
+        self._asking = _proxy_client()
+        self._rollout = _event_loop().create_task(self._environment.run_rollout(row, self._asking, "laminar", {}))
         asked = self._until_asked()
         if asked is None:
             raise RuntimeError(f"the environment asked nothing: {self._ended().get('stop_condition')}")
@@ -59,12 +59,12 @@ class VerifiersRollout:
         if self._rollout is not None and not self._rollout.done():
             self._rollout.cancel()
             with suppress(Exception, asyncio.CancelledError):
-                _loop().run_until_complete(self._rollout)
+                _event_loop().run_until_complete(self._rollout)
 
     def _until_asked(self) -> Sequence[Any] | None:
         """Let the rollout run until it asks for an answer; the messages it asks with, None where it has ended."""
         question = self._asking.question
-        _loop().run_until_complete(asyncio.wait({question, self._rollout}, return_when=asyncio.FIRST_COMPLETED))
+        _event_loop().run_until_complete(asyncio.wait({question, self._rollout}, return_when=asyncio.FIRST_COMPLETED))
         return question.result() if question.done() else None
 
     def _ended(self) -> Mapping[str, Any]:
@@ -81,19 +81,19 @@ class VerifiersRollout:
 
 
 @lru_cache(maxsize=8)
-def _loaded(id: str, args: str) -> Any:
+def _load_cached(id: str, args: str) -> Any:
     import verifiers
 
     return verifiers.load_environment(id, **json.loads(args))
 
 
 @lru_cache(maxsize=1)
-def _loop() -> asyncio.AbstractEventLoop:
+def _event_loop() -> asyncio.AbstractEventLoop:
     """What an environment opens is bound to one loop, which runs while we wait for it."""
     return asyncio.new_event_loop()
 
 
-def _asking() -> Any:
+def _proxy_client() -> Any:
     """A client of `verifiers` that asks whoever calls `answer`."""
     from verifiers.clients import Client
     from verifiers.types import Response, ResponseMessage, ToolCall
@@ -103,11 +103,11 @@ def _asking() -> Any:
 
         def __init__(self) -> None:
             super().__init__(None)
-            self.question, self._answered = _loop().create_future(), _loop().create_future()
+            self.question, self._answered = _event_loop().create_future(), _event_loop().create_future()
 
         def answer(self, text: str) -> None:
-            answered, self._answered = self._answered, _loop().create_future()
-            self.question = _loop().create_future()
+            answered, self._answered = self._answered, _event_loop().create_future()
+            self.question = _event_loop().create_future()
             answered.set_result(text)
 
         def setup_client(self, config: Any) -> None:

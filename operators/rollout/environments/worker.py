@@ -11,9 +11,9 @@ from typing import Any
 
 from infra.workers.frames import read_frame, take_channels, write_frame
 from infra.workers.limits import describe, die_with, forbid_processes, limit_cpu, limit_memory_and_files
-from operators.rollout.environments.contract import EnvironmentKind, LiveEpisode, load
+from operators.rollout.environments.contract import EnvironmentKind, LiveEpisode, load_environment
 
-HELD = 64
+MAX_LIVE_EPISODES = 64
 """Episodes that are kept alive; one that was let go is played again from its texts."""
 
 
@@ -24,7 +24,7 @@ def main(parent: int) -> None:
     setup = read_frame(requests)
     limit_memory_and_files(setup["memory_mb"])
     try:
-        kind = load(setup["target"], setup["options"])
+        kind = load_environment(setup["target"], setup["options"])
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's module may raise anything
         write_frame(replies, {"error": describe(error)})
         return
@@ -49,7 +49,7 @@ def main(parent: int) -> None:
 
         retire = False
         try:
-            reply = play(live, kind, request, setup["observation_letters"], begin_step)
+            reply = advance_episode(live, kind, request, setup["max_observation_chars"], begin_step)
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - so may an environment
             live.pop(request["episode"], None)
             reply = {"error": describe(error)}
@@ -61,7 +61,7 @@ def main(parent: int) -> None:
             os._exit(0)
 
 
-def play(
+def advance_episode(
     live: OrderedDict[str, LiveEpisode],
     kind: EnvironmentKind,
     request: dict[str, Any],
@@ -74,22 +74,22 @@ def play(
     """
     name, texts = request["episode"], request["texts"]
     episode = live.pop(name, None)
-    if episode is None or not episode.follows(texts):
+    if episode is None or not episode.is_prefix_of(texts):
         if episode is not None:
             episode.close()
         begin_step()
         episode = LiveEpisode(kind, request["prompt"], most)
     try:
-        for text in episode.missing(texts):
+        for text in episode.take_remaining(texts):
             begin_step()
-            episode.go_on(text)
+            episode.step(text)
     except BaseException:
         episode.close()
         raise
-    if not (episode.played.done or request["last"]):
+    if not (episode.state.done or request["last"]):
         live[name] = episode
-        if len(live) > HELD:
+        if len(live) > MAX_LIVE_EPISODES:
             live.popitem(last=False)[1].close()
     else:
         episode.close()
-    return episode.played._asdict()
+    return episode.state._asdict()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from operators.rollout.emulated_engine import EmulatedEngine
-from operators.rollout.emulation import LengthsConfig, RooflineConfig
-from operators.rollout.lengths import open_lengths
+from operators.rollout.emulation_config import LengthsConfig, RooflineConfig
+from operators.rollout.response_lengths import open_lengths
 from operators.rollout.roofline import Roofline
 from operators.rollout.scheduler import SchedulerConfig
 
@@ -43,5 +43,5 @@ def emulated(
     capacity = slots * -(-context // block) * block if kv_capacity is None else kv_capacity
     config = SchedulerConfig(slots, context, capacity, VOCABULARY, block=block, round_prefill=round_prefill)
     clock = ManualClock(ticks=0.008) if clock is None else clock
-    options = {"fresh_s": 0.0, **options}
+    options = {"status_refresh_s": 0.0, **options}
     return EmulatedEngine(config, Roofline(roofline), open_lengths(lengths), clock=clock, **options)

@@ -11,9 +11,9 @@ from emulated_engines import CONTEXT, VOCABULARY, ManualClock, emulated
 
 from operators.rollout.emulated_engine import EmulatedEngine
 from operators.rollout.emulated_rows import EmulatedRows
-from operators.rollout.emulation import EngineEmulation, LengthsConfig, RooflineConfig
+from operators.rollout.emulation_config import EngineEmulation, LengthsConfig, RooflineConfig
 from operators.rollout.engine import KV, Completion, PartialResponse, Request
-from operators.rollout.lengths import open_lengths
+from operators.rollout.response_lengths import open_lengths
 from operators.rollout.roofline import Roofline, StepPace
 from operators.rollout.scheduler import Scheduler, SchedulerConfig
 from schemas.records import PolicyVersion, Sampling
@@ -44,9 +44,9 @@ def test_a_request_ends_when_its_rounds_are_over_and_not_before() -> None:
     assert advance_to(it, clock, 100.0) == []
     assert it.due() == pytest.approx(0.015)  # its first token, of which others are to be told
     assert advance_to(it, clock, 100.0149) == []
-    assert (it.status().tokens_generated, it.begun()) == (0, [])
+    assert (it.status().tokens_generated, it.take_started()) == (0, [])
     assert advance_to(it, clock, 100.0151) == []
-    assert (it.status().tokens_generated, it.begun()) == (1, ["a"])
+    assert (it.status().tokens_generated, it.take_started()) == (1, ["a"])
     assert it.due() == pytest.approx(0.0299)
     assert advance_to(it, clock, 100.0449) == []
     assert advance_to(it, clock, 100.0451) == ["a"]
@@ -93,7 +93,7 @@ def test_long_contexts_come_in_one_by_one_and_the_first_does_not_wait_for_the_la
     begun = []
     for now in (100.039, 100.041, 100.081, 100.121):  # rounds of 30 ms for a prompt and 10 for a token of each
         assert advance_to(it, clock, now) == []
-        begun.append(it.begun())
+        begun.append(it.take_started())
     assert begun == [[], ["0"], ["1"], ["2"]]
 
 
@@ -111,19 +111,19 @@ def test_a_prompt_that_samples_share_is_computed_once() -> None:
 def test_a_row_that_shares_its_prompt_with_an_older_one_computes_nothing() -> None:
     rows = EmulatedRows(8, CONTEXT, VOCABULARY, open_lengths(SHORT))
     rows.start(request("a"))
-    assert rows.take_prefill() == 5
+    assert rows.take_prefill_tokens() == 5
     for name in "bc":
         rows.start(request(name))
-    assert rows.take_prefill() == 0
+    assert rows.take_prefill_tokens() == 0
     rows.remove(np.array([0, 1, 2]))
     rows.start(request("d"))
-    assert rows.take_prefill() == 5
+    assert rows.take_prefill_tokens() == 5
     generated = emulated(clock=ManualClock())
     generated.submit(request("e"))
     partial = generated.release(["e"])["e"]
     more = replace(partial, token_ids=np.ones(4, np.int32), logprobs=np.zeros(4, np.float32))
     rows.start(replace(request("e"), partial=more))
-    assert rows.take_prefill() == 3
+    assert rows.take_prefill_tokens() == 3
 
 
 # --- what comes with its KV
@@ -141,7 +141,7 @@ SLOW_LINK = replace(FLAT, kv_move_us=1000.0)
 def test_what_comes_with_its_kv_is_not_computed() -> None:
     rows = EmulatedRows(8, CONTEXT, VOCABULARY, open_lengths(SHORT))
     rows.start(moved("a"))
-    assert rows.take_prefill() == 1
+    assert rows.take_prefill_tokens() == 1
 
 
 def test_kv_comes_beside_the_rounds_and_each_goes_on_once_its_own_is_here() -> None:
@@ -155,7 +155,7 @@ def test_kv_comes_beside_the_rounds_and_each_goes_on_once_its_own_is_here() -> N
     begun: dict[str, float] = {}
     while len(begun) < 3:
         assert advance_to(it, clock, clock.now + it.due() + 1e-6) == []
-        begun |= dict.fromkeys(it.begun(), clock.now - 100.0)
+        begun |= dict.fromkeys(it.take_started(), clock.now - 100.0)
     assert begun == pytest.approx({"a": 0.01, "b": 0.02, "c": 0.03}, abs=1e-4)
     assert it.status().tokens_generated == 3 + 2 + 1  # nobody's round was longer for it
 
@@ -208,7 +208,7 @@ def round_by_round(asked: list[Request], config: SchedulerConfig, roofline: Roof
     while scheduler.waiting or rows.count:
         scheduler.preempt()
         scheduler.admit()
-        at += line.pace(rows.count, rows.tokens, rows.take_prefill()).seconds(1)
+        at += line.pace(rows.count, rows.tokens, rows.take_prefill_tokens()).seconds(1)
         ended = rows.advance(1)
         ends |= {rows.requests[row].trajectory_id: at for row in ended}
         scheduler.leave(ended)
@@ -274,7 +274,7 @@ def test_due_says_when_to_look() -> None:
 
 def test_a_load_grows_stale_for_a_tenth_of_a_second_at_most_and_ends_never_do() -> None:
     clock = ManualClock()
-    it = emulated(clock=clock, roofline=FLAT, fresh_s=0.1)
+    it = emulated(clock=clock, roofline=FLAT, status_refresh_s=0.1)
     it.submit(request("a", prompt=1, new=30))
     advance_to(it, clock, 100.0)
     advance_to(it, clock, 100.015)

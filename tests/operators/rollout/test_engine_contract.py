@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from every_engine import KINDS, STOPS, MakeEngine, assert_equal, maker, stopping
+from engine_kinds import KINDS, STOPS, MakeEngine, assert_equal, maker, stopping
 from tiny_engines import request, run
 from tiny_models import CONTEXT, VOCABULARY
 

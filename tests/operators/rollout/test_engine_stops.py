@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from every_engine import KINDS, MakeEngine, assert_equal, maker, stopping
+from engine_kinds import KINDS, MakeEngine, assert_equal, maker, stopping
 from tiny_engines import request, run
 
 from operators.rollout.engine import Completion, Engine, PartialResponse, Request

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from every_engine import KINDS, WITH_MODEL, MakeEngine, assert_equal, maker, stopping
+from engine_kinds import KINDS, WITH_MODEL, MakeEngine, assert_equal, maker, stopping
 from memory_limits import no_more_memory_than
 from safetensors.torch import save_file
 from tiny_engines import mixed, plain_logprobs, request, run

@@ -10,12 +10,12 @@ import pytest
 
 from operators.rollout.environments.calculator import Calculator, compute
 from operators.rollout.environments.config import ENVIRONMENTS, EnvironmentSpec
-from operators.rollout.environments.contract import LiveEpisode, Played, load
+from operators.rollout.environments.contract import EpisodeState, LiveEpisode, load_environment
 from operators.rollout.environments.guess import Guess
 from operators.rollout.environments.pool import EnvironmentFailed, EnvironmentPool, EnvironmentUnavailable
 from operators.rollout.environments.python_tool import PythonTool
 
-HERE = Path(__file__).with_name("environments_here.py")
+HERE = Path(__file__).with_name("fake_environments.py")
 PROMPT = {"text": "3 * 4 =", "task": "sums", "number": 7, "reference": {"answer": "12"}}
 
 OpenPool = Callable[..., EnvironmentPool]
@@ -34,29 +34,29 @@ def open_pool() -> Iterator[OpenPool]:
         pool.close()
 
 
-def play(pool: EnvironmentPool, name: str, *texts: str, last: bool = False) -> Played:
+def play(pool: EnvironmentPool, name: str, *texts: str, last: bool = False) -> EpisodeState:
     return pool.play(name, PROMPT, texts, last=last).result(timeout=60)
 
 
 def test_an_episode_is_played_on_or_again_to_the_same_end(open_pool: OpenPool) -> None:
     pool = open_pool("Echo", workers=2)
-    assert play(pool, "p0.0") == Played(["[7]"], [], False)
-    assert play(pool, "p0.0", "a") == Played(["[7]", "(1:97)"], [0.25], False)
+    assert play(pool, "p0.0") == EpisodeState(["[7]"], [], False)
+    assert play(pool, "p0.0", "a") == EpisodeState(["[7]", "(1:97)"], [0.25], False)
     on = play(pool, "p0.0", "a", "bb", "c")
-    assert on == Played(["[7]", "(1:97)", "(2:293)", "(3:392)"], [0.25, 0.5, 0.75], True)
+    assert on == EpisodeState(["[7]", "(1:97)", "(2:293)", "(3:392)"], [0.25, 0.5, 0.75], True)
     assert play(pool, "p0.1", "a", "bb", "c") == on
-    assert play(pool, "p0.0", "b") == Played(["[7]", "(1:98)"], [0.25], False)  # another past
-    assert play(pool, "p0.0", "b") == Played(["[7]", "(1:98)"], [0.25], False)  # asked twice, told once
+    assert play(pool, "p0.0", "b") == EpisodeState(["[7]", "(1:98)"], [0.25], False)  # another past
+    assert play(pool, "p0.0", "b") == EpisodeState(["[7]", "(1:98)"], [0.25], False)  # asked twice, told once
 
 
 def test_what_is_independent_is_not_played_again(open_pool: OpenPool) -> None:
     pool = open_pool("Independent")
     assert play(pool, "a", "x", "y").observations == ["", None, "(y:1)"]
-    assert play(pool, "a", "x", "y", "end") == Played(["", None, "(y:1)", "(end:2)"], [0.0, 0.0, 1.0], True)
+    assert play(pool, "a", "x", "y", "end") == EpisodeState(["", None, "(y:1)", "(end:2)"], [0.0, 0.0, 1.0], True)
 
 
 BAD = [
-    ("raises", "KeyError: 'no such thing' (environments_here.py:"),
+    ("raises", "KeyError: 'no such thing' (fake_environments.py:"),
     ("exits", "SystemExit: 0"),
     ("says 100 MB", "ValueError: an observation of 100000000 letters is longer than 16384"),
     ("eats memory", "MemoryError"),
@@ -125,8 +125,8 @@ def test_a_pool_that_is_closed_waits_for_nobody() -> None:
 
 
 def test_specs_name_what_was_meant() -> None:
-    assert EnvironmentSpec("calculator").called == "calculator"
-    assert EnvironmentSpec("my.module:Game").called == "Game"
+    assert EnvironmentSpec("calculator").resolved_name == "calculator"
+    assert EnvironmentSpec("my.module:Game").resolved_name == "Game"
     for fields, why in (
         ({"name": "calculater"}, "did you mean 'calculator'"),
         ({"name": "module:"}, "'module:Class'"),
@@ -216,10 +216,10 @@ def test_a_game_is_played_to_its_end() -> None:
     ],
 )
 def test_python_tool_runs_programs_in_the_sandbox(text: str, observation: str) -> None:
-    tool = LiveEpisode(load(ENVIRONMENTS["python"], {"seconds": 1.0}), PROMPT, 16_384)
-    tool.go_on(text)
-    assert (tool.played.observations[1] or "").endswith(observation)
-    assert not tool.played.done
+    tool = LiveEpisode(load_environment(ENVIRONMENTS["python"], {"seconds": 1.0}), PROMPT, 16_384)
+    tool.step(text)
+    assert (tool.state.observations[1] or "").endswith(observation)
+    assert not tool.state.done
 
 
 def test_a_program_that_is_not_called_is_the_answer() -> None:

@@ -22,12 +22,12 @@ from operators.rollout.environments.config import EnvironmentSpec
 from operators.rollout.environments.pool import EnvironmentPool
 from operators.rollout.episodes import EpisodeEngine
 from operators.rollout.replica import Replica
-from operators.rollout.running import request_of, response_of
-from operators.rollout.turns import turns_of
+from operators.rollout.running_request import request_of, response_of
+from operators.rollout.turns import turn_ranges
 from schemas.columns import flags, floats, token_ids
 from schemas.records import Assignment, Episode, Progress, Release, Response, Sampling, Trajectory
 
-HERE = Path(__file__).with_name("environments_here.py")
+HERE = Path(__file__).with_name("fake_environments.py")
 LETTERS = "0123456789[]():<>.ABCDEFGHIJKLMNOPQRSTUV"
 STOP = 39
 SPECS = {
@@ -97,7 +97,7 @@ def test_an_episode_is_turns_and_observations(pools: OpenPools) -> None:
     it.submit(one)
     done = run(it)["p7.0"]
     tokens, mask = done.generated.token_ids, done.generated.drawn
-    turns = turns_of(mask)
+    turns = turn_ranges(mask)
     texts = [decode(tokens[turn.start : turn.stop].tolist()) for turn in turns]
     assert [len(text) for text in texts] == [5, 5, 5]
     heard = [sum(map(ord, "".join(texts[: i + 1]))) % 1000 for i in range(2)]
@@ -170,7 +170,7 @@ def test_what_is_observed_stands_in_a_frame(pools: OpenPools, stops: tuple[int, 
     it.submit(request(asked_for))
     done = run(it)["p7.0"].generated
     assert it.status().running == 0
-    tokens, turns = done.token_ids.tolist(), turns_of(done.drawn)
+    tokens, turns = done.token_ids.tolist(), turn_ranges(done.drawn)
     assert len(turns) == 3
     for number, turn in enumerate(turns):
         before = tokens[(turns[number - 1].stop if number else 0) : turn.start]
@@ -204,7 +204,7 @@ def test_what_cuts_an_episode_off_is_said(
     assert done.episode is not None
     assert (done.episode.ending, done.finish_reason) == (ending, reason)
     assert len(done.generated.token_ids) <= new
-    assert len(done.episode.rewards) == len(turns_of(done.generated.drawn))
+    assert len(done.episode.rewards) == len(turn_ranges(done.generated.drawn))
     assert (done.error or "") == ("what was observed ends with a stop token" if reason == "failed" else "")
 
 
@@ -215,7 +215,7 @@ def test_a_turn_ends_with_its_stop_string_or_token(pools: OpenPools) -> None:
     ends = []
     for done in run(it).values():
         tokens = done.generated.token_ids
-        for turn in turns_of(done.generated.drawn):
+        for turn in turn_ranges(done.generated.drawn):
             text = decode(tokens[turn.start : turn.stop].tolist())
             assert not set(text[:-1]) & set("AKZV")
             ends.append(text[-1] in "AKV")
@@ -294,7 +294,7 @@ def all_of(
             asked(number, ("echo", "stopped")[number % 2], 55, (STOP,)), 0, 1, 1, number % 2, 1, None, None, 0
         )
         owners[given.trajectory_id] = given
-        replicas[number % 2].take(given)
+        replicas[number % 2].accept(given)
     while len(done) < COUNT:
         for each in replicas:
             for word in each.step():
@@ -309,10 +309,10 @@ def all_of(
             order = Release("1-1.1", tuple(leaving), (lease,) * len(leaving), 1 - source, 1, source, 1)
             for word in replicas[source].hand_over(order):
                 if isinstance(word, Assignment):
-                    replicas[1 - source].take(word)
+                    replicas[1 - source].accept(word)
                     owners[word.trajectory_id] = word
                     elsewhere[_turns(word)] += 1
-        for word in replicas[source].tell() if kills and rng.random() < 0.3 else ():
+        for word in replicas[source].report_progress() if kills and rng.random() < 0.3 else ():
             assert isinstance(word, Progress)
             before = told.get(word.trajectory_id)
             gained = request_of(replace(owners[word.trajectory_id], partial=word.gained)).partial
@@ -333,14 +333,14 @@ def all_of(
                 partial = response_of(told[name]) if name in told else None
                 pinned = version(0) if partial is not None else None
                 owners[name] = replace(owner, lease=lease, partial=partial, policy_version=pinned)
-                replicas[source].take(owners[name])
+                replicas[source].accept(owners[name])
                 elsewhere[_turns(owners[name])] += 1
     return done, elsewhere
 
 
 def _turns(of: Assignment) -> int:
     partial = request_of(of).partial
-    return 0 if partial is None else len(turns_of(partial.drawn))
+    return 0 if partial is None else len(turn_ranges(partial.drawn))
 
 
 def _joined(one: PartialResponse, other: PartialResponse) -> PartialResponse:

@@ -13,7 +13,7 @@ from operators.io.config import TopicInput
 from operators.io.elements import Polled, Restored
 from operators.io.fold_records import ShardFold
 from operators.rollout.config import RolloutConfig
-from operators.rollout.generate_trajectories import PROBE_S, _Generating
+from operators.rollout.generate_trajectories import FENCE_PROBE_S, RolloutFold
 from operators.rollout.replica import Replica
 from schemas.columns import token_ids
 from schemas.records import Assignment, Cancel, Progress, Release
@@ -42,7 +42,7 @@ class Rollout:
             Replica(index, restored.start, engine, self.weights, str, lambda: 0)
             for index, engine in zip(self.config.hosted(1), self.engines, strict=True)
         ]
-        return _Generating(self.config, PARTITIONS, replicas, self.beats, self.backend, lambda: self.now)  # type: ignore[arg-type]
+        return RolloutFold(self.config, PARTITIONS, replicas, self.beats, self.backend, lambda: self.now)  # type: ignore[arg-type]
 
     def publish(self, number: int) -> None:
         self.weights.add(version(number))
@@ -185,7 +185,7 @@ def test_placement_is_told_at_once_of_new_weights() -> None:
     assert rollout.beats.changes == 4
 
 
-@pytest.mark.parametrize(("seconds", "news"), [(0.0, False), (PROBE_S, True)])
+@pytest.mark.parametrize(("seconds", "news"), [(0.0, False), (FENCE_PROBE_S, True)])
 def test_an_idle_process_commits_now_and_then_so_that_it_learns_when_it_is_fenced(seconds: float, news: bool) -> None:
     rollout = Rollout()
     before = rollout.shard.folder.checkpoint({})

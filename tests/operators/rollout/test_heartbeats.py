@@ -84,24 +84,24 @@ def test_replicas_are_described_as_they_are_and_news_does_not_wait(producer: Pro
     with beats.step():
         time.sleep(0.002)
     took = beats.step_seconds
-    beats.attend(replicas())
+    beats.set_replicas(replicas())
     producer.wait_for(lambda: len(producer.sent) >= 4)
     status = producer.sent[-1]
     assert (status.replica, status.state, status.policy_version, status.capacity) == (3, "running", version(0), 5)
     assert status.step_seconds == took >= 0.002
-    beats.changed()
+    beats.send_now()
     producer.wait_for(lambda: len(producer.sent) >= 6)
 
 
 def test_what_the_process_uses_is_told_with_them(producer: Producer, beats: Heartbeats) -> None:
-    beats.attend(replicas())
-    beats.changed()
+    beats.set_replicas(replicas())
+    beats.send_now()
     producer.wait_for(lambda: bool(producer.metrics) and "rollout/idle_ratio" in producer.metrics[-1].values)
     told = producer.metrics[-1]
     assert (told.name, told.step) == ("rollout", 1)
     assert 0 <= told.values["cpu/model_seconds"] <= told.values["cpu/process_seconds"]
     assert told.values["rollout/idle_ratio"] == 1.0
-    assert (told.values["kv/taken"], told.values["kv/missed"]) == (0, 0)
+    assert (told.values["kv/reused"], told.values["kv/recomputed"]) == (0, 0)
 
 
 def test_a_step_without_end_ends_the_process(producer: Producer) -> None:
@@ -113,7 +113,7 @@ def test_a_step_without_end_ends_the_process(producer: Producer) -> None:
         range(2, 4),
         9,
         period_s=0.001,
-        stuck_s=0.01,
+        step_timeout_s=0.01,
         end=ended.set,
     )
     with beats.step():
@@ -126,18 +126,18 @@ def test_a_step_without_end_ends_the_process(producer: Producer) -> None:
 def test_what_kafka_does_not_take_ends_nothing(producer: Producer, beats: Heartbeats, failure: Exception) -> None:
     producer.wait_for(lambda: len(producer.sent) >= 2)
     producer.failures = [failure]
-    beats.changed()
+    beats.send_now()
     deadline = time.monotonic() + 5
     while producer.failures and time.monotonic() < deadline:
         time.sleep(0.001)
-    beats.changed()
+    beats.send_now()
     producer.wait_for(lambda: len(producer.sent) >= 4)
 
 
 @pytest.mark.parametrize("failure", [None, DeliveryFailed("gone"), TimeoutError("slow")])
 def test_the_last_word_is_that_it_has_stopped(producer: Producer, failure: Exception | None) -> None:
     beats = Heartbeats(producer, "r", 1, range(2, 4), 9, period_s=60.0)  # type: ignore[arg-type]
-    beats.attend(replicas())
+    beats.set_replicas(replicas())
     producer.wait_for(lambda: len(producer.sent) >= 4)
     producer.close = _raising(failure) if failure else producer.close  # type: ignore[method-assign]
     beats.close()

@@ -38,7 +38,7 @@ def test_prompts_of_another_tokenizer_are_refused_for_good_and_others_go_on(back
     replica.announce(version(0))
     for number, task in enumerate(("chain_sum", "gcd")):
         for member in range(2):
-            replica.take(Assignment(made(number, task), member, 1, 1, 0, 7, None, None, 0))
+            replica.accept(Assignment(made(number, task), member, 1, 1, 0, 7, None, None, 0))
     words = [word for _ in range(9) for word in replica.step()]
     refused = {word.trajectory_id: word for word in words if isinstance(word, AssignmentRejected)}
     assert {word.trajectory_id for word in words if isinstance(word, Trajectory)} == {"p0.0", "p0.1"}

@@ -44,7 +44,7 @@ class Rig:
 
 def test_a_finished_trajectory_says_what_made_it() -> None:
     rig = Rig()
-    rig.replica.take(assignment(3, lease=9))
+    rig.replica.accept(assignment(3, lease=9))
     (done,) = rig.drain()
     assert isinstance(done, Trajectory)
     assert (done.trajectory_id, done.lease, done.attempt, done.replica, done.incarnation) == ("p3.0", 9, 9, 0, 7)
@@ -57,7 +57,7 @@ def test_a_finished_trajectory_says_what_made_it() -> None:
 
 def test_nothing_starts_before_there_are_weights() -> None:
     rig = Rig(held=0)
-    rig.replica.take(assignment(0))
+    rig.replica.accept(assignment(0))
     assert (rig.drain(), rig.replica.state, rig.replica.busy()) == ([], "starting", False)
     rig.publish(0, arrived=False)
     assert rig.drain() == []
@@ -75,10 +75,10 @@ def test_versions_that_nobody_announced_are_not_loaded() -> None:
 
 def test_weights_change_between_batches_never_within_one() -> None:
     rig = Rig(steps=3)
-    rig.replica.take(assignment(0))
+    rig.replica.accept(assignment(0))
     rig.replica.step()
     rig.publish(1)
-    rig.replica.take(assignment(1))
+    rig.replica.accept(assignment(1))
     done = rig.drain()
     assert [(d.trajectory_id, d.policy_version) for d in done] == [("p0.0", version(0)), ("p1.0", version(0))]  # type: ignore[union-attr]
     assert done[0].newest_version == version(1)  # type: ignore[union-attr]
@@ -87,10 +87,10 @@ def test_weights_change_between_batches_never_within_one() -> None:
 
 def test_a_named_version_is_loaded_once_the_engine_is_empty_and_left_after() -> None:
     rig = Rig(held=3)
-    rig.replica.take(assignment(0))
+    rig.replica.accept(assignment(0))
     rig.replica.step()
-    rig.replica.take(assignment(1, under=version(1)))
-    rig.replica.take(assignment(2))
+    rig.replica.accept(assignment(1, under=version(1)))
+    rig.replica.accept(assignment(2))
     done = {d.trajectory_id: d.policy_version for d in rig.drain()}  # type: ignore[union-attr]
     assert done == {"p0.0": version(2), "p1.0": version(1), "p2.0": version(2)}
     assert rig.engine.loads == [version(2), version(1), version(2)]
@@ -102,8 +102,8 @@ def test_a_named_version_that_is_gone_is_refused_and_stops_nothing(loaded: bool)
     if loaded:
         rig.drain(1)
     rig.weights.remove(version(1))
-    rig.replica.take(assignment(0, under=version(1), lease=4))
-    rig.replica.take(assignment(1))
+    rig.replica.accept(assignment(0, under=version(1), lease=4))
+    rig.replica.accept(assignment(1))
     refused, done = rig.drain()
     assert refused == AssignmentRejected("p0.0", 4, 0, 7, "weight version 1.1 is gone", retry=True)
     assert isinstance(done, Trajectory)
@@ -123,8 +123,8 @@ def test_weights_that_vanish_while_they_are_opened_are_tried_again() -> None:
 
 def test_what_no_replica_can_run_is_refused_for_good() -> None:
     rig = Rig(context=8)
-    rig.replica.take(assignment(0, length=8))
-    rig.replica.take(assignment(1))
+    rig.replica.accept(assignment(0, length=8))
+    rig.replica.accept(assignment(1))
     refused, done = rig.drain()
     assert isinstance(refused, AssignmentRejected)
     assert (refused.trajectory_id, refused.retry) == ("p0.0", False)
@@ -135,7 +135,7 @@ def test_what_no_replica_can_run_is_refused_for_good() -> None:
 def test_cancel_drops_what_runs_and_what_waits_and_nothing_else() -> None:
     rig = Rig(held=2, steps=3)
     for number, under in ((0, None), (1, None), (2, version(0)), (3, None)):
-        rig.replica.take(assignment(number, under))
+        rig.replica.accept(assignment(number, under))
     rig.replica.step()
     rig.replica.cancel(dict.fromkeys(["p0.0", "p2.0", "p8.0"], 9))
     assert [done.trajectory_id for done in rig.drain()] == ["p1.0", "p3.0"]
@@ -145,10 +145,10 @@ def test_cancel_drops_what_runs_and_what_waits_and_nothing_else() -> None:
 @pytest.mark.parametrize("running", [True, False])
 def test_an_assignment_that_comes_twice_runs_once_under_the_higher_lease(running: bool) -> None:
     rig = Rig(held=1 if running else 0)
-    rig.replica.take(assignment(0, lease=5))
+    rig.replica.accept(assignment(0, lease=5))
     rig.replica.step()
-    rig.replica.take(assignment(0, lease=8))
-    rig.replica.take(assignment(0, lease=6))
+    rig.replica.accept(assignment(0, lease=8))
+    rig.replica.accept(assignment(0, lease=6))
     rig.publish(0)
     (done,) = rig.drain()
     assert isinstance(done, Trajectory)
@@ -157,7 +157,7 @@ def test_an_assignment_that_comes_twice_runs_once_under_the_higher_lease(running
 
 def test_what_fails_says_so() -> None:
     rig = Rig(fails=lambda name: True)
-    rig.replica.take(assignment(0))
+    rig.replica.accept(assignment(0))
     (done,) = rig.drain()
     assert isinstance(done, Trajectory)
     assert (done.finish_reason, done.error, done.version_spans, done.policy_version) == ("failed", "no luck", (), None)

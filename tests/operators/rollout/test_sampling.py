@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from operators.rollout.random_streams import stream_key, uniforms
 from operators.rollout.sampling import sample
 from operators.rollout.sampling_columns import NO_TOKEN, SamplingColumns
-from operators.rollout.streams import stream_key, uniforms
 
 
 def columns(rows: int, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> SamplingColumns:

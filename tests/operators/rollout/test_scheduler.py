@@ -32,7 +32,7 @@ def names(it: Scheduler) -> list[str]:
 
 def give(it: Scheduler, *tokens: int) -> list[tuple[str, str, list[int]]]:
     ended = it.rows.record(np.array(tokens), np.full(len(tokens), -1.0, np.float32))
-    it.leave(ended)
+    it.remove_rows(ended)
     return [(done.trajectory_id, done.finish_reason, done.generated.token_ids.tolist()) for done in ended.values()]
 
 
@@ -62,7 +62,7 @@ def test_a_round_begins_with_so_many_new_tokens_and_no_more() -> None:
     admitted = []
     for _ in range(4):
         it.admit()
-        admitted.append((it.admitted, it.held_back))
+        admitted.append((it.admitted, it.prefill_limited))
     assert admitted == [(["large"], True), (["b", "c"], True), (["d"], False), ([], False)]
 
 
@@ -201,7 +201,7 @@ def test_a_partial_that_has_ended_completes_as_it_is(partial: Request, reason: s
     it = scheduler()
     it.add(partial)
     assert not it.idle
-    (done,) = it.take_ended()
+    (done,) = it.take_finished()
     assert partial.partial is not None
     assert (done.finish_reason, done.generated) == (reason, partial.partial)
     assert it.idle

@@ -13,7 +13,7 @@ from scripted_engine import ScriptedEngine
 from tiny_engines import request
 
 from operators.rollout.engine import Completion
-from operators.rollout.stop_strings import StoppingEngine, Stops
+from operators.rollout.stop_strings import StopMatcher, StoppingEngine
 
 
 def decode(token_ids: list[int]) -> str:
@@ -34,7 +34,7 @@ def decode(token_ids: list[int]) -> str:
 def test_a_turn_ends_with_the_token_that_completes_a_stop_string(
     strings: tuple[str, ...], text: str, end: int | None
 ) -> None:
-    stops, token_ids = Stops(strings, decode), np.frombuffer(text.encode(), np.uint8)
+    stops, token_ids = StopMatcher(strings, decode), np.frombuffer(text.encode(), np.uint8)
     assert stops.end(token_ids) == end
     if end is not None:
         assert stops.may_end(token_ids[end - 1 : end])
@@ -58,5 +58,5 @@ def test_kv_beyond_a_stop_string_is_no_more_than_laid_out() -> None:
     (done,) = it.step()
     assert decode(done.generated.token_ids.tolist()) == "abcd"
     assert done.generated.kv is not None
-    assert (done.generated.kv.tokens, done.generated.kv.laid_out) == (4, 6)
+    assert (done.generated.kv.tokens, done.generated.kv.layout_tokens) == (4, 6)
     assert it.release(["p0.0"]) == {}

@@ -43,7 +43,7 @@ def test_what_is_interrupted_goes_on_under_the_newer_weights_alone(tmp_path: Pat
     replica.announce(version(0))
     asked = [prompt(number, 1, sampling=Sampling(1.0, 1.0, 0, 20, (), 3)) for number in range(6)]
     for each in asked:
-        replica.take(Assignment(each, 0, 1, 1, 0, 1, None, None, 0))
+        replica.accept(Assignment(each, 0, 1, 1, 0, 1, None, None, 0))
     words = [word for _ in range(7) for word in replica.step()]
     save_weights(tiny_model(seed=1), tmp_path / "weights")
     weights.held.append(version(1))
@@ -136,7 +136,7 @@ def test_rows_brought_into_order_keep_their_tokens(monkeypatch: pytest.MonkeyPat
 
 
 def test_long_prefill_is_split_into_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("operators.rollout.transformers_engine._MOST_PREFILL_TOKENS", 8)
+    monkeypatch.setattr("operators.rollout.transformers_engine.MAX_PREFILL_TOKENS", 8)
     it = engine(slots=14)
     passes = []
     prefill = it._runner.prefill

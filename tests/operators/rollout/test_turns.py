@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from operators.rollout.engine import PartialResponse
-from operators.rollout.turns import last_turn, marked, observations_of, observed, turns_of
+from operators.rollout.turns import append_observation, last_turn, observation_ranges, turn_ranges, with_loss_mask
 
 
 @pytest.mark.parametrize(
@@ -23,8 +23,8 @@ def test_turns_are_runs_of_what_was_drawn(
     mask: list[int], turns: list[tuple[int, int]], observations: list[tuple[int, int]]
 ) -> None:
     drawn = np.array(mask, bool)
-    assert turns_of(drawn) == [range(*turn) for turn in turns]
-    assert observations_of(drawn) == [range(*each) for each in observations]
+    assert turn_ranges(drawn) == [range(*turn) for turn in turns]
+    assert observation_ranges(drawn) == [range(*each) for each in observations]
     assert last_turn(drawn) == (range(*turns[-1]) if mask and mask[-1] else None)
 
 
@@ -33,9 +33,11 @@ def partial(*token_ids: int) -> PartialResponse:
 
 
 def test_what_is_observed_is_masked_and_what_follows_is_not() -> None:
-    known = observed(partial(1, 2), [7, 8])
+    known = append_observation(partial(1, 2), [7, 8])
     assert (known.token_ids.tolist(), known.logprobs.tolist()) == ([1, 2, 7, 8], [-0.5, -0.5, 0.0, 0.0])
     whole = partial(1, 2, 7, 8, 3)
-    assert marked(whole, known).drawn.tolist() == [True, True, False, False, True]
+    assert with_loss_mask(whole, known).drawn.tolist() == [True, True, False, False, True]
     for start in range(6):
-        assert marked(whole.since(start), known, start).drawn.tolist() == [True, True, False, False, True][start:]
+        assert (
+            with_loss_mask(whole.since(start), known, start).drawn.tolist() == [True, True, False, False, True][start:]
+        )

@@ -19,7 +19,7 @@ FAMILY = "qwen3_wide"
 def vllm_engine(family: str = FAMILY, slots: int = 8, kv_capacity: int | None = None, dtype: str = "float32") -> Engine:
     """One without requests and without a version, over the weights of `tiny_model(family)`."""
     from operators.rollout.vllm_engine import VllmEngine
-    from operators.rollout.vllm_worker import take_weights
+    from operators.rollout.vllm_worker import load_worker_weights
 
     class Kept(VllmEngine):
         def close(self) -> None:
@@ -28,7 +28,7 @@ def vllm_engine(family: str = FAMILY, slots: int = 8, kv_capacity: int | None = 
     opened = _opened(family, slots, kv_capacity, dtype)
     core = opened.engine_core
     core.abort_requests(list(core.engine_core.scheduler.requests))
-    opened.collective_rpc(take_weights, args=(str(model_folder(family) / "model.safetensors"),))
+    opened.collective_rpc(load_worker_weights, args=(str(model_folder(family) / "model.safetensors"),))
     opened.reset_prefix_cache()
     return Kept(opened)
 

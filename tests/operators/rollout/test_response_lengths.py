@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from operators.rollout.emulation import LengthsConfig
-from operators.rollout.lengths import open_lengths
+from operators.rollout.emulation_config import LengthsConfig
+from operators.rollout.response_lengths import open_lengths
 
 
 def test_a_length_is_a_function_of_seed_and_trajectory() -> None:

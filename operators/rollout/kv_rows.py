@@ -48,11 +48,11 @@ class KVRows(ABC):
         self.count += 1
         return row
 
-    def uncomputed(self, request: Request) -> int:
+    def prefill_tokens(self, request: Request) -> int:
         """Tokens to compute before `request`, not yet here, is given its next one: the last that is known is not."""
-        return known_tokens(request) - 1 - self.carried(request)
+        return known_tokens(request) - 1 - self.provided_kv_tokens(request)
 
-    def carried(self, request: Request) -> int:
+    def provided_kv_tokens(self, request: Request) -> int:
         """Tokens of `request` whose KV came along."""
         kv = None if request.partial is None else request.partial.kv
         return 0 if kv is None else min(kv.tokens, known_tokens(request) - 1)

@@ -17,18 +17,18 @@ from vllm import SamplingParams
 from vllm.config import VllmConfig
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
 
+from operators.rollout.random_streams import uniforms
 from operators.rollout.sampling import sample
 from operators.rollout.sampling_columns import NO_TOKEN, SamplingColumns
-from operators.rollout.streams import uniforms
 
-BROKEN = 1.0
+NOT_FINITE = 1.0
 """The logprob, which none can be, of a row whose logits were not finite."""
-ARGUMENT = "laminar"
+EXTRA_ARGUMENT = "laminar"
 
 
 def draw_argument(key: int, first: int, temperature: float, top_k: int, top_p: float) -> dict[str, Any]:
     """`extra_args` of vLLM's SamplingParams: how to draw, from position `first` of the stream `key` on."""
-    return {ARGUMENT: [key, first, temperature, top_k, top_p]}
+    return {EXTRA_ARGUMENT: [key, first, temperature, top_k, top_p]}
 
 
 @dataclass(slots=True)
@@ -83,7 +83,7 @@ class DrawTokens(LogitsProcessor):
         token_ids, logprobs = sample(own, sampling, uniforms(keys, positions))
         broken = token_ids == NO_TOKEN
         if broken.any():
-            token_ids, logprobs = np.where(broken, 0, token_ids), np.where(broken, BROKEN, logprobs)
+            token_ids, logprobs = np.where(broken, 0, token_ids), np.where(broken, NOT_FINITE, logprobs)
         chosen = torch.from_numpy(token_ids).to(logits.device)[:, None]
         own.fill_(-torch.inf).scatter_(1, chosen, torch.from_numpy(logprobs.astype(np.float32)).to(own)[:, None])
         if own is not logits:
@@ -104,7 +104,7 @@ class DrawTokens(LogitsProcessor):
 
 
 def _row(params: SamplingParams, generated: list[int]) -> _Row | None:
-    asked = (params.extra_args or {}).get(ARGUMENT)
+    asked = (params.extra_args or {}).get(EXTRA_ARGUMENT)
     if asked is None:
         return None
     key, first, temperature, top_k, top_p = asked

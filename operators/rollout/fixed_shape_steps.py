@@ -23,15 +23,15 @@ Compute = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
 """Logits [rows, vocabulary] of tokens and positions, int64[rows] each, attending over so many positions of the KV."""
 
 Record = Callable[[Run], Run]
-"""Makes of a computation what repeats it: `CudaGraphs.record`, `as_it_is`."""
+"""Makes of a computation what repeats it: `CudaGraphs.record`, `without_recording`."""
 
 
-def as_it_is(run: Run) -> Run:
+def without_recording(run: Run) -> Run:
     """`run` itself, for devices that record nothing."""
     return run
 
 
-class FixedSteps:
+class FixedShapeSteps:
     """Runs steps of at most `rows` rows over `context` positions on `device`: what `record` makes of `compute`.
 
     What it returns may be overwritten by the next step.

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from operators.rollout.environments.config import EnvironmentSpec
-from operators.rollout.environments.contract import Played
+from operators.rollout.environments.contract import EpisodeState
 from operators.rollout.environments.pool import EnvironmentFailed, EnvironmentPool
 from operators.rollout.environments.verifiers_rollout import tool_calls
 
@@ -98,7 +98,7 @@ def prompt(number: int = 4) -> dict[str, object]:
     return {"text": "Guess.", "task": "guess", "number": number, "reference": {"answer": "7"}}
 
 
-def play(pool: EnvironmentPool, *texts: str, name: str = "p4.0", last: bool = False) -> Played:
+def play(pool: EnvironmentPool, *texts: str, name: str = "p4.0", last: bool = False) -> EpisodeState:
     return pool.play(name, prompt(), texts, last=last).result(60)
 
 
@@ -138,8 +138,8 @@ class TestVerifiers:
 
     @pytest.mark.parametrize("opened", [{}], indirect=True)
     def test_its_rollout_goes_on_turn_by_turn_and_its_rubric_is_the_reward(self, opened: EnvironmentPool) -> None:
-        assert play(opened) == Played([""], [], False)
-        assert play(opened, "3") == Played(["", "Try 1: 3 is wrong."], [0.0], False)
+        assert play(opened) == EpisodeState([""], [], False)
+        assert play(opened, "3") == EpisodeState(["", "Try 1: 3 is wrong."], [0.0], False)
         ended = play(opened, "3", "7", "never said")
         assert ended.done
         assert ended.rewards[:-1] == [0.0] * (len(ended.rewards) - 1)
@@ -177,9 +177,11 @@ class TestOpenEnv:
 
     @pytest.mark.parametrize("opened", [{"observation": "text", "more": {"loud": True}}], indirect=True)
     def test_a_turn_is_an_action_and_an_episode_a_session(self, opened: EnvironmentPool) -> None:
-        assert play(opened, "a") == Played(["seed 4", "4/1: A"], [0.5], False)
+        assert play(opened, "a") == EpisodeState(["seed 4", "4/1: A"], [0.5], False)
         assert play(opened, "b", name="other").observations == ["seed 4", "4/1: B"]
-        assert play(opened, "a", "c", "d") == Played(["seed 4", "4/1: A", "4/2: C", "4/3: D"], [0.5, 1.0, 1.5], True)
+        assert play(opened, "a", "c", "d") == EpisodeState(
+            ["seed 4", "4/1: A", "4/2: C", "4/3: D"], [0.5, 1.0, 1.5], True
+        )
 
     @pytest.mark.parametrize("opened", [{}], indirect=True)
     def test_without_a_field_all_is_observed(self, opened: EnvironmentPool) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from operators.rollout.emulation import LengthsConfig
-from operators.rollout.streams import stream_key
+from operators.rollout.emulation_config import LengthsConfig
+from operators.rollout.random_streams import stream_key
 
 Lengths = Callable[[int, str], int]
 """From seed and trajectory id to the tokens of its answer, at least 1."""
@@ -23,7 +23,7 @@ _UNIT = 2.0**-64
 
 def open_lengths(config: LengthsConfig) -> Lengths:
     """The lengths of `config`. Raises ValueError naming a file that cannot be used."""
-    return _replayed(Path(config.file).expanduser()) if config.file else _lognormal(config.p50, config.p99)
+    return _lengths_of_file(Path(config.file).expanduser()) if config.file else _lognormal(config.p50, config.p99)
 
 
 def _lognormal(p50: float, p99: float) -> Lengths:
@@ -31,7 +31,7 @@ def _lognormal(p50: float, p99: float) -> Lengths:
     return lambda seed, trajectory_id: max(1, round(math.exp(normal.inv_cdf(_uniform(seed, trajectory_id)))))
 
 
-def _replayed(file: Path) -> Lengths:
+def _lengths_of_file(file: Path) -> Lengths:
     known: dict[str, int] = {}
     drawn: list[int] = []
     for number, row in enumerate(_rows(file), 1):

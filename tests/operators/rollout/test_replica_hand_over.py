@@ -41,7 +41,7 @@ class Rig:
         self.engine = ScriptedEngine(steps=lambda name: 12)
         self.weights = ScriptedWeights()
         settings = {"progress_tokens": 4, "progress_s": 100.0, "reserve_s": 10.0}
-        interrupts, parcels = options.pop("interrupts", False), options.pop("parcels", None)
+        interrupts, kv_transfers = options.pop("interrupts", False), options.pop("kv_transfers", None)
         config = RolloutConfig(**(settings | options))
         self.replica = Replica(
             index,
@@ -52,7 +52,7 @@ class Rig:
             lambda: 42,
             config,
             interrupts=interrupts,
-            parcels=parcels,
+            kv_transfers=kv_transfers,
             clock=lambda: self.now,
         )
         for number in range(held):
@@ -89,7 +89,7 @@ def reserve(*names: str, under: int = 0, kv: int = 10, plan: str = "1-1.0") -> R
 
 def test_each_token_is_told_once_and_in_order() -> None:
     rig = Rig()
-    rig.replica.take(assignment())
+    rig.replica.accept(assignment())
     words = rig.steps(12)
     assert told(words) == [(0, [0] * 4), (4, [0] * 4)]  # what comes at the end is in the trajectory
     assert [w.version_spans for w in words if isinstance(w, Progress)] == [(VersionSpan(version(0), 4),)] * 2
@@ -99,7 +99,7 @@ def test_each_token_is_told_once_and_in_order() -> None:
 
 def test_what_gains_little_is_told_after_a_while() -> None:
     rig = Rig(progress_tokens=1000, progress_s=8.0)
-    rig.replica.take(assignment())
+    rig.replica.accept(assignment())
     words = []
     for _ in range(10):
         rig.now += 1.0
@@ -109,7 +109,7 @@ def test_what_gains_little_is_told_after_a_while() -> None:
 
 def test_short_answers_cost_nothing() -> None:
     rig = Rig(progress_tokens=13)
-    rig.replica.take(assignment())
+    rig.replica.accept(assignment())
     assert [type(word) for word in rig.steps(20)] == [Trajectory]
 
 
@@ -118,7 +118,7 @@ def test_short_answers_cost_nothing() -> None:
 
 def test_what_it_hands_over_it_stops_and_its_next_owner_completes() -> None:
     source, destination = Rig(), Rig(index=1, incarnation=9)
-    source.replica.take(assignment())
+    source.replica.accept(assignment())
     assert told(source.steps(6)) == [(0, [0] * 4)]
     last, given = source.replica.hand_over(release(("p0.0", 5)))
     assert isinstance(last, Progress)
@@ -130,10 +130,10 @@ def test_what_it_hands_over_it_stops_and_its_next_owner_completes() -> None:
     assert given.partial.token_ids.to_pylist() == [0] * 6
     assert not source.replica.busy()
     source.publish(1)
-    news = source.replica.news
+    news = source.replica.changes
     assert source.steps(20) == []
-    assert (source.engine.version, source.replica.news) == (version(1), news + 1)  # it is free for newer weights
-    destination.replica.take(given)
+    assert (source.engine.version, source.replica.changes) == (version(1), news + 1)  # it is free for newer weights
+    destination.replica.accept(given)
     words = destination.steps(6)
     assert told(words) == [(6, [0] * 4)]
     (done,) = [word for word in words if isinstance(word, Trajectory)]
@@ -153,8 +153,8 @@ def post() -> Iterator[list[KVTransfers]]:
 
 def handed_over(post: list[KVTransfers]) -> tuple[Rig, Rig, Assignment]:
     """A trajectory of 6 tokens on its way."""
-    source, destination = Rig(parcels=post[0]), Rig(index=1, incarnation=9, held=2, parcels=post[1])
-    source.replica.take(assignment())
+    source, destination = Rig(kv_transfers=post[0]), Rig(index=1, incarnation=9, held=2, kv_transfers=post[1])
+    source.replica.accept(assignment())
     source.steps(6)
     _, given = source.replica.hand_over(release(("p0.0", 5)))
     assert isinstance(given, Assignment)
@@ -175,8 +175,8 @@ def test_kv_comes_along_and_what_it_waits_for_stops_nobody(post: list[KVTransfer
     _, destination, given = handed_over(post)
     coming: Future[memoryview] = Future()
     monkeypatch.setattr(post[1], "fetch", lambda parcel: coming)
-    destination.replica.take(given)
-    destination.replica.take(assignment(1, under=version(0), replica=1, incarnation=9))
+    destination.replica.accept(given)
+    destination.replica.accept(assignment(1, under=version(0), replica=1, incarnation=9))
     (done,) = [word for word in destination.steps(14) if isinstance(word, Trajectory)]
     assert done.trajectory_id == "p1.0"
     monkeypatch.undo()
@@ -184,7 +184,7 @@ def test_kv_comes_along_and_what_it_waits_for_stops_nobody(post: list[KVTransfer
     coming.set_result(post[1].fetch(given.kv).result(10))
     assert len(ended(destination).response.token_ids) == 12
     assert destination.engine.given == {"p0.0": b"KV of p0.0"}
-    assert (destination.replica.kv_taken, destination.replica.kv_missed) == (1, 0)
+    assert (destination.replica.kv_reused, destination.replica.kv_recomputed) == (1, 0)
 
 
 @pytest.mark.parametrize("trouble", ["dead", "gone", "damaged", "other weights", "no room", "none wanted"])
@@ -204,15 +204,15 @@ def test_without_its_kv_it_goes_on_all_the_same(post: list[KVTransfers], trouble
             given = replace(given, kv=replace(given.kv, bytes=1 << 40))
         case "none wanted":
             destination = Rig(index=1, incarnation=9)
-    destination.replica.take(given)
+    destination.replica.accept(given)
     assert len(ended(destination).response.token_ids) == 12
     assert destination.engine.given == {}
-    assert (destination.replica.kv_taken, destination.replica.kv_missed) == (0, 1)
+    assert (destination.replica.kv_reused, destination.replica.kv_recomputed) == (0, 1)
 
 
 def test_kv_of_what_is_cancelled_before_it_starts_is_let_go(post: list[KVTransfers]) -> None:
     _, destination, given = handed_over(post)
-    destination.replica.take(given)
+    destination.replica.accept(given)
     destination.replica.cancel({"p0.0": 5})
     assert destination.replica._fetched == {}
 
@@ -220,7 +220,7 @@ def test_kv_of_what_is_cancelled_before_it_starts_is_let_go(post: list[KVTransfe
 @pytest.mark.parametrize("running", [True, False])
 def test_only_who_has_an_old_lease_is_cancelled(running: bool) -> None:
     rig = Rig(held=2)
-    rig.replica.take(assignment(0, lease=5, under=version(1 if running else 0)))
+    rig.replica.accept(assignment(0, lease=5, under=version(1 if running else 0)))
     rig.steps(running)
     for lease in (0, 4):
         rig.replica.cancel({"p0.0": lease})
@@ -231,7 +231,7 @@ def test_only_who_has_an_old_lease_is_cancelled(running: bool) -> None:
 
 def test_where_weights_interrupt_nothing_that_moves_is_bound_to_a_version() -> None:
     rig = Rig(interrupts=True)
-    rig.replica.take(assignment())
+    rig.replica.accept(assignment())
     rig.steps(2)
     _, given = rig.replica.hand_over(release(("p0.0", 5)))
     assert isinstance(given, Assignment)
@@ -241,9 +241,9 @@ def test_where_weights_interrupt_nothing_that_moves_is_bound_to_a_version() -> N
 
 def test_what_has_not_begun_is_handed_over_as_it_came() -> None:
     rig = Rig(held=2)
-    rig.replica.take(assignment(0))
+    rig.replica.accept(assignment(0))
     rig.steps(1)
-    rig.replica.take(assignment(1, under=version(0)))
+    rig.replica.accept(assignment(1, under=version(0)))
     rig.steps(1)
     last, given = rig.replica.hand_over(release(("p1.0", 5)))
     assert isinstance(last, Progress)
@@ -255,9 +255,9 @@ def test_what_has_not_begun_is_handed_over_as_it_came() -> None:
 def test_the_shortest_are_handed_over_first() -> None:
     rig = Rig()
     for name in (0, 1, 2):
-        rig.replica.take(assignment(name))
+        rig.replica.accept(assignment(name))
         rig.steps(2)
-    rig.replica.take(assignment(3, under=version(0)))
+    rig.replica.accept(assignment(3, under=version(0)))
     words = rig.replica.hand_over(release(("p0.0", 5), ("p2.0", 6), ("p3.0", 7), ("p1.0", 8)))
     given = [word.trajectory_id for word in words if isinstance(word, Assignment)]
     assert given == ["p3.0", "p2.0", "p1.0", "p0.0"]
@@ -266,7 +266,7 @@ def test_the_shortest_are_handed_over_first() -> None:
 @pytest.mark.parametrize("order", [release(("p9.0", 5)), release(("p0.0", 1)), release(("p0.0", 0))])
 def test_what_is_not_here_or_is_here_under_a_later_lease_stays(order: Release) -> None:
     rig = Rig()
-    rig.replica.take(assignment())
+    rig.replica.accept(assignment())
     rig.steps(1)
     assert rig.replica.hand_over(order) == []
     assert rig.replica.busy()
@@ -276,7 +276,7 @@ def test_what_no_inbox_takes_stays() -> None:
     rig = Rig()
     long = prompt(0, 1)
     long = replace(long, sampling=replace(long.sampling, max_new_tokens=10**6))
-    rig.replica.take(assignment(prompt=long))
+    rig.replica.accept(assignment(prompt=long))
     rig.steps(1)
     assert rig.replica.hand_over(release(("p0.0", 5))) == []
 
@@ -291,7 +291,7 @@ def test_kept_room_keeps_the_weights_too_until_what_is_to_come_has_come() -> Non
     rig.publish(1)
     rig.steps(2)
     assert rig.engine.version == version(0)
-    rig.replica.take(assignment(0, under=version(0)))
+    rig.replica.accept(assignment(0, under=version(0)))
     rig.replica.cancel({"p1.0": 9})
     assert rig.replica.reserved == ()
     rig.steps(20)
@@ -317,11 +317,11 @@ def test_room_is_not_kept_for_ever() -> None:
 )
 def test_who_has_no_room_keeps_none(order: Reserve, why: str) -> None:
     rig = Rig()
-    rig.replica.take(assignment())
+    rig.replica.accept(assignment())
     rig.steps(1)
-    news = rig.replica.news
+    news = rig.replica.changes
     rig.replica.reserve(order)
-    assert (rig.replica.reserved, rig.replica.news) == ((), news), why
+    assert (rig.replica.reserved, rig.replica.changes) == ((), news), why
 
 
 def test_rooms_add_up() -> None:
@@ -340,18 +340,18 @@ def test_rooms_add_up() -> None:
 
 def test_a_draining_replica_says_so_and_keeps_no_room() -> None:
     rig = Rig()
-    news = rig.replica.news
+    news = rig.replica.changes
     rig.replica.drain()
-    assert (rig.replica.state, rig.replica.news) == ("draining", news + 1)
+    assert (rig.replica.state, rig.replica.changes) == ("draining", news + 1)
     rig.replica.reserve(reserve("p0.0"))
     assert rig.replica.reserved == ()
-    rig.replica.take(assignment())
+    rig.replica.accept(assignment())
     assert isinstance(rig.steps(12)[-1], Trajectory)  # what it has it finishes
 
 
 def test_newer_weights_interrupt_where_they_may_and_each_token_names_its_own() -> None:
     rig = Rig(interrupts=True)
-    rig.replica.take(assignment())
+    rig.replica.accept(assignment())
     words = rig.steps(3)
     rig.publish(1)
     words += rig.steps(4)
@@ -370,7 +370,7 @@ def test_newer_weights_interrupt_where_they_may_and_each_token_names_its_own() -
 def test_an_evaluation_is_never_interrupted() -> None:
     rig = Rig(interrupts=True)
     pinned = prompt(0, 1, purpose="evaluation", policy_version=version(0))
-    rig.replica.take(assignment(prompt=pinned, under=version(0)))
+    rig.replica.accept(assignment(prompt=pinned, under=version(0)))
     rig.steps(3)
     rig.publish(1)
     (done,) = [word for word in rig.steps(10) if isinstance(word, Trajectory)]
@@ -381,7 +381,7 @@ def test_training_whose_version_is_gone_may_begin_anew_and_an_evaluation_may_not
     rig = Rig(held=2)
     rig.weights.remove(version(0))
     pinned = prompt(1, 1, purpose="evaluation", policy_version=version(0))
-    rig.replica.take(assignment(0, under=version(0)))
-    rig.replica.take(assignment(prompt=pinned, under=version(0)))
+    rig.replica.accept(assignment(0, under=version(0)))
+    rig.replica.accept(assignment(prompt=pinned, under=version(0)))
     refused = [word for word in rig.steps(2) if isinstance(word, AssignmentRejected)]
     assert [(word.trajectory_id, word.retry) for word in refused] == [("p0.0", True), ("e1.0", False)]

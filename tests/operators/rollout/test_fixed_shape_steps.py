@@ -8,10 +8,11 @@ import torch
 from tiny_engines import engine, kv_slots, mixed, run
 from tiny_models import VOCABULARY, tiny_model
 
-from operators.rollout import direct_runner, fixed_steps
+from operators.rollout import direct_runner
+from operators.rollout import fixed_shape_steps as fixed_steps
 from operators.rollout.cuda_graphs import Run
 from operators.rollout.direct_runner import DirectRunner
-from operators.rollout.fixed_steps import FixedSteps, Record, as_it_is, round_up
+from operators.rollout.fixed_shape_steps import FixedShapeSteps, Record, round_up, without_recording
 from operators.rollout.step_plan import Decode, plan_prefill
 
 
@@ -28,7 +29,7 @@ def test_a_few_shapes_do_for_all_steps() -> None:
         assert width > int(positions.max())
         return torch.nn.functional.one_hot(token_ids, 100)
 
-    steps = FixedSteps(compute, rows=20, context=1000, device=torch.device("cpu"), record=as_it_is)
+    steps = FixedShapeSteps(compute, rows=20, context=1000, device=torch.device("cpu"), record=without_recording)
     drawn = np.random.default_rng(0)
     for _ in range(500):
         count = drawn.integers(1, 21)
@@ -77,7 +78,7 @@ def in_one_place(run: Run) -> Run:
     return again
 
 
-@pytest.mark.parametrize("record", [as_it_is, in_one_place])
+@pytest.mark.parametrize("record", [without_recording, in_one_place])
 def test_an_engine_draws_the_same_tokens(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through arrivals, ends and rows that move, with KV rows beyond the running ones written to in each step."""
     monkeypatch.setattr(direct_runner, "as_it_is", record)

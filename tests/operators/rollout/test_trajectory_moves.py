@@ -19,8 +19,8 @@ from tiny_models import VOCABULARY, tiny_model
 
 from infra.transport.kv_transfer import KVTransfers
 from infra.transport.relay_node import Endpoint
+from operators.rollout.random_streams import stream_key, uniforms
 from operators.rollout.replica import Replica
-from operators.rollout.streams import stream_key, uniforms
 from schemas.columns import token_ids
 from schemas.records import Assignment, Progress, Prompt, Release, Sampling, Trajectory
 
@@ -43,11 +43,11 @@ def asked(number: int) -> Prompt:
     return prompt(number, 1, token_ids=token_ids(rng.integers(0, VOCABULARY, length)), sampling=sampling)
 
 
-def replica(index: int, parcels: KVTransfers | None = None) -> Replica:
+def replica(index: int, kv_transfers: KVTransfers | None = None) -> Replica:
     weights = ScriptedWeights()
     weights.add(version(0))
     its = engine(slots=SLOTS, version=version(0))
-    made = Replica(index, 1, its, weights, str, lambda: 0, parcels=parcels)
+    made = Replica(index, 1, its, weights, str, lambda: 0, kv_transfers=kv_transfers)
     made.announce(version(0))
     return made
 
@@ -62,7 +62,7 @@ def generate(count: int, moves: bool, post: tuple[KVTransfers | None, ...] = (No
     while len(done) < count:
         for number in range(given, min(count, len(done) + SLOTS)):  # so many that all of them run
             owners[f"p{number}.0"] = number % 2
-            replicas[number % 2].take(Assignment(asked(number), 0, 1, 1, number % 2, 1, None, None, 0))
+            replicas[number % 2].accept(Assignment(asked(number), 0, 1, 1, number % 2, 1, None, None, 0))
             given = number + 1
         for each in replicas:
             for word in each.step():
@@ -76,7 +76,7 @@ def generate(count: int, moves: bool, post: tuple[KVTransfers | None, ...] = (No
             order = Release("1-1.1", tuple(leaving), (lease,) * len(leaving), 1 - source, 1, source, 1)
             for word in replicas[source].hand_over(order):
                 if isinstance(word, Assignment):
-                    replicas[1 - source].take(word)
+                    replicas[1 - source].accept(word)
                     owners[word.trajectory_id] = 1 - source
                     moved |= {word.trajectory_id} if word.partial is not None else set()
                 else:
