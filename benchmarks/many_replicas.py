@@ -89,7 +89,7 @@ def run(replicas: int, options: argparse.Namespace, folder: Path) -> Result:
         "replicas": replicas,
         "trained": audit["trained"],
         "lost": audit["lost"],
-        "balanced": audit["balanced"],
+        "audit_passed": audit["passed"],
         "wall_s": wall,
         "tokens_per_s_each": ran.generated_tokens_per_s / replicas,
         "kv_use": ran.kv_use,

@@ -25,7 +25,7 @@ from pipelines.config import Config, save_config
 from pipelines.inspect.metrics_file import read_metrics
 from pipelines.present.report.machine import package_versions
 from pipelines.present.report.series import Batch, batches
-from pipelines.run.warm import PROGRESS_FILE, make_warm_start
+from pipelines.run.warm_start import PROGRESS_FILE, make_warm_start
 from schemas.records import Assignment, Metric
 from schemas.topics import INBOX
 

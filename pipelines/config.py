@@ -82,7 +82,7 @@ class KafkaConfig:
     """Partitions of the data topics, fixed for a run: as many as a role may ever have shards."""
     replication_factor: int = -1
     """Copies of each partition; -1: as the brokers have it."""
-    patience_s: float = 180.0
+    outage_timeout_s: float = 180.0
     """How long `laminar run` goes on without an answer from Kafka."""
     transaction_timeout_s: float = 60.0
     """How long one transaction may take, at most the brokers' transaction.max.timeout.ms (15 minutes by default). An
@@ -95,14 +95,14 @@ class KafkaConfig:
             raise ValueError(f"partitions must be at least 1, not {self.partitions}")
         if self.replication_factor != -1 and self.replication_factor < 1:
             raise ValueError(f"replication_factor must be at least 1, or -1, not {self.replication_factor}")
-        if not self.patience_s > 0:
-            raise ValueError(f"patience_s must be positive, not {self.patience_s}")
+        if not self.outage_timeout_s > 0:
+            raise ValueError(f"outage_timeout_s must be positive, not {self.outage_timeout_s}")
         if not 1 <= self.transaction_timeout_s <= 3600:
             raise ValueError(f"transaction_timeout_s must be from 1 to 3600, not {self.transaction_timeout_s}")
         if not self.metrics_hours >= 1:
             raise ValueError(f"metrics_hours must be at least 1, not {self.metrics_hours}")
 
-    def of_role(self, role: str) -> KafkaConfig:
+    def for_role(self, role: str) -> KafkaConfig:
         """As `role` reads it."""
         return dataclasses.replace(self, client_properties=self.client_properties.replace(ROLE, role))
 
@@ -110,7 +110,7 @@ class KafkaConfig:
         """How to reach the brokers. Raises ConfigError without an address."""
         entries = {"bootstrap.servers": self.bootstrap_servers} if self.bootstrap_servers else {}
         if self.client_properties:
-            return ClientProperties.from_file(Path(self.of_role(ADMIN).client_properties), **entries)
+            return ClientProperties.from_file(Path(self.for_role(ADMIN).client_properties), **entries)
         if not entries:
             raise ConfigError("kafka.bootstrap_servers is not set: name a broker, or let `laminar run` start one")
         return ClientProperties.at(self.bootstrap_servers)

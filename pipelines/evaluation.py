@@ -10,17 +10,17 @@ from operators.io.read_topics import ReadTopics
 from operators.io.write_transactionally import WriteTransactionally
 from pipelines.config import Config
 from pipelines.heldout import HeldoutPrompts
-from pipelines.shards import reading, shard
+from pipelines.shards import shard_config, topic_input
 from schemas.topics import EVAL_PROMPTS, EXPERIENCES, RELAY
 
 
 def build(pipeline: beam.Pipeline, config: Config) -> None:
     """Relay, evaluation's experiences → eval-prompts, settled, metrics."""
-    source = shard(
+    source = shard_config(
         config,
         "evaluation",
-        reading(config, EXPERIENCES, keys=("e",)),
-        reading(config, RELAY),
+        topic_input(config, EXPERIENCES, keys=("e",)),
+        topic_input(config, RELAY),
         owned=((EVAL_PROMPTS, (0,)),),
         patient=True,
     )

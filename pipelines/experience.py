@@ -10,8 +10,8 @@ from operators.io.fold_records import FoldRecords
 from operators.io.read_topics import ReadTopics
 from operators.io.write_transactionally import WriteTransactionally
 from pipelines.config import Config
-from pipelines.shards import partitions_of, reading
-from pipelines.shards import shard as shard_of
+from pipelines.shards import partitions_of, topic_input
+from pipelines.shards import shard_config as shard_of
 from schemas.topics import BATCH_ASSEMBLY, BATCHES, CURRICULUM, EXPERIENCES, LEVEL_REPLY, RELAY, SETTLED
 
 
@@ -27,9 +27,9 @@ def build(pipeline: beam.Pipeline, config: Config, shard: int = 0) -> None:
         config,
         "experience",
         TopicInput(EXPERIENCES, partitions_of(config, EXPERIENCES)[shard::shards], keys=("p", "i"), blocks=True),
-        reading(config, RELAY),
-        *([reading(config, CURRICULUM, keys=(LEVEL_REPLY,))] if levels else []),
-        *([reading(config, BATCH_ASSEMBLY)] if shards > 1 else []),
+        topic_input(config, RELAY),
+        *([topic_input(config, CURRICULUM, keys=(LEVEL_REPLY,))] if levels else []),
+        *([topic_input(config, BATCH_ASSEMBLY)] if shards > 1 else []),
         ledger=(SETTLED,),
         owned=((BATCHES, tuple(partitions_of(config, BATCHES)[shard::shards])),),
         index=shard,

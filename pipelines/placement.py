@@ -9,18 +9,18 @@ from operators.io.read_topics import ReadTopics
 from operators.io.write_transactionally import WriteTransactionally
 from operators.placement.place_trajectories import PlaceTrajectories
 from pipelines.config import Config
-from pipelines.shards import partitions_of, reading, shard
+from pipelines.shards import partitions_of, shard_config, topic_input
 from schemas.topics import EVAL_PROMPTS, INBOX, PROGRESS, PROMPTS, RELAY, RELAY_CHAIN, REPLICAS, SETTLED, TRAJECTORIES
 
 
 def build(pipeline: beam.Pipeline, config: Config) -> None:
     """Prompts, heartbeats, progress, trajectories, settled, relay → inbox, progress (closed), plans, relay-chain."""
-    source = shard(
+    source = shard_config(
         config,
         "placement",
-        *(reading(config, topic) for topic in (PROMPTS, EVAL_PROMPTS, PROGRESS, TRAJECTORIES, SETTLED, RELAY)),
-        reading(config, RELAY_CHAIN, start="earliest"),
-        reading(config, REPLICAS, start="latest"),
+        *(topic_input(config, topic) for topic in (PROMPTS, EVAL_PROMPTS, PROGRESS, TRAJECTORIES, SETTLED, RELAY)),
+        topic_input(config, RELAY_CHAIN, start="earliest"),
+        topic_input(config, REPLICAS, start="latest"),
         ledger=(INBOX,),
         owned=((INBOX, partitions_of(config, INBOX)),),
     )

@@ -10,14 +10,14 @@ from operators.io.write_transactionally import WriteTransactionally
 from operators.prompts.draw_prompts import DrawPrompts
 from operators.prompts.rendering import check_template
 from pipelines.config import Config
-from pipelines.shards import reading, shard
+from pipelines.shards import shard_config, topic_input
 from schemas.topics import CURRICULUM, LEVEL_REQUEST, PROMPTS
 
 
 def build(pipeline: beam.Pipeline, config: Config) -> None:
     """Dataset → prompts; with a curriculum, levels asked for → levels begun."""
-    asked = [reading(config, CURRICULUM, keys=(LEVEL_REQUEST,))] if config.prompts.curricula else []
-    source = shard(config, "prompts", *asked, owned=((PROMPTS, (0,)),), patient=True)
+    asked = [topic_input(config, CURRICULUM, keys=(LEVEL_REQUEST,))] if config.prompts.curricula else []
+    source = shard_config(config, "prompts", *asked, owned=((PROMPTS, (0,)),), patient=True)
     model = None if config.prompts.mixture[0].source == "synthetic" else config.model_folder()
     if model is not None and any(task.chat_template for task in config.prompts.mixture):
         from infra.models.checkpoint_folder import load_tokenizer  # here: it imports torch

@@ -11,18 +11,18 @@ from operators.io.read_topics import ReadTopics
 from operators.io.write_transactionally import WriteTransactionally
 from operators.relay.relay import RelayStep
 from pipelines.config import Config
-from pipelines.shards import newest_manifests, reading, shard, store_folder
+from pipelines.shards import newest_manifests, shard_config, store_folder, topic_input
 from schemas.topics import RELAY, RELAY_CHAIN, REPLICAS
 
 
 def build(pipeline: beam.Pipeline, config: Config, index: int = 0) -> None:
     """Relay, relay-chain, replicas (rollout rows) → dead letters; heartbeats (replicas, relay rows) beside it."""
-    source = shard(
+    source = shard_config(
         config,
         "relay",
-        reading(config, RELAY, newest=newest_manifests(config)),
-        reading(config, RELAY_CHAIN, start="earliest"),
-        reading(config, REPLICAS, start="latest", keys=("rollout-",)),
+        topic_input(config, RELAY, newest=newest_manifests(config)),
+        topic_input(config, RELAY_CHAIN, start="earliest"),
+        topic_input(config, REPLICAS, start="latest", keys=("rollout-",)),
         index=index,
         patient=True,
     )

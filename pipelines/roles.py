@@ -68,7 +68,7 @@ def run_role(config: Config, role: Role, runner: Runner = "embedded", beam_optio
     from infra.runners.run import run_pipeline
     from operators.io.shards import close_shards
 
-    config = replace(config, kafka=config.kafka.of_role(role.pipeline))
+    config = replace(config, kafka=config.kafka.for_role(role.pipeline))
     build: Callable[..., None] = importlib.import_module(f"pipelines.{role.pipeline}").build
     where = {SHARDED[role.pipeline]: role.index} if role.pipeline in SHARDED else {}
 

@@ -14,17 +14,17 @@ from operators.io.write_transactionally import WriteTransactionally
 from operators.rollout.backend import BackendSpec, EmulatedSpec, TransformersSpec, VllmSpec
 from operators.rollout.generate_trajectories import GenerateTrajectories
 from pipelines.config import Config
-from pipelines.shards import newest_manifests, reading, shard, store_folder
+from pipelines.shards import newest_manifests, shard_config, store_folder, topic_input
 from schemas.topics import INBOX, RELAY
 
 
 def build(pipeline: beam.Pipeline, config: Config, process: int = 0) -> None:
     """Inbox, relay → trajectories, progress, inbox (hand-over); heartbeats beside it."""
-    source = shard(
+    source = shard_config(
         config,
         "rollout",
         TopicInput(INBOX, tuple(config.rollout.hosted(process)), start="latest"),
-        reading(config, RELAY, newest=newest_manifests(config)),
+        topic_input(config, RELAY, newest=newest_manifests(config)),
         index=process,
         attentive=config.emulated,
     )

@@ -9,13 +9,13 @@ from operators.io.read_topics import ReadTopics
 from operators.io.write_transactionally import WriteTransactionally
 from operators.score.score_trajectories import ScoreTrajectories
 from pipelines.config import Config
-from pipelines.shards import reading, shard
+from pipelines.shards import shard_config, topic_input
 from schemas.topics import EXPERIENCES, TRAJECTORIES
 
 
 def build(pipeline: beam.Pipeline, config: Config) -> None:
     """Trajectories → experiences."""
-    source = shard(config, "score", reading(config, TRAJECTORIES, blocks=True), ledger=(EXPERIENCES,))
+    source = shard_config(config, "score", topic_input(config, TRAJECTORIES, blocks=True), ledger=(EXPERIENCES,))
     (
         pipeline
         | "read trajectories" >> ReadTopics(source)

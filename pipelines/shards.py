@@ -10,7 +10,7 @@ from pipelines.config import Config
 from schemas.topics import Topic
 
 
-def shard(
+def shard_config(
     config: Config,
     pipeline: str,
     *readings: TopicInput,
@@ -42,7 +42,7 @@ def shard(
     )
 
 
-def reading(config: Config, topic: Topic, **how: str | bool | int | tuple[str, ...]) -> TopicInput:
+def topic_input(config: Config, topic: Topic, **how: str | bool | int | tuple[str, ...]) -> TopicInput:
     """All partitions of `topic`."""
     return TopicInput(topic, partitions_of(config, topic), **how)  # type: ignore[arg-type]
 

@@ -11,7 +11,7 @@ from operators.io.read_topics import ReadTopics
 from operators.io.write_transactionally import WriteTransactionally
 from operators.trainer.emulate_training import EmulateTraining
 from pipelines.config import Config
-from pipelines.shards import reading, shard, store_folder
+from pipelines.shards import shard_config, store_folder, topic_input
 from schemas.topics import BATCHES, RELAY, RELAY_CHAIN, parts_of_rank
 
 
@@ -21,10 +21,10 @@ def build(pipeline: beam.Pipeline, config: Config, rank: int = 0) -> None:
         raise ValueError(f"there are {config.trainer.ranks} ranks (trainer.ranks), and none has number {rank}")
     readings = [TopicInput(BATCHES, tuple(parts_of_rank(rank, config.experience.shards)))]
     if rank == 0:
-        readings.append(reading(config, RELAY))
-        readings += [] if config.emulated else [reading(config, RELAY_CHAIN, start="earliest")]
+        readings.append(topic_input(config, RELAY))
+        readings += [] if config.emulated else [topic_input(config, RELAY_CHAIN, start="earliest")]
     owned = () if rank else ((RELAY, (0,)),)
-    source = shard(config, "trainer", *readings, owned=owned, index=rank, attentive=config.emulated)
+    source = shard_config(config, "trainer", *readings, owned=owned, index=rank, attentive=config.emulated)
     train, resumed = _emulation(config, source) if config.emulated else _training(config, source, rank)
     (
         pipeline

@@ -50,9 +50,9 @@ def _text(findings: Sequence[Finding], removed: Sequence[str]) -> str:
     width = max(len(finding.name) for finding in findings)
     lines = [f"removed {path}" for path in removed]
     for finding in findings:
-        lines.append(f"{_SIGNS[finding.verdict]}  {finding.name:{width}}  {finding.says}")
-        if finding.mend is not None:
-            lines.append(f"    {'':{width}}  -> {finding.mend}")
+        lines.append(f"{_SIGNS[finding.verdict]}  {finding.name:{width}}  {finding.detail}")
+        if finding.fix is not None:
+            lines.append(f"    {'':{width}}  -> {finding.fix}")
     wrong = [finding.name for finding in findings if finding.verdict == "missing"]
     lines.append(f"laminar run cannot work here: {', '.join(wrong)}" if wrong else "laminar run can work here")
     return "\n".join(lines)

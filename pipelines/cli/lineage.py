@@ -12,7 +12,7 @@ from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, JsonOption
 from pipelines.cli.weights import find_version
 from pipelines.inspect.audit.trim_marks import newest_mark
-from pipelines.inspect.log.lineage import Prompted, VersionStep, ancestors, read_step, with_texts
+from pipelines.inspect.log.lineage import TrainedPrompt, VersionStep, ancestors, read_step, with_texts
 from pipelines.inspect.log.manifests import Manifests
 from pipelines.present.output import RowOutput, Texts
 from schemas.records import TrimMark, WeightVersion
@@ -50,7 +50,7 @@ def lineage_command(
     line = ancestors(manifests, wanted, depth or None)
     mark = newest_mark(to.client, to.run)
 
-    def read_prompts(step: VersionStep) -> list[Prompted]:
+    def read_prompts(step: VersionStep) -> list[TrainedPrompt]:
         if texts:
             with_texts(to.client, to.run, step.prompts)
         return step.prompts
@@ -108,7 +108,7 @@ def _facts(step: VersionStep) -> dict[str, Any]:
     }
 
 
-def _prompt(prompt: Prompted) -> dict[str, Any]:
+def _prompt(prompt: TrainedPrompt) -> dict[str, Any]:
     return {
         "prompt": prompt.prompt,
         "task": prompt.task,
@@ -137,13 +137,13 @@ def _body(step: VersionStep) -> str:
     return "\n".join(lines)
 
 
-def _prompt_line(prompt: Prompted) -> str:
+def _prompt_line(prompt: TrainedPrompt) -> str:
     rewards = " ".join(f"{reward:g}" for reward in prompt.rewards)
     text = " ".join((prompt.text or "").split())
     cut = text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
     return f"  {prompt.prompt:<8} rewards {rewards:<24} experiences {_place(prompt):<8} {cut}"
 
 
-def _place(prompt: Prompted) -> str:
+def _place(prompt: TrainedPrompt) -> str:
     partition, offset = prompt.place
     return f"{partition}:{offset}"

@@ -130,7 +130,7 @@ def _shown(run: Row) -> Row:
 def _observed(run: RunFolder) -> RunState:
     """What the run's metrics file says, as the live view would show it."""
     from pipelines.inspect.metrics_file import read_metrics
-    from pipelines.inspect.run_state.events import RolesSeen, RoleState, Tick
+    from pipelines.inspect.run_state.events import RolesChanged, RoleState, Tick
     from pipelines.inspect.run_state.state import fold_all, new_run
 
     path = run.folder / "metrics.jsonl"
@@ -142,13 +142,13 @@ def _observed(run: RunFolder) -> RunState:
     at = int((run.state.get("ended_at") or (time.time() if alive else 0)) * 1000)
     state = new_run(run.run, run.goal, int(run.started_at * 1000))
     metrics = read_metrics(path) if path.exists() else []
-    return fold_all(state, [*metrics, RolesSeen(roles), Tick(at)])
+    return fold_all(state, [*metrics, RolesChanged(roles), Tick(at)])
 
 
 def _measured(state: RunState) -> dict[str, Any]:
     from pipelines.inspect.run_state.rates import progress, seconds_left
 
-    last, before = state.evaluation, state.before
+    last, before = state.evaluation, state.first_evaluation
     return {
         "optimizer_steps": state.step,
         "progress": progress(state),

@@ -42,5 +42,5 @@ def run(
 
     named = [f'run.name="{name}"'] if name else []
     loaded = load_config(config, [*(changes or []), *named])
-    stops = context.with_resource(StopRequests(to_the_end=bool(context.obj)))  # before there is a run to stop
+    stops = context.with_resource(StopRequests(final=bool(context.obj)))  # before there is a run to stop
     return run_locally(loaded, config, stops, as_json=json)

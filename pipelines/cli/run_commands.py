@@ -99,18 +99,18 @@ def resume_command(
     """
     from pipelines.inspect.run_folders import find_run_to_resume
     from pipelines.inspect.submissions import submissions
-    from pipelines.run.submission.detached import keep
+    from pipelines.run.submission.detached import start_respawner
 
     found = find_run_to_resume(folder, run)
     if found.reached:
         told = {"run": found.run, "resumed": {}}
         return Report(told, lambda: f"run {found.run} has reached its goal: nothing is left to do", as_json=json)
-    kept = [keep(each) for each in submissions(found.folder) if each.keeper() is None]
+    kept = [start_respawner(each) for each in submissions(found.folder) if each.respawner() is None]
     if found.supervised and found.status != "running":
         from pipelines.run.local import resume_locally
         from pipelines.run.stop_requests import StopRequests
 
-        return resume_locally(found, context.with_resource(StopRequests(to_the_end=bool(context.obj))), as_json=json)
+        return resume_locally(found, context.with_resource(StopRequests(final=bool(context.obj))), as_json=json)
     data = {"run": found.run, "resumed": {each.role.name: each.pid for each in kept}}
     names = ", ".join(each.role.name for each in kept)
     text = f"run {found.run} goes on: {names}" if kept else f"all of run {found.run} is up"
@@ -136,7 +136,7 @@ def drain_command(
     from pipelines.run.drain import drain
 
     found = find_run(folder, run)
-    kept = [each for each in submissions(found.folder) if each.keeper() is not None]
+    kept = [each for each in submissions(found.folder) if each.respawner() is not None]
     if not kept:
         raise typer.BadParameter(f"nothing that was submitted with --detach is up in run {found.run}")
     left = drain(kept, load_config(kept[0].config), time.monotonic() + timeout, lambda line: typer.echo(line, err=True))

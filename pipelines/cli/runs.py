@@ -72,13 +72,13 @@ def audit(
         found.to_json() | {"begins_at": begins},
         lambda: "\n".join([*_lines(to.run, found), *([] if mark is None else [_mark_line(mark)])]),
         as_json=json,
-        exit_code=0 if found.balanced else 1,
+        exit_code=0 if found.passed else 1,
     )
 
 
 def _lines(run: str, audit: Audit) -> Iterator[str]:
     numbers = audit.numbers()
-    yield f"run {run} {'is balanced' if audit.balanced else 'is NOT BALANCED'}"
+    yield f"run {run} {'passes the audit' if audit.passed else 'FAILS THE AUDIT'}"
     yield f"  {numbers['dispatched']:>10}  dispatched"
     if audit.undispatched:
         yield f"  {audit.undispatched:>10}  answered without dispatch"
@@ -94,7 +94,7 @@ def _lines(run: str, audit: Audit) -> Iterator[str]:
     yield from _named("dropped without a reason", audit.without_reason)
     yield from _named("trained, though settled as something else", audit.contradictions)
     for stage in STAGES:
-        waiting = (each.trajectory_id for each in audit.waiting if each.stage == stage)
+        waiting = (each.trajectory_id for each in audit.still_in_flight if each.stage == stage)
         yield from _named(f"still in flight at {stage}", waiting)
 
 

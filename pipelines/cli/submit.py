@@ -66,7 +66,7 @@ def submit(
         raise typer.BadParameter("--replica is for rollout, and instead of --index", param_hint="--replica")
     from pipelines.config import load_config
     from pipelines.roles import configure_logging, run_role
-    from pipelines.run.submission.standalone import get_ready
+    from pipelines.run.submission.standalone import prepare
 
     loaded = load_config(config, changes or [])
     role = Role(pipeline, index if replica is None else replica // loaded.rollout.replicas)
@@ -76,7 +76,7 @@ def submit(
         return _detached(loaded, role, runner, context.args, json)
     configure_logging()
     try:
-        get_ready(loaded, role, lambda line: typer.echo(line, err=True))
+        prepare(loaded, role, lambda line: typer.echo(line, err=True))
         run_role(loaded, role, runner, context.args)
     except KeyboardInterrupt:  # before it ran: from then on Ctrl-C drains
         raise typer.Exit(130) from None
@@ -89,10 +89,10 @@ def _outlined(
     from dataclasses import asdict, replace
 
     from pipelines.run.submission import drawing
-    from pipelines.run.submission.outline import outline, standing_topics
+    from pipelines.run.submission.outline import existing_topics, outline
 
-    standing, silent = standing_topics(config) if config.run.name else ({}, None)
-    found = outline(config, role, runner, beam_options, standing)
+    existing, silent = existing_topics(config) if config.run.name else ({}, None)
+    found = outline(config, role, runner, beam_options, existing)
     if silent is not None and silent not in found.missing:
         found = replace(found, missing=(*found.missing, silent))
     if svg is not None:

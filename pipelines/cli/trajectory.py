@@ -14,7 +14,7 @@ from rich.text import Text
 
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import RUNS, Address, JsonOption
-from pipelines.inspect.log.describe import outcome, said
+from pipelines.inspect.log.describe import describe_outcome, describe_record
 from pipelines.inspect.log.history import History, history_of
 from pipelines.inspect.log.matching import MatchingRecord
 from pipelines.present.output import Report, Texts
@@ -81,7 +81,7 @@ def _model_of(run: str | None) -> Path | None:
 def _facts(name: str, life: History, tokens: Tokens | None) -> dict[str, Any]:
     return {
         "trajectory": name,
-        "outcome": outcome(life),
+        "outcome": describe_outcome(life),
         "events": [{**event._asdict(), "record": to_plain(event.record)} for event in life.events],
         "tokens": None if tokens is None else tokens._asdict(),
     }
@@ -94,11 +94,11 @@ def _texts(
     for part in parts:
         life.events.extend(part)
         yield Text("\n").join(_line(event, life.events[0].timestamp) for event in part)
-    yield f"{name}: {outcome(life)}"
+    yield f"{name}: {describe_outcome(life)}"
     tokens = spelt(life)
     yield from coloured(tokens, colour) if tokens else ()
 
 
 def _line(event: MatchingRecord, began: int) -> Text:
     where = f"{event.topic} {event.partition}:{event.offset}"
-    return Text(f"  {(event.timestamp - began) / 1000:>9.3f} s  {where:<24} {said(event.record)}")
+    return Text(f"  {(event.timestamp - began) / 1000:>9.3f} s  {where:<24} {describe_record(event.record)}")

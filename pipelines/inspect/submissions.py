@@ -61,9 +61,9 @@ class Submission:
     @property
     def status(self) -> str:
         """`up`; `ended` by itself or asked to; `failed` and given up; `died`: its keeper is gone and said nothing."""
-        return "died" if self.stand == "up" and self.keeper() is None else self.stand
+        return "died" if self.stand == "up" and self.respawner() is None else self.stand
 
-    def keeper(self) -> psutil.Process | None:
+    def respawner(self) -> psutil.Process | None:
         """The process that keeps it, if it is still that one."""
         if self.pid is None:
             return None

@@ -78,7 +78,7 @@ class BackgroundAudit:
         audit = json.loads(self._out.read_text())
         self._found({name: number for name, number in audit.items() if isinstance(number, int)} | {"took_s": took})
         counts = tuple(audit[name] for name in _NAMED)
-        if not audit["balanced"] and counts != self._last:  # said once for each new finding
+        if not audit["passed"] and counts != self._last:  # said once for each new finding
             says = ", ".join(
                 f"{count} {name.replace('_', ' ')}" for name, count in zip(_NAMED, counts, strict=True) if count
             )

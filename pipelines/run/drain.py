@@ -14,8 +14,8 @@ from pipelines.run.submission.detached import stop
 from schemas.records import ReplicaStatus
 from schemas.topics import PROMPTS, REPLICAS, TRAJECTORIES, run_prefix
 
-LOOK_S = 2.0
-QUIET = 3
+CHECK_EVERY_S = 2.0
+IDLE_CHECKS = 3
 """So many looks in a row must find nothing under way: heartbeats tell of work a moment after it was given."""
 WAITED_FOR = {"placement": PROMPTS, "score": TRAJECTORIES}
 """Who must be done with what."""
@@ -28,19 +28,19 @@ def drain(kept: Sequence[Submission], config: Config, deadline: float, note: Cal
         stop(each, deadline)
         note(f"{each.role.name} has stopped: nothing new is asked")
     quiet = 0
-    while quiet < QUIET and time.monotonic() < deadline:
-        quiet = quiet + 1 if is_quiet(config) else 0
-        time.sleep(LOOK_S)
+    while quiet < IDLE_CHECKS and time.monotonic() < deadline:
+        quiet = quiet + 1 if is_idle(config) else 0
+        time.sleep(CHECK_EVERY_S)
     left = []
     for each in kept:
-        if quiet < QUIET or not stop(each, deadline):
-            left += [each.role.name] if each.keeper() is not None else []
+        if quiet < IDLE_CHECKS or not stop(each, deadline):
+            left += [each.role.name] if each.respawner() is not None else []
         else:
             note(f"{each.role.name} has stopped")
     return left
 
 
-def is_quiet(config: Config) -> bool:
+def is_idle(config: Config) -> bool:
     """Whether all prompts are dispatched, all replicas idle and all trajectories scored, as Kafka tells it."""
     client, run = config.kafka.client(), config.run.name
     prefix = run_prefix(run)

@@ -16,9 +16,9 @@ from pipelines.present.report.html import render_report
 from pipelines.present.report.summary import summarise
 from pipelines.present.view.console import console
 from pipelines.present.view.live import LiveView
-from pipelines.run.paths import with_whole_paths
+from pipelines.run.paths import with_absolute_paths
 from pipelines.run.preflight import missing_requirements
-from pipelines.run.state import STATE_FILE, RunStateFile, point_latest
+from pipelines.run.state import STATE_FILE, RunStateFile, link_latest
 from pipelines.run.stop_requests import Interrupted, StopRequests
 from pipelines.run.supervisor import CONFIG_FILE, Supervisor
 from schemas.topics import run_prefix
@@ -32,11 +32,11 @@ def run_locally(config: Config, file: Path, stops: StopRequests, *, as_json: boo
 
     Raises ConfigError before anything is started, and what keeps the run from going on.
     """
-    config = with_whole_paths(named(config))
+    config = with_absolute_paths(with_run_name(config))
     check(config)
     folder = config.run_folder
     (folder / "logs").mkdir(parents=True)
-    point_latest(folder)
+    link_latest(folder)
     state = RunStateFile(folder, config.run.name, config.trainer.optimizer_steps)
     return _supervised(config, state, stops, as_json, file=file)
 
@@ -88,12 +88,12 @@ def _supervised(
         _end_failed(state, error)
         raise
     state.end()
-    audited = {**balance.numbers(), "balanced": balance.balanced}
+    audited = {**balance.numbers(), "passed": balance.passed}
     write_atomically(folder / "audit.json", json.dumps(balance.to_json(), indent=1))
     summary = summarise(folder, audited, state.phases)
     write_atomically(folder / "summary.json", json.dumps(summary, indent=1))
     write_atomically(folder / "report.html", render_report(folder))
-    code = 0 if balance.balanced else 1
+    code = 0 if balance.passed else 1
     return Report(summary, lambda: closing_lines(_as_seen_from_here(folder), summary, file), as_json, code)
 
 
@@ -110,7 +110,7 @@ def _end_failed(state: RunStateFile, error: BaseException) -> None:
         error.add_note(f"once that is mended, `{laminar_command()} runs resume --run {state.run}` goes on with the run")
 
 
-def named(config: Config) -> Config:
+def with_run_name(config: Config) -> Config:
     """`config` with a run name: the task and the time, unless it has one."""
     if config.run.name:
         return config

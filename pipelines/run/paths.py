@@ -16,7 +16,7 @@ AnyTask = TypeVar("AnyTask", bound=TaskConfig)
 AnyRubric = TypeVar("AnyRubric", bound=Rubric)
 
 
-def with_whole_paths(config: Config) -> Config:
+def with_absolute_paths(config: Config) -> Config:
     """`config` with paths that mean the same from any folder."""
     emulation = config.rollout.emulation
     lengths = replace(emulation.lengths, file=_whole(emulation.lengths.file))
@@ -41,7 +41,7 @@ def with_whole_paths(config: Config) -> Config:
 def files_read(config: Config) -> Iterator[tuple[str, Path]]:
     """What must be there before a run can begin, but for the model: each with the key that names it."""
     named = (
-        ("kafka.client_properties", config.kafka.of_role(ADMIN).client_properties),
+        ("kafka.client_properties", config.kafka.for_role(ADMIN).client_properties),
         *(("prompts.path", task.path) for task in config.prompts.mixture),
         *(("prompts.heldout_path", task.heldout_path) for task in config.prompts.mixture),
         ("rollout.emulation.lengths.file", config.rollout.emulation.lengths.file),

@@ -68,7 +68,7 @@ class RunKafka:
         """
         if self._has_died():
             self._restart()
-        elif time.monotonic() - self._asked_at >= min(ASK_EVERY_S, self.config.patience_s / 4):
+        elif time.monotonic() - self._asked_at >= min(ASK_EVERY_S, self.config.outage_timeout_s / 4):
             self.answers()
 
     def answers(self) -> bool:
@@ -86,7 +86,7 @@ class RunKafka:
             self._silent_since = now
         self._asked_at = now
         where, silence = f"Kafka at {client.bootstrap_servers}", now - self._silent_since
-        if silence > self.config.patience_s:
+        if silence > self.config.outage_timeout_s:
             raise BrokerUnreachable(f"{where} has not answered for {silence:.0f} s: {reason}")
         if self._silent != (reason is not None):
             self._silent = reason is not None
@@ -144,9 +144,9 @@ class RunKafka:
             ) from died
         if pause is None:
             raise BrokerStartError(f"the broker died {self._restarts.rate()}, the last time: {why}") from died
-        if time.monotonic() - since > (patience := self.config.patience_s):
+        if time.monotonic() - since > (patience := self.config.outage_timeout_s):
             raise BrokerStartError(
-                f"the broker has not come up within kafka.patience_s = {patience:g} s, the last time: {why}"
+                f"the broker has not come up within kafka.outage_timeout_s = {patience:g} s, the last time: {why}"
             ) from died
         self._note(f"the broker has died ({str(died).splitlines()[0]}); starting it again")
         time.sleep(pause)

@@ -82,7 +82,7 @@ class RunStateFile:
         write_anyway(self.folder / STATE_FILE, json.dumps(state, indent=1))
 
 
-def point_latest(folder: Path) -> None:
+def link_latest(folder: Path) -> None:
     """Let `latest` beside run folder `folder` point to it."""
     partial = folder.parent / f".latest.{os.getpid()}"
     partial.unlink(missing_ok=True)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
-PATIENCE = 3
+FORCED_EXIT_AFTER = 3
 """So many requests end the process at once; those who guard the roles and the broker clean up behind it."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -31,12 +31,12 @@ class StopRequests:
     """Holds requests until `check` is called, or raises at once while the block of `waiting` is at a long call.
 
     A signal must not end any odd line of Python: what was half done could not be put right. A context manager, for the
-    main thread. Signals that the parent has had ignored (`nohup`, a job in the background) stay ignored. `to_the_end`
+    main thread. Signals that the parent has had ignored (`nohup`, a job in the background) stay ignored. `final`
     says that nothing but the end of the process follows, where a request changes nothing any more: it is not heard.
     """
 
-    def __init__(self, *, to_the_end: bool = False) -> None:
-        self._to_the_end = to_the_end
+    def __init__(self, *, final: bool = False) -> None:
+        self._final = final
         self._asked: list[int] = []
         self._waiting = False
         self._before: dict[int, Any] = {}
@@ -54,7 +54,7 @@ class StopRequests:
     ) -> None:
         while self._before:
             number, before = self._before.popitem()
-            signal.signal(number, signal.SIG_IGN if self._to_the_end else before)
+            signal.signal(number, signal.SIG_IGN if self._final else before)
 
     def check(self) -> None:
         """Raise Interrupted if a stop has been asked for."""
@@ -62,7 +62,7 @@ class StopRequests:
             raise Interrupted(self._asked[0])
 
     @contextmanager
-    def waiting(self) -> Iterator[None]:
+    def interruptible(self) -> Iterator[None]:
         """Let a request raise Interrupted within the block: for calls that take long and can be given up anywhere."""
         self._waiting = True
         try:
@@ -75,7 +75,7 @@ class StopRequests:
         self._asked.append(number)
         if number == signal.SIGHUP:
             self._let_go_of_terminal()
-        if len(self._asked) >= PATIENCE:
+        if len(self._asked) >= FORCED_EXIT_AFTER:
             os._exit(128 + number)
         if self._waiting:
             self._waiting = False  # what cleans up must not be interrupted in its turn

@@ -30,7 +30,7 @@ from pipelines.run.run_kafka import RunKafka
 from pipelines.run.state import RunStateFile
 from pipelines.run.stop_requests import StopRequests
 from pipelines.run.topics import make_topics
-from pipelines.run.warm import PROGRESS_FILE, find_warm_start
+from pipelines.run.warm_start import PROGRESS_FILE, find_warm_start
 from pipelines.shards import store_folder
 from schemas.records import Metric
 from schemas.topics import CATALOGUE
@@ -90,7 +90,7 @@ class Supervisor:
                 self._watch.source = None
             self._fleet.close()
             self._enter("audit")
-            with self._stops.waiting():
+            with self._stops.interruptible():
                 balance = audit(self.config.kafka.client(), self.config.run.name, ended=True)
             self._kafka.close()
         return balance
@@ -123,7 +123,7 @@ class Supervisor:
     def _prepare(self) -> None:
         """Everything that roles need: Kafka, topics, a model, and the configuration that says where they are."""
         self._enter("broker")
-        with self._stops.waiting():
+        with self._stops.interruptible():
             self._kafka.start()
             self.config = replace(self.config, kafka=self._kafka.config)
             if not self._resumed:
@@ -131,7 +131,7 @@ class Supervisor:
             make_topics(self.config, self.view.note)
             self._kafka.topics = frozenset(topic.name(self.config.run.name) for topic in CATALOGUE.values())
         self.state.bootstrap_servers = self.config.kafka.client().bootstrap_servers
-        self.state.client_properties = self.config.kafka.of_role(ADMIN).client_properties
+        self.state.client_properties = self.config.kafka.for_role(ADMIN).client_properties
         self._write_config()
         if not self.config.model.path and not self.config.emulated:
             self._warm_start()
@@ -200,7 +200,7 @@ class Supervisor:
                 f"the run's folder {self.folder} has been deleted while the run was at work: its checkpoints and the "
                 "broker's data, where it had one of its own, are gone with it. Start another run"
             )
-        with self._stops.waiting():
+        with self._stops.interruptible():
             self._kafka.tend()
         self._fleet.tend(TICK_S)
         if self._audits is not None:

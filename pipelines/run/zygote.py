@@ -37,7 +37,7 @@ _TRAINING = (
     "infra.models.demo",
     "operators.rollout.transformers_backend",
     "operators.trainer.train_batches",
-    "pipelines.run.warm",
+    "pipelines.run.warm_start",
     "reasoning_gym",
     *(f"pipelines.{pipeline}" for pipeline in PIPELINES),
 )
@@ -200,7 +200,7 @@ def _live(command: Mapping[str, Any]) -> int:
     try:
         config = load_config(Path(command["config"]))
         if command["start"] == "warm-start":
-            from pipelines.run.warm import make_warm_start
+            from pipelines.run.warm_start import make_warm_start
 
             make_warm_start(config)
         else:

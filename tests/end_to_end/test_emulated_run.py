@@ -57,7 +57,7 @@ def ended(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def test_it_reaches_its_goal_and_its_books_balance(ended: LaminarRun) -> None:
     assert ended.exit_code() == 0, ended.said()
     audit = ended.audit()
-    assert audit["balanced"]
+    assert audit["passed"]
     assert (audit["trained"], audit["lost"], audit["trained_twice"]) == (STEPS * 32, 0, 0)
     assert ended.traces() == []
 
@@ -99,7 +99,7 @@ def test_a_run_whose_books_do_not_balance_ends_with_1(
         run.end()
     assert run.audit()["named"]["lost"] == [{"trajectory_id": "p999999.0", "stage": "experience"}]
     summary = json.loads((run.folder / "summary.json").read_text())
-    assert (summary["reached"], summary["balanced"], summary["lost"]) == (True, False, 1)
+    assert (summary["reached"], summary["audit_passed"], summary["lost"]) == (True, False, 1)
     assert "The audit does NOT balance: 1 lost" in run.said()
 
 

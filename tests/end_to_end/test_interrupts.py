@@ -81,7 +81,7 @@ def test_a_run_whose_kafka_stays_away_ends(
     with start_broker(BrokerConfig(tmp_path_factory.mktemp("kafka"))) as gone:
         servers = gone.bootstrap_servers
         run = start_run(
-            run_id, f"kafka.bootstrap_servers={servers}", "kafka.patience_s=3", "trainer.optimizer_steps=2000"
+            run_id, f"kafka.bootstrap_servers={servers}", "kafka.outage_timeout_s=3", "trainer.optimizer_steps=2000"
         )
         run.until_phase("training")
         gone.kill()
@@ -110,6 +110,6 @@ def test_a_killed_run_takes_everything_with_it_and_one_command_goes_on(start_run
     run.resume()
     assert run.wait() == 0, run.said()
     audit = run.audit()
-    assert (audit["balanced"], audit["trained"], audit["lost"]) == (True, STEPS * 16, 0)
+    assert (audit["passed"], audit["trained"], audit["lost"]) == (True, STEPS * 16, 0)
     assert (run.state()["started_at"], run.state()["phase"]) == (began, "ended")
     assert not run.traces()

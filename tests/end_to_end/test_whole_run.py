@@ -83,7 +83,7 @@ def ended(small_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Lamin
 def test_it_ends_well_and_its_books_balance(ended: LaminarRun) -> None:
     assert ended.exit_code() == 0, ended.said()
     audit = ended.audit()
-    assert audit["balanced"]
+    assert audit["passed"]
     assert audit["trained"] == STEPS * 16
     assert audit["evaluated"] == 32  # eight questions, greedy and sampled, of the first and the last version
     assert (audit["lost"], audit["trained_twice"]) == (0, 0)
@@ -100,7 +100,7 @@ def summary_of(run: LaminarRun) -> dict[str, Any]:
 
 def test_its_summary_tells_all_of_it(ended: LaminarRun) -> None:
     summary, audit, state = summary_of(ended), ended.audit(), ended.state()
-    told = {"run": NAME, "reached": True, "error": None, "balanced": True, "lost": 0, "trained_twice": 0}
+    told = {"run": NAME, "reached": True, "error": None, "audit_passed": True, "lost": 0, "trained_twice": 0}
     told |= {"trajectories_trained": STEPS * 16, "optimizer_steps": STEPS}
     told |= {"heldout_questions": 8, "phases": state["phases"]}
     assert {key: summary[key] for key in told} == told

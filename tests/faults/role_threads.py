@@ -24,7 +24,7 @@ from operators.io.source import ShardSource
 from operators.io.write_transactionally import _CommitFn
 from pipelines.config import Config
 from pipelines.roles import SHARDED, Role, roles_of
-from pipelines.shards import reading, shard
+from pipelines.shards import shard_config, topic_input
 from schemas.columns import token_ids
 from schemas.records import Prompt, Sampling
 from schemas.topics import EXPERIENCES, RELAY
@@ -101,8 +101,8 @@ def start_roles(config: Config, names: Sequence[str] = ()) -> list[RoleThread]:
     roles = [RoleThread.of(config, role) for role in roles_of(config) if not names or role.name in names]
     if names and "evaluation" not in names:
         return roles
-    experiences, versions = reading(config, EXPERIENCES, keys=("e",)), reading(config, RELAY, start="earliest")
-    source = shard(config, "evaluation", experiences, versions)
+    experiences, versions = topic_input(config, EXPERIENCES, keys=("e",)), topic_input(config, RELAY, start="earliest")
+    source = shard_config(config, "evaluation", experiences, versions)
     evaluate = EvaluateVersions(EvaluationConfig(every=1, periodic_questions=QUESTIONS), _questions)
     return [*roles, RoleThread("evaluation", source, evaluate)]
 

@@ -10,7 +10,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import pytest
 
 from pipelines.config import Config, ConfigError, KafkaConfig, load_config, parse_config, save_config
-from pipelines.run.paths import files_read, with_whole_paths
+from pipelines.run.paths import files_read, with_absolute_paths
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.toml"))
 
@@ -112,7 +112,7 @@ def test_a_value_of_another_type_is_not_converted(table: dict[str, Any], says: s
         ({"evaluation": {"every": -1}}, "evaluation: every must be at least 0"),
         ({"kafka": {"partitions": 0}}, "kafka: partitions must be at least 1"),
         ({"kafka": {"replication_factor": 0}}, "kafka: replication_factor must be at least 1, or -1"),
-        ({"kafka": {"patience_s": 0.0}}, "kafka: patience_s must be positive"),
+        ({"kafka": {"outage_timeout_s": 0.0}}, "kafka: outage_timeout_s must be positive"),
         ({"run": {"name": "a run"}}, "run: run name 'a run' must be"),
     ],
 )
@@ -226,7 +226,7 @@ def test_a_task_has_what_its_section_says_unless_it_says_otherwise(tmp_path: Pat
     assert rubrics == {"gcd": ("whole", "numeric"), "mine": ("boxed", "exact")}
     save_config(config, tmp_path / "saved.toml")
     assert load_config(tmp_path / "saved.toml") == config
-    whole = with_whole_paths(config)
+    whole = with_absolute_paths(config)
     assert [task.path for task in whole.prompts.mixture] == ["", "", str(Path("a.jsonl").absolute())]
     assert ("prompts.path", Path("a.jsonl")) in list(files_read(config))
 

@@ -51,7 +51,7 @@ def books_of(run: LaminarRun) -> Found:
     """What the audit of a run says that has ended, however it did. Raises AssertionError where it does not balance."""
     with start_broker(BrokerConfig(run.folder / "kafka")) as broker:
         found = audit(ClientProperties.at(broker.bootstrap_servers), run.name, ended=True)
-    assert found.balanced, found.to_json()
+    assert found.passed, found.to_json()
     numbers = found.numbers()
     return {name: numbers[name] for name in ("dispatched", "trained", "failed", "lost", "trained_twice")}
 

@@ -21,6 +21,6 @@ def test_reward_rises(seed: int, tmp_path: Path) -> None:
     command = [sys.executable, "-c", LAMINAR, *words, "--name", "calculator"]
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0
     summary = json.loads((tmp_path / "calculator" / "summary.json").read_text())
-    assert summary["balanced"]
+    assert summary["audit_passed"]
     assert summary["reward_last"] > summary["reward_first"] + 0.2
     assert summary["heldout_after"] > summary["heldout_before"] + 0.2

@@ -48,7 +48,9 @@ def audit(
     """
     mark = newest_mark(client, run)
     snapshot = snapshot_of(client, run, mark)
-    return fold_run(client, run, snapshot, None if mark is None else TrimmedHistory.of(mark)).audit(name_waiting=ended)
+    return fold_run(client, run, snapshot, None if mark is None else TrimmedHistory.of(mark)).audit(
+        name_in_flight=ended
+    )
 
 
 def fold_run(

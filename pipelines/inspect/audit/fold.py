@@ -116,22 +116,22 @@ class AuditFold:
         """A dispatch; every later one of the same trajectory is the same dispatch."""
         self._add(key, _DISPATCHED)
 
-    def audit(self, *, name_waiting: bool = False) -> Audit:
-        """The balance. `name_waiting` names what is in flight, too."""
+    def audit(self, *, name_in_flight: bool = False) -> Audit:
+        """The balance. `name_in_flight` names what is in flight, too."""
         counts: Counter[str] = Counter(self._before.counts if self._before is not None else {})
         counts.update(
             duplicate_finishes=self.duplicate_finishes, settled_again=self.settled_again, undecodable=self.undecodable
         )
         in_flight: Counter[Stage] = Counter()
         lost, waiting = [], []
-        for key, known in sorted(self._known.items()) if name_waiting else self._known.items():
+        for key, known in sorted(self._known.items()) if name_in_flight else self._known.items():
             what, stage = self._class_of(key, known)
             counts["dispatched" if known & _DISPATCHED else "undispatched"] += 1
             if what == "lost":
                 lost.append((key, stage))
             elif what == "in_flight":
                 in_flight[stage] += 1
-                if name_waiting:
+                if name_in_flight:
                     waiting.append(ReachedStage(_name(key), stage))
             else:
                 counts[what] += 1
@@ -144,7 +144,7 @@ class AuditFold:
             ),
             without_reason=self._names(key for key, known in self._known.items() if _dropped_without_reason(known)),
             contradictions=self._names(key for key, known in self._known.items() if _contradicts(key, known)),
-            waiting=tuple(waiting),
+            still_in_flight=tuple(waiting),
         )
 
     def closed_below(self, batch: int) -> dict[Purpose, int]:

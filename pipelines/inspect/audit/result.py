@@ -34,7 +34,7 @@ class Audit:
     trained_twice: in two batches of the line, twice in one, or in one that the line trained twice. without_reason:
     dropped, and nobody says why. contradictions: trained, though settled as something else. duplicate_finishes: later
     Trajectory records of an id, which never count. settled_again: later Settled records of an id. undecodable: records
-    that could not be read. `waiting` names what is in flight, where that was asked for.
+    that could not be read. `still_in_flight` names what is in flight, where that was asked for.
     """
 
     dispatched: int = 0
@@ -54,7 +54,7 @@ class Audit:
     duplicate_finishes: int = 0
     settled_again: int = 0
     undecodable: int = 0
-    waiting: tuple[ReachedStage, ...] = ()
+    still_in_flight: tuple[ReachedStage, ...] = ()
 
     @property
     def accounted(self) -> int:
@@ -63,7 +63,7 @@ class Audit:
         return self.trained + self.untrained + settled + sum(self.in_flight.values()) + self.expired + len(self.lost)
 
     @property
-    def balanced(self) -> bool:
+    def passed(self) -> bool:
         """Whether both sides are equal, nothing is lost or trained twice, and every drop has its reason."""
         named = self.lost or self.trained_twice or self.without_reason or self.contradictions
         return self.dispatched + self.undispatched == self.accounted and not named
@@ -93,7 +93,7 @@ class Audit:
     def to_json(self) -> dict[str, Any]:
         """Everything, JSON-ready: the numbers, where what is in flight is, and all names."""
         return {
-            "balanced": self.balanced,
+            "passed": self.passed,
             **self.numbers(),
             "in_flight_by_stage": dict(self.in_flight),
             "named": {
@@ -101,6 +101,6 @@ class Audit:
                 "trained_twice": list(self.trained_twice),
                 "without_reason": list(self.without_reason),
                 "contradictions": list(self.contradictions),
-                "waiting": [each._asdict() for each in self.waiting],
+                "in_flight": [each._asdict() for each in self.still_in_flight],
             },
         }

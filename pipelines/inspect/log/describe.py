@@ -25,7 +25,7 @@ from schemas.records import (
 LONGEST = 100
 
 
-def outcome(life: History) -> str:
+def describe_outcome(life: History) -> str:
     """What became of the trajectory, in a line."""
     finished, scored = life.first(Trajectory), life.first(Experience)
     settled, version = life.first(Settled), life.first(WeightVersion)
@@ -46,7 +46,7 @@ def outcome(life: History) -> str:
     return ", ".join(words)
 
 
-def said(record: Any) -> str:
+def describe_record(record: Any) -> str:
     """What `record` says, in a line."""
     match record:
         case Prompt():

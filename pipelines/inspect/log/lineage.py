@@ -21,7 +21,7 @@ from schemas.topics import BATCHES, EXPERIENCES
 
 
 @dataclass
-class Prompted:
+class TrainedPrompt:
     """What one prompt gave: its samples that were trained, their rewards, and where the first stands as experience."""
 
     prompt: str
@@ -41,7 +41,7 @@ class VersionStep:
     tokens: int
     staleness: Counter[int]
     made_by: Counter[PolicyVersion]
-    prompts: list[Prompted]
+    prompts: list[TrainedPrompt]
 
     @property
     def trajectories(self) -> int:
@@ -84,8 +84,8 @@ def read_step(client: ClientProperties, run: str, manifest: WeightVersion, paren
     if manifest.parent is None:
         return VersionStep(manifest, [], 0, Counter(), Counter(), [])
     name = BATCHES.name(run)
-    ranges = between(partition_ranges(client, name), manifest, parent)
-    prompts: dict[str, Prompted] = {}
+    ranges = batch_ranges(partition_ranges(client, name), manifest, parent)
+    prompts: dict[str, TrainedPrompt] = {}
     step = VersionStep(manifest, [], 0, Counter(), Counter(), [])
     trained = set(manifest.batches) - set(manifest.untrained)
     for chunk in read_chunks(client, BATCHES, name, ranges):
@@ -96,7 +96,7 @@ def read_step(client: ClientProperties, run: str, manifest: WeightVersion, paren
     return step
 
 
-def between(
+def batch_ranges(
     held: Mapping[int, PartitionRange], manifest: WeightVersion, parent: WeightVersion | None
 ) -> dict[int, PartitionRange]:
     """Where the batches stand that made `manifest` of `parent`; all there is where neither says."""
@@ -111,7 +111,7 @@ def between(
     return ranges
 
 
-def _add(step: VersionStep, prompts: dict[str, Prompted], part: MicroBatch) -> None:
+def _add(step: VersionStep, prompts: dict[str, TrainedPrompt], part: MicroBatch) -> None:
     if part.batch not in step.batches:
         step.batches.append(part.batch)
     step.tokens += len(part.token_ids)
@@ -125,16 +125,16 @@ def _add(step: VersionStep, prompts: dict[str, Prompted], part: MicroBatch) -> N
     for trajectory, reward, staleness, version, place in zip(*columns, strict=True):
         key = parse_trajectory_id(trajectory)
         prompt = group_id(key.purpose, key.number)
-        held = prompts.setdefault(prompt, Prompted(prompt, place=place))
+        held = prompts.setdefault(prompt, TrainedPrompt(prompt, place=place))
         held.trajectories.append(trajectory)
         held.rewards.append(reward)
         step.staleness[staleness] += 1
         step.made_by[PolicyVersion(*version)] += 1
 
 
-def with_texts(client: ClientProperties, run: str, prompts: Iterable[Prompted]) -> None:
+def with_texts(client: ClientProperties, run: str, prompts: Iterable[TrainedPrompt]) -> None:
     """Fill in task and text of `prompts`, from the places that their batch names."""
-    wanted: dict[int, dict[int, list[Prompted]]] = defaultdict(lambda: defaultdict(list))
+    wanted: dict[int, dict[int, list[TrainedPrompt]]] = defaultdict(lambda: defaultdict(list))
     for prompt in prompts:
         partition, offset = prompt.place
         wanted[partition][offset].append(prompt)
@@ -148,7 +148,7 @@ def with_texts(client: ClientProperties, run: str, prompts: Iterable[Prompted]) 
                 _tell(block, places[offset])
 
 
-def _tell(block: Block, prompts: list[Prompted]) -> None:
+def _tell(block: Block, prompts: list[TrainedPrompt]) -> None:
     rows: list[Any] = [row.trajectory.prompt for row in block.records() if isinstance(row, Experience)]
     by_prompt = {prompt.prompt_id: prompt for prompt in rows}
     for held in prompts:

@@ -15,7 +15,7 @@ _ALIKE = ("curriculum/", "dropped_share/")
 Values = Mapping[str, float]
 
 
-def of_all(told: Sequence[Values]) -> dict[str, float]:
+def merge_shards(told: Sequence[Values]) -> dict[str, float]:
     """The values of all shards: means by trajectories, what is alike as its mean, and all else added up."""
     if len(told) == 1:
         return dict(told[0])

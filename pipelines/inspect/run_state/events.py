@@ -35,14 +35,14 @@ class RoleState:
 
 
 @dataclass(frozen=True, slots=True)
-class RolesSeen:
+class RolesChanged:
     """All processes of the run, by name."""
 
     roles: Mapping[str, RoleState]
 
 
 @dataclass(frozen=True, slots=True)
-class LagSeen:
+class LagMeasured:
     """Records behind, by the noun of the topic."""
 
     behind: Mapping[str, int]
@@ -55,4 +55,4 @@ class Tick:
     at: int
 
 
-Event = Metric | WeightVersion | ReplicaStatus | RelayStatus | PhaseStarted | RolesSeen | LagSeen | Tick
+Event = Metric | WeightVersion | ReplicaStatus | RelayStatus | PhaseStarted | RolesChanged | LagMeasured | Tick

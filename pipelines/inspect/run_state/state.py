@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any
 
-from pipelines.inspect.run_state.buffers import SHARD, of_all
+from pipelines.inspect.run_state.buffers import SHARD, merge_shards
 from pipelines.inspect.run_state.curve import NO_POINTS, Curve
-from pipelines.inspect.run_state.events import Event, LagSeen, PhaseStarted, RolesSeen, RoleState, Tick
+from pipelines.inspect.run_state.events import Event, LagMeasured, PhaseStarted, RolesChanged, RoleState, Tick
 from schemas.records import Metric, PolicyVersion, RelayStatus, ReplicaStatus, WeightVersion
 
 PACE_POINTS = 16
@@ -65,7 +65,7 @@ class RunState:
     reward: Curve = NO_POINTS
     greedy: Curve = NO_POINTS
     sampled: Curve = NO_POINTS
-    before: Evaluation | None = None
+    first_evaluation: Evaluation | None = None
     evaluation: Evaluation | None = None
     warm_start: Values = field(default_factory=dict)
     buffers: Mapping[int, Values] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class RunState:
     relays: Mapping[int, RelayStatus] = field(default_factory=dict)
     tokens_of_past_incarnations: int = 0
     roles: Mapping[str, RoleState] = field(default_factory=dict)
-    heard: Mapping[str, int] = field(default_factory=dict)
+    last_metric_at: Mapping[str, int] = field(default_factory=dict)
     lag: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -95,7 +95,7 @@ class RunState:
     @property
     def experience(self) -> Values:
         """What the buffer tells of itself."""
-        return of_all(list(self.buffers.values()) or [{}])
+        return merge_shards(list(self.buffers.values()) or [{}])
 
     @property
     def trajectories_trained(self) -> int | None:
@@ -118,8 +118,11 @@ def fold(state: RunState, event: Event) -> RunState:
             known = _SERIES.get(event.name)
             if known is None:
                 return state
-            heard = {**state.heard, event.name: max(event.measured_at, state.heard.get(event.name, 0))}
-            return replace(known(state, event), heard=heard, now=max(state.now, event.measured_at))
+            times = {
+                **state.last_metric_at,
+                event.name: max(event.measured_at, state.last_metric_at.get(event.name, 0)),
+            }
+            return replace(known(state, event), last_metric_at=times, now=max(state.now, event.measured_at))
         case WeightVersion():
             return _announced(state, event.version, event.created_at)
         case ReplicaStatus():
@@ -130,9 +133,9 @@ def fold(state: RunState, event: Event) -> RunState:
             repeated = bool(state.phases) and state.phases[-1].phase == event.phase
             phases = state.phases if repeated else (*state.phases, event)
             return replace(state, phases=phases, now=max(state.now, event.at))
-        case RolesSeen():
+        case RolesChanged():
             return replace(state, roles=dict(event.roles))
-        case LagSeen():
+        case LagMeasured():
             return replace(state, lag=dict(event.behind))
         case Tick():
             return replace(state, now=max(state.now, event.at))
@@ -156,14 +159,14 @@ def _trainer(state: RunState, metric: Metric) -> RunState:
 
 def _evaluation(state: RunState, metric: Metric) -> RunState:
     values, version = metric.values, metric.step
-    last, first = state.evaluation, state.before
+    last, first = state.evaluation, state.first_evaluation
     known = next((each for each in (last, first) if each and each.version == version), None)
     merged = merge_evaluation(known, metric)
     greedy, sampled = values.get("accuracy/greedy"), values.get("accuracy/sampled")
     return replace(
         state,
         evaluation=merged if last is None or version >= last.version else last,
-        before=merged if first is None or version <= first.version else first,
+        first_evaluation=merged if first is None or version <= first.version else first,
         greedy=state.greedy if greedy is None else state.greedy.put(version, greedy),
         sampled=state.sampled if sampled is None else state.sampled.put(version, sampled),
     )

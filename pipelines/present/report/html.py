@@ -139,11 +139,9 @@ def _tiles(summary: Summary) -> Iterable[str]:
     )
     yield _tile(count(summary.get("tokens_generated")), "tokens generated")
     yield _tile(clock(summary.get("wall_seconds")), "wall time")
-    balanced = summary.get("balanced")
-    said = _yes_no(balanced, "balanced", "NOT balanced", "not audited")
-    yield _tile(
-        said, f"{shown(summary.get('lost'))} lost, {shown(summary.get('trained_twice'))} trained twice", balanced
-    )
+    passed = summary.get("audit_passed")
+    said = _yes_no(passed, "audit passed", "audit FAILED", "not audited")
+    yield _tile(said, f"{shown(summary.get('lost'))} lost, {shown(summary.get('trained_twice'))} trained twice", passed)
 
 
 def _yes_no(value: bool | None, yes: str, no: str, unknown: str) -> str:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pipelines.inspect.run_state.buffers import SHARD, of_all
+from pipelines.inspect.run_state.buffers import SHARD, merge_shards
 from pipelines.inspect.run_state.state import Evaluation, merge_evaluation
 from schemas.records import Metric
 
@@ -26,7 +26,7 @@ def newest_by_step(metrics: Iterable[Metric], name: str) -> list[Metric]:
 
 
 def _as_one(told: Sequence[Metric]) -> Metric:
-    return replace(told[-1], values=of_all([each.values for each in told])) if len(told) > 1 else told[0]
+    return replace(told[-1], values=merge_shards([each.values for each in told])) if len(told) > 1 else told[0]
 
 
 def evaluations(metrics: Iterable[Metric]) -> list[Evaluation]:

@@ -141,7 +141,7 @@ def figures_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
         "phases": dict(facts.phases),
         "lost": audit.get("lost"),
         "trained_twice": audit.get("trained_twice"),
-        "balanced": audit.get("balanced"),
+        "audit_passed": audit.get("passed"),
         "unreadable_records": unreadable_records(metrics),
         "seed": facts.seed,
         "restarts": dict(facts.restarts),

@@ -77,9 +77,9 @@ def _in_the_data(careful: float | None) -> list[str]:
 
 def audit_verdict(summary: Summary) -> str:
     """What the audit says."""
-    if summary.get("balanced") is None:
+    if summary.get("audit_passed") is None:
         return "The run was not audited."
-    if summary["balanced"]:
+    if summary["audit_passed"]:
         return "The audit balances: every trajectory is accounted for, none was lost and none trained twice."
     return (
         f"The audit does NOT balance: {summary.get('lost')} lost, {summary.get('trained_twice')} trained twice; "

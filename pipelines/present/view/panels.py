@@ -149,8 +149,8 @@ def heard_seconds(state: RunState, name: str, role: RoleState) -> float | None:
     beats = [each.sent_at for each in state.replicas.values() if each.pid == role.pid]
     beats += [each.sent_at for each in state.relays.values() if each.pid == role.pid]
     pipeline = name.partition("-")[0]
-    if not beats and pipeline in state.heard:
-        beats = [state.heard[pipeline]]
+    if not beats and pipeline in state.last_metric_at:
+        beats = [state.last_metric_at[pipeline]]
     return max(0.0, (state.now - max(beats)) / 1000) if beats else None
 
 
@@ -172,12 +172,12 @@ def doing(state: RunState, role: RoleState) -> str:
 
 
 def _held_out(state: RunState) -> str:
-    if state.before is None or state.evaluation is None:
+    if state.first_evaluation is None or state.evaluation is None:
         return UNKNOWN
     words = []
     for mode, before, curve in (
-        ("greedy", state.before.greedy, state.greedy),
-        ("sampled", state.before.sampled, state.sampled),
+        ("greedy", state.first_evaluation.greedy, state.greedy),
+        ("sampled", state.first_evaluation.sampled, state.sampled),
     ):
         if curve.last:
             words.append(f"{mode} {figure(before)} → {figure(curve.last.y)}")

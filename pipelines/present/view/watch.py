@@ -18,7 +18,7 @@ from pipelines.inspect.metrics_file import (
     unreadable_metric,
     version_metric,
 )
-from pipelines.inspect.run_state.events import Event, LagSeen, PhaseStarted, RolesSeen, RoleState, Tick
+from pipelines.inspect.run_state.events import Event, LagMeasured, PhaseStarted, RolesChanged, RoleState, Tick
 from pipelines.inspect.run_state.state import RunState, fold_all
 from pipelines.present.view.live import LiveView
 from schemas.records import Metric, RelayStatus, ReplicaStatus, WeightVersion
@@ -83,7 +83,7 @@ class Watch:
     def tick(self, roles: Mapping[str, RoleState] | None = None) -> RunState:
         """Take in what is new, `roles` too, and show it."""
         now = self._now()
-        events: list[Event] = [Tick(now)] if roles is None else [Tick(now), RolesSeen(roles)]
+        events: list[Event] = [Tick(now)] if roles is None else [Tick(now), RolesChanged(roles)]
         kept: list[Metric] = []
         if self.source is not None:
             unreadable = []
@@ -103,7 +103,7 @@ class Watch:
                 kept.append(unreadable_metric(Counter(record.noun for record in unreadable), now))
             if now - self._lag_at >= LAG_EVERY_MS:
                 self._lag_at = now
-                lag = LagSeen(self.source.lag())
+                lag = LagMeasured(self.source.lag())
                 events.append(lag)
                 if lag.behind:
                     kept.append(lag_metric(lag.behind, now))

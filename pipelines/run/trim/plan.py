@@ -90,7 +90,7 @@ def plan_trim(
     snapshot = snapshot_of(client, run, earlier)
     whole = fold_run(client, run, snapshot, before)
     audit = whole.audit()
-    if not audit.balanced:
+    if not audit.passed:
         raise TrimRefused(
             f"the audit of run {run} fails: see `laminar runs audit`; its log stays whole until it passes"
         )
@@ -102,7 +102,7 @@ def plan_trim(
     begins = {(run_prefix(run) + place.noun, place.partition): cut.offset for place, cut in cuts.items()}
     left = fold_run(client, run, snapshot, rest, begins).audit()
     counts = {name: audit.numbers()[name] - left.numbers()[name] for name in FIGURES}
-    if not left.balanced or left.in_flight != audit.in_flight or min(counts.values()) < 0:
+    if not left.passed or left.in_flight != audit.in_flight or min(counts.values()) < 0:
         raise TrimRefused(f"what would be left of run {run} does not pass the audit: {left.numbers()}; report this")
     folder = checkpoints.get(to)
     mark = TrimMark(

@@ -24,7 +24,7 @@ from pipelines.cli.main import main
 from pipelines.config import Config, KafkaConfig, RunConfig, parse_config
 from pipelines.inspect.submissions import Submission, submissions
 from pipelines.run import drain as draining
-from pipelines.run.drain import drain, is_quiet
+from pipelines.run.drain import drain, is_idle
 from pipelines.run.topics import make_topics
 from schemas.codec import encode
 from schemas.records import Prompt, ReplicaStatus
@@ -127,19 +127,19 @@ def test_a_run_is_quiet_once_all_is_dispatched_and_no_replica_is_at_work(broker:
     idle = replace(SAMPLES[ReplicaStatus], running=0, waiting=0)  # type: ignore[type-var]
     inputs, restore = (Input(PROMPTS.name(run_id), (0,)),), Partition(RESTORE.name(run_id), 0)
     placement = SessionConfig(client, group_name(run_id, "placement"), inputs, restore)
-    assert is_quiet(config)
+    assert is_idle(config)
     write(REPLICAS, replace(idle, waiting=1))  # type: ignore[type-var]
-    assert not is_quiet(config)
+    assert not is_idle(config)
     write(REPLICAS, idle)
-    assert is_quiet(config)
+    assert is_idle(config)
     session = Session(placement)
     write(PROMPTS, SAMPLES[Prompt])
-    assert not is_quiet(config)
+    assert not is_idle(config)
     while not session.poll(0.5):
         pass
     session.commit([], session.positions(), {}, {})
     session.close()
-    assert is_quiet(config)
+    assert is_idle(config)
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def kept(tmp_path: Path) -> Iterator[list[Submission]]:
 def test_who_asks_ends_first_and_who_answers_once_all_is_answered(
     broker: Broker, run_id: str, kept: list[Submission], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(draining, "LOOK_S", 0.05)
+    monkeypatch.setattr(draining, "CHECK_EVERY_S", 0.05)
     config = replace(parse_config({}, "a test"), run=RunConfig(run_id), kafka=KafkaConfig(broker.bootstrap_servers))
     make_topics(config)
 

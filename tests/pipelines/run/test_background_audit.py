@@ -55,8 +55,8 @@ def test_background_audit_pauses_for_a_multiple_of_what_an_audit_takes(
 
 
 def test_background_audit_reports_a_new_finding_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    lost = result(balanced=False, lost=2)
-    run = Scripted(monkeypatch, tmp_path, lost, lost, result(balanced=False, lost=2, trained_twice=1))
+    lost = result(passed=False, lost=2)
+    run = Scripted(monkeypatch, tmp_path, lost, lost, result(passed=False, lost=2, trained_twice=1))
     run.until(60)
     assert [note.partition(";")[0] for note in run.notes] == [
         "the audit of the run so far FAILED: 2 lost",

@@ -90,8 +90,8 @@ def test_broker_that_never_starts_is_given_up_with_its_reason(kafka: RunKafka, t
     with pytest.raises(BrokerStartError, match=r"(?s)died 7 times in 60 s, the last time: .*SIGKILL.*broker.log"):
         kafka._bring_up()
     assert len(starts) == 7
-    kafka.config = replace(kafka.config, patience_s=1e-9)
+    kafka.config = replace(kafka.config, outage_timeout_s=1e-9)
     kafka._restarts = kafka_of_run.Restarts()
-    with pytest.raises(BrokerStartError, match=r"kafka\.patience_s = 1e-09 s"):
+    with pytest.raises(BrokerStartError, match=r"kafka\.outage_timeout_s = 1e-09 s"):
         kafka._bring_up()
     kafka._own = None

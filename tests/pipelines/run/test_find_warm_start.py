@@ -12,7 +12,7 @@ from infra.models.demo_config import DemoModelConfig
 from operators.trainer.warm_start_config import WarmStartConfig
 from operators.trainer.warm_start_record import RECORD_FILE
 from pipelines.config import Config, RunConfig
-from pipelines.run.warm import PROGRESS_FILE, find_warm_start, make_warm_start
+from pipelines.run.warm_start import PROGRESS_FILE, find_warm_start, make_warm_start
 
 TINY = WarmStartConfig(
     model=DemoModelConfig(hidden_size=16, layers=1, heads=2, kv_heads=1, mlp_size=16, max_positions=64),
@@ -33,7 +33,7 @@ def test_it_is_found_by_the_next_run_without_drawing_a_question(
     config.run_folder.mkdir()
     make_warm_start(config)
     told = json.loads((config.run_folder / PROGRESS_FILE).read_text())
-    monkeypatch.setattr("pipelines.run.warm.open_source", None)
+    monkeypatch.setattr("pipelines.run.warm_start.open_source", None)
     another = replace(config, run=replace(config.run, name="second"))
     assert find_warm_start(another) == {**told, "seconds": 0.0}
     for changed in (

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pipelines.config import parse_config
-from pipelines.run.paths import files_read, with_whole_paths
+from pipelines.run.paths import files_read, with_absolute_paths
 
 TABLE: dict[str, Any] = {
     "run": {"folder": "runs"},
@@ -24,7 +24,7 @@ TABLE: dict[str, Any] = {
 def test_paths_are_made_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/me")
-    whole = with_whole_paths(parse_config(TABLE, "my.toml"))
+    whole = with_absolute_paths(parse_config(TABLE, "my.toml"))
     assert whole.run.folder == tmp_path / "runs"
     assert whole.model.path == str(tmp_path / "model")
     rewards = [(spec.name, spec.component, spec.weight) for spec in whole.score.rewards]
@@ -39,8 +39,8 @@ def test_paths_are_made_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         "score.rewards": Path(script),
     }
     monkeypatch.chdir("/")
-    assert with_whole_paths(whole) == whole
+    assert with_absolute_paths(whole) == whole
 
 
 def test_what_is_not_said_stays_so() -> None:
-    assert not list(files_read(with_whole_paths(parse_config({}, "my.toml"))))
+    assert not list(files_read(with_absolute_paths(parse_config({}, "my.toml"))))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.run.state import STATE_FILE, RunStateFile, point_latest
+from pipelines.run.state import STATE_FILE, RunStateFile, link_latest
 
 
 @pytest.fixture
@@ -55,6 +55,6 @@ def test_it_is_written_when_something_changes_and_only_then(state: RunStateFile)
 def test_latest_points_to_the_newest(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        point_latest(tmp_path / name)
+        link_latest(tmp_path / name)
         assert (tmp_path / "latest").resolve() == tmp_path / name
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "latest"]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pipelines.run.stop_requests import PATIENCE, Interrupted, StopRequests
+from pipelines.run.stop_requests import FORCED_EXIT_AFTER, Interrupted, StopRequests
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def stops() -> Iterator[StopRequests]:
 
 def test_nothing_is_raised_while_nobody_asks(stops: StopRequests) -> None:
     stops.check()
-    with stops.waiting():
+    with stops.interruptible():
         pass
 
 
@@ -36,7 +36,7 @@ def test_a_long_call_is_given_up_at_once(stops: StopRequests) -> None:
     reached = []
 
     def call() -> None:
-        with stops.waiting():
+        with stops.interruptible():
             os.kill(os.getpid(), signal.SIGINT)
             reached.append("the end of the call")
 
@@ -47,7 +47,7 @@ def test_a_long_call_is_given_up_at_once(stops: StopRequests) -> None:
 
 def test_a_request_from_before_a_long_call_keeps_it_from_beginning(stops: StopRequests) -> None:
     os.kill(os.getpid(), signal.SIGINT)
-    with pytest.raises(Interrupted), stops.waiting():
+    with pytest.raises(Interrupted), stops.interruptible():
         pytest.fail("it began")
 
 
@@ -55,7 +55,7 @@ def test_what_cleans_up_is_not_interrupted(stops: StopRequests) -> None:
     cleaned = []
 
     def call() -> None:
-        with stops.waiting():
+        with stops.interruptible():
             try:
                 os.kill(os.getpid(), signal.SIGINT)
             finally:
@@ -80,14 +80,14 @@ def run_code(code: str) -> int:
 
 
 def test_whoever_asks_thrice_does_not_wait() -> None:
-    asks = "os.kill(os.getpid(), signal.SIGINT)\n" * PATIENCE
+    asks = "os.kill(os.getpid(), signal.SIGINT)\n" * FORCED_EXIT_AFTER
     assert run_code(f"StopRequests().__enter__()\n{asks}os._exit(0)") == 130
 
 
-@pytest.mark.parametrize(("to_the_end", "code"), [("True", 0), ("False", -signal.SIGHUP)])
-def test_who_is_at_the_end_is_not_to_be_stopped(to_the_end: str, code: int) -> None:
+@pytest.mark.parametrize(("final", "code"), [("True", 0), ("False", -signal.SIGHUP)])
+def test_who_is_at_the_end_is_not_to_be_stopped(final: str, code: int) -> None:
     asks = "import atexit\natexit.register(os.kill, os.getpid(), signal.SIGHUP)\n"
-    assert run_code(f"{asks}with StopRequests(to_the_end={to_the_end}): pass") == code
+    assert run_code(f"{asks}with StopRequests(final={final}): pass") == code
 
 
 def test_what_the_parent_has_had_ignored_stays_ignored() -> None:

@@ -26,7 +26,7 @@ Laminar = Callable[..., tuple[int, Any]]
 def runs(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path / "runs"
     for each in submissions(next(iter((tmp_path / "runs").glob("*")), tmp_path)):
-        if (process := each.keeper()) is not None:
+        if (process := each.respawner()) is not None:
             for child in [*process.children(recursive=True), process]:
                 child.kill()
 
@@ -90,7 +90,7 @@ def test_a_lost_job_is_submitted_again_and_after_a_restart_one_command_goes_on(
     assert [line["role"] for line in said] == ["score", "score"]
     code, stopped = laminar("runs", "stop", "--run", run_id)
     assert (code, stopped["stopped"], stopped["status"]) == (0, True, "ended")
-    assert not submissions(runs / run_id)[0].keeper()
+    assert not submissions(runs / run_id)[0].respawner()
     assert "Traceback" not in log.read_text().partition("start 3 of")[2]
 
 

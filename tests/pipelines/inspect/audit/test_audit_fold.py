@@ -30,7 +30,7 @@ def folded(*rows: object, done: bool = True, trimmed: tuple[str, ...] = ()) -> A
     }
     for row in sorted(rows, key=lambda row: ORDER.index(type(row).__name__)):
         enter[type(row).__name__](row)
-    return fold.audit(name_waiting=True)
+    return fold.audit(name_in_flight=True)
 
 
 ORDER = ("WeightVersion", "Settled", "MicroBatch", "Experience", "Trajectory", "Assignment")
@@ -58,7 +58,7 @@ ORDER = ("WeightVersion", "Settled", "MicroBatch", "Experience", "Trajectory", "
 )
 def test_every_story_has_its_place(rows: tuple[object, ...], done: bool, number: str) -> None:
     audit = folded(*rows, done=done)
-    assert audit.balanced
+    assert audit.passed
     assert audit.numbers()[number] == 1
     assert audit.accounted == 1
 
@@ -80,7 +80,7 @@ def test_what_a_stage_let_go_of_is_lost(rows: tuple[object, ...], stage: str) ->
     names = {row.trajectory_id for row in rows if hasattr(row, "trajectory_id") and not hasattr(row, "reason")}
     assert audit.lost == tuple(ReachedStage(name, stage) for name in sorted(names))
     assert audit.accounted == audit.dispatched + audit.undispatched
-    assert not audit.balanced
+    assert not audit.passed
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_what_a_stage_let_go_of_is_lost(rows: tuple[object, ...], stage: str) ->
 )
 def test_what_retention_took_is_expired(rows: tuple[object, ...], trimmed: str) -> None:
     audit = folded(*rows, trimmed=(trimmed,))
-    assert audit.balanced
+    assert audit.passed
     assert audit.numbers()["expired"] == 1
 
 
@@ -111,7 +111,7 @@ def test_trained_twice_is_named(rows: tuple[object, ...]) -> None:
     audit = folded(*rows)
     assert len(audit.trained_twice) == 1
     assert audit.trained_twice[0] in ("p1.0", "p2.0")
-    assert not audit.balanced
+    assert not audit.passed
 
 
 def test_in_two_batches_of_which_one_is_an_orphan_s_is_trained_once() -> None:
@@ -125,19 +125,19 @@ def test_in_two_batches_of_which_one_is_an_orphan_s_is_trained_once() -> None:
 def test_a_drop_without_a_reason_is_named(reason: str) -> None:
     audit = folded(settled("p1.0", "dropped", reason), *SCORED)
     assert audit.without_reason == ("p1.0",)
-    assert not audit.balanced
+    assert not audit.passed
 
 
 def test_trained_though_dropped_is_a_contradiction() -> None:
     audit = folded(manifest("1.1", None, 3), settled("p1.0", "dropped", "old"), micro_batch(3, "p1.0"), *SCORED)
     assert audit.contradictions == ("p1.0",)
-    assert not audit.balanced
+    assert not audit.passed
 
 
 def test_repeats_are_counted_and_change_nothing() -> None:
     repeats = (trajectory("p1.0"), ASKED, settled("p1.0", "dropped", "again"))
     audit = folded(manifest("1.1", None, 3), *BATCHED, *repeats)
-    assert audit.balanced
+    assert audit.passed
     assert audit.trained == audit.dispatched == 1
     assert audit.duplicate_finishes == 1
     assert audit.settled_again == 1
@@ -146,9 +146,9 @@ def test_repeats_are_counted_and_change_nothing() -> None:
 def test_a_hand_over_is_no_second_dispatch() -> None:
     handed_over = replace(ASKED, lease=2, replica=1)
     under_way = folded(ASKED, handed_over)
-    assert (under_way.balanced, under_way.dispatched, under_way.in_flight) == (True, 1, {"generation": 1})
+    assert (under_way.passed, under_way.dispatched, under_way.in_flight) == (True, 1, {"generation": 1})
     ended = folded(manifest("1.1", None, 3), *BATCHED, handed_over)
-    assert (ended.balanced, ended.dispatched, ended.trained, ended.duplicate_finishes) == (True, 1, 1, 0)
+    assert (ended.passed, ended.dispatched, ended.trained, ended.duplicate_finishes) == (True, 1, 1, 0)
 
 
 def test_the_first_finish_is_the_one_that_is_waited_for() -> None:
@@ -160,7 +160,7 @@ def test_the_first_finish_is_the_one_that_is_waited_for() -> None:
 
 def test_what_waits_is_named_where_it_waits() -> None:
     audit = folded(ASKED, trajectory("p0.7"), assignment("p0.7"), assignment("p0.8"), experience("e3.1"), done=False)
-    assert audit.waiting == (
+    assert audit.still_in_flight == (
         ReachedStage("p0.7", "score"),
         ReachedStage("p0.8", "generation"),
         ReachedStage("p1.0", "generation"),
@@ -172,7 +172,7 @@ def test_what_waits_is_named_where_it_waits() -> None:
 def test_identities_of_any_size_come_back_as_they_were() -> None:
     names = ["p0.0", "e0.0", "p0.999999", f"e{10**18 - 1}.999999", f"p{10**18 - 1}.0"]
     audit = folded(*map(assignment, names))
-    assert {each.trajectory_id for each in audit.waiting} == set(names)
+    assert {each.trajectory_id for each in audit.still_in_flight} == set(names)
 
 
 def test_a_million_trajectories_fit_into_memory() -> None:

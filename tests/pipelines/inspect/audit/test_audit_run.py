@@ -122,7 +122,7 @@ def damaged(broker: Broker) -> Iterator[Run]:
 
 def test_a_run_at_work_balances(sound: Run) -> None:
     found = audit(sound.client, sound.run)
-    assert found.balanced
+    assert found.passed
     numbers = {name: number for name, number in found.numbers().items() if number}
     repeats = {"duplicate_finishes": 1, "undecodable": 1}
     assert numbers == {"dispatched": 8, "trained": 6, "dropped": 1, "in_flight": 1, **repeats}
@@ -140,7 +140,7 @@ def test_what_is_wrong_is_named_and_nothing_else(damaged: Run) -> None:
     )
     assert found.trained_twice == ("p0.0",)
     assert found.without_reason == ("p7.0",)
-    assert not found.balanced
+    assert not found.passed
     assert found.accounted == found.dispatched + found.undispatched
 
 
@@ -182,7 +182,7 @@ def test_what_retention_took_is_expired_not_lost(broker: Broker, run_id: str) ->
     found = audit(run.client, run_id)
     assert found.numbers()["expired"] == 3
     assert found.trained == 3
-    assert found.balanced
+    assert found.passed
 
 
 def test_a_run_that_is_not_there_is_an_error(sound: Run) -> None:
@@ -199,12 +199,12 @@ def laminar(run: Run, *words: str) -> int:
 def test_the_command_prints_the_balance(sound: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert laminar(sound) == 0
     printed = capsys.readouterr().out
-    assert "is balanced" in printed
+    assert "passes the audit" in printed
     assert NAMES[7] not in printed
     assert laminar(sound, "--ended", "--json") == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["balanced"] is True
-    assert found["named"]["waiting"] == [{"trajectory_id": NAMES[7], "stage": "score"}]
+    assert found["passed"] is True
+    assert found["named"]["in_flight"] == [{"trajectory_id": NAMES[7], "stage": "score"}]
 
 
 def test_the_command_names_everything_that_is_wrong(damaged: Run, capsys: pytest.CaptureFixture[str]) -> None:

@@ -202,7 +202,7 @@ def test_audit_names_what_a_later_batch_trains_again(run: Run) -> None:
     run.write(RELAY, replace(manifest("1.5", "1.4", 4), batch_offsets=(5,)))
     found = audit(run.client, run.run)
     assert found.trained_twice == ("p0.0",)
-    assert not found.balanced
+    assert not found.passed
     with pytest.raises(TrimRefused, match=r"the audit of run .* fails"):
         run.plan("1.4")
 

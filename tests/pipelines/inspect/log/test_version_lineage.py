@@ -10,7 +10,7 @@ import pytest
 from record_samples import SAMPLES
 
 from infra.kafka.ranges import PartitionRange
-from pipelines.inspect.log.lineage import between
+from pipelines.inspect.log.lineage import batch_ranges
 from schemas.records import WeightVersion
 
 Laminar = Callable[..., tuple[int, str, str]]
@@ -83,5 +83,5 @@ def test_only_the_batches_between_two_versions_are_read(
 ) -> None:
     held = {0: PartitionRange(0 if before != (0, 0) else 2, 20), 1: PartitionRange(0, 20)}
     parent = None if before is None else replace(MANIFEST, batch_offsets=before)
-    found = between(held, replace(MANIFEST, batch_offsets=after), parent)
+    found = batch_ranges(held, replace(MANIFEST, batch_offsets=after), parent)
     assert {number: (part.beginning, part.end) for number, part in found.items()} == expected

@@ -85,7 +85,7 @@ def folder_of_a_run(folder: Path, run: str = "sums") -> Path:
     (folder / "config.toml").write_text("[run]\nseed = 3\n[trainer]\nlr = 2e-4\n")
     state = {"run": run, "started_at": START / 1000, "ended_at": START / 1000 + 131, "error": None}
     (folder / "state.json").write_text(json.dumps(state))
-    audited = {"balanced": False, "lost": 0, "trained_twice": 1}
+    audited = {"passed": False, "lost": 0, "trained_twice": 1}
     summary = summarise(folder, audited, {"warm start": 12.0, "training": 96.0, "broker": 0.0})
     (folder / "summary.json").write_text(json.dumps(summary))
     return folder
@@ -96,7 +96,7 @@ def test_the_page_shows_the_run(tmp_path: Path) -> None:
     text = " ".join(found.text)
     for expected in (
         "sums", "reached its goal", "0.42 → 0.89", "0.24 → 0.86", "best supervised checkpoint, greedy: 0.94",
-        "below the best supervised checkpoint (0.94)", "NOT balanced", "0 lost, 1 trained twice",
+        "below the best supervised checkpoint (0.94)", "audit FAILED", "0 lost, 1 trained twice",
         "10,800", "warm start 0:12", "training 1:36", "lr = 2e-4", "laminar runs audit --run sums", "2:11", "seed 3",
     ):  # fmt: skip
         assert expected in text, expected

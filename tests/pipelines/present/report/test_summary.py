@@ -27,7 +27,7 @@ FACTS = RunFacts(
     wall_seconds=133.2,
     goal=STEPS,
     phases={"warm start": 12.0, "training": 100.0},
-    audit={"balanced": True, "lost": 0, "trained_twice": 0, "in_flight_by_stage": {}},
+    audit={"passed": True, "lost": 0, "trained_twice": 0, "in_flight_by_stage": {}},
     restarts={"rollout-0": 1, "score": 0},
 )
 
@@ -64,7 +64,7 @@ def test_the_summary_of_a_metrics_file(tmp_path: Path) -> None:
         "phases": {"warm start": 12.0, "training": 100.0},
         "lost": 0,
         "trained_twice": 0,
-        "balanced": True,
+        "audit_passed": True,
         "seed": 3,
         "restarts": {"rollout-0": 1, "score": 0},
     }
@@ -161,7 +161,7 @@ def summary(
     return {
         "warm_start_careful_share": careful, "warm_start_habit_share": habit,
         "heldout_warm_start_best": best, "heldout_before": before, "heldout_after": after,
-        "heldout_questions": questions, "reward_first": 0.4, "reward_last": 0.9, "balanced": True,
+        "heldout_questions": questions, "reward_first": 0.4, "reward_last": 0.9, "audit_passed": True,
     }  # fmt: skip
 
 
@@ -210,8 +210,8 @@ def test_nothing_is_said_of_what_is_not_known() -> None:
     ("found", "says"),
     [
         ({}, "not audited"),
-        ({"balanced": True}, "none was lost"),
-        ({"balanced": False, "lost": 3, "trained_twice": 0}, "does NOT balance: 3 lost"),
+        ({"audit_passed": True}, "none was lost"),
+        ({"audit_passed": False, "lost": 3, "trained_twice": 0}, "does NOT balance: 3 lost"),
     ],
 )
 def test_what_the_audit_says(found: dict[str, Any], says: str) -> None:
@@ -287,7 +287,7 @@ def test_the_summary_of_a_folder(tmp_path: Path) -> None:
         "[run]\nname = 'sums'\nseed = 7\n[warm_start]\ncareless_share = 0.75\nslip_rate = 1.0\nhabit_steps = 9\n"
     )
     (tmp_path / "warm_start.json").write_text('{"best": 0.97, "folder": "x"}')
-    found = summarise(tmp_path, {"lost": 0, "trained_twice": 0, "balanced": True}, {"training": 50.0})
+    found = summarise(tmp_path, {"lost": 0, "trained_twice": 0, "passed": True}, {"training": 50.0})
     expected = {
         "run": "sums", "reached": True, "seed": 7, "wall_seconds": 60.5, "restarts": {"rollout-0": 2}, "lost": 0,
         "heldout_warm_start_best": 0.97, "optimizer_steps": STEPS, "optimizer_steps_goal": 90, "weight_versions": 81,

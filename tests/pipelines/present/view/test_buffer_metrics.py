@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipelines.inspect.run_state.buffers import of_all
+from pipelines.inspect.run_state.buffers import merge_shards
 from pipelines.inspect.run_state.state import fold_all, new_run
 from pipelines.present.report.series import newest_by_step, staleness_histogram
 from schemas.records import Metric
@@ -12,14 +12,14 @@ SECOND = {"staleness/0": 1.0, "staleness/1": 4.0, "trajectories/sums": 1.0, "rew
 
 
 def test_counts_add_up_and_means_are_weighted() -> None:
-    assert of_all([FIRST, SECOND]) == {
+    assert merge_shards([FIRST, SECOND]) == {
         "staleness/0": 4.0,
         "staleness/1": 4.0,
         "trajectories/sums": 4.0,
         "reward/mean/sums": 0.75,
         "curriculum/level": 2.0,
     }
-    assert of_all([{"dropped": 2.0}]) == {"dropped": 2.0}
+    assert merge_shards([{"dropped": 2.0}]) == {"dropped": 2.0}
 
 
 def test_the_newest_word_of_each_shard_counts_for_a_step() -> None:

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from record_samples import SAMPLES
 from textual.widgets import Static, TabbedContent
 
-from pipelines.inspect.run_state.events import LagSeen
+from pipelines.inspect.run_state.events import LagMeasured
 from pipelines.inspect.run_state.state import RunState, fold_all, new_run
 from pipelines.present.view.app import WatchApp
 from pipelines.present.view.exposition import RunCollector, exposed
@@ -44,7 +44,7 @@ def state() -> RunState:
         replace(status, replica=1, waiting=0),
         relay,
         version,
-        LagSeen({"batches": 3}),
+        LagMeasured({"batches": 3}),
     ]
     return fold_all(new_run("first", None, 0), events)
 

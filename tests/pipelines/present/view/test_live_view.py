@@ -17,7 +17,7 @@ from synthetic_run import START, evaluation_metric, heartbeat, history, manifest
 from infra.kafka.unreadable import Unreadable
 from pipelines.inspect import metrics_file
 from pipelines.inspect.metrics_file import MetricsFile, position_metric, read_metrics
-from pipelines.inspect.run_state.events import LagSeen, PhaseStarted, RolesSeen, RoleState, Tick
+from pipelines.inspect.run_state.events import LagMeasured, PhaseStarted, RolesChanged, RoleState, Tick
 from pipelines.inspect.run_state.state import RunState, fold, fold_all, new_run
 from pipelines.present.view.braille import plot
 from pipelines.present.view.live import LiveView
@@ -36,8 +36,8 @@ def training() -> RunState:
         evaluation_metric(0, "greedy", 0.24),
         evaluation_metric(40, "greedy", 0.88),
         heartbeat(0, START + 65_000, 10),
-        RolesSeen(ROLES),
-        LagSeen({"prompts": 0, "inbox": 12, "batches": 3}),
+        RolesChanged(ROLES),
+        LagMeasured({"prompts": 0, "inbox": 12, "batches": 3}),
         RelayStatus(0, ("1.40", "1.39"), 9, "host", 43, START + 67_000),
         Tick(START + 70_000),
     ]
@@ -75,7 +75,7 @@ def test_the_screen_of_a_run_of_which_nothing_is_known() -> None:
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_the_screen_fits(width: int, height: int) -> None:
     many = {f"role-{index}": RoleState(index, 0, "up") for index in range(30)} | {"sick": RoleState(99, 3, "down")}
-    state = fold(training(), RolesSeen(many))
+    state = fold(training(), RolesChanged(many))
     lines = drawn(state, width, height).splitlines()
     assert len(lines) <= height
     assert max(map(len, lines)) <= width
@@ -126,8 +126,8 @@ def test_without_a_terminal_there_is_a_line_now_and_then() -> None:
 
 def test_only_what_died_is_called_down() -> None:
     roles = {"a": RoleState(None, 0, "starting"), "b": RoleState(1, 0, "up"), "c": RoleState(None, 0, "ended")}
-    assert "down" not in run_line(fold(training(), RolesSeen(roles)))
-    assert "down: d" in run_line(fold(training(), RolesSeen({**roles, "d": RoleState(7, 1, "down")})))
+    assert "down" not in run_line(fold(training(), RolesChanged(roles)))
+    assert "down: d" in run_line(fold(training(), RolesChanged({**roles, "d": RoleState(7, 1, "down")})))
 
 
 def test_the_last_state_is_shown_at_the_end() -> None:
@@ -185,7 +185,7 @@ def test_count(value: float | None, text: str) -> None:
 
 def test_lag_in_words() -> None:
     assert lag_text(new_run("r", 1, 0)) == "-"
-    assert lag_text(fold(new_run("r", 1, 0), LagSeen({"inbox": 0}))) == "none"
+    assert lag_text(fold(new_run("r", 1, 0), LagMeasured({"inbox": 0}))) == "none"
     assert lag_text(training(), most=1) == "inbox 12"
 
 

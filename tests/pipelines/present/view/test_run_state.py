@@ -9,7 +9,7 @@ import pytest
 from synthetic_run import GROUP_BATCH, START, STEP_MS, evaluation_metric, heartbeat, history, manifest, trainer_metric
 
 from pipelines.inspect.run_state.curve import MAX_POINTS, NO_POINTS, Curve, Point
-from pipelines.inspect.run_state.events import LagSeen, PhaseStarted, RolesSeen, RoleState, Tick
+from pipelines.inspect.run_state.events import LagMeasured, PhaseStarted, RolesChanged, RoleState, Tick
 from pipelines.inspect.run_state.rates import progress, rates, seconds_left
 from pipelines.inspect.run_state.state import PACE_POINTS, RunState, fold, fold_all, new_run
 from schemas.records import Metric, PolicyVersion, RelayStatus
@@ -34,11 +34,11 @@ def after(*events: Any) -> RunState:
         ([trainer_metric(3)], "trajectories_trained", 3 * GROUP_BATCH),
         ([], "trajectories_trained", None),
         ([Tick(START + 9), Tick(START + 4)], "now", START + 9),
-        ([LagSeen({"inbox": 4}), LagSeen({"batches": 1})], "lag", {"batches": 1}),
-        ([RolesSeen({"a": RoleState(1, 2, "up"), "b": RoleState(2, 0, "down")})], "restarts", {"a": 2}),
+        ([LagMeasured({"inbox": 4}), LagMeasured({"batches": 1})], "lag", {"batches": 1}),
+        ([RolesChanged({"a": RoleState(1, 2, "up"), "b": RoleState(2, 0, "down")})], "restarts", {"a": 2}),
         ([RelayStatus(0, ("1.2",), 5, "h", 6, START + 7)], "now", START + 7),
-        ([Metric("weather", 1, {"rain": 1.0}, START + 9)], "heard", {}),
-        ([Metric("score", 1, {"errors": 2.0}, START + 9)], "heard", {"score": START + 9}),
+        ([Metric("weather", 1, {"rain": 1.0}, START + 9)], "last_metric_at", {}),
+        ([Metric("score", 1, {"errors": 2.0}, START + 9)], "last_metric_at", {"score": START + 9}),
         # of two incarnations the tokens add up, and a late word of the first changes nothing
         ([heartbeat(0, 1, 50), heartbeat(0, 2, 70), heartbeat(1, 2, 5)], "tokens_generated", 75),
         ([heartbeat(0, 1, 70), heartbeat(0, 2, 10, incarnation=2), heartbeat(0, 3, 71)], "tokens_generated", 80),
@@ -65,9 +65,14 @@ def test_greedy_and_sampled_answers_of_one_version_are_one_evaluation() -> None:
         evaluation_metric(10, "greedy", 0.4),  # later still
         evaluation_metric(20, "sampled", 0.45, final=True),
     )
-    assert state.before is not None
+    assert state.first_evaluation is not None
     assert state.evaluation is not None
-    assert (state.before.version, state.before.greedy, state.before.sampled, state.before.final) == (0, 0.2, 0.1, False)
+    assert (
+        state.first_evaluation.version,
+        state.first_evaluation.greedy,
+        state.first_evaluation.sampled,
+        state.first_evaluation.final,
+    ) == (0, 0.2, 0.1, False)
     last = state.evaluation
     assert (last.version, last.greedy, last.sampled, last.questions, last.final) == (20, 0.5, 0.45, 256, True)
     assert [(point.x, point.y) for point in state.greedy.points] == [(0, 0.2), (10, 0.4), (20, 0.5)]

@@ -40,11 +40,11 @@ WHOLE = Machine(
 def test_a_whole_machine_lacks_nothing() -> None:
     findings = judge(WHOLE)
     assert {finding.verdict for finding in findings} == {"ok"}
-    assert not any(finding.mend for finding in findings)
+    assert not any(finding.fix for finding in findings)
 
 
 @pytest.mark.parametrize(
-    ("change", "name", "verdict", "says"),
+    ("change", "name", "verdict", "detail"),
     [
         ({"python": (3, 10, 9)}, "python", "missing", "3.10.9 is older than 3.11"),
         ({"packages": (Package("torch>=2", None, False),)}, "packages", "missing", "torch>=2: not installed"),
@@ -71,13 +71,13 @@ def test_a_whole_machine_lacks_nothing() -> None:
     ],
 )
 def test_what_is_missing_is_said_with_what_mends_it(
-    change: dict[str, object], name: str, verdict: str, says: str
+    change: dict[str, object], name: str, verdict: str, detail: str
 ) -> None:
     findings = judge(replace(WHOLE, **change))
     (wrong,) = (finding for finding in findings if finding.verdict != "ok")
     assert (wrong.name, wrong.verdict) == (name, verdict)
-    assert says in wrong.says
-    assert wrong.mend
+    assert detail in wrong.detail
+    assert wrong.fix
     assert can_run(findings) is (verdict != "missing")
 
 
@@ -87,9 +87,9 @@ def test_what_is_missing_is_said_with_what_mends_it(
 )
 def test_doctor_reports_settings_that_lose_records(where: str, fatal: bool, verdict: str) -> None:
     problem = SettingProblem(where, "retention.ms", "1", "-1", "records would go", fatal)
-    (finding,) = [each for each in judge(replace(WHOLE, broker="", settings=(problem,))) if each.mend]
+    (finding,) = [each for each in judge(replace(WHOLE, broker="", settings=(problem,))) if each.fix]
     assert (finding.name, finding.verdict) == ("kafka settings", verdict)
-    assert finding.mend == "kafka-configs.sh --alter, retention.ms: -1"
+    assert finding.fix == "kafka-configs.sh --alter, retention.ms: -1"
 
 
 def test_a_broker_elsewhere_needs_no_java_here() -> None:
@@ -98,9 +98,9 @@ def test_a_broker_elsewhere_needs_no_java_here() -> None:
 
 def test_commands_that_mend_can_be_pasted() -> None:
     poor = replace(WHOLE, packages=(Package("kafka-python[lz4]>=3", None, False),), prism=None, go=Path("/go"))
-    mends = [finding.mend for finding in judge(poor) if finding.mend]
-    assert shlex.split(mends[0]) == ["pip", "install", "kafka-python[lz4]>=3"]
-    assert "make prism" in mends[1]
+    fixes = [finding.fix for finding in judge(poor) if finding.fix]
+    assert shlex.split(fixes[0]) == ["pip", "install", "kafka-python[lz4]>=3"]
+    assert "make prism" in fixes[1]
 
 
 def test_this_machine_is_seen_as_it_is() -> None:

@@ -98,7 +98,7 @@ def test_the_command_prints_it_and_exits_with_1_where_something_is_missing(
     make_topics(config(broker.bootstrap_servers, run_id))
     code, out = said(*sets, "--json", "--", "--streaming")
     found = json.loads(out)
-    assert {each["standing"] for each in found["reads"]} == {1}
+    assert {each["existing"] for each in found["reads"]} == {1}
     assert found["options"][-1] == "--streaming"
     code, out = said("--set", f"run.name={run_id}", "--set", "kafka.bootstrap_servers=localhost:1")
     assert code == 1
