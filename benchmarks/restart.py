@@ -214,7 +214,7 @@ def manifest(version: PolicyVersion, specs: tuple[TensorSpec, ...]) -> WeightVer
 def commit(config: Config, role: str, session: Session, versions: int) -> None:
     """What a role has committed once all its work has ended: every input and ledger read to the end."""
     newest = f"1.{versions - 1}"
-    marks: dict[str, dict[str, Any]] = {
+    state: dict[str, dict[str, Any]] = {
         "placement": {"manifests": [newest, False, versions - 1], "lease": 1},
         "rollout": {"versions": [newest]},
         "experience": {"newest": newest, "batch": versions},
@@ -226,9 +226,9 @@ def commit(config: Config, role: str, session: Session, versions: int) -> None:
         ends = {Partition(*where): end for where, end in found.items()}
     read = {where: ends[where] for where in session.positions()}
     if role == "trainer":
-        marks[role]["trained"]["offsets"] = [ends[Partition(BATCHES.name(RUN), 0)]]
+        state[role]["trained"]["offsets"] = [ends[Partition(BATCHES.name(RUN), 0)]]
     ledger = {f"{where.topic}:{where.partition}": ends[where] for where in session.config.ledger}
-    session.commit([], read, ledger, marks.get(role, {}))
+    session.commit([], read, ledger, state.get(role, {}))
     session.close()
 
 

@@ -23,7 +23,7 @@ def build(pipeline: beam.Pipeline, config: ExportConfig, client: ClientPropertie
     (
         pipeline
         | "read topic" >> ReadTopics(source)
-        | "write files" >> FoldRecords(ExportTopic(config), letters=False)
+        | "write files" >> FoldRecords(ExportTopic(config), dead_letters=False)
         | "commit offsets" >> WriteTransactionally(source)
     )
 
@@ -37,8 +37,8 @@ def shard(config: ExportConfig, client: ClientProperties) -> ShardConfig:
         client=client,
         run=contents.run,
         pipeline=f"export-{contents.topic}-{folder}",
-        readings=(TopicInput(contents.of, tuple(sorted(contents.starts)), blocks=columnar),),
-        resume=Resume(config, client),
-        ends=not config.follow,
+        inputs=(TopicInput(contents.of, tuple(sorted(contents.starts)), blocks=columnar),),
+        start_positions=Resume(config, client),
+        bounded=not config.follow,
         commit_s=5.0,
     )

@@ -15,7 +15,7 @@ from operators.io.write_transactionally import WriteTransactionally
 
 def build(pipeline: beam.Pipeline, folder: StorageFolder, run: str, client: ClientProperties, partitions: int) -> None:
     """The dataset in `folder` → experiences; the end of it → metrics."""
-    source = ShardConfig(client, run, "import", ends=True)
+    source = ShardConfig(client, run, "import", bounded=True)
     (
         pipeline
         | "tick" >> ReadTopics(source)

@@ -13,7 +13,7 @@ from schemas.topics import Topic
 def shard_config(
     config: Config,
     pipeline: str,
-    *readings: TopicInput,
+    *inputs: TopicInput,
     ledger: tuple[Topic, ...] = (),
     index: int = 0,
     owned: tuple[tuple[Topic, tuple[int, ...]], ...] = (),
@@ -32,7 +32,7 @@ def shard_config(
         run=config.run.name,
         pipeline=pipeline,
         shard=index,
-        readings=readings,
+        inputs=inputs,
         ledger=tuple((topic, partitions_of(config, topic)) for topic in ledger),
         owned=owned,
         poll_s=0.25 if patient else 0.02 if attentive else 0.1,

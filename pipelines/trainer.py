@@ -19,12 +19,12 @@ def build(pipeline: beam.Pipeline, config: Config, rank: int = 0) -> None:
     """Batches, relay, relay-chain → relay, metrics; of another rank than the first its batches alone."""
     if not 0 <= rank < config.trainer.ranks:
         raise ValueError(f"there are {config.trainer.ranks} ranks (trainer.ranks), and none has number {rank}")
-    readings = [TopicInput(BATCHES, tuple(parts_of_rank(rank, config.experience.shards)))]
+    inputs = [TopicInput(BATCHES, tuple(parts_of_rank(rank, config.experience.shards)))]
     if rank == 0:
-        readings.append(topic_input(config, RELAY))
-        readings += [] if config.emulated else [topic_input(config, RELAY_CHAIN, start="earliest")]
+        inputs.append(topic_input(config, RELAY))
+        inputs += [] if config.emulated else [topic_input(config, RELAY_CHAIN, start="earliest")]
     owned = () if rank else ((RELAY, (0,)),)
-    source = shard_config(config, "trainer", *readings, owned=owned, index=rank, attentive=config.emulated)
+    source = shard_config(config, "trainer", *inputs, owned=owned, index=rank, attentive=config.emulated)
     train, resumed = _emulation(config, source) if config.emulated else _training(config, source, rank)
     (
         pipeline

@@ -18,14 +18,14 @@ MAX_NOTE_BYTES = 4 * 1024 * 1024
 class Note:
     """The state of a shard as of one commit. Offsets are by "topic:partition".
 
-    `ledger` is where the ledger begins in each output, `marks` the operator's part. `offsets` are the next offsets to
+    `ledger` is where the ledger begins in each output, `state` the operator's part. `offsets` are the next offsets to
     read of the committed inputs; `commit` counts the commits of the start; `written` are the last offsets of this
     commit's outputs, which the log must still reach when the shard starts again.
     """
 
     start: int = 0
     ledger: Mapping[str, int] = field(default_factory=dict)
-    marks: Mapping[str, Any] = field(default_factory=dict)
+    state: Mapping[str, Any] = field(default_factory=dict)
     offsets: Mapping[str, int] = field(default_factory=dict)
     commit: int = 0
     written: Mapping[str, int] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class Note:
     def encode(self) -> str:
         """As text, of ASCII. Raises ValueError beyond MAX_NOTE_BYTES."""
         text = json.dumps(
-            [self.start, self.ledger, self.marks, self.offsets, self.commit, self.written], separators=(",", ":")
+            [self.start, self.ledger, self.state, self.offsets, self.commit, self.written], separators=(",", ":")
         )
         if len(text) > MAX_NOTE_BYTES:
             raise ValueError(

@@ -186,7 +186,7 @@ class Session:
             self._consumer.seek(place, offset)
 
     def commit(
-        self, outputs: Iterable[Outgoing], offsets: Offsets, ledger: Mapping[str, int], marks: Mapping[str, Any]
+        self, outputs: Iterable[Outgoing], offsets: Offsets, ledger: Mapping[str, int], state: Mapping[str, Any]
     ) -> dict[str, int]:
         """Write `outputs`, the note and `offsets` in one transaction; the first offset written of each partition.
 
@@ -197,7 +197,7 @@ class Session:
             if self.lost is not None:
                 raise self.lost
             self._offsets |= {_named(partition): offset for partition, offset in offsets.items()}
-            note = Note(self.start, ledger, marks, self._offsets, self.commits + 1)
+            note = Note(self.start, ledger, state, self._offsets, self.commits + 1)
             note.encode()  # one that is too long is refused before anything is written
             sent: list[Any] = []
             try:
@@ -322,7 +322,7 @@ class Session:
         self.ends = {Partition(*tp): ends[tp] for tp in assigned}
         # Minting is a commit like any other, so two starts can never bear one number.
         offsets = {Partition(*tp): positions[Partition(*tp)] for tp, i in self._inputs() if i.start == "committed"}
-        self.commit([], offsets, {_named(tp): floor for tp, floor in floors.items()}, self.note.marks)
+        self.commit([], offsets, {_named(tp): floor for tp, floor in floors.items()}, self.note.state)
 
     def _refuse_what_is_written(self, begins: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> None:
         """Raise NoteMissing where a shard without a note has written before."""

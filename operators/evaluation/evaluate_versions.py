@@ -43,18 +43,18 @@ class _Evaluating:
         now: Callable[[], int] = lambda: time.time_ns() // 10**6,
     ) -> None:
         self._config, self._questions, self._now = config, questions, now
-        self._number, self._last, final, self._lost = restored.marks.get("evaluated", (0, None, None, False))
+        self._number, self._last, final, self._lost = restored.state.get("evaluated", (0, None, None, False))
         self._final = PolicyVersion.parse(final) if final else None
         self._rounds: dict[str, Round] = {}
         self._pending = PendingOffsets()
         self._places: dict[int, tuple[PartitionKey, int]] = {}
-        newest, is_last = restored.marks.get("newest", (None, False))
+        newest, is_last = restored.state.get("newest", (None, False))
         self._newest = Announced(PolicyVersion.parse(newest), is_last) if newest else None
-        self._results = {mode: Metric(_NAME, *each) for mode, each in restored.marks.get("results", {}).items()}
+        self._results = {mode: Metric(_NAME, *each) for mode, each in restored.state.get("results", {}).items()}
         """Of the final version, by mode."""
         self._repeat = list(self._results.values())
         """What a start publishes again: an observer that waits for it reads the end of the metrics alone."""
-        for name, (first, count) in restored.marks.get("rounds", {}).items():
+        for name, (first, count) in restored.state.get("rounds", {}).items():
             self._rounds[name] = open_round(name, range(first, first + count))
 
     def fold(self, polled: Polled) -> list[Output]:
@@ -76,12 +76,12 @@ class _Evaluating:
     def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
         rounds = {name: [r.expected.start, len(r.expected)] for name, r in self._rounds.items()}
         final = None if self._final is None else str(self._final)
-        marks: dict[str, Any] = {"evaluated": [self._number, self._last, final, self._lost], "rounds": rounds}
+        state: dict[str, Any] = {"evaluated": [self._number, self._last, final, self._lost], "rounds": rounds}
         if self._newest is not None:
-            marks["newest"] = [str(self._newest.version), self._newest.final]
+            state["newest"] = [str(self._newest.version), self._newest.final]
         if self._results:
-            marks["results"] = {mode: [m.step, m.values, m.measured_at] for mode, m in self._results.items()}
-        return Checkpoint(self._pending.low_water(positions), marks=marks)
+            state["results"] = {mode: [m.step, m.values, m.measured_at] for mode, m in self._results.items()}
+        return Checkpoint(self._pending.low_water(positions), state=state)
 
     def busy(self) -> bool:
         return False

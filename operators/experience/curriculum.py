@@ -28,12 +28,12 @@ class Success(NamedTuple):
 class Curriculum:
     """Of `levels` levels of `task` ("": of all), the one that prompts are made of, and how its questions fare."""
 
-    def __init__(self, task: str, levels: int, marks: Sequence[Any] | None = None) -> None:
+    def __init__(self, task: str, levels: int, state: Sequence[Any] | None = None) -> None:
         self.task, self._levels = task, levels
         self.level: int
         self._since: int
         self._asked: bool
-        self.level, self._since, self._asked, counts = marks or (0, 0, False, {})
+        self.level, self._since, self._asked, counts = state or (0, 0, False, {})
         self.success: dict[str, Success] = {task: Success(*each) for task, each in counts.items()}
         """Of the answers that this shard of the buffer has seen."""
         self._others: dict[int, LevelSuccess] = {}
@@ -85,7 +85,7 @@ class Curriculum:
         everything = total(self.known())
         return LevelRequest(self.task, level, batch, everything.share, everything.answered, now)
 
-    def marks(self) -> Sequence[Any]:
+    def state(self) -> Sequence[Any]:
         """What a commit's note says of it."""
         return [self.level, self._since, self._asked, {task: list(each) for task, each in self.success.items()}]
 
@@ -93,8 +93,8 @@ class Curriculum:
 class Curricula:
     """The curricula of the tasks that have one: of `levels` those with several; "" is the only task, of any name."""
 
-    def __init__(self, levels: Mapping[str, int], marks: Mapping[str, Any] | None = None) -> None:
-        known = marks or {}
+    def __init__(self, levels: Mapping[str, int], state: Mapping[str, Any] | None = None) -> None:
+        known = state or {}
         self._of = {task: Curriculum(task, count, known.get(task)) for task, count in levels.items() if count > 1}
 
     def __iter__(self) -> Iterator[Curriculum]:
@@ -141,9 +141,9 @@ class Curricula:
             }
         return told
 
-    def marks(self) -> Mapping[str, Any]:
+    def state(self) -> Mapping[str, Any]:
         """What a commit's note says of them."""
-        return {"curriculum": {each.task: each.marks() for each in self}} if self._of else {}
+        return {"curriculum": {each.task: each.state() for each in self}} if self._of else {}
 
 
 def total(success: Mapping[str, Success]) -> Success:

@@ -34,8 +34,8 @@ class Endings:
 
     @classmethod
     def restored(cls, restored: Restored, partitions: int, shard: int = 0, shards: int = 1) -> Endings:
-        """As a start of `shard` finds it: from the last commit's marks and the Settled records read back, its own."""
-        endings = cls(TrajectoryLedger(partitions, restored.marks.get("settled")))
+        """As a start of `shard` finds it: from the last commit's state and the Settled records read back, its own."""
+        endings = cls(TrajectoryLedger(partitions, restored.state.get("settled")))
         settled = [received.record for received in restored.ledger if is_trajectory_id(received.record.trajectory_id)]
         for record in settled:
             key = parse_trajectory_id(record.trajectory_id)
@@ -117,9 +117,9 @@ class Endings:
         """The oldest emission that a restart must read back."""
         return self._ledger.oldest_emission()
 
-    def marks(self) -> dict[str, int]:
+    def state(self) -> dict[str, int]:
         """What a commit's note says of the ledger."""
-        return self._ledger.marks()
+        return self._ledger.state()
 
     def _end(
         self, number: int, run: RowRun, ages: list[int] | list[None], same: tuple[Outcome, str, int | None, bool]

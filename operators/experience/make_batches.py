@@ -21,9 +21,9 @@ from operators.experience.packing import pack
 from operators.experience.prompt_order import PromptOrder
 from operators.experience.sharing import Sharing
 from operators.experience.trainable import ANY_TOKEN, Verdict, untrainable
+from operators.io.dead_letters import dead_letter
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, ReceivedRecord, Restored
 from operators.io.pending import PendingOffsets
-from operators.io.reject import rejected
 from schemas.records import (
     BatchProposal,
     BatchSelection,
@@ -72,8 +72,8 @@ class MakeBatches:
 
     def restore(self, restored: Restored) -> _Buffering:
         endings = Endings.restored(restored, self.partitions, self.shard, self.config.shards)
-        curricula = Curricula(self.levels, restored.marks.get("curriculum"))
-        return _Buffering(self, endings, curricula, restored.marks)
+        curricula = Curricula(self.levels, restored.state.get("curriculum"))
+        return _Buffering(self, endings, curricula, restored.state)
 
 
 class _Buffering:
@@ -84,7 +84,7 @@ class _Buffering:
         step: MakeBatches,
         endings: Endings,
         curricula: Curricula,
-        marks: Mapping[str, Any],
+        state: Mapping[str, Any],
         now: Callable[[], int] = lambda: time.time_ns() // 10**6,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -96,13 +96,13 @@ class _Buffering:
         self._evictions = step.config.make_evictions()
         self._endings, self._curricula = endings, curricula
         self._now, self._clock = now, clock
-        self._batch = marks.get("batch", 0)
+        self._batch = state.get("batch", 0)
         self._sharing = Sharing(
-            step.shard, step.config.shards, step.partitions, step.config.global_batch, bool(self._evictions), marks
+            step.shard, step.config.shards, step.partitions, step.config.global_batch, bool(self._evictions), state
         )
         self._groups = Groups()
         self._pending = PendingOffsets()
-        newest = marks.get("newest")
+        newest = state.get("newest")
         self._newest = PolicyVersion.parse(newest) if newest else None
         self._measures = BufferMeasures()
         self._letters: list[Output] = []
@@ -137,12 +137,12 @@ class _Buffering:
         return Checkpoint(
             low_water=self._pending.low_water(positions) | self._sharing.low_water(positions),
             ledger_from=self._endings.oldest_emission(),
-            marks={
-                "settled": self._endings.marks(),
+            state={
+                "settled": self._endings.state(),
                 "batch": self._batch,
                 "newest": None if self._newest is None else str(self._newest),
-                **self._curricula.marks(),
-                **self._sharing.marks(),
+                **self._curricula.state(),
+                **self._sharing.state(),
             },
         )
 
@@ -194,7 +194,7 @@ class _Buffering:
     def _letter(self, member: GroupMember, reason: str) -> Output:
         shelf = member.shelf
         received = ReceivedRecord(EXPERIENCES.noun, shelf.partition, shelf.offset, member.experience())
-        return rejected(received, "make batches", f"{member.trajectory_id}: {reason}", self._now())
+        return dead_letter(received, "make batches", f"{member.trajectory_id}: {reason}", self._now())
 
     def _refusal(self, member: GroupMember) -> str | None:
         return next(filter(None, (writer.refuse(member) for writer in self._writers)), None)
@@ -280,7 +280,7 @@ class _Buffering:
                 log.error("batch %d lacks groups that are called: nobody offered them, or they left", self._batch)
             outputs += self._make_batch([member for group in groups for member in group.members], called.newest)
         refused, self._sharing.refused = self._sharing.refused, []
-        return outputs + [rejected(received, "make batches", reason, self._now()) for received, reason in refused]
+        return outputs + [dead_letter(received, "make batches", reason, self._now()) for received, reason in refused]
 
     def _make_batch(self, members: Sequence[GroupMember], newest: PolicyVersion | None) -> list[Output]:
         """The next batch; `newest` is the newest version announced when it was decided on."""

@@ -46,13 +46,13 @@ class BatchSelector:
     """What the first shard does for all: it calls up what is offered, each offer once, in the order of the log.
 
     Where it `takes_back`, what was offered before the newest weight version was known goes back, so that its shard may
-    drop what is too old by now. `marks` are those of the last commit: the next batch, and the place of the first offer
+    drop what is too old by now. `state` are those of the last commit: the next batch, and the place of the first offer
     that is not called.
     """
 
-    def __init__(self, wanted: int, takes_back: bool, pending: PendingOffsets, marks: Sequence[int] | None) -> None:
+    def __init__(self, wanted: int, takes_back: bool, pending: PendingOffsets, state: Sequence[int] | None) -> None:
         self._wanted, self._takes_back, self._pending = wanted, takes_back, pending
-        self._batch, *place = marks or (0, 0, 0)
+        self._batch, *place = state or (0, 0, 0)
         self._next = tuple(place)
         self._offers: deque[_Offer] = deque()
 
@@ -73,7 +73,7 @@ class BatchSelector:
             yield BatchSelection(self._batch, self._take(count), newest, now)
             self._batch += 1
 
-    def marks(self) -> list[int]:
+    def state(self) -> list[int]:
         """What a commit's note says of it."""
         return [self._batch, *self._next]
 
@@ -96,12 +96,12 @@ class Sharing:
     """The part in it of `shard` of `shards`, of a buffer of `partitions`; the only one has no part in anything."""
 
     def __init__(
-        self, shard: int, shards: int, partitions: int, wanted: int, takes_back: bool, marks: Mapping[str, Any]
+        self, shard: int, shards: int, partitions: int, wanted: int, takes_back: bool, state: Mapping[str, Any]
     ) -> None:
         self.shards, self.shard = shards, shard
         self._partitions = partitions
         self._pending = PendingOffsets()
-        self._heard, offered, called = marks.get("sharing", (0, (), None))
+        self._heard, offered, called = state.get("sharing", (0, (), None))
         self.offered: set[int] = set(offered)
         """The numbers of the groups that are set aside, or were by a start before this one."""
         self._calls: deque[tuple[int, BatchSelection]] = deque()
@@ -154,11 +154,11 @@ class Sharing:
         """The offset in the offers below which nothing is pending."""
         return self._pending.low_water({_PLACE: positions[_PLACE]}) if _PLACE in positions else {}
 
-    def marks(self) -> Mapping[str, Any]:
+    def state(self) -> Mapping[str, Any]:
         """What a commit's note says of it."""
         if self.shards == 1:
             return {}
-        return {"sharing": [self._heard, sorted(self.offered), self._caller and self._caller.marks()]}
+        return {"sharing": [self._heard, sorted(self.offered), self._caller and self._caller.state()]}
 
     def _is_mine(self, number: int) -> bool:
         prompt = number if number >= 0 else ~number

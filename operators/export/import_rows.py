@@ -40,19 +40,19 @@ class ImportRows:
 
     def restore(self, restored: Restored) -> Importing:
         """Raises ExportError where the folder holds nothing that can be imported."""
-        return Importing(self, restored.marks)
+        return Importing(self, restored.state)
 
 
 class Importing:
-    """What one start has written of the dataset. `marks` are those of all datasets that were imported before."""
+    """What one start has written of the dataset. `state` are those of all datasets that were imported before."""
 
     def __init__(
-        self, step: ImportRows, marks: Mapping[str, Any], now: Callable[[], int] = lambda: time.time_ns() // 10**6
+        self, step: ImportRows, state: Mapping[str, Any], now: Callable[[], int] = lambda: time.time_ns() // 10**6
     ) -> None:
         self._step, self._now = step, now
         self._contents = read_contents(step.folder)
         importable(self._contents)
-        self._marks = dict(marks)
+        self._marks = dict(state)
         self._of = identity(self._contents)
         self._span, self._base, self._done = self._begun()
         self._plan: ImportPlan = plan_of(step.folder, self._contents, self._span)
@@ -80,8 +80,8 @@ class Importing:
     def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
         """How far it is; begun at its end, once all is told."""
         if self._told:
-            return Checkpoint(marks={**self._marks, self._of: [self._span.end, self._span.end, 0, 0]})
-        return Checkpoint(marks={**self._marks, self._of: [*self._span, self._base, self._done]})
+            return Checkpoint(state={**self._marks, self._of: [self._span.end, self._span.end, 0, 0]})
+        return Checkpoint(state={**self._marks, self._of: [*self._span, self._base, self._done]})
 
     def busy(self) -> bool:
         """Until all is told."""

@@ -35,25 +35,25 @@ class ShardConfig:
 
     In seconds: `slice_s` is how long the source runs before the runner may make a checkpoint (None: what suits
     the runner), `poll_s` how long an idle poll waits, `commit_s` how long offsets that moved without outputs may go
-    uncommitted, `transaction_timeout_s` how long a transaction may take. `owned` are the partitions that this shard
-    alone writes: a start that finds records there, and no note of an earlier start, refuses. `resume` gives, at every
-    start, positions that override the committed ones (a trainer resumes from its checkpoint). A shard that `ends` reads
-    what had been written when it started, and finishes once its step is idle. `budget` is how long one step may take.
+    uncommitted, `transaction_timeout_s` how long a transaction may take. This shard alone writes the `owned`
+    partitions: a start raises where it finds records there and no note of an earlier start. `start_positions` is called
+    at every start; its positions override the committed ones (a trainer resumes from its checkpoint). A `bounded` shard
+    reads what had been written when it started, and finishes once its step is idle. `budget` bounds one step.
     """
 
     client: ClientProperties
     run: str
     pipeline: str
     shard: int = 0
-    readings: tuple[TopicInput, ...] = ()
+    inputs: tuple[TopicInput, ...] = ()
     ledger: tuple[tuple[Topic, tuple[int, ...]], ...] = ()
     owned: tuple[tuple[Topic, tuple[int, ...]], ...] = ()
     slice_s: float | None = None
     poll_s: float = 0.1
     commit_s: float = 1.0
     transaction_timeout_s: float = 60.0
-    resume: Callable[[], Mapping[PartitionKey, int]] | None = field(default=None, compare=False)
-    ends: bool = False
+    start_positions: Callable[[], Mapping[PartitionKey, int]] | None = field(default=None, compare=False)
+    bounded: bool = False
     budget: StepBudget = StepBudget()  # noqa: RUF009 - frozen
 
     @property
@@ -65,7 +65,7 @@ class ShardConfig:
         return SessionConfig(
             client=self.client,
             group=self.group,
-            inputs=tuple(Input(r.topic.name(self.run), r.partitions, r.start, r.newest) for r in self.readings),
+            inputs=tuple(Input(r.topic.name(self.run), r.partitions, r.start, r.newest) for r in self.inputs),
             restore=Partition(RESTORE.name(self.run), 0),
             ledger=self._partitions(self.ledger),
             owned=self._partitions(self.owned),

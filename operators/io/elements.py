@@ -38,14 +38,14 @@ class PartitionKey(NamedTuple):
 class Restored:
     """The first element of a start: what the shard had committed and written before.
 
-    `ledger` is its own output read back from where the last commit's note said; `marks` is the operator's part of the
+    `ledger` is its own output read back from where the last commit's note said; `state` is the operator's part of the
     note; `offsets` are where reading resumes. Emissions are numbered from 1 in a start; the ledger is emission 0.
     """
 
     group: str
     start: int
     ledger: tuple[ReceivedRecord, ...]
-    marks: Mapping[str, Any]
+    state: Mapping[str, Any]
     offsets: Mapping[PartitionKey, int]
 
 
@@ -81,12 +81,12 @@ class Checkpoint:
     """What a restart needs to know of a step, committed with the outputs that it covers.
 
     `low_water` are the offsets below which nothing is pending; `ledger_from` is the number of the oldest emission that
-    a restart must read back (None: none); `marks` go into the commit's note.
+    a restart must read back (None: none); `state` go into the commit's note.
     """
 
     low_water: Mapping[PartitionKey, int] = field(default_factory=dict)
     ledger_from: int | None = None
-    marks: Mapping[str, Any] = field(default_factory=dict)
+    state: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,13 +23,13 @@ class TrajectoryLedger:
     `partitions` is the partition count of the topics keyed by group. Emission numbers never fall from call to call.
     """
 
-    def __init__(self, partitions: int, marks: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, partitions: int, state: Mapping[str, Any] | None = None) -> None:
         self._partitions = partitions
         self._marks: dict[tuple[Purpose, int], int] = {}
         self._members: dict[tuple[Purpose, int], set[int] | None] = {}  # None: closed
         # In the order of their numbers; a plain dict would step over all that has left to find the first.
         self._emission: OrderedDict[tuple[Purpose, int], int] = OrderedDict()
-        for name, mark in (marks or {}).items():
+        for name, mark in (state or {}).items():
             self._marks[PURPOSES[name[0]], int(name[1:])] = mark
 
     def __contains__(self, key: TrajectoryKey) -> bool:
@@ -81,7 +81,7 @@ class TrajectoryLedger:
         """The number of the oldest emission that a restart must read back; None if the marks say it all."""
         return next(iter(self._emission.values()), None)
 
-    def marks(self) -> dict[str, int]:
+    def state(self) -> dict[str, int]:
         """The marks for a commit's note."""
         return {f"{LETTERS[purpose]}{residue}": mark for (purpose, residue), mark in self._marks.items()}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from operators.io.fold_records import close_folders
+from operators.io.fold_records import close_folds
 from operators.io.read_topics import close_sources
 from operators.io.sink import close_sinks
 
@@ -13,5 +13,5 @@ def close_shards() -> None:
     Call when no pipeline runs in this process. What cannot be committed in time the next start makes again.
     """
     close_sinks()
-    close_folders()
+    close_folds()
     close_sources()

@@ -146,8 +146,8 @@ class ShardSink:
                 self._floors.emit(emission.number)
         low_water = {Partition(self._noun_name(p.topic), p.partition): o for p, o in checkpoint.low_water.items()}
         ledger = self._floors.offsets(checkpoint.ledger_from)
-        self._floors.written(session.commit(records, low_water, ledger, checkpoint.marks))
-        self._committed = (checkpoint.low_water, checkpoint.ledger_from, checkpoint.marks)
+        self._floors.written(session.commit(records, low_water, ledger, checkpoint.state))
+        self._committed = (checkpoint.low_water, checkpoint.ledger_from, checkpoint.state)
         self._committed_at = time.monotonic()
 
     def _fresh(self, session: Session, emissions: Sequence[Emission]) -> list[Emission]:
@@ -167,7 +167,7 @@ class ShardSink:
 
     def _is_due(self, checkpoint: Checkpoint) -> bool:
         """Whether a checkpoint without outputs is news, and the last commit long enough ago."""
-        news = (checkpoint.low_water, checkpoint.ledger_from, checkpoint.marks) != self._committed
+        news = (checkpoint.low_water, checkpoint.ledger_from, checkpoint.state) != self._committed
         return news and time.monotonic() - self._committed_at >= self.config.commit_s
 
     def _name(self, topic: Topic) -> str:
@@ -178,7 +178,7 @@ class ShardSink:
 
     def _noun_name(self, noun: str) -> str:
         if noun not in self._names:
-            self._names |= {r.topic.noun: r.topic.name(self.config.run) for r in self.config.readings}
+            self._names |= {r.topic.noun: r.topic.name(self.config.run) for r in self.config.inputs}
         return self._names[noun]
 
 

@@ -21,13 +21,13 @@ log = logging.getLogger(__name__)
 
 BUSY_POLL_S = 0.02
 """How long a busy step is left alone after a poll that found nothing: each costs it 0.5 ms. Records wait so long."""
-POSITIONS_S = 0.5
+POSITIONS_MAX_AGE_S = 0.5
 """How old the positions of a poll that found nothing may be: each partition's costs a question to the client."""
-PATIENCE_S = 120.0
+SESSION_TIMEOUT_S = 120.0
 """How long a running shard waits for Kafka to be back before it gives up."""
-FIRST_PATIENCE_S = 20.0
+FIRST_SESSION_TIMEOUT_S = 20.0
 """How long the first session is tried for: a connection may break, but what is refused is to be seen soon."""
-MAX_FUTILE = 8
+MAX_SESSIONS_WITHOUT_COMMIT = 8
 """Sessions in a row that may be lost without one commit of their own: more, and the cause will not pass by itself."""
 MAX_PAUSE_S = 5.0
 MAX_PAYLOAD_BYTES = MAX_VALUE_BYTES - 64 * 1024
@@ -46,16 +46,14 @@ class ShardSource:
         self.config = config
         self._clock = clock
         self._wall_ms = wall_ms
-        read = [r.topic for r in config.readings] + [topic for topic, _ in config.ledger]
+        read = [r.topic for r in config.inputs] + [topic for topic, _ in config.ledger]
         self._nouns = {topic.name(config.run): topic.noun for topic in read}
         self._kinds = {topic.noun: topic.records for topic in read}
-        self._blocks = {r.topic.name(config.run) for r in config.readings if r.blocks}
-        self._keys = {
-            r.topic.name(config.run): tuple(key.encode() for key in r.keys) for r in config.readings if r.keys
-        }
+        self._blocks = {r.topic.name(config.run) for r in config.inputs if r.blocks}
+        self._keys = {r.topic.name(config.run): tuple(key.encode() for key in r.keys) for r in config.inputs if r.keys}
         self._places = {
             Partition(r.topic.name(config.run), p): PartitionKey(r.topic.noun, p)
-            for r in config.readings
+            for r in config.inputs
             for p in r.partitions
         }
         LIVENESS.budget(config.group, config.budget)
@@ -71,7 +69,7 @@ class ShardSource:
     @property
     def ended(self) -> bool:
         """Whether there is no more to read: of a shard that ends, what had been written when it started is seen."""
-        return self.config.ends and self._caught_up
+        return self.config.bounded and self._caught_up
 
     def begin(self, poll: int) -> None:
         """Say that the runner goes on at its poll number `poll`.
@@ -143,23 +141,23 @@ class ShardSource:
             for line in held_back_by(self.config.client, stalled):
                 log.warning("%s waits: %s; `laminar topics transactions` ends it", self.config.group, line)
         self._positions = {self._places[p]: offset for p, offset in positions.items()}
-        self._look_at = self._clock() + POSITIONS_S
+        self._look_at = self._clock() + POSITIONS_MAX_AGE_S
         if not self._caught_up:
             self._caught_up = all(self._positions[self._places[p]] >= end for p, end in session.ends.items())
 
     def _open(self, before: Session | None) -> Restored:
         config = self.config
         session = self._session = self._session_after(before)
-        if config.resume is not None:
+        if config.start_positions is not None:
             names = {place: partition for partition, place in self._places.items()}
-            session.seek({names[place]: offset for place, offset in config.resume().items()})
+            session.seek({names[place]: offset for place, offset in config.start_positions().items()})
         self._caught_up, self._rest_until = False, 0.0
         ledger, strange = self.decode(session.ledger)  # others may have written there too: their readers tell of it
         offsets = self._positions = {self._places[p]: offset for p, offset in session.positions().items()}
         log.info("start %d of %s at %s, ledger of %d", session.start, config.group, offsets, len(ledger))
         for letter in strange:
             log.warning("%s, partition %d, offset %d: %s", letter.topic, letter.partition, letter.offset, letter.reason)
-        return Restored(config.group, session.start, ledger, session.note.marks, offsets)
+        return Restored(config.group, session.start, ledger, session.note.state, offsets)
 
     def _session_after(self, before: Session | None) -> Session:
         """The session that follows `before`, or the first one; tried again while Kafka gives none."""
@@ -167,9 +165,9 @@ class ShardSource:
         if before is not None:
             lost = before.lost or SessionLost(f"{self.config.group}: closed")
             self._futile = 0 if before.commits > 1 else self._futile + 1  # a session's first commit is its own start
-        deadline = time.monotonic() + (FIRST_PATIENCE_S if before is None else PATIENCE_S)
+        deadline = time.monotonic() + (FIRST_SESSION_TIMEOUT_S if before is None else SESSION_TIMEOUT_S)
         pause = 0.05 * 2**self._futile
-        while not isinstance(lost, Fenced) and self._futile <= MAX_FUTILE:
+        while not isinstance(lost, Fenced) and self._futile <= MAX_SESSIONS_WITHOUT_COMMIT:
             if lost is not None:
                 log.warning("opening a new session in %.1f s: %s", pause, lost)
                 if STOPPING.wait(pause):

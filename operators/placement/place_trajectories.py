@@ -77,11 +77,11 @@ class _Placing:
     ) -> None:
         self._step, self._fence, self._clock, config = step, fence_process, clock, step.config
         self._now = now
-        self._leases = Leases(restored.marks.get("lease", 0))
+        self._leases = Leases(restored.state.get("lease", 0))
         self._tracking = Tracking(restored, step.partitions, config.max_attempts, self._leases, now)
         self._waiting = WaitingWork(self._tracking.pending, self._tracking.is_known)
         self._replicas = ReplicaTable()
-        self._relays = RelayChainKeeper(config.heartbeat_timeout_s, step.relay_schedule, restored.marks.get("chain"))
+        self._relays = RelayChainKeeper(config.heartbeat_timeout_s, step.relay_schedule, restored.state.get("chain"))
         self._moving = Moving(
             config,
             self._tracking,
@@ -91,7 +91,7 @@ class _Placing:
             now,
             nothing_fresh=lambda: self._dispatcher.nothing_fresh(),
         )
-        self._rounds = Rounds(config.rules.round_batches * step.global_batch, restored.marks.get("round", 0))
+        self._rounds = Rounds(config.rules.round_batches * step.global_batch, restored.state.get("round", 0))
         self._dispatcher = Dispatcher(
             config,
             step.admitted,
@@ -102,7 +102,7 @@ class _Placing:
             self._moving.involves,
             now,
         )
-        self._numbers = PromptNumbers(restored.marks.get("prompts") if restored.marks else {})
+        self._numbers = PromptNumbers(restored.state.get("prompts") if restored.state else {})
         self._ready = False
         self._started_at = self._turned_at = clock()
         self._emissions = 0
@@ -138,12 +138,12 @@ class _Placing:
         return Checkpoint(
             low_water=tracking.low_water(positions),
             ledger_from=tracking.table.oldest_emission(),
-            marks={
-                **tracking.marks(),
+            state={
+                **tracking.state(),
                 "lease": self._leases.last,
                 "round": self._rounds.left,
                 "chain": self._relays.number,
-                "prompts": self._numbers.marks(),
+                "prompts": self._numbers.state(),
             },
         )
 

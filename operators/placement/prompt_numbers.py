@@ -13,13 +13,13 @@ MOST_AHEAD = 10_000
 class PromptNumbers:
     """The next number of each purpose, 0 where none has come.
 
-    `marks` are those of the last commit, {} before the first; None where its note does not name them: then the first of
+    `state` are those of the last commit, {} before the first; None where its note does not name them: then the first of
     each purpose may have any number.
     """
 
-    def __init__(self, marks: Mapping[Purpose, int] | None) -> None:
-        self._next: dict[Purpose, int] = dict(marks or {})
-        self._any = marks is None
+    def __init__(self, state: Mapping[Purpose, int] | None) -> None:
+        self._next: dict[Purpose, int] = dict(state or {})
+        self._any = state is None
 
     def refuse(self, purpose: Purpose, number: int) -> str | None:
         """Why no prompt has this number by now; None: one may, and is taken note of."""
@@ -29,6 +29,6 @@ class PromptNumbers:
         self._next[purpose] = max(due, number + 1)
         return None
 
-    def marks(self) -> Mapping[Purpose, int]:
+    def state(self) -> Mapping[Purpose, int]:
         """What a commit's note says of it."""
         return self._next

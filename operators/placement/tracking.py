@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from operators.io.dead_letters import dead_letter
 from operators.io.elements import Output, PartitionKey, ReceivedRecord, Restored
 from operators.io.ledger import TrajectoryLedger
 from operators.io.pending import PendingOffsets
-from operators.io.reject import rejected
 from operators.placement.coverage import Coverage
 from operators.placement.ending import failed_trajectory
 from operators.placement.leases import Leases
@@ -54,10 +54,10 @@ class Tracking:
         self.pool = PartialPool()
         self.lengths = LengthsSeen()
         self.outcomes = MoveOutcomes()
-        newest, self.final, covered = restored.marks.get("manifests", (None, False, -1))
+        newest, self.final, covered = restored.state.get("manifests", (None, False, -1))
         self.newest = PolicyVersion.parse(newest) if newest else None
         self._leases = leases
-        self._released = TrajectoryLedger(partitions, restored.marks.get("released"))
+        self._released = TrajectoryLedger(partitions, restored.state.get("released"))
         self._coverage = Coverage(covered)
         self._finished = PendingRecords(self.pending)  # until they are settled
         self._refused = PendingRecords(
@@ -224,12 +224,12 @@ class Tracking:
         low_water[settled] = min(offset for offset in needed if offset is not None)
         return low_water
 
-    def marks(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         """For a commit's note: the trajectories that have been settled, and what the manifests said until now, which a
         restart does not read again.
         """
         newest = None if self.newest is None else str(self.newest)
-        return {"released": self._released.marks(), "manifests": [newest, self.final, self._coverage.covered]}
+        return {"released": self._released.state(), "manifests": [newest, self.final, self._coverage.covered]}
 
     def forget_released(self) -> None:
         """All that was written before this start has been seen: what was settled then is not under way."""
@@ -240,7 +240,7 @@ class Tracking:
 
     def reject(self, received: ReceivedRecord, reason: str) -> Output:
         """Set aside a record that cannot be right."""
-        return rejected(received, "place trajectories", reason, self._now())
+        return dead_letter(received, "place trajectories", reason, self._now())
 
     def _remember(self, ledger: tuple[ReceivedRecord, ...]) -> list[Output]:
         """Enter what the inboxes say: who was given what, by placement or by the owner before."""

@@ -42,7 +42,7 @@ class DrawPrompts:
 
     def restore(self, restored: Restored) -> _Drawing:
         backlog = Backlog(self.shard.client, group_name(self.shard.run, "placement"), PROMPTS.name(self.shard.run))
-        return _Drawing(self, self._tasks(), backlog, restored.marks)
+        return _Drawing(self, self._tasks(), backlog, restored.state)
 
     def _tasks(self) -> list[_Task]:
         tasks, sources = self.config.mixture, open_tasks(self.config)
@@ -99,13 +99,13 @@ class _Drawing:
         step: DrawPrompts,
         tasks: Sequence[_Task],
         backlog: Backlog,
-        marks: Mapping[str, Any],
+        state: Mapping[str, Any],
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._step, self._tasks, self._backlog = step, tasks, backlog
-        self._number = marks.get("number", 0)
-        for task, (cursors, level) in zip(tasks, marks.get("tasks", ()), strict=False):
+        self._number = state.get("number", 0)
+        for task, (cursors, level) in zip(tasks, state.get("tasks", ()), strict=False):
             task.cursors, task.level = list(cursors), level
         self._clock, self._sleep = clock, sleep
         fresh = not any(task.taken for task in tasks)
@@ -141,7 +141,7 @@ class _Drawing:
 
     def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
         tasks = [[task.cursors[:], task.level] for task in self._tasks]
-        return Checkpoint(positions, marks={"number": self._number, "tasks": tasks})
+        return Checkpoint(positions, state={"number": self._number, "tasks": tasks})
 
     def busy(self) -> bool:
         return False

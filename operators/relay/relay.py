@@ -20,8 +20,8 @@ from infra.store.errors import VersionGone
 from infra.store.names import weight_file
 from infra.store.weight_store import WeightStore, to_evict
 from infra.transport.relay_node import RelayNode
+from operators.io.dead_letters import dead_letter
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, ReceivedRecord, Restored
-from operators.io.reject import rejected
 from operators.relay.config import AUTO, RelayConfig
 from operators.relay.status import StatusMaker
 from schemas.records import PolicyVersion, RelayChain, RelayStatus, ReplicaStatus, WeightVersion
@@ -83,7 +83,7 @@ class RelayStep:
         config = self.config
         store = WeightStore(Path(config.store), config.keep_versions)
         node = RelayNode(store, self.run, config.relay, config.door(), config.link(), config.link())
-        folder = RelayFolder(config, store, node, restored.marks)
+        folder = RelayFolder(config, store, node, restored.state)
         try:
             producer = BoundedProducer(self.client)
         except BaseException:
@@ -110,7 +110,7 @@ class RelayFolder:
         config: RelayConfig,
         store: WeightStore,
         node: RelayNode,
-        marks: Mapping[str, object],
+        state: Mapping[str, object],
         clock: Callable[[], float] = time.monotonic,
         wall_s: Callable[[], float] = time.time,
     ) -> None:
@@ -125,7 +125,7 @@ class RelayFolder:
         self._held: dict[PolicyVersion, ReceivedRecord] = {}
         self._complete: tuple[tuple[PolicyVersion, ...], int] | None = None
         """The versions held, newest first, and their bytes: replaced as one, for the heartbeats' thread reads it."""
-        refused = marks.get(_REFUSED, [])
+        refused = state.get(_REFUSED, [])
         self._refused = set(refused) if isinstance(refused, list) else set()
 
     def fold(self, polled: Polled) -> Sequence[Output]:
@@ -167,7 +167,7 @@ class RelayFolder:
         needed = [claim.offset for claims in (*self._waiting.values(), self._held.values()) for claim in claims]
         low_water = resume_from(positions[place], needed)
         self._refused = set(sorted(self._refused)[-_MAX_REFUSED:])
-        return Checkpoint({**positions, place: low_water}, marks={_REFUSED: sorted(self._refused)})
+        return Checkpoint({**positions, place: low_water}, state={_REFUSED: sorted(self._refused)})
 
     def status(self) -> RelayStatus | None:
         """What a heartbeat says right now; None before all manifests have been read: placement takes a relay that says
@@ -221,7 +221,7 @@ class RelayFolder:
         if received.offset in self._refused:  # read again after a restart
             return []
         self._refused.add(received.offset)
-        return [rejected(received, "relay", reason, self._wall_ms())]
+        return [dead_letter(received, "relay", reason, self._wall_ms())]
 
     def _wall_ms(self) -> int:
         return int(self._wall_s() * 1000)

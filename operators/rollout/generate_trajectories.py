@@ -13,8 +13,8 @@ from infra.models.chat import MessageFrame
 from infra.transport.kv_transfer import KVTransfers
 from infra.transport.relay_node import Endpoint
 from operators.io.config import ShardConfig
+from operators.io.dead_letters import dead_letter
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored
-from operators.io.reject import rejected
 from operators.rollout.backend import Backend, BackendSpec
 from operators.rollout.config import RolloutConfig
 from operators.rollout.environments.pool import EnvironmentPool
@@ -91,7 +91,7 @@ class GenerateTrajectories:
             replicas,
             heartbeats,
             backend,
-            marks=restored.marks,
+            state=restored.state,
             kv_transfers=kv_transfers,
             pools=pools.values(),
         )
@@ -107,7 +107,7 @@ class RolloutFold:
         backend: Backend,
         clock: Callable[[], float] = time.monotonic,
         *,
-        marks: Mapping[str, Any] = MappingProxyType({}),
+        state: Mapping[str, Any] = MappingProxyType({}),
         kv_transfers: KVTransfers | None = None,
         pools: Collection[EnvironmentPool] = (),
     ) -> None:
@@ -118,7 +118,7 @@ class RolloutFold:
         self._first_at = 0.0
         self._urgent = False
         self._versions: list[PolicyVersion] = []
-        for version in marks.get(_VERSIONS, ()):
+        for version in state.get(_VERSIONS, ()):
             self._announce(PolicyVersion.parse(version))
 
     def fold(self, polled: Polled) -> list[Output]:
@@ -132,7 +132,7 @@ class RolloutFold:
                 self._hear(received.record)
             else:
                 reason = f"replica {received.record.replica} is not hosted here"
-                outputs.append(rejected(received, "generate trajectories", reason, _wall_ms()))
+                outputs.append(dead_letter(received, "generate trajectories", reason, _wall_ms()))
         if polled.last:
             for replica in self._replicas.values():
                 self._say(
@@ -171,7 +171,7 @@ class RolloutFold:
     def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
         versions = list(map(str, self._versions))
         # A change now and then makes a commit due: a process that was fenced while idle must find out.
-        return Checkpoint(positions, marks={"alive": int(self._clock() // FENCE_PROBE_S), _VERSIONS: versions})
+        return Checkpoint(positions, state={"alive": int(self._clock() // FENCE_PROBE_S), _VERSIONS: versions})
 
     def busy(self) -> bool:
         return any(replica.busy() for replica in self._replicas.values())

@@ -25,7 +25,7 @@ class ScoreTrajectories:
     partitions: int
 
     def restore(self, restored: Restored) -> _Scoring:
-        ledger = TrajectoryLedger(self.partitions, restored.marks.get("scored"))
+        ledger = TrajectoryLedger(self.partitions, restored.state.get("scored"))
         for trajectory in (received.record.trajectory for received in restored.ledger):
             if is_trajectory_id(trajectory.trajectory_id):
                 ledger.add(parse_trajectory_id(trajectory.trajectory_id), trajectory.prompt.samples, 0)
@@ -72,7 +72,7 @@ class _Scoring:
             yield purpose, block if len(mine) == len(block) else block.take(mine)
 
     def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
-        return Checkpoint(positions, self._scored.oldest_emission(), {"scored": self._scored.marks()})
+        return Checkpoint(positions, self._scored.oldest_emission(), {"scored": self._scored.state()})
 
     def busy(self) -> bool:
         return False

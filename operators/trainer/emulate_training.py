@@ -80,7 +80,7 @@ class _Emulating:
     ) -> None:
         self._step, self._epoch, self._announce = step, restored.start, announce
         self._let_go, self._clock, self._now = let_go, clock, now
-        self._saved = self._position = _position(restored.marks.get("trained", {}), step.shards)
+        self._saved = self._position = _position(restored.state.get("trained", {}), step.shards)
         position = self._position
         self._assembly = BatchAssembly(
             range(step.shards),
@@ -99,7 +99,7 @@ class _Emulating:
         self._leaving: deque[tuple[float, WeightVersion, _Position]] = deque()
         """Versions on their way, when they arrive, and what there was to save with them."""
         self._held: list[Output] = []
-        self._published = restored.marks.get("published", -1)
+        self._published = restored.state.get("published", -1)
         """The last batch that any manifest covers, of this epoch too."""
         self._published_before = self._published
         self._started = False
@@ -135,7 +135,7 @@ class _Emulating:
         saved = self._saved
         places = {PartitionKey(BATCHES.noun, partition): offset for partition, offset in enumerate(saved.offsets)}
         places |= {place: offset for place, offset in positions.items() if place.topic == RELAY.noun}
-        return Checkpoint(places, marks={"trained": asdict(saved), "published": self._published})
+        return Checkpoint(places, state={"trained": asdict(saved), "published": self._published})
 
     def busy(self) -> bool:
         return False
@@ -253,8 +253,8 @@ class _Emulating:
         return Output(METRICS, "trainer", Metric("trainer", self._position.number, values, self._now()))
 
 
-def _position(marks: Mapping[str, Any], shards: int) -> _Position:
-    return _Position(**{**marks, "offsets": tuple(marks.get("offsets", (0,) * shards))})
+def _position(state: Mapping[str, Any], shards: int) -> _Position:
+    return _Position(**{**state, "offsets": tuple(state.get("offsets", (0,) * shards))})
 
 
 def _close(producer: Any) -> None:

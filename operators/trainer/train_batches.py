@@ -77,12 +77,12 @@ class TrainBatches:
 
     def resumed(self) -> ShardConfig:
         """The shard, reading on from the newest checkpoint."""
-        return replace(self.shard, resume=CheckpointPositions(self.checkpoints, parts_of_rank(0, self.shards)))
+        return replace(self.shard, start_positions=CheckpointPositions(self.checkpoints, parts_of_rank(0, self.shards)))
 
     def restore(self, restored: Restored) -> _Training:
         torch.set_num_threads(self.config.threads)
         check_writable(self.checkpoints)
-        return _Training(self, restored.start, restored.marks.get("published", -1))
+        return _Training(self, restored.start, restored.state.get("published", -1))
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class TrainFollower:
     def resumed(self) -> ShardConfig:
         """The shard, reading on from the newest checkpoint."""
         partitions = parts_of_rank(self.rank, self.shards)
-        return replace(self.shard, resume=CheckpointPositions(self.checkpoints, partitions))
+        return replace(self.shard, start_positions=CheckpointPositions(self.checkpoints, partitions))
 
     def restore(self, restored: Restored) -> _FollowerTraining:
         torch.set_num_threads(self.config.threads)
@@ -182,7 +182,7 @@ class _Training:
 
     def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
         manifests = {place: self._manifests.low_water(at) for place, at in positions.items() if place == _MANIFESTS}
-        return Checkpoint({**self._training.offsets(), **manifests}, marks={"published": self._published})
+        return Checkpoint({**self._training.offsets(), **manifests}, state={"published": self._published})
 
     def busy(self) -> bool:
         return self._training.waiting is not None

@@ -103,7 +103,7 @@ def _deliver_late(kafka: ProxiedBroker, roles: list[RoleThread], number: int, ch
     late = {}
     for role in roles:
         api, when = choose(number)
-        if not role.config.readings and api in (Api.ADD_OFFSETS_TO_TXN, Api.TXN_OFFSET_COMMIT):
+        if not role.config.inputs and api in (Api.ADD_OFFSETS_TO_TXN, Api.TXN_OFFSET_COMMIT):
             api = Api.END_TXN  # who reads nothing commits no offsets
         late[role.name] = kafka.proxy.add(LateRequest(Match([api], role.config.group), when))
 

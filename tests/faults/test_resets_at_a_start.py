@@ -27,7 +27,7 @@ def test_start_survives_resets(
     make_topics(load_config(EXAMPLE, [f"run.name={run_id}", f"kafka.bootstrap_servers={address}"]))
     assert lost.hits >= 1  # topics may have been made although their response is lost
     lost = proxied.proxy.add(fault(Match([DESCRIBE_CLUSTER]), 2))
-    source = ShardSource(ShardConfig(proxied.proxied, run_id, "reset", readings=(TopicInput(METRICS),)))
+    source = ShardSource(ShardConfig(proxied.proxied, run_id, "reset", inputs=(TopicInput(METRICS),)))
     try:
         assert source.next(wait=False).start == 1
     finally:

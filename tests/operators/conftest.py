@@ -1,1 +1,1 @@
-"""Makes `log_model`, `buffer_on_a_log` and `records_here` importable from the tests of every operator."""
+"""Makes `in_memory_log`, `buffer_harness` and `record_factories` importable from the tests of every operator."""

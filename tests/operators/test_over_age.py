@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 
 import pytest
-from buffers_on_a_log import Buffers
-from cycle import Cycle
-from cycle_shape import Shape
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from records_here import experience, failed, prompt, trajectory, version
+from pipeline_simulation import PipelineSimulation
+from record_factories import experience, failed, prompt, trajectory, version
+from sharded_buffer_harness import Buffers
+from simulation_config import SimulationConfig
 
 from operators.experience.config import ExperienceConfig
 from operators.experience.parts import Component
@@ -19,9 +19,9 @@ from schemas.records import MicroBatch
 from schemas.topics import BATCHES, METRICS, SETTLED
 
 
-def shapes(over_age: str) -> st.SearchStrategy[Shape]:
+def shapes(over_age: str) -> st.SearchStrategy[SimulationConfig]:
     return st.builds(
-        lambda samples, batch, staleness, processes, longest: Shape(
+        lambda samples, batch, staleness, processes, longest: SimulationConfig(
             prompts=16,
             samples=samples,
             global_batch=batch,
@@ -39,9 +39,9 @@ def shapes(over_age: str) -> st.SearchStrategy[Shape]:
     )
 
 
-def oldest(cycle: Cycle) -> tuple[int, int]:
+def oldest(simulation: PipelineSimulation) -> tuple[int, int]:
     """The largest staleness of a trained trajectory, as recorded, and in versions of the update that trains it."""
-    parts: list[MicroBatch] = cycle.log.rows(BATCHES)
+    parts: list[MicroBatch] = simulation.log.rows(BATCHES)
     recorded = [age for part in parts for age in part.staleness.to_pylist()]
     trained = [part.batch - number for part in parts for number in part.version_numbers.to_pylist()]
     return max(recorded, default=0), max(trained, default=0)
@@ -49,14 +49,14 @@ def oldest(cycle: Cycle) -> tuple[int, int]:
 
 @settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 2**32), shape=shapes("wait"))
-def test_wait_never_trains_what_is_over_age_and_every_prompt_ends(seed: int, shape: Shape) -> None:
-    cycle = Cycle(seed, shape)
+def test_wait_never_trains_what_is_over_age_and_every_prompt_ends(seed: int, shape: SimulationConfig) -> None:
+    simulation = PipelineSimulation(seed, shape)
     for _ in range(400):
-        cycle.step()
-    cycle.calm()
-    assert max(oldest(cycle)) <= shape.staleness
+        simulation.step()
+    simulation.calm()
+    assert max(oldest(simulation)) <= shape.staleness
     asked = {f"p{number}.{member}" for number in range(shape.prompts) for member in range(shape.samples)}
-    left = asked - {record.trajectory_id for record in cycle.log.rows(SETTLED)}
+    left = asked - {record.trajectory_id for record in simulation.log.rows(SETTLED)}
     assert len(left) < shape.global_batch
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from log_model import Log
-from records_here import manifest
+from in_memory_log import Log
+from record_factories import manifest
 from scripted_engine import ScriptedWeights
 
-from operators.io.plausible import implausible
+from operators.io.validation import invalid_reason
 from schemas.records import PolicyVersion
 from schemas.topics import BATCHES, RELAY
 
@@ -24,7 +24,7 @@ class ToyTrainer:
         self._epoch += 1
         self._parent, self._number, self._next = self._checkpoint
         self._untold: list[int] = []
-        manifests = (version for version in self._log.rows(RELAY) if implausible(version) is None)
+        manifests = (version for version in self._log.rows(RELAY) if invalid_reason(version) is None)
         told = [version for version in manifests if version.version.epoch != self._epoch]
         self._published = max([-1, *(batch for version in told for batch in version.batches)])
         if self._number == 0 and self._published < 0:

@@ -54,7 +54,7 @@ def shards_of(config: Config, role: str) -> Iterator[ShardConfig]:
 
 
 def reads_of(shard: ShardConfig) -> set[tuple[str, str]]:
-    return {(r.topic.noun, "") for r in shard.readings} | {(topic.noun, LEDGER) for topic, _ in shard.ledger}
+    return {(r.topic.noun, "") for r in shard.inputs} | {(topic.noun, LEDGER) for topic, _ in shard.ledger}
 
 
 @pytest.mark.parametrize("role", PIPELINES)
@@ -72,7 +72,7 @@ def test_table_of_bounds_has_what_the_sources_of_a_role_read(
 @pytest.mark.parametrize("role", PIPELINES)
 def test_no_role_starts_at_the_beginning_of_a_topic_that_only_grows(config: Config, role: str) -> None:
     for shard in shards_of(config, role):
-        for reading in shard.readings:
+        for reading in shard.inputs:
             assert reading.start != "earliest" or reading.topic.retention == "newest", reading.topic.noun
             if reading.start == "committed" and role in ("rollout", "relay"):
                 assert reading.newest is not None, "one that joins a long run has committed nothing"

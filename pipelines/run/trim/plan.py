@@ -135,7 +135,7 @@ def _version(
     """The version at which the log is to begin. Raises TrimRefused."""
     known = set(checkpoints)
     trained = needs.notes.get(group_name(run, "trainer"))
-    if not known and trained is not None and (saved := trained.marks.get("trained", {}).get("published")):
+    if not known and trained is not None and (saved := trained.state.get("trained", {}).get("published")):
         known = {PolicyVersion.parse(saved)}  # an emulated trainer's checkpoint is in its note
     on_the_line = {each for each in known if whole.is_on_the_line(each)}
     if wanted is not None and wanted not in on_the_line:

@@ -41,7 +41,7 @@ def test_starts_rise_and_offsets_and_note_survive(config: SessionConfig, opened:
     assert [r.value for r in second.ledger] == [b"A"]
     assert polled(second, 2) == [b"b", b"c"]
     third = opened(config)
-    assert (third.start, third.note.start, third.note.ledger, third.note.marks) == (3, 2, {place: 0}, {"mark": 7})
+    assert (third.start, third.note.start, third.note.ledger, third.note.state) == (3, 2, {place: 0}, {"mark": 7})
     assert third.positions() == {source(config): 1}
 
 
@@ -65,7 +65,7 @@ def test_session_ignores_the_note_of_an_aborted_transaction(config: SessionConfi
     producer.send(config.restore.topic, value, config.group.encode(), list(headers), 0)
     producer.flush()
     second = opened(config)
-    assert second.note.marks == {"mark": "x" * 3000}
+    assert second.note.state == {"mark": "x" * 3000}
     assert second.positions() == {source(config): 1}
 
 
@@ -80,7 +80,7 @@ def test_session_starts_while_another_shard_has_a_note_in_an_open_transaction(
     other.send(config.restore.topic, b"undecided", b"other")
     other.flush()
     first.commit([], {source(config): 0}, {}, {"mark": 2})
-    assert opened(config).note.marks == {"mark": 2}
+    assert opened(config).note.state == {"mark": 2}
     other.close()
 
 
@@ -90,7 +90,7 @@ def test_session_resumes_from_its_note_when_group_offsets_expired(config: Sessio
     with admin_client(config.client) as admin:
         admin.delete_groups([config.group])
     successor = opened(config)
-    assert (successor.start, successor.positions(), successor.note.marks) == (2, {source(config): 1}, {"mark": 1})
+    assert (successor.start, successor.positions(), successor.note.state) == (2, {source(config): 1}, {"mark": 1})
 
 
 def test_verify_ends_a_session_whose_commit_is_not_in_the_log(
@@ -236,7 +236,7 @@ def test_a_commit_that_names_no_offsets_keeps_them(config: SessionConfig, opened
     session.commit([], {source(config): 2}, {}, {})
     session.commit([record(config, b"A")], {}, {}, {"mark": 1})
     successor = opened(config)
-    assert (successor.positions(), successor.note.marks) == ({source(config): 2}, {"mark": 1})
+    assert (successor.positions(), successor.note.state) == ({source(config): 2}, {"mark": 1})
 
 
 def test_inputs_start_where_they_are_told_to(config: SessionConfig, opened: Open) -> None:
@@ -270,7 +270,7 @@ def test_a_shard_without_inputs_has_a_note(config: SessionConfig, opened: Open) 
     assert time.monotonic() - began >= 0.1
     session.commit([record(config, b"A")], {}, {}, {"next": 5})
     successor = opened(alone)
-    assert (successor.start, successor.note.marks, len(successor.ledger)) == (2, {"next": 5}, 1)
+    assert (successor.start, successor.note.state, len(successor.ledger)) == (2, {"next": 5}, 1)
 
 
 def test_a_commit_that_was_made_but_whose_answer_was_lost_is_found_by_the_next_start(
@@ -290,7 +290,7 @@ def test_a_commit_that_was_made_but_whose_answer_was_lost_is_found_by_the_next_s
     with pytest.raises(SessionLost):  # never again in this session
         session.commit([record(config, b"A")], {}, {}, {})
     successor = opened(config)
-    assert ([r.value for r in successor.ledger], successor.note.marks) == ([b"A"], {"mark": 1})
+    assert ([r.value for r in successor.ledger], successor.note.state) == ([b"A"], {"mark": 1})
 
 
 def test_a_process_has_one_session_a_group(config: SessionConfig) -> None:

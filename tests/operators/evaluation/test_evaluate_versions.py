@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from log_model import Log, Shard
-from records_here import PARTITIONS, experience, failed, manifest, prompt, reading, shard, trajectory, version
+from in_memory_log import Log, Shard
+from record_factories import PARTITIONS, experience, failed, manifest, prompt, shard, topic_input, trajectory, version
 
 from operators.evaluation.config import EvaluationConfig
 from operators.evaluation.evaluate_versions import EvaluateVersions
@@ -28,10 +28,8 @@ class Evaluation:
             for number in range(questions)
         ]
         settings = EvaluationConfig(**{"every": 5, "periodic_questions": 2, **config})
-        readings = reading(EXPERIENCES, keys=("e",)), reading(RELAY)
-        self.shard = Shard(
-            self.log, shard("evaluation", *readings), EvaluateVersions(settings, lambda: held_out).restore
-        )
+        inputs = topic_input(EXPERIENCES, keys=("e",)), topic_input(RELAY)
+        self.shard = Shard(self.log, shard("evaluation", *inputs), EvaluateVersions(settings, lambda: held_out).restore)
         self.shard.start()
         self._answered = 0
 

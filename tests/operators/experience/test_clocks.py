@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from buffer_on_a_log import Buffer
+from buffer_harness import Buffer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from records_here import experience, prompt, trajectory, version
+from record_factories import experience, prompt, trajectory, version
 
 from operators.experience.parts import Component
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from buffer_on_a_log import Buffer
-from records_here import experience, failed, prompt, trajectory
+from buffer_harness import Buffer
+from record_factories import experience, failed, prompt, trajectory
 
 from operators.experience.batch_context import BatchContext
 from operators.experience.parts import Component

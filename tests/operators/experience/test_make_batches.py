@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from buffer_on_a_log import Buffer
-from records_here import SAMPLING, experience, failed, prompt, settled, trajectory, version
+from buffer_harness import Buffer
+from record_factories import SAMPLING, experience, failed, prompt, settled, trajectory, version
 
 from operators.experience.config import MOST_TOKENS, ExperienceConfig
 from operators.experience.make_batches import BATCHES_A_FOLD
@@ -51,10 +51,10 @@ def test_one_poll_may_fill_several_batches_of_which_few_leave_together() -> None
     for made in (1, 2):
         buffer.shard.run()
         assert len(buffer.batches()) == made * BATCHES_A_FOLD
-        assert buffer.shard.folder.busy()  # type: ignore[union-attr]
+        assert buffer.shard.fold.busy()  # type: ignore[union-attr]
     buffer.shard.run()
     assert len(buffer.batches()) == 2 * BATCHES_A_FOLD + 1
-    assert not buffer.shard.folder.busy()  # type: ignore[union-attr]
+    assert not buffer.shard.fold.busy()  # type: ignore[union-attr]
 
 
 def test_staleness_is_that_at_consumption_and_that_at_finish_is_told_too() -> None:
@@ -166,14 +166,14 @@ def test_a_group_that_waits_too_long_leaves_as_configured_and_late_members_are_d
     policy: str, restart: bool
 ) -> None:
     buffer = Buffer(global_batch=2, group_timeout_s=10, partial_groups=policy)
-    folder: Any = buffer.shard.folder
-    folder._clock = lambda: 0.0
+    fold: Any = buffer.shard.fold
+    fold._clock = lambda: 0.0
     asked = prompt(0, 4)
     buffer.score(*(experience(trajectory(asked, member)) for member in (0, 2)))
     buffer.shard.run()
-    folder._clock = lambda: 9.0
+    fold._clock = lambda: 9.0
     assert buffer.shard.run() == []
-    folder._clock = lambda: 10.0
+    fold._clock = lambda: 10.0
     buffer.shard.run()
     assert buffer.batches() == ([("p0.0", "p0.2")] if policy == "train" else [])
     if restart:
@@ -186,7 +186,7 @@ def test_a_group_that_waits_too_long_leaves_as_configured_and_late_members_are_d
     assert reasons["p0.1"] == "its group had left"
     assert reasons["p0.0"] == ("" if policy == "train" else "2 of 4 members came in 10 s")
     buffer.shard.start()
-    assert not buffer.shard.folder._endings._left  # type: ignore[union-attr]
+    assert not buffer.shard.fold._endings._left  # type: ignore[union-attr]
 
 
 def test_what_a_writer_refuses_is_settled_with_its_reason_and_its_group_completes_without_it() -> None:
@@ -307,7 +307,7 @@ def test_evaluations_settled_in_the_same_topic_are_not_remembered() -> None:
     buffer.shard.run()
     buffer.shard.run()
     note = buffer.log.committed(buffer.shard.config.group)
-    assert not [name for name in note.marks["settled"] if name.startswith("e")]
+    assert not [name for name in note.state["settled"] if name.startswith("e")]
     assert note.ledger["settled:0"] > 10
 
 
@@ -376,14 +376,14 @@ def test_restarts_at_any_point_lose_nothing_and_settle_nothing_twice(seed: int) 
             buffer.shard.commit()
     for _ in range(3):
         buffer.shard.run()
-    while buffer.shard.folder.busy():
+    while buffer.shard.fold.busy():
         buffer.shard.run()
     batched = [name for batch in buffer.batches() for name in batch]
     outcomes = buffer.outcomes()
     assert sorted(batched) == sorted(name for name, outcome in outcomes.items() if outcome == "batched")
-    least = buffer.shard.folder._config.global_batch
+    least = buffer.shard.fold._config.global_batch
     assert all(len(batch) >= least for batch in buffer.batches())
     groups = [{parse_trajectory_id(name).number for name in batch} for batch in buffer.batches()]
     assert sum(map(len, groups)) == len(set().union(*groups))
     assert 72 - len(outcomes) < max(least, 1)
-    assert buffer.shard.folder._endings.held() == 72 - len(outcomes)
+    assert buffer.shard.fold._endings.held() == 72 - len(outcomes)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from records_here import experience, prompt, trajectory, version
+from record_factories import experience, prompt, trajectory, version
 
 from operators.experience.batch_context import BatchContext
 from operators.experience.config import ExperienceConfig

@@ -6,8 +6,8 @@ import random
 from collections import Counter
 
 import pytest
-from buffers_on_a_log import Buffers
-from records_here import experience, failed, prompt, trajectory, version
+from record_factories import experience, failed, prompt, trajectory, version
+from sharded_buffer_harness import Buffers
 
 from operators.experience.parts import Component
 from operators.experience.sharing import quotas
@@ -99,7 +99,7 @@ def test_a_shard_remembers_the_endings_of_its_own_groups_alone() -> None:
         each.start()
     buffers.run()
     for index, each in enumerate(buffers.shards):
-        settled = each.folder.checkpoint({}).marks["settled"]  # type: ignore[union-attr]
+        settled = each.fold.checkpoint({}).state["settled"]  # type: ignore[union-attr]
         assert settled == {f"p{index}": 2, f"p{index + 2}": 2}
 
 
@@ -131,12 +131,12 @@ def test_what_has_grown_too_old_meanwhile_is_taken_back_and_dropped() -> None:
 
 def test_a_group_that_was_offered_without_all_its_members_stays_as_it_was_after_a_restart() -> None:
     buffers = Buffers(global_batch=4, group_timeout_s=10)
-    folder = buffers.shards[1].folder
-    folder._clock = lambda: 0.0  # type: ignore[union-attr]
+    fold = buffers.shards[1].fold
+    fold._clock = lambda: 0.0  # type: ignore[union-attr]
     asked = prompt(1, 4)
     buffers.score(*(experience(trajectory(asked, member)) for member in (0, 2)))
     buffers.run(1)
-    folder._clock = lambda: 10.0  # type: ignore[union-attr]
+    fold._clock = lambda: 10.0  # type: ignore[union-attr]
     buffers.run()
     (offered,) = buffers.log.rows(BATCH_ASSEMBLY)
     assert (offered.groups, offered.sizes) == ((1,), (2,))
@@ -206,7 +206,7 @@ def test_whoever_dies_when_nothing_is_lost_and_nothing_settled_twice(seed: int) 
     batches, outcomes = buffers.batches(), buffers.outcomes()
     batched = [name for batch in batches for name in batch]
     assert sorted(batched) == sorted(name for name, outcome in outcomes.items() if outcome == "batched")
-    least = buffers.shards[0].folder._config.global_batch  # type: ignore[union-attr]
+    least = buffers.shards[0].fold._config.global_batch  # type: ignore[union-attr]
     assert all(len(batch) >= least for batch in batches)
     groups = [{parse_trajectory_id(name).number for name in batch} for batch in batches]
     assert sum(map(len, groups)) == len(set().union(*groups))
@@ -214,6 +214,6 @@ def test_whoever_dies_when_nothing_is_lost_and_nothing_settled_twice(seed: int) 
     named = {r.trajectory_id: r.batch for r in buffers.log.rows(SETTLED) if r.outcome == "batched"}
     assert named == {name: number for number, batch in enumerate(batches) for name in batch}
     assert {part.batch for part in buffers.log.rows(BATCHES)} == set(range(len(batches))), "a part without its batch"
-    assert sum(each.folder._endings.held() for each in buffers.shards) == 72 - len(outcomes)  # type: ignore[union-attr]
+    assert sum(each.fold._endings.held() for each in buffers.shards) == 72 - len(outcomes)  # type: ignore[union-attr]
     calls = [call.batch for call in buffers.log.rows(BATCH_ASSEMBLY) if isinstance(call, BatchSelection)]
     assert [number for number in calls if number is not None] == list(range(len(batches)))

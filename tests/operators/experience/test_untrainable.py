@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from buffer_on_a_log import Buffer
-from records_here import SAMPLING, experience, failed, prompt, trajectory
+from buffer_harness import Buffer
+from record_factories import SAMPLING, experience, failed, prompt, trajectory
 
 from operators.experience.trainable import MOST_LENGTH
 from schemas.block_codec import encode_block

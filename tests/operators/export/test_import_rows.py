@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from buffer_on_a_log import Buffer
+from buffer_harness import Buffer
 from exports_here import CONTENTS, block, ended, experience, polled
-from log_model import Log, Shard
-from records_here import PARTITIONS, manifest, shard, version
+from in_memory_log import Log, Shard
+from record_factories import PARTITIONS, manifest, shard, version
 
 from operators.export import import_rows
 from operators.export.config import Contents
@@ -107,7 +107,7 @@ def test_what_is_imported_is_trained_beside_the_runs_own_groups_of_the_same_numb
     names = sorted(name for batch in buffer.batches() for name in batch)
     assert names == sorted(f"{letter}{n}.{m}" for letter in "pi" for n in range(3) for m in (0, 1))
     assert Counter(buffer.outcomes().values()) == {"batched": 6, "imported": 6}
-    assert buffer.log.committed(buffer.shard.config.group).marks["settled"] == {"i0": 2, "i1": 1, "p0": 2, "p1": 1}
+    assert buffer.log.committed(buffer.shard.config.group).state["settled"] == {"i0": 2, "i1": 1, "p0": 2, "p1": 1}
     ages = {r.trajectory_id: r.staleness for r in buffer.log.rows(SETTLED)}
     assert ages["i0.0"] == 7  # from the run's beginning
     assert len({r.batch for r in buffer.log.rows(SETTLED)}) == 3

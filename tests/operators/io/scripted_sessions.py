@@ -18,7 +18,7 @@ CONFIG = ShardConfig(
     ClientProperties.at("localhost:9092"),
     "run",
     "probe",
-    readings=(TopicInput(METRICS),),
+    inputs=(TopicInput(METRICS),),
     ledger=((REPLICAS, (0,)),),
     commit_s=0.0,
 )
@@ -83,13 +83,13 @@ class ScriptedSession:
         outputs: Iterable[Outgoing],
         offsets: dict[Partition, int],
         ledger: Mapping[str, int],
-        marks: Mapping[str, Any],
+        state: Mapping[str, Any],
     ) -> dict[str, int]:
         if self.failure is not None:
             raise self.failure
         outputs = list(outputs)
         self.commits += 1
-        self.committed.append((outputs, offsets, ledger, marks))
+        self.committed.append((outputs, offsets, ledger, state))
         return {OUTPUT: 10 * self.commits} if outputs else {}
 
     def highwaters(self) -> dict[Partition, int | None]:

@@ -41,7 +41,7 @@ def shard(bootstrap_servers: str, run: str, **changes: float) -> ShardConfig:
         ClientProperties.at(bootstrap_servers),
         run,
         PIPELINE,
-        readings=(TopicInput(SOURCE),),
+        inputs=(TopicInput(SOURCE),),
         ledger=((OUTPUT, (0,)),),
         **{"poll_s": 0.02, **changes},  # type: ignore[arg-type]
     )
@@ -52,7 +52,7 @@ class Shuffler:
 
     def __init__(self, restored: Restored) -> None:
         self._rng = random.Random(restored.start)
-        self._ledger = TrajectoryLedger(1, restored.marks)
+        self._ledger = TrajectoryLedger(1, restored.state)
         for received in restored.ledger:
             self._ledger.add(TrajectoryKey("train", received.record.step, 0), 1, 0)
         self._buffer: list[tuple[PartitionKey, int, object]] = []
@@ -81,7 +81,7 @@ class Shuffler:
         return Output(OUTPUT, str(step), record)
 
     def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
-        return Checkpoint(self._pending.low_water(positions), self._ledger.oldest_emission(), self._ledger.marks())
+        return Checkpoint(self._pending.low_water(positions), self._ledger.oldest_emission(), self._ledger.state())
 
     def busy(self) -> bool:
         return False

@@ -10,7 +10,7 @@ import pytest
 
 from infra.runners.liveness import LIVENESS, StepBudget
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored
-from operators.io.fold_records import _FoldFn, close_folders, is_busy
+from operators.io.fold_records import _FoldFn, close_folds, is_busy
 from schemas.records import DeadLetter, Metric
 from schemas.topics import DEAD_LETTERS, METRICS
 
@@ -51,7 +51,7 @@ class Count:
 def fold() -> Iterator[_FoldFn]:
     Counter.log.clear()
     yield _FoldFn(Count())
-    close_folders()
+    close_folds()
 
 
 def restored(start: int, group: str = "g") -> Restored:
@@ -78,11 +78,11 @@ def test_what_was_rejected_goes_out_with_what_the_poll_gave(fold: _FoldFn) -> No
 
 
 def test_a_step_may_tell_of_what_was_rejected_itself() -> None:
-    fold = _FoldFn(Count(), letters=False)
+    fold = _FoldFn(Count(), dead_letters=False)
     list(fold.process(restored(1)))
     (emission,) = fold.process(polled(1, 4, LETTER))
     assert [output.topic for output in emission.outputs] == [METRICS]
-    close_folders()
+    close_folds()
 
 
 @pytest.mark.parametrize("starts", [[1], [1, 3]])
@@ -97,8 +97,8 @@ def test_polls_of_another_start_are_dropped(fold: _FoldFn, starts: list[int]) ->
 def test_a_new_start_has_a_new_memory_and_the_old_one_is_closed_once(fold: _FoldFn) -> None:
     for start in (1, 2):
         list(fold.process(restored(start)))
-    close_folders()
-    close_folders()
+    close_folds()
+    close_folds()
     assert Counter.log == ["restored 1", "closed 1", "restored 2", "closed 2"]
     assert not list(fold.process(polled(2)))
 
@@ -138,7 +138,7 @@ def test_old_memory_is_freed_before_the_new_one_is_made() -> None:
             waiting.append(emissions)  # as a runner may leave it
     finally:
         gc.enable()
-        close_folders()
+        close_folds()
     assert step.alive == [0, 0, 0]
 
 

@@ -53,7 +53,7 @@ def test_outputs_low_water_ledger_and_marks_go_together(sessions: ScriptedSessio
     assert written(session) == [[7, 8], [9], []]
     assert [low for _, low, *_ in session.committed] == [{INPUT: 2}, {INPUT: 4}, {INPUT: 4}]
     assert [ledger for _, _, ledger, _ in session.committed] == [{OUTPUT: 3}, {OUTPUT: 10}, {OUTPUT: 20}]
-    assert {tuple(marks) for *_, marks in session.committed} == {("n",)}
+    assert {tuple(state) for *_, state in session.committed} == {("n",)}
 
 
 def test_what_waits_is_committed_as_one(sessions: ScriptedSessions, sink: ShardSink) -> None:

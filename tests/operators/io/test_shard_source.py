@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from records_here import status
+from record_factories import status
 from scripted_sessions import CONFIG, INPUT, ScriptedSession, ScriptedSessions, metric, raw
 
 import operators.io.source
@@ -13,7 +13,7 @@ from infra.kafka.session import Fenced, Note, SessionLost
 from infra.runners.stopping import STOPPING
 from operators.io.config import TopicInput
 from operators.io.elements import PartitionKey, Polled, ReceivedRecord, Restored
-from operators.io.source import MAX_FUTILE, MAX_PAYLOAD_BYTES, ShardSource
+from operators.io.source import MAX_PAYLOAD_BYTES, MAX_SESSIONS_WITHOUT_COMMIT, ShardSource
 from schemas.codec import MAX_VALUE_BYTES, encode
 from schemas.records import DeadLetter
 from schemas.topics import METRICS, REPLICAS
@@ -74,7 +74,7 @@ def test_a_dead_letter_can_always_be_written() -> None:
 
 
 def test_records_with_other_keys_are_passed_over_undecoded() -> None:
-    source = ShardSource(replace(CONFIG, readings=(TopicInput(METRICS, keys=("e",)),)))
+    source = ShardSource(replace(CONFIG, inputs=(TopicInput(METRICS, keys=("e",)),)))
     received, rejected = source.decode([raw(1, key=b"e4"), raw(2, key=b"p4", value=b"junk"), raw(3, key=None)])
     assert ([r.offset for r in received], rejected) == ([1], ())
 
@@ -137,7 +137,7 @@ def test_what_others_wrote_on_a_ledger_is_no_part_of_it(monkeypatch: pytest.Monk
 
 def test_a_start_resumes_where_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operators.io.source, "SESSIONS", ScriptedSessions(ScriptedSession(1)))
-    restored = ShardSource(replace(CONFIG, resume=lambda: {HERE: 42})).next(wait=False)
+    restored = ShardSource(replace(CONFIG, start_positions=lambda: {HERE: 42})).next(wait=False)
     assert isinstance(restored, Restored)
     assert restored.offsets == {HERE: 42}
 
@@ -173,7 +173,7 @@ def test_a_broker_that_is_away_is_waited_for_but_not_for_ever(monkeypatch: pytes
     first = ScriptedSession(1, [away])
     source = source_with(monkeypatch, first, away, away, ScriptedSession(2, [away]), away)
     assert [source.next(wait=False).start for _ in range(2)] == [1, 2]
-    monkeypatch.setattr(operators.io.source, "PATIENCE_S", -1.0)
+    monkeypatch.setattr(operators.io.source, "SESSION_TIMEOUT_S", -1.0)
     with pytest.raises(SessionLost, match="refused"):
         source.next(wait=False)
 
@@ -181,7 +181,7 @@ def test_a_broker_that_is_away_is_waited_for_but_not_for_ever(monkeypatch: pytes
 def test_first_session_is_tried_again_for_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     source = source_with(monkeypatch, SessionLost("reset by peer"), ScriptedSession(1))
     assert source.next(wait=False).start == 1
-    monkeypatch.setattr(operators.io.source, "FIRST_PATIENCE_S", -1.0)
+    monkeypatch.setattr(operators.io.source, "FIRST_SESSION_TIMEOUT_S", -1.0)
     source = source_with(monkeypatch, SessionLost("connection refused"), ScriptedSession(1))
     with pytest.raises(SessionLost, match="refused"):
         source.next(wait=False)
@@ -194,14 +194,14 @@ def test_first_session_that_is_fenced_is_not_tried_again(monkeypatch: pytest.Mon
 
 
 def test_sessions_that_never_commit_end_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    sessions = [ScriptedSession(n, [SessionLost("not allowed")]) for n in range(1, 2 * MAX_FUTILE)]
+    sessions = [ScriptedSession(n, [SessionLost("not allowed")]) for n in range(1, 2 * MAX_SESSIONS_WITHOUT_COMMIT)]
     source = source_with(monkeypatch, *sessions)
-    for _ in range(MAX_FUTILE + 1):
+    for _ in range(MAX_SESSIONS_WITHOUT_COMMIT + 1):
         assert isinstance(source.next(wait=False), Restored)
     with pytest.raises(SessionLost, match="not allowed"):
         source.next(wait=False)
-    assert source._session is sessions[MAX_FUTILE]
-    sessions[MAX_FUTILE].commits = 2  # one of its own
+    assert source._session is sessions[MAX_SESSIONS_WITHOUT_COMMIT]
+    sessions[MAX_SESSIONS_WITHOUT_COMMIT].commits = 2  # one of its own
     assert isinstance(source.next(wait=False), Restored)
 
 

@@ -27,7 +27,7 @@ def test_each_member_is_entered_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("closed", "partitions", "marks"),
+    ("closed", "partitions", "state"),
     [
         ([0, 1, 2], 1, {"p0": 3}),
         ([2, 1], 1, {"p0": 0}),
@@ -38,12 +38,12 @@ def test_each_member_is_entered_once() -> None:
     ],
 )
 def test_marks_rise_over_what_is_dense_within_a_partition(
-    closed: list[int], partitions: int, marks: dict[str, int]
+    closed: list[int], partitions: int, state: dict[str, int]
 ) -> None:
     ledger = TrajectoryLedger(partitions)
     for number in closed:
         ledger.close(TRAIN, number, 1)
-    assert ledger.marks() == marks
+    assert ledger.state() == state
 
 
 def test_purposes_are_apart() -> None:
@@ -51,7 +51,7 @@ def test_purposes_are_apart() -> None:
     ledger.close("evaluation", 0, 4)
     assert key(0) not in ledger
     assert key(0, 0, "evaluation") in ledger
-    assert ledger.marks() == {"e0": 1}
+    assert ledger.state() == {"e0": 1}
 
 
 def test_the_oldest_emission_is_of_what_the_marks_do_not_say() -> None:
@@ -119,7 +119,7 @@ def restarted(
     """A ledger of what travels: the marks through a commit's note, the exceptions through the shard's own output."""
     oldest = ledger.oldest_emission()
     read_back = [entry for emission in written[oldest:] for entry in emission] if oldest is not None else []
-    after = TrajectoryLedger(partitions, json.loads(json.dumps(ledger.marks())))
+    after = TrajectoryLedger(partitions, json.loads(json.dumps(ledger.state())))
     for what, purpose, number, member in read_back:
         if what == "close":
             after.close(purpose, number, 0)
@@ -133,7 +133,7 @@ def test_it_stays_small() -> None:
     order = [n + 7 - 2 * (n % 8) for n in range(4000)]  # each block of eight backwards
     for emission, number in enumerate(order, 1):
         ledger.add(key(number), 1, emission)
-    assert ledger.marks() == {f"p{residue}": 1000 for residue in range(4)}
+    assert ledger.state() == {f"p{residue}": 1000 for residue in range(4)}
     assert ledger.oldest_emission() is None
     assert not ledger._members
     assert not ledger._emission

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from placement_here import Placement, assigned, cancelled, leases
-from records_here import prompt, settled, trajectory, version
+from placement_harness import Placement, assigned, cancelled, leases
+from record_factories import prompt, settled, trajectory, version
 
 from schemas.topics import SETTLED
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from records_here import version
+from record_factories import version
 
 from operators.placement.pool import PartialPool, PooledPartial, cut_spans, join_spans
 from schemas.columns import flags, floats, token_ids

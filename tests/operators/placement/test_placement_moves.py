@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from placement_here import TIMEOUT_S, Placement, assigned, cancelled, leases
-from records_here import prompt, trajectory, version
+from placement_harness import TIMEOUT_S, Placement, assigned, cancelled, leases
+from record_factories import prompt, trajectory, version
 from test_placement_resumes import partials, progress
 
 from operators.io.elements import Output

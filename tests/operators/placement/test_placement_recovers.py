@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from placement_here import BOTH, TIMEOUT_S, Placement, assigned, cancelled, given_up, leases, newest, with_one_prompt
-from records_here import failed, prompt, settled, trajectory
+from placement_harness import BOTH, TIMEOUT_S, Placement, assigned, cancelled, given_up, leases, newest, with_one_prompt
+from record_factories import failed, prompt, settled, trajectory
 
 from operators.io.elements import PartitionKey
 from schemas.records import Assignment, AssignmentRejected

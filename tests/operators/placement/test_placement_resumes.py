@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from placement_here import TIMEOUT_S, Placement, assigned, cancelled, given_up, leases
-from records_here import prompt, settled, trajectory, version
+from placement_harness import TIMEOUT_S, Placement, assigned, cancelled, given_up, leases
+from record_factories import prompt, settled, trajectory, version
 from test_partial_pool import response
 
 from operators.io.elements import Output, PartitionKey

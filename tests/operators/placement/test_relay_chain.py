@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from placement_here import Placement
-from records_here import version
+from placement_harness import Placement
+from record_factories import version
 
 from operators.io.elements import Output
 from operators.placement.relay_chain import LiveRelay, RelayChainKeeper, chain_of

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from placement_here import BOTH, TIMEOUT_S, Placement, assigned, given_up, leases, newest, with_one_prompt
-from records_here import prompt, trajectory
+from placement_harness import BOTH, TIMEOUT_S, Placement, assigned, given_up, leases, newest, with_one_prompt
+from record_factories import prompt, trajectory
 from test_placement_resumes import letters
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from records_here import prompt
+from record_factories import prompt
 
 from operators.placement.work import Owned, Owner, Work, WorkTable
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from log_model import Log, Shard
-from records_here import reading, shard
+from in_memory_log import Log, Shard
+from record_factories import shard, topic_input
 
 from operators.io.elements import Restored
 from operators.io.fold_records import ShardFold
@@ -75,7 +75,7 @@ class Prompts:
     harder: tuple[Questions, ...] = ()
 
     def __post_init__(self) -> None:
-        config = shard("prompts", reading(CURRICULUM, keys=(LEVEL_REQUEST,)))
+        config = shard("prompts", topic_input(CURRICULUM, keys=(LEVEL_REQUEST,)))
         self._step = DrawPrompts(PromptsConfig(task="chain_sum", max_new_tokens=8), config, Path(), 16, self.lead)
         self.shard = Shard(self.log, config, self._restore)
         self.shard.start()
@@ -83,7 +83,7 @@ class Prompts:
     def _restore(self, restored: Restored) -> ShardFold:
         backlog: Any = self.backlog
         task = _Task(self._step.config, [self.questions, *self.harder], Letters())
-        return _Drawing(self._step, [task], backlog, restored.marks, lambda: self.now, self._sleep)
+        return _Drawing(self._step, [task], backlog, restored.state, lambda: self.now, self._sleep)
 
     def _sleep(self, seconds: float) -> None:
         self.now += seconds

@@ -7,8 +7,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from log_model import Log, Shard
-from records_here import reading, shard
+from in_memory_log import Log, Shard
+from record_factories import shard, topic_input
 from test_draw_prompts import Backlog, Letters
 
 from operators.io.elements import Restored
@@ -48,7 +48,7 @@ class Mixed:
 
     def __init__(self, *tasks: TaskConfig) -> None:
         self.log, self.now = Log(), 0.0
-        config = shard("prompts", reading(CURRICULUM, keys=(LEVEL_REQUEST,)))
+        config = shard("prompts", topic_input(CURRICULUM, keys=(LEVEL_REQUEST,)))
         self._step = DrawPrompts(PromptsConfig(tasks=tasks, seed=3), config, Path(), 600, lead=10**6)
         self._backlog = Backlog()
         self.shard = Shard(self.log, config, self._restore)
@@ -57,7 +57,7 @@ class Mixed:
     def _restore(self, restored: Restored) -> ShardFold:
         config = self._step.config
         tasks = [_Task(task, own, Letters()) for task, own in zip(config.mixture, open_tasks(config), strict=True)]
-        return _Drawing(self._step, tasks, self._backlog, restored.marks, lambda: self.now, lambda _: None)  # type: ignore[arg-type]
+        return _Drawing(self._step, tasks, self._backlog, restored.state, lambda: self.now, lambda _: None)  # type: ignore[arg-type]
 
     def draw(self, count: int) -> None:
         """Draw so many more, as far as there are."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from blake3 import blake3
-from records_here import status, version
+from record_factories import status, version
 
 from infra.certificates import write_relay_files
 from infra.kafka.properties import ClientProperties
@@ -33,12 +33,12 @@ PLACE = PartitionKey("relay", 0)
 class Relay:
     """A relay with hands on its clock; `at` is the next offset of the relay topic."""
 
-    def __init__(self, root: Path, marks: dict[str, Any] | None = None, at: int = 0, **changes: Any) -> None:
+    def __init__(self, root: Path, state: dict[str, Any] | None = None, at: int = 0, **changes: Any) -> None:
         self.at = at
         config = RelayConfig(str(root), relay=3, **changes)
         store = WeightStore(root, config.keep_versions)
         node = RelayNode(store, "run", config.relay, config.door(), config.link(), config.link())
-        self.folder = RelayFolder(config, store, node, marks or {}, wall_s=lambda: 1.5)
+        self.folder = RelayFolder(config, store, node, state or {}, wall_s=lambda: 1.5)
 
     def sees(self, *records: Any, caught_up: bool = True) -> Sequence[Output]:
         received = tuple(ReceivedRecord("relay", 0, self.at + n, record) for n, record in enumerate(records))
@@ -55,7 +55,7 @@ class Relay:
     def checkpoint(self) -> tuple[int, Any]:
         checkpoint = self.folder.checkpoint({PLACE: self.at})
         assert checkpoint.ledger_from is None
-        return checkpoint.low_water[PLACE], checkpoint.marks
+        return checkpoint.low_water[PLACE], checkpoint.state
 
 
 @pytest.fixture
@@ -199,14 +199,14 @@ def test_a_restart_reads_again_what_it_needs_and_repeats_no_dead_letter(relay: R
     records = [manifest("1.0"), add(store, "1.1"), add(store, "1.2"), manifest("1.2", blake3="00"), manifest("1.3")]
     outputs = relay.sees(*records)
     assert (relay.held(), len(letters(outputs))) == (("1.2", "1.1"), 1)
-    low_water, marks = relay.checkpoint()
-    assert (low_water, marks) == (1, {"refused": [3]})  # 1.0 would be evicted if it came
+    low_water, state = relay.checkpoint()
+    assert (low_water, state) == (1, {"refused": [3]})  # 1.0 would be evicted if it came
     add(store, "1.3")
     relay.sees(manifest("1.4"), manifest("1.5"))
-    low_water, marks = relay.checkpoint()
-    assert (low_water, marks) == (2, {"refused": [3]})
+    low_water, state = relay.checkpoint()
+    assert (low_water, state) == (2, {"refused": [3]})
     for start in (low_water, 0):
-        again = Relay(store.root, marks, at=start, keep_versions=2)
+        again = Relay(store.root, state, at=start, keep_versions=2)
         outputs = again.sees(*[*records, manifest("1.4"), manifest("1.5")][start:])
         assert (again.held(), letters(outputs)) == (("1.3", "1.2"), [])
         again.folder.close()
@@ -216,9 +216,9 @@ def test_what_is_remembered_is_bounded(relay: Relay, store: WeightStore) -> None
     add(store, "1.1")
     for number in range(200):
         relay.sees(manifest("1.1", blake3=f"{number:064x}"), manifest(f"2.{number}"))
-    low_water, marks = relay.checkpoint()
-    assert len(marks["refused"]) == 64
-    assert marks["refused"][-1] == 398
+    low_water, state = relay.checkpoint()
+    assert len(state["refused"]) == 64
+    assert state["refused"][-1] == 398
     assert low_water == 397  # the manifests of 2.198 and 2.199, which may come
     assert relay.folder.busy() is False
     relay.sees(*(manifest("3.0", blake3=f"{number:064x}") for number in range(20)))

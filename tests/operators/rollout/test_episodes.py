@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from records_here import prompt, version
+from record_factories import prompt, version
 from scripted_engine import ScriptedWeights
 from tiny_engines import engine, plain_logprobs
 from tiny_models import VOCABULARY, tiny_model

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from log_model import Log, Shard
-from records_here import PARTITIONS, manifest, prompt, reading, shard, version
+from in_memory_log import Log, Shard
+from record_factories import PARTITIONS, manifest, prompt, shard, topic_input, version
 from scripted_engine import ScriptedBackend, ScriptedEngine, ScriptedWeights, SilentHeartbeats
 
 from operators.io.config import TopicInput
@@ -32,7 +32,7 @@ class Rollout:
         self.backend = ScriptedBackend(self.weights)
         self.steps = steps
         inbox = TopicInput(INBOX, tuple(self.config.hosted(1)), start="latest")
-        self.shard = Shard(self.log, shard("rollout", inbox, reading(RELAY)), self._restore)
+        self.shard = Shard(self.log, shard("rollout", inbox, topic_input(RELAY)), self._restore)
         self.publish(0)
         self.shard.start()
 

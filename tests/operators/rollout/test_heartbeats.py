@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
-from records_here import version
+from record_factories import version
 from scripted_engine import ScriptedEngine, ScriptedWeights
 
 from infra.kafka.producer import DeliveryFailed

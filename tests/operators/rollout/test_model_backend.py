@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from records_here import prompt, version
+from record_factories import prompt, version
 from scripted_engine import ScriptedEngine, ScriptedWeights
 
 from infra.models.demo import build_demo_tokenizer

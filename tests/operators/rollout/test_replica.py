@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from records_here import prompt, version
+from record_factories import prompt, version
 from scripted_engine import ScriptedEngine, ScriptedWeights
 
 from operators.rollout.replica import Replica

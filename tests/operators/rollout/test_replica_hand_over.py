@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from records_here import prompt, version
+from record_factories import prompt, version
 from scripted_engine import ScriptedEngine, ScriptedWeights
 
 from infra.transport.kv_transfer import KVTransfers

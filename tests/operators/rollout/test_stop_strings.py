@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from records_here import version
+from record_factories import version
 from scripted_engine import ScriptedEngine
 from tiny_engines import request
 

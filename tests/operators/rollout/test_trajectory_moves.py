@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from records_here import prompt, version
+from record_factories import prompt, version
 from scripted_engine import ScriptedWeights
 from tiny_engines import engine
 from tiny_models import VOCABULARY, tiny_model

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from records_here import prompt, version
+from record_factories import prompt, version
 from tiny_engines import assert_same, engine, mixed, plain_logprobs, request, run
 from tiny_models import CONTEXT, FAMILIES, tiny_model
 

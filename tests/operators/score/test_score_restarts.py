@@ -6,8 +6,8 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from log_model import Log, Shard
-from records_here import PARTITIONS, failed, prompt, reading, shard, trajectory
+from in_memory_log import Log, Shard
+from record_factories import PARTITIONS, failed, prompt, shard, topic_input, trajectory
 
 from operators.io.elements import Restored
 from operators.io.fold_records import ShardFold
@@ -45,7 +45,7 @@ class Score:
         config = ScoreConfig(rewards=[RewardSpec("exact")])
         self._step = ScoreTrajectories(config, PARTITIONS)
         self.shard = Shard(
-            self.log, shard("score", reading(TRAJECTORIES, blocks=True), ledger=("experiences",)), self._restore
+            self.log, shard("score", topic_input(TRAJECTORIES, blocks=True), ledger=("experiences",)), self._restore
         )
         self.shard.start()
 

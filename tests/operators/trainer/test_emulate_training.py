@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from log_model import Log, Shard
-from records_here import experience, manifest, prompt, reading, shard, trajectory, version
+from in_memory_log import Log, Shard
+from record_factories import experience, manifest, prompt, shard, topic_input, trajectory, version
 
 from infra.kafka.producer import DeliveryFailed
 from operators.experience.members import read_members
@@ -56,7 +56,7 @@ class Trainer:
             missing_batch_wait_s=missing_batch_wait_s,
         )
         self.broken = False
-        self.shard = Shard(self.log, shard("trainer", reading(BATCHES), reading(RELAY)), self._restore)
+        self.shard = Shard(self.log, shard("trainer", topic_input(BATCHES), topic_input(RELAY)), self._restore)
         self.shard.start()
 
     def _restore(self, restored: Restored) -> ShardFold:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from records_here import SAMPLING, experience, prompt, trajectory
+from record_factories import SAMPLING, experience, prompt, trajectory
 from trainer_batches import save_tiny_model
 
 from infra.models.checkpoint_folder import load_model

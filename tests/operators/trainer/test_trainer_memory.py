@@ -14,7 +14,7 @@ from trainer_batches import save_tiny_model
 from trainer_on_a_log import Producer, Trainer
 
 from operators.io.elements import Restored
-from operators.io.fold_records import FoldStep, ShardFold, _FoldFn, close_folders
+from operators.io.fold_records import FoldStep, ShardFold, _FoldFn, close_folds
 from operators.trainer import publishing
 
 
@@ -24,7 +24,7 @@ def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Trainer
     monkeypatch.setattr(publishing, "BoundedProducer", Producer)
     monkeypatch.setattr(publishing, "ManifestLog", lambda producer, run: made.announce)
     yield made
-    close_folders()
+    close_folds()
 
 
 @dataclass

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from log_model import Log, Shard
-from records_here import reading, shard
+from in_memory_log import Log, Shard
+from record_factories import shard, topic_input
 from safetensors.numpy import load_file
 from trainer_batches import make_batch
 
@@ -46,7 +46,7 @@ class Trainer:
         self.gate = threading.Event()
         self.gate.set()
         settings = {"optimizer_steps": 6, "checkpoint_every": 2, "learner": LearnerConfig(warmup_steps=0)}
-        source = shard("trainer", reading(BATCHES), reading(RELAY))
+        source = shard("trainer", topic_input(BATCHES), topic_input(RELAY))
         self.step = TrainBatches(
             config=TrainingConfig(**(settings | config)),
             shard=source,

@@ -99,7 +99,7 @@ def test_reset_sends_a_pipeline_back_and_keeps_its_note(laminar: Laminar, sessio
     running.close()
     after = Session(session)
     assert after.positions() == {Partition(SETTLED.name(RUN), 0): 1, Partition(SETTLED.name(RUN), 1): 3}
-    assert (after.note.marks, after.start) == ({"mark": 7}, running.start + 1)
+    assert (after.note.state, after.start) == ({"mark": 7}, running.start + 1)
     after.close()
 
 

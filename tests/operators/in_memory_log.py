@@ -13,15 +13,15 @@ from typing import Any
 
 from operators.io.config import ShardConfig
 from operators.io.elements import Checkpoint, Emission, Output, PartitionKey, Polled, ReceivedRecord, Restored
-from operators.io.fold_records import ShardFold, restorable, sieved
+from operators.io.fold_records import ShardFold, drop_invalid, reject_invalid
 from operators.io.ledger_floors import LedgerFloors
-from operators.io.plausible import ManifestOrder
+from operators.io.validation import ManifestOrder
 from schemas.block import Block
 from schemas.codec import record_type
 from schemas.topics import Topic
 
 
-class FencedHere(RuntimeError):
+class ShardFenced(RuntimeError):
     """A successor, or placement, has taken this shard's transactional.id away."""
 
 
@@ -47,7 +47,7 @@ class _Group:
     start: int = 0
     offsets: dict[PartitionKey, int] = field(default_factory=dict)
     ledger: Mapping[str, int] = field(default_factory=dict)
-    marks: Mapping[str, Any] = field(default_factory=dict)
+    state: Mapping[str, Any] = field(default_factory=dict)
     holder: object = None
 
 
@@ -132,15 +132,15 @@ class Shard:
 
     def __init__(self, log: Log, config: ShardConfig, restore: Callable[[Restored], ShardFold]) -> None:
         self.log, self.config, self._restore = log, config, restore
-        self.folder: ShardFold | None = None
-        self.sieves = False
+        self.fold: ShardFold | None = None
+        self.validates = False
         """Whether records that cannot be become dead letters, as in FoldRecords."""
         self.restored: Restored | None = None
         self._waiting: list[Emission] = []
 
     @property
     def places(self) -> list[PartitionKey]:
-        return [PartitionKey(r.topic.noun, p) for r in self.config.readings for p in r.partitions]
+        return [PartitionKey(r.topic.noun, p) for r in self.config.inputs for p in r.partitions]
 
     def start(self) -> Restored:
         """Open a session and build the memory with which it begins."""
@@ -150,13 +150,13 @@ class Shard:
         group.start += 1
         group.holder = self._session = object()
         self._positions = {}
-        for reading in config.readings:
+        for reading in config.inputs:
             for p in reading.partitions:
                 place = PartitionKey(reading.topic.noun, p)
                 earliest = {"committed": group.offsets.get(place, 0), "earliest": 0, "latest": log.end(place)}
                 self._positions[place] = earliest[reading.start]
-        if config.resume is not None:
-            self._positions |= config.resume()
+        if config.start_positions is not None:
+            self._positions |= config.start_positions()
         self._ends = {place: log.end(place) for place in self.places}
         ledger_places = [PartitionKey(topic.noun, p) for topic, partitions in config.ledger for p in partitions]
         ends = {f"{place.topic}:{place.partition}": log.end(place) for place in ledger_places}
@@ -166,18 +166,18 @@ class Shard:
             for place in ledger_places
             for received in log.received(place, group.ledger.get(f"{place.topic}:{place.partition}", 0), log.end(place))
         ]
-        self.restored = Restored(config.group, group.start, tuple(ledger), dict(group.marks), dict(self._positions))
+        self.restored = Restored(config.group, group.start, tuple(ledger), dict(group.state), dict(self._positions))
         self._manifests = ManifestOrder()
-        self.folder = self._restore(restorable(self.restored) if self.sieves else self.restored)
+        self.fold = self._restore(drop_invalid(self.restored) if self.validates else self.restored)
         self._emissions = 0
         return self.restored
 
     def turn(self, most: int = 10**6, only: Sequence[PartitionKey] | None = None) -> tuple[Output, ...]:
         """Poll at most `most` offsets of each partition in `only` (default: all), and fold. What comes of it waits."""
-        assert self.folder is not None
+        assert self.fold is not None
         received: list[ReceivedRecord] = []
         for place in self.places if only is None else only:
-            keys, blocks = next((r.keys, r.blocks) for r in self.config.readings if r.topic.noun == place.topic)
+            keys, blocks = next((r.keys, r.blocks) for r in self.config.inputs if r.topic.noun == place.topic)
             until = min(self._positions[place] + most, self.log.end(place))
             received += self.log.received(place, self._positions[place], until, keys, blocks)
             self._positions[place] = until
@@ -186,9 +186,9 @@ class Shard:
         positions = dict(self._positions)
         polled = Polled(self.config.group, self.restored.start, tuple(received), (), positions, caught_up)
         self._emissions += 1
-        polled, letters = sieved(polled, self._manifests) if self.sieves else (polled, [])
-        outputs = (*letters, *self.folder.fold(polled))
-        checkpoint = self.folder.checkpoint(positions)
+        polled, letters = reject_invalid(polled, self._manifests) if self.validates else (polled, [])
+        outputs = (*letters, *self.fold.fold(polled))
+        checkpoint = self.fold.checkpoint(positions)
         self._waiting.append(Emission(self.config.group, self.restored.start, self._emissions, outputs, checkpoint))
         return outputs
 
@@ -207,14 +207,14 @@ class Shard:
             return
         group = self.log.committed(self.config.group)
         if group.holder is not self._session:
-            raise FencedHere(self.config.group)
+            raise ShardFenced(self.config.group)
         emissions, self._waiting = self._waiting, []
         for emission in emissions:
             if emission.outputs:
                 self._floors.emit(emission.number)
         checkpoint: Checkpoint = emissions[-1].checkpoint
         group.ledger = dict(self._floors.offsets(checkpoint.ledger_from))
-        group.marks = dict(checkpoint.marks)
+        group.state = dict(checkpoint.state)
         group.offsets |= checkpoint.low_water
         self._floors.written(self.log.transact([output for emission in emissions for output in emission.outputs]))
 
@@ -228,7 +228,7 @@ class Shard:
 
     def crash(self) -> None:
         """Die: what waits is lost."""
-        if self.folder is not None:
-            self.folder.close()
-        self.folder = None
+        if self.fold is not None:
+            self.fold.close()
+        self.fold = None
         self._waiting = []

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from log_model import Log, Shard
-from records_here import experience, manifest, prompt, reading, shard, trajectory, version
+from in_memory_log import Log, Shard
+from record_factories import experience, manifest, prompt, shard, topic_input, trajectory, version
 
 from operators.experience.config import ExperienceConfig
 from operators.experience.make_batches import MakeBatches
@@ -24,9 +24,9 @@ def buffer_shards(log: Log, config: ExperienceConfig, partitions: int, ranks: in
             shard(
                 "experience",
                 TopicInput(EXPERIENCES, tuple(range(partitions))[index :: config.shards], keys=("p", "i"), blocks=True),
-                reading(RELAY),
-                reading(CURRICULUM, keys=(LEVEL_REPLY,)),
-                reading(BATCH_ASSEMBLY),
+                topic_input(RELAY),
+                topic_input(CURRICULUM, keys=(LEVEL_REPLY,)),
+                topic_input(BATCH_ASSEMBLY),
                 ledger=("settled",),
                 index=index,
             ),

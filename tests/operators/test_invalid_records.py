@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from absurd_records import FAR, absurd_records
-from cycle import Cycle
-from cycle_shape import Shape
+from invalid_records import FAR, invalid_records
+from pipeline_simulation import PipelineSimulation
+from simulation_config import SimulationConfig
 
-from operators.io.plausible import implausible
+from operators.io.validation import invalid_reason
 from schemas.identity import parse_trajectory_id
 from schemas.records import MicroBatch, WeightVersion
 from schemas.topics import BATCH_ASSEMBLY, BATCHES, DEAD_LETTERS, EXPERIENCES, INBOX, REPLICAS, SETTLED
@@ -20,37 +20,41 @@ SKIPPED = (BATCHES, EXPERIENCES)
 
 @pytest.mark.parametrize("shards", [1, 2])
 def test_a_run_comes_to_its_end_whatever_stands_on_its_topics(shards: int) -> None:
-    cycle = Cycle(0, Shape(samples=2, global_batch=4, staleness=1, prompts=30, shards=shards))
-    cycle.checks = False
-    for shard in cycle.shards:
-        shard.sieves = True
+    simulation = PipelineSimulation(
+        0, SimulationConfig(samples=2, global_batch=4, staleness=1, prompts=30, shards=shards)
+    )
+    simulation.checks = False
+    for shard in simulation.shards:
+        shard.validates = True
         shard.start()
-    absurd = [(topic, record) for topic, record in absurd_records() if topic not in SKIPPED]
-    cycle.rng.shuffle(absurd)
+    absurd = [(topic, record) for topic, record in invalid_records() if topic not in SKIPPED]
+    simulation.rng.shuffle(absurd)
     assert len(absurd) > 800
     written: Counter[str] = Counter()
     for topic, record in absurd:
         key = {REPLICAS: "rollout-3", BATCH_ASSEMBLY: type(record).__name__, INBOX: ""}.get(topic, "p")
-        cycle.log.append(topic, record, key)
+        simulation.log.append(topic, record, key)
         written[type(record).__name__] += 1
-        cycle.step()
+        simulation.step()
     asked = {f"p{number}.{member}" for number in range(30) for member in range(2)}
     for _ in range(600):
-        cycle.go_on()
-        ended = Counter(record.trajectory_id for record in cycle.log.rows(SETTLED) if record.trajectory_id in asked)
+        simulation.go_on()
+        ended = Counter(
+            record.trajectory_id for record in simulation.log.rows(SETTLED) if record.trajectory_id in asked
+        )
         if len(asked - set(ended)) < 4:
             break
     assert max(ended.values()) == 1
     assert len(asked - set(ended)) < 4
-    parts: list[MicroBatch] = cycle.log.rows(BATCHES)
+    parts: list[MicroBatch] = simulation.log.rows(BATCHES)
     trained = Counter(name for part in parts for name in part.trajectory_ids)
     assert max(trained.values()) == 1
     assert all(parse_trajectory_id(name).number < FAR for name in trained)
-    reasons = Counter(letter.step for letter in cycle.log.rows(DEAD_LETTERS))
+    reasons = Counter(letter.step for letter in simulation.log.rows(DEAD_LETTERS))
     assert reasons["read relay"] > 100
 
 
 def test_every_class_has_variants_that_cannot_be() -> None:
-    refused = {type(record) for _, record in absurd_records() if implausible(record) is not None}
+    refused = {type(record) for _, record in invalid_records() if invalid_reason(record) is not None}
     assert WeightVersion in refused
     assert len(refused) > 15

@@ -11,7 +11,7 @@ from schemas.columns import flags, floats, token_ids
 from schemas.topics import CATALOGUE, Topic
 
 PARTITIONS = 2
-REPLICAS_AT_MOST = 4
+MAX_REPLICAS = 4
 CLIENT = ClientProperties.at("localhost:1")
 SAMPLING = r.Sampling(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=8, stop_token_ids=(0,), seed=0)
 
@@ -113,17 +113,15 @@ def status(replica: int, under: r.PolicyVersion | None, incarnation: int = 1, **
     return r.ReplicaStatus(**(fields | changes))
 
 
-def reading(topic: Topic, **how: Any) -> TopicInput:
+def topic_input(topic: Topic, **how: Any) -> TopicInput:
     return TopicInput(topic, partitions(topic), **how)
 
 
 def partitions(topic: Topic) -> tuple[int, ...]:
-    counts = {"one": 1, "shards": PARTITIONS, "ranks": 1, "replicas": REPLICAS_AT_MOST}
+    counts = {"one": 1, "shards": PARTITIONS, "ranks": 1, "replicas": MAX_REPLICAS}
     return tuple(range(counts[topic.partitions]))
 
 
-def shard(
-    pipeline: str, *readings: TopicInput, ledger: tuple[str, ...] = (), index: int = 0, **how: Any
-) -> ShardConfig:
+def shard(pipeline: str, *inputs: TopicInput, ledger: tuple[str, ...] = (), index: int = 0, **how: Any) -> ShardConfig:
     topics = tuple((CATALOGUE[noun], partitions(CATALOGUE[noun])) for noun in ledger)
-    return ShardConfig(CLIENT, "run", pipeline, index, readings, topics, **how)
+    return ShardConfig(CLIENT, "run", pipeline, index, inputs, topics, **how)

@@ -50,7 +50,7 @@ _UNBOUNDED = (r.DeadLetter, r.MicroBatch)
 _ROW_BOUNDS = {"prompt.number": MOST, "member": MOST_MEMBERS - 1, "prompt.samples": MOST_MEMBERS}
 
 
-def implausible(record: Any) -> str | None:
+def invalid_reason(record: Any) -> str | None:
     """Why no process of a run would write `record`; None: one may."""
     kind = type(record)
     if kind in _UNBOUNDED:
@@ -58,7 +58,7 @@ def implausible(record: Any) -> str | None:
     return next(_absurd_numbers(record), None) or next(_CONTRADICTIONS.get(kind, _none)(record), None)
 
 
-def implausible_rows(block: Block) -> list[int]:
+def invalid_rows(block: Block) -> list[int]:
     """The rows of `block`, of trajectories or experiences, that no process of a run would write."""
     if block.kind not in (r.Trajectory, r.Experience):
         return []
@@ -103,7 +103,7 @@ class ManifestOrder:
     def __init__(self) -> None:
         self._epoch = self._number = -1
 
-    def refuse(self, manifest: r.WeightVersion) -> str | None:
+    def invalid_reason(self, manifest: r.WeightVersion) -> str | None:
         """Why no trainer would publish `manifest` after those that were taken; None: it is taken."""
         (epoch, number), parent = (manifest.version.epoch, manifest.version.number), manifest.parent
         if self._number >= 0:

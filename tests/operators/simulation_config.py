@@ -12,7 +12,7 @@ TIMEOUT_S = 3.0
 
 
 @dataclass(frozen=True)
-class Shape:
+class SimulationConfig:
     """How large a cycle is, and how its numbers fit each other."""
 
     prompts: int = 40

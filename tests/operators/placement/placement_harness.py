@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from log_model import Log, Shard
-from records_here import PARTITIONS, REPLICAS_AT_MOST, manifest, prompt, reading, shard, status, version
+from in_memory_log import Log, Shard
+from record_factories import MAX_REPLICAS, PARTITIONS, manifest, prompt, shard, status, topic_input, version
 
 from infra.kafka.fencing import CannotFence
 from operators.io.elements import Output, Restored
@@ -40,7 +40,7 @@ class Placement:
         self.fenced: list[int] = []
         self.kafka_is_away = False
         settings = PlacementConfig(**{"heartbeat_timeout_s": TIMEOUT_S, **config})
-        self._step = PlaceTrajectories(settings, SHARD, PARTITIONS, admitted, hosted, REPLICAS_AT_MOST, global_batch)
+        self._step = PlaceTrajectories(settings, SHARD, PARTITIONS, admitted, hosted, MAX_REPLICAS, global_batch)
         self.shard = Shard(self.log, SHARD, self._restore)
         self.shard.start()
 
@@ -130,12 +130,12 @@ def given_up(outputs: list[Output]) -> dict[str, str | None]:
     return {o.record.trajectory_id: o.record.error for o in outputs if isinstance(o.record, Trajectory)}
 
 
-_COMMITTED = tuple(reading(topic) for topic in (PROMPTS, EVAL_PROMPTS, PROGRESS, TRAJECTORIES, SETTLED))
+_COMMITTED = tuple(topic_input(topic) for topic in (PROMPTS, EVAL_PROMPTS, PROGRESS, TRAJECTORIES, SETTLED))
 SHARD = shard(
     "placement",
     *_COMMITTED,
-    reading(RELAY),
-    reading(RELAY_CHAIN, start="earliest"),
-    reading(REPLICAS, start="latest"),
+    topic_input(RELAY),
+    topic_input(RELAY_CHAIN, start="earliest"),
+    topic_input(REPLICAS, start="latest"),
     ledger=(INBOX.noun,),
 )

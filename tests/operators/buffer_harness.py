@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from log_model import Log, Shard
-from records_here import PARTITIONS, experience, manifest, prompt, reading, shard, trajectory, version
+from in_memory_log import Log, Shard
+from record_factories import PARTITIONS, experience, manifest, prompt, shard, topic_input, trajectory, version
 
 from operators.experience.config import ExperienceConfig
 from operators.experience.make_batches import MakeBatches
@@ -28,9 +28,9 @@ class Buffer:
         levels = levels if isinstance(levels, dict) else {"": levels}
         settings = ExperienceConfig(global_batch=global_batch, **config)
         step = MakeBatches(settings, PARTITIONS, levels=levels, vocabulary=vocabulary)
-        earliest = reading(RELAY), reading(CURRICULUM, keys=(LEVEL_REPLY,))
-        readings = reading(EXPERIENCES, keys=("p", "i"), blocks=True), *earliest
-        self.shard = Shard(self.log, shard("experience", *readings, ledger=("settled",)), step.restore)
+        earliest = topic_input(RELAY), topic_input(CURRICULUM, keys=(LEVEL_REPLY,))
+        inputs = topic_input(EXPERIENCES, keys=("p", "i"), blocks=True), *earliest
+        self.shard = Shard(self.log, shard("experience", *inputs, ledger=("settled",)), step.restore)
         self.shard.start()
 
     def score(self, *records: Experience) -> None:

@@ -21,7 +21,7 @@ TEXTS = ("", "\x1b[2J", "p0.999999", "x" * 5000)
 FLOATS = (0.0, -1e300, 1e300, float("inf"), float("nan"))
 
 
-def absurd_records() -> Iterator[tuple[Topic, Any]]:
+def invalid_records() -> Iterator[tuple[Topic, Any]]:
     """Every record class on each of its topics, with one field absurd at a time, and as it is of somebody else."""
     for topic in CATALOGUE.values():
         for kind in topic.records:

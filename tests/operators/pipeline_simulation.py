@@ -12,11 +12,11 @@ from collections import Counter
 from collections.abc import Iterator
 from types import SimpleNamespace
 
-from buffers_on_a_log import buffer_shards
-from cycle_shape import TIMEOUT_S, Shape
-from log_model import FencedHere, Log, Shard
-from records_here import PARTITIONS, REPLICAS_AT_MOST, prompt, reading, shard
+from in_memory_log import Log, Shard, ShardFenced
+from record_factories import MAX_REPLICAS, PARTITIONS, prompt, shard, topic_input
 from scripted_engine import ScriptedBackend, ScriptedEngine, ScriptedWeights, SilentHeartbeats
+from sharded_buffer_harness import buffer_shards
+from simulation_config import TIMEOUT_S, SimulationConfig
 from toy_trainer import ToyTrainer
 
 from operators.evaluation.config import EvaluationConfig
@@ -62,10 +62,10 @@ from schemas.topics import (
 KEEP_VERSIONS = 4
 
 
-class Cycle:
+class PipelineSimulation:
     """One run. `step` does one random thing; `calm` lets everything finish; `check` looks at what was written."""
 
-    def __init__(self, seed: int, shape: Shape) -> None:
+    def __init__(self, seed: int, shape: SimulationConfig) -> None:
         self.rng = random.Random(seed)
         self.shape = shape
         self.log = Log()
@@ -85,11 +85,11 @@ class Cycle:
             Shard(self.log, self._rollout_shard(p), lambda restored, p=p: self._restore_rollout(p, restored))
             for p in range(shape.processes)
         ]
-        score = shard("score", reading(TRAJECTORIES, blocks=True), ledger=("experiences",))
+        score = shard("score", topic_input(TRAJECTORIES, blocks=True), ledger=("experiences",))
         self.score = Shard(self.log, score, _restore_score)
         buffer = ExperienceConfig(shape.global_batch, shape.staleness, shape.over_age, shards=shape.shards)
         self.experience = buffer_shards(self.log, buffer, PARTITIONS)
-        evaluation = shard("evaluation", reading(EXPERIENCES, keys=("e",)), reading(RELAY))
+        evaluation = shard("evaluation", topic_input(EXPERIENCES, keys=("e",)), topic_input(RELAY))
         self.evaluation = Shard(self.log, evaluation, self._restore_evaluation)
         self.shards = [self.placement, *self.rollouts, self.score, *self.experience, self.evaluation]
         for each in self.shards:
@@ -151,9 +151,9 @@ class Cycle:
             self.log.append(PROMPTS, asked, asked.prompt_id)
             self._fed += 1
         for process, each in enumerate(self.rollouts):
-            if each.folder is None or self._is_paused(each):
+            if each.fold is None or self._is_paused(each):
                 continue
-            for r in each.folder._replicas.values():  # type: ignore[attr-defined]
+            for r in each.fold._replicas.values():  # type: ignore[attr-defined]
                 load = r.engine.status()
                 beat = replica_status(
                     r.index, process, r.incarnation, r.state, r.engine.version, load, 0.0, "run", r.reserved
@@ -181,7 +181,7 @@ class Cycle:
                     self._check_owner(output.record)
         try:
             each.commit()
-        except FencedHere:
+        except ShardFenced:
             each.start()
             return
         given = [output.record for output in outputs if isinstance(output.record, Assignment) and self.checks]
@@ -200,15 +200,15 @@ class Cycle:
     # -- what must hold at every commit -------------------------------------------------------------------------------
 
     def _check_dispatch(self, outputs: tuple[Output, ...]) -> None:
-        folder = self.placement.folder
+        fold = self.placement.fold
         outputs = tuple(output for output in outputs if isinstance(output.record, Assignment))
         seen = self.placement.seen(SETTLED) if outputs else []
         for output in outputs:
             assert output.record.trajectory_id not in {r.trajectory_id for r in seen}, "dispatched though settled"
             fresh = output.record.prompt.purpose == "train" and output.record.policy_version is None
             if fresh and self.shape.schedule != "partial_rollout":
-                under = folder._replicas._replicas[output.record.replica].status.policy_version  # type: ignore[union-attr]
-                assert under >= folder._tracking.newest, "fresh work under old weights"  # type: ignore[union-attr]
+                under = fold._replicas._replicas[output.record.replica].status.policy_version  # type: ignore[union-attr]
+                assert under >= fold._tracking.newest, "fresh work under old weights"  # type: ignore[union-attr]
 
     def _check_leases(self, record: object) -> None:
         leases = {Assignment: lambda r: (r.lease,), Release: lambda r: r.leases}.get(type(record), lambda r: ())(record)
@@ -314,7 +314,7 @@ class Cycle:
             PARTITIONS,
             shape.admitted,
             shape.replicas,
-            REPLICAS_AT_MOST,
+            MAX_REPLICAS,
             shape.global_batch,
         )
         return _Placing(step, restored, self._fence, lambda: self.now, lambda: 0)
@@ -326,7 +326,7 @@ class Cycle:
     def _rollout_shard(self, process: int) -> object:
         hosted = range(process * self.shape.replicas, (process + 1) * self.shape.replicas)
         inbox = TopicInput(INBOX, tuple(hosted), start="latest")
-        return shard("rollout", inbox, reading(RELAY), index=process)
+        return shard("rollout", inbox, topic_input(RELAY), index=process)
 
     def _restore_rollout(self, process: int, restored: Restored) -> ShardFold:
         shape = self.shape
@@ -353,7 +353,7 @@ class Cycle:
             for index in config.hosted(process)
         ]
         heartbeats, backend = SilentHeartbeats(), ScriptedBackend()
-        return RolloutFold(config, PARTITIONS, replicas, heartbeats, backend, lambda: self.now, marks=restored.marks)  # type: ignore
+        return RolloutFold(config, PARTITIONS, replicas, heartbeats, backend, lambda: self.now, state=restored.state)  # type: ignore
 
     def _engine(self) -> ScriptedEngine:
         return ScriptedEngine(
@@ -375,14 +375,14 @@ def _token(number: int, position: int) -> int:
 
 
 def _placement_shard() -> object:
-    committed = (reading(topic) for topic in (PROMPTS, EVAL_PROMPTS, PROGRESS, TRAJECTORIES, SETTLED))
-    heartbeats = reading(REPLICAS, start="latest", keys=("rollout-",))
-    return shard("placement", *committed, reading(RELAY), heartbeats, ledger=("inbox",))
+    committed = (topic_input(topic) for topic in (PROMPTS, EVAL_PROMPTS, PROGRESS, TRAJECTORIES, SETTLED))
+    heartbeats = topic_input(REPLICAS, start="latest", keys=("rollout-",))
+    return shard("placement", *committed, topic_input(RELAY), heartbeats, ledger=("inbox",))
 
 
 def _restore_score(restored: Restored) -> ShardFold:
     config = ScoreConfig(rewards=[RewardSpec("exact")])
-    ledger = TrajectoryLedger(PARTITIONS, restored.marks.get("scored"))
+    ledger = TrajectoryLedger(PARTITIONS, restored.state.get("scored"))
     for received in restored.ledger:
         scored = received.record.trajectory
         ledger.add(parse_trajectory_id(scored.trajectory_id), scored.prompt.samples, 0)

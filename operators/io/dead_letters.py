@@ -9,7 +9,7 @@ from schemas.records import DeadLetter
 from schemas.topics import DEAD_LETTERS
 
 
-def rejected(received: ReceivedRecord, step: str, reason: str, now: int) -> Output:
+def dead_letter(received: ReceivedRecord, step: str, reason: str, now: int) -> Output:
     """The dead letter in which `step` sets `received` aside, at `now` in Unix milliseconds."""
     topic, partition, offset, record, _ = received
     payload = encode(record)[0][:MAX_PAYLOAD_BYTES]

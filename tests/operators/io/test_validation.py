@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from record_factories import manifest, version
 from record_samples import SAMPLES, TRAJECTORY
-from records_here import manifest, version
 
 from operators.io.elements import Polled, ReceivedRecord
-from operators.io.fold_records import sieved
-from operators.io.plausible import ManifestOrder, implausible
+from operators.io.fold_records import reject_invalid
+from operators.io.validation import ManifestOrder, invalid_reason
 from schemas import records as r
 from schemas.block import Block
 
@@ -36,14 +36,14 @@ from schemas.block import Block
     ],
 )
 def test_what_cannot_be_is_named(kind: type, changes: dict[str, Any], reason: str) -> None:
-    found = implausible(replace(SAMPLES[kind], **changes))  # type: ignore[type-var]
+    found = invalid_reason(replace(SAMPLES[kind], **changes))  # type: ignore[type-var]
     assert found is not None
     assert reason in found
 
 
 @pytest.mark.parametrize("kind", [kind for kind in SAMPLES if kind not in (r.WeightVersion, r.MicroBatch)])
 def test_what_a_run_writes_can_be(kind: type) -> None:
-    assert implausible(SAMPLES[kind]) is None
+    assert invalid_reason(SAMPLES[kind]) is None
 
 
 @pytest.mark.parametrize(
@@ -62,8 +62,8 @@ def test_what_a_run_writes_can_be(kind: type) -> None:
 )
 def test_a_version_follows_from_its_parent_and_its_batches(record: r.WeightVersion, reason: str | None) -> None:
     order = ManifestOrder()
-    assert order.refuse(manifest(version(1), (0,))) is None
-    found = implausible(record) or order.refuse(record)
+    assert order.invalid_reason(manifest(version(1), (0,))) is None
+    found = invalid_reason(record) or order.invalid_reason(record)
     assert (found is None) == (reason is None)
     assert (reason or "") in (found or "")
 
@@ -76,6 +76,6 @@ def test_a_dead_letter_takes_the_place_of_a_record_or_of_single_rows() -> None:
         ReceivedRecord("settled", 0, 8, replace(SAMPLES[r.Settled], group_size=0)),  # type: ignore[type-var]
         ReceivedRecord("settled", 0, 9, SAMPLES[r.Settled]),
     )
-    polled, letters = sieved(Polled("g", 1, records, (), {}, True), ManifestOrder())
+    polled, letters = reject_invalid(Polled("g", 1, records, (), {}, True), ManifestOrder())
     assert [(each.offset, len(each.record) if each.offset == 7 else 1) for each in polled.records] == [(7, 2), (9, 1)]
     assert [(letter.record.topic, letter.record.offset) for letter in letters] == [("settled", 8), ("trajectories", 7)]
