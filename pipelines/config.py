@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
@@ -250,6 +250,22 @@ def parse_config(table: dict[str, Any], origin: str) -> Config:
 def save_config(config: Config, file: Path) -> None:
     """Write `config` as TOML that `load_config` reads back to an equal one."""
     file.write_bytes(tomli_w.dumps(_without_none(TypeAdapter(Config).dump_python(config, mode="json"))).encode())
+
+
+def flattened(config: Config) -> dict[str, Any]:
+    """The value of every key of `config` by its dotted name; optional keys that are unset are missing."""
+
+    def leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+        if isinstance(value, dict) and value:
+            for key, item in value.items():
+                yield from leaves(item, f"{name}.{key}" if name else key)
+        elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+            for number, item in enumerate(value):
+                yield from leaves(item, f"{name}[{number}]")
+        else:
+            yield name, value
+
+    return dict(leaves(_without_none(TypeAdapter(Config).dump_python(config, mode="json")), ""))
 
 
 def _with_whole_tasks(section: dict[str, Any], kind: type) -> dict[str, Any]:

@@ -42,6 +42,7 @@ COMMANDS: dict[str, CommandModule] = {
     "plans": CommandModule("pipelines.cli.plans", "Show what placement has decided to move."),
     "deploy": CommandModule("pipelines.cli.deploy", "Write deployment files: compose, Kubernetes, systemd."),
     "acls": CommandModule("pipelines.cli.acls", "What each role of a run may do on Kafka, as commands."),
+    "config": CommandModule("pipelines.cli.config", "Explain configuration keys; compare two configurations."),
     "doctor": CommandModule("pipelines.cli.doctor", "Say what can run on this machine, and what mends the rest."),
 }
 READ_ONLY = {"topics", "trajectory", "lineage", "watch", "metrics", "trace", "relays", "replicas", "plans"}

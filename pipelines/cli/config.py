@@ -1,0 +1,116 @@
+"""`laminar config`: what can be configured, and how two configurations differ."""
+
+from __future__ import annotations
+
+import json as json_text
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pipelines.cli.options import RUNS, JsonOption
+from pipelines.present.output import Report
+
+app = typer.Typer()
+
+
+@app.command()
+def config(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY | FIRST SECOND]", help="A key or part of one; with --diff two configurations."),
+    ] = None,
+    *,
+    explain: Annotated[bool, typer.Option("--explain", help="Explain keys (what is done without an option).")] = False,
+    defaults: Annotated[bool, typer.Option("--defaults", help="Print every key with its default, as TOML.")] = False,
+    diff: Annotated[
+        bool, typer.Option("--diff", help="Print keys in which two files or runs differ; exit code 1 if there are any.")
+    ] = False,
+    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of a file, for editors.")] = False,
+    json: JsonOption = False,
+) -> Report:
+    """Explain configuration keys: type, default, unit and meaning; or compare two configurations.
+
+    \b
+    Examples:
+      laminar config --explain placement.repack_s
+      laminar config --explain staleness
+      laminar config --defaults > everything.toml
+      laminar config --diff examples/chain_sum.toml examples/gcd.toml
+      laminar config --schema > laminar.schema.json     # then `#:schema laminar.schema.json` as a file's first line
+    """
+    modes: Mapping[str, tuple[bool, int, Callable[..., Report]]] = {
+        "--explain": (explain, 1, _explain),
+        "--defaults": (defaults, 0, _defaults),
+        "--diff": (diff, 2, _diff),
+        "--schema": (schema, 0, _schema),
+    }
+    chosen = [name for name, (wanted, _, _) in modes.items() if wanted] or ["--explain"]
+    if len(chosen) > 1:
+        raise typer.BadParameter(f"{' and '.join(chosen)} exclude each other")
+    _, most, work = modes[chosen[0]]
+    given = names or []
+    if len(given) > most or (chosen[0] == "--diff" and len(given) < 2):
+        raise typer.BadParameter(f"{chosen[0]} takes {most} name(s), not {len(given)}")
+    return work(given, json)
+
+
+def _explain(names: Sequence[str], json: bool) -> Report:
+    from difflib import get_close_matches
+
+    from pipelines.config import ConfigError
+    from pipelines.config_reference import settings
+
+    key, every = (names[0] if names else ""), settings()
+    found = [vars(each) for name, each in every.items() if key in name]
+    if not found:
+        near = get_close_matches(key, every, n=3)
+        hint = f"; similar: {', '.join(near)}" if near else ": `laminar config --explain` lists them all"
+        raise ConfigError(f"no configuration key contains {key!r}{hint}")
+    return Report(found, lambda: "\n".join(map(_setting_text, found)), as_json=json)
+
+
+def _defaults(_names: Sequence[str], json: bool) -> Report:
+    from pipelines.config_reference import defaults_toml, settings
+
+    return Report({name: each.default for name, each in settings().items()}, defaults_toml, as_json=json)
+
+
+def _diff(names: Sequence[str], json: bool) -> Report:
+    from pipelines.config import flattened, load_config
+
+    first, second = (flattened(load_config(_config_file(name))) for name in names)
+    keys = [key for key in {**first, **second} if first.get(key) != second.get(key)]
+    data = {key: [first.get(key), second.get(key)] for key in keys}
+
+    def text() -> str:
+        lines = [f"{key}: {_value_text(one)} -> {_value_text(other)}" for key, (one, other) in data.items()]
+        return "\n".join(lines) or "The configurations are equal."
+
+    return Report(data, text, as_json=json, exit_code=1 if data else 0)
+
+
+def _schema(_names: Sequence[str], json: bool) -> Report:
+    from pipelines.config_reference import json_schema
+
+    data = json_schema()
+    return Report(data, lambda: json_text.dumps(data, indent=1), as_json=json)
+
+
+def _config_file(name: str) -> Path:
+    """The configuration file that a user means by a file, a run's folder or a run's name."""
+    from pipelines.run.supervisor import CONFIG_FILE
+
+    places = (Path(name), Path(name) / CONFIG_FILE, RUNS / name / CONFIG_FILE)
+    return next((place for place in places if place.is_file()), Path(name))
+
+
+def _value_text(value: Any) -> str:
+    return "unset" if value is None else json_text.dumps(value)
+
+
+def _setting_text(setting: Mapping[str, str]) -> str:
+    unit = f" in {setting['unit']}" if setting["unit"] else ""
+    default = setting["default"] or "none, required"
+    return f"{setting['key']}: {setting['type']}{unit}, default {default}\n    {setting['about']}"
