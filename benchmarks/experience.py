@@ -33,7 +33,7 @@ from rich.table import Table
 
 from benchmarks.buffer_log import BufferLog, InMemory, Measured, OnKafka
 from infra.kafka.broker import BrokerConfig, start_broker
-from infra.runners.collector import collect_seldom
+from infra.runners.garbage_collection import reduce_gc_frequency
 from operators.experience.config import ExperienceConfig
 from pipelines.config import Config, KafkaConfig, RunConfig
 from pipelines.present.report.machine import describe_machine
@@ -58,7 +58,7 @@ def main() -> None:
     arguments.add_argument("--global-batch", type=int, default=512)
     arguments.add_argument("--json", action="store_true")
     options = arguments.parse_args()
-    collect_seldom()  # as a pipeline does
+    reduce_gc_frequency()  # as a pipeline does
     found = list(measure(options))
     others = measure_others(options.tokens, options.trajectories)
     if options.json:

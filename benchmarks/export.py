@@ -27,7 +27,7 @@ from benchmarks.buffer_log import Experiences
 from infra.kafka.broker import Broker, BrokerConfig, start_broker
 from infra.kafka.producer import BoundedProducer
 from infra.kafka.ranges import partition_ranges
-from infra.runners.collector import collect_seldom
+from infra.runners.garbage_collection import reduce_gc_frequency
 from infra.runners.run import run_pipeline
 from operators.export.columns import row_schema
 from operators.export.config import Contents, ExportConfig
@@ -104,7 +104,7 @@ def find(config: Config, broker: Broker, records: int) -> dict[str, float]:
             value, headers = encode(replace(sample, trajectory_id=f"p{number}.0", tokens=number % 1000))
             producer.send(name, value, headers=headers, partition=0)
     condition = parse_where("tokens = 7 and outcome = 'batched'", row_schema(SETTLED))
-    collect_seldom()
+    reduce_gc_frequency()
     before = psutil.Process().memory_info().rss
     with measured(broker) as took:
         chunks = read_chunks(client, SETTLED, name, partition_ranges(client, name))

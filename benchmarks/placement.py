@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from infra.kafka.properties import ClientProperties
-from infra.runners.collector import collect_seldom
+from infra.runners.garbage_collection import reduce_gc_frequency
 from operators.io.coalesce import coalesce
 from operators.io.config import ShardConfig
 from operators.io.elements import Output, PartitionKey, Polled, ReceivedRecord, Restored
@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="of all numbers in turns; the median of each counts")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    collect_seldom()  # as a pipeline does
+    reduce_gc_frequency()  # as a pipeline does
     figures: dict[str, Any] = {"machine": f"{platform.machine()}, Python {platform.python_version()}"}
     figures["plan_ms"] = plan_ms()
     rounds = [

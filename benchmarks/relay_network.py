@@ -61,7 +61,7 @@ class Tier:
         manifest = self._publish(chunk_bytes)
         began = time.monotonic()
         for relay in self.relays[:relays]:
-            relay.tell(manifest)
+            relay.send(manifest)
         return str(manifest.version), began
 
     def seconds(self, relays: int, chunk_bytes: int, schedule: str = "chain") -> float:
@@ -80,7 +80,7 @@ class Tier:
         self._chain += 1
         chain = RelayChain(self._chain, tuple(relay.link for relay in relays), (), schedule, 0)
         for relay in relays:
-            relay.tell(chain)
+            relay.send(chain)
 
     def _publish(self, chunk_bytes: int) -> WeightVersion:
         self._number += 1
@@ -174,12 +174,12 @@ def measure_hop(megabytes: float, chunk_bytes: int, repetitions: int) -> Hop:
         relays.seconds(2, chunk_bytes)  # no memory was reserved for the first
         successor = relays.relays[1]
         for _ in range(repetitions):
-            wait_for(lambda: not successor.said["arrived"])  # memory for the next is ready
+            wait_for(lambda: not successor.status["arrived"])  # memory for the next is ready
             bare.append(size / pair())
             version, began = relays.broadcast(2, chunk_bytes)
             wait_for(lambda version=version: version in successor.had)
             visible.append(size / (successor.had[version] - began))
-            here = (said["at"] for said in successor.heard if said["arrived"] >= size and said["at"] > began)
+            here = (status["at"] for status in successor.statuses if status["arrived"] >= size and status["at"] > began)
             moved.append(size / (next(here, successor.had[version]) - began))
     return Hop(moved, visible, bare)
 
@@ -225,12 +225,12 @@ def measure_repair(megabytes: float, rate: float) -> Repair:
     with tier(4, size, rate) as relays:
         victim, successor = relays.relays[1:3]
         version, _ = relays.broadcast(4, chunk)
-        wait_for(lambda: successor.said["arrived"] > size // 3)
+        wait_for(lambda: successor.status["arrived"] > size // 3)
         victim.kill()
         killed = time.monotonic()
         wait_for(lambda: version in successor.had)
-        lost = next(i for i, said in enumerate(successor.heard) if said["lost"])
-        there = successor.heard[lost - 1]["arrived"]
-        after = next(said["at"] for said in successor.heard[lost:] if said["arrived"] > there)
-        assert successor.said["received"] <= size + successor.said["asked_again"] * chunk
-        return Repair(after - killed, successor.said["asked_again"])
+        lost = next(i for i, status in enumerate(successor.statuses) if status["lost"])
+        there = successor.statuses[lost - 1]["arrived"]
+        after = next(status["at"] for status in successor.statuses[lost:] if status["arrived"] > there)
+        assert successor.status["received"] <= size + successor.status["requested_again"] * chunk
+        return Repair(after - killed, successor.status["requested_again"])

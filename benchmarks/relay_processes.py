@@ -36,22 +36,22 @@ class RelayProcess:
             env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
         )
         assert self._process.stdout is not None
-        self.heard: list[dict[str, Any]] = [json.loads(self._process.stdout.readline())]
+        self.statuses: list[dict[str, Any]] = [json.loads(self._process.stdout.readline())]
         self.had: dict[str, float] = {}
-        self.link = RelayLink(relay, self.said["address"], "here", str(root))
+        self.link = RelayLink(relay, self.status["address"], "here", str(root))
         threading.Thread(target=self._listen, daemon=True).start()
 
     @property
-    def said(self) -> dict[str, Any]:
-        return self.heard[-1]
+    def status(self) -> dict[str, Any]:
+        return self.statuses[-1]
 
-    def tell(self, record: RelayChain | WeightVersion) -> None:
+    def send(self, record: RelayChain | WeightVersion) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({type(record).__name__: to_plain(record)}) + "\n")
         self._process.stdin.flush()
 
     def has(self, version: str) -> bool:
-        return version in self.said["versions"]
+        return version in self.status["versions"]
 
     def kill(self) -> None:
         self._process.kill()
@@ -67,9 +67,9 @@ class RelayProcess:
         assert self._process.stdout is not None
         try:
             for line in self._process.stdout:
-                self.heard.append(said := json.loads(line))
-                for version in said["versions"]:
-                    self.had.setdefault(version, said["at"])
+                self.statuses.append(status := json.loads(line))
+                for version in status["versions"]:
+                    self.had.setdefault(version, status["at"])
         except ValueError:  # closed, or killed in the middle of a line
             return
 
@@ -89,10 +89,10 @@ def main(root: Path, relay: int, rate: float) -> None:
                 "address": node.address,
                 "versions": [str(version) for version in store.versions()],
                 "arrived": arrival.arrived if arrival else 0,
-                "received": node.receiving.passed,
-                "sent": node.sending.passed,
+                "received": node.receiving.bytes_passed,
+                "sent": node.sending.bytes_passed,
                 "lost": node.counts.lost,
-                "asked_again": node.counts.asked_again,
+                "requested_again": node.counts.requested_again,
                 "corrupted": node.counts.corrupted,
             }
             if now != before:
@@ -104,11 +104,11 @@ def main(root: Path, relay: int, rate: float) -> None:
     for line in sys.stdin:
         ((kind, value),) = json.loads(line).items()
         if kind == "RelayChain":
-            node.obey(from_plain(RelayChain, value))
+            node.set_chain(from_plain(RelayChain, value))
         else:
             manifest = from_plain(WeightVersion, value)
             manifests[manifest.version] = manifest
-            node.learn(manifests.values())
+            node.set_manifests(manifests.values())
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from rich.table import Table
 
 from benchmarks.processes import OthersWatch
 from infra.certificates import write_relay_files
-from infra.transport.chunk_registry import ChunkRegistry, Holding
+from infra.transport.chunk_registry import BlobBuffer, ChunkRegistry
 from infra.transport.chunked_blob import ChunkedBlob
 from infra.transport.peer import dial
 from infra.transport.serving import Server
@@ -83,18 +83,18 @@ def _hop(size: int, rate: float | None, tls: Tls | None) -> float:
     try:
         port, checks = ours.recv()
         memory = memoryview(bytearray(size))
-        cargo = ChunkedBlob(VERSION, "kv", NAME, size, CHUNK, checks)
+        blob = ChunkedBlob(VERSION, "kv", NAME, size, CHUNK, checks)
         limit = Link(None if rate is None else rate * 1_000_000)
-        peer = dial(f"127.0.0.1:{port}", RUN, TOKEN, -1, cargo, memory, limit, False, tls)
+        peer = dial(f"127.0.0.1:{port}", RUN, TOKEN, -1, blob, memory, limit, False, tls)
         began = time.perf_counter()
-        for chunk in range(min(AHEAD, cargo.chunks)):
-            peer.ask(chunk)
-        for chunk in range(cargo.chunks):
-            _, whole = peer.take()
-            if not whole:
-                sys.exit("a chunk is damaged")
-            if chunk + AHEAD < cargo.chunks:
-                peer.ask(chunk + AHEAD)
+        for chunk in range(min(AHEAD, blob.chunks)):
+            peer.request(chunk)
+        for chunk in range(blob.chunks):
+            _, valid = peer.receive_chunk()
+            if not valid:
+                sys.exit("a chunk is corrupted")
+            if chunk + AHEAD < blob.chunks:
+                peer.request(chunk + AHEAD)
         took = time.perf_counter() - began
         peer.close()
         return size / 1e6 / took
@@ -106,10 +106,10 @@ def _hop(size: int, rate: float | None, tls: Tls | None) -> float:
 
 def _serve(pipe: Connection, size: int, rate: float | None, tls: Tls | None) -> None:
     data = memoryview(np.random.default_rng(0).integers(0, 256, size, np.uint8).tobytes())
-    shelf = ChunkRegistry(lambda key: None)
-    shelf.add((str(VERSION), "kv", NAME), Holding(data))
+    registry = ChunkRegistry(lambda key: None)
+    registry.add((str(VERSION), "kv", NAME), BlobBuffer(data))
     limit = Link(None if rate is None else rate * 1_000_000)
-    server = Server(shelf, RUN, TOKEN, limit, tls=tls)
+    server = Server(registry, RUN, TOKEN, limit, tls=tls)
     pipe.send((server.port, tuple(crc32c(data[at : at + CHUNK]) for at in range(0, size, CHUNK))))
     try:
         pipe.recv()

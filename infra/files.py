@@ -7,9 +7,9 @@ import os
 import shutil
 from pathlib import Path
 
-ROOM = 4096
+BLOCK_BYTES = 4096
 """A block of a disk, in bytes."""
-LOW_BYTES = 16 * 1024 * 1024
+MIN_FREE_BYTES = 16 * 1024 * 1024
 """A disk with fewer bytes free counts as full: no log segment of a broker fits."""
 
 
@@ -22,7 +22,7 @@ def is_out_of_space(error: BaseException | None) -> bool:
     return False
 
 
-def space_of(path: Path) -> str:
+def describe_free_space(path: Path) -> str:
     """How much room there is where `path` is or would be, in words."""
     while not path.exists() and path != path.parent:
         path = path.parent
@@ -33,7 +33,7 @@ def space_of(path: Path) -> str:
 def is_full(path: Path) -> bool:
     """Whether the disk that `path` is on has no room left; False where there is no such path."""
     try:
-        return shutil.disk_usage(path).free < LOW_BYTES
+        return shutil.disk_usage(path).free < MIN_FREE_BYTES
     except OSError:
         return False
 
@@ -62,14 +62,14 @@ def write_atomically(file: Path, text: str) -> None:
     partial.replace(file)
 
 
-def write_anyway(file: Path, text: str) -> None:
+def write_even_if_disk_full(file: Path, text: str) -> None:
     """As `write_atomically`, of a text that may end in blanks; on a full disk over what `file` holds, in its blocks.
 
-    A reader may then see a part for a moment. Raises OSError where those are too few: `ROOM` is kept for growth.
+    A reader may then see a part for a moment. Raises OSError where those are too few: `BLOCK_BYTES` is kept for growth.
     """
     data = text.encode("utf-8")
     try:
-        write_atomically(file, text + " " * (ROOM - len(data) % ROOM) + " " * ROOM)
+        write_atomically(file, text + " " * (BLOCK_BYTES - len(data) % BLOCK_BYTES) + " " * BLOCK_BYTES)
     except OSError as error:
         file.with_name(f".{file.name}.{os.getpid()}.tmp").unlink(missing_ok=True)
         if not is_out_of_space(error) or len(data) > (size := file.stat().st_size):

@@ -59,6 +59,6 @@ def listening_sockets(processes: Iterable[psutil.Process]) -> set[tuple[str, int
     return found
 
 
-def exposed(sockets: Iterable[tuple[str, int]]) -> list[str]:
+def exposed_addresses(sockets: Iterable[tuple[str, int]]) -> list[str]:
     """Those of `sockets` that other machines reach, as "address:port"."""
     return sorted(f"{host}:{port}" for host, port in sockets if not is_loopback(host.partition("%")[0]))

@@ -177,7 +177,7 @@ def local_file(file: StorageFolder) -> Iterator[Path]:
         yield folder / file.name
 
 
-def listed(folder: StorageFolder, pattern: str = "*") -> list[StorageFolder]:
+def list_folder(folder: StorageFolder, pattern: str = "*") -> list[StorageFolder]:
     """What in `folder` has a name like `pattern`, by name."""
     found: Iterable[StorageFolder] = folder.glob(pattern)
     return sorted(found, key=lambda each: each.name)

@@ -13,9 +13,9 @@ from typing import Any, Literal, get_args, get_type_hints
 import tomli_w
 from pydantic import TypeAdapter, ValidationError
 
-from infra.by_name import nearest
 from infra.kafka.properties import ClientProperties
 from infra.models.sizes import context_length, vocabulary_size
+from infra.name_lookup import suggest_name
 from operators.evaluation.config import EvaluationConfig
 from operators.experience.config import ExperienceConfig
 from operators.placement.config import PlacementConfig
@@ -299,7 +299,7 @@ def _check_keys(kind: type, table: Mapping[str, Any], origin: str, path: tuple[s
     for name, value in table.items():
         dotted = ".".join((*path, name))
         if name not in valid:
-            raise ConfigError(f"{origin}: unknown key {dotted}{nearest(name, valid)}")
+            raise ConfigError(f"{origin}: unknown key {dotted}{suggest_name(name, valid)}")
         inner = next((t for t in (hints[name], *get_args(hints[name])) if dataclasses.is_dataclass(t)), None)
         if inner is None:
             continue

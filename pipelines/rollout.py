@@ -34,7 +34,7 @@ def build(pipeline: beam.Pipeline, config: Config, process: int = 0) -> None:
         _backend(config, process),
         process,
         config.kafka.partitions,
-        replace(config.relay.door(), port=0),
+        replace(config.relay.endpoint(), port=0),
         interrupts=config.placement.rules.refresh == "interrupt",
         frames=_frames(config),
     )

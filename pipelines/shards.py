@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from infra.store.ownership import place_store
+from infra.store.ownership import choose_store_folder
 from operators.io.config import ShardConfig, TopicInput
 from pipelines.config import Config
 from schemas.topics import Topic
@@ -69,4 +69,4 @@ def store_folder(config: Config) -> Path:
     """The weight store of this machine."""
     if config.relay.store != "auto":
         return Path(config.relay.store)
-    return place_store(config.run.name, config.run_folder)
+    return choose_store_folder(config.run.name, config.run_folder)

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from infra.by_name import nearest
 from infra.kafka.client_repairs import repair_clients
 from infra.kafka.java_properties import expand_references, is_reference, parse_properties
+from infra.name_lookup import suggest_name
 
 CONSUMER, PRODUCER, ADMIN = "consumer", "producer", "admin"
 _EVERY = (CONSUMER, PRODUCER, ADMIN)
@@ -192,7 +192,7 @@ def _check_name(name: str) -> None:
         return
     if name in _REFUSED:
         raise ValueError(f"{name} cannot be set: {_REFUSED[name]}")
-    raise ValueError(f"{name} is no client property known here{nearest(name, [*_SETTINGS, *_SECURITY])}")
+    raise ValueError(f"{name} is no client property known here{suggest_name(name, [*_SETTINGS, *_SECURITY])}")
 
 
 def _expanded(name: str, value: str) -> str:

@@ -35,7 +35,7 @@ _RENAMED = {"gpt_neox": ("lm_head.", "embed_out.")}
 _FUSED = re.compile(r"(.*\.)mlp\.experts\.(gate_up_proj|down_proj)")
 
 
-def as_saved(model_type: str, names: Sequence[str], tensor: Tensor) -> list[tuple[list[str], Tensor]]:
+def checkpoint_tensors(model_type: str, names: Sequence[str], tensor: Tensor) -> list[tuple[list[str], Tensor]]:
     """`tensor`, known in the model by `names`, as the tensors of a checkpoint of `model_type` with theirs."""
     naming = _FAMILIES.get(model_type)
     if naming is None:

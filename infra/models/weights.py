@@ -18,8 +18,8 @@ from blake3 import blake3
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from infra.models.checkpoint_names import as_saved
-from infra.store.weight_files import TensorPlace, places_in, tensors_in
+from infra.models.checkpoint_names import checkpoint_tensors
+from infra.store.weight_files import TensorPlace, tensor_places, tensors_in
 from infra.store.weight_store import mapped, open_mapped
 
 _DTYPES = {
@@ -145,7 +145,7 @@ def _places(path: Path) -> dict[str, TensorPlace]:
         raise FileNotFoundError(f"no weights at {path}")
     try:
         with mapped(path) as data:
-            return places_in(data)
+            return tensor_places(data)
     except ValueError as error:
         raise ValueError(f"{path} is not a safetensors file: {error}") from error
 
@@ -186,4 +186,4 @@ def _named_tensors(model: PreTrainedModel) -> list[tuple[list[str], torch.Tensor
     for name, tensor in model.state_dict(keep_vars=True).items():
         distinct.setdefault(id(tensor), ([], tensor.detach()))[0].append(name)
     kind = getattr(model.config, "model_type", "")
-    return [each for names, tensor in distinct.values() for each in as_saved(kind, names, tensor)]
+    return [each for names, tensor in distinct.values() for each in checkpoint_tensors(kind, names, tensor)]

@@ -18,8 +18,8 @@ from apache_beam.options.pipeline_options import (
 )
 
 from infra.listening import host_of, is_loopback
+from infra.runners.local_server import reject_exposed_server
 from infra.runners.options import Runner, pipeline_options
-from infra.runners.own_server import refuse_server
 
 LOCAL_MASTERS = ("[local]", "[auto]")
 _IN_MEMORY = "in_memory"
@@ -29,7 +29,7 @@ class ExposedOptions(ValueError):
     """Beam options with which strangers could run code here."""
 
 
-def refuse_exposed(runner: Runner, options: Sequence[str]) -> None:
+def reject_exposed_options(runner: Runner, options: Sequence[str]) -> None:
     """Raise ExposedOptions where `options`, all that Beam is given, open more than loopback or fetch unchecked code."""
     read = PipelineOptions(list(options))
     own = PipelineOptions(pipeline_options(runner)).view_as(StandardOptions).runner
@@ -45,7 +45,7 @@ def refuse_exposed(runner: Runner, options: Sequence[str]) -> None:
         _refuse_remote(read, portable)
     _refuse_downloads(read)
     if read.view_as(FlinkRunnerOptions).flink_job_server_jar:
-        refuse_server("--flink_job_server_jar", ["0.0.0.0"])
+        reject_exposed_server("--flink_job_server_jar", ["0.0.0.0"])
 
 
 def _refuse_embedded(read: PipelineOptions, portable: PortableOptions) -> None:

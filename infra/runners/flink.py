@@ -14,7 +14,7 @@ from pathlib import Path
 from infra.kafka.broker import HOST, java_command
 from infra.maven import Progress
 from infra.runners.flink_jars import JARS
-from infra.runners.own_server import refuse_server, serving
+from infra.runners.local_server import reject_exposed_server, running_server
 
 _CARRIES_OTHERS = "beam-sdks-java-harness-"
 """A jar, for steps in Java, that has classes of another Beam within it."""
@@ -29,7 +29,7 @@ def running_flink(progress: Progress = lambda message: None, master: str = "[loc
     `progress` gets lines of text while jars are fetched. Raises ExposedServer where the user has not allowed it to
     listen on all interfaces, JarResolutionError, RuntimeError.
     """
-    refuse_server("Flink", ["0.0.0.0"])
+    reject_exposed_server("Flink", ["0.0.0.0"])
     jars = [jar for jar in JARS.class_path(progress) if not jar.name.startswith(_CARRIES_OTHERS)]
 
     def command(port: int, folder: Path) -> list[str]:
@@ -40,7 +40,7 @@ def running_flink(progress: Progress = lambda message: None, master: str = "[loc
         quiet = ["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", f"-Djava.io.tmpdir={folder}"]
         return [java, *opened, *quiet, *rest]
 
-    return serving("Flink", command, _START_S)
+    return running_server("Flink", command, _START_S)
 
 
 if __name__ == "__main__":

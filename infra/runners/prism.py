@@ -15,7 +15,7 @@ import tempfile
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from infra.runners.own_server import serving
+from infra.runners.local_server import running_server
 
 VERSION = "2.77.0"
 """Of Apache Beam; Prism's must be the same."""
@@ -104,7 +104,7 @@ def running_prism(location: str | None = None) -> AbstractContextManager[str]:
     def command(port: int, folder: Path) -> list[str]:
         return [str(binary), "--job_port", str(port), "--serve_http=false", "--log_level", "warn"]
 
-    return serving("Prism", command, _START_S)
+    return running_server("Prism", command, _START_S)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import FlinkRunnerOptions, PipelineOptions, PrismRunnerOptions
 from apache_beam.runners.runner import PipelineResult, PipelineState
 
-from infra.runners.collector import collect_seldom
-from infra.runners.exposure import refuse_exposed
+from infra.runners.exposure import reject_exposed_options
+from infra.runners.garbage_collection import reduce_gc_frequency
 from infra.runners.job_server import wait_for_job_server
 from infra.runners.options import Runner, option_names, pipeline_options
 from infra.runners.stopping import STOPPING, stopping_on_signals
@@ -35,7 +35,7 @@ def run_pipeline(
     it lets go of what the steps opened in this process. Raises what made the pipeline fail, NoJobServer, ExposedOptions
     for options that would let other machines run code here, and ValueError for an unknown runner.
     """
-    collect_seldom()
+    reduce_gc_frequency()
     with stopping_on_signals():
         try:
             with _options(runner, beam_options) as named:
@@ -55,14 +55,14 @@ def run_pipeline(
 @contextmanager
 def _options(runner: Runner, beam_options: Sequence[str]) -> Iterator[list[str]]:
     options = pipeline_options(runner, beam_options)
-    refuse_exposed(runner, options)
-    with own_job_server(runner, options) as endpoint:
+    reject_exposed_options(runner, options)
+    with local_job_server(runner, options) as endpoint:
         named = [*options, f"--job_endpoint={endpoint}"] if endpoint else options
         with local_worker_pool(named) as complete:
             yield complete
 
 
-def own_job_server(runner: Runner, options: Sequence[str]) -> AbstractContextManager[str | None]:
+def local_job_server(runner: Runner, options: Sequence[str]) -> AbstractContextManager[str | None]:
     """A job server on this machine where `runner` needs one and `options` name none: its endpoint; None where not.
 
     `--prism_location` names the binary of Prism, `--flink_master` the cluster that the job server submits to.

@@ -10,7 +10,7 @@ MAX_CHUNKS = 16_384
 DEFAULT_CHUNK_BYTES = 8 << 20
 
 
-def checks_of(data: memoryview, chunk_bytes: int) -> tuple[int, ...]:
+def chunk_checksums(data: memoryview, chunk_bytes: int) -> tuple[int, ...]:
     """The CRC-32C of each chunk of `data`."""
     return tuple(crc32c(data[start : start + chunk_bytes]) for start in range(0, len(data), chunk_bytes))
 

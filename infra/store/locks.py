@@ -25,7 +25,7 @@ class Lock:
             os.close(fd)
 
 
-def share(path: Path, flags: int = os.O_RDONLY) -> Lock:
+def lock_shared(path: Path, flags: int = os.O_RDONLY) -> Lock:
     """A lock that others may share, waiting while one holds it alone. Raises FileNotFoundError if `path` is gone."""
     lock = Lock(os.open(path, flags | os.O_CLOEXEC, 0o600))
     try:
@@ -37,7 +37,7 @@ def share(path: Path, flags: int = os.O_RDONLY) -> Lock:
     return lock
 
 
-def take(path: Path, flags: int = os.O_RDONLY) -> Lock | None:
+def try_lock_exclusive(path: Path, flags: int = os.O_RDONLY) -> Lock | None:
     """A lock of one's own, None while anybody else has one. Raises FileNotFoundError if `path` is gone."""
     lock = Lock(os.open(path, flags | os.O_CLOEXEC, 0o600))
     try:

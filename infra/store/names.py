@@ -53,7 +53,7 @@ def version_of(name: str) -> PolicyVersion | None:
     return PolicyVersion.parse(match[1]) if match else None
 
 
-def is_ours(name: str) -> bool:
+def is_store_file(name: str) -> bool:
     """Whether a file of this name belongs to a store."""
     return _FILES.fullmatch(name) is not None
 
@@ -61,8 +61,8 @@ def is_ours(name: str) -> bool:
 def orphans(root: Path) -> list[Path]:
     """What a killed writer left: versions that were arriving, and seals and deltas without a version."""
     names = {path.name for path in root.iterdir()}
-    left = [name for name in names if is_ours(name) and name.endswith(PARTIAL)]
+    left = [name for name in names if is_store_file(name) and name.endswith(PARTIAL)]
     for suffix in (SIDECAR, DELTA):
-        beside = (name for name in names if is_ours(name) and name.endswith(suffix) and name[0].isdigit())
+        beside = (name for name in names if is_store_file(name) and name.endswith(suffix) and name[0].isdigit())
         left += [name for name in beside if f"{name.removesuffix(suffix)}{WEIGHTS}" not in names]
     return [root / name for name in sorted(left)]

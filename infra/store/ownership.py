@@ -40,7 +40,7 @@ class StaleStore:
     owner: StoreOwner | None
 
 
-def place_store(run: str, fallback: Path, needed: int = 0, base: Path = names.SHARED_MEMORY) -> Path:
+def choose_store_folder(run: str, fallback: Path, needed: int = 0, base: Path = names.SHARED_MEMORY) -> Path:
     """The folder for the weights of `run` on this machine: in shared memory, else `fallback`/weights, saying so.
 
     Shared memory must be there, writable and, taken whole, hold `needed` bytes: what is free now is not asked, so that
@@ -68,11 +68,11 @@ def open_folder(root: Path) -> locks.Lock:
         try:
             if (user := root.lstat().st_uid) != os.geteuid():  # anybody may make folders in shared memory
                 raise StoreError(f"{root} belongs to user id {user}: choose another run name or folder")
-            alone = locks.take(root / names.USERS, os.O_RDWR | os.O_CREAT)
+            alone = locks.try_lock_exclusive(root / names.USERS, os.O_RDWR | os.O_CREAT)
             if alone is not None:
                 _write_owner(root)
                 alone.release()
-            return locks.share(root / names.USERS)
+            return locks.lock_shared(root / names.USERS)
         except FileNotFoundError:  # removed by another process meanwhile
             continue
 
@@ -82,7 +82,7 @@ def stale_stores(base: Path = names.SHARED_MEMORY) -> list[StaleStore]:
     found = []
     for root in sorted(base.glob(names.STORES)):
         try:
-            lock = locks.take(root / names.USERS)
+            lock = locks.try_lock_exclusive(root / names.USERS)
             if lock is not None:
                 found.append(StaleStore(root, _bytes_in(root), _read_owner(root)))
                 lock.release()
@@ -98,13 +98,13 @@ def remove_store(root: Path, *, in_use: bool = False) -> None:
     StoreError, having removed what is the store's, if the folder holds anything else.
     """
     try:
-        lock = locks.take(root / names.USERS)
+        lock = locks.try_lock_exclusive(root / names.USERS)
     except FileNotFoundError:
         return
     if lock is None and not in_use:
         raise StoreBusy(f"{root} is in use by another process")
     try:
-        ours = [entry.name for entry in os.scandir(root) if names.is_ours(entry.name)]
+        ours = [entry.name for entry in os.scandir(root) if names.is_store_file(entry.name)]
         for name in sorted(ours, key=lambda name: name == names.USERS):  # the lock last: it guards the rest
             (root / name).unlink(missing_ok=True)
         left = sorted(os.listdir(root))

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from infra.store.arriving import Arriving
-from infra.store.chunks import DEFAULT_CHUNK_BYTES, checks_of, chunk_size
+from infra.store.chunks import DEFAULT_CHUNK_BYTES, chunk_checksums, chunk_size
 from infra.store.deltas import encode_delta
 from infra.store.errors import NoRoom, StoreBusy, StoreError
+from infra.store.incoming_version import IncomingVersion
 from infra.store.layout import Layout
 from infra.store.names import weight_file
 from infra.store.weight_store import WeightStore
@@ -31,9 +31,9 @@ log = logging.getLogger(__name__)
 Copy = Callable[[np.ndarray, Any], None]
 Announce = Callable[[WeightVersion], None]
 
-SHORT = 0.5
+MAX_DELTA_SHARE = 0.5
 """A delta of more than this share of the version is not worth its work."""
-TURN_S = 10.0
+WRITER_WAIT_S = 10.0
 """How long another writer of the store is waited for, at first."""
 FULL_EVERY = 16
 """Of so many versions one goes out without a delta, so that no error of one could live for ever."""
@@ -153,7 +153,7 @@ class Publisher:
         self._under_way = self._thread.submit(self._finish, arriving, told)
         return True
 
-    def put_back(self, tensors: Mapping[str, Any], manifest: WeightVersion) -> bool:
+    def restore_version(self, tensors: Mapping[str, Any], manifest: WeightVersion) -> bool:
         """Bring back a version that is out, and whose `tensors` these are, where the store has lost it, and all newer
         ones, with its machine; whether that was so.
 
@@ -202,7 +202,7 @@ class Publisher:
             strange = sorted(tensors.keys() - self._layout.names)[:3]
             raise ValueError(f"the tensors are not those of the first version: missing {missing}, new {strange}")
 
-    def _begin(self, version: PolicyVersion) -> Arriving:
+    def _begin(self, version: PolicyVersion) -> IncomingVersion:
         try:
             return self._store.begin(version, self._layout.size)
         except NoRoom:
@@ -210,7 +210,7 @@ class Publisher:
                 raise
             return self._store.begin(version, self._layout.size)
 
-    def _fill(self, arriving: Arriving, tensors: Mapping[str, Any]) -> None:
+    def _fill(self, arriving: IncomingVersion, tensors: Mapping[str, Any]) -> None:
         arriving.view[: len(self._layout.header)] = self._layout.header
         for name, place in self._layout.places(arriving.view).items():
             try:
@@ -218,9 +218,9 @@ class Publisher:
             except (ValueError, TypeError, RuntimeError) as error:
                 raise ValueError(f"tensor {name!r} does not fit its place of {place.nbytes} bytes: {error}") from error
 
-    def _finish(self, arriving: Arriving, told: WeightVersion) -> WeightVersion:
+    def _finish(self, arriving: IncomingVersion, told: WeightVersion) -> WeightVersion:
         """Everything after the copy; runs in the publisher's thread."""
-        checks = checks_of(arriving.view, self._chunk_bytes)
+        checks = chunk_checksums(arriving.view, self._chunk_bytes)
         sealed = replace(told, blake3=arriving.seal().blake3, chunk_bytes=self._chunk_bytes, chunks=checks)
         self._sealed = replace(sealed, delta=self._delta(self._sealed, sealed))
         return self._tell(self._sealed)
@@ -239,13 +239,15 @@ class Publisher:
                 self._store.read(child.version) as after,
             ):
                 delta = encode_delta(before, after, self._layout.spans())
-            if len(delta) > SHORT * child.bytes:
+            if len(delta) > MAX_DELTA_SHARE * child.bytes:
                 return None
             self._store.add_delta(child.version, delta)
         except StoreError as error:  # the full version is there: nobody needs more
             log.warning("version %s goes out without a delta: %s", child.version, error)
             return None
-        return WeightDelta(parent.version, parent.blake3, len(delta), checks_of(memoryview(delta), self._chunk_bytes))
+        return WeightDelta(
+            parent.version, parent.blake3, len(delta), chunk_checksums(memoryview(delta), self._chunk_bytes)
+        )
 
     def _tell(self, manifest: WeightVersion) -> WeightVersion:
         try:
@@ -259,7 +261,7 @@ class Publisher:
         """Become the store's writer, and get memory ready. A relay that looks for what nobody has lets others go first
         now and then.
         """
-        deadline = time.monotonic() + TURN_S
+        deadline = time.monotonic() + WRITER_WAIT_S
         while time.monotonic() < deadline:
             try:
                 self._store.reserve(self._layout.size)

@@ -25,7 +25,7 @@ class TensorPlace(NamedTuple):
     end: int
 
 
-def places_in(data: memoryview) -> dict[str, TensorPlace]:
+def tensor_places(data: memoryview) -> dict[str, TensorPlace]:
     """The tensors of a safetensors file by name, of which nothing but the header is looked at.
 
     Raises ValueError for what is no such file.
@@ -58,7 +58,7 @@ def tensors_in(data: memoryview) -> dict[str, tuple[TensorSpec, np.ndarray]]:
     Raises ValueError for what is no such file.
     """
     memory = np.frombuffer(data, np.uint8)
-    return {name: (spec, memory[start:end]) for name, (spec, start, end) in places_in(data).items()}
+    return {name: (spec, memory[start:end]) for name, (spec, start, end) in tensor_places(data).items()}
 
 
 def weight_paths(folder: Path) -> list[Path]:

@@ -16,37 +16,42 @@ from pathlib import Path
 from types import TracebackType
 
 from infra.store import locks, names
-from infra.store.arriving import Arriving, Memory, Seal, read_seal
 from infra.store.errors import StoreBusy, StoreError, VersionExists, VersionGone
+from infra.store.incoming_version import IncomingVersion, Seal, VersionMemory, read_seal
 from infra.store.ownership import open_folder, remove_store
 from schemas.records import PolicyVersion
 
 DEFAULT_KEEP = 4
 
 
-def to_evict(versions: Sequence[PolicyVersion], live: Collection[PolicyVersion], keep: int) -> list[PolicyVersion]:
+def versions_to_evict(
+    versions: Sequence[PolicyVersion], live_versions: Collection[PolicyVersion], keep: int
+) -> list[PolicyVersion]:
     """Of the complete `versions` those that go, so that `keep` stay.
 
     The newest two stay, then those that `live` trajectories name, then the newest of the others.
     """
     newest = sorted(versions, reverse=True)
     first = newest[: min(2, keep)]
-    kept = [*first, *sorted(newest[len(first) :], key=lambda version: version not in live)][:keep]
+    kept = [*first, *sorted(newest[len(first) :], key=lambda version: version not in live_versions)][:keep]
     return [version for version in newest if version not in kept]
 
 
 def is_wanted(
-    version: PolicyVersion, here: Sequence[PolicyVersion], live: Collection[PolicyVersion], keep: int
+    version: PolicyVersion, here: Sequence[PolicyVersion], live_versions: Collection[PolicyVersion], keep: int
 ) -> bool:
     """Whether a store that has the versions `here` should get `version`: it is the newest, or live, and no live one
     would go for it.
     """
     if version in here or not here or version > max(here):
         return version not in here
-    if version not in live:
+    if version not in live_versions:
         return False
-    gone = {*to_evict([*here, version], live, keep), *to_evict(here, live, max(1, keep - 1))}
-    return gone.isdisjoint(live)
+    gone = {
+        *versions_to_evict([*here, version], live_versions, keep),
+        *versions_to_evict(here, live_versions, max(1, keep - 1)),
+    }
+    return gone.isdisjoint(live_versions)
 
 
 class WeightStore:
@@ -62,8 +67,8 @@ class WeightStore:
         self.keep = keep
         self._share = open_folder(self.root)
         self._writer: locks.Lock | None = None
-        self._arriving: Arriving | None = None
-        self._spare: Memory | None = None
+        self._arriving: IncomingVersion | None = None
+        self._spare: VersionMemory | None = None
 
     # Reading.
 
@@ -100,7 +105,7 @@ class WeightStore:
         """
         path = self._file(version)
         try:
-            lock = locks.share(path)
+            lock = locks.lock_shared(path)
         except FileNotFoundError as error:
             raise VersionGone(f"{self.root} holds no version {version}") from error
         try:
@@ -123,7 +128,7 @@ class WeightStore:
         except FileNotFoundError:
             return None
 
-    def live(self) -> set[PolicyVersion]:
+    def live_versions(self) -> set[PolicyVersion]:
         """The versions that live trajectories name, as far as the machine's relay has heard."""
         try:
             return {
@@ -134,7 +139,7 @@ class WeightStore:
 
     # Writing.
 
-    def say_live(self, versions: Iterable[PolicyVersion]) -> None:
+    def write_live_versions(self, versions: Iterable[PolicyVersion]) -> None:
         """Say which versions live trajectories name: `evict` takes them last. Any process may say it."""
         unfinished = self.root / f"{names.LIVE}{names.PARTIAL}"
         try:
@@ -154,7 +159,7 @@ class WeightStore:
             unfinished.unlink(missing_ok=True)
             raise StoreError(f"the delta of version {version} cannot be kept: {error}") from error
 
-    def begin(self, version: PolicyVersion, size: int) -> Arriving:
+    def begin(self, version: PolicyVersion, size: int) -> IncomingVersion:
         """Memory for `size` bytes of a new version.
 
         The first call makes this process the store's writer until `close`, and removes what a killed one left. Raises
@@ -174,7 +179,7 @@ class WeightStore:
             memory = self._memory(partial, size)
         else:
             memory.rename(partial)
-        self._arriving = Arriving(version, memory, self._arrived)
+        self._arriving = IncomingVersion(version, memory, self._arrived)
         return self._arriving
 
     def reserve(self, size: int) -> None:
@@ -191,14 +196,14 @@ class WeightStore:
         self._spare = memory
 
     def evict(self, keep: int | None = None) -> list[PolicyVersion]:
-        """Remove all but `keep` versions (never the newest, nor a pinned one), see `to_evict`; those removed."""
+        """Evict all but `keep` versions, but never the newest or a pinned one; return those evicted."""
         keep = max(self.keep if keep is None else keep, 1)
         versions = self.versions()
         if len(versions) <= keep:
             return []
-        return [version for version in to_evict(versions, self.live(), keep) if self._remove(version)]
+        return [version for version in versions_to_evict(versions, self.live_versions(), keep) if self._remove(version)]
 
-    def rest(self) -> None:
+    def release_writer(self) -> None:
         """Be the store's writer no more, until the next `begin`: another process may write then.
 
         Reserved memory stays reserved for as long as no other process writes; see `tidy`.
@@ -207,7 +212,7 @@ class WeightStore:
             self._writer.release()
             self._writer = None
 
-    def tidy(self) -> None:
+    def drop_lost_spare(self) -> None:
         """Let go of reserved memory that another writer has removed."""
         if self._spare is not None and not self._spare.is_there():
             self._drop_spare()
@@ -246,7 +251,7 @@ class WeightStore:
             return
         path = self.root / names.WRITER
         try:
-            writer = locks.take(path, os.O_RDWR | os.O_CREAT)
+            writer = locks.try_lock_exclusive(path, os.O_RDWR | os.O_CREAT)
         except FileNotFoundError as error:
             raise StoreError(f"{self.root} was removed") from error
         if writer is None:
@@ -255,18 +260,18 @@ class WeightStore:
         os.ftruncate(writer.fd, 0)
         os.pwrite(writer.fd, str(os.getpid()).encode(), 0)
         self._writer = writer
-        self.tidy()
+        self.drop_lost_spare()
         for path in names.orphans(self.root):
             if self._spare is None or path != self._spare.path:
                 path.unlink(missing_ok=True)
 
-    def _memory(self, path: Path, size: int) -> Memory:
+    def _memory(self, path: Path, size: int) -> VersionMemory:
         try:
-            return Memory(path, size)
+            return VersionMemory(path, size)
         except FileNotFoundError as error:
             raise StoreError(f"{self.root} was removed") from error
 
-    def _take_spare(self, size: int) -> Memory | None:
+    def _take_spare(self, size: int) -> VersionMemory | None:
         spare = self._spare
         if spare is None or spare.size != size or not spare.is_there():
             self._drop_spare()
@@ -286,7 +291,7 @@ class WeightStore:
         """Remove a version if nobody reads it."""
         path = self._file(version)
         try:
-            lock = locks.take(path)
+            lock = locks.try_lock_exclusive(path)
         except FileNotFoundError:  # another process was quicker
             return False
         if lock is None:

@@ -1,1 +1,1 @@
-"""How weights move between machines: a framed protocol over TCP, schedules of who pulls which chunk from whom."""
+"""Weight transfer between machines: a framed TCP protocol, transfer schedules, and fetching with repair."""

@@ -1,4 +1,4 @@
-"""What a relay can hand out: versions that are whole, and those that are arriving, chunk by chunk as they come."""
+"""The blobs that a relay serves: complete versions, and incomplete ones whose chunks are served as they arrive."""
 
 from __future__ import annotations
 
@@ -6,113 +6,113 @@ import threading
 import time
 from collections.abc import Callable
 
-from infra.transport.chunked_blob import ChunkedBlob, missing_of
+from infra.transport.chunked_blob import ChunkedBlob, missing_chunks
 
-Key = tuple[str, str, str]
+BlobKey = tuple[str, str, str]
 
 
-class Holding:
-    """The bytes of a cargo in `data`, of which some chunks are there; of a whole one no `cargo` need be known."""
+class BlobBuffer:
+    """The bytes of a blob in `data`, of which some chunks have arrived. Without `blob` all of `data` is present."""
 
-    def __init__(self, data: memoryview, cargo: ChunkedBlob | None = None) -> None:
+    def __init__(self, data: memoryview, blob: ChunkedBlob | None = None) -> None:
         self.data = data
-        self._cargo = cargo
-        self._have = [] if cargo is None else [False] * cargo.chunks
-        self._left = len(self._have)
+        self._blob = blob
+        self._present = [] if blob is None else [False] * blob.chunks
+        self._missing = len(self._present)
         self._changed = threading.Condition()
-        self._gone = False
-        self._moved_at = time.monotonic()
+        self._abandoned = False
+        self._progress_at = time.monotonic()
 
     @property
     def idle_s(self) -> float:
-        """Seconds since a chunk came."""
-        return time.monotonic() - self._moved_at
+        """Seconds since the last chunk arrived."""
+        return time.monotonic() - self._progress_at
 
     @property
-    def whole(self) -> bool:
-        return not self._left
+    def complete(self) -> bool:
+        return not self._missing
 
     @property
     def empty(self) -> bool:
-        """Whether nothing has come."""
-        return 0 < self._left == len(self._have)
+        """Whether no chunk has arrived."""
+        return 0 < self._missing == len(self._present)
 
     def missing(self) -> list[int]:
-        """The chunks that are not there yet."""
+        """The chunks that have not arrived."""
         with self._changed:
-            return missing_of(self._have)
+            return missing_chunks(self._present)
 
     def has(self, chunk: int) -> bool:
-        return not self._have or self._have[chunk]
+        return not self._present or self._present[chunk]
 
-    def mark(self, chunk: int) -> None:
-        """Chunk `chunk` is there, and checked."""
+    def mark_present(self, chunk: int) -> None:
+        """Record that chunk `chunk` has arrived and its checksum is correct."""
         with self._changed:
-            if not self._have[chunk]:
-                self._have[chunk] = True
-                self._left -= 1
-                self._moved_at = time.monotonic()
+            if not self._present[chunk]:
+                self._present[chunk] = True
+                self._missing -= 1
+                self._progress_at = time.monotonic()
                 self._changed.notify_all()
 
-    def give_up(self) -> None:
-        """No more chunks come: who waits for one need not."""
+    def abandon(self) -> None:
+        """Wake all waiting readers: no more chunks will arrive."""
         with self._changed:
-            self._gone = True
+            self._abandoned = True
             self._changed.notify_all()
 
     def wait(self, span: slice, timeout_s: float) -> bool | None:
-        """Whether the bytes of `span` are there, waiting for them; None once they will not come."""
-        cargo = self._cargo
-        if cargo is None:
+        """Wait for the bytes of `span` and return whether they are present; None if they will not arrive."""
+        blob = self._blob
+        if blob is None:
             return True
-        chunks = range(span.start // cargo.chunk_bytes, min(-(-span.stop // cargo.chunk_bytes), cargo.chunks))
+        chunks = range(span.start // blob.chunk_bytes, min(-(-span.stop // blob.chunk_bytes), blob.chunks))
         with self._changed:
-            self._changed.wait_for(lambda: self._gone or all(self._have[c] for c in chunks), timeout_s)
-            return True if all(self._have[c] for c in chunks) else None if self._gone else False
+            self._changed.wait_for(lambda: self._abandoned or all(self._present[c] for c in chunks), timeout_s)
+            return True if all(self._present[c] for c in chunks) else None if self._abandoned else False
 
 
 class ChunkRegistry:
-    """Holdings by key. `find_whole` looks for a version that is complete in the store, and may know nothing of it."""
+    """Buffers by key. `find_complete` returns the bytes of a complete version in the store, or None."""
 
-    def __init__(self, find_whole: Callable[[Key], memoryview | None]) -> None:
-        self._find_whole = find_whole
-        self._holdings: dict[Key, Holding] = {}
+    def __init__(self, find_complete: Callable[[BlobKey], memoryview | None]) -> None:
+        self._find_complete = find_complete
+        self._buffers: dict[BlobKey, BlobBuffer] = {}
         self._changed = threading.Condition()
 
-    def add(self, key: Key, holding: Holding) -> None:
-        """Hand out `holding` from now on."""
+    def add(self, key: BlobKey, buffer: BlobBuffer) -> None:
+        """Serve `buffer` from now on."""
         with self._changed:
-            self._holdings[key] = holding
+            self._buffers[key] = buffer
             self._changed.notify_all()
 
-    def remove(self, key: Key) -> None:
-        """Hand it out no more; what is being sent is sent."""
+    def remove(self, key: BlobKey) -> None:
+        """Stop serving the buffer of `key`; transfers under way are completed."""
         with self._changed:
-            holding = self._holdings.pop(key, None)
-        if holding is not None:
-            holding.give_up()
+            buffer = self._buffers.pop(key, None)
+        if buffer is not None:
+            buffer.abandon()
 
-    def keep(self, wanted: Callable[[Key], bool]) -> None:
-        """Remove what is not `wanted` any more."""
+    def retain(self, wanted: Callable[[BlobKey], bool]) -> None:
+        """Remove all buffers for which `wanted` is false."""
         with self._changed:
-            unwanted = [key for key in self._holdings if not wanted(key)]
+            unwanted = [key for key in self._buffers if not wanted(key)]
         for key in unwanted:
             self.remove(key)
 
-    def find(self, key: Key) -> Holding | None:
-        """The holding of `key`; None if there is none."""
+    def find(self, key: BlobKey) -> BlobBuffer | None:
+        """Return the buffer of `key`, or None."""
         with self._changed:
-            found = self._holdings.get(key)
+            found = self._buffers.get(key)
         if found is not None:
             return found
-        data = self._find_whole(key)
+        data = self._find_complete(key)
         if data is None:
             return None
         with self._changed:
-            return self._holdings.setdefault(key, Holding(data))
+            return self._buffers.setdefault(key, BlobBuffer(data))
 
-    def wait(self, key: Key, timeout_s: float) -> Holding | None:
-        """The holding of `key`, waiting until there is one."""
+    def wait(self, key: BlobKey, timeout_s: float) -> BlobBuffer | None:
+        """Wait for the buffer of `key` and return it; None after `timeout_s` seconds."""
         deadline = time.monotonic() + timeout_s
         while (found := self.find(key)) is None and (left := deadline - time.monotonic()) > 0:
             with self._changed:

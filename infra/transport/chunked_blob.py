@@ -1,7 +1,7 @@
-"""What is moved: the bytes of a version, or of its delta, cut into chunks that are checked one by one.
+"""The unit of transfer: the bytes of a weight version, of its delta, or of KV, split into chunks with checksums.
 
-A chunk's check is its CRC-32C, which finds every accident on the way and says where; a version's check is its BLAKE3,
-which decides. The first costs a tenth of the second, so that every chunk can be checked before it is passed on.
+Each chunk has a CRC-32C, which detects and locates transmission errors; a version has a BLAKE3, which is authoritative.
+CRC-32C costs a tenth of BLAKE3, so each chunk is verified before it is forwarded.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ FORMS = get_args(Form)
 
 @dataclass(frozen=True)
 class ChunkedBlob:
-    """`bytes` bytes of version `version` in chunks of `chunk_bytes`, the last one shorter; `checks` has one a chunk.
+    """`bytes` bytes of version `version` in chunks of `chunk_bytes`, the last one shorter.
 
-    `blake3` is that of the whole version, for a delta too: it names the contents. KV under that version has a name of
-    its own there. Raises ValueError for what cannot be.
+    `checks` has the CRC-32C of each chunk. `blake3` is the hash of the whole version, also for a delta, and identifies
+    the contents; for KV it is the name of the offer. Raises ValueError for inconsistent sizes.
     """
 
     version: PolicyVersion
@@ -34,18 +34,19 @@ class ChunkedBlob:
 
     def __post_init__(self) -> None:
         if self.bytes < 1:
-            raise ValueError(f"version {self.version} is said to have {self.bytes} bytes")
+            raise ValueError(f"version {self.version} is declared with {self.bytes} bytes, it must be at least 1")
         if not 1 <= self.chunk_bytes <= MAX_CHUNK_BYTES:
             raise ValueError(
-                f"version {self.version} is said to have chunks of {self.chunk_bytes} bytes, at most {MAX_CHUNK_BYTES}"
+                f"version {self.version} is declared with chunks of {self.chunk_bytes} bytes, "
+                f"it must be 1 to {MAX_CHUNK_BYTES}"
             )
         expected = -(-self.bytes // self.chunk_bytes)
         if len(self.checks) != expected:
-            raise ValueError(f"version {self.version} is said to have {len(self.checks)} chunks, it must be {expected}")
+            raise ValueError(f"version {self.version} is declared with {len(self.checks)} chunks, not {expected}")
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What tells it from any other cargo."""
+        """Identifies the blob: version, form and hash."""
         return str(self.version), self.form, self.blake3
 
     @property
@@ -53,20 +54,20 @@ class ChunkedBlob:
         return len(self.checks)
 
     def span(self, chunk: int) -> slice:
-        """Where chunk `chunk` lies."""
+        """The byte range of chunk `chunk`."""
         start = chunk * self.chunk_bytes
         return slice(start, min(start + self.chunk_bytes, self.bytes))
 
 
 def full_blob(manifest: WeightVersion) -> ChunkedBlob:
-    """The whole version that `manifest` describes. Raises ValueError for one that cannot be."""
+    """The complete version that `manifest` describes. Raises ValueError for an inconsistent manifest."""
     return ChunkedBlob(
         manifest.version, "full", manifest.blake3, manifest.bytes, manifest.chunk_bytes, tuple(manifest.chunks)
     )
 
 
 def delta_blob(manifest: WeightVersion) -> ChunkedBlob | None:
-    """The delta that `manifest` describes, None if it has none. Raises ValueError for one that cannot be."""
+    """The delta that `manifest` describes, None if it has none. Raises ValueError for an inconsistent manifest."""
     delta = manifest.delta
     if delta is None:
         return None
@@ -75,6 +76,6 @@ def delta_blob(manifest: WeightVersion) -> ChunkedBlob | None:
     )
 
 
-def missing_of(have: Sequence[bool]) -> list[int]:
-    """The chunks that are not there."""
-    return [chunk for chunk, there in enumerate(have) if not there]
+def missing_chunks(present: Sequence[bool]) -> list[int]:
+    """The indexes of the chunks that are not present."""
+    return [chunk for chunk, arrived in enumerate(present) if not arrived]

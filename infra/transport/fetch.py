@@ -1,7 +1,7 @@
-"""Fetch: one cargo into one memory, from whoever has it. A source that is lost costs its chunks under way, no more.
+"""Fetch: pulls one blob into memory from several sources. Losing a source costs only its chunks in flight.
 
-Each planned source has a connection and a thread, which pulls that source's chunks in the order of the plan. What a
-lost source had left is pulled from the next survivor; a chunk that is not what it should be is asked for again.
+Each planned source has a connection and a thread, which pulls that source's chunks in the order of the plan. The
+remaining chunks of a lost source are pulled from the next available one; a corrupted chunk is requested again.
 """
 
 from __future__ import annotations
@@ -13,108 +13,109 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from infra.transport.chunk_registry import Holding
+from infra.transport.chunk_registry import BlobBuffer
 from infra.transport.chunked_blob import ChunkedBlob
 from infra.transport.frames import ProtocolError, TransportError
-from infra.transport.peer import Absent, Peer
+from infra.transport.peer import BlobAbsent, Peer
 from infra.transport.schedules import Pull
 
 log = logging.getLogger(__name__)
 
 WINDOW = 2
-"""Chunks that are asked for at once of one source: one comes while the next is asked for."""
+"""Requests in flight for each source: one chunk arrives while the next is requested."""
 MAX_CORRUPT = 3
-"""Damaged chunks after which a source is left."""
-REST_S = 0.3
-"""How long a source that was lost, or does not have it, is left alone."""
+"""Corrupted chunks after which a source is abandoned."""
+BACKOFF_S = 0.3
+"""Seconds before a source that was lost, or does not have the blob, is tried again."""
 
 Connect = Callable[[int], Peer]
 
 
 @dataclass
-class Counts:
-    """What happened on the way: damaged chunks, sources lost, and bytes that had been asked for of those."""
+class TransferCounts:
+    """Corrupted chunks, lost sources, and chunks requested again because their source was lost."""
 
     corrupted: int = 0
     lost: int = 0
-    asked_again: int = 0
+    requested_again: int = 0
 
 
 class Fetch:
-    """Pulls what `holding` misses of `cargo`: as `plan` says, and where that fails from `others`, the first that can.
+    """Pulls the missing chunks of `blob` into `buffer` by `plan`; if a source fails, from `fallbacks` in order.
 
-    `connect(source)` opens a connection that fills the memory of `holding`. Raises TransportError there.
+    `connect(source)` opens a connection that fills the memory of `buffer`; it raises TransportError.
     """
 
     def __init__(
         self,
-        cargo: ChunkedBlob,
-        holding: Holding,
+        blob: ChunkedBlob,
+        buffer: BlobBuffer,
         plan: Sequence[Pull],
-        others: Sequence[int],
+        fallbacks: Sequence[int],
         connect: Connect,
-        counts: Counts,
+        counts: TransferCounts,
     ) -> None:
-        self._holding, self._connect, self._counts = holding, connect, counts
-        missing = set(holding.missing())
+        self._buffer, self._connect, self._counts = buffer, connect, counts
+        missing = set(buffer.missing())
         wanted = [pull for pull in plan if pull.block in missing]
         self._order = [pull.block for pull in wanted]
-        self._place = {block: place for place, block in enumerate(self._order)}
-        self._turns = {pull.block: pull.step for pull in wanted}
+        self._position = {block: position for position, block in enumerate(self._order)}
+        self._steps = {pull.block: pull.step for pull in wanted}
         self._queues: dict[int, deque[int]] = {}
         for pull in wanted:
             self._queues.setdefault(pull.source, deque()).append(pull.block)
-        self._lead = WINDOW + 2 * len(self._queues)
-        self._low = 0
+        self._max_ahead = WINDOW + 2 * len(self._queues)
+        self._first_missing = 0
         self._orphans = deque(sorted(missing - set(self._order)))
-        self._others = list(others)
-        self._resting: dict[int, float] = {}
+        self._fallbacks = list(fallbacks)
+        self._backoff_until: dict[int, float] = {}
         self._peers: dict[Peer, int] = {}
         self._threads: list[threading.Thread] = []
         self._running = 0
-        self._futile = 0
+        self._failures = 0
         self._ended = False
         self._changed = threading.Condition()
 
-    def run(self, stop: Callable[[], bool], on_progress: Callable[[], None], patience: int = 3) -> bool:
-        """Whether all of it came; not if `stop` says so, or every other source was tried `patience` times in vain.
+    def run(self, stop: Callable[[], bool], on_progress: Callable[[], None], max_attempts: int = 3) -> bool:
+        """Fetch and return whether the blob is complete.
 
-        `on_progress` is called in this thread, as chunks come.
+        Returns False once `stop()` is true, or after `max_attempts` failures for each fallback without a chunk
+        between them. `on_progress` is called in this thread as chunks arrive.
         """
         for source, queue in self._queues.items():
-            self._begin(source, queue)
+            self._start_source(source, queue)
         try:
-            while not self._holding.whole:
+            while not self._buffer.complete:
                 with self._changed:
                     self._changed.wait(0.05)
-                    hopeless = not self._running and self._futile >= patience * max(1, len(self._others))
+                    exhausted = not self._running and self._failures >= max_attempts * max(1, len(self._fallbacks))
                 on_progress()
-                if hopeless or stop():
+                if exhausted or stop():
                     return False
-                self._adopt()
+                self._reassign_orphans()
             on_progress()
             return True
         finally:
             self._end()
 
-    def _adopt(self) -> None:
-        """Give what nobody pulls to the first source that is not resting."""
+    def _reassign_orphans(self) -> None:
+        """Assign chunks without a source to the first fallback that is not backing off."""
         now = time.monotonic()
         with self._changed:
             if not self._orphans:
                 return
-            free = [source for source in self._others if self._resting.get(source, 0.0) <= now]
+            free = [source for source in self._fallbacks if self._backoff_until.get(source, 0.0) <= now]
             busy = set(self._peers.values())
             source = next((each for each in free if each not in busy), free[0] if free else None)
             if source is None:
                 return
             queue, self._orphans = self._orphans, deque()
-            for chunk in queue:  # they are late: first of all
-                self._place.pop(chunk, None)
-                self._turns.pop(chunk, None)
-        self._begin(source, queue)
+            for chunk in queue:  # they are late, so no plan delays them
+                self._position.pop(chunk, None)
+                self._steps.pop(chunk, None)
+        self._start_source(source, queue)
 
-    def _begin(self, source: int, queue: deque[int]) -> None:
+    def _start_source(self, source: int, queue: deque[int]) -> None:
         thread = threading.Thread(target=self._pull, args=(source, queue), name=f"pull from {source}", daemon=True)
         with self._changed:
             self._running += 1
@@ -123,7 +124,7 @@ class Fetch:
 
     def _pull(self, source: int, queue: deque[int]) -> None:
         peer: Peer | None = None
-        lost = ""  # what an error says, not the error: its frames would hold on to the memory
+        lost = ""  # the message, not the error: the frames of an error would keep the memory alive
         absent = False
         try:
             peer = self._connect(source)
@@ -131,61 +132,61 @@ class Fetch:
                 self._peers[peer] = source
             self._pull_all(peer, queue)
         except TransportError as error:
-            lost, absent = str(error) or type(error).__name__, isinstance(error, Absent)
+            lost, absent = str(error) or type(error).__name__, isinstance(error, BlobAbsent)
         finally:
-            asked = peer.asked if peer is not None else []
+            pending = peer.pending if peer is not None else []
             with self._changed:
                 if peer is not None:
                     peer.close()
                     self._peers.pop(peer, None)
                 self._running -= 1
-                self._orphans.extend(sorted([*asked, *queue]))
+                self._orphans.extend(sorted([*pending, *queue]))
                 if lost and not self._ended:
-                    self._futile += 1
-                    self._resting[source] = time.monotonic() + REST_S
+                    self._failures += 1
+                    self._backoff_until[source] = time.monotonic() + BACKOFF_S
                     if not absent:
                         self._counts.lost += 1
-                        self._counts.asked_again += len(asked)
-                        log.info("source %d is lost, %d chunks go elsewhere: %s", source, len(queue), lost)
+                        self._counts.requested_again += len(pending)
+                        log.info("source %d is lost, reassigning its %d chunks: %s", source, len(queue), lost)
                 self._changed.notify_all()
 
     def _pull_all(self, peer: Peer, queue: deque[int]) -> None:
         corrupt = 0
-        while queue or peer.asked:
-            while queue and len(peer.asked) < WINDOW and self._may_ask(queue[0], wait=not peer.asked):
+        while queue or peer.pending:
+            while queue and len(peer.pending) < WINDOW and self._may_request(queue[0], wait=not peer.pending):
                 chunk = queue.popleft()
-                peer.ask(chunk, self._turns.get(chunk, 0))
+                peer.request(chunk, self._steps.get(chunk, 0))
             if self._ended:
                 return
-            if not peer.asked:
+            if not peer.pending:
                 continue
-            chunk, good = peer.take()
-            if good:
-                self._came(chunk)
+            chunk, valid = peer.receive_chunk()
+            if valid:
+                self._on_chunk(chunk)
                 continue
             corrupt += 1
             self._counts.corrupted += 1
-            log.warning("chunk %d is damaged; asking again", chunk)
+            log.warning("chunk %d is corrupted; requesting it again", chunk)
             queue.appendleft(chunk)
             if corrupt >= MAX_CORRUPT:
-                raise ProtocolError(f"{corrupt} damaged chunks")
+                raise ProtocolError(f"the source sent {corrupt} corrupted chunks")
 
-    def _may_ask(self, chunk: int, *, wait: bool) -> bool:
-        """Whether it is the turn of `chunk`: a source must not run ahead of the others' places in the plan."""
+    def _may_request(self, chunk: int, *, wait: bool) -> bool:
+        """Whether `chunk` may be requested now: a source must not run too far ahead of the others in the plan."""
         with self._changed:
-            place = self._place.get(chunk)
-            if place is None:
+            position = self._position.get(chunk)
+            if position is None:
                 return True
             if wait:
-                self._changed.wait_for(lambda: self._ended or place < self._low + self._lead, 0.5)
-            return place < self._low + self._lead
+                self._changed.wait_for(lambda: self._ended or position < self._first_missing + self._max_ahead, 0.5)
+            return position < self._first_missing + self._max_ahead
 
-    def _came(self, chunk: int) -> None:
-        self._holding.mark(chunk)
+    def _on_chunk(self, chunk: int) -> None:
+        self._buffer.mark_present(chunk)
         with self._changed:
-            self._futile = 0
-            while self._low < len(self._order) and self._holding.has(self._order[self._low]):
-                self._low += 1
+            self._failures = 0
+            while self._first_missing < len(self._order) and self._buffer.has(self._order[self._first_missing]):
+                self._first_missing += 1
             self._changed.notify_all()
 
     def _end(self) -> None:

@@ -1,4 +1,4 @@
-"""Frames on a connection: a kind, a small JSON body, and bytes that go from memory to memory. Every length is bounded.
+"""Frames on a connection: a kind, a small JSON body and a binary payload. Every length is bounded.
 
 A frame is "LMN1", one byte of kind, u32 body length, u64 payload length (big endian), the body, the payload.
 """
@@ -23,25 +23,25 @@ MAX_BODY = 4096
 
 
 class TransportError(RuntimeError):
-    """A connection is of no use any more."""
+    """A connection can no longer be used."""
 
 
 class ProtocolError(TransportError):
-    """A peer said what no relay says: garbage, too much, or out of turn."""
+    """A peer violated the protocol: an invalid frame, a frame that is too large, or one out of sequence."""
 
 
 class PeerGone(TransportError):
-    """A peer closed the connection, or is silent."""
+    """A peer closed the connection or sent nothing in time."""
 
 
 class FrameKind(IntEnum):
-    """What a frame is."""
+    """The kind of a frame."""
 
     CHALLENGE = 1
     HELLO = 2
     WELCOME = 3
     REFUSED = 4
-    WANT = 5
+    REQUEST = 5
     CHUNK = 6
     WAIT = 7
     ABSENT = 8
@@ -49,7 +49,7 @@ class FrameKind(IntEnum):
 
 
 class Frame(NamedTuple):
-    """A frame whose payload, if it has one, is still to be read."""
+    """A frame whose payload of `payload` bytes has not been read yet."""
 
     kind: FrameKind
     body: dict[str, Any]
@@ -58,72 +58,72 @@ class Frame(NamedTuple):
 
 def send(connection: socket.socket, kind: FrameKind, **body: object) -> None:
     """Send a frame without payload. Raises PeerGone."""
-    text = json.dumps(body, separators=(",", ":")).encode()
+    encoded = json.dumps(body, separators=(",", ":")).encode()
     try:
-        connection.sendall(_HEADER.pack(_MAGIC, kind, len(text), 0) + text)
+        connection.sendall(_HEADER.pack(_MAGIC, kind, len(encoded), 0) + encoded)
     except OSError as error:
         raise PeerGone(f"{error}") from error
 
 
 def send_chunk(connection: socket.socket, payload: memoryview, link: Link, turn: int = 0, **body: object) -> None:
-    """Send `payload` out of the memory where it lies, at the pace of `link`. Raises PeerGone.
+    """Send `payload` from the memory that holds it, at the rate of `link`. Raises PeerGone.
 
-    The kernel copies it out of mapped memory. By sendfile the other end takes in three times as long on one machine.
+    The kernel copies it out of mapped memory: with sendfile the receiver takes three times as long on one machine.
     """
-    text = json.dumps(body, separators=(",", ":")).encode()
-    head = _HEADER.pack(_MAGIC, FrameKind.CHUNK, len(text), len(payload)) + text
+    encoded = json.dumps(body, separators=(",", ":")).encode()
+    header = _HEADER.pack(_MAGIC, FrameKind.CHUNK, len(encoded), len(payload)) + encoded
     try:
         if isinstance(connection, ssl.SSLSocket):
-            connection.sendall(head)
+            connection.sendall(header)
         else:
-            connection.sendall(head, socket.MSG_MORE)
-        step = link.slice or len(payload)
-        for at in range(0, len(payload), step):
-            part = payload[at : at + step]
-            link.take(len(part), turn)
+            connection.sendall(header, socket.MSG_MORE)
+        step = link.max_slice or len(payload)
+        for start in range(0, len(payload), step):
+            part = payload[start : start + step]
+            link.acquire(len(part), turn)
             connection.sendall(part)
     except OSError as error:
         raise PeerGone(f"{error}") from error
 
 
 def receive(connection: socket.socket, deadline: float | None = None) -> Frame:
-    """The next frame. Raises ProtocolError for what is none, PeerGone for a closed or silent connection.
+    """Read the next frame. Raises ProtocolError for an invalid frame, PeerGone for a closed or silent connection.
 
-    With `deadline`, of `time.monotonic`, the whole frame must be here by then, however its bytes drip in.
+    With `deadline` (of `time.monotonic`) the whole frame must have arrived by then, however slowly its bytes come.
     """
-    head = bytearray(_HEADER.size)
-    _fill(connection, memoryview(head), deadline)
-    magic, number, length, payload = _HEADER.unpack(head)
+    header = bytearray(_HEADER.size)
+    _fill(connection, memoryview(header), deadline)
+    magic, number, length, payload = _HEADER.unpack(header)
     if magic != _MAGIC:
-        raise ProtocolError(f"not a relay's frame: {bytes(head[:8])!r}")
+        raise ProtocolError(f"not a relay's frame: {bytes(header[:8])!r}")
     if length > MAX_BODY or payload > MAX_CHUNK_BYTES:
-        raise ProtocolError(f"a frame of {length} + {payload} bytes; bounds are {MAX_BODY} + {MAX_CHUNK_BYTES}")
-    text = bytearray(length)
-    _fill(connection, memoryview(text), deadline)
+        raise ProtocolError(f"a frame of {length} + {payload} bytes; the limits are {MAX_BODY} + {MAX_CHUNK_BYTES}")
+    encoded = bytearray(length)
+    _fill(connection, memoryview(encoded), deadline)
     try:
-        kind, body = FrameKind(number), json.loads(text)
+        kind, body = FrameKind(number), json.loads(encoded)
     except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"a frame that cannot be read: {error}") from error
+        raise ProtocolError(f"a frame cannot be decoded: {error}") from error
     if not isinstance(body, dict):
-        raise ProtocolError(f"the body of a {kind.name} is no object")
+        raise ProtocolError(f"the body of a {kind.name} frame is not a JSON object")
     if payload and kind is not FrameKind.CHUNK:
-        raise ProtocolError(f"a {kind.name} with a payload")
+        raise ProtocolError(f"a {kind.name} frame has a payload of {payload} bytes; only CHUNK frames have one")
     return Frame(kind, body, payload)
 
 
 def receive_payload(connection: socket.socket, memory: memoryview, link: Link, turn: int = 0) -> None:
-    """Fill `memory` from the connection, at the pace of `link`. Raises PeerGone."""
-    step = link.slice or len(memory)
+    """Fill `memory` from the connection, at the rate of `link`. Raises PeerGone."""
+    step = link.max_slice or len(memory)
     for start in range(0, len(memory), step):
         part = memory[start : start + step]
         _fill(connection, part)
-        link.take(len(part), turn)
+        link.acquire(len(part), turn)
 
 
 def interrupt(connection: socket.socket) -> None:
-    """Make whoever waits for `connection`, in another thread, stop waiting; it is of no use any more."""
+    """Shut `connection` down, so that a thread that waits for it stops waiting."""
     with suppress(OSError):
-        # Not SSLSocket's own, after which the other thread would read the bytes of the wire as if they were ours.
+        # Not SSLSocket.shutdown: after it the other thread would read encrypted bytes as plain text.
         socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
@@ -132,11 +132,11 @@ def _fill(connection: socket.socket, memory: memoryview, deadline: float | None 
         try:
             if deadline is not None:
                 if (left := deadline - time.monotonic()) <= 0:
-                    raise PeerGone("the peer takes too long")
+                    raise PeerGone("the peer did not send a complete frame in time")
                 connection.settimeout(left)
             count = connection.recv_into(memory)
         except TimeoutError as error:
-            raise PeerGone("the peer is silent") from error
+            raise PeerGone("the peer sent nothing in time") from error
         except OSError as error:
             raise PeerGone(f"{error}") from error
         if not count:

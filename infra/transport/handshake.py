@@ -1,7 +1,7 @@
-"""How two ends come to trust each other: TLS where it is set up, then the same protocol, the same run, and proof on
-both sides of the run's token, which is never sent.
+"""The handshake of two peers: TLS if configured, the protocol version, the run, and mutual proof of the run's token.
 
-The token alone keeps out whoever cannot read or change what passes between two relays. Who can is kept out by TLS.
+The token is never sent. It protects against peers that cannot read or change the traffic between two relays; TLS
+protects against those that can.
 """
 
 from __future__ import annotations
@@ -14,26 +14,28 @@ import time
 from collections.abc import Callable
 
 from infra.transport.frames import Frame, FrameKind, PeerGone, ProtocolError, TransportError, receive, send
-from infra.transport.tls import Tls, shake_hands
+from infra.transport.tls import Tls, tls_handshake
 
-PROTOCOL = 2
+PROTOCOL = 3
+"""Version of the protocol; both ends must have the same."""
 HANDSHAKE_S = 5.0
-"""How long the handshake may take in all, TLS included."""
+"""Time limit of the whole handshake, TLS included."""
 SERVER, CLIENT = "server", "client"
 _NONCE = 64
 
 
 class HandshakeRejected(TransportError):
-    """The other end does not want us: another run, another token, or too many connections."""
+    """The other end rejected this one: another protocol, run or token, or too many connections."""
 
 
-def welcome(connection: socket.socket, run: str, token: str, *, admit: Callable[[], bool] = lambda: True) -> int:
-    """Let a peer in; its relay's number (−1: a trainer or a person's command). Raises Refused, ProtocolError, PeerGone.
+def accept_peer(connection: socket.socket, run: str, token: str, *, admit: Callable[[], bool] = lambda: True) -> int:
+    """Authenticate a peer and return its relay's number (−1: a trainer or a command).
 
-    `admit` is asked once the peer has proved that it knows the token: whether there is room for another.
+    `admit` is called once the peer has proved the token, and returns whether another connection is accepted. Raises
+    HandshakeRejected, ProtocolError, PeerGone.
     """
     deadline = time.monotonic() + HANDSHAKE_S
-    shake_hands(connection, HANDSHAKE_S)
+    tls_handshake(connection, HANDSHAKE_S)
     nonce = os.urandom(_NONCE // 2).hex()
     connection.settimeout(max(0.001, deadline - time.monotonic()))
     send(connection, FrameKind.CHALLENGE, protocol=PROTOCOL, nonce=nonce)
@@ -41,13 +43,13 @@ def welcome(connection: socket.socket, run: str, token: str, *, admit: Callable[
     nonces = (nonce, str(hello.get("nonce"))[:_NONCE])
     reason = ""
     if hello.get("protocol") != PROTOCOL:
-        reason = f"this relay speaks protocol {PROTOCOL}, not {str(hello.get('protocol'))[:20]}"
+        reason = f"this relay uses protocol {PROTOCOL}, not {str(hello.get('protocol'))[:20]}"
     elif hello.get("run") != run:
         reason = f"this relay serves run {run!r}, not {str(hello.get('run'))[:100]!r}"
     elif not _proves(hello.get("proof"), CLIENT, token, nonces, run):
         reason = "the token is not that of this run"
     elif not admit():
-        reason = "this relay has as many connections as it takes"
+        reason = "this relay has reached its limit of connections"
     if reason:
         send(connection, FrameKind.REFUSED, reason=reason)
         raise HandshakeRejected(reason)
@@ -57,38 +59,41 @@ def welcome(connection: socket.socket, run: str, token: str, *, admit: Callable[
     return relay if isinstance(relay, int) else -1
 
 
-def introduce(connection: socket.socket, run: str, token: str, relay: int) -> None:
-    """Be let in by the other end, which proves its token, too. Raises Refused, ProtocolError, PeerGone."""
+def authenticate(connection: socket.socket, run: str, token: str, relay: int) -> None:
+    """Authenticate to the other end, which proves the token, too.
+
+    Raises HandshakeRejected, ProtocolError, PeerGone.
+    """
     deadline = time.monotonic() + HANDSHAKE_S
-    shake_hands(connection, HANDSHAKE_S)
+    tls_handshake(connection, HANDSHAKE_S)
     challenge = expect(receive(connection, deadline), FrameKind.CHALLENGE).body
     if challenge.get("protocol") != PROTOCOL:
-        raise HandshakeRejected(f"the relay speaks protocol {str(challenge.get('protocol'))[:20]}, not {PROTOCOL}")
+        raise HandshakeRejected(f"the relay uses protocol {str(challenge.get('protocol'))[:20]}, not {PROTOCOL}")
     nonces = (str(challenge.get("nonce"))[:_NONCE], os.urandom(_NONCE // 2).hex())
     proof = _proof(CLIENT, token, nonces, run)
     send(connection, FrameKind.HELLO, protocol=PROTOCOL, run=run, relay=relay, nonce=nonces[1], proof=proof)
-    answer = receive(connection, deadline)
-    if answer.kind is FrameKind.REFUSED:
-        raise HandshakeRejected(str(answer.body.get("reason"))[:300])
-    if not _proves(expect(answer, FrameKind.WELCOME).body.get("proof"), SERVER, token, nonces, run):
-        raise ProtocolError("what answers does not know the token of this run: it is no relay of ours")
+    reply = receive(connection, deadline)
+    if reply.kind is FrameKind.REFUSED:
+        raise HandshakeRejected(str(reply.body.get("reason"))[:300])
+    if not _proves(expect(reply, FrameKind.WELCOME).body.get("proof"), SERVER, token, nonces, run):
+        raise ProtocolError("the peer does not know the token of this run: it is not a relay of this run")
 
 
 def expect(frame: Frame, kind: FrameKind) -> Frame:
-    """`frame`, which must be a `kind`. Raises ProtocolError."""
+    """Return `frame`, which must be a `kind`. Raises ProtocolError."""
     if frame.kind is not kind:
-        raise ProtocolError(f"a {frame.kind.name} where a {kind.name} belongs")
+        raise ProtocolError(f"the peer sent a {frame.kind.name} frame, expected a {kind.name} frame")
     return frame
 
 
-def tune(connection: socket.socket) -> None:
-    """Send at once, and notice in the end that a machine is gone."""
+def set_socket_options(connection: socket.socket) -> None:
+    """Disable Nagle's algorithm, and enable keep-alive to detect a machine that is gone."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
 def connect(address: str, run: str, token: str, relay: int, timeout_s: float, tls: Tls | None = None) -> socket.socket:
-    """A connection to the relay at `address`, "host:port", that lets us in; over TLS where `tls` is given.
+    """Open an authenticated connection to the relay at `address`, "host:port"; over TLS if `tls` is given.
 
     Raises TransportError.
     """
@@ -98,10 +103,10 @@ def connect(address: str, run: str, token: str, relay: int, timeout_s: float, tl
     except (OSError, ValueError, OverflowError) as error:
         raise PeerGone(f"{address}: {error}") from error
     try:
-        tune(connection)
+        set_socket_options(connection)
         if tls is not None:
-            connection = tls.dial(connection)
-        introduce(connection, run, token, relay)
+            connection = tls.wrap_client(connection)
+        authenticate(connection, run, token, relay)
         connection.settimeout(timeout_s)
     except BaseException:
         connection.close()
@@ -110,9 +115,9 @@ def connect(address: str, run: str, token: str, relay: int, timeout_s: float, tl
 
 
 def _proof(who: str, token: str, nonces: tuple[str, str], run: str) -> str:
-    """What only who knows the token can say, once: `nonces` are the server's and the client's."""
-    said = json.dumps([PROTOCOL, who, *nonces, run]).encode()
-    return hmac.new(token.encode(), said, "sha256").hexdigest()
+    """The HMAC that proves the token; `nonces` are the server's and the client's, so it is valid once."""
+    message = json.dumps([PROTOCOL, who, *nonces, run]).encode()
+    return hmac.new(token.encode(), message, "sha256").hexdigest()
 
 
 def _proves(proof: object, who: str, token: str, nonces: tuple[str, str], run: str) -> bool:

@@ -1,4 +1,4 @@
-"""Connections over which a trainer offers its newest version to a master that is not on its machine."""
+"""Connections over which a trainer pushes its newest version to a master on another machine."""
 
 from __future__ import annotations
 
@@ -9,56 +9,56 @@ from typing import Any
 
 from infra.transport.chunked_blob import ChunkedBlob
 from infra.transport.frames import FrameKind, ProtocolError, interrupt, send
-from infra.transport.peer import Absent, Peer
+from infra.transport.peer import BlobAbsent, Peer
 from infra.transport.throttle import Link
 from schemas.records import PolicyVersion
 
-PATIENCE_S = 10.0
-"""How long an offer may lie there before it is given back."""
+OFFER_TIMEOUT_S = 10.0
+"""Seconds after which an unused offer is returned to the trainer."""
 
 
 class IncomingPushes:
-    """Offers by version, the newest of each counting. `holds` says whether a version is here already."""
+    """Offered connections by version, the newest of each. `is_stored` returns whether this machine has a version."""
 
-    def __init__(self, holds: Callable[[PolicyVersion], bool]) -> None:
-        self._holds = holds
-        self._lying: dict[str, tuple[socket.socket, threading.Event]] = {}
+    def __init__(self, is_stored: Callable[[PolicyVersion], bool]) -> None:
+        self._is_stored = is_stored
+        self._offers: dict[str, tuple[socket.socket, threading.Event]] = {}
         self._lock = threading.Lock()
 
-    def take(self, connection: socket.socket, body: Mapping[str, Any]) -> None:
-        """Keep `connection` until somebody has pulled over it; at once if the version is here. Raises ProtocolError."""
+    def accept(self, connection: socket.socket, body: Mapping[str, Any]) -> None:
+        """Hold `connection` until a fetch has used it; refuse it if the version is stored. Raises ProtocolError."""
         try:
             version = PolicyVersion.parse(str(body.get("version"))[:80])
         except ValueError as error:
-            raise ProtocolError(f"an offer of nothing: {error}") from error
-        if self._holds(version):
-            send(connection, FrameKind.REFUSED, reason="held")
+            raise ProtocolError(f"an offer without a valid version: {error}") from error
+        if self._is_stored(version):
+            send(connection, FrameKind.REFUSED, reason="already stored")
             return
         done = threading.Event()
         with self._lock:
-            before = self._lying.pop(str(version), None)
-            self._lying[str(version)] = (connection, done)
+            before = self._offers.pop(str(version), None)
+            self._offers[str(version)] = (connection, done)
         if before is not None:
             before[1].set()
-        while not done.wait(PATIENCE_S):
+        while not done.wait(OFFER_TIMEOUT_S):
             with self._lock:
-                if self._lying.get(str(version), (None, None))[0] is connection:  # nobody came for it
-                    del self._lying[str(version)]
+                if self._offers.get(str(version), (None, None))[0] is connection:  # no fetch has used it
+                    del self._offers[str(version)]
                     return
 
-    def peer(self, cargo: ChunkedBlob, memory: memoryview, link: Link) -> Peer:
-        """A peer over the offer of this cargo's version. Raises Absent where nobody offers it."""
+    def peer(self, blob: ChunkedBlob, memory: memoryview, link: Link) -> Peer:
+        """Return a peer over the offered connection of this blob's version. Raises BlobAbsent if there is none."""
         with self._lock:
-            offer = self._lying.pop(str(cargo.version), None)
+            offer = self._offers.pop(str(blob.version), None)
         if offer is None:
-            raise Absent(f"nobody offers version {cargo.version}")
+            raise BlobAbsent(f"no trainer offers version {blob.version}")
         connection, done = offer
-        return Peer(connection, cargo, memory, link, patient=False, on_close=done.set)
+        return Peer(connection, blob, memory, link, may_wait=False, on_close=done.set)
 
     def close(self) -> None:
-        """Give all of them back."""
+        """Close all offered connections."""
         with self._lock:
-            lying, self._lying = list(self._lying.values()), {}
-        for connection, done in lying:
+            offers, self._offers = list(self._offers.values()), {}
+        for connection, done in offers:
             interrupt(connection)
             done.set()

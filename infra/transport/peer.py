@@ -1,4 +1,4 @@
-"""The asking end of a connection: wants chunks, several at a time, and takes each into the memory it belongs in."""
+"""The client end of a connection: requests several chunks at a time and receives each into its place in memory."""
 
 from __future__ import annotations
 
@@ -15,82 +15,85 @@ from infra.transport.throttle import Link
 from infra.transport.tls import Tls
 
 CONNECT_S = 2.0
-SILENCE_S = 3.0
-"""How long a peer that has been asked may say nothing at all."""
+RESPONSE_TIMEOUT_S = 3.0
+"""Seconds that a peer may send nothing while a request is pending."""
 
 
-class Absent(TransportError):
-    """The peer does not have it, and does not expect it."""
+class BlobAbsent(TransportError):
+    """The peer does not have the blob and does not expect it."""
 
 
 class Peer:
-    """One connection from which `cargo` is pulled into `memory`, chunk by chunk, through `link`.
+    """One connection over which `blob` is pulled into `memory`, chunk by chunk, through `link`.
 
-    `patient`: the peer may wait for what it does not have yet. Between any two words of it at most `silence_s` pass.
+    `may_wait`: the peer may wait for chunks that it does not have yet, sending WAIT frames. It fails if the peer sends
+    nothing for `timeout_s` seconds.
     """
 
     def __init__(
         self,
         connection: socket.socket,
-        cargo: ChunkedBlob,
+        blob: ChunkedBlob,
         memory: memoryview,
         link: Link,
         *,
-        patient: bool,
-        silence_s: float = SILENCE_S,
+        may_wait: bool,
+        timeout_s: float = RESPONSE_TIMEOUT_S,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
         self._on_close = on_close
-        self._connection, self._cargo, self._memory, self._link = connection, cargo, memory, link
-        self._patient = patient
-        self._asked: deque[tuple[int, int]] = deque()
-        connection.settimeout(silence_s)
+        self._connection, self._blob, self._memory, self._link = connection, blob, memory, link
+        self._may_wait = may_wait
+        self._pending: deque[tuple[int, int]] = deque()
+        connection.settimeout(timeout_s)
 
     @property
-    def asked(self) -> list[int]:
-        """The chunks that were asked for and have not come."""
-        return [chunk for chunk, _ in self._asked]
+    def pending(self) -> list[int]:
+        """The chunks that were requested and have not arrived."""
+        return [chunk for chunk, _ in self._pending]
 
-    def ask(self, chunk: int, turn: int = 0) -> None:
-        """Ask for `chunk`, which comes before those of a later `turn` where a link is not for all. Raises PeerGone."""
-        span, cargo = self._cargo.span(chunk), self._cargo
-        self._asked.append((chunk, turn))
+    def request(self, chunk: int, turn: int = 0) -> None:
+        """Request `chunk`; on a limited link requests with a lower `turn` are served first. Raises PeerGone."""
+        span, blob = self._blob.span(chunk), self._blob
+        self._pending.append((chunk, turn))
         send(
             self._connection,
-            FrameKind.WANT,
-            version=str(cargo.version),
-            form=cargo.form,
-            blake3=cargo.blake3,
+            FrameKind.REQUEST,
+            version=str(blob.version),
+            form=blob.form,
+            blake3=blob.blake3,
             start=span.start,
             length=span.stop - span.start,
-            patient=self._patient,
+            may_wait=self._may_wait,
             turn=turn,
         )
 
-    def take(self) -> tuple[int, bool]:
-        """The next chunk that was asked for, now in memory, and whether it is what it should be.
+    def receive_chunk(self) -> tuple[int, bool]:
+        """Receive the next requested chunk into memory; return its index and whether its checksum is correct.
 
-        Raises Absent, PeerGone, and ProtocolError for an answer to something else.
+        Raises BlobAbsent, PeerGone, and ProtocolError for any other response.
         """
         frame = receive(self._connection)
         while frame.kind is FrameKind.WAIT:
             frame = receive(self._connection)
-        chunk, turn = self._asked[0]
-        span = self._cargo.span(chunk)
+        chunk, turn = self._pending[0]
+        span = self._blob.span(chunk)
         if frame.kind is FrameKind.ABSENT:
-            raise Absent(f"it has no bytes {span.start} to {span.stop} of version {self._cargo.version}")
+            raise BlobAbsent(f"the peer has no bytes {span.start} to {span.stop} of version {self._blob.version}")
         if frame.kind is not FrameKind.CHUNK or (frame.body.get("start"), frame.payload) != (
             span.start,
             span.stop - span.start,
         ):
-            raise ProtocolError(f"a {frame.kind.name} of {frame.payload} bytes where a chunk was asked for")
+            raise ProtocolError(
+                f"a {frame.kind.name} frame of {frame.payload} bytes in response to a request of chunk {chunk}"
+            )
         place = self._memory[span]
         receive_payload(self._connection, place, self._link, turn)
-        self._asked.popleft()
-        return chunk, crc32c(place) == self._cargo.checks[chunk]
+        self._pending.popleft()
+        return chunk, crc32c(place) == self._blob.checks[chunk]
 
     def interrupt(self) -> None:
-        """Make whoever waits for the peer stop waiting."""
+        """Shut the connection down, so that a thread that waits for the peer stops waiting."""
         interrupt(self._connection)
 
     def close(self) -> None:
@@ -103,12 +106,12 @@ def dial(
     address: str,
     run: str,
     token: str,
-    me: int,
-    cargo: ChunkedBlob,
+    relay: int,
+    blob: ChunkedBlob,
     memory: memoryview,
     link: Link,
-    patient: bool,
+    may_wait: bool,
     tls: Tls | None = None,
 ) -> Peer:
-    """A connection to the relay at `address` from which `cargo` is pulled. Raises TransportError."""
-    return Peer(connect(address, run, token, me, CONNECT_S, tls), cargo, memory, link, patient=patient)
+    """Connect to the relay at `address`, from which `blob` is pulled. Raises TransportError."""
+    return Peer(connect(address, run, token, relay, CONNECT_S, tls), blob, memory, link, may_wait=may_wait)

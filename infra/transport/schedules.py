@@ -1,8 +1,8 @@
-"""Who sends which block to whom, in which step: chain, tree, binomial pipeline and their k-way form. Pure.
+"""Transfer schedules: chain, tree, binomial pipeline and their k-way form. Pure functions.
 
 Nodes are numbered from 0; a schedule is a sequence of steps, in each of which a node sends at most one block and
-receives at most one (but where the number of nodes is no power of two, see `binomial`). The transport pulls in this
-order, and the simulation adds times to it. Source: λScale (2502.09922) §4; closed form of the binomial pipeline:
+receives at most one (unless the number of nodes is not a power of two, see `binomial`). The transport pulls in this
+order, and the simulation adds transfer times. Source: λScale (2502.09922) §4; closed form of the binomial pipeline:
 RDMC (Behrens et al., DSN 2018) §4.3.
 """
 
@@ -17,7 +17,7 @@ Schedule = Literal["chain", "tree", "binomial"]
 
 
 class TransferStep(NamedTuple):
-    """What happens at once: `sources[i]` sends `blocks[i]` to `receivers[i]`. int64[transfers] each."""
+    """The transfers of one step: `sources[i]` sends `blocks[i]` to `receivers[i]`. int64[transfers] each."""
 
     sources: np.ndarray
     receivers: np.ndarray
@@ -25,7 +25,7 @@ class TransferStep(NamedTuple):
 
 
 class Pull(NamedTuple):
-    """One block that a node is to pull, from which node, and in which step of the schedule."""
+    """A block that a node pulls, its source node, and the step of the schedule."""
 
     block: int
     source: int
@@ -41,7 +41,7 @@ def chain(nodes: int, blocks: int) -> Iterator[TransferStep]:
 
 
 def tree(nodes: int, blocks: int) -> Iterator[TransferStep]:
-    """A binomial tree of whole copies: who has all sends all to one who has none; blocks · ⌈log2 nodes⌉ steps."""
+    """A binomial tree of whole copies: each complete node sends all to an empty one; blocks · ⌈log2 nodes⌉ steps."""
     holders = 1
     while holders < nodes:
         sources = np.arange(min(holders, nodes - holders))
@@ -51,10 +51,10 @@ def tree(nodes: int, blocks: int) -> Iterator[TransferStep]:
 
 
 def binomial(nodes: int, blocks: int) -> Iterator[TransferStep]:
-    """Blocks in a pipeline along the dimensions of a hypercube: blocks + ⌈log2 nodes⌉ − 1 steps.
+    """A pipeline of blocks along the dimensions of a hypercube: blocks + ⌈log2 nodes⌉ − 1 steps.
 
-    Where `nodes` is no power of two some stand at two corners of the next larger cube: what they have at one corner
-    they have at both, so nobody is sent a block twice, but such a node may move two blocks in a step.
+    If `nodes` is not a power of two, some nodes occupy two corners of the next larger cube and have the blocks of
+    both: no node is sent a block twice, but such a node may move two blocks in a step.
     """
     if nodes < 2:
         return
@@ -65,13 +65,15 @@ def binomial(nodes: int, blocks: int) -> Iterator[TransferStep]:
     if has is not None:
         has[0] = True
     for step in range(blocks + dimensions - 1):
-        turn = step % dimensions
-        rotated = (corners >> turn) | ((corners << (dimensions - turn)) & (len(corners) - 1))
-        lowest = np.bitwise_count((rotated & -rotated) - 1).astype(np.int64)  # zeros behind the last one
+        dimension = step % dimensions
+        rotated = (corners >> dimension) | ((corners << (dimensions - dimension)) & (len(corners) - 1))
+        lowest = np.bitwise_count((rotated & -rotated) - 1).astype(np.int64)  # trailing zeros
         block = np.where(rotated == 0, step, step - dimensions + lowest)
         sends = (rotated != 1) & (block >= 0)
-        made = TransferStep(node[sends], node[(corners ^ (1 << turn))[sends]], np.minimum(block, blocks - 1)[sends])
-        yield from [made] if has is None else _apart(made, has)
+        made = TransferStep(
+            node[sends], node[(corners ^ (1 << dimension))[sends]], np.minimum(block, blocks - 1)[sends]
+        )
+        yield from [made] if has is None else _without_duplicates(made, has)
 
 
 SCHEDULES: Mapping[str, Callable[[int, int], Iterator[TransferStep]]] = {
@@ -82,11 +84,11 @@ SCHEDULES: Mapping[str, Callable[[int, int], Iterator[TransferStep]]] = {
 
 
 def k_way(schedule: str, sources: int, nodes: int, blocks: int) -> Iterator[TransferStep]:
-    """Nodes 0 … `sources` − 1 have all, the others nothing: each source serves a group, block orders shifted.
+    """Nodes 0 … `sources` − 1 are complete, the others empty: each source serves a group, with shifted block orders.
 
-    After about blocks / sources steps the groups together hold every block, so a first complete copy across nodes is
-    there; each group goes on to its end. With fewer receivers than sources each receiver has several sources, and pulls
-    a stripe from each at once. Groups have nothing to do with one another, so their steps are taken together.
+    After about blocks / sources steps the groups together hold every block, which is the first complete copy across
+    nodes; each group then continues to its end. With fewer receivers than sources each receiver has several sources and
+    pulls a stripe from each in parallel. Groups are independent, so their steps are merged.
     """
     receivers = nodes - sources
     if receivers < 1:
@@ -108,7 +110,7 @@ def k_way(schedule: str, sources: int, nodes: int, blocks: int) -> Iterator[Tran
 
 
 def pulls(steps: Iterator[TransferStep], node: int) -> list[Pull]:
-    """What `node` pulls, in order."""
+    """The pulls of `node`, in order."""
     found: list[Pull] = []
     for number, step in enumerate(steps):
         for place in np.flatnonzero(step.receivers == node):
@@ -117,27 +119,27 @@ def pulls(steps: Iterator[TransferStep], node: int) -> list[Pull]:
 
 
 def pulls_of(schedule: str, sources: Sequence[int], receivers: Sequence[int], node: int, blocks: int) -> list[Pull]:
-    """What `node`, one of `receivers`, pulls when those get `blocks` blocks from `sources`; ids are the caller's.
+    """The pulls of `node`, one of `receivers`, when those get `blocks` blocks from `sources`; ids are the caller's.
 
-    A chain and a tree have one source, the first; the binomial pipeline takes them all. Raises ValueError for an
+    Callers give a chain or a tree one source; the binomial pipeline uses all sources. Raises ValueError for an
     unknown schedule or a node that receives nothing.
     """
     if schedule not in SCHEDULES:
-        raise ValueError(f"there is no schedule {schedule!r}: {', '.join(SCHEDULES)}")
+        raise ValueError(f"unknown schedule {schedule!r}, it must be one of {', '.join(SCHEDULES)}")
     ids = [*sources, *receivers]
     place = ids.index(node)
     if place < len(sources):
         raise ValueError(f"node {node} is a source: it pulls nothing")
-    if schedule == "chain" and len(sources) == 1:  # the common case, without a loop over everybody's steps
+    if schedule == "chain" and len(sources) == 1:  # the common case, without iterating over the steps of all nodes
         return [Pull(block, ids[place - 1], block + place - 1) for block in range(blocks)]
     steps = k_way(schedule, len(sources), len(ids), blocks)
     return [Pull(block, ids[source], step) for block, source, step in pulls(steps, place)]
 
 
 def _striped(sources: int, receivers: int, blocks: int) -> Iterator[TransferStep]:
-    """Receiver r pulls from sources r, r + receivers, …: from each its stripe of the blocks, all at once.
+    """Receiver r pulls from sources r, r + receivers, …: its stripe of the blocks from each, in parallel.
 
-    Receivers begin at different places of their stripes. One takes in several blocks in a step: its link sets the pace.
+    Receivers start at different places of their stripes. A receiver gets several blocks in a step, limited by its link.
     """
     plans = []
     for receiver in range(receivers):
@@ -151,8 +153,8 @@ def _striped(sources: int, receivers: int, blocks: int) -> Iterator[TransferStep
         yield TransferStep(*(np.array(column) for column in zip(*now, strict=True)))
 
 
-def _apart(step: TransferStep, has: np.ndarray) -> Iterator[TransferStep]:
-    """`step` without what its receivers have, or get twice; `has` is bool[nodes, blocks] and is brought up to date."""
+def _without_duplicates(step: TransferStep, has: np.ndarray) -> Iterator[TransferStep]:
+    """`step` without blocks that its receivers have or get twice; updates `has`, bool[nodes, blocks]."""
     kept = [
         place
         for place, (_, receiver, block) in enumerate(zip(*step, strict=True))

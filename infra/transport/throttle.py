@@ -1,6 +1,7 @@
-"""A token bucket: a link of a given rate, for limits that people set and for measurements in which links are equal.
+"""A token bucket: a link with a rate limit, set by users or by measurements that need equal links.
 
-Who waits for it goes by turn, not all at a share of the rate: a schedule's steps are over sooner one after the other.
+Waiting transfers pass in the order of their turns instead of sharing the rate: the steps of a schedule complete earlier
+one after the other.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ import time
 from collections.abc import Callable
 
 SLICE = 256 << 10
-"""Bytes that pass at once through a link with a limit."""
+"""Bytes that a limited link passes at a time."""
 BURST_S = 0.05
-"""How much of the rate is saved up, so that whoever comes a little late loses nothing."""
+"""Seconds of unused rate that are saved, so that a transfer that starts slightly late loses nothing."""
 
 
 class Link:
-    """Lets `bytes_per_s` bytes a second pass, None: all. Any number of threads may use it; it counts what passed."""
+    """Passes `bytes_per_s` bytes per second (None: unlimited) and counts them. Safe to use from several threads."""
 
     def __init__(
         self,
@@ -27,9 +28,9 @@ class Link:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         if bytes_per_s is not None and not bytes_per_s > 0:
-            raise ValueError(f"a link passes more than {bytes_per_s} bytes a second")
+            raise ValueError(f"the rate of a link must be positive, not {bytes_per_s} bytes per second")
         self.bytes_per_s = bytes_per_s
-        self.passed = 0
+        self.bytes_passed = 0
         self._clock, self._sleep = clock, sleep
         self._changed = threading.Condition()
         self._numbers = itertools.count()
@@ -38,14 +39,14 @@ class Link:
         self._free_at = clock()
 
     @property
-    def slice(self) -> int | None:
-        """The most bytes to give it at once; None: as many as there are."""
+    def max_slice(self) -> int | None:
+        """The maximum of bytes for one `acquire`; None: no maximum."""
         return None if self.bytes_per_s is None else SLICE
 
-    def take(self, count: int, turn: int = 0) -> None:
-        """Return once `count` bytes may have passed; those of a lower `turn` pass first."""
+    def acquire(self, count: int, turn: int = 0) -> None:
+        """Block until `count` bytes may pass; waiters with a lower `turn` pass first."""
         with self._changed:
-            self.passed += count
+            self.bytes_passed += count
             if self.bytes_per_s is None:
                 return
             mine = turn, next(self._numbers)

@@ -1,8 +1,8 @@
-"""TLS between relays: each end has a certificate of the run's authority, and shows it.
+"""Mutual TLS between relays: each end presents a certificate issued by the run's authority.
 
-Relays have addresses that nobody knows beforehand, so a certificate is valid for one name, `NAME`, and not for hosts:
-what counts is that the authority issued it for a relay. A certificate of the authority's for something else, as the
-broker's, is refused.
+The addresses of relays are not known in advance, so a certificate is valid for one name, `NAME`, and not for hosts:
+the authority must have issued it for a relay. A certificate that the authority issued for something else, such as the
+broker, is rejected.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ from infra.transport.frames import PeerGone, ProtocolError
 
 @dataclass(frozen=True)
 class Tls:
-    """The files of one end: its key and certificate in one PEM file, and the certificate of the authority."""
+    """The TLS files of one end: its key and certificate in one PEM file, and the certificate of the authority."""
 
     certificate: str
     authority: str
 
     def check(self) -> None:
-        """Raise ValueError where the files are not there, or do not fit each other."""
+        """Raise ValueError if a file is missing or the files do not match."""
         _context(self, server_side=True)
 
-    def accept(self, connection: socket.socket) -> ssl.SSLSocket:
-        """The server's end over `connection`, which it takes over; nothing has been said yet."""
+    def wrap_server(self, connection: socket.socket) -> ssl.SSLSocket:
+        """Wrap `connection` as the server's end; the handshake has not started yet."""
         return _context(self, server_side=True).wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
 
-    def dial(self, connection: socket.socket) -> ssl.SSLSocket:
-        """The client's end, as `accept`."""
+    def wrap_client(self, connection: socket.socket) -> ssl.SSLSocket:
+        """Wrap `connection` as the client's end; the handshake has not started yet."""
         context = _context(self, server_side=False)
         return context.wrap_socket(connection, server_hostname=NAME, do_handshake_on_connect=False)
 
 
-def shake_hands(connection: socket.socket, within_s: float) -> None:
-    """Where `connection` is TLS, agree on keys and see the other's certificate, in `within_s` seconds in all.
+def tls_handshake(connection: socket.socket, timeout_s: float) -> None:
+    """If `connection` is TLS, complete the TLS handshake and verify the peer's certificate within `timeout_s` seconds.
 
-    Raises PeerGone, and ProtocolError for one that is not of a relay of this authority.
+    Raises PeerGone, and ProtocolError for a certificate that this authority did not issue for a relay.
     """
     if not isinstance(connection, ssl.SSLSocket):
         return
-    connection.settimeout(within_s)
+    connection.settimeout(timeout_s)
     try:
         connection.do_handshake()
     except ssl.SSLError as error:
-        raise ProtocolError(f"no TLS with this peer: {error.reason or error}") from error
+        raise ProtocolError(f"the TLS handshake failed: {error.reason or error}") from error
     except OSError as error:
         raise PeerGone(f"{error}") from error
     names = (connection.getpeercert() or {}).get("subjectAltName", ())
@@ -66,7 +66,7 @@ def _context(files: Tls, *, server_side: bool) -> ssl.SSLContext:
         context.load_verify_locations(files.authority)
     except OSError as error:  # ssl.SSLError is one
         named = f"relay.certificate_file {files.certificate} and relay.authority_file {files.authority}"
-        raise ValueError(f"{named} do not serve: {error}") from error
+        raise ValueError(f"{named} cannot be used: {error}") from error
     if server_side:
         context.num_tickets = 0
     return context

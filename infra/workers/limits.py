@@ -67,7 +67,7 @@ def forbid_processes(audit: Callable[[Any], None] = sys.addaudithook) -> None:
     lower_limit(resource.RLIMIT_NPROC, 0)
 
 
-def describe(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """`error` in a line: its class, its words, and where it arose."""
     place, trace = "", error.__traceback__
     while trace is not None:

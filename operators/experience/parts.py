@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from infra.by_name import nearest, user_module
+from infra.name_lookup import import_user_module, suggest_name
 
 T = TypeVar("T")
 
@@ -32,11 +32,11 @@ def make(what: str, part: Component, known: Mapping[str, type[T]], base: type[T]
     """The `what` (as errors call it) that `part` names. Raises ValueError naming what does not fit."""
     kind = _load(what, part.name, base) if part.is_custom else known.get(part.name)
     if kind is None:
-        raise ValueError(f"{what}: there is none called {part.name!r}{nearest(part.name, known)}")
+        raise ValueError(f"{what}: there is none called {part.name!r}{suggest_name(part.name, known)}")
     options = {option.name for option in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else None
     for name in part.options:
         if options is not None and name not in options:
-            raise ValueError(f"{what}: {part.name} has no option {name!r}{nearest(name, options)}")
+            raise ValueError(f"{what}: {part.name} has no option {name!r}{suggest_name(name, options)}")
     try:
         return kind(**part.options)
     except (TypeError, ValueError) as error:
@@ -46,7 +46,7 @@ def make(what: str, part: Component, known: Mapping[str, type[T]], base: type[T]
 def _load(what: str, name: str, base: type[T]) -> type[T]:
     module_name, _, class_name = name.rpartition(":")
     try:
-        found = getattr(user_module(module_name), class_name, None)
+        found = getattr(import_user_module(module_name), class_name, None)
     except (ImportError, OSError, ValueError) as error:
         raise ValueError(f"{what}: {name!r} cannot be loaded: {error}") from error
     if not isinstance(found, type) or not issubclass(found, base):

@@ -27,7 +27,7 @@ from typing import Any
 import pyarrow as pa
 
 from infra.files import sync_folder
-from infra.storage import StorageFolder, listed, rename, write_durable
+from infra.storage import StorageFolder, list_folder, rename, write_durable
 from operators.export.config import Contents
 from operators.export.formats import sha256, write_table
 
@@ -78,7 +78,7 @@ def read_contents(root: StorageFolder) -> Contents:
 def read_parts(root: StorageFolder) -> list[ExportPart]:
     """The parts of the export in `root` by partition and offset, replaced ones left out. Raises ExportError."""
     parts: dict[str, ExportPart] = {}
-    for path in listed(root / STATE, MANIFESTS):
+    for path in list_folder(root / STATE, MANIFESTS):
         part = _read_part(path)
         parts[part.range] = part
         for name in part.replaces:
@@ -202,7 +202,7 @@ class ExportFolder:
 
     def _recover(self) -> None:
         """End what a killed process has begun, or undo it."""
-        manifests = listed(self.root / STATE, MANIFESTS)
+        manifests = list_folder(self.root / STATE, MANIFESTS)
         self._next = int(manifests[-1].name[len("manifest-") : -len(".json")]) + 1 if manifests else 0
         if manifests:
             self._place(_read_part(self.root / STATE / f"manifest-{self._next - 1:08d}.json"))
@@ -215,7 +215,7 @@ class ExportFolder:
         if part.file and (data / (TEMPORARY + part.file)).exists():
             rename(data / (TEMPORARY + part.file), data / part.file)
         for name in part.replaces:
-            for file in listed(data, f"{self.contents.topic}-{name}.*"):
+            for file in list_folder(data, f"{self.contents.topic}-{name}.*"):
                 file.unlink()
         if isinstance(data, Path):
             sync_folder(data)

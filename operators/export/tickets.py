@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from infra.by_name import nearest
+from infra.name_lookup import suggest_name
 from operators.export.config import Contents
 from operators.export.views import ViewName
 from schemas.topics import CATALOGUE
@@ -34,7 +34,7 @@ class Ticket:
 
     def __post_init__(self) -> None:
         if self.topic not in CATALOGUE:
-            raise ValueError(f"there is no topic {self.topic!r}{nearest(self.topic, CATALOGUE)}")
+            raise ValueError(f"there is no topic {self.topic!r}{suggest_name(self.topic, CATALOGUE)}")
         if self.view == "preference":
             raise ValueError("pairs are made of whole files: export the view preference instead")
         if self.follow and self.until:
@@ -63,7 +63,7 @@ def parse_ticket(data: bytes) -> Ticket:
     known = {"from" if each.name == "start" else each.name for each in fields(Ticket)}
     for name in said:
         if name not in known:
-            raise ValueError(f"a ticket has no {name!r}{nearest(name, known)}")
+            raise ValueError(f"a ticket has no {name!r}{suggest_name(name, known)}")
     if "topic" not in said:
         raise ValueError(f"a ticket names a topic: one of {', '.join(CATALOGUE)}")
     return Ticket(**_typed(said))

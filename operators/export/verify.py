@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from infra.storage import StorageFolder, listed, local_file
+from infra.storage import StorageFolder, list_folder, local_file
 from operators.export.config import Contents
 from operators.export.folder import DATA, TEMPORARY, ExportPart, next_offsets, read_contents, read_parts
 from operators.export.formats import read_table, sha256
@@ -60,7 +60,7 @@ def verify(root: StorageFolder, log_rows: LogRows | None = None) -> Verification
     for part in parts:
         proof.problems += [f"{part.file or _range(part)}: {what}" for what in _wrong(root, contents, part, log_rows)]
     known = {part.file for part in parts}
-    for file in listed(root / DATA):
+    for file in list_folder(root / DATA):
         if not file.name.startswith(TEMPORARY) and file.name not in known:
             proof.problems.append(f"{file.name}: no manifest knows it")
     return proof

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from infra.by_name import nearest
+from infra.name_lookup import suggest_name
 from operators.prompts.config import MOST_NAMED, TaskConfig
 from operators.prompts.layouts import ANSWER_COLUMNS, PROMPT_COLUMNS, question_of, top_columns
 from operators.prompts.question import BadRow, Question, SourceError, UnusableRow
@@ -75,7 +75,7 @@ def open_dataset(path: Path, config: TaskConfig) -> ArrowRows:
     if (path / "dataset_dict.json").is_file():
         splits = _json(path / "dataset_dict.json").get("splits", [])
         if config.split not in splits:
-            raise SourceError(f"{path} has no split {config.split!r}{nearest(config.split, splits, MOST_NAMED)}")
+            raise SourceError(f"{path} has no split {config.split!r}{suggest_name(config.split, splits, MOST_NAMED)}")
         folder = path / config.split
     if (folder / "state.json").is_file():
         return ArrowRows(str(folder), _saved_files(folder), config, path.name)
@@ -102,7 +102,7 @@ def _split_files(folder: Path, split: str) -> list[Path]:
         return chosen
     known = sorted({name for names in named.values() for name in names})
     if known:
-        raise SourceError(f"{folder} has no split {split!r}{nearest(split, known, MOST_NAMED)}")
+        raise SourceError(f"{folder} has no split {split!r}{suggest_name(split, known, MOST_NAMED)}")
     return files
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from infra.by_name import nearest
+from infra.name_lookup import suggest_name
 
 _ENDS = ("least", "below")
 
@@ -32,7 +32,7 @@ def check_condition(column: str, wanted: Any) -> None:
         return
     for end, value in wanted.items():
         if end not in _ENDS:
-            raise ValueError(f"{column}: a range has no {end!r}{nearest(end, _ENDS)}")
+            raise ValueError(f"{column}: a range has no {end!r}{suggest_name(end, _ENDS)}")
         if not _is_number(value):
             raise ValueError(f"{column}: {end} must be a number, not {value!r}")
     if not wanted or ("least" in wanted and "below" in wanted and not wanted["least"] < wanted["below"]):

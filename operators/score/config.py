@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
-from infra.by_name import nearest
+from infra.name_lookup import suggest_name
 from operators.score.attempt import AnswerKind, Extraction
 from operators.score.rewards import REWARDS, is_custom
 
@@ -34,7 +34,7 @@ class RewardSpec:
                 raise ValueError(f"rewards: name {self.name!r} must be 'module:function' or 'file.py:function'")
             return
         if self.name not in REWARDS:
-            raise ValueError(f"rewards: there is no reward {self.name!r}{nearest(self.name, REWARDS)}")
+            raise ValueError(f"rewards: there is no reward {self.name!r}{suggest_name(self.name, REWARDS)}")
         self._check_options()
 
     @property
@@ -46,7 +46,7 @@ class RewardSpec:
         known = REWARDS[self.name].options
         for name in self.options:
             if name not in known:
-                raise ValueError(f"rewards: {self.name} has no option {name!r}{nearest(name, known)}")
+                raise ValueError(f"rewards: {self.name} has no option {name!r}{suggest_name(name, known)}")
         for name, default in known.items():
             if default is None and name not in self.options:
                 raise ValueError(f"rewards: {self.name} needs option {name!r}")
@@ -81,7 +81,7 @@ class Rubric:
             if names.count(name) > 1 or name == "accuracy":
                 raise ValueError(f"rewards: two components would be called {name!r}; set label")
         if self.answer not in get_args(AnswerKind):
-            raise ValueError(f"answer {self.answer!r} is unknown{nearest(self.answer, get_args(AnswerKind))}")
+            raise ValueError(f"answer {self.answer!r} is unknown{suggest_name(self.answer, get_args(AnswerKind))}")
         if self.answer == "marker" and not self.answer_marker:
             raise ValueError("answer_marker must not be empty")
         if self.answer == "regex":
@@ -146,7 +146,7 @@ class ScoreConfig(Rubric):
         """Raise ValueError if a task of its is none of `known`."""
         for task in self.tasks:
             if task.name not in known:
-                raise ValueError(f"score.tasks: no prompts are of task {task.name!r}{nearest(task.name, known)}")
+                raise ValueError(f"score.tasks: no prompts are of task {task.name!r}{suggest_name(task.name, known)}")
 
 
 def _check_pattern(name: str, pattern: str) -> None:

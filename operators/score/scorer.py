@@ -9,7 +9,7 @@ from itertools import chain
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from infra.workers.limits import describe
+from infra.workers.limits import describe_error
 from operators.score.attempt import AnswerContext, Attempt, Extraction, extract_answer
 from operators.score.config import RewardSpec, Rubric, ScoreConfig
 from operators.score.pool import VerifierCall, VerifierPool, VerifierResult
@@ -119,7 +119,7 @@ def _read(answer: AnswerContext, extraction: Extraction) -> Attempt | VerifierRe
     try:
         reference = _parsed(answer.reference)
     except ValueError as error:
-        return VerifierResult(None, describe(error))
+        return VerifierResult(None, describe_error(error))
     found = extract_answer(answer.text, extraction)
     return Attempt(answer.text, found, answer.tokens, answer.prompt, answer.task, reference, answer.environment)
 
@@ -137,4 +137,4 @@ def _judge(judge: Judge, attempt: Attempt) -> VerifierResult:
     try:
         return VerifierResult(judge(attempt), None)
     except Exception as error:  # noqa: BLE001 - verifiers of a hundred tasks, each with errors of its own
-        return VerifierResult(None, describe(error))
+        return VerifierResult(None, describe_error(error))

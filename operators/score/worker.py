@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from infra.workers.frames import read_frame, take_channels, write_frame
-from infra.workers.limits import describe, die_with, forbid_processes, limit_cpu, limit_memory_and_files
+from infra.workers.limits import describe_error, die_with, forbid_processes, limit_cpu, limit_memory_and_files
 from operators.score.attempt import Attempt, Extraction, extract_answer
 from operators.score.rewards import Judge, make_judge
 
@@ -28,7 +28,7 @@ def main(parent: int) -> None:
             for reward in setup["rewards"]
         ]
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's module may raise anything
-        write_frame(replies, {"error": describe(error)})
+        write_frame(replies, {"error": describe_error(error)})
         return
     if not setup["allow_processes"]:
         forbid_processes()
@@ -49,7 +49,7 @@ def serve(requests: int, replies: int, judges: list[tuple[Judge, Extraction]], t
             judge, extraction = judges[request["reward"]]
             reply: dict[str, Any] = {"value": judge(read_attempt(request["attempt"], extraction))}
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - so may a verifier
-            reply = {"error": describe(error)}
+            reply = {"error": describe_error(error)}
             retire = isinstance(error, MemoryError)
         # A thread left behind could spoil later calls.
         retire = retire or threading.active_count() > 1

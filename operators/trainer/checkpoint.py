@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from infra.files import is_out_of_space, space_of
+from infra.files import describe_free_space, is_out_of_space
 from infra.storage import RemotePath, StorageFolder, local_copy
 from operators.trainer.learner import LearnerState
 from operators.trainer.persist import CheckpointError
@@ -72,7 +72,7 @@ def write_checkpoint(
     except (OSError, SafetensorError) as error:
         left = _still_there(root)
         newest = f"the newest is still {left[-1].name}" if left else "there is none"
-        space = f"; {space_of(root)}" if isinstance(root, Path) and is_out_of_space(error) else ""
+        space = f"; {describe_free_space(root)}" if isinstance(root, Path) and is_out_of_space(error) else ""
         reason = f"cannot write checkpoint {position.version} to {_whole(root)} ({newest}): {error}{space}"
         raise CheckpointError(reason) from error
     _prune(root, keep, keep_every)

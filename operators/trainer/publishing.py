@@ -76,14 +76,14 @@ class Publishing:
             opening.callback(self._close_publisher)
             self._closing = opening.pop_all()
 
-    def put_back(self, weights: Mapping[str, Tensor], manifest: WeightVersion) -> None:
+    def restore_version(self, weights: Mapping[str, Tensor], manifest: WeightVersion) -> None:
         """Bring `manifest`'s version, whose `weights` these are, back where it was lost. Raises StoreError."""
-        if self.publisher.put_back(weights, manifest):
+        if self.publisher.restore_version(weights, manifest):
             self._pusher.announce(manifest)
 
     def obey(self, chain: RelayChain) -> None:
         """The relays stand like this."""
-        self._pusher.obey(chain)
+        self._pusher.set_chain(chain)
 
     def close(self) -> None:
         """Let out what is on its way, as far as that does not take long, and close everything."""
@@ -101,7 +101,7 @@ class Publishing:
             log.error("the last version may not be out: %s", error)
 
     def _close_pusher(self) -> None:
-        if self._last is not None and not self._pusher.delivered(self._last, _DELIVER_S):
+        if self._last is not None and not self._pusher.wait_delivered(self._last, _DELIVER_S):
             log.error("the master at %s does not have version %s", self._pusher.master, self._last)
         self._pusher.close()
 

@@ -245,7 +245,7 @@ class _Training:
         if (resumed := self._resumed) is None:
             return
         try:
-            self._publishing.put_back(self._training.weights, resumed)
+            self._publishing.restore_version(self._training.weights, resumed)
             self._resumed = None
         except StoreError as error:
             log.error("version %s is not in the store: %s", resumed.version, error)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
 from typing import Any
 
-from infra.runners.collector import collect_seldom
+from infra.runners.garbage_collection import reduce_gc_frequency
 
 
 class _LeftOut(MetaPathFinder):
@@ -27,7 +27,7 @@ class _LeftOut(MetaPathFinder):
 @contextmanager
 def light_imports() -> Iterator[None]:
     """Let this process go without them, unless it has them already; its looks into topics share connections."""
-    collect_seldom()
+    reduce_gc_frequency()
     sys.meta_path.insert(0, _LeftOut())
     from infra.kafka.consumers import kept_open
 

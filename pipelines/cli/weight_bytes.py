@@ -13,7 +13,7 @@ from blake3 import blake3
 
 from infra.kafka.producer import BoundedProducer
 from infra.store.announce import ManifestLog
-from infra.store.chunks import checks_of
+from infra.store.chunks import chunk_checksums
 from infra.store.errors import StoreError, VersionGone
 from infra.store.layout import Layout
 from infra.store.names import default_root
@@ -49,7 +49,7 @@ def verify(store: WeightStore, manifest: WeightVersion) -> list[Row]:
             ("tensors", True, layout.describes(data)),
         ]
         if manifest.chunks:
-            checks = checks_of(data, manifest.chunk_bytes)
+            checks = chunk_checksums(data, manifest.chunk_bytes)
             right = sum(said == has for said, has in zip(manifest.chunks, checks, strict=False))
             found.append(("chunks", f"{len(manifest.chunks)} right", f"{right} right"))
     return [{"claim": name, "manifest": said, "store": has, "right": said == has} for name, said, has in found]

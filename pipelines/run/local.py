@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from infra.files import is_full, is_out_of_space, space_of, write_atomically
+from infra.files import describe_free_space, is_full, is_out_of_space, write_atomically
 from pipelines.config import Config, ConfigError, load_config
 from pipelines.inspect.run_folders import RunFolder
 from pipelines.present.output import Report
@@ -100,7 +100,7 @@ def _supervised(
 def _end_failed(state: RunStateFile, error: BaseException) -> None:
     """Note in state.json why the run cannot go on, and add to `error` how it can."""
     if is_out_of_space(error) or is_full(state.folder):
-        error.add_note(f"the disk is full: {space_of(state.folder)}")
+        error.add_note(f"the disk is full: {describe_free_space(state.folder)}")
     reason = "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
     try:
         state.end(reason)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from infra.files import is_full, space_of
+from infra.files import describe_free_space, is_full
 from infra.kafka.admin import TopicError, admin_client, list_topics
 from infra.kafka.broker import Broker, BrokerConfig, BrokerDied, BrokerStartError
 from infra.kafka.detached_broker import last_port
@@ -140,7 +140,7 @@ class RunKafka:
         pause, why = self._restarts.count(), f"{died} (see {self._own.log_file})"
         if is_full(self._folder):
             raise BrokerStartError(
-                f"the broker cannot go on: its disk is full, {space_of(self._folder)}: {why}"
+                f"the broker cannot go on: its disk is full, {describe_free_space(self._folder)}: {why}"
             ) from died
         if pause is None:
             raise BrokerStartError(f"the broker died {self._restarts.rate()}, the last time: {why}") from died

@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from infra.files import write_anyway
+from infra.files import write_even_if_disk_full
 
 STATE_FILE = "state.json"
 
@@ -79,7 +79,7 @@ class RunStateFile:
             "roles": self.roles,
             "goal": {"optimizer_steps": self.goal},
         }
-        write_anyway(self.folder / STATE_FILE, json.dumps(state, indent=1))
+        write_even_if_disk_full(self.folder / STATE_FILE, json.dumps(state, indent=1))
 
 
 def link_latest(folder: Path) -> None:

@@ -16,7 +16,7 @@ from small_runs import LEARNS
 from infra.kafka.broker import Broker
 from infra.kafka.properties import ClientProperties
 from infra.kafka.reading import StoredRecord, read_topic
-from infra.listening import exposed, listening_sockets
+from infra.listening import exposed_addresses, listening_sockets
 from infra.models.checkpoint_folder import load_model
 from infra.models.weights import weight_tensors
 from pipelines.config import load_config
@@ -35,7 +35,7 @@ def test_two_ranks_that_are_killed_train_what_two_undisturbed_and_one_alone_do(
     moments = random.Random(0)
     for least, role in ((2, "trainer-1"), (7, "experience-1"), (12, "trainer"), (17, "experience")):
         until_trained(run, least + moments.randrange(5))
-        assert not exposed(listening_sockets(run.processes()))  # torch's store and collectives included
+        assert not exposed_addresses(listening_sockets(run.processes()))  # torch's store and collectives included
         kill(run, role)
     assert run.wait(240) == 0, run.said()
     audit = run.audit()

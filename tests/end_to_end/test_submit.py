@@ -22,7 +22,7 @@ from small_runs import SMALL
 from infra.kafka.broker import Broker, BrokerConfig, start_broker
 from infra.kafka.observe import Observer
 from infra.kafka.reading import read_topic
-from infra.listening import exposed, listening_sockets
+from infra.listening import exposed_addresses, listening_sockets
 from infra.runners.flink import running_flink
 from infra.runners.options import Runner
 from infra.store.names import default_root
@@ -154,7 +154,7 @@ def test_pipelines_listen_on_loopback_alone(submitted: Submitted, runner: Runner
         processes += psutil.Process().children(recursive=True)
     sockets = listening_sockets(processes)
     assert sockets
-    assert not exposed(sockets)
+    assert not exposed_addresses(sockets)
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES)

@@ -16,7 +16,7 @@ from laminar_runs import REPOSITORY, LaminarRun
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from infra.kafka.broker import Broker
-from infra.listening import exposed, listening_sockets
+from infra.listening import exposed_addresses, listening_sockets
 from operators.trainer.checkpoint import list_checkpoints, read_position
 from pipelines.config import load_config
 from pipelines.inspect.metrics_file import read_metrics
@@ -76,7 +76,7 @@ def ended(small_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Lamin
         run.end()
     assert not left
     assert len(sockets) >= 3, sockets  # the broker's two, the relay's
-    assert not exposed(sockets)
+    assert not exposed_addresses(sockets)
     return run
 
 

@@ -26,13 +26,13 @@ from infra.kafka.java_properties import parse_properties
 from infra.kafka.note import Note
 from infra.kafka.offset_span import parse_span
 from infra.kafka.record_batches import unpack
-from infra.store.arriving import read_seal
 from infra.store.deltas import apply_delta, encode_delta
 from infra.store.errors import StoreError
+from infra.store.incoming_version import read_seal
 from infra.store.layout import Layout
 from infra.transport.chunked_blob import ChunkedBlob, delta_blob, full_blob
 from infra.transport.frames import TransportError, receive
-from infra.transport.serving import _wanted
+from infra.transport.serving import parse_request
 from operators.export.folder import STATE, ExportError, read_contents, read_parts
 from operators.export.formats import read_table
 from operators.export.tickets import Ticket, parse_ticket
@@ -87,9 +87,9 @@ def _kv(data: bytes) -> None:
     for record in decode(data, headers):
         if isinstance(record, r.Assignment) and record.kv is not None:
             kv = record.kv
-            cargo = ChunkedBlob(kv.policy_version, "kv", kv.name, kv.bytes, kv.chunk_bytes, kv.checks)
-            for chunk in range(min(cargo.chunks, 4)):
-                cargo.span(chunk)
+            blob = ChunkedBlob(kv.policy_version, "kv", kv.name, kv.bytes, kv.chunk_bytes, kv.checks)
+            for chunk in range(min(blob.chunks, 4)):
+                blob.span(chunk)
 
 
 def _frames(data: bytes) -> None:
@@ -100,7 +100,7 @@ def _frames(data: bytes) -> None:
         theirs.shutdown(socket.SHUT_WR)
         while True:
             frame = receive(ours)
-            _wanted(frame.body)
+            parse_request(frame.body)
 
 
 def _manifest(data: bytes) -> None:

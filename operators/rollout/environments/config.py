@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from infra.by_name import nearest
+from infra.name_lookup import suggest_name
 
 ENVIRONMENTS: Mapping[str, str] = {
     "calculator": "operators.rollout.environments.calculator:Calculator",
@@ -54,7 +54,7 @@ class EnvironmentSpec:
         if ":" not in self.name:
             if self.name not in ENVIRONMENTS:
                 raise ValueError(
-                    f"environments: there is no environment {self.name!r}{nearest(self.name, ENVIRONMENTS)}"
+                    f"environments: there is no environment {self.name!r}{suggest_name(self.name, ENVIRONMENTS)}"
                 )
         elif not all(self.name.rpartition(":")[::2]):
             raise ValueError(f"environments: name {self.name!r} must be 'module:Class' or 'file.py:Class'")

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from infra.by_name import user_module
+from infra.name_lookup import import_user_module
 
 
 class Environment(Protocol):
@@ -55,7 +55,7 @@ def load_environment(target: str, options: Mapping[str, Any]) -> EnvironmentKind
     Raises ValueError if it is no environment, and what its module and its constructor raise.
     """
     module_name, _, class_name = target.rpartition(":")
-    kind = getattr(user_module(module_name), class_name, None)
+    kind = getattr(import_user_module(module_name), class_name, None)
     if not inspect.isclass(kind):
         raise ValueError(f"{module_name} has no class {class_name!r}")
     for method in ("reset", "step"):

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from infra.by_name import user_module
+from infra.name_lookup import import_user_module
 
 ARGUMENTS = ("text", "answer", "reference", "prompt", "task", "tokens", "environment")
 
@@ -21,7 +21,7 @@ def load(target: str, options: Mapping[str, Any]) -> tuple[Callable[..., Any], t
     Raises ValueError if it cannot be called with them and `options`; importing raises what the module raises.
     """
     module_name, _, function_name = target.rpartition(":")
-    function = getattr(user_module(module_name), function_name, None)
+    function = getattr(import_user_module(module_name), function_name, None)
     if not callable(function):
         raise ValueError(f"{module_name} has no function {function_name!r}")
     parameters = inspect.signature(function).parameters.values()

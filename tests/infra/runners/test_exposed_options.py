@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from infra.runners.exposure import ExposedOptions, refuse_exposed
+from infra.runners.exposure import ExposedOptions, reject_exposed_options
 from infra.runners.options import RUNNERS, Runner, pipeline_options
 from infra.runners.run import run_pipeline
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
 def test_defaults_are_accepted(runner: Runner) -> None:
-    refuse_exposed(runner, pipeline_options(runner))
+    reject_exposed_options(runner, pipeline_options(runner))
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def test_defaults_are_accepted(runner: Runner) -> None:
     ],
 )
 def test_what_stays_on_this_machine_is_accepted(runner: Runner, option: str) -> None:
-    refuse_exposed(runner, pipeline_options(runner, option.split()))
+    reject_exposed_options(runner, pipeline_options(runner, option.split()))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import psutil
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions
 
-from infra.listening import exposed, listening_sockets
+from infra.listening import exposed_addresses, listening_sockets
 from infra.runners.options import Runner, pipeline_options
 from infra.runners.worker_pool import local_worker_pool
 
@@ -19,7 +19,7 @@ def test_worker_pool_listens_on_loopback_and_ends_with_its_job(runner: Runner) -
     with local_worker_pool(pipeline_options(runner)) as options:
         opened = listening_sockets([psutil.Process()]) - before
         read = PipelineOptions(options).view_as(PortableOptions)
-    assert (len(opened), exposed(opened)) == (1, [])
+    assert (len(opened), exposed_addresses(opened)) == (1, [])
     [(host, port)] = opened
     assert (read.environment_type, read.environment_config) == ("EXTERNAL", f"{host}:{port}")
     with socket.socket() as probe:
@@ -38,4 +38,4 @@ def test_exposed_names_a_socket_of_all_interfaces() -> None:
     with socket.create_server(("0.0.0.0", 0)) as open_to_all, socket.create_server(("127.0.0.1", 0)) as own:
         found = listening_sockets([psutil.Process()])
         assert own.getsockname() in found
-        assert exposed(found) == [f"0.0.0.0:{open_to_all.getsockname()[1]}"]
+        assert exposed_addresses(found) == [f"0.0.0.0:{open_to_all.getsockname()[1]}"]

@@ -18,9 +18,9 @@ from typing import Any
 
 from blake3 import blake3
 
-from infra.store import arriving
-from infra.store.arriving import Memory
+from infra.store import incoming_version as arriving
 from infra.store.errors import VersionGone
+from infra.store.incoming_version import VersionMemory
 from infra.store.weight_store import WeightStore
 from schemas.records import PolicyVersion
 
@@ -70,11 +70,11 @@ def _write_and_die(root: Path, point: str) -> None:
         _die()
     coming.view[SIZE // 2 :] = data[SIZE // 2 :]
     if point == "hashed":
-        Memory.finish = _then_die(lambda *_: None)  # type: ignore[method-assign]
+        VersionMemory.finish = _then_die(lambda *_: None)  # type: ignore[method-assign]
     if point == "seal written":
         arriving.write_seal = _then_die(arriving.write_seal)
     if point == "visible":
-        Memory.rename = _then_die(Memory.rename)  # type: ignore[method-assign]
+        VersionMemory.rename = _then_die(VersionMemory.rename)  # type: ignore[method-assign]
     coming.seal()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from infra.store.weight_store import is_wanted, to_evict
+from infra.store.weight_store import is_wanted, versions_to_evict
 from schemas.records import PolicyVersion
 
 
@@ -26,7 +26,7 @@ def versions(text: str) -> list[PolicyVersion]:
     ],
 )
 def test_to_evict(there: str, live: str, keep: int, evicted: str) -> None:
-    assert to_evict(versions(there), set(versions(live)), keep) == versions(evicted)
+    assert versions_to_evict(versions(there), set(versions(live)), keep) == versions(evicted)
 
 
 @pytest.mark.parametrize(

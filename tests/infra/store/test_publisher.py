@@ -13,7 +13,7 @@ from blake3 import blake3
 from crc32c import crc32c
 from safetensors.numpy import load_file, save
 
-from infra.store import arriving
+from infra.store import incoming_version as arriving
 from infra.store.chunks import DEFAULT_CHUNK_BYTES
 from infra.store.deltas import apply_delta
 from infra.store.errors import CorruptVersion, NoRoom, StoreError
@@ -253,12 +253,12 @@ def test_a_version_that_a_store_has_lost_is_put_back(publish: Any, log: Log, sto
     flush(publish)
     path = store.path(PolicyVersion(1, 1))
     before = path.read_bytes()
-    assert not publish.publisher.put_back(tensors(2.5), *log.manifests)  # it is there
+    assert not publish.publisher.restore_version(tensors(2.5), *log.manifests)  # it is there
     path.unlink()
     with pytest.raises(CorruptVersion):
-        publish.publisher.put_back(tensors(2.5), *log.manifests)
+        publish.publisher.restore_version(tensors(2.5), *log.manifests)
     assert store.versions() == []
-    assert publish.publisher.put_back(tensors(1.5), *log.manifests)
+    assert publish.publisher.restore_version(tensors(1.5), *log.manifests)
     assert path.read_bytes() == before
     assert len(log.manifests) == 1
 

@@ -15,13 +15,13 @@ from infra.store import locks
 def test_who_waited_for_a_file_that_is_no_more_gets_no_lock(tmp_path: Path, change: Callable[[Path], object]) -> None:
     path = tmp_path / "file"
     path.touch()
-    alone = locks.take(path)
+    alone = locks.try_lock_exclusive(path)
     assert alone is not None
     raised: list[Exception] = []
 
     def wait() -> None:
         try:
-            locks.share(path)
+            locks.lock_shared(path)
         except FileNotFoundError as error:
             raised.append(error)
 
@@ -38,12 +38,12 @@ def test_who_waited_for_a_file_that_is_no_more_gets_no_lock(tmp_path: Path, chan
 def test_many_share_and_one_takes(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.touch()
-    first, second = locks.share(path), locks.share(path)
+    first, second = locks.lock_shared(path), locks.lock_shared(path)
     first.release()
     first.release()
-    assert locks.take(path) is None
+    assert locks.try_lock_exclusive(path) is None
     second.release()
-    alone = locks.take(path)
+    alone = locks.try_lock_exclusive(path)
     assert alone is not None
-    assert locks.take(path) is None
+    assert locks.try_lock_exclusive(path) is None
     alone.release()

@@ -12,7 +12,7 @@ from store_processes import add, start
 
 from infra.store.errors import StoreBusy, StoreError
 from infra.store.names import SHARED_MEMORY, default_root
-from infra.store.ownership import place_store, remove_store, stale_stores
+from infra.store.ownership import choose_store_folder, remove_store, stale_stores
 from infra.store.weight_store import WeightStore
 from schemas.records import PolicyVersion
 
@@ -99,11 +99,11 @@ def test_the_folder_of_another_user_is_not_touched(root: Path, monkeypatch: pyte
 
 
 def test_weights_lie_in_shared_memory_or_where_it_says(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert place_store("run", tmp_path / "run", base=tmp_path) == tmp_path / "laminar-run"
+    assert choose_store_folder("run", tmp_path / "run", base=tmp_path) == tmp_path / "laminar-run"
     assert caplog.messages == []
     for base, needed, why in [(tmp_path / "missing", 0, "cannot be used"), (tmp_path, 1 << 62, "has only")]:
         with caplog.at_level(logging.WARNING):
-            assert place_store("run", tmp_path / "run", needed, base) == tmp_path / "run" / "weights"
+            assert choose_store_folder("run", tmp_path / "run", needed, base) == tmp_path / "run" / "weights"
         (message,) = caplog.messages
         assert why in message
         assert str(tmp_path / "run" / "weights") in message
@@ -113,5 +113,5 @@ def test_weights_lie_in_shared_memory_or_where_it_says(tmp_path: Path, caplog: p
 @pytest.mark.parametrize("run", ["", "../etc", "a/b", "a.b"])
 def test_a_run_name_cannot_lead_elsewhere(run: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="must be 1-100 letters"):
-        place_store(run, tmp_path)
+        choose_store_folder(run, tmp_path)
     assert default_root("ok") == SHARED_MEMORY / "laminar-ok"

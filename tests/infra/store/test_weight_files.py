@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from infra.store.layout import tensor_bytes
 from infra.store.publisher import Publisher
-from infra.store.weight_files import folder_tensors, places_in
+from infra.store.weight_files import folder_tensors, tensor_places
 from infra.store.weight_store import WeightStore
 from schemas.records import PolicyVersion, TensorSpec, WeightVersion
 
@@ -67,7 +67,7 @@ def test_garbage_is_no_weight_file(head: bytes, body: bytes) -> None:
     text = b'{"w": ' + head + b"}"
     for data in (head, len(text).to_bytes(8, "little") + text + body):
         with suppress(ValueError):
-            for spec, start, end in places_in(memoryview(data)).values():
+            for spec, start, end in tensor_places(memoryview(data)).values():
                 assert 0 <= start <= end <= len(data)
                 assert tensor_bytes(spec) == end - start
 

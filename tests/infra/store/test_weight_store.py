@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from blake3 import blake3
 
-from infra.store import arriving
+from infra.store import incoming_version as arriving
 from infra.store.errors import CorruptVersion, NoRoom, StoreBusy, StoreError, VersionExists, VersionGone
 from infra.store.names import default_root
 from infra.store.ownership import remove_store
@@ -223,7 +223,7 @@ def test_reserved_memory_outlives_a_rest_unless_another_writes_meanwhile(root: P
     with WeightStore(root) as other:
         other.reserve(100)
         theirs = spare.stat().st_ino
-        store.tidy()
+        store.drop_lost_spare()
         assert spare.stat().st_ino == theirs
     with store.begin(PolicyVersion(1, 2), 100) as arriving:
         arriving.seal()

@@ -1,4 +1,4 @@
-"""Relays for tests: each with a store of its own and a port of its own, on one machine, over real sockets."""
+"""Relays for tests on one machine: each has its own store and port, and they transfer over real sockets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from blake3 import blake3
 
-from infra.store.chunks import checks_of
+from infra.store.chunks import chunk_checksums
 from infra.store.deltas import encode_delta
 from infra.store.layout import Layout
 from infra.store.names import SHARED_MEMORY, default_root
@@ -26,18 +26,18 @@ from schemas.records import PolicyVersion, RelayChain, RelayLink, TensorSpec, We
 
 RUN = "r"
 CHUNK = 64 << 10
-DEADLINE_S = 20.0
+TIMEOUT_S = 20.0
 _numbers = itertools.count(1)
 _chain_numbers = itertools.count(1)
 
 
-def until(what: Callable[[], Any], why: str = "") -> Any:
-    """The first true answer of `what`."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not (answer := what()):
-        assert time.monotonic() < deadline, why or "it did not happen"
+def until(condition: Callable[[], Any], message: str = "") -> Any:
+    """Poll `condition` until it returns a true value, and return that."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not (result := condition()):
+        assert time.monotonic() < deadline, message or "the condition did not become true"
         time.sleep(0.005)
-    return answer
+    return result
 
 
 def new_root() -> Path:
@@ -77,32 +77,32 @@ def manifest_of(version: str, data: np.ndarray, **changes: Any) -> WeightVersion
         "final": False,
         "created_at": 0,
         "chunk_bytes": CHUNK,
-        "chunks": checks_of(memoryview(data), CHUNK),
+        "chunks": chunk_checksums(memoryview(data), CHUNK),
     }
     return WeightVersion(**{**fields, **changes})
 
 
 def delta_of(parent: WeightVersion, old: np.ndarray, new: np.ndarray) -> tuple[bytes, WeightDelta]:
-    """What turns `old`, which is version `parent`, into `new`, and what the manifest of `new` says of that."""
+    """The delta from `old`, which is version `parent`, to `new`, and its entry in the manifest of `new`."""
     delta = encode_delta(memoryview(old), memoryview(new), Layout(parent.tensors).spans())
-    return delta, WeightDelta(parent.version, parent.blake3, len(delta), checks_of(memoryview(delta), CHUNK))
+    return delta, WeightDelta(parent.version, parent.blake3, len(delta), chunk_checksums(memoryview(delta), CHUNK))
 
 
-def put(store: WeightStore, manifest: WeightVersion, data: np.ndarray) -> None:
-    """Have `store` hold a version, as a trainer's machine does."""
+def store_version(store: WeightStore, manifest: WeightVersion, data: np.ndarray) -> None:
+    """Write a version to `store`, as a trainer does."""
     arriving = store.begin(manifest.version, len(data))
     arriving.view[:] = memoryview(data)
     arriving.seal()
-    store.rest()
+    store.release_writer()
 
 
 class Machine:
-    """A store and its relay."""
+    """A weight store and its relay."""
 
-    def __init__(self, relay: int, run: str = RUN, rate: float | None = None, keep: int = 4, **door: Any) -> None:
+    def __init__(self, relay: int, run: str = RUN, rate: float | None = None, keep: int = 4, **endpoint: Any) -> None:
         self.relay = relay
         self.store = WeightStore(new_root(), keep)
-        self.node = RelayNode(self.store, run, relay, Endpoint(**door), Link(rate), Link(rate))
+        self.node = RelayNode(self.store, run, relay, Endpoint(**endpoint), Link(rate), Link(rate))
 
     @property
     def link(self) -> RelayLink:
@@ -122,27 +122,27 @@ class Machine:
 
 @contextmanager
 def machines(count: int, first: int = 0, **how: Any) -> Iterator[list[Machine]]:
-    """So many machines, numbered from `first`."""
-    made = [Machine(relay, **how) for relay in range(first, first + count)]
+    """`count` machines, numbered from `first`."""
+    started = [Machine(relay, **how) for relay in range(first, first + count)]
     try:
-        yield made
+        yield started
     finally:
-        enders = [threading.Thread(target=machine.close) for machine in made]
-        for ender in enders:
-            ender.start()
-        for ender in enders:
-            ender.join()
+        closers = [threading.Thread(target=machine.close) for machine in started]
+        for closer in closers:
+            closer.start()
+        for closer in closers:
+            closer.join()
 
 
 def chain_over(links: Sequence[RelayLink], joining: Sequence[int] = (), schedule: str = "chain") -> RelayChain:
     return RelayChain(next(_chain_numbers), tuple(links), tuple(joining), schedule, 0)
 
 
-def tell(
+def configure(
     relays: Sequence[Machine], *manifests: WeightVersion, joining: Sequence[int] = (), schedule: str = "chain"
 ) -> None:
-    """Tell all `relays` that they stand in this order, and that there are these versions."""
+    """Give all `relays` a chain in this order and these manifests."""
     chain = chain_over([each.link for each in relays], joining, schedule)
     for each in relays:
-        each.node.obey(chain)
-        each.node.learn(manifests)
+        each.node.set_chain(chain)
+        each.node.set_manifests(manifests)

@@ -1,4 +1,4 @@
-"""Peers that send garbage, too much, nothing or damaged bytes; strangers; and a machine without room."""
+"""Relays and faulty peers: invalid, oversized, missing or corrupted data, unauthenticated clients, and full memory."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from contextlib import contextmanager, suppress
 
 import numpy as np
 import pytest
-from relays_here import CHUNK, Machine, chain_over, machines, manifest_of, put, tell, until, weights
+from relays_here import CHUNK, Machine, chain_over, configure, machines, manifest_of, store_version, until, weights
 
-from infra.store import arriving
+from infra.store import incoming_version
 from infra.transport import handshake, peer, serving
 from infra.transport.chunked_blob import full_blob
 from infra.transport.frames import FrameKind, PeerGone, ProtocolError, receive, send
@@ -42,24 +42,24 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
     [
         (b"GET / HTTP/1.1\r\n\r\n", ProtocolError, "not a relay's frame"),
         (HEADER.pack(b"LMN1", 5, 1 << 31, 0), ProtocolError, "a frame of 2147483648"),
-        (HEADER.pack(b"LMN1", 6, 2, 1 << 62), ProtocolError, "bounds are"),
-        (frame(99, {}), ProtocolError, "cannot be read"),
-        (frame(5, b"{"), ProtocolError, "cannot be read"),
-        (frame(5, []), ProtocolError, "is no object"),
-        (frame(5, {}, 5), ProtocolError, "a WANT with a payload"),
-        (frame(5, b"[" * 4000), ProtocolError, "cannot be read"),
-        (b"LMN1", PeerGone, "silent"),
-        (b"", PeerGone, "silent"),
+        (HEADER.pack(b"LMN1", 6, 2, 1 << 62), ProtocolError, "the limits are"),
+        (frame(99, {}), ProtocolError, "cannot be decoded"),
+        (frame(5, b"{"), ProtocolError, "cannot be decoded"),
+        (frame(5, []), ProtocolError, "is not a JSON object"),
+        (frame(5, {}, 5), ProtocolError, "a REQUEST frame has a payload of 5 bytes"),
+        (frame(5, b"[" * 4000), ProtocolError, "cannot be decoded"),
+        (b"LMN1", PeerGone, "sent nothing"),
+        (b"", PeerGone, "sent nothing"),
     ],
 )
-def test_what_is_no_frame_is_an_error(data: bytes, error: type[Exception], message: str) -> None:
+def test_receive_raises_for_invalid_frames(data: bytes, error: type[Exception], message: str) -> None:
     with pair() as (ours, theirs):
         theirs.sendall(data)
         with pytest.raises(error, match=message):
             receive(ours)
 
 
-def test_random_bytes_are_never_anything_but_an_error() -> None:
+def test_receive_raises_only_transport_errors_for_random_bytes() -> None:
     random = np.random.default_rng(0)
     for _ in range(300):
         with pair() as (ours, theirs):
@@ -76,7 +76,7 @@ def test_random_bytes_are_never_anything_but_an_error() -> None:
     ("run", "token", "reason"),
     [("r", "wrong", "the token is not that of this run"), ("other", "secret", "this relay serves run 'r'")],
 )
-def test_a_stranger_is_sent_away(run: str, token: str, reason: str) -> None:
+def test_connect_is_rejected_for_a_wrong_token_or_run(run: str, token: str, reason: str) -> None:
     machine = Machine(0, token="secret")
     try:
         with pytest.raises(HandshakeRejected, match=reason):
@@ -86,35 +86,35 @@ def test_a_stranger_is_sent_away(run: str, token: str, reason: str) -> None:
         machine.close()
 
 
-def test_a_relay_outlives_garbage_silence_and_senseless_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relay_survives_garbage_and_invalid_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handshake, "HANDSHAKE_S", 0.2)
     data = weights(1)
     manifest = manifest_of("1.1", data)
     with machines(2) as relays:
-        put(relays[0].store, manifest, data)
+        store_version(relays[0].store, manifest, data)
         host, _, port = relays[0].node.address.rpartition(":")
         silent = socket.create_connection((host, int(port)))
-        for nonsense in (b"\0" * 5000, frame(2, {"protocol": 9}), frame(5, {}), HEADER.pack(b"LMN1", 6, 4000, 1 << 60)):
-            with socket.create_connection((host, int(port)), timeout=5) as stranger:
-                stranger.sendall(nonsense)
+        for garbage in (b"\0" * 5000, frame(2, {"protocol": 9}), frame(5, {}), HEADER.pack(b"LMN1", 6, 4000, 1 << 60)):
+            with socket.create_connection((host, int(port)), timeout=5) as client:
+                client.sendall(garbage)
                 with suppress(ConnectionResetError):
-                    while stranger.recv(1000):  # until it closes
+                    while client.recv(1000):  # until it closes
                         pass
-        for question in (
+        for request in (
             {},
             {"version": "1.1", "form": "full", "blake3": manifest.blake3, "start": -1, "length": 5},
             {"version": "1.1", "form": "full", "blake3": manifest.blake3, "start": 0, "length": 1 << 40},
             {"version": "1.1", "form": "full", "blake3": manifest.blake3, "start": len(data), "length": 5},
             {"version": [], "form": "full", "blake3": "", "start": 0, "length": 5},
         ):
-            with connect(relays[0].node.address, "r", "", 1, 5.0) as friend:
-                send(friend, FrameKind.WANT, **question)
+            with connect(relays[0].node.address, "r", "", 1, 5.0) as client:
+                send(client, FrameKind.REQUEST, **request)
                 with pytest.raises(PeerGone):
-                    receive(friend)
-        with connect(relays[0].node.address, "r", "", 1, 5.0) as friend:
-            send(friend, FrameKind.WANT, version="9.9", form="full", blake3="", start=0, length=5)
-            assert receive(friend).kind is FrameKind.ABSENT
-        tell(relays, manifest)
+                    receive(client)
+        with connect(relays[0].node.address, "r", "", 1, 5.0) as client:
+            send(client, FrameKind.REQUEST, version="9.9", form="full", blake3="", start=0, length=5)
+            assert receive(client).kind is FrameKind.ABSENT
+        configure(relays, manifest)
         until(lambda: relays[1].has("1.1"))
         with silent:
             silent.settimeout(5)
@@ -122,19 +122,19 @@ def test_a_relay_outlives_garbage_silence_and_senseless_questions(monkeypatch: p
                 pass
 
 
-def test_only_so_many_may_ask_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relay_limits_authenticated_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "MAX_CONNECTIONS", 3)
     with machines(1) as (relay,):
-        friends = [connect(relay.node.address, "r", "", 1, 5.0) for _ in range(3)]
-        with pytest.raises(HandshakeRejected, match="as many connections as it takes"):
+        clients = [connect(relay.node.address, "r", "", 1, 5.0) for _ in range(3)]
+        with pytest.raises(HandshakeRejected, match="has reached its limit of connections"):
             connect(relay.node.address, "r", "", 1, 5.0)
-        friends[0].close()
-        until(lambda: _may(relay))
-        for friend in friends[1:]:
-            friend.close()
+        clients[0].close()
+        until(lambda: _can_connect(relay))
+        for client in clients[1:]:
+            client.close()
 
 
-def _may(relay: Machine) -> bool:
+def _can_connect(relay: Machine) -> bool:
     try:
         connect(relay.node.address, "r", "", 1, 5.0).close()
     except HandshakeRejected:
@@ -146,44 +146,44 @@ def _may(relay: Machine) -> bool:
     ("body", "payload"),
     [({"start": 0}, CHUNK + 1), ({"start": 0}, CHUNK - 1), ({"start": CHUNK}, CHUNK), ({"start": "0"}, CHUNK), ({}, 0)],
 )
-def test_a_source_that_sends_too_much_or_something_else_is_left(body: dict[str, object], payload: int) -> None:
-    """Nothing of it is written anywhere."""
-    cargo = full_blob(manifest_of("1.1", weights(5)))
-    memory = memoryview(bytearray(cargo.bytes))
+def test_peer_raises_for_an_unexpected_response(body: dict[str, object], payload: int) -> None:
+    """Nothing of the invalid response is written to memory."""
+    blob = full_blob(manifest_of("1.1", weights(5)))
+    memory = memoryview(bytearray(blob.bytes))
     with pair() as (ours, theirs):
-        asking = peer.Peer(ours, cargo, memory, Link(), patient=False)
-        asking.ask(0)
+        client_peer = peer.Peer(ours, blob, memory, Link(), may_wait=False)
+        client_peer.request(0)
         theirs.sendall(frame(6, body, payload))
-        with pytest.raises(ProtocolError, match="where a chunk was asked for"):
-            asking.take()
+        with pytest.raises(ProtocolError, match="in response to a request of chunk 0"):
+            client_peer.receive_chunk()
     assert not any(memory)
 
 
-class Meddler:
-    """Stands between a relay and its source, and spoils the payload of some chunks on their way down."""
+class CorruptingProxy:
+    """A proxy between a relay and its source that flips a bit in the payload of some chunks."""
 
-    def __init__(self, address: str, spoil: set[int]) -> None:
-        self._address, self._spoil, self._chunks = address, spoil, 0
-        self._door = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._door.getsockname()[1]}"
+    def __init__(self, address: str, corrupt_chunks: set[int]) -> None:
+        self._address, self._corrupt_chunks, self._chunks = address, corrupt_chunks, 0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._work, daemon=True).start()
 
     def close(self) -> None:
-        self._door.shutdown(socket.SHUT_RDWR)
-        self._door.close()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
 
     def _work(self) -> None:
         while True:
             try:
-                down, _ = self._door.accept()
+                down, _ = self._listener.accept()
             except OSError:
                 return
             host, _, port = self._address.rpartition(":")
             up = socket.create_connection((host, int(port)))
-            threading.Thread(target=self._upwards, args=(down, up), daemon=True).start()
-            threading.Thread(target=self._downwards, args=(up, down), daemon=True).start()
+            threading.Thread(target=self._forward_requests, args=(down, up), daemon=True).start()
+            threading.Thread(target=self._forward_responses, args=(up, down), daemon=True).start()
 
-    def _upwards(self, down: socket.socket, up: socket.socket) -> None:
+    def _forward_requests(self, down: socket.socket, up: socket.socket) -> None:
         with up, down:
             try:
                 while data := down.recv(4096):
@@ -191,14 +191,14 @@ class Meddler:
             except OSError:
                 return
 
-    def _downwards(self, up: socket.socket, down: socket.socket) -> None:
+    def _forward_responses(self, up: socket.socket, down: socket.socket) -> None:
         try:
-            with up, down, up.makefile("rb") as answers:
-                while head := answers.read(HEADER.size):
+            with up, down, up.makefile("rb") as responses:
+                while head := responses.read(HEADER.size):
                     _, kind, length, payload = HEADER.unpack(head)
-                    rest = bytearray(answers.read(length + payload))
+                    rest = bytearray(responses.read(length + payload))
                     if kind == FrameKind.CHUNK:
-                        if self._chunks in self._spoil:
+                        if self._chunks in self._corrupt_chunks:
                             rest[length + payload // 2] ^= 0x10
                         self._chunks += 1
                     down.sendall(head + rest)
@@ -206,50 +206,50 @@ class Meddler:
             return
 
 
-@pytest.mark.parametrize("spoilt", [{0}, {3, 9}, {1, 2}, set(range(2, 40))])
-def test_a_flipped_bit_is_detected_and_the_chunk_fetched_again(spoilt: set[int]) -> None:
-    """At the third damaged chunk a relay leaves the source: it has another, or tries anew."""
+@pytest.mark.parametrize("corrupted", [{0}, {3, 9}, {1, 2}, set(range(2, 40))])
+def test_relay_requests_corrupted_chunks_again(corrupted: set[int]) -> None:
+    """After the third corrupted chunk a relay abandons the source and uses another, or retries."""
     data = weights(2)
     manifest = manifest_of("1.1", data)
     with machines(2) as relays:
-        put(relays[0].store, manifest, data)
-        meddler = Meddler(relays[0].node.address, spoilt)
-        first = RelayLink(0, meddler.address, "here", str(relays[0].store.root))
-        relays[1].node.learn([manifest])
-        relays[1].node.obey(chain_over([first, relays[1].link]))
+        store_version(relays[0].store, manifest, data)
+        proxy = CorruptingProxy(relays[0].node.address, corrupted)
+        first = RelayLink(0, proxy.address, "here", str(relays[0].store.root))
+        relays[1].node.set_manifests([manifest])
+        relays[1].node.set_chain(chain_over([first, relays[1].link]))
         until(lambda: relays[1].has("1.1"))
-        meddler.close()
+        proxy.close()
         assert relays[1].bytes_of("1.1") == data.tobytes()
         count = relays[1].node.counts.corrupted
-        assert count == len(spoilt) if len(spoilt) < 3 else count >= 3
-        if count < 3:  # else what was under way when it left the source was in vain too
-            assert relays[1].node.receiving.passed == len(data) + count * CHUNK
+        assert count == len(corrupted) if len(corrupted) < 3 else count >= 3
+        if count < 3:  # otherwise chunks in flight were lost with the source, too
+            assert relays[1].node.receiving.bytes_passed == len(data) + count * CHUNK
 
 
-def test_without_room_nothing_is_fetched_and_it_is_fetched_once_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relay_fetches_only_once_there_is_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     data = weights(3)
     manifest = manifest_of("1.1", data)
     with machines(2) as relays:
-        put(relays[0].store, manifest, data)
+        store_version(relays[0].store, manifest, data)
         with monkeypatch.context() as full:
-            asked: list[int] = []
-            full.setattr(arriving, "room", lambda folder: asked.append(1) or 1000)
-            tell(relays, manifest)
-            until(lambda: asked)
+            calls: list[int] = []
+            full.setattr(incoming_version, "free_bytes", lambda folder: calls.append(1) or 1000)
+            configure(relays, manifest)
+            until(lambda: calls)
             assert not list(relays[1].store.root.glob("*.partial"))
-            assert relays[1].node.receiving.passed == 0
+            assert relays[1].node.receiving.bytes_passed == 0
         until(lambda: relays[1].has("1.1"))
 
 
-def test_a_silent_source_is_left_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer, "SILENCE_S", 0.3)
+def test_relay_replaces_a_source_that_does_not_respond(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer, "RESPONSE_TIMEOUT_S", 0.3)
     monkeypatch.setattr(handshake, "HANDSHAKE_S", 0.3)
     data = weights(4)
     manifest = manifest_of("1.1", data)
     with machines(2) as relays, socket.create_server(("127.0.0.1", 0)) as dead:
-        put(relays[0].store, manifest, data)
+        store_version(relays[0].store, manifest, data)
         silent = RelayLink(7, f"127.0.0.1:{dead.getsockname()[1]}", "elsewhere", "/s")
-        relays[1].node.learn([manifest])
-        relays[1].node.obey(chain_over([relays[0].link, silent, relays[1].link]))
+        relays[1].node.set_manifests([manifest])
+        relays[1].node.set_chain(chain_over([relays[0].link, silent, relays[1].link]))
         until(lambda: relays[1].has("1.1"))
         assert relays[1].node.counts.lost >= 1

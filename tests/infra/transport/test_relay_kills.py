@@ -1,4 +1,4 @@
-"""`kill -9` of real relay processes: in the middle of the chain, and of the master, during and between broadcasts."""
+"""`kill -9` of real relay processes: of a relay inside the chain and of the master, during and between broadcasts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from relays_here import CHUNK, chain_over, manifest_of, new_root, put, until, weights
+from relays_here import CHUNK, chain_over, manifest_of, new_root, store_version, until, weights
 
 from benchmarks.relay_processes import RelayProcess
 from infra.store.weight_store import WeightStore
@@ -18,29 +18,29 @@ RATE = 4e6
 
 
 class Tier:
-    """Relay processes 0, 1, 2 and a trainer's courier over the store of the first."""
+    """Relay processes 0, 1, 2, and a trainer's weight pusher over the store of the first."""
 
     def __init__(self) -> None:
         with ThreadPoolExecutor(3) as at_once:
             self.relays = list(at_once.map(lambda relay: RelayProcess(new_root(), relay, RATE), range(3)))
         self.store = WeightStore(self.relays[0].root, 4)
-        self.courier = WeightPusher(self.store, "r", host="here")
+        self.pusher = WeightPusher(self.store, "r", host="here")
 
-    def tell(self, record: RelayChain | WeightVersion, *but: int) -> None:
+    def send(self, record: RelayChain | WeightVersion, *excluded: int) -> None:
         for relay in self.relays:
-            if relay.relay not in but:
-                relay.tell(record)
+            if relay.relay not in excluded:
+                relay.send(record)
         if isinstance(record, RelayChain):
-            self.courier.obey(record)
+            self.pusher.set_chain(record)
         else:
-            self.courier.announce(record)
+            self.pusher.announce(record)
 
-    def stand(self, *order: int) -> None:
-        left = set(range(3)) - set(order)
-        self.tell(chain_over([self.relays[each].link for each in order]), *left)
+    def set_order(self, *order: int) -> None:
+        excluded = set(range(3)) - set(order)
+        self.send(chain_over([self.relays[each].link for each in order]), *excluded)
 
     def close(self) -> None:
-        self.courier.close()
+        self.pusher.close()
         self.store.close()
         for relay in self.relays:
             relay.close()
@@ -49,72 +49,72 @@ class Tier:
 
 @pytest.fixture
 def tier() -> Iterator[Tier]:
-    made = Tier()
-    yield made
-    made.close()
+    opened = Tier()
+    yield opened
+    opened.close()
 
 
-def test_the_successor_of_a_killed_relay_goes_on_with_the_missing_chunks(tier: Tier) -> None:
+def test_successor_of_a_killed_relay_fetches_missing_chunks(tier: Tier) -> None:
     data = weights(1, 2.0)
     manifest = manifest_of("1.1", data)
-    put(tier.store, manifest, data)
-    tier.stand(0, 1, 2)
-    tier.tell(manifest)
+    store_version(tier.store, manifest, data)
+    tier.set_order(0, 1, 2)
+    tier.send(manifest)
     last = tier.relays[2]
-    until(lambda: last.said["arrived"] > 4 * CHUNK)
+    until(lambda: last.status["arrived"] > 4 * CHUNK)
     tier.relays[1].kill()
     until(lambda: last.has("1.1"))
     assert (last.root / "1.1.safetensors").read_bytes() == data.tobytes()
-    until(lambda: last.said["lost"] >= 1)
-    assert last.said["received"] <= len(data) + 2 * CHUNK
+    until(lambda: last.status["lost"] >= 1)
+    assert last.status["received"] <= len(data) + 2 * CHUNK
 
 
-def test_a_master_killed_in_a_broadcast_is_followed_by_another_to_which_the_trainer_pushes(tier: Tier) -> None:
+def test_trainer_pushes_to_the_new_master_after_a_kill(tier: Tier) -> None:
     data = weights(2, 2.0)
     manifest = manifest_of("1.1", data)
-    put(tier.store, manifest, data)
-    tier.stand(0, 1, 2)
-    tier.tell(manifest)
+    store_version(tier.store, manifest, data)
+    tier.set_order(0, 1, 2)
+    tier.send(manifest)
     middle = tier.relays[1]
-    until(lambda: middle.said["arrived"] > 4 * CHUNK)
+    until(lambda: middle.status["arrived"] > 4 * CHUNK)
     tier.relays[0].kill()
-    until(lambda: middle.said["lost"] >= 1)
-    tier.stand(1, 2)  # as placement does, once it misses the heartbeats
+    until(lambda: middle.status["lost"] >= 1)
+    tier.set_order(1, 2)  # as placement does once heartbeats are missing
     for relay in tier.relays[1:]:
         until(lambda relay=relay: relay.has("1.1"))
         assert (relay.root / "1.1.safetensors").read_bytes() == data.tobytes()
-        assert relay.said["received"] <= len(data) + 4 * CHUNK  # what had arrived stayed
-    assert tier.courier.delivered(manifest.version, 10)
+        assert relay.status["received"] <= len(data) + 4 * CHUNK  # chunks that had arrived were kept
+    assert tier.pusher.wait_delivered(manifest.version, 10)
 
 
-def test_a_master_killed_between_broadcasts(tier: Tier) -> None:
+def test_new_master_serves_the_next_version_after_a_kill(tier: Tier) -> None:
     old, new = weights(3, 0.5), weights(4, 0.5)
     first, second = manifest_of("1.1", old), manifest_of("1.2", new)
-    put(tier.store, first, old)
-    tier.stand(0, 1, 2)
-    tier.tell(first)
+    store_version(tier.store, first, old)
+    tier.set_order(0, 1, 2)
+    tier.send(first)
     until(lambda: all(relay.has("1.1") for relay in tier.relays[1:]))
     tier.relays[0].kill()
-    tier.stand(1, 2)
-    put(tier.store, second, new)
-    tier.tell(second, 0)
+    tier.set_order(1, 2)
+    store_version(tier.store, second, new)
+    tier.send(second, 0)
     until(lambda: all(relay.has("1.2") for relay in tier.relays[1:]))
 
 
-def test_one_that_was_killed_comes_back_to_the_newest_and_leaves_no_litter(tier: Tier) -> None:
+def test_killed_relay_restarts_without_partial_files(tier: Tier) -> None:
     old, new = weights(5, 2.0), weights(6, 0.5)
     first, second = manifest_of("1.1", old), manifest_of("1.2", new)
-    put(tier.store, first, old)
-    tier.stand(0, 1, 2)
-    tier.tell(first)
+    store_version(tier.store, first, old)
+    tier.set_order(0, 1, 2)
+    tier.send(first)
     last = tier.relays[2]
-    until(lambda: last.said["arrived"] > 2 * CHUNK)
+    until(lambda: last.status["arrived"] > 2 * CHUNK)
     last.close()
     assert list(last.root.glob("[0-9]*.partial"))
-    put(tier.store, second, new)
+    store_version(tier.store, second, new)
     tier.relays[2] = back = RelayProcess(last.root, 2, RATE)
-    tier.stand(0, 1, 2)
-    tier.tell(first)
-    tier.tell(second)
+    tier.set_order(0, 1, 2)
+    tier.send(first)
+    tier.send(second)
     until(lambda: back.has("1.2"))
     assert not list(back.root.glob("[0-9]*.partial"))

@@ -1,4 +1,4 @@
-"""A link's token bucket, as a table of what passes when: its clock and its sleep are the test's."""
+"""The token bucket of a link, with the clock and sleep of the test."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from infra.transport.throttle import Link
 
 
 class Clock:
-    """Time that passes only when somebody sleeps, or the test says so."""
+    """A clock that advances only in `sleep` or when the test sets `now`."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -22,34 +22,34 @@ class Clock:
 
 
 @pytest.mark.parametrize(
-    ("rate", "takes", "slept"),
+    ("rate", "calls", "slept"),
     [
         (100.0, [(0, 50), (0, 50)], [0.5, 0.5]),  # one after the other
-        (100.0, [(0, 50), (10, 50)], [0.5, 0.45]),  # a twentieth of a second is saved up, no more
+        (100.0, [(0, 50), (10, 50)], [0.5, 0.45]),  # at most 0.05 s of the rate is saved
         (100.0, [(0, 100), (0.25, 25)], [1.0, 0.2]),
-        (100.0, [(0, 50), (0.02, 50)], [0.5, 0.48]),  # who comes a little late loses nothing
+        (100.0, [(0, 50), (0.02, 50)], [0.5, 0.48]),  # a slightly late start loses nothing
         (50.0, [(0, 0)], []),
         (None, [(0, 1 << 40), (0, 5)], []),
     ],
 )
-def test_what_passes_when(rate: float | None, takes: list[tuple[float, int]], slept: list[float]) -> None:
+def test_link_sleeps_to_keep_its_rate(rate: float | None, calls: list[tuple[float, int]], slept: list[float]) -> None:
     clock = Clock()
     link = Link(rate, lambda: clock.now, clock.sleep)
-    for idle, count in takes:
+    for idle, count in calls:
         clock.now += idle
-        link.take(count)
+        link.acquire(count)
     assert clock.slept == pytest.approx(slept)
-    assert link.passed == sum(count for _, count in takes)
+    assert link.bytes_passed == sum(count for _, count in calls)
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, float("nan")])
-def test_a_link_passes_something(rate: float) -> None:
-    with pytest.raises(ValueError, match="passes more than"):
+def test_link_rejects_a_rate_that_is_not_positive(rate: float) -> None:
+    with pytest.raises(ValueError, match="must be positive"):
         Link(rate)
 
 
-def test_a_lower_turn_passes_first() -> None:
-    """One is passing while two wait; the later one's turn is the earlier."""
+def test_link_passes_lower_turns_first() -> None:
+    """One transfer passes while two wait; the later waiter has the lower turn."""
     passed: list[int] = []
     first, asleep = threading.Event(), threading.Event()
 
@@ -60,7 +60,7 @@ def test_a_lower_turn_passes_first() -> None:
     link = Link(100.0, lambda: 0.0, sleep)
 
     def pass_through(turn: int) -> None:
-        link.take(1, turn)
+        link.acquire(1, turn)
         passed.append(turn)
 
     threads = [threading.Thread(target=pass_through, args=(turn,)) for turn in (0, 7, 3)]

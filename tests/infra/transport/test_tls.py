@@ -1,4 +1,4 @@
-"""TLS between relays: who is not of the run's authority gets nothing, and what passes cannot be read or changed."""
+"""TLS between relays: only certificates of the run's authority are accepted; traffic cannot be read or changed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from relays_here import Machine, chain_over, manifest_of, put, tell, until, weights
+from relays_here import Machine, chain_over, configure, manifest_of, store_version, until, weights
 
 from infra.certificates import Authority, write_relay_files
 from infra.files import write_private
@@ -42,92 +42,92 @@ def tls(folder: Path) -> Tls:
     return Tls(str(folder / "relay.pem"), str(folder / "ca.pem"))
 
 
-class Between:
-    """Who stands between two relays: passes on what each says, keeps it, and may change what is answered."""
+class RecordingProxy:
+    """A proxy that forwards and records the traffic between two ends, and may change responses."""
 
     def __init__(self, address: str, change_after: int | None = None) -> None:
-        self.seen, self._change_after = bytearray(), change_after
+        self.recorded, self._change_after = bytearray(), change_after
         self._host, _, self._port = address.rpartition(":")
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._serve, daemon=True).start()
 
     def close(self) -> None:
-        self._listening.shutdown(socket.SHUT_RDWR)
-        self._listening.close()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
 
     def _serve(self) -> None:
         with suppress(OSError):
             while True:
-                near, _ = self._listening.accept()
+                near, _ = self._listener.accept()
                 far = socket.create_connection((self._host, int(self._port)))
-                for source, target, answers in ((near, far, False), (far, near, True)):
-                    threading.Thread(target=self._pass, args=(source, target, answers), daemon=True).start()
+                for source, target, is_response in ((near, far, False), (far, near, True)):
+                    threading.Thread(target=self._forward, args=(source, target, is_response), daemon=True).start()
 
-    def _pass(self, source: socket.socket, target: socket.socket, answers: bool) -> None:
+    def _forward(self, source: socket.socket, target: socket.socket, is_response: bool) -> None:
         with suppress(OSError):
             while data := source.recv(1 << 16):
-                if answers and self._change_after is not None and len(self.seen) > self._change_after:
+                if is_response and self._change_after is not None and len(self.recorded) > self._change_after:
                     data = bytes([*data[:-1], data[-1] ^ 1])
-                self.seen += data
+                self.recorded += data
                 target.sendall(data)
         for each in (source, target):
             each.close()
 
 
 @pytest.fixture
-def two(tls: Tls) -> Iterator[tuple[KVTransfers, KVTransfers]]:
+def transfers(tls: Tls) -> Iterator[tuple[KVTransfers, KVTransfers]]:
     source, target = (KVTransfers("run", Endpoint(token=TOKEN, tls=tls), 1 << 22) for _ in range(2))
     yield source, target
     source.close()
     target.close()
 
 
-def test_weights_arrive_over_tls(tls: Tls) -> None:
+def test_weights_are_transferred_over_tls(tls: Tls) -> None:
     relays = [Machine(number, token=TOKEN, tls=tls) for number in range(2)]
     try:
         data = weights(1)
         manifest = manifest_of("1.1", data)
-        put(relays[0].store, manifest, data)
+        store_version(relays[0].store, manifest, data)
         chain_over(relays)
-        tell(relays, manifest)
+        configure(relays, manifest)
         until(lambda: relays[1].has("1.1"))
     finally:
         for each in relays:
             each.close()
 
 
-def test_kv_passes_over_tls_and_cannot_be_read(two: tuple[KVTransfers, KVTransfers]) -> None:
-    source, target = two
+def test_kv_over_tls_cannot_be_read(transfers: tuple[KVTransfers, KVTransfers]) -> None:
+    source, target = transfers
     secret = b"what nobody else may read " * 40_000
-    parcel, between = source.offer(VERSION, 3, memoryview(secret)), Between(source.address)
-    assert parcel is not None
-    moved = target.fetch(replace(parcel, address=between.address))
+    manifest, proxy = source.offer(VERSION, 3, memoryview(secret)), RecordingProxy(source.address)
+    assert manifest is not None
+    moved = target.fetch(replace(manifest, address=proxy.address))
     assert bytes(moved.result(20)) == secret
-    between.close()
-    assert len(between.seen) > len(secret)
-    assert b"nobody else" not in between.seen
+    proxy.close()
+    assert len(proxy.recorded) > len(secret)
+    assert b"nobody else" not in proxy.recorded
 
 
-def test_what_is_changed_on_the_way_ends_the_transfer(two: tuple[KVTransfers, KVTransfers]) -> None:
-    source, target = two
-    parcel, between = source.offer(VERSION, 3, memoryview(bytes(1 << 20))), Between(source.address, 20_000)
-    assert parcel is not None
-    moved = target.fetch(replace(parcel, address=between.address))
+def test_kv_over_tls_fails_when_it_is_changed(transfers: tuple[KVTransfers, KVTransfers]) -> None:
+    source, target = transfers
+    manifest, proxy = source.offer(VERSION, 3, memoryview(bytes(1 << 20))), RecordingProxy(source.address, 20_000)
+    assert manifest is not None
+    moved = target.fetch(replace(manifest, address=proxy.address))
     with pytest.raises(TransportError):
         moved.result(20)
-    between.close()
+    proxy.close()
 
 
-@pytest.mark.parametrize("who", ["broker", "another authority", "clear text", "TLS, to one of clear text"])
-def test_whoever_has_no_relay_certificate_gets_nothing(who: str, folder: Path, tls: Tls) -> None:
+@pytest.mark.parametrize("client_kind", ["broker", "another authority", "clear text", "TLS, to one of clear text"])
+def test_connect_fails_without_a_relay_certificate(client_kind: str, folder: Path, tls: Tls) -> None:
     theirs = {
         "broker": Tls(str(folder / "broker.pem"), str(folder / "ca.pem")),
         "another authority": Tls(str(folder / "another" / "relay.pem"), str(folder / "another" / "ca.pem")),
         "clear text": None,
         "TLS, to one of clear text": tls,
-    }[who]
-    machine = Machine(0, token=TOKEN, tls=None if who.startswith("TLS") else tls)
+    }[client_kind]
+    machine = Machine(0, token=TOKEN, tls=None if client_kind.startswith("TLS") else tls)
     try:
         with pytest.raises(TransportError):
             receive(connect(machine.node.address, "r", TOKEN, 1, 2.0, theirs))
@@ -135,10 +135,12 @@ def test_whoever_has_no_relay_certificate_gets_nothing(who: str, folder: Path, t
         machine.close()
 
 
-def test_a_server_that_does_not_know_the_token_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connect_fails_when_the_server_lacks_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
     original = handshake._proves
-    monkeypatch.setattr(handshake, "_proves", lambda proof, who, *rest: who == "client" or original(proof, who, *rest))
-    machine = Machine(0, token="another-token-entirely")  # it lets everybody in
+    monkeypatch.setattr(
+        handshake, "_proves", lambda proof, role, *rest: role == "client" or original(proof, role, *rest)
+    )
+    machine = Machine(0, token="another-token-entirely")  # it accepts every client
     try:
         with pytest.raises(TransportError, match="does not know the token"):
             connect(machine.node.address, "r", TOKEN, 1, 2.0)
@@ -146,49 +148,49 @@ def test_a_server_that_does_not_know_the_token_is_not_believed(monkeypatch: pyte
         machine.close()
 
 
-def test_strangers_who_say_nothing_do_not_lock_peers_out() -> None:
+def test_silent_connections_do_not_block_peers() -> None:
     machine = Machine(0, token=TOKEN)
     host, _, port = machine.node.address.rpartition(":")
-    strangers = []
+    clients = []
     try:
-        for _ in range(2 * serving.MAX_STRANGERS):
-            strangers.append(socket.create_connection((host, int(port))))
+        for _ in range(2 * serving.MAX_UNAUTHENTICATED):
+            clients.append(socket.create_connection((host, int(port))))
         for _ in range(serving.MAX_CONNECTIONS // 2):
             connect(machine.node.address, "r", TOKEN, 1, 5.0).close()
-        assert len(machine.node._server._strangers) <= serving.MAX_STRANGERS
+        assert len(machine.node._server._unauthenticated) <= serving.MAX_UNAUTHENTICATED
     finally:
-        for stranger in strangers:
-            stranger.close()
+        for client in clients:
+            client.close()
         machine.close()
 
 
 @pytest.mark.parametrize("over_tls", [True, False])
-def test_a_handshake_that_drips_ends_in_time(over_tls: bool, tls: Tls, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_handshake_of_single_bytes_times_out(over_tls: bool, tls: Tls, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handshake, "HANDSHAKE_S", 1.0)
     machine = Machine(0, token=TOKEN, tls=tls if over_tls else None)
     host, _, port = machine.node.address.rpartition(":")
-    drips = b"\x16\x03\x01\x10\x00\x01" if over_tls else b"LMN1\x02"
+    first_bytes = b"\x16\x03\x01\x10\x00\x01" if over_tls else b"LMN1\x02"
     try:
-        with socket.create_connection((host, int(port))) as stranger:
-            for byte in drips + bytes(40):  # each within the time, all of them never
+        with socket.create_connection((host, int(port))) as client:
+            for byte in first_bytes + bytes(40):  # each byte comes in time, the handshake never completes
                 try:
-                    stranger.sendall(bytes([byte]))
+                    client.sendall(bytes([byte]))
                 except OSError:
                     break
                 time.sleep(0.5)
             else:
-                pytest.fail("20 s later it is still listened to")
+                pytest.fail("the relay still accepts bytes after 20 s")
     finally:
         machine.close()
 
 
-def test_files_that_do_not_serve_are_named(folder: Path) -> None:
+def test_tls_check_names_invalid_files(folder: Path) -> None:
     for certificate, authority in (("none.pem", "ca.pem"), ("ca.pem", "ca.pem"), ("relay.pem", "none.pem")):
-        with pytest.raises(ValueError, match=r"relay\.certificate_file .*(none|ca)\.pem.* do not serve"):
+        with pytest.raises(ValueError, match=r"relay\.certificate_file .*(none|ca)\.pem.* cannot be used"):
             Tls(str(folder / certificate), str(folder / authority)).check()
 
 
-def test_relay_files_are_made_once_and_private(tmp_path: Path) -> None:
+def test_relay_files_are_created_once_and_private(tmp_path: Path) -> None:
     folder = tmp_path / "it"
     before = {file.name: file.read_text() for file in write_relay_files(folder)}
     assert {file.name: file.read_text() for file in write_relay_files(folder)} == before

@@ -1,4 +1,4 @@
-"""A relay's heartbeats on a real broker: published beside the step, and in no transaction."""
+"""The heartbeats of a relay on a real broker: published by a separate thread, outside of transactions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from operators.relay.relay import RelayStep
 from schemas.records import RelayStatus
 from schemas.topics import RELAY, REPLICAS, Topic
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 
 def statuses(broker: Broker, run: str) -> list[RelayStatus]:
@@ -29,14 +29,14 @@ def test_relay_publishes_heartbeats_outside_of_transactions(broker: Broker, run_
     with admin_client(broker.client()) as admin:
         create_topics(admin, [TopicSpec(REPLICAS.name(run_id), 1)])
     step = RelayStep(RelayConfig(str(tmp_path), relay=3, heartbeat_s=0.02), broker.client(), run_id)
-    folder = step.restore(Restored("group", 1, (), {}, {}))
+    fold = step.restore(Restored("group", 1, (), {}, {}))
     try:
-        folder.fold(Polled("group", 1, (), (), {}, True))
-        deadline = time.monotonic() + PATIENCE_S  # nothing is folded meanwhile: the step may take its time
+        fold.fold(Polled("group", 1, (), (), {}, True))
+        deadline = time.monotonic() + TIMEOUT_S  # no fold runs meanwhile
         while len(statuses(broker, run_id)) < 3:
             assert time.monotonic() < deadline
     finally:
-        folder.close()
+        fold.close()
     published = statuses(broker, run_id)
     assert {status.relay for status in published} == {3}
     with admin_client(broker.client()) as admin:
@@ -45,7 +45,7 @@ def test_relay_publishes_heartbeats_outside_of_transactions(broker: Broker, run_
 
 
 @pytest.mark.parametrize("topic", [REPLICAS, RELAY])
-def test_sink_refuses_topics_of_plain_producers(topic: Topic) -> None:
+def test_sink_rejects_topics_of_plain_producers(topic: Topic) -> None:
     def name_of(topic: Topic) -> Any:
         raise AssertionError("nothing is encoded")
 

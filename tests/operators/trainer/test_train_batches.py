@@ -16,7 +16,7 @@ from trainer_batches import make_batch, save_tiny_model, with_floats
 from trainer_on_a_log import Producer, Trainer
 
 from infra.models.weights import weights_digest
-from infra.store import arriving
+from infra.store import incoming_version as arriving
 from infra.store.weight_store import WeightStore
 from operators.trainer import publishing, train_batches
 from operators.trainer.assembly import MissingBatch

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 from small_disk import fill, small_disk
 
-from infra.files import is_full, write_anyway
+from infra.files import is_full, write_even_if_disk_full
 from infra.kafka.admin import TopicError, TopicSpec, admin_client, create_topics, delete_topics
 from infra.kafka.broker import Broker, BrokerConfig, BrokerStartError
 from pipelines.config import KafkaConfig, load_config
@@ -58,13 +58,13 @@ def test_broker_that_died_on_a_full_disk_is_not_started_again(tmp_path: Path) ->
 def test_state_too_long_for_a_full_disk_stays_as_it_was(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 64) as disk:
         file = disk / "state.json"
-        write_anyway(file, json.dumps({"a": 1}))
+        write_even_if_disk_full(file, json.dumps({"a": 1}))
         fill(disk)
         with pytest.raises(OSError, match="No space left") as raised:
-            write_anyway(file, json.dumps("x" * 10_000))
+            write_even_if_disk_full(file, json.dumps("x" * 10_000))
         assert raised.value.errno == errno.ENOSPC
         assert json.loads(file.read_text()) == {"a": 1}
-        write_anyway(file, json.dumps("y" * 4_000))
+        write_even_if_disk_full(file, json.dumps("y" * 4_000))
         assert json.loads(file.read_text()) == "y" * 4_000
         assert sorted(path.name for path in disk.iterdir()) == ["filler", "state.json"]
         assert is_full(disk)

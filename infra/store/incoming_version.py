@@ -33,7 +33,7 @@ class Seal:
     blake3: str
 
 
-class Memory:
+class VersionMemory:
     """Writable memory of exactly `size` bytes behind a new file, every page of it there before anyone copies.
 
     Raises NoRoom, leaving nothing behind, if the file system or the machine's memory cannot hold it. Without this a
@@ -44,7 +44,7 @@ class Memory:
         if size < 1:
             raise ValueError(f"a version has at least one byte, not {size}")
         self.path, self.size = path, size
-        free = room(path.parent)
+        free = free_bytes(path.parent)
         if size > free:
             raise NoRoom(
                 f"{path.parent} has room for {free} bytes, {size} are needed: keep fewer versions, or enlarge it"
@@ -64,7 +64,7 @@ class Memory:
         """Map every page now, so that a later copy is nothing but a copy. Lets other threads run meanwhile."""
         np.frombuffer(self.map, np.uint8)[::_PAGE] = 0
 
-    def window(self) -> memoryview:
+    def read_only_view(self) -> memoryview:
         """The same memory for reading alone; it may outlive all else."""
         return memoryview(mmap.mmap(self._file.fileno(), self.size, access=mmap.ACCESS_READ))
 
@@ -92,10 +92,10 @@ class Memory:
         self._file.close()
 
 
-class Arriving:
+class IncomingVersion:
     """Version `version`, being written: fill `view`, then `seal`. Leaving its `with` block unsealed aborts it."""
 
-    def __init__(self, version: PolicyVersion, memory: Memory, on_end: Callable[[], None]) -> None:
+    def __init__(self, version: PolicyVersion, memory: VersionMemory, on_end: Callable[[], None]) -> None:
         self.version = version
         self.view = memoryview(memory.map)
         self._memory = memory
@@ -104,16 +104,16 @@ class Arriving:
         self._hasher = blake3(max_threads=blake3.AUTO if memory.size >= _THREADED else 1)
         self._hashed = 0
 
-    def window(self) -> memoryview:
+    def read_only_view(self) -> memoryview:
         """The same bytes for others to read while they come."""
-        return self._memory.window()
+        return self._memory.read_only_view()
 
     @property
     def hashed(self) -> int:
         """Bytes that are hashed already."""
         return self._hashed
 
-    def absorb(self, end: int) -> None:
+    def hash_to(self, end: int) -> None:
         """Hash the bytes before `end`, which change no more: the seal is then so much quicker."""
         if end > self._hashed:
             self._hasher.update(self.view[self._hashed : end])
@@ -123,7 +123,7 @@ class Arriving:
         """The blake3 of what was absorbed."""
         return self._hasher.hexdigest()
 
-    def forget(self) -> None:
+    def reset_hash(self) -> None:
         """Hash from the beginning again: the bytes are to be written anew."""
         self._hasher.reset()
         self._hashed = 0
@@ -141,7 +141,7 @@ class Arriving:
         if not self._open:
             raise StoreError(f"version {self.version} is sealed or aborted already")
         try:
-            self.absorb(self.size)
+            self.hash_to(self.size)
             digest = self._hasher.hexdigest()
             if expected is not None and digest != expected:
                 raise CorruptVersion(f"version {self.version} arrived with blake3 {digest}, expected {expected}")
@@ -167,7 +167,7 @@ class Arriving:
             self._memory.drop()
             self._end()
 
-    def __enter__(self) -> Arriving:
+    def __enter__(self) -> IncomingVersion:
         return self
 
     def __exit__(
@@ -189,7 +189,7 @@ class Arriving:
         self._on_end()
 
 
-def room(folder: Path) -> int:
+def free_bytes(folder: Path) -> int:
     """Bytes that a new file in `folder` may take: what its file system has free and, in shared memory, the machine."""
     state = os.statvfs(folder)
     free = state.f_bavail * state.f_frsize

@@ -1,4 +1,4 @@
-"""Versions that are whole in a store, as a shelf looks for them: by what their bytes are, not by name alone."""
+"""Finds complete versions in a weight store for a `ChunkRegistry`, by their hash and not by name alone."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from contextlib import suppress
 
 from infra.store.errors import VersionGone
 from infra.store.weight_store import WeightStore, open_mapped
-from infra.transport.chunk_registry import Key
+from infra.transport.chunk_registry import BlobKey
 from schemas.records import PolicyVersion
 
 
-def whole_finder(store: WeightStore) -> Callable[[Key], memoryview | None]:
-    """What finds a complete version, or its delta, in `store`; None where the store has other bytes of that name."""
+def store_lookup(store: WeightStore) -> Callable[[BlobKey], memoryview | None]:
+    """Return a function that finds a complete version or its delta in `store`; None if the store has other bytes."""
 
-    def find(key: Key) -> memoryview | None:
+    def find(key: BlobKey) -> memoryview | None:
         text, form, blake3 = key
         with suppress(ValueError, VersionGone, FileNotFoundError):
             version = PolicyVersion.parse(text)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from infra.kafka.broker import port_is_free
-from infra.runners.own_server import ALLOW_VARIABLE, ExposedServer, serving
+from infra.runners.local_server import ALLOW_VARIABLE, ExposedServer, running_server
 
 
 def listening(port: int, folder: Path) -> list[str]:
@@ -19,7 +19,7 @@ def listening(port: int, folder: Path) -> list[str]:
 
 def test_it_outlives_the_threads_in_which_a_jobs_steps_run() -> None:
     outlived: list[bool] = []
-    with serving("Listener", listening, 10.0) as endpoint:
+    with running_server("Listener", listening, 10.0) as endpoint:
         port = int(endpoint.rpartition(":")[2])
 
         def work() -> None:
@@ -34,7 +34,10 @@ def test_what_does_not_come_up_is_said_with_its_last_words() -> None:
     def failing(port: int, folder: Path) -> list[str]:
         return [sys.executable, "-c", "raise SystemExit('no room')"]
 
-    with pytest.raises(RuntimeError, match="Failing did not come up: no room"), serving("Failing", failing, 10.0):
+    with (
+        pytest.raises(RuntimeError, match="Failing did not come up: no room"),
+        running_server("Failing", failing, 10.0),
+    ):
         pass
 
 
@@ -42,8 +45,11 @@ def test_a_server_that_other_machines_reach_is_refused_unless_allowed(monkeypatc
     def open_to_all(port: int, folder: Path) -> list[str]:
         return [sys.executable, "-m", "http.server", str(port), "--bind", "0.0.0.0", "--directory", str(folder)]
 
-    with pytest.raises(ExposedServer, match=r"Listener listens at 0\.0\.0\.0:"), serving("Listener", open_to_all, 10.0):
+    with (
+        pytest.raises(ExposedServer, match=r"Listener listens at 0\.0\.0\.0:"),
+        running_server("Listener", open_to_all, 10.0),
+    ):
         pass
     monkeypatch.setenv(ALLOW_VARIABLE, "1")
-    with serving("Listener", open_to_all, 10.0) as endpoint:
+    with running_server("Listener", open_to_all, 10.0) as endpoint:
         assert endpoint

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 
-def user_module(name: str) -> Any:
+def import_user_module(name: str) -> Any:
     """The module `package.module` or `path/to/file.py`, imported. Raises ValueError for a file that is not there."""
     if not name.endswith(".py"):
         return importlib.import_module(name)
@@ -23,7 +23,7 @@ def user_module(name: str) -> Any:
     return module
 
 
-def nearest(name: str, valid: Iterable[str], most: int | None = None) -> str:
+def suggest_name(name: str, valid: Iterable[str], most: int | None = None) -> str:
     """The end of an error message about an unknown `name`: the closest valid one, or all if they are `most` at most."""
     known = list(valid)
     close = difflib.get_close_matches(name, known, n=1)

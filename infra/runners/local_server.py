@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from infra.kafka.broker import HOST, free_port, port_is_free
-from infra.listening import exposed, listening_sockets
+from infra.listening import exposed_addresses, listening_sockets
 from infra.processes import is_running, spawn, stop_process
 
 ALLOW_VARIABLE = "LAMINAR_ALLOW_EXPOSED_RUNNERS"
@@ -25,18 +25,18 @@ class ExposedServer(RuntimeError):
     """A job server that other machines reach: it asks nobody who they are, and runs what it is told to."""
 
 
-def refuse_server(what: str, exposed: Sequence[str]) -> None:
-    """Raise ExposedServer where the job server `what` listens at `exposed`, unless the user accepts that."""
-    if exposed and not os.environ.get(ALLOW_VARIABLE):
+def reject_exposed_server(what: str, addresses: Sequence[str]) -> None:
+    """Raise ExposedServer where the job server `what` listens at `addresses`, unless the user accepts that."""
+    if addresses and not os.environ.get(ALLOW_VARIABLE):
         raise ExposedServer(
-            f"the job server of {what} listens at {', '.join(exposed)}, where whoever reaches it can run code on this "
-            f"machine: it has no authentication. Where strangers cannot reach it (a container, a firewall), set "
-            f"{ALLOW_VARIABLE}=1; else use --runner embedded"
+            f"the job server of {what} listens at {', '.join(addresses)}: it has no authentication, so whoever can "
+            f"connect can run code on this machine. If a container or a firewall blocks other machines, set "
+            f"{ALLOW_VARIABLE}=1; otherwise use --runner embedded"
         )
 
 
 @contextmanager
-def serving(what: str, command: Callable[[int, Path], list[str]], start_s: float) -> Iterator[str]:
+def running_server(what: str, command: Callable[[int, Path], list[str]], start_s: float) -> Iterator[str]:
     """The job endpoint, `host:port`, of what `command` starts for a port and an empty folder.
 
     The kernel ends it with this process: Beam starts one too, but leaves it behind when the submitting process is
@@ -53,7 +53,7 @@ def serving(what: str, command: Callable[[int, Path], list[str]], start_s: float
                 if not is_running(process) or time.monotonic() > deadline:
                     raise RuntimeError(f"{what} did not come up: {log.read_text(errors='replace')[-2000:]}")
                 time.sleep(0.02)
-            refuse_server(what, exposed(listening_sockets([process])))
+            reject_exposed_server(what, exposed_addresses(listening_sockets([process])))
             yield f"{HOST}:{port}"
         finally:
             _let_workers_end()

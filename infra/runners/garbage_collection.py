@@ -8,7 +8,7 @@ THRESHOLDS = (50_000, 20, 50)
 """Allocations between two collections of the young, and how many of those between two of the older ones."""
 
 
-def collect_seldom() -> None:
+def reduce_gc_frequency() -> None:
     """Look for cycles less often, and never among what is there by now.
 
     A pipeline holds records by the ten thousand, hardly any of them in a cycle, and by default they are gone through
