@@ -1,7 +1,7 @@
-"""What the replicas of one process are made of: engines, weights, and how tokens read. One kind for each engine.
+"""Backends: the engines, weights and tokenizer of the replicas of one process. One kind per engine.
 
-The specifications travel in the graph; what they open lives in the process that runs it. Nothing heavy is imported
-before it is opened, and an emulation imports nothing heavy at all.
+A specification travels in the Beam graph; the backend that it opens belongs to the process that runs the step. Heavy
+modules (torch, transformers, vllm) are imported when a backend is opened; the emulated backend imports none of them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Protocol
 
 from operators.rollout.config import RolloutConfig
 from operators.rollout.engine import Engine
-from operators.rollout.replica import Weights
+from operators.rollout.weight_loader import Weights
 from schemas.records import PolicyVersion, Prompt
 
 
@@ -21,7 +21,7 @@ class Backend(Protocol):
 
     @property
     def weights(self) -> Weights:
-        """Where replicas find weights."""
+        """The weight versions on this machine."""
 
     def engine(self) -> Engine:
         """An engine for one more replica."""
@@ -30,29 +30,29 @@ class Backend(Protocol):
         """Response tokens as text."""
 
     def encode(self, text: str) -> list[int]:
-        """`text` that nobody has read as tokens, none of them special."""
+        """The tokens of `text`, which is untrusted: none of them is a special token."""
 
     def check(self, prompt: Prompt) -> None:
-        """Raise ValueError if its tokens are not those that this model's tokenizer makes of its text."""
+        """Raise ValueError if the prompt's tokens are not those of its text by this model's tokenizer."""
 
     def announce(self, version: PolicyVersion) -> None:
-        """A weight version was announced."""
+        """Record that a weight version was published."""
 
     def close(self) -> None:
-        """Let go of what the engines shared; each engine is closed before."""
+        """Free what the engines share; each engine is closed before."""
 
 
 class BackendSpec(Protocol):
-    """Opens a backend. Frozen and picklable."""
+    """Describes a backend. Frozen and picklable."""
 
     def open(self) -> Backend:
-        """The backend, in the process that runs the replicas."""
+        """Open the backend in the process that runs the replicas."""
 
 
 @dataclass(frozen=True)
 class _ModelSpec:
-    """Engines over the Hugging Face model in folder `model`, weights from the store in folder `store`, on the GPUs of
-    process `process`. Opening it raises ValueError where GPUs are too few."""
+    """Engines over the Hugging Face model in folder `model`, with weights from the store in folder `store`, on the GPUs
+    of process `process`. `open` raises ValueError if there are too few GPUs."""
 
     config: RolloutConfig
     model: Path
@@ -61,7 +61,7 @@ class _ModelSpec:
 
 
 class TransformersSpec(_ModelSpec):
-    """Engines that run the model in this process."""
+    """TransformersEngine: runs the model in this process."""
 
     def open(self) -> Backend:
         from operators.rollout.transformers_backend import TransformersBackend
@@ -70,7 +70,7 @@ class TransformersSpec(_ModelSpec):
 
 
 class VllmSpec(_ModelSpec):
-    """vLLM's engines. When it is opened it raises ModuleNotFoundError where vLLM is not installed."""
+    """VllmEngine. `open` raises ModuleNotFoundError if vLLM is not installed."""
 
     def open(self) -> Backend:
         from operators.rollout.vllm_backend import VllmBackend
@@ -80,9 +80,9 @@ class VllmSpec(_ModelSpec):
 
 @dataclass(frozen=True)
 class EmulatedSpec:
-    """Engines that take `time_scale` times less time than the machine they stand for.
+    """EmulatedEngine: runs `time_scale` times as fast as the machine it emulates.
 
-    Of the weight versions, which have no bytes, the newest `keep_versions` count as here.
+    Weight versions have no bytes; the newest `keep_versions` count as available.
     """
 
     config: RolloutConfig

@@ -1,30 +1,27 @@
 """One replica: an engine, the assignments it was given, and the rule which weights it runs them under.
 
-A trajectory starts and ends under one weight version. Weights change only while the engine is empty: to the version
-that the next assignment names, or to the newest complete one. The schedule that interrupts is the exception: what runs
-is taken out of the engine, and goes on under the newer weights with what it has.
+A trajectory starts and ends under one weight version: weights change only while the engine is empty, to the version
+that the next assignment names, or to the newest complete one. The exception is a schedule that interrupts: it takes the
+running trajectories out of the engine, loads newer weights and resumes them.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import Future
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
-from infra.store.errors import VersionGone
 from infra.transport.kv_transfer import KVTransfers
 from operators.rollout.config import RolloutConfig
-from operators.rollout.engine import KV, Completion, Engine, PartialResponse
+from operators.rollout.engine import Completion, Engine, PartialResponse
+from operators.rollout.progress_schedule import ProgressSchedule
 from operators.rollout.reservations import Reservations
 from operators.rollout.running_request import RunningRequest, request_of
+from operators.rollout.waiting_assignments import IncomingKV, WaitingAssignments
+from operators.rollout.weight_loader import WeightLoader, Weights
 from schemas.bounds import fits_inbox
 from schemas.records import (
     Assignment,
@@ -42,25 +39,14 @@ from schemas.records import (
 log = logging.getLogger(__name__)
 
 ReplicaEvent = Trajectory | AssignmentRejected | Progress | Assignment
-"""What a replica says; an Assignment hands over, and goes with the Progress before it in one transaction."""
-
-
-class Weights(Protocol):
-    """Where a replica finds weights on its machine."""
-
-    def versions(self) -> Collection[PolicyVersion]:
-        """The complete versions."""
-
-    def pin(self, version: PolicyVersion) -> AbstractContextManager[Path]:
-        """The file of `version`, which stays while the context lasts. Raises VersionGone."""
+"""What a replica publishes. An Assignment hands a trajectory over, in one transaction with the Progress before it."""
 
 
 class Replica:
-    """Takes assignments, steps its engine, gives trajectories. `decode` turns response tokens into text; `check` raises
-    ValueError for a prompt that its model cannot read.
+    """Accepts assignments, steps its engine, returns trajectories.
 
-    `changes` counts the changes that placement waits for. `kv_reused` counts the trajectories resumed with their
-    transferred KV, `kv_recomputed` those whose transferred KV could not be used.
+    `decode` turns response tokens into text; `check` raises ValueError for a prompt that its model cannot read; `now`
+    is wall-clock milliseconds, `clock` monotonic seconds. `changes` counts the changes that placement waits for.
     """
 
     def __init__(
@@ -78,103 +64,37 @@ class Replica:
         check: Callable[[Prompt], None] = lambda prompt: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        config = config or RolloutConfig()
         self.index, self.incarnation, self.engine = index, incarnation, engine
-        self._weights, self._decode, self._now, self._clock = weights, decode, now, clock
-        self._config, self._interrupts = config or RolloutConfig(), interrupts
-        self._waiting: deque[Assignment] = deque()
+        self._decode, self._check, self._now, self._clock = decode, check, now, clock
+        self._interrupts, self._kv_transfers = interrupts, kv_transfers
+        self._weights = WeightLoader(index, engine, weights)
+        self._waiting = WaitingAssignments(IncomingKV(index, kv_transfers))
         self._running: dict[str, RunningRequest] = {}
-        self._kv_transfers, self._check = kv_transfers, check
-        self._fetched: dict[str, tuple[int, Future[memoryview]]] = {}
-        """KV on its way here or here, of what has not started: by trajectory, with the lease it came under."""
-        self._reservations = Reservations(self._config.reserve_s)
+        self._progress = ProgressSchedule(config.progress_tokens, config.progress_s)
+        self._reservations = Reservations(config.reserve_s)
         self._draining = False
-        self._state: ReplicaState = "starting"
-        self._steps = self._look_step = 0
-        self._look_at = 0.0
-        self.newest: PolicyVersion | None = None
-        self.changes = self.kv_reused = self.kv_recomputed = 0
+        self.changes = 0
 
     @property
     def state(self) -> ReplicaState:
-        return "draining" if self._draining and self._state == "running" else self._state
+        state = self._weights.state
+        return "draining" if self._draining and state == "running" else state
 
     @property
     def reserved(self) -> tuple[str, ...]:
-        """The plans for whose trajectories it keeps room."""
+        """The plans for whose trajectories it reserves room."""
         return self._reservations.plans
 
-    def accept(self, assignment: Assignment) -> None:
-        """Accept an assignment; the caller has checked that it is for this incarnation.
+    @property
+    def kv_reused(self) -> int:
+        """Trajectories that started with their transferred KV."""
+        return self._waiting.kv.reused
 
-        Of a trajectory that is here already only the lease is news.
-        """
-        name = assignment.trajectory_id
-        self._reservations.settle((name,), self._clock())
-        running = self._running.get(name)
-        if running is not None:
-            if assignment.lease > running.assignment.lease:
-                running.assignment = replace(running.assignment, lease=assignment.lease, attempt=assignment.attempt)
-                running.told = 0 if assignment.partial is None else len(assignment.partial.token_ids)
-            return
-        for place, waiting in enumerate(self._waiting):
-            if waiting.trajectory_id == name:
-                self._waiting[place] = max(waiting, assignment, key=lambda each: each.lease)
-                return
-        self._waiting.append(assignment)
-        if assignment.kv is not None and self._kv_transfers is not None:
-            self._fetched[name] = assignment.lease, self._kv_transfers.fetch(assignment.kv)
-
-    def cancel(self, leases: Mapping[str, int]) -> None:
-        """Drop these trajectories, whether they run, wait or are still to come; not those under a later lease."""
-        self._reservations.settle(leases, self._clock())
-        self._waiting = deque(a for a in self._waiting if a.lease > leases.get(a.trajectory_id, 0))
-        self._forget_kv()
-        running = [name for name in leases if name in self._running]
-        ended = [name for name in running if self._running[name].assignment.lease <= leases[name]]
-        self.engine.release(ended)
-        for name in ended:
-            del self._running[name]
-
-    def reserve(self, order: Reserve) -> None:
-        """Keep these weights and the room that `order` asks for, if they are here."""
-        status = self.engine.status()
-        requests = len(self._running) + len(self._waiting) + self._reservations.requests + len(order.trajectory_ids)
-        kv = status.kv_used + self._reservations.kv + order.kv
-        if self.state != "running" or self.engine.version != order.policy_version:
-            why = f"it is {self.state} under version {self.engine.version}"
-        elif requests > status.capacity or kv > status.kv_capacity:
-            why = f"{requests} requests of {kv} tokens are more than it has room for"
-        else:
-            self._reservations.grant(order.plan_id, order.trajectory_ids, order.kv, self._clock())
-            self.changes += 1
-            return
-        log.info("replica %d keeps no room for plan %s: %s", self.index, order.plan_id, why)
-
-    def hand_over(self, order: Release) -> list[ReplicaEvent]:
-        """Stop the trajectories that `order` names and give each to its next owner; what is not here is passed over.
-
-        The shortest first: they are computed anew in this order, and who is short soon goes on.
-        """
-        leases = dict(zip(order.trajectory_ids, order.leases, strict=False))
-        leaving = [name for name in leases if self._may_leave(name, leases[name])]
-        running = [name for name in leaving if name in self._running]
-        released = self.engine.release(running, with_kv=self._kv_transfers is not None)
-        lengths = {name: len(partial.token_ids) for name, partial in released.items()}
-        words: list[ReplicaEvent] = []
-        for name in sorted(leaving, key=lambda name: lengths.get(name, 0)):
-            to = NextOwner(leases[name], order.destination, order.destination_incarnation)
-            words += self._part_with(name, to, released.get(name))
-        self._forget_kv()
-        return words
-
-    def drain(self) -> None:
-        """Say that no fresh work is wanted any more; placement moves away what it can."""
-        self._draining = True
-        self.changes += 1
-
-    def announce(self, version: PolicyVersion) -> None:
-        """A weight version was published."""
-        self.newest = max(filter(None, (self.newest, version)))
+    @property
+    def kv_recomputed(self) -> int:
+        """Trajectories whose transferred KV could not be used."""
+        return self._waiting.kv.recomputed
 
     @property
     def idle(self) -> bool:
@@ -182,204 +102,199 @@ class Replica:
         return not (self._running or self._waiting)
 
     def busy(self) -> bool:
-        """Whether there is anything to do by now, and weights to do it under."""
+        """Whether `step` has work to do now, and weights to do it under."""
         if self._running:
             return self.engine.due() <= 0
         return bool(self._waiting and self.engine.version is not None)
 
+    # -- commands -----------------------------------------------------------------------------------------------------
+
+    def accept(self, assignment: Assignment) -> None:
+        """Queue an assignment; the caller has checked that it is for this incarnation.
+
+        An assignment of a trajectory that runs or waits here only updates its lease.
+        """
+        name = assignment.trajectory_id
+        self._reservations.remove((name,), self._clock())
+        running = self._running.get(name)
+        if running is None:
+            self._waiting.add(assignment)
+        elif assignment.lease > running.assignment.lease:
+            running.assignment = replace(running.assignment, lease=assignment.lease, attempt=assignment.attempt)
+            running.reported = 0 if assignment.partial is None else len(assignment.partial.token_ids)
+
+    def cancel(self, leases: Mapping[str, int]) -> None:
+        """Drop these trajectories, whether they run, wait or are reserved; not those under a later lease."""
+        self._reservations.remove(leases, self._clock())
+        self._waiting.cancel(leases)
+        running = [name for name in leases if name in self._running]
+        cancelled = [name for name in running if self._running[name].assignment.lease <= leases[name]]
+        self.engine.release(cancelled)
+        for name in cancelled:
+            del self._running[name]
+
+    def reserve(self, order: Reserve) -> None:
+        """Reserve the room that `order` requests and keep the present weights, if both are available."""
+        status = self.engine.status()
+        requests = len(self._running) + len(self._waiting) + self._reservations.requests + len(order.trajectory_ids)
+        kv = status.kv_used + self._reservations.kv + order.kv
+        if self.state != "running" or self.engine.version != order.policy_version:
+            reason = f"it is {self.state} under version {self.engine.version}"
+        elif requests > status.capacity or kv > status.kv_capacity:
+            reason = f"{requests} requests with {kv} KV tokens exceed {status.capacity} and {status.kv_capacity}"
+        else:
+            self._reservations.grant(order.plan_id, order.trajectory_ids, order.kv, self._clock())
+            self.changes += 1
+            return
+        log.info("replica %d rejects the reservation for plan %s: %s", self.index, order.plan_id, reason)
+
+    def hand_over(self, order: Release) -> list[ReplicaEvent]:
+        """Stop the trajectories that `order` names and assign each to its next owner; those not here are skipped.
+
+        The shortest comes first: the next owner prefills in this order, so short ones resume soon.
+        """
+        leases = dict(zip(order.trajectory_ids, order.leases, strict=False))
+        leaving = [name for name in leases if self._can_hand_over(name, leases[name])]
+        running = [name for name in leaving if name in self._running]
+        released = self.engine.release(running, with_kv=self._kv_transfers is not None)
+        lengths = {name: len(partial.token_ids) for name, partial in released.items()}
+        events: list[ReplicaEvent] = []
+        for name in sorted(leaving, key=lambda name: lengths.get(name, 0)):
+            to = NextOwner(leases[name], order.destination, order.destination_incarnation)
+            events += self._hand_over_one(name, to, released.get(name))
+        return events
+
+    def drain(self) -> None:
+        """Request no more fresh work; placement moves away what it can."""
+        self._draining = True
+        self.changes += 1
+
+    def announce(self, version: PolicyVersion) -> None:
+        """Record that a weight version was published."""
+        self._weights.announce(version)
+
+    # -- one step: schedule, run, publish -----------------------------------------------------------------------------
+
     def step(self) -> list[ReplicaEvent]:
-        """Load weights if it is time to, start what can start, run one engine step, and tell what is to be told."""
+        """Schedule the assignments that can start, run one engine step, and return the events to publish."""
+        rejected = self._schedule()
+        if not self._running:
+            return rejected
+        completions = self._run()
+        return [*rejected, *self._finish(completions), *self._report_due_progress()]
+
+    def report_progress(self) -> list[ReplicaEvent]:
+        """Everything that placement does not know yet, whether it is due or not."""
+        return self._report(self._running, self._clock())
+
+    def _schedule(self) -> list[ReplicaEvent]:
+        """Load weights if the engine may take others, and start the assignments that are ready; returns rejections."""
         self._reservations.expire(self._clock())
-        if not self._running:
-            self._refresh()
-        elif self._interrupts and self.newest != self.engine.version:
+        if self._interrupts and self._running and self._weights.newest != self.engine.version:
             self._interrupt()
-        refused = self._start_waiting()
-        if not self._running:
-            return refused
-        self._steps += 1
+        elif not self._running and not self._reservations.plans:  # reserved trajectories need the loaded weights
+            self.changes += self._weights.refresh(self._waiting.next_version)
+        loaded = self.engine.version
+        if loaded is None or not self._waiting:
+            return []
+        return [
+            rejected
+            for assignment in self._waiting.take_ready(loaded, self._weights.available)
+            if (rejected := self._start(assignment, loaded)) is not None
+        ]
+
+    def _run(self) -> Sequence[Completion]:
+        """Run one engine step."""
+        self._progress.steps += 1
         completions = self.engine.step()
         for name in self.engine.take_started():
             if (running := self._running.get(name)) is not None and running.first_token_at is None:
                 running.first_token_at = self._now()
-        ended = [self._finish(completion) for completion in completions]
-        return [*refused, *ended, *self._progress()]
+        return completions
 
-    # -- weights ------------------------------------------------------------------------------------------------------
+    def _finish(self, completions: Sequence[Completion]) -> list[ReplicaEvent]:
+        version = self.engine.version
+        assert version is not None
+        return [
+            self._running.pop(completion.trajectory_id).finished(
+                completion, version, self._weights.newest, self._decode, self._now()
+            )
+            for completion in completions
+        ]
 
-    def _refresh(self) -> None:
-        """Between two batches: the version that the next assignment names, else the newest that is complete here."""
-        if self._reservations.plans:
-            return  # what is to come needs the weights that are loaded
-        named = self._waiting[0].policy_version if self._waiting else None
-        here = self._weights.versions()
-        if named not in here:  # then whoever names it is refused
-            # A version may be announced before its bytes are complete on this machine, and gone again later.
-            named = self._newest_here(here)
-        if named is not None and named != self.engine.version:
-            self._load(named)
+    def _report_due_progress(self) -> list[ReplicaEvent]:
+        clock = self._clock()
+        return self._report(self._progress.due(self._running, clock), clock)
 
-    def _newest_here(self, here: Collection[PolicyVersion]) -> PolicyVersion | None:
-        return max((v for v in here if self.newest is not None and v <= self.newest), default=None)
+    def _report(self, names: Iterable[str], clock: float) -> list[ReplicaEvent]:
+        """Progress records of these running trajectories, for those that have gained tokens since the last one."""
+        since = {name: self._running[name].reported for name in names}
+        events: list[ReplicaEvent] = []
+        for name, gained in self.engine.generated(since).items() if since else ():
+            running = self._running[name]
+            if len(gained.token_ids):
+                events.append(running.progress(gained, self.engine.version, None, self._now()))
+            running.reported += len(gained.token_ids)
+            running.reported_at, running.reported_step = clock, self._progress.steps
+        return events
 
-    def _load(self, version: PolicyVersion) -> None:
-        self._state = "loading"
+    def _start(self, assignment: Assignment, loaded: PolicyVersion) -> AssignmentRejected | None:
+        """Submit `assignment` to the engine, or reject it."""
+        if assignment.policy_version not in (None, loaded):
+            # Training may restart under other weights; a prompt that is pinned to the version cannot.
+            retry = assignment.prompt.policy_version is None
+            return self._reject(assignment, f"weight version {assignment.policy_version} is gone", retry)
         try:
-            with self._weights.pin(version) as file:
-                self.engine.load(file, version)
-            self.changes += 1
-        except VersionGone as gone:
-            log.warning("replica %d: weight version %s is gone: %s", self.index, version, gone)
-        self._state = "running" if self.engine.version is not None else "starting"
+            self._check(assignment.prompt)
+            self.engine.submit(request_of(assignment, self._waiting.kv.take(assignment, loaded)))
+        except ValueError as error:
+            return self._reject(assignment, str(error), retry=False)
+        running = RunningRequest.start(assignment, self._now(), self._clock(), self._progress.steps)
+        self._running[assignment.trajectory_id] = running
+        return None
+
+    def _reject(self, assignment: Assignment, reason: str, retry: bool) -> AssignmentRejected:
+        return AssignmentRejected(
+            assignment.trajectory_id, assignment.lease, self.index, self.incarnation, reason, retry
+        )
 
     def _interrupt(self) -> None:
-        """Go on under newer weights with all that runs, unless some of it is pinned to the present ones."""
-        before, newer = self.engine.version, self._newest_here(self._weights.versions())
+        """Resume all running trajectories under newer weights, unless some are pinned to the present ones."""
+        before, newer = self.engine.version, self._weights.newest_available()
         pinned = any(running.assignment.prompt.policy_version is not None for running in self._running.values())
         if before is None or newer is None or newer <= before or pinned or self._reservations.plans:
             return
         partials = self.engine.release(list(self._running))
-        self._load(newer)
+        self.changes += self._weights.load(newer)
         for name, running in self._running.items():
             partial = partials[name]
             running.spans = running.spans_of(len(partial.token_ids), before)
             request = request_of(running.assignment)
             self.engine.submit(replace(request, partial=partial if len(partial.token_ids) else None))
 
-    # -- starting -----------------------------------------------------------------------------------------------------
-
-    def _start_waiting(self) -> list[ReplicaEvent]:
-        """Submit what may run under the loaded version; what names another waits until the engine is empty."""
-        version = self.engine.version
-        if version is None or not self._waiting:
-            return []
-        refused: list[ReplicaEvent] = []
-        kept: deque[Assignment] = deque()
-        here = None
-        while self._waiting:
-            assignment = self._waiting.popleft()
-            if assignment.policy_version in (None, version):
-                _, kv = self._fetched.get(assignment.trajectory_id, (0, None))
-                if kv is not None and not kv.done():
-                    kept.append(assignment)
-                else:
-                    refused += self._submit(assignment)
-                continue
-            here = self._weights.versions() if here is None else here
-            if assignment.policy_version in here:
-                kept.append(assignment)
-            else:
-                # Training may begin anew under other weights; who asks for these alone has nobody else to ask.
-                retry = assignment.prompt.policy_version is None
-                refused.append(self._refuse(assignment, f"weight version {assignment.policy_version} is gone", retry))
-        self._waiting = kept
-        return refused
-
-    def _submit(self, assignment: Assignment) -> list[ReplicaEvent]:
-        try:
-            self._check(assignment.prompt)
-            self.engine.submit(request_of(assignment, self._kv_of(assignment)))
-        except ValueError as error:
-            return [self._refuse(assignment, str(error), retry=False)]
-        name = assignment.trajectory_id
-        self._running[name] = RunningRequest.start(assignment, self._now(), self._clock(), self._steps)
-        return []
-
-    def _kv_of(self, assignment: Assignment) -> KV | None:
-        """The KV that came along, if it is that of what is to be resumed under the weights loaded."""
-        lease, fetched = self._fetched.pop(assignment.trajectory_id, (0, None))
-        parcel = assignment.kv
-        if parcel is None:
-            return None
-        error: BaseException | str | None = "other weights"
-        if fetched is None or lease != assignment.lease:
-            error = "it is not to be fetched"
-        elif parcel.policy_version == self.engine.version:
-            error = fetched.exception()
-        if fetched is None or error is not None:
-            self.kv_recomputed += 1
-            log.info("replica %d computes %s anew: %s", self.index, assignment.trajectory_id, error)
-            return None
-        self.kv_reused += 1
-        return KV(parcel.tokens, fetched.result())
-
-    def _forget_kv(self) -> None:
-        """Of what waits here no more."""
-        if self._fetched:
-            waiting = {assignment.trajectory_id for assignment in self._waiting}
-            self._fetched = {name: fetched for name, fetched in self._fetched.items() if name in waiting}
-
-    def _refuse(self, assignment: Assignment, reason: str, retry: bool) -> AssignmentRejected:
-        return AssignmentRejected(
-            assignment.trajectory_id, assignment.lease, self.index, self.incarnation, reason, retry
-        )
-
-    # -- telling ------------------------------------------------------------------------------------------------------
-
-    def _finish(self, completion: Completion) -> Trajectory:
-        running = self._running.pop(completion.trajectory_id)
-        version = self.engine.version
-        assert version is not None
-        return running.finished(completion, version, self.newest, self._decode, self._now())
-
-    def _progress(self) -> list[ReplicaEvent]:
-        """What trajectories have gained of which placement has not been told for long."""
-        clock, config = self._clock(), self._config
-        if self._steps < self._look_step and clock < self._look_at:
-            return []
-        self._look_step = self._steps + max(1, config.progress_tokens // 8)
-        self._look_at = clock + config.progress_s / 8
-        return self._told(
-            {
-                name: running.told
-                for name, running in self._running.items()
-                if self._steps - running.told_step >= config.progress_tokens
-                or clock - running.told_at >= config.progress_s
-            },
-            clock,
-        )
-
-    def report_progress(self) -> list[ReplicaEvent]:
-        """Everything that placement has not been told, whatever it costs."""
-        return self._told({name: running.told for name, running in self._running.items()}, self._clock())
-
-    def _told(self, due: Mapping[str, int], clock: float) -> list[ReplicaEvent]:
-        words: list[ReplicaEvent] = []
-        for name, gained in self.engine.generated(due).items() if due else ():
-            running = self._running[name]
-            if len(gained.token_ids):
-                words.append(running.progress(gained, self.engine.version, None, self._now()))
-            running.told += len(gained.token_ids)
-            running.told_at, running.told_step = clock, self._steps
-        return words
-
     # -- handing over -------------------------------------------------------------------------------------------------
 
-    def _may_leave(self, name: str, lease: int) -> bool:
+    def _can_hand_over(self, name: str, lease: int) -> bool:
         running = self._running.get(name)
-        assignment = running.assignment if running is not None else self._waiting_for(name)
+        assignment = running.assignment if running is not None else self._waiting.find(name)
         if assignment is None or assignment.lease >= lease:
             return False
-        # What its next owner could not be told stays; its limit is the most that it can have by now.
+        # A trajectory that does not fit the next owner's inbox stays; its limit bounds the tokens it can have by now.
         return fits_inbox(assignment.prompt, assignment.prompt.sampling.max_new_tokens)
 
-    def _waiting_for(self, name: str) -> Assignment | None:
-        return next((waiting for waiting in self._waiting if waiting.trajectory_id == name), None)
-
-    def _part_with(self, name: str, to: NextOwner, generated: PartialResponse | None) -> list[ReplicaEvent]:
+    def _hand_over_one(self, name: str, to: NextOwner, generated: PartialResponse | None) -> list[ReplicaEvent]:
         running = self._running.pop(name, None)
         now = self._now()
         if running is None or generated is None:
-            assignment = running.assignment if running is not None else self._waiting_for(name)
+            assignment = running.assignment if running is not None else self._waiting.find(name)
             assert assignment is not None
-            self._waiting = deque(waiting for waiting in self._waiting if waiting is not assignment)
+            self._waiting.remove(assignment)
             running = RunningRequest.start(assignment, now, 0.0, 0)
             known = request_of(assignment).partial
             generated = known if known is not None else PartialResponse(np.zeros(0, np.int32), np.zeros(0, np.float32))
-        gained = generated.since(running.told)
-        version = self.engine.version
-        parcel, kv = None, generated.kv
+        gained = generated.since(running.reported)
+        version, kv, manifest = self.engine.version, generated.kv, None
         if kv is not None and self._kv_transfers is not None and version is not None:
-            parcel = self._kv_transfers.offer(version, kv.tokens, kv.data)
-        given = running.handed_over(to, generated, version, now, pinned=not self._interrupts, kv=parcel)
-        return [running.progress(gained, version, to, now), given]
+            manifest = self._kv_transfers.offer(version, kv.tokens, kv.data)
+        assignment = running.handed_over(to, generated, version, now, pinned=not self._interrupts, kv=manifest)
+        return [running.progress(gained, version, to, now), assignment]

@@ -1,4 +1,4 @@
-"""The room that a replica keeps for trajectories which others are to hand over to it."""
+"""The room that a replica reserves for trajectories which other replicas are to hand over to it."""
 
 from __future__ import annotations
 
@@ -7,50 +7,50 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class _Reserved:
-    waited_for: set[str]
+class _Reservation:
+    pending: set[str]
     kv: int
-    until: float
+    expires_at: float
 
 
 class Reservations:
-    """Plans and the trajectories still waited for, each plan for `patience_s` seconds at most."""
+    """Plans and their pending trajectories. A reservation expires after `expiry_s` seconds."""
 
-    def __init__(self, patience_s: float) -> None:
-        self._patience_s = patience_s
-        self._plans: dict[str, _Reserved] = {}
+    def __init__(self, expiry_s: float) -> None:
+        self._expiry_s = expiry_s
+        self._plans: dict[str, _Reservation] = {}
         self.plans: tuple[str, ...] = ()
-        """The plans with something to come; another thread may read it."""
+        """The plans with pending trajectories; another thread may read it."""
 
     @property
     def requests(self) -> int:
-        """Trajectories still to come."""
-        return sum(len(plan.waited_for) for plan in self._plans.values())
+        """Pending trajectories."""
+        return sum(len(plan.pending) for plan in self._plans.values())
 
     @property
     def kv(self) -> int:
-        """KV in tokens kept for them."""
+        """KV reserved for them, in tokens."""
         return sum(plan.kv for plan in self._plans.values())
 
     def grant(self, plan_id: str, trajectory_ids: Iterable[str], kv: int, now: float) -> None:
-        """Keep room for a plan."""
-        self._plans[plan_id] = _Reserved(set(trajectory_ids), kv, now + self._patience_s)
-        self._tidy(now)
+        """Reserve room for a plan."""
+        self._plans[plan_id] = _Reservation(set(trajectory_ids), kv, now + self._expiry_s)
+        self._update(now)
 
-    def settle(self, trajectory_ids: Iterable[str], now: float) -> None:
-        """These have come, or will not."""
+    def remove(self, trajectory_ids: Iterable[str], now: float) -> None:
+        """Release the room of these trajectories: they have arrived, or were cancelled."""
         for plan in self._plans.values():
-            here = plan.waited_for.intersection(trajectory_ids)
-            if here:
-                plan.kv -= plan.kv * len(here) // len(plan.waited_for)
-                plan.waited_for -= here
-        self._tidy(now)
+            removed = plan.pending.intersection(trajectory_ids)
+            if removed:
+                plan.kv -= plan.kv * len(removed) // len(plan.pending)
+                plan.pending -= removed
+        self._update(now)
 
     def expire(self, now: float) -> None:
-        """Wait no longer for what does not come."""
+        """Drop the reservations that have expired."""
         if self._plans:
-            self._tidy(now)
+            self._update(now)
 
-    def _tidy(self, now: float) -> None:
-        self._plans = {name: plan for name, plan in self._plans.items() if plan.waited_for and plan.until > now}
+    def _update(self, now: float) -> None:
+        self._plans = {name: plan for name, plan in self._plans.items() if plan.pending and plan.expires_at > now}
         self.plans = tuple(self._plans)

@@ -1,4 +1,4 @@
-"""A trajectory that a replica has: what it was given, under which versions it grows, and what placement knows of it."""
+"""A running trajectory of a replica: its assignment, its weight versions, and how much of it placement knows."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ from schemas.records import (
 
 @dataclass(slots=True)
 class RunningRequest:
-    """`spans` are of what was made before the present weights; `told` tokens of it placement knows, since `told_at`
-    (monotonic seconds) and step number `told_step`. `first_token_at` is when it got its first token here."""
+    """`spans` cover the tokens generated before the present weights were loaded. Placement knows the first `reported`
+    tokens, since `reported_at` (monotonic seconds) and engine step `reported_step`. `first_token_at` is when this
+    replica generated its first token of it (wall-clock milliseconds)."""
 
     assignment: Assignment
     started_at: int
     spans: tuple[VersionSpan, ...]
-    told: int
-    told_at: float
-    told_step: int
+    reported: int
+    reported_at: float
+    reported_step: int
     first_token_at: int | None = None
 
     @classmethod
@@ -39,7 +40,7 @@ class RunningRequest:
         return cls(assignment, started_at, assignment.version_spans, known, clock, step)
 
     def spans_of(self, count: int, version: PolicyVersion) -> tuple[VersionSpan, ...]:
-        """What made its first `count` tokens, those beyond `spans` under `version`."""
+        """The versions of its first `count` tokens; those beyond `spans` were generated under `version`."""
         before = sum(span.length for span in self.spans)
         if count <= before:
             return self.spans
@@ -51,18 +52,18 @@ class RunningRequest:
     def progress(
         self, gained: PartialResponse, version: PolicyVersion | None, next_owner: NextOwner | None, now: int
     ) -> Progress:
-        """What it has `gained` since placement was told last."""
+        """The record of the tokens `gained` since the last report."""
         a, count = self.assignment, len(gained.token_ids)
-        spans = self.spans_of(self.told + count, version) if version is not None else self.spans
+        spans = self.spans_of(self.reported + count, version) if version is not None else self.spans
         return Progress(
             trajectory_id=a.trajectory_id,
             lease=a.lease,
             attempt=a.attempt,
             replica=a.replica,
             incarnation=a.incarnation,
-            start=self.told,
+            start=self.reported,
             gained=response_of(gained),
-            version_spans=_from(spans, self.told),
+            version_spans=_spans_from(spans, self.reported),
             next_owner=next_owner,
             first_token_at=self.first_token_at,
             written_at=now,
@@ -78,8 +79,11 @@ class RunningRequest:
         pinned: bool = True,
         kv: KVManifest | None = None,
     ) -> Assignment:
-        """The assignment with which its next owner goes on; `pinned`, what has grown under one version does so under
-        it. `kv` is where it can fetch what is computed."""
+        """The assignment with which the next owner resumes it.
+
+        If `pinned`, a trajectory with tokens of a single version resumes under that version. `kv` says where the next
+        owner can fetch its KV.
+        """
         a, count = self.assignment, len(generated.token_ids)
         spans = self.spans_of(count, version) if count and version is not None else ()
         versions = {span.version for span in spans} if pinned else set()
@@ -103,7 +107,7 @@ class RunningRequest:
         decode: Callable[[list[int]], str],
         now: int,
     ) -> Trajectory:
-        """The trajectory as it has ended."""
+        """The record of the finished trajectory."""
         a, generated = self.assignment, completion.generated
         reason: FinishReason = completion.finish_reason  # type: ignore[assignment]
         return Trajectory(
@@ -127,26 +131,26 @@ class RunningRequest:
 
 
 def request_of(assignment: Assignment, kv: KV | None = None) -> Request:
-    """What the engine is asked for, with the `kv` of what is resumed if it is here."""
+    """The engine's request for `assignment`; `kv` is the KV of the partial response it resumes, where available."""
     partial, prompt = assignment.partial, assignment.prompt
-    asked = prompt if prompt.environment else None
+    environment_prompt = prompt if prompt.environment else None
     known = None
     if partial is not None and len(partial.token_ids):
-        mask = None if asked is None else partial.loss_mask.to_numpy(zero_copy_only=False)
+        mask = None if environment_prompt is None else partial.loss_mask.to_numpy(zero_copy_only=False)
         known = PartialResponse(partial.token_ids.to_numpy(), partial.logprobs.to_numpy(), kv, mask)
-    return Request(assignment.trajectory_id, prompt.token_ids.to_numpy(), prompt.sampling, known, asked)
+    return Request(assignment.trajectory_id, prompt.token_ids.to_numpy(), prompt.sampling, known, environment_prompt)
 
 
 def response_of(generated: PartialResponse) -> Response:
-    """What was `generated`, as it travels."""
+    """The record of what was `generated`."""
     return Response(token_ids(generated.token_ids), floats(generated.logprobs), flags(generated.drawn))
 
 
-def _from(spans: tuple[VersionSpan, ...], start: int) -> tuple[VersionSpan, ...]:
-    """What `spans` say of the tokens from `start` on."""
-    found, at = [], 0
+def _spans_from(spans: tuple[VersionSpan, ...], start: int) -> tuple[VersionSpan, ...]:
+    """The part of `spans` that covers the tokens from `start` on."""
+    found, end = [], 0
     for span in spans:
-        at += span.length
-        if at > start:
-            found.append(VersionSpan(span.version, min(span.length, at - start)))
+        end += span.length
+        if end > start:
+            found.append(VersionSpan(span.version, min(span.length, end - start)))
     return tuple(found)

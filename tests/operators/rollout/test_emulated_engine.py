@@ -211,7 +211,7 @@ def round_by_round(asked: list[Request], config: SchedulerConfig, roofline: Roof
         at += line.pace(rows.count, rows.tokens, rows.take_prefill_tokens()).seconds(1)
         ended = rows.advance(1)
         ends |= {rows.requests[row].trajectory_id: at for row in ended}
-        scheduler.leave(ended)
+        scheduler.remove_rows(ended)
     return ends
 
 

@@ -63,10 +63,11 @@ def beats(producer: Producer) -> Iterator[Heartbeats]:
 
 
 def replicas() -> list[Replica]:
-    made = [Replica(index, 9, ScriptedEngine(slots=5), ScriptedWeights(), str, lambda: 0) for index in (2, 3)]
+    weights = ScriptedWeights()
+    weights.add(version(0))
+    made = [Replica(index, 9, ScriptedEngine(slots=5), weights, str, lambda: 0) for index in (2, 3)]
     for replica in made:
         replica.announce(version(0))
-        replica._weights.add(version(0))  # type: ignore[attr-defined]
         replica.step()
     return made
 

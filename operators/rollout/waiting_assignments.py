@@ -1,0 +1,124 @@
+"""The assignments of a replica that have not started, and the KV that is fetched for them."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import Future
+
+from infra.transport.kv_transfer import KVTransfers
+from operators.rollout.engine import KV
+from schemas.records import Assignment, PolicyVersion
+
+log = logging.getLogger(__name__)
+
+
+class IncomingKV:
+    """Fetches the KV of assignments that were handed over to replica `index`.
+
+    `reused` counts the assignments that start with their KV, `recomputed` those whose KV could not be used.
+    """
+
+    def __init__(self, index: int, transfers: KVTransfers | None) -> None:
+        self._index, self._transfers = index, transfers
+        self._fetches: dict[str, tuple[int, Future[memoryview]]] = {}
+        """By trajectory: the lease of the assignment, and the fetch."""
+        self.reused = self.recomputed = 0
+
+    def __len__(self) -> int:
+        return len(self._fetches)
+
+    def fetch(self, assignment: Assignment) -> None:
+        """Start to fetch the KV of `assignment`, if it has any."""
+        if assignment.kv is not None and self._transfers is not None:
+            self._fetches[assignment.trajectory_id] = assignment.lease, self._transfers.fetch(assignment.kv)
+
+    def pending(self, trajectory_id: str) -> bool:
+        """Whether the KV of this trajectory is still being fetched."""
+        fetch = self._fetches.get(trajectory_id)
+        return fetch is not None and not fetch[1].done()
+
+    def discard(self, trajectory_id: str) -> None:
+        """Drop the KV of a trajectory that does not start here."""
+        self._fetches.pop(trajectory_id, None)
+
+    def take(self, assignment: Assignment, loaded: PolicyVersion | None) -> KV | None:
+        """The KV for `assignment` under weight version `loaded`; None if it has none or its KV cannot be used."""
+        lease, fetch = self._fetches.pop(assignment.trajectory_id, (0, None))
+        manifest = assignment.kv
+        if manifest is None:
+            return None
+        error: BaseException | str | None = "it was computed under other weights"
+        if fetch is None or lease != assignment.lease:
+            error = "it was not fetched"
+        elif manifest.policy_version == loaded:
+            error = fetch.exception()
+        if fetch is None or error is not None:
+            self.recomputed += 1
+            log.info("replica %d recomputes the KV of %s: %s", self._index, assignment.trajectory_id, error)
+            return None
+        self.reused += 1
+        return KV(manifest.tokens, fetch.result())
+
+
+class WaitingAssignments:
+    """A queue of assignments, one per trajectory; `kv` has their KV."""
+
+    def __init__(self, kv: IncomingKV) -> None:
+        self._queue: deque[Assignment] = deque()
+        self.kv = kv
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def __iter__(self) -> Iterator[Assignment]:
+        return iter(self._queue)
+
+    @property
+    def next_version(self) -> PolicyVersion | None:
+        """The version that the first assignment names; None if there is no assignment or it names none."""
+        return self._queue[0].policy_version if self._queue else None
+
+    def find(self, trajectory_id: str) -> Assignment | None:
+        """The assignment of this trajectory."""
+        return next((waiting for waiting in self._queue if waiting.trajectory_id == trajectory_id), None)
+
+    def add(self, assignment: Assignment) -> None:
+        """Queue `assignment`; of two assignments of a trajectory the one with the later lease is kept."""
+        for place, waiting in enumerate(self._queue):
+            if waiting.trajectory_id == assignment.trajectory_id:
+                self._queue[place] = max(waiting, assignment, key=lambda each: each.lease)
+                return
+        self._queue.append(assignment)
+        self.kv.fetch(assignment)
+
+    def cancel(self, leases: Mapping[str, int]) -> None:
+        """Remove these trajectories, except those with a later lease."""
+        for waiting in [a for a in self._queue if a.lease <= leases.get(a.trajectory_id, 0)]:
+            self.remove(waiting)
+
+    def remove(self, assignment: Assignment) -> None:
+        """Remove `assignment` and its KV."""
+        self._queue = deque(waiting for waiting in self._queue if waiting is not assignment)
+        self.kv.discard(assignment.trajectory_id)
+
+    def take_ready(self, loaded: PolicyVersion, available: Callable[[], Collection[PolicyVersion]]) -> list[Assignment]:
+        """Remove and return, in order, the assignments that start under version `loaded`, and those that cannot start
+        because the version they name is gone.
+
+        The others stay: their KV is still being fetched, or they name another `available` version, which is loaded
+        once the engine is empty.
+        """
+        ready: list[Assignment] = []
+        staying: deque[Assignment] = deque()
+        versions: Collection[PolicyVersion] | None = None
+        for assignment in self._queue:
+            if assignment.policy_version in (None, loaded):
+                stays = self.kv.pending(assignment.trajectory_id)
+            else:
+                versions = available() if versions is None else versions
+                stays = assignment.policy_version in versions
+            (staying if stays else ready).append(assignment)
+        self._queue = staying
+        return ready

@@ -1,0 +1,75 @@
+"""Chooses the weight version of one engine and loads it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol
+
+from infra.store.errors import VersionGone
+from operators.rollout.engine import Engine
+from schemas.records import PolicyVersion, ReplicaState
+
+log = logging.getLogger(__name__)
+
+
+class Weights(Protocol):
+    """The weight versions on a replica's machine."""
+
+    def versions(self) -> Collection[PolicyVersion]:
+        """The complete versions."""
+
+    def pin(self, version: PolicyVersion) -> AbstractContextManager[Path]:
+        """The file of `version`, which is not evicted while the context lasts. Raises VersionGone."""
+
+
+class WeightLoader:
+    """Loads weights into `engine` of replica `index`.
+
+    `newest` is the newest version announced. A version may be announced before its bytes are complete on this machine,
+    and may be evicted later. `state` is `loading` during a load, and `running` once a version is loaded.
+    """
+
+    def __init__(self, index: int, engine: Engine, weights: Weights) -> None:
+        self._index, self._engine, self._weights = index, engine, weights
+        self.state: ReplicaState = "starting"
+        self.newest: PolicyVersion | None = None
+
+    def announce(self, version: PolicyVersion) -> None:
+        """Record that `version` was published."""
+        self.newest = max(filter(None, (self.newest, version)))
+
+    def available(self) -> Collection[PolicyVersion]:
+        """The complete versions on this machine."""
+        return self._weights.versions()
+
+    def newest_available(self) -> PolicyVersion | None:
+        """The newest announced version that is complete on this machine."""
+        return self._newest_of(self.available())
+
+    def refresh(self, named: PolicyVersion | None) -> bool:
+        """Load version `named`, or the newest available one if `named` is None or not available.
+
+        The engine must be empty. Returns whether weights were loaded.
+        """
+        available = self.available()
+        version = named if named in available else self._newest_of(available)
+        return version is not None and version != self._engine.version and self.load(version)
+
+    def load(self, version: PolicyVersion) -> bool:
+        """Load `version`; returns False, and logs a warning, if it was evicted in the meantime."""
+        self.state = "loading"
+        loaded = False
+        try:
+            with self._weights.pin(version) as file:
+                self._engine.load(file, version)
+            loaded = True
+        except VersionGone as gone:
+            log.warning("replica %d: weight version %s is gone: %s", self._index, version, gone)
+        self.state = "running" if self._engine.version is not None else "starting"
+        return loaded
+
+    def _newest_of(self, available: Collection[PolicyVersion]) -> PolicyVersion | None:
+        return max((v for v in available if self.newest is not None and v <= self.newest), default=None)
