@@ -56,7 +56,7 @@ def packages(requirements: Path) -> Iterator[SbomComponent]:
 
 def jars(of: Jars) -> Iterator[SbomComponent]:
     """The jars of `of`, with the licences of their POMs where they have been fetched."""
-    paths = {jar.name: jar for jar in of.resolved()} if of.are_here() else {}
+    paths = {jar.name: jar for jar in of.resolve()} if of.is_resolved() else {}
     for name, digest in read_digests(of.digest_file).items():
         path = paths.get(name)
         if path is None:

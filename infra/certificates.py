@@ -36,7 +36,7 @@ class Authority:
     key: ec.EllipticCurvePrivateKey
 
     @staticmethod
-    def new() -> Authority:
+    def create() -> Authority:
         """A new one."""
         from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -44,7 +44,7 @@ class Authority:
         return Authority(_signed(AUTHORITY, (), key, key), key)
 
     @staticmethod
-    def of_files(certificate: Path, key: Path) -> Authority:
+    def load(certificate: Path, key: Path) -> Authority:
         """The one that `write` has left. Raises OSError, ValueError for what is none."""
         from cryptography import x509
         from cryptography.hazmat.primitives import serialization
@@ -124,10 +124,10 @@ def write_relay_files(folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     token, relay, certificate, key = (folder / name for name in ("relay-token", "relay.pem", "ca.pem", "ca.key"))
     if not key.exists():
-        Authority.new().write(certificate, key)
+        Authority.create().write(certificate, key)
         relay.unlink(missing_ok=True)
     if not relay.exists():
-        write_private(relay, Authority.of_files(certificate, key).issue("relay", (RELAY_NAME,)))
+        write_private(relay, Authority.load(certificate, key).issue("relay", (RELAY_NAME,)))
     if not token.exists():
         write_private(token, f"{secrets.token_hex(32)}\n")
     return [token, relay, certificate]

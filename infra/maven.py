@@ -54,7 +54,7 @@ class Jars:
         base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
         return Path(base) / "laminar" / self.name
 
-    def are_here(self) -> bool:
+    def is_resolved(self) -> bool:
         """Whether the list is there, so that nothing need be fetched."""
         return (self.folder / LISTING).is_file()
 
@@ -64,7 +64,7 @@ class Jars:
         `progress` gets one line of text a step, only when there is something to fetch. Raises JarResolutionError when a
         jar can be neither found nor fetched, WrongJar for one that is another than ours.
         """
-        jars = self.resolved(progress, cache)
+        jars = self.resolve(progress, cache)
         self.check(jars)
         return jars
 
@@ -83,7 +83,7 @@ class Jars:
         if expected:
             raise WrongJar(f"{self.name} lacks {', '.join(sorted(expected))} ({self.digest_file})")
 
-    def resolved(self, progress: Progress = lambda message: None, cache: Path | None = None) -> list[Path]:
+    def resolve(self, progress: Progress = lambda message: None, cache: Path | None = None) -> list[Path]:
         """As `class_path`, unchecked."""
         folder = self.folder if cache is None else cache
         listing = folder / LISTING

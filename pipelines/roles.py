@@ -79,7 +79,7 @@ def run_role(config: Config, role: Role, runner: Runner = "embedded", beam_optio
             raise ConfigError(f"{role.name} cannot be built: {error}") from error
 
     logging.getLogger(__name__).info("%s starts", role.name)
-    with LIVENESS.reported(alive_file(liveness_file(config.run_folder, role.name))):
+    with LIVENESS.reporting(alive_file(liveness_file(config.run_folder, role.name))):
         run_pipeline(build_role, runner, beam_options, close_shards)
 
 

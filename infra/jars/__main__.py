@@ -7,6 +7,6 @@ from infra.maven import sha256_of
 from infra.runners.flink_jars import JARS as FLINK
 
 for jars in (KAFKA, FLINK):
-    lines = sorted(f"{sha256_of(jar)}  {jar.name}\n" for jar in jars.resolved(print))
+    lines = sorted(f"{sha256_of(jar)}  {jar.name}\n" for jar in jars.resolve(print))
     jars.digest_file.write_text("".join(lines), encoding="utf-8")
     print(f"{jars.digest_file}: {len(lines)} jars")

@@ -103,7 +103,7 @@ class Security:
 
 
 def _make_certificates(folder: Path, host: str) -> None:
-    authority = Authority.new()
+    authority = Authority.create()
     authority.write(folder / "ca.pem", folder / "ca.key")
     write_private(folder / "broker.pem", authority.issue(BROKER, (host,)))
     write_private(folder / "relay.pem", authority.issue("relay", (RELAY_NAME,)))

@@ -31,7 +31,7 @@ EVERY_S = 5.0
 EXIT_CODE = 70
 """Of a process that ends because of what is described here: EX_SOFTWARE of sysexits.h."""
 
-Doing = Literal["restore", "fold"]
+StepPhase = Literal["restore", "fold"]
 
 
 @dataclass(frozen=True)
@@ -46,15 +46,15 @@ class StepBudget:
     setting: str = "progress"
     restart: bool = True
 
-    def of(self, doing: Doing) -> float:
+    def of(self, phase: StepPhase) -> float:
         """The budget of `doing`."""
-        return self.restore_s if doing == "restore" else self.fold_s
+        return self.restore_s if phase == "restore" else self.fold_s
 
 
 @dataclass(slots=True)
 class _Shard:
     budget: StepBudget
-    doing: Doing | None = None
+    phase: StepPhase | None = None
     since: float = 0.0
     ready: bool = False
     reported: bool = False
@@ -75,24 +75,24 @@ class Liveness:
         self._file: Path | None = None
         self._lock = threading.Lock()
 
-    def budget(self, group: str, budget: StepBudget) -> None:
+    def set_budget(self, group: str, budget: StepBudget) -> None:
         """The steps of the shard `group` have `budget`."""
         self._shard(group).budget = budget
 
     @contextmanager
-    def step(self, group: str, doing: Doing) -> Iterator[None]:
+    def step(self, group: str, phase: StepPhase) -> Iterator[None]:
         """A step of the shard `group`, from its beginning to its end."""
         shard = self._shard(group)
-        shard.since, shard.reported, shard.doing = self._clock(), False, doing
-        if doing == "restore":
+        shard.since, shard.reported, shard.phase = self._clock(), False, phase
+        if phase == "restore":
             shard.ready = False
         try:
             yield
             shard.ready = True
         finally:
-            shard.doing = None
+            shard.phase = None
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """The shards of this process are closed."""
         with self._lock:
             self._shards.clear()
@@ -112,7 +112,7 @@ class Liveness:
         thread.start()
         return thread
 
-    def facts(self) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         """What the file says."""
         now = self._clock()
         with self._lock:
@@ -123,13 +123,13 @@ class Liveness:
             "failed_threads": failed,
             "steps": {
                 group: {
-                    "doing": shard.doing,
+                    "phase": shard.phase,
                     "seconds": round(now - shard.since, 1),
-                    "budget_s": shard.budget.of(shard.doing),
-                    "stalled": now - shard.since > shard.budget.of(shard.doing),
+                    "budget_s": shard.budget.of(shard.phase),
+                    "stalled": now - shard.since > shard.budget.of(shard.phase),
                 }
                 for group, shard in shards.items()
-                if shard.doing is not None
+                if shard.phase is not None
             },
         }
 
@@ -140,14 +140,14 @@ class Liveness:
         for name, error in failed.items():
             self._end_process(f"the thread {name} has failed: {error}")
         for group, shard in shards.items():
-            doing, seconds = shard.doing, self._clock() - shard.since
-            if doing is None or shard.reported or seconds <= shard.budget.of(doing):
+            phase, seconds = shard.phase, self._clock() - shard.since
+            if phase is None or shard.reported or seconds <= shard.budget.of(phase):
                 continue
             shard.reported = True
             budget = shard.budget
             what = (
-                f"the step `{doing}` of {group} has taken {seconds:.0f} s, more than its budget of "
-                f"{budget.of(doing):g} s: raise {budget.setting} if such a step may take longer"
+                f"the step `{phase}` of {group} has taken {seconds:.0f} s, more than its budget of "
+                f"{budget.of(phase):g} s: raise {budget.setting} if such a step may take longer"
             )
             if budget.restart:
                 self._end_process(what)
@@ -156,30 +156,30 @@ class Liveness:
                 log.error("%s", what)
 
     @contextmanager
-    def reported(self, file: Path | None) -> Iterator[None]:
+    def reporting(self, file: Path | None) -> Iterator[None]:
         """Rewrite `file` and check this process while the block runs; without a file check alone."""
         ended = threading.Event()
         self._file = file
         self._failed.clear()
-        thread = threading.Thread(target=self._report, args=(ended,), name="liveness", daemon=True)
+        thread = threading.Thread(target=self._write_reports, args=(ended,), name="liveness", daemon=True)
         thread.start()
         try:
             yield
         finally:
             ended.set()
             thread.join()
-            self.forget()
+            self.clear()
             if file is not None:
                 with suppress(OSError):
                     file.unlink()
 
-    def _report(self, ended: threading.Event) -> None:
+    def _write_reports(self, ended: threading.Event) -> None:
         failing = False
         while True:
             if self._file is not None:
                 try:
                     self._file.parent.mkdir(parents=True, exist_ok=True)
-                    write_atomically(self._file, json.dumps(self.facts()))
+                    write_atomically(self._file, json.dumps(self.report()))
                     failing = False
                 except OSError as error:
                     if not failing:

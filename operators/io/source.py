@@ -56,7 +56,7 @@ class ShardSource:
             for r in config.inputs
             for p in r.partitions
         }
-        LIVENESS.budget(config.group, config.budget)
+        LIVENESS.set_budget(config.group, config.budget)
         self._session: Session | None = None
         self._positions: Mapping[PartitionKey, int] = {}
         self._rest_until = 0.0

@@ -180,7 +180,7 @@ def _liveness_text(said: Mapping[str, Any] | None) -> str:
     for name, error in said["failed_threads"].items():
         text += f", thread {name} FAILED: {error}"
     for step in said["steps"].values():
-        text += f", {'STALLED in' if step['stalled'] else 'in'} {step['doing']} for {step['seconds']:.0f}"
+        text += f", {'STALLED in' if step['stalled'] else 'in'} {step['phase']} for {step['seconds']:.0f}"
         text += f" of {step['budget_s']:g} s"
     return text
 

@@ -81,7 +81,7 @@ def observe(client: ClientProperties | None = None, folder: Path | None = None) 
         python=sys.version_info[:3],
         packages=_packages(),
         java=_java(),
-        broker_jars=JARS.are_here(),
+        broker_jars=JARS.is_resolved(),
         kafka_version=KAFKA_VERSION,
         prism=find_prism(),
         go=Path(go) if go else None,

@@ -39,8 +39,8 @@ def until(condition: Callable[[], object]) -> None:
 
 def test_report_is_rewritten_while_a_step_takes_long(tmp_path: Path, ended: Ended) -> None:
     live, file = Liveness(end=ended, every_s=0.01), tmp_path / "alive" / "trainer.json"
-    live.budget("g", StepBudget(fold_s=60))
-    with live.reported(file):
+    live.set_budget("g", StepBudget(fold_s=60))
+    with live.reporting(file):
         until(file.exists)  # before any step: loading a model takes its time
         with live.step("g", "fold"):
             until(lambda: read_liveness(file)["steps"])  # type: ignore[index]
@@ -48,7 +48,7 @@ def test_report_is_rewritten_while_a_step_takes_long(tmp_path: Path, ended: Ende
             until(lambda: file.stat().st_mtime > 0)
             said = read_liveness(file)
             assert said is not None
-            assert said["steps"]["g"]["doing"] == "fold"
+            assert said["steps"]["g"]["phase"] == "fold"
             assert (said["steps"]["g"]["budget_s"], said["steps"]["g"]["stalled"]) == (60, False)
         until(lambda: not read_liveness(file)["steps"])  # type: ignore[index]
     assert not file.exists()
@@ -57,23 +57,23 @@ def test_report_is_rewritten_while_a_step_takes_long(tmp_path: Path, ended: Ende
 
 def test_process_is_ready_once_its_step_is_restored(ended: Ended) -> None:
     live = Liveness(end=ended)
-    assert not live.facts()["ready"]
+    assert not live.report()["ready"]
     with live.step("g", "restore"):
-        assert not live.facts()["ready"]
-    assert live.facts()["ready"]
+        assert not live.report()["ready"]
+    assert live.report()["ready"]
     with live.step("g", "fold"):
-        assert live.facts()["ready"]
-    assert json.dumps(live.facts()).count('"ready": true') == 1  # what the readiness probe greps for
+        assert live.report()["ready"]
+    assert json.dumps(live.report()).count('"ready": true') == 1  # what the readiness probe greps for
 
 
-@pytest.mark.parametrize(("doing", "seconds"), [("restore", 40.0), ("fold", 3.0)])
+@pytest.mark.parametrize(("phase", "seconds"), [("restore", 40.0), ("fold", 3.0)])
 def test_step_ends_the_process_only_beyond_its_own_budget(
-    ended: Ended, caplog: pytest.LogCaptureFixture, doing: str, seconds: float
+    ended: Ended, caplog: pytest.LogCaptureFixture, phase: str, seconds: float
 ) -> None:
     now = 0.0
     live = Liveness(clock=lambda: now, end=ended)
-    live.budget("g", StepBudget(restore_s=40.0, fold_s=3.0, setting="progress.score_s"))
-    with live.step("g", doing):  # type: ignore[arg-type]
+    live.set_budget("g", StepBudget(restore_s=40.0, fold_s=3.0, setting="progress.score_s"))
+    with live.step("g", phase):  # type: ignore[arg-type]
         now = seconds
         live.check()
         assert not ended.codes
@@ -81,19 +81,19 @@ def test_step_ends_the_process_only_beyond_its_own_budget(
         live.check()
         live.check()
     assert ended.codes == [EXIT_CODE]
-    assert f"`{doing}` of g has taken {seconds + 1:.0f} s" in caplog.text
+    assert f"`{phase}` of g has taken {seconds + 1:.0f} s" in caplog.text
     assert "raise progress.score_s" in caplog.text
 
 
 def test_stalled_step_is_only_reported_where_restart_is_off(ended: Ended, caplog: pytest.LogCaptureFixture) -> None:
     now = 0.0
     live = Liveness(clock=lambda: now, end=ended)
-    live.budget("g", StepBudget(fold_s=3.0, restart=False))
+    live.set_budget("g", StepBudget(fold_s=3.0, restart=False))
     with live.step("g", "fold"):
         now = 5.0
         live.check()
         live.check()
-        assert live.facts()["steps"]["g"]["stalled"]
+        assert live.report()["steps"]["g"]["stalled"]
     assert not ended.codes
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
 
@@ -109,7 +109,7 @@ def test_failed_vital_thread_ends_the_process(ended: Ended) -> None:
     assert not ended.codes
     live.start_thread("sink", fail).join()
     live.check()
-    assert live.facts()["failed_threads"] == {"sink": "RuntimeError('no more')"}
+    assert live.report()["failed_threads"] == {"sink": "RuntimeError('no more')"}
     assert ended.codes == [EXIT_CODE]
 
 
@@ -128,7 +128,7 @@ def test_unwritable_report_is_logged_once_and_ends_nothing(
             checked.set()
 
     live.check = counted  # type: ignore[method-assign]
-    with live.reported(tmp_path / "file" / "alive"):
+    with live.reporting(tmp_path / "file" / "alive"):
         assert checked.wait(30)
     assert len(caplog.records) == 1
     assert not ended.codes

@@ -31,7 +31,7 @@ VERSION = PolicyVersion(1, 1)
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("certificates")
     write_relay_files(folder)
-    broker = Authority.of_files(folder / "ca.pem", folder / "ca.key").issue("broker", ("127.0.0.1",))
+    broker = Authority.load(folder / "ca.pem", folder / "ca.key").issue("broker", ("127.0.0.1",))
     write_private(folder / "broker.pem", broker)
     write_relay_files(folder / "another")
     return folder

@@ -156,18 +156,18 @@ class Reporter(Counter):
         return ()
 
     def report(self) -> None:
-        step = LIVENESS.facts()["steps"]["g"]
-        self.said.append((step["doing"], step["budget_s"]))
+        step = LIVENESS.report()["steps"]["g"]
+        self.said.append((step["phase"], step["budget_s"]))
 
 
 def test_restore_and_fold_are_reported_with_their_budgets(fold: _FoldFn) -> None:
-    LIVENESS.budget("g", StepBudget(restore_s=7.0, fold_s=3.0))
+    LIVENESS.set_budget("g", StepBudget(restore_s=7.0, fold_s=3.0))
     fold._step = type("Step", (), {"restore": lambda self, restored: Reporter(restored.start)})()
     list(fold.process(restored(1)))
     list(fold.process(polled(1)))
     assert Reporter.said == [("restore", 7.0), ("fold", 3.0)]
-    assert not LIVENESS.facts()["steps"]
-    LIVENESS.forget()
+    assert not LIVENESS.report()["steps"]
+    LIVENESS.clear()
 
 
 def test_shards_are_apart_and_each_says_whether_it_is_busy(fold: _FoldFn) -> None:

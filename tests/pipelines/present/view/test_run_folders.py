@@ -172,11 +172,11 @@ def test_status_shows_liveness_and_progress_apart(tmp_path: Path, process: subpr
     folder = make_run(tmp_path, "slow", pid=process.pid, pid_created=created(process.pid), roles=roles)
     for name, budget_s in (("score", 100.0), ("trainer", 0.0)):
         live = Liveness(clock=iter((10.0, 50.0)).__next__)
-        live.budget(name, StepBudget(fold_s=budget_s))
+        live.set_budget(name, StepBudget(fold_s=budget_s))
         with live.step(name, "fold"):
             file = liveness_file(folder, name)
             file.parent.mkdir(exist_ok=True)
-            file.write_text(json.dumps(live.facts()))
+            file.write_text(json.dumps(live.report()))
     code, out = invoke("status", "--folder", str(tmp_path))
     assert code == 0
     assert "no report of liveness" in next(line for line in out.splitlines() if "prompts" in line)
