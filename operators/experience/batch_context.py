@@ -1,4 +1,4 @@
-"""When a decision is taken, as the log knows it: what samplers and evictions may depend on besides the groups."""
+"""What samplers and evictions may depend on besides the groups: the state of the log when a batch is decided."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from schemas.records import PolicyVersion
 
 @dataclass(frozen=True, slots=True)
 class BatchContext:
-    """Global batch `batch` is to be made, of `wanted` trajectories at least, for `ranks` trainer ranks.
+    """Global batch `batch` is due, with at least `wanted` trajectories, for `ranks` trainer ranks.
 
-    `success` is that at the questions of the present level of each task's curriculum, of stories that have ended; where
-    a sampler is asked for its wish, that of the one task alone whose `level` it is.
-    `newest` is the newest weight version announced; `now` is this process's monotonic clock in seconds, which
-    `Group.seen_at` goes by; `held` how many trajectories the buffer holds.
+    `success` counts, by task, the settled answers to questions of the task's present curriculum level; in a call of
+    `Sampler.level_request` it covers only the curriculum whose present level is `level`. `newest` is the newest weight
+    version announced. `now` is this process's monotonic clock in seconds, the clock of `Group.seen_at`. `held` is the
+    number of trajectories in the buffer.
     """
 
     batch: int
@@ -33,13 +33,16 @@ class BatchContext:
     success: Mapping[str, Success] = field(default_factory=dict)
 
     def draw(self, group: Group) -> float:
-        """A number in (0, 1) for `group` in this batch: a function of seed, batch and group alone.
+        """A pseudo-random number in (0, 1) for `group`: a function of seed, batch and group number alone.
 
-        So what is drawn does not depend on the order in which groups came, nor on what was drawn before.
+        It therefore depends neither on the order in which groups arrived nor on earlier draws.
         """
         text = f"{self.seed}/{self.batch}/{group.number}".encode()
         return (int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") + 0.5) / 2**64
 
-    def race(self, group: Group, weight: float) -> float:
-        """Sort by this to draw without replacement in proportion to `weight` (Efraimidis and Spirakis, 2006)."""
+    def draw_key(self, group: Group, weight: float) -> float:
+        """A sort key: ascending order draws without replacement in proportion to `weight`.
+
+        Source: Efraimidis and Spirakis, 2006.
+        """
         return -math.log(self.draw(group)) / weight if weight > 0 else math.inf

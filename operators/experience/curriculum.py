@@ -1,7 +1,7 @@
-"""The curricula's memory: the level of each task's questions, how often they were answered right, what was asked for.
+"""The state of the curricula: the present level of each task, the success at it, and whether a request is open.
 
-Success is counted as stories end, in the transaction that ends them, and travels in its note: so each answer counts
-once, whatever is killed. So does the level that has begun last.
+An answer is counted in the transaction that settles it, and the commit note of that transaction holds the counts and
+the present level. Each answer is therefore counted once, whichever process is killed.
 """
 
 from __future__ import annotations
@@ -14,139 +14,139 @@ from schemas.records import LevelReply, LevelRequest, LevelSuccess
 
 
 class Success(NamedTuple):
-    """Of `answered` answers, how many were `right`; where nothing tells, a reward between 0 and 1 stands for it."""
+    """`right` of `answered` answers are correct. A reward, clipped to [0, 1], counts where there is no accuracy."""
 
     right: float = 0.0
     answered: int = 0
 
     @property
-    def share(self) -> float:
-        """Right of all; 0 where there are none."""
+    def rate(self) -> float:
+        """The success rate; 0 without answers."""
         return self.right / self.answered if self.answered else 0.0
 
 
 class Curriculum:
-    """Of `levels` levels of `task` ("": of all), the one that prompts are made of, and how its questions fare."""
+    """The curriculum of `task` ("": of the only task, whatever its name), which has `levels` levels."""
 
     def __init__(self, task: str, levels: int, state: Sequence[Any] | None = None) -> None:
         self.task, self._levels = task, levels
         self.level: int
         self._since: int
-        self._asked: bool
-        self.level, self._since, self._asked, counts = state or (0, 0, False, {})
+        self._requested: bool
+        self.level, self._since, self._requested, counts = state or (0, 0, False, {})
         self.success: dict[str, Success] = {task: Success(*each) for task, each in counts.items()}
-        """Of the answers that this shard of the buffer has seen."""
-        self._others: dict[int, LevelSuccess] = {}
-        self._told: dict[str, Success] | None = None
+        """By task: the answers that this shard of the buffer has settled."""
+        self._other_shards: dict[int, LevelSuccess] = {}
+        self._reported: dict[str, Success] | None = None
 
-    def known(self) -> dict[str, Success]:
-        """That of all shards of the buffer, as far as the others have told it."""
+    def all_shards(self) -> dict[str, Success]:
+        """By task: the success over all shards of the buffer, as far as the others have reported it."""
         found = dict(self.success)
-        for told in self._others.values():
-            if told.since == self._since:
-                for task, right, answered in zip(told.tasks, told.right, told.answered, strict=True):
+        for report in self._other_shards.values():
+            if report.since == self._since:
+                for task, right, answered in zip(report.tasks, report.right, report.answered, strict=True):
                     before = found.get(task, Success())
                     found[task] = Success(before.right + right, before.answered + answered)
         return found
 
-    def hear(self, told: LevelSuccess) -> None:
-        """Another shard tells of its success, all of it each time."""
-        self._others[told.shard] = told
+    def handle_success(self, report: LevelSuccess) -> None:
+        """Record the success of another shard. Each report is cumulative and replaces the one before."""
+        self._other_shards[report.shard] = report
 
-    def tell(self, shard: int, now: int) -> LevelSuccess | None:
-        """What there is to tell the others; None where nothing is new."""
-        if self.success == self._told:
+    def report(self, shard: int, now: int) -> LevelSuccess | None:
+        """This shard's success, for the others; None if it has not changed since the last report."""
+        if self.success == self._reported:
             return None
-        self._told = dict(self.success)
+        self._reported = dict(self.success)
         each = self.success.values()
         right, answered = tuple(one.right for one in each), tuple(one.answered for one in each)
         return LevelSuccess(shard, self.task, self._since, tuple(self.success), right, answered, now)
 
-    def learn(self, begun: LevelReply) -> None:
-        """Take note of a level, later than those before; what had been counted was of the one before."""
-        if begun.number > self._since:
-            self.level, self._since, self._asked, self.success = begun.level, begun.number, False, {}
+    def handle_reply(self, reply: LevelReply) -> None:
+        """Change to the level of `reply` if it is newer than the present one, and reset the counts."""
+        if reply.number > self._since:
+            self.level, self._since, self._requested, self.success = reply.level, reply.number, False, {}
 
     def count(self, number: int, task: str, right: float) -> None:
-        """The story of an answer to prompt `number` has ended: those to the present level's questions count."""
+        """Count a settled answer to prompt `number` if the prompt is of the present level."""
         if number >= self._since:
             before = self.success.get(task, Success())
             self.success[task] = Success(before.right + right, before.answered + 1)
 
-    def ask(self, wish: int, batch: int, now: int) -> LevelRequest | None:
-        """What to ask the prompt source for where the sampler wishes for harder (1) or easier (-1) questions.
+    def request(self, change: int, batch: int, now: int) -> LevelRequest | None:
+        """The request for a level that is harder (`change` 1) or easier (-1) than the present one.
 
-        Nothing while an answer is awaited, and nothing beyond the first and the last level.
+        None while a request is open, and None beyond the first and the last level.
         """
-        level = min(max(self.level + wish, 0), self._levels - 1)
-        if level == self.level or self._asked:
+        level = min(max(self.level + change, 0), self._levels - 1)
+        if level == self.level or self._requested:
             return None
-        self._asked = True
-        everything = total(self.known())
-        return LevelRequest(self.task, level, batch, everything.share, everything.answered, now)
+        self._requested = True
+        overall = total_success(self.all_shards())
+        return LevelRequest(self.task, level, batch, overall.rate, overall.answered, now)
 
     def state(self) -> Sequence[Any]:
-        """What a commit's note says of it."""
-        return [self.level, self._since, self._asked, {task: list(each) for task, each in self.success.items()}]
+        """The state that the commit note holds."""
+        return [self.level, self._since, self._requested, {task: list(each) for task, each in self.success.items()}]
 
 
 class Curricula:
-    """The curricula of the tasks that have one: of `levels` those with several; "" is the only task, of any name."""
+    """The curricula of all tasks whose entry in `levels` is above 1; task "" is the only task, whatever its name."""
 
     def __init__(self, levels: Mapping[str, int], state: Mapping[str, Any] | None = None) -> None:
-        known = state or {}
-        self._of = {task: Curriculum(task, count, known.get(task)) for task, count in levels.items() if count > 1}
+        saved = state or {}
+        self._by_task = {task: Curriculum(task, count, saved.get(task)) for task, count in levels.items() if count > 1}
 
     def __iter__(self) -> Iterator[Curriculum]:
-        return iter(self._of.values())
+        return iter(self._by_task.values())
 
-    def learn(self, begun: LevelReply) -> None:
-        """Take note of a level; one of a task that has none here is nothing."""
-        if begun.task in self._of:
-            self._of[begun.task].learn(begun)
+    def handle_reply(self, reply: LevelReply) -> None:
+        """Pass a reply to the curriculum of its task; a reply for a task without curriculum is ignored."""
+        if reply.task in self._by_task:
+            self._by_task[reply.task].handle_reply(reply)
 
-    def hear(self, told: LevelSuccess, shard: int) -> None:
-        """A shard tells of its success; this one's own word is passed over."""
-        if told.shard != shard and told.curriculum in self._of:
-            self._of[told.curriculum].hear(told)
+    def handle_success(self, report: LevelSuccess, shard: int) -> None:
+        """Record another shard's success; `shard`'s own report is ignored."""
+        if report.shard != shard and report.curriculum in self._by_task:
+            self._by_task[report.curriculum].handle_success(report)
 
-    def tell(self, shard: int, now: int) -> Iterator[LevelSuccess]:
-        """What this shard tells the others."""
+    def reports(self, shard: int, now: int) -> Iterator[LevelSuccess]:
+        """This shard's success, for the others: one report for each curriculum whose counts have changed."""
         for each in self:
-            told = each.tell(shard, now)
-            if told is not None:
-                yield told
+            report = each.report(shard, now)
+            if report is not None:
+                yield report
 
     def count(self, runs: Iterable[RowRun]) -> None:
-        """Stories have ended."""
-        if not self._of:
+        """Count the settled answers in `runs`."""
+        if not self._by_task:
             return
-        for shelf, first, last in runs:
+        for block, first, last in runs:
             for row in range(first, last):
-                task = shelf.tasks[row]
-                curriculum = self._of.get("", self._of.get(task))
+                task = block.tasks[row]
+                curriculum = self._by_task.get("", self._by_task.get(task))
                 if curriculum is not None:
-                    accuracy = shelf.accuracies[row]
-                    right = min(max(float(shelf.rewards[row]), 0.0), 1.0) if accuracy is None else accuracy
-                    curriculum.count(shelf.numbers[row], task, right)
+                    accuracy = block.accuracies[row]
+                    right = min(max(float(block.rewards[row]), 0.0), 1.0) if accuracy is None else accuracy
+                    curriculum.count(block.numbers[row], task, right)
 
     def values(self) -> dict[str, float]:
-        """What a batch's metric says of them: by task where there are several."""
-        told: dict[str, float] = {}
+        """The values that a batch's metric has of the curricula; named by task if there are several."""
+        values: dict[str, float] = {}
         for each in self:
-            task = f"/{each.task}" if len(self._of) > 1 else ""
-            told |= {
+            task = f"/{each.task}" if len(self._by_task) > 1 else ""
+            values |= {
                 f"curriculum/level{task}": float(each.level),
-                f"curriculum/success{task}": total(each.known()).share,
+                f"curriculum/success{task}": total_success(each.all_shards()).rate,
             }
-        return told
+        return values
 
     def state(self) -> Mapping[str, Any]:
-        """What a commit's note says of them."""
-        return {"curriculum": {each.task: each.state() for each in self}} if self._of else {}
+        """The state that the commit note holds."""
+        return {"curriculum": {each.task: each.state() for each in self}} if self._by_task else {}
 
 
-def total(success: Mapping[str, Success]) -> Success:
-    """That of all tasks together."""
+def total_success(success: Mapping[str, Success]) -> Success:
+    """The sum over all tasks."""
     each = success.values()
     return Success(sum(one.right for one in each), sum(one.answered for one in each))

@@ -1,4 +1,4 @@
-"""What is dropped, and why: evictions, found by name, or `module:Class` of the user's. Each is a Settled record."""
+"""Evictions: which members the buffer drops, each with a Settled record. By name, or a user's `module:Class`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from operators.experience.members import GroupMember
 
 
 class Drop(NamedTuple):
-    """A member that is dropped, and the reason that its Settled record gives."""
+    """A member to drop, and the reason for its Settled record."""
 
     member: GroupMember
     reason: str
@@ -20,16 +20,16 @@ class Drop(NamedTuple):
 
 @dataclass(frozen=True)
 class Eviction:
-    """Drops nothing. Others derive from it; options are fields."""
+    """The base class; it drops nothing. The options of an eviction are its dataclass fields."""
 
-    def evict(self, groups: Sequence[Group], moment: BatchContext) -> Iterable[Drop]:
-        """What to drop of `groups`: those ready in the order of their completion, then those still open."""
+    def evict(self, groups: Sequence[Group], context: BatchContext) -> Iterable[Drop]:
+        """The members of `groups` to drop. `groups` are the ready ones in the order of completion, then the open."""
         return ()
 
 
 @dataclass(frozen=True)
 class Staleness(Eviction):
-    """Drops members over `most` versions old. It starves long answers; correction in the loss does not."""
+    """Drops members staler than `most` versions. It starves long answers; correction in the loss does not."""
 
     most: int = 4
 
@@ -37,17 +37,17 @@ class Staleness(Eviction):
         if self.most < 0:
             raise ValueError(f"most must not be negative, not {self.most}")
 
-    def evict(self, groups: Sequence[Group], moment: BatchContext) -> Iterable[Drop]:
+    def evict(self, groups: Sequence[Group], context: BatchContext) -> Iterable[Drop]:
         for group in groups:
             for member in group.members:
-                if (age := member.staleness(moment.newest)) > self.most:
+                if (age := member.staleness(context.newest)) > self.most:
                     yield Drop(member, f"staleness {age} > {self.most}")
 
 
 @dataclass(frozen=True)
 class Age(Eviction):
-    """Drops groups of which the first member came more than `seconds` ago, by the clock of the buffer's own process.
-    What a restart reads again has just come."""
+    """Drops groups whose first member arrived more than `seconds` ago, by the monotonic clock of the buffer's process.
+    After a restart all members have just arrived."""
 
     seconds: float = 3600.0
 
@@ -55,15 +55,15 @@ class Age(Eviction):
         if not self.seconds > 0:
             raise ValueError(f"seconds must be positive, not {self.seconds}")
 
-    def evict(self, groups: Sequence[Group], moment: BatchContext) -> Iterable[Drop]:
+    def evict(self, groups: Sequence[Group], context: BatchContext) -> Iterable[Drop]:
         for group in groups:
-            if (age := moment.now - group.seen_at) > self.seconds:
+            if (age := context.now - group.seen_at) > self.seconds:
                 yield from (Drop(member, f"age {age:.0f} s > {self.seconds:g} s") for member in group.members)
 
 
 @dataclass(frozen=True)
 class Capacity(Eviction):
-    """Drops whole groups, those first that completed first, until at most `trajectories` are held, by each shard."""
+    """Drops whole groups, the oldest first, until the shard holds at most `trajectories`."""
 
     trajectories: int = 100_000
 
@@ -71,8 +71,8 @@ class Capacity(Eviction):
         if self.trajectories < 1:
             raise ValueError(f"trajectories must be at least 1, not {self.trajectories}")
 
-    def evict(self, groups: Sequence[Group], moment: BatchContext) -> Iterable[Drop]:
-        over = moment.held - self.trajectories
+    def evict(self, groups: Sequence[Group], context: BatchContext) -> Iterable[Drop]:
+        over = context.held - self.trajectories
         for group in groups:
             if over <= 0:
                 return

@@ -1,8 +1,8 @@
-"""Groups of samples of one prompt, on their way to completion and ready to leave: the memory of the buffer.
+"""The groups that the buffer holds in memory: open (members missing), ready, and proposed. A group is one prompt's.
 
-What is ready stands in the order of completion as the log tells it: by the newest weight version announced when the
-last member finished, then by offset, partition and row of its record. Offsets of one partition say nothing of those of
-another, so versions order partitions. Neither a clock nor the order of polls takes part: a restart rebuilds the order.
+Ready groups are in the order of completion in the log: by the newest weight version announced when the last member
+finished, then by offset, partition and row of that member's record. Offsets of different partitions cannot be compared,
+so the version orders partitions. Neither a clock nor the order of polls matters, so a restart rebuilds the same order.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from schemas.records import PolicyVersion
 
 
 class Group:
-    """Members of one prompt. `completed` orders groups; `expected` is how many members the prompt has."""
+    """Members of one prompt. `completed` orders groups; `expected` is how many samples the prompt has."""
 
     __slots__ = ("completed", "members", "number", "seen_at")
 
@@ -23,12 +23,12 @@ class Group:
         self.number = number
         self.members = members
         self.seen_at = seen_at
-        """When its first member came, by this process's monotonic clock."""
+        """When its first member arrived, by this process's monotonic clock, in seconds."""
         self.completed = (0, 0, 0, 0)
 
     @property
     def task(self) -> str:
-        """The task that asked."""
+        """The task of its prompt."""
         return self.members[0].task
 
     @property
@@ -38,49 +38,50 @@ class Group:
 
     @property
     def tokens(self) -> int:
-        """Of all members, prompts included."""
+        """Tokens of all members, prompts included."""
         return sum(member.length for member in self.members)
 
     @property
     def rewards(self) -> list[float]:
-        """Of its members."""
+        """The rewards of its members."""
         return [member.reward for member in self.members]
 
     def staleness(self, newest: PolicyVersion | None) -> int:
-        """That of its stalest member."""
+        """The staleness of its stalest member."""
         return max(member.staleness(newest) for member in self.members)
 
     def close(self, batch: int) -> None:
-        """No member is to come any more. `batch` is the number of the next batch: no version is known beyond it."""
-        last = max(self.members, key=lambda member: (member.shelf.offset, member.row))
-        version = -1 if self.number < 0 else min(last.newest_number, batch)  # other runs' versions order nothing here
-        self.completed = (version, last.shelf.offset, last.shelf.partition, last.row)
+        """Set `completed`: no more members are awaited. `batch` is the number of the next batch, which bounds the
+        version numbers that can exist."""
+        last = max(self.members, key=lambda member: (member.block.offset, member.row))
+        version = -1 if self.number < 0 else min(last.newest_number, batch)  # versions of other runs do not count
+        self.completed = (version, last.block.offset, last.block.partition, last.row)
 
 
 class Groups:
-    """All groups that the buffer holds."""
+    """All groups in the buffer."""
 
     def __init__(self) -> None:
         self.open: dict[int, Group] = {}
-        """By number, in the order in which they began."""
+        """By number, in the order in which their first members arrived."""
         self.ready: list[Group] = []
-        """In the order of their completion."""
-        self.offered: dict[int, Group] = {}
-        """By number: set aside for a batch that several shards make. No eviction sees them."""
+        """In the order of completion."""
+        self.proposed: dict[int, Group] = {}
+        """By number: proposed for a batch that several shards make. Evictions do not see them."""
         self.held = 0
-        """Trajectories, in groups of all three kinds."""
+        """Trajectories in groups of all three kinds."""
         self._ready_members = 0
 
     def __len__(self) -> int:
-        return len(self.open) + len(self.ready) + len(self.offered)
+        return len(self.open) + len(self.ready) + len(self.proposed)
 
     def __iter__(self) -> Iterator[Group]:
-        """What is ready, then what is open."""
+        """Ready groups, then open ones."""
         yield from self.ready
         yield from self.open.values()
 
     def add(self, number: int, members: list[GroupMember], now: float) -> None:
-        """Put members to group `number`."""
+        """Add members to group `number`."""
         group = self.open.get(number)
         if group is None:
             self.open[number] = Group(number, members, now)
@@ -88,65 +89,65 @@ class Groups:
             group.members += members
         self.held += len(members)
 
-    def complete(self, number: int, size: int, answered: int, batch: int) -> Group | None:
-        """Group `number`, taken out, if what it holds and `answered` members that are settled are all `size`."""
+    def complete(self, number: int, size: int, settled: int, batch: int) -> Group | None:
+        """Close group `number` if its members, with `settled` members already settled, are all `size`; else None."""
         group = self.open.get(number)
-        return self.close(number, batch) if group is not None and len(group.members) + answered >= size else None
+        return self.close(number, batch) if group is not None and len(group.members) + settled >= size else None
 
     def close(self, number: int, batch: int) -> Group:
-        """Open group `number`, taken out: it waits for nobody any more. It is neither open nor ready."""
+        """Remove open group `number` and close it. It is then neither open nor ready."""
         group = self.open.pop(number)
         self.held -= len(group.members)
         group.close(batch)
         return group
 
     def make_ready(self, group: Group) -> None:
-        """Take in a group that is closed and may leave."""
+        """Add a closed group to the ready ones."""
         bisect.insort(self.ready, group, key=_completed)
         self.held += len(group.members)
         self._ready_members += len(group.members)
 
     def take(self, wanted: int, order: Iterable[Group]) -> list[Group] | None:
-        """The first groups of `order`, which gives ready ones, with `wanted` members or more; None: too few."""
+        """Remove the first groups of `order` (ready groups) that have `wanted` members or more; None if too few."""
         if self._ready_members < wanted:
             return None
-        taken, count = _first(order, wanted)
+        taken, count = _first_groups(order, wanted)
         if count < wanted:
             return None
-        self._leave(taken, count)
+        self._remove_ready(taken, count)
         return taken
 
     @property
-    def set_aside(self) -> int:
-        """Members of groups that are offered."""
-        return sum(len(group.members) for group in self.offered.values())
+    def proposed_members(self) -> int:
+        """How many members the proposed groups have."""
+        return sum(len(group.members) for group in self.proposed.values())
 
-    def offer(self, wanted: int, order: Iterable[Group]) -> list[Group]:
-        """Set aside the first groups of `order`, which gives ready ones, with `wanted` members or all; those groups."""
-        taken, count = _first(order, wanted)
-        self._leave(taken, count)
+    def propose(self, wanted: int, order: Iterable[Group]) -> list[Group]:
+        """Move the first groups of `order` (ready groups), until they have `wanted` members, to the proposed ones."""
+        taken, count = _first_groups(order, wanted)
+        self._remove_ready(taken, count)
         for group in taken:
-            self.keep(group)
+            self.add_proposed(group)
         return taken
 
-    def keep(self, group: Group) -> None:
-        """Take in a group that is closed and has been offered."""
-        self.offered[group.number] = group
+    def add_proposed(self, group: Group) -> None:
+        """Add a closed group to the proposed ones."""
+        self.proposed[group.number] = group
         self.held += len(group.members)
 
-    def call(self, numbers: Iterable[int]) -> list[Group]:
-        """Those of `numbers` that are offered, taken out."""
-        called = [self.offered.pop(number) for number in numbers if number in self.offered]
-        self.held -= sum(len(group.members) for group in called)
-        return called
+    def take_proposed(self, numbers: Iterable[int]) -> list[Group]:
+        """Remove the proposed groups among `numbers`."""
+        taken = [self.proposed.pop(number) for number in numbers if number in self.proposed]
+        self.held -= sum(len(group.members) for group in taken)
+        return taken
 
-    def take_back(self, numbers: Iterable[int]) -> None:
-        """Those of `numbers` that are offered are ready as if they had not been."""
-        for group in self.call(numbers):
+    def return_proposed(self, numbers: Iterable[int]) -> None:
+        """Make the proposed groups among `numbers` ready again."""
+        for group in self.take_proposed(numbers):
             self.make_ready(group)
 
     def remove(self, members: Sequence[GroupMember]) -> set[int]:
-        """Take `members` out, wherever they are; the numbers of the groups that have none left by that."""
+        """Remove `members` from open and ready groups; the numbers of the groups that are empty by that."""
         gone = set(map(id, members))
         touched = {member.number for member in members}
         emptied: set[int] = set()
@@ -163,8 +164,8 @@ class Groups:
         self.ready = [group for group in self.ready if group.members]
         return emptied
 
-    def _leave(self, taken: list[Group], count: int) -> None:
-        if all(mine is theirs for mine, theirs in zip(self.ready, taken, strict=False)):
+    def _remove_ready(self, taken: list[Group], count: int) -> None:
+        if all(first is group for first, group in zip(self.ready, taken, strict=False)):
             del self.ready[: len(taken)]
         else:
             gone = set(map(id, taken))
@@ -177,8 +178,8 @@ def _completed(group: Group) -> tuple[int, int, int, int]:
     return group.completed
 
 
-def _first(order: Iterable[Group], wanted: int) -> tuple[list[Group], int]:
-    """The first groups of `order`, until they have `wanted` members or there are no more; and how many they have."""
+def _first_groups(order: Iterable[Group], wanted: int) -> tuple[list[Group], int]:
+    """The first groups of `order`, until they have `wanted` members or none is left; and how many members they have."""
     taken: list[Group] = []
     count = 0
     for group in order:

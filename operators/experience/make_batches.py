@@ -1,4 +1,4 @@
-"""MakeBatches: the streaming experience buffer. Experiences in, global batches out, each settled as it leaves."""
+"""MakeBatches: the streaming experience buffer. It turns experiences into global batches and settles trajectories."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 
 from operators.experience.batch_context import BatchContext
+from operators.experience.buffer_metrics import BufferMetrics, by_task
 from operators.experience.config import ExperienceConfig
 from operators.experience.curriculum import Curricula, Curriculum
-from operators.experience.endings import Endings
 from operators.experience.groups import Group, Groups
-from operators.experience.measures import BufferMeasures, by_task
-from operators.experience.members import ExperienceBlock, GroupMember, RowRun, ages, runs_of
+from operators.experience.members import ExperienceBlock, GroupMember, RowRun, runs_of, staleness_of
 from operators.experience.packing import pack
 from operators.experience.prompt_order import PromptOrder
-from operators.experience.sharing import Sharing
-from operators.experience.trainable import ANY_TOKEN, Verdict, untrainable
+from operators.experience.settlements import SettlementLedger
+from operators.experience.shard_coordination import ShardCoordinator
+from operators.experience.trainable import ANY_TOKEN, Untrainable, untrainable
 from operators.io.dead_letters import dead_letter
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, ReceivedRecord, Restored
 from operators.io.pending import PendingOffsets
@@ -47,20 +47,21 @@ from schemas.topics import (
 
 log = logging.getLogger(__name__)
 
-BATCHES_A_FOLD = 4
-"""How many batches leave together: those that are ready beyond them are packed while these are sent."""
+MAX_BATCHES_PER_FOLD = 4
+"""Batches written in one transaction, at most; further ready batches are packed while these are sent."""
 
 
 @dataclass(frozen=True)
 class MakeBatches:
-    """A global batch leaves in one transaction: its micro-batches, a Settled for each member, and the low-water mark.
+    """A global batch is one transaction: its micro-batches, a Settled row for each member, and the low-water mark.
 
-    A batch has `global_batch` trajectories at least, all of which can be trained; what cannot is settled as it comes
-    (and is a dead letter where it is no failure but nonsense), and its group completes without it. Staleness is
-    measured here, at consumption: newest announced version minus the version that generated. `partitions` of the topics
-    keyed by group, of which this `shard` of `config.shards` has its own (see `sharing`), `ranks` of the trainer,
-    `levels` of the curriculum of each task that has one, `vocabulary` of the model in tokens (None: the trainer alone
-    finds what it does not know, at the cost of a batch).
+    A batch has at least `global_batch` trajectories, all trainable. An untrainable trajectory is settled when it
+    arrives (and is a dead letter if it is malformed), and its group completes without it. Staleness is measured here,
+    at consumption: newest announced version minus the version that generated.
+
+    `partitions` is the partition count of the topics keyed by group; `shard` of `config.shards` has its own share of
+    them (see `shard_coordination`). `ranks` is that of the trainer; `levels` the number of curriculum levels by task;
+    `vocabulary` the model's in tokens (None: only the trainer detects unknown tokens, at the cost of a batch).
     """
 
     config: ExperienceConfig
@@ -71,18 +72,19 @@ class MakeBatches:
     shard: int = 0
 
     def restore(self, restored: Restored) -> _Buffering:
-        endings = Endings.restored(restored, self.partitions, self.shard, self.config.shards)
+        """The state at a start: from the commit note and the Settled records read back."""
+        settlements = SettlementLedger.restored(restored, self.partitions, self.shard, self.config.shards)
         curricula = Curricula(self.levels, restored.state.get("curriculum"))
-        return _Buffering(self, endings, curricula, restored.state)
+        return _Buffering(self, settlements, curricula, restored.state)
 
 
 class _Buffering:
-    """What is held is in the log from the low-water mark on; what is settled, in the ledger of endings."""
+    """The state of one start. Held trajectories are in the log above the low-water mark, settled ones in the ledger."""
 
     def __init__(
         self,
         step: MakeBatches,
-        endings: Endings,
+        settlements: SettlementLedger,
         curricula: Curricula,
         state: Mapping[str, Any],
         now: Callable[[], int] = lambda: time.time_ns() // 10**6,
@@ -92,57 +94,57 @@ class _Buffering:
         self._vocabulary = step.vocabulary or ANY_TOKEN
         self._writers = step.config.make_writers()
         self._sampler = step.config.make_sampler()
-        self._turns = PromptOrder(endings) if step.config.over_age == "wait" else None
+        self._prompt_order = PromptOrder(settlements) if step.config.over_age == "wait" else None
         self._evictions = step.config.make_evictions()
-        self._endings, self._curricula = endings, curricula
+        self._settlements, self._curricula = settlements, curricula
         self._now, self._clock = now, clock
         self._batch = state.get("batch", 0)
-        self._sharing = Sharing(
+        self._coordinator = ShardCoordinator(
             step.shard, step.config.shards, step.partitions, step.config.global_batch, bool(self._evictions), state
         )
         self._groups = Groups()
         self._pending = PendingOffsets()
         newest = state.get("newest")
         self._newest = PolicyVersion.parse(newest) if newest else None
-        self._measures = BufferMeasures()
-        self._letters: list[Output] = []
+        self._metrics = BufferMetrics()
+        self._dead_letters: list[Output] = []
         self._more = False
 
     def fold(self, polled: Polled) -> list[Output]:
-        self._endings.begin()
+        self._settlements.begin_emission()
         for received in polled.records:
             if isinstance(received.record, WeightVersion):
                 self._newest = max(filter(None, (self._newest, received.record.version)))
             elif isinstance(received.record, LevelReply):
-                self._curricula.learn(received.record)
+                self._curricula.handle_reply(received.record)
             elif isinstance(received.record, BatchProposal | BatchSelection):
-                self._sharing.learn(received)
+                self._coordinator.handle(received)
             elif isinstance(received.record, LevelSuccess):
-                self._curricula.hear(received.record, self._sharing.shard)
+                self._curricula.handle_success(received.record, self._coordinator.shard)
             else:
-                self._take_in(received)
+                self._add(received)
         outputs: list[Output] = []
         if polled.caught_up:
-            self._end_waiting()
-            outputs += self._answer_calls()
+            self._expire_groups()
+            outputs += self._handle_selections()
             if polled.records:
                 self._evict()
-            outputs += self._make_batches() if self._sharing.shards == 1 else self._offer()
-            outputs += self._ask()
-        letters, self._letters = self._letters, []
-        settled = self._endings.settled(self._now())
-        return [*letters, *outputs, *([Output(SETTLED, "", settled)] if settled is not None else [])]
+            outputs += self._make_batches() if self._coordinator.shards == 1 else self._propose()
+            outputs += self._curriculum_outputs()
+        dead_letters, self._dead_letters = self._dead_letters, []
+        settled = self._settlements.settled_records(self._now())
+        return [*dead_letters, *outputs, *([Output(SETTLED, "", settled)] if settled is not None else [])]
 
     def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
         return Checkpoint(
-            low_water=self._pending.low_water(positions) | self._sharing.low_water(positions),
-            ledger_from=self._endings.oldest_emission(),
+            low_water=self._pending.low_water(positions) | self._coordinator.low_water(positions),
+            ledger_from=self._settlements.oldest_emission(),
             state={
-                "settled": self._endings.state(),
+                "settled": self._settlements.state(),
                 "batch": self._batch,
                 "newest": None if self._newest is None else str(self._newest),
                 **self._curricula.state(),
-                **self._sharing.state(),
+                **self._coordinator.state(),
             },
         )
 
@@ -152,57 +154,57 @@ class _Buffering:
     def close(self) -> None:
         pass
 
-    # -- what enters --------------------------------------------------------------------------------------------------
+    # -- entering the buffer ------------------------------------------------------------------------------------------
 
-    def _take_in(self, received: ReceivedRecord) -> None:
-        place = PartitionKey(received.topic, received.partition)
-        shelf = ExperienceBlock(received.record, received.partition, received.offset)
+    def _add(self, received: ReceivedRecord) -> None:
+        partition = PartitionKey(received.topic, received.partition)
+        block = ExperienceBlock(received.record, received.partition, received.offset)
         now = self._clock()
-        wrong = untrainable(shelf, self._vocabulary)
-        all_may = not wrong and not self._writers and self._turns is None
-        for number, run in RowRun(shelf, 0, len(shelf)).by_group():
-            fresh = self._endings.expect(number, shelf.members[run.first : run.last])  # others came before, or twice
+        bad_rows = untrainable(block, self._vocabulary)
+        accept_all = not bad_rows and not self._writers and self._prompt_order is None
+        for number, run in RowRun(block, 0, len(block)).by_group():
+            fresh = self._settlements.register(number, block.members[run.first : run.last])  # without duplicates
             if not fresh:
                 continue
-            self._pending.add(place, received.offset, len(fresh))
-            members = [GroupMember(shelf, run.first + position) for position in fresh]
-            if not all_may or self._endings.has_left(number):
-                members = [member for member in members if self._may_enter(member, wrong)]
+            self._pending.add(partition, received.offset, len(fresh))
+            members = [GroupMember(block, run.first + position) for position in fresh]
+            if not accept_all or self._settlements.has_left(number):
+                members = [member for member in members if self._accept(member, bad_rows)]
             if members:
                 self._groups.add(number, members, now)
-            answered = self._endings.answered(number)
-            group = self._groups.complete(number, shelf.sizes[run.first], answered, self._batch)
+            settled = self._settlements.settled_members(number)
+            group = self._groups.complete(number, block.sizes[run.first], settled, self._batch)
             if group is not None:
-                self._judge(group)
+                self._add_closed(group)
 
-    def _may_enter(self, member: GroupMember, wrong: Mapping[int, Verdict]) -> bool:
-        """Whether `member` may; its story ends here if not. `wrong` is what cannot be trained of its shelf."""
-        if self._endings.has_left(member.number):
-            self._drop([member], "its group had left")
-        elif (verdict := wrong.get(member.row)) is not None:
-            self._settle(list(runs_of([member])), "failed", verdict.reason)
-            if verdict.nonsense:
-                self._letters.append(self._letter(member, verdict.reason))
-        elif self._turns is not None and member.number < 0:
-            self._drop([member], "imported: over_age = wait trains what has a place in the order of prompts alone")
+    def _accept(self, member: GroupMember, bad_rows: Mapping[int, Untrainable]) -> bool:
+        """Whether `member` enters the buffer; if not, settle it. `bad_rows` are the untrainable rows of its block."""
+        if self._settlements.has_left(member.number):
+            self._drop([member], "late: its group had left the buffer")
+        elif (bad := bad_rows.get(member.row)) is not None:
+            self._settle(list(runs_of([member])), "failed", bad.reason)
+            if bad.malformed:
+                self._dead_letters.append(self._dead_letter(member, bad.reason))
+        elif self._prompt_order is not None and member.number < 0:
+            self._drop([member], "imported: over_age = wait trains only prompts of this run, in their order")
         elif (refusal := self._refusal(member)) is not None:
             self._drop([member], refusal)
         else:
             return True
         return False
 
-    def _letter(self, member: GroupMember, reason: str) -> Output:
-        shelf = member.shelf
-        received = ReceivedRecord(EXPERIENCES.noun, shelf.partition, shelf.offset, member.experience())
+    def _dead_letter(self, member: GroupMember, reason: str) -> Output:
+        block = member.block
+        received = ReceivedRecord(EXPERIENCES.noun, block.partition, block.offset, member.experience())
         return dead_letter(received, "make batches", f"{member.trajectory_id}: {reason}", self._now())
 
     def _refusal(self, member: GroupMember) -> str | None:
         return next(filter(None, (writer.refuse(member) for writer in self._writers)), None)
 
-    def _judge(self, group: Group) -> None:
-        """A group that waits for nobody any more is ready, or is refused for good; unless a start before offered it."""
-        if group.number in self._sharing.offered:
-            self._groups.keep(group)
+    def _add_closed(self, group: Group) -> None:
+        """Make a closed group ready, unless the sampler refuses it or an earlier start has proposed it."""
+        if group.number in self._coordinator.proposed:
+            self._groups.add_proposed(group)
             return
         reason = self._sampler.refuse(group)
         if reason is None:
@@ -210,108 +212,109 @@ class _Buffering:
         else:
             self._drop(group.members, reason, left={group.number})
 
-    def _end_waiting(self) -> None:
-        """Let go of the groups that have waited too long for their members."""
+    def _expire_groups(self) -> None:
+        """Close the groups that have waited longer than `group_timeout_s` for their members."""
         if not self._config.group_timeout_s:
             return
         due = self._clock() - self._config.group_timeout_s
-        waited = [number for number, group in self._groups.open.items() if group.seen_at <= due]
-        for number in waited:
+        expired = [number for number, group in self._groups.open.items() if group.seen_at <= due]
+        for number in expired:
             group = self._groups.close(number, self._batch)
-            self._endings.leave(number)
+            self._settlements.mark_left(number)
             if self._config.partial_groups == "train":
-                self._judge(group)
+                self._add_closed(group)
             else:
-                lacking = f"{len(group.members)} of {group.expected} members came"
-                self._drop(group.members, f"{lacking} in {self._config.group_timeout_s:g} s", left={number})
+                arrived = f"{len(group.members)} of {group.expected} members arrived"
+                self._drop(group.members, f"{arrived} in {self._config.group_timeout_s:g} s", left={number})
 
-    # -- what is dropped ----------------------------------------------------------------------------------------------
+    # -- dropping -----------------------------------------------------------------------------------------------------
 
     def _evict(self) -> None:
         for eviction in self._evictions:
-            drops = list(eviction.evict(list(self._groups), self._moment()))
+            drops = list(eviction.evict(list(self._groups), self._context()))
             emptied = self._groups.remove([drop.member for drop in drops])
             for member, reason in drops:
                 self._drop([member], reason, left=emptied)
 
     def _drop(self, members: Sequence[GroupMember], reason: str, left: Iterable[int] = ()) -> None:
         runs = list(runs_of(members))
-        self._measures.drop(runs, reason)
-        self._settle(runs, "dropped", reason, ages(runs, self._newest), left=left)
+        self._metrics.count_dropped(runs, reason)
+        self._settle(runs, "dropped", reason, staleness_of(runs, self._newest), left=left)
 
-    # -- what leaves --------------------------------------------------------------------------------------------------
+    # -- leaving the buffer -------------------------------------------------------------------------------------------
 
     def _make_batches(self) -> list[Output]:
-        """As many as leave together; whether there are more is known then, and the next fold makes them."""
+        """Up to MAX_BATCHES_PER_FOLD batches; if more are ready, the next fold makes them."""
         outputs: list[Output] = []
-        wanted = self._config.global_batch
-        for _ in range(BATCHES_A_FOLD):
+        by_prompt = self._prompt_order
+        for _ in range(MAX_BATCHES_PER_FOLD):
             ready = self._groups.ready
-            order = self._sampler.order(ready, self._moment()) if self._turns is None else self._turns.order(ready)
-            taken = self._groups.take(wanted, order)
+            order = self._sampler.order(ready, self._context()) if by_prompt is None else by_prompt.order(ready)
+            taken = self._groups.take(self._config.global_batch, order)
             self._more = taken is not None
             if taken is None:
                 break
             outputs += self._make_batch([member for group in taken for member in group.members], self._newest)
         return outputs
 
-    def _offer(self) -> list[Output]:
-        """What several shards have in the place of `_make_batches`: up to a batch is set aside, and offered."""
-        offered: list[Group] = []
-        lacking = self._config.global_batch - self._groups.set_aside
-        if lacking > 0 and self._groups.ready:
-            offered = self._groups.offer(lacking, self._sampler.order(self._groups.ready, self._moment()))
-        return list(self._sharing.offer(offered, self._newest, self._now()))
+    def _propose(self) -> list[Output]:
+        """With several shards, instead of `_make_batches`: propose groups, until a batch's worth is proposed."""
+        proposed: list[Group] = []
+        missing = self._config.global_batch - self._groups.proposed_members
+        if missing > 0 and self._groups.ready:
+            proposed = self._groups.propose(missing, self._sampler.order(self._groups.ready, self._context()))
+        return list(self._coordinator.propose(proposed, self._newest, self._now()))
 
-    def _answer_calls(self) -> list[Output]:
-        """This shard's part of each batch that is called: all that was set aside is here again, if it ever was."""
-        for number in self._sharing.offered & self._groups.open.keys():
-            self._endings.leave(number)  # it was offered as it was: who comes now is late
-            self._groups.keep(self._groups.close(number, self._batch))
+    def _handle_selections(self) -> list[Output]:
+        """This shard's part of each selected batch. It has read its input again, so all proposed groups are here."""
+        for number in self._coordinator.proposed & self._groups.open.keys():
+            self._settlements.mark_left(number)  # proposed with the members it had: further ones are late
+            self._groups.add_proposed(self._groups.close(number, self._batch))
         outputs: list[Output] = []
-        for called in self._sharing.calls(lambda: self._batch):
-            if called.batch is None:
-                if called.newest is not None and called.newest.number <= self._batch:  # there can be no later one
-                    self._newest = max(filter(None, (self._newest, called.newest)))
-                self._groups.take_back(called.groups)
+        for selection in self._coordinator.selections(lambda: self._batch):
+            newest = selection.newest
+            if selection.batch is None:
+                if newest is not None and newest.number <= self._batch:  # a higher version number cannot exist
+                    self._newest = max(filter(None, (self._newest, newest)))
+                self._groups.return_proposed(selection.groups)
                 continue
-            groups = self._groups.call(called.groups)
-            if len(groups) < len(called.groups):
-                log.error("batch %d lacks groups that are called: nobody offered them, or they left", self._batch)
-            outputs += self._make_batch([member for group in groups for member in group.members], called.newest)
-        refused, self._sharing.refused = self._sharing.refused, []
+            groups = self._groups.take_proposed(selection.groups)
+            if len(groups) < len(selection.groups):
+                log.error("batch %d lacks selected groups: this shard does not hold them", self._batch)
+            outputs += self._make_batch([member for group in groups for member in group.members], newest)
+        refused, self._coordinator.refused = self._coordinator.refused, []
         return outputs + [dead_letter(received, "make batches", reason, self._now()) for received, reason in refused]
 
     def _make_batch(self, members: Sequence[GroupMember], newest: PolicyVersion | None) -> list[Output]:
-        """The next batch; `newest` is the newest version announced when it was decided on."""
+        """The next batch; `newest` is the newest version announced when the batch was decided."""
         runs = list(runs_of(members))
-        staleness = ages(runs, newest)
+        staleness = staleness_of(runs, newest)
         ranks = pack(self._batch, members, staleness, self._config.micro_batch_tokens, self._ranks)
-        sharing = self._sharing
+        shard, shards = self._coordinator.shard, self._coordinator.shards
         outputs = [
-            Output(BATCHES, str(self._batch), part, parts_of_rank(rank, sharing.shards)[sharing.shard])
+            Output(BATCHES, str(self._batch), part, parts_of_rank(rank, shards)[shard])
             for rank, parts in enumerate(ranks)
             for part in parts
         ]
         self._settle(runs, "batched", "", staleness, self._batch)
         over_age = float((staleness > self._config.max_staleness).sum())
         others = {**self._curricula.values(), **by_task(runs), "over_age": over_age}
-        if sharing.shards > 1:
-            others["shard"] = float(sharing.shard)
-        metric = self._measures.metric(self._batch, runs, staleness, self._groups, others, self._now())
+        if shards > 1:
+            others["shard"] = float(shard)
+        metric = self._metrics.metric(self._batch, runs, staleness, self._groups, others, self._now())
         self._batch += 1
         return [*outputs, Output(METRICS, "experience", metric)]
 
-    def _ask(self) -> list[Output]:
-        """For harder or easier questions, as the sampler wishes; of several shards the first asks, and all tell."""
-        sharing, now = self._sharing, self._now()
-        told = self._curricula.tell(sharing.shard, now) if sharing.shards > 1 else ()
-        outputs = [Output(BATCH_ASSEMBLY, SUCCESS, each) for each in told]
-        if sharing.shard:
+    def _curriculum_outputs(self) -> list[Output]:
+        """Success reports, if there are several shards; from the first shard also the sampler's level requests."""
+        shard, now = self._coordinator.shard, self._now()
+        reports = self._curricula.reports(shard, now) if self._coordinator.shards > 1 else ()
+        outputs = [Output(BATCH_ASSEMBLY, SUCCESS, report) for report in reports]
+        if shard:
             return outputs
-        wishes = [(each, self._sampler.wish(self._moment(each))) for each in self._curricula]
-        asked = [each.ask(wish, self._batch, now) for each, wish in wishes]
-        return outputs + [Output(CURRICULUM, LEVEL_REQUEST, each) for each in asked if each is not None]
+        changes = [(each, self._sampler.level_request(self._context(each))) for each in self._curricula]
+        requests = [curriculum.request(change, self._batch, now) for curriculum, change in changes]
+        return outputs + [Output(CURRICULUM, LEVEL_REQUEST, each) for each in requests if each is not None]
 
     def _settle(
         self,
@@ -322,16 +325,18 @@ class _Buffering:
         batch: int | None = None,
         left: Iterable[int] = (),
     ) -> None:
-        self._endings.end(runs, outcome, reason, batch, staleness, left)
-        self._measures.end(runs, outcome)
+        self._settlements.settle(runs, outcome, reason, batch, staleness, left)
+        self._metrics.count_settled(runs, outcome)
         if outcome != "failed":
             self._curricula.count(runs)
-        for shelf, first, last in runs:
-            self._pending.remove(PartitionKey(EXPERIENCES.noun, shelf.partition), shelf.offset, last - first)
+        for block, first, last in runs:
+            self._pending.remove(PartitionKey(EXPERIENCES.noun, block.partition), block.offset, last - first)
 
-    def _moment(self, of: Curriculum | None = None) -> BatchContext:
+    def _context(self, only: Curriculum | None = None) -> BatchContext:
+        """The present context; with `only`, the success of that curriculum alone."""
         config, held = self._config, self._groups.held
         fixed = config.global_batch, self._ranks, config.seed
-        success = {task: each for one in self._curricula if of in (None, one) for task, each in one.known().items()}
-        level = 0 if of is None else of.level
+        chosen = [each for each in self._curricula if only in (None, each)]
+        success = {task: counts for each in chosen for task, counts in each.all_shards().items()}
+        level = 0 if only is None else only.level
         return BatchContext(self._batch, *fixed, self._newest, self._clock(), held, level, success)

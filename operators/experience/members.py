@@ -1,7 +1,7 @@
-"""Trajectories in the buffer: rows of the Kafka records that they came in, which are never taken apart.
+"""Trajectories in the buffer: rows of the Arrow blocks of their Kafka records, which are never split.
 
-A member is what writers, samplers and evictions look at: a place on a shelf. What the buffer itself does to every
-trajectory it does to columns, a shelf or a run of neighbours at a time.
+Writers, samplers and evictions see a member: one row of a block. The buffer itself works on columns, a block or a run
+of consecutive rows at a time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ACCURACY = "accuracy"
 
 
 class Ragged(NamedTuple):
-    """Lists of numbers end to end: those of row i are `values[ends[i] : ends[i + 1]]`."""
+    """A column of lists of numbers: the list of row i is `values[ends[i] : ends[i + 1]]`."""
 
     values: np.ndarray
     ends: np.ndarray
@@ -39,15 +39,15 @@ class Ragged(NamedTuple):
 
 
 class ExperienceBlock:
-    """The experiences at `offset` of `partition`, as columns: lists where one row is asked for, arrays where many are.
+    """The experiences at `offset` of `partition`, as columns: lists if read by row, arrays if read as a whole.
 
-    `numbers` and `sizes` are those of the groups; `tokens` are responses', int64[rows], `lengths` prompts' and
-    responses' together. The version `version_epochs`.`version_numbers` made a row if `generated`, and
-    `finish_staleness` newer ones had been announced when it finished.
+    `numbers` and `sizes` are the group numbers and group sizes; `tokens`, int64[rows], the response lengths, `lengths`
+    those of prompt and response together. Where `generated`, version `version_epochs`.`version_numbers` generated the
+    row, and `finish_staleness` newer versions had been announced when it finished.
     """
 
-    def __init__(self, block: Block, partition: int, offset: int) -> None:
-        self.block, self.partition, self.offset = block, partition, offset
+    def __init__(self, records: Block, partition: int, offset: int) -> None:
+        self.records, self.partition, self.offset = records, partition, offset
         self.prompts = self._ragged("prompt.token_ids")
         self.responses = self._ragged("response.token_ids")
         self.logprobs = self._ragged("response.logprobs")
@@ -58,7 +58,7 @@ class ExperienceBlock:
         self.numbers = group_numbers(self.purposes, self.prompt_numbers)
         self.members: list[int] = self.column("member").to_pylist()
         self.sizes: list[int] = self.column("prompt.samples").to_pylist()
-        self.rewards = block.column("reward").to_numpy()
+        self.rewards = records.column("reward").to_numpy()
         self.temperatures = self.column("prompt.sampling.temperature").to_numpy()
         self.failed = self._finished("failed")
         self._read_versions()
@@ -68,7 +68,7 @@ class ExperienceBlock:
 
     @cached_property
     def loss_masks(self) -> Ragged:
-        """A byte a token: made when it is first needed."""
+        """One byte a token; built at first use."""
         return self._ragged("response.loss_mask")
 
     @cached_property
@@ -78,25 +78,25 @@ class ExperienceBlock:
 
     @cached_property
     def tasks(self) -> list[str]:
-        """The tasks that asked."""
+        """The tasks of the prompts."""
         tasks: list[str] = self.column("prompt.task").to_pylist()
         return tasks
 
     @cached_property
     def truncated(self) -> np.ndarray:
-        """bool[rows]: what was cut off at its length limit."""
+        """bool[rows]: whether the response was cut off at its length limit."""
         return self._finished("length")
 
     @cached_property
     def errors(self) -> list[str | None]:
-        """What went wrong with generation, or else with scoring."""
-        errors: list[str | None] = pc.coalesce(self.column("error"), self.block.column("error")).to_pylist()
+        """The error of generation, or else of scoring."""
+        errors: list[str | None] = pc.coalesce(self.column("error"), self.records.column("error")).to_pylist()
         return errors
 
     @cached_property
     def accuracies(self) -> list[float | None]:
-        """The accuracy component; None where there is none."""
-        components = self.block.column("components")
+        """The accuracy component; None without one."""
+        components = self.records.column("components")
         found: list[float | None] = [None] * len(self)
         parts = components.flatten()
         named = pc.equal(parts.field("name"), ACCURACY).to_numpy(zero_copy_only=False)
@@ -107,7 +107,7 @@ class ExperienceBlock:
 
     def column(self, name: str) -> pa.Array:
         """Field `name` of the trajectories."""
-        return self.block.column(f"trajectory.{name}")
+        return self.records.column(f"trajectory.{name}")
 
     def _ragged(self, name: str) -> Ragged:
         column = self.column(name)
@@ -121,8 +121,8 @@ class ExperienceBlock:
         spans = self.column("version_spans")
         ends = spans.offsets.to_numpy()
         self.generated = np.diff(ends) > 0
-        # The first span of each row that has one; spans of other rows are not skipped by flatten(), so values are
-        # indexed. A row without any takes the first of all, which nobody looks at.
+        # The first span of each row that has one. flatten() would not skip empty rows, so values are indexed; a row
+        # without spans takes the first span of the block, which is never used.
         first = np.where(self.generated, ends[:-1], ends[0])
         version = spans.values.field("version")
         columns = [version.field(name).to_numpy() for name in ("epoch", "number")]
@@ -133,160 +133,160 @@ class ExperienceBlock:
 
 
 def group_numbers(purposes: Sequence[Purpose], numbers: list[int]) -> list[int]:
-    """The number of each prompt's group in the buffer: imported ones, counted from 0 as well, go down from -1."""
+    """The number of each prompt's group in the buffer: imported group n, counted from 0, becomes -1 - n."""
     if "imported" not in purposes:
         return numbers
     return [~number if purpose == "imported" else number for purpose, number in zip(purposes, numbers, strict=True)]
 
 
 class GroupMember:
-    """One scored trajectory: row `row` of `shelf`. Samplers and the like of the user's see these, and nothing else."""
+    """One scored trajectory: row `row` of `block`. This is all that a user's writers, samplers and evictions see."""
 
-    __slots__ = ("row", "shelf")
+    __slots__ = ("block", "row")
 
-    def __init__(self, shelf: ExperienceBlock, row: int) -> None:
-        self.shelf, self.row = shelf, row
+    def __init__(self, block: ExperienceBlock, row: int) -> None:
+        self.block, self.row = block, row
 
     @property
     def key(self) -> TrajectoryKey:
         """Its identity."""
-        shelf, row = self.shelf, self.row
-        return TrajectoryKey(shelf.purposes[row], shelf.prompt_numbers[row], shelf.members[row])
+        block, row = self.block, self.row
+        return TrajectoryKey(block.purposes[row], block.prompt_numbers[row], block.members[row])
 
     @property
     def trajectory_id(self) -> str:
-        """Its identity in words."""
-        return self.shelf.ids[self.row]
+        """Its identity as text."""
+        return self.block.ids[self.row]
 
     @property
     def number(self) -> int:
-        """Of its group: that of its prompt, or below 0 where it was imported."""
-        return self.shelf.numbers[self.row]
+        """The number of its group: its prompt's number, or a negative number if it was imported."""
+        return self.block.numbers[self.row]
 
     @property
     def member(self) -> int:
-        """Its number in its group."""
-        return self.shelf.members[self.row]
+        """Its index in its group."""
+        return self.block.members[self.row]
 
     @property
     def size(self) -> int:
         """How many members its group has."""
-        return self.shelf.sizes[self.row]
+        return self.block.sizes[self.row]
 
     @property
     def task(self) -> str:
-        """The task that asked."""
-        return self.shelf.tasks[self.row]
+        """The task of its prompt."""
+        return self.block.tasks[self.row]
 
     @property
     def temperature(self) -> float:
-        """At which it was drawn."""
-        return float(self.shelf.temperatures[self.row])
+        """The sampling temperature."""
+        return float(self.block.temperatures[self.row])
 
     @property
     def reward(self) -> float:
-        """What it was worth."""
-        return float(self.shelf.rewards[self.row])
+        """Its reward."""
+        return float(self.block.rewards[self.row])
 
     @property
     def accuracy(self) -> float | None:
-        """1 for a right answer; None where nothing can tell."""
-        return self.shelf.accuracies[self.row]
+        """1 for a correct answer; None if no verifier can tell."""
+        return self.block.accuracies[self.row]
 
     @property
     def truncated(self) -> bool:
         """Whether it was cut off at its length limit."""
-        return bool(self.shelf.truncated[self.row])
+        return bool(self.block.truncated[self.row])
 
     @property
     def error(self) -> str | None:
-        """What went wrong with generation or scoring."""
-        return self.shelf.errors[self.row]
+        """The error of generation, or else of scoring."""
+        return self.block.errors[self.row]
 
     @property
     def version(self) -> PolicyVersion | None:
-        """The weights that made it; None: nothing did."""
-        shelf, row = self.shelf, self.row
-        if not shelf.generated[row]:
+        """The weight version that generated it; None if nothing was generated."""
+        block, row = self.block, self.row
+        if not block.generated[row]:
             return None
-        return PolicyVersion(int(shelf.version_epochs[row]), int(shelf.version_numbers[row]))
+        return PolicyVersion(int(block.version_epochs[row]), int(block.version_numbers[row]))
 
     @property
     def tokens(self) -> int:
-        """Of its response."""
-        return int(self.shelf.tokens[self.row])
+        """Tokens of its response."""
+        return int(self.block.tokens[self.row])
 
     @property
     def length(self) -> int:
         """Tokens of prompt and response."""
-        return int(self.shelf.lengths[self.row])
+        return int(self.block.lengths[self.row])
 
     @property
     def newest_number(self) -> int:
-        """The number of the newest version announced when it finished; -1 where there was none."""
-        return int(self.shelf.newest_numbers[self.row])
+        """The number of the newest version announced when it finished; -1 if there was none."""
+        return int(self.block.newest_numbers[self.row])
 
     @property
     def finish_staleness(self) -> int:
         """How many newer versions had been announced when it finished."""
-        return int(self.shelf.finish_staleness[self.row])
+        return int(self.block.finish_staleness[self.row])
 
     def staleness(self, newest: PolicyVersion | None) -> int:
-        """Versions between `newest`, the newest announced, and the one that made it."""
-        shelf, row = self.shelf, self.row
-        if newest is None or not shelf.generated[row]:
+        """How many versions `newest`, the newest announced, is ahead of the version that generated it."""
+        block, row = self.block, self.row
+        if newest is None or not block.generated[row]:
             return 0
-        return max(0, newest.number - int(shelf.version_numbers[row]))
+        return max(0, newest.number - int(block.version_numbers[row]))
 
     def experience(self) -> Experience:
-        """The whole record."""
-        experience: Experience = self.shelf.block.part(self.row, 1).records()[0]
+        """The complete record."""
+        experience: Experience = self.block.records.part(self.row, 1).records()[0]
         return experience
 
 
 class RowRun(NamedTuple):
-    """Rows `first` to before `last` of a shelf: members that are neighbours in the buffer as they are there."""
+    """Rows `first` to before `last` of a block: members that are consecutive in the buffer and in the block."""
 
-    shelf: ExperienceBlock
+    block: ExperienceBlock
     first: int
     last: int
 
     def by_group(self) -> Iterator[tuple[int, RowRun]]:
-        """Its parts, each of neighbours of one group, with the group's number."""
+        """Its parts, each of consecutive rows of one group, with the group's number."""
         first = self.first
-        for number, rows in groupby(self.shelf.numbers[self.first : self.last]):
+        for number, rows in groupby(self.block.numbers[self.first : self.last]):
             last = first + sum(1 for _ in rows)
-            yield number, RowRun(self.shelf, first, last)
+            yield number, RowRun(self.block, first, last)
             first = last
 
 
-def read_members(block: Block, partition: int, offset: int) -> list[GroupMember]:
-    """The members in `block`, the experiences at `offset` of `partition`."""
-    shelf = ExperienceBlock(block, partition, offset)
-    return [GroupMember(shelf, row) for row in range(len(shelf))]
+def read_members(records: Block, partition: int, offset: int) -> list[GroupMember]:
+    """The members in `records`, the experiences at `offset` of `partition`."""
+    block = ExperienceBlock(records, partition, offset)
+    return [GroupMember(block, row) for row in range(len(block))]
 
 
 def runs_of(members: Sequence[GroupMember]) -> Iterator[RowRun]:
-    """`members`, in their order, in as few runs as they make."""
+    """`members`, in their order, as the fewest possible runs."""
     first = 0
     for last in range(1, len(members) + 1):
         before = members[last - 1]
-        if last < len(members) and members[last].shelf is before.shelf and members[last].row == before.row + 1:
+        if last < len(members) and members[last].block is before.block and members[last].row == before.row + 1:
             continue
-        yield RowRun(before.shelf, members[first].row, before.row + 1)
+        yield RowRun(before.block, members[first].row, before.row + 1)
         first = last
 
 
-def gathered(runs: Sequence[RowRun], column: str) -> np.ndarray:
-    """The values of a column of `ExperienceBlock`, an array there, in all rows of `runs`."""
+def gather_column(runs: Sequence[RowRun], column: str) -> np.ndarray:
+    """The values of `column`, an array attribute of `ExperienceBlock`, in all rows of `runs`."""
     if not runs:
         return np.empty(0, np.int64)
-    return np.concatenate([getattr(run.shelf, column)[run.first : run.last] for run in runs])
+    return np.concatenate([getattr(run.block, column)[run.first : run.last] for run in runs])
 
 
-def ages(runs: Sequence[RowRun], newest: PolicyVersion | None) -> np.ndarray:
-    """Staleness of all rows of `runs`, int64, as `GroupMember.staleness` has it."""
-    made = gathered(runs, "version_numbers")
+def staleness_of(runs: Sequence[RowRun], newest: PolicyVersion | None) -> np.ndarray:
+    """The staleness of all rows of `runs`, int64, as `GroupMember.staleness` defines it."""
+    numbers = gather_column(runs, "version_numbers")
     if newest is None:
-        return np.zeros_like(made)
-    return np.where(gathered(runs, "generated"), np.maximum(newest.number - made, 0), 0)
+        return np.zeros_like(numbers)
+    return np.where(gather_column(runs, "generated"), np.maximum(newest.number - numbers, 0), 0)

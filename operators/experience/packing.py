@@ -1,4 +1,4 @@
-"""From members to micro-batches: sequences laid end to end, in parts of bounded size, as many for every rank."""
+"""Packs members into micro-batches: concatenated sequences in parts of bounded size, equally many for every rank."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from operator import sub
 
 import numpy as np
 
-from operators.experience.members import GroupMember, RowRun, gathered, runs_of
+from operators.experience.members import GroupMember, RowRun, gather_column, runs_of
 from schemas.arrow import arrow_schema
 from schemas.block import Block
 from schemas.columns import one_list
@@ -29,26 +29,26 @@ def split_by_tokens(lengths: Sequence[int], budget: int) -> Iterator[range]:
 
 
 def balance(loads: Sequence[int], ranks: int) -> list[int]:
-    """The rank of each load: the longest first, each to the rank that has the least so far (Graham's LPT rule)."""
-    ranking = [0] * len(loads)
+    """The rank of each load: the largest first, each to the rank with the least so far (Graham's LPT rule)."""
+    assigned = [0] * len(loads)
     heap = [(0, rank) for rank in range(ranks)]
     for index in sorted(range(len(loads)), key=lambda index: (-loads[index], index)):
         total, rank = heapq.heappop(heap)
-        ranking[index] = rank
+        assigned[index] = rank
         heapq.heappush(heap, (total + loads[index], rank))
-    return ranking
+    return assigned
 
 
 def pack(
     batch: int, members: Sequence[GroupMember], staleness: np.ndarray, budget: int, ranks: int
 ) -> list[list[Block]]:
-    """Global batch number `batch` as micro-batches of at most `budget` tokens, as many for each of `ranks` ranks.
+    """Global batch number `batch` as micro-batches of at most `budget` tokens, equally many for each of `ranks` ranks.
 
-    By rank, each a block of one MicroBatch. Members of a group stand together, and stay on one rank. `staleness`,
-    int64, is aligned with `members`. Every part says how many its rank has, so a reader knows when the batch is whole;
-    ranks with less work have empty ones at the end. A batch without members has one for each.
+    Returns, by rank, blocks of one MicroBatch each. Members of a group are consecutive and on one rank. `staleness`,
+    int64, is aligned with `members`. Every micro-batch has the count of its rank, so a reader knows when the batch is
+    complete; ranks with less work have empty micro-batches at the end. A batch without members has one for each rank.
     """
-    lengths = gathered(list(runs_of(members)), "lengths").tolist()
+    lengths = gather_column(list(runs_of(members)), "lengths").tolist()
     shares = _shares(members, lengths, ranks)
     ranges = [list(split_by_tokens([lengths[i] for i in share], budget)) for share in shares]
     count = max(1, *map(len, ranges))
@@ -64,55 +64,56 @@ def pack(
 
 
 def _shares(members: Sequence[GroupMember], lengths: Sequence[int], ranks: int) -> list[list[int]]:
-    """The indices of each rank's members, in their order."""
+    """By rank: the indices of its members, in their order."""
     if ranks == 1:
         return [list(range(len(members)))]
     groups = [list(group) for _, group in groupby(range(len(members)), key=lambda index: members[index].number)]
-    ranking = balance([sum(lengths[index] for index in group) for group in groups], ranks)
+    assigned = balance([sum(lengths[index] for index in group) for group in groups], ranks)
     shares: list[list[int]] = [[] for _ in range(ranks)]
-    for group, rank in zip(groups, ranking, strict=True):
+    for group, rank in zip(groups, assigned, strict=True):
         shares[rank] += group
     return shares
 
 
-def _micro_batch(place: tuple[int, int, int, int], members: Sequence[GroupMember], staleness: np.ndarray) -> Block:
-    """The micro-batch of `members` at `place`: batch, index, count, rank."""
+def _micro_batch(position: tuple[int, int, int, int], members: Sequence[GroupMember], staleness: np.ndarray) -> Block:
+    """The micro-batch of `members` with `position` = (batch, index, count, rank)."""
     runs = list(runs_of(members))
     names = ("batch", "index", "count", "rank")
-    lengths, tokens = gathered(runs, "lengths"), gathered(runs, "tokens")
-    shelves = np.array([(run.shelf.partition, run.shelf.offset) for run in runs], np.int64).reshape(-1, 2)
-    places = shelves.repeat([run.last - run.first for run in runs], axis=0)
+    lengths, tokens = gather_column(runs, "lengths"), gather_column(runs, "tokens")
+    run_origins = np.array([(run.block.partition, run.block.offset) for run in runs], np.int64).reshape(-1, 2)
+    origins = run_origins.repeat([run.last - run.first for run in runs], axis=0)
     columns = {
-        **_laid_out(runs),
+        **_concatenated(runs),
         "lengths": lengths,
         "prompt_lengths": lengths - tokens,
-        "rewards": gathered(runs, "rewards"),
-        "temperatures": gathered(runs, "temperatures"),
-        "truncated": gathered(runs, "truncated").astype(np.bool_),
-        "trajectory_ids": [name for run in runs for name in run.shelf.ids[run.first : run.last]],
-        "version_epochs": gathered(runs, "version_epochs"),
-        "version_numbers": gathered(runs, "version_numbers"),
+        "rewards": gather_column(runs, "rewards"),
+        "temperatures": gather_column(runs, "temperatures"),
+        "truncated": gather_column(runs, "truncated").astype(np.bool_),
+        "trajectory_ids": [name for run in runs for name in run.block.ids[run.first : run.last]],
+        "version_epochs": gather_column(runs, "version_epochs"),
+        "version_numbers": gather_column(runs, "version_numbers"),
         "staleness": staleness,
-        "lineage_partitions": places[:, 0],
-        "lineage_offsets": places[:, 1],
+        "lineage_partitions": origins[:, 0],
+        "lineage_offsets": origins[:, 1],
     }
     schema = arrow_schema(MicroBatch)
     lists = {name: one_list(schema.field(name).type, values) for name, values in columns.items()}
-    return Block.from_columns(MicroBatch, {**{n: [v] for n, v in zip(names, place, strict=True)}, **lists})
+    return Block.from_columns(MicroBatch, {**{n: [v] for n, v in zip(names, position, strict=True)}, **lists})
 
 
-def _laid_out(runs: Sequence[RowRun]) -> dict[str, np.ndarray]:
-    """Token ids, behaviour logprobs and loss masks of prompts and responses in turn; prompts have neither of these."""
+def _concatenated(runs: Sequence[RowRun]) -> dict[str, np.ndarray]:
+    """Token ids, behaviour logprobs and loss masks, prompt and response in turn; the last two are 0 for prompts."""
     ids: list[np.ndarray] = []
     logprobs: list[np.ndarray] = []
     masks: list[np.ndarray] = []
-    for shelf, first, last in runs:
-        asked, answered = shelf.prompts.ends[first : last + 1].tolist(), shelf.responses.ends[first : last + 1].tolist()
-        no_logprobs = np.zeros(max(map(sub, asked[1:], asked)), np.float32)
+    for block, first, last in runs:
+        prompts = block.prompts.ends[first : last + 1].tolist()
+        responses = block.responses.ends[first : last + 1].tolist()
+        no_logprobs = np.zeros(max(map(sub, prompts[1:], prompts)), np.float32)
         no_mask = np.zeros(len(no_logprobs), np.bool_)
-        for p, p_end, r, r_end in zip(asked, asked[1:], answered, answered[1:], strict=False):
-            ids += (shelf.prompts.values[p:p_end], shelf.responses.values[r:r_end])
-            logprobs += (no_logprobs[: p_end - p], shelf.logprobs.values[r:r_end])
-            masks += (no_mask[: p_end - p], shelf.loss_masks.values[r:r_end])
+        for p, p_end, r, r_end in zip(prompts, prompts[1:], responses, responses[1:], strict=False):
+            ids += (block.prompts.values[p:p_end], block.responses.values[r:r_end])
+            logprobs += (no_logprobs[: p_end - p], block.logprobs.values[r:r_end])
+            masks += (no_mask[: p_end - p], block.loss_masks.values[r:r_end])
     kinds = {"token_ids": (ids, np.int32), "logprobs": (logprobs, np.float32), "loss_mask": (masks, np.bool_)}
     return {name: np.concatenate(parts) if parts else np.empty(0, kind) for name, (parts, kind) in kinds.items()}

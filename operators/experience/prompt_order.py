@@ -1,38 +1,39 @@
-"""Groups in the order of their prompts: how the buffer waits for long answers, so that none becomes too old.
+"""Groups in the order of their prompt numbers: the buffer waits for long answers, so that staleness is bounded.
 
-Placement dispatches prompts in the order of their dense numbers, under the newest version alone, and bounds what is
-dispatched and not trained to B (S + 1) - 1 trajectories before a group begins (B a batch, S `max_staleness`). Where
-batches take groups in that order, too, the batches between the newest version at a group's dispatch and the batch that
-trains it are made of those trajectories alone, at least B each. So there are S of them at most: that is its staleness.
+Proof. Placement dispatches prompts in the order of their dense numbers, under the newest version only. When it starts
+a group, at most B (S + 1) - 1 trajectories are dispatched and not trained (B is `global_batch`, S `max_staleness`). If
+batches take groups in the same order, the batches between the newest version at a group's dispatch and the batch that
+trains the group consist of those trajectories only, at least B in each. So there are at most S such batches, and their
+number is the group's staleness.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from operators.experience.endings import Endings
 from operators.experience.groups import Group
+from operators.experience.settlements import SettlementLedger
 
 
 class PromptOrder:
-    """Yields ready groups whose turn it is: every group before them has ended, or goes before them."""
+    """Yields ready groups in the order of their numbers, up to the first number that is neither ready nor closed."""
 
-    def __init__(self, endings: Endings) -> None:
-        self._endings = endings
+    def __init__(self, settlements: SettlementLedger) -> None:
+        self._settlements = settlements
         self._due = 0
-        """No group before this number is to come."""
+        """All groups before this number are closed."""
 
     def order(self, ready: Iterable[Group]) -> Iterator[Group]:
-        """Those of `ready` whose turn it is, in the order of their numbers."""
-        due = self._due = self._after_ended(self._due)
+        """The groups of `ready` that are due, in the order of their numbers."""
+        due = self._due = self._first_not_closed(self._due)
         for group in sorted(ready, key=lambda group: group.number):
-            due = self._after_ended(due) if group.number > due else due
+            due = self._first_not_closed(due) if group.number > due else due
             if group.number != due:
                 return
             yield group
             due += 1
 
-    def _after_ended(self, number: int) -> int:
-        while self._endings.is_over(number):
+    def _first_not_closed(self, number: int) -> int:
+        while self._settlements.is_closed(number):
             number += 1
         return number

@@ -1,7 +1,7 @@
-"""What leaves as a global batch: samplers, found by name, or `module:Class` of the user's.
+"""Samplers: in which order groups leave the buffer as global batches. By name, or a user's `module:Class`.
 
-A sampler is a function of the groups and the moment: the same log gives the same batch. It may refuse a group for good
-when that is complete, and it says in which order ready groups are taken until a batch is full.
+A sampler is a function of the groups and the batch context, so the same log gives the same batches. It may refuse a
+complete group for good, and it orders the ready groups, which are taken in that order until a batch is full.
 """
 
 from __future__ import annotations
@@ -12,62 +12,63 @@ from dataclasses import dataclass
 from itertools import chain
 
 from operators.experience.batch_context import BatchContext
-from operators.experience.curriculum import total
+from operators.experience.curriculum import total_success
 from operators.experience.groups import Group
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """Takes what completed first, and refuses nothing. Others derive from it; options are fields."""
+    """The base class, and `fifo`: orders groups by completion, and refuses none. Options are dataclass fields."""
 
     def refuse(self, group: Group) -> str | None:
-        """Why complete `group` is never to be trained; None: it may be."""
+        """Why complete `group` must never be trained, or None."""
         return None
 
-    def order(self, ready: Sequence[Group], moment: BatchContext) -> Iterable[Group]:
-        """`ready`, which stands in the order of completion, in the order in which groups are to be taken.
+    def order(self, ready: Sequence[Group], context: BatchContext) -> Iterable[Group]:
+        """The order in which to take groups of `ready`, which is in the order of completion.
 
-        Lazily: only as many are asked for as a batch needs. What is left out has to wait.
+        May be a lazy iterator: the buffer takes only as many as a batch needs. Groups left out wait.
         """
         return ready
 
-    def wish(self, moment: BatchContext) -> int:
-        """Whether prompts are to be harder (1) or easier (-1) from now on, by `moment.success`; 0: as they are.
+    def level_request(self, context: BatchContext) -> int:
+        """The change of level to request, by `context.success`: 1 for harder prompts, -1 for easier ones, 0 for none.
 
-        Asked whenever stories have ended. A wish beyond the curriculum's last or first level is none.
+        Called with every emission. A change beyond the curriculum's last or first level is ignored.
         """
         return 0
 
 
 @dataclass(frozen=True)
 class NewestFirst(Sampler):
-    """Takes what completed last. What it passes over grows old: give it an eviction."""
+    """Takes the newest groups first. Older groups become stale: combine it with an eviction."""
 
-    def order(self, ready: Sequence[Group], moment: BatchContext) -> Iterable[Group]:
+    def order(self, ready: Sequence[Group], context: BatchContext) -> Iterable[Group]:
         return reversed(ready)
 
 
 @dataclass(frozen=True)
 class StalenessWeighted(Sampler):
-    """Draws, fresh groups more likely: each `half_life` versions of its stalest member halve a group's weight."""
+    """Draws groups at random, fresh ones more often: a group's weight halves with every `half_life` versions of
+    staleness of its stalest member."""
 
     half_life: float = 1.0
 
     def __post_init__(self) -> None:
         _check_positive("half_life", self.half_life)
 
-    def order(self, ready: Sequence[Group], moment: BatchContext) -> Iterable[Group]:
-        def race(group: Group) -> float:
-            return moment.race(group, 2.0 ** -(group.staleness(moment.newest) / self.half_life))
+    def order(self, ready: Sequence[Group], context: BatchContext) -> Iterable[Group]:
+        def key(group: Group) -> float:
+            return context.draw_key(group, 2.0 ** -(group.staleness(context.newest) / self.half_life))
 
-        return sorted(ready, key=race)
+        return sorted(ready, key=key)
 
 
 @dataclass(frozen=True)
 class Prioritised(Sampler):
-    """Draws, groups with more to learn from more likely: by (standard deviation of rewards + `floor`) ** `alpha`.
+    """Draws groups at random, with weight (standard deviation of rewards + `floor`) ** `alpha`.
 
-    `alpha` 0 draws uniformly (Schaul et al., arXiv 1511.05952, 3.3, with the spread of rewards as priority).
+    `alpha` 0 draws uniformly. Source: Schaul et al., arXiv 1511.05952, 3.3, with that deviation as the priority.
     """
 
     alpha: float = 1.0
@@ -78,32 +79,32 @@ class Prioritised(Sampler):
         if self.alpha < 0:
             raise ValueError(f"alpha must not be negative, not {self.alpha}")
 
-    def order(self, ready: Sequence[Group], moment: BatchContext) -> Iterable[Group]:
-        def race(group: Group) -> float:
-            return moment.race(group, (statistics.pstdev(group.rewards) + self.floor) ** self.alpha)
+    def order(self, ready: Sequence[Group], context: BatchContext) -> Iterable[Group]:
+        def key(group: Group) -> float:
+            return context.draw_key(group, (statistics.pstdev(group.rewards) + self.floor) ** self.alpha)
 
-        return sorted(ready, key=race)
+        return sorted(ready, key=key)
 
 
 @dataclass(frozen=True)
 class Windowed(Sampler):
-    """Shuffles the oldest `window` groups, and takes nothing else."""
+    """Shuffles the oldest `window` groups and takes no others."""
 
     window: int = 256
 
     def __post_init__(self) -> None:
         _check_positive("window", self.window)
 
-    def order(self, ready: Sequence[Group], moment: BatchContext) -> Iterable[Group]:
-        return sorted(ready[: self.window], key=moment.draw)
+    def order(self, ready: Sequence[Group], context: BatchContext) -> Iterable[Group]:
+        return sorted(ready[: self.window], key=context.draw)
 
 
 @dataclass(frozen=True)
 class LengthBalanced(Sampler):
-    """Makes every batch as long as the others: the oldest group, and then evenly from the short and the long ones.
+    """Balances the lengths of batches: takes the oldest group, then alternates between long and short groups.
 
-    Of the oldest `window` groups it takes the longest and the shortest in turn, so that no batch is all long answers
-    and every rank can be given its share.
+    It alternates among the oldest `window` groups, so that no batch consists of long answers only and the load can be
+    balanced over ranks.
     """
 
     window: int = 64
@@ -111,7 +112,7 @@ class LengthBalanced(Sampler):
     def __post_init__(self) -> None:
         _check_positive("window", self.window)
 
-    def order(self, ready: Sequence[Group], moment: BatchContext) -> Iterable[Group]:
+    def order(self, ready: Sequence[Group], context: BatchContext) -> Iterable[Group]:
         by_length = sorted(ready[1 : self.window], key=lambda group: group.tokens)
         half = len(by_length) // 2
         in_turn = chain.from_iterable(zip(reversed(by_length[half:]), by_length[:half], strict=False))
@@ -120,50 +121,51 @@ class LengthBalanced(Sampler):
 
 
 @dataclass(frozen=True)
-class _Refusing(Sampler):
-    """Refuses some groups, and takes the others in the order of sampler `order_by`."""
+class _FilteringSampler(Sampler):
+    """Refuses some groups and orders the others as sampler `order_by` does."""
 
     order_by: str = "fifo"
 
     def __post_init__(self) -> None:
-        if SAMPLERS.get(self.order_by, _Refusing) in (GroupComplete, DynamicSampling, Curricular, _Refusing):
-            raise ValueError(f"order_by {self.order_by!r} is no sampler that orders")
+        kind = SAMPLERS.get(self.order_by)
+        if kind is None or issubclass(kind, _FilteringSampler):
+            raise ValueError(f"order_by must be a sampler that orders groups, such as 'fifo', not {self.order_by!r}")
 
-    def order(self, ready: Sequence[Group], moment: BatchContext) -> Iterable[Group]:
-        return SAMPLERS[self.order_by]().order(ready, moment)
+    def order(self, ready: Sequence[Group], context: BatchContext) -> Iterable[Group]:
+        return SAMPLERS[self.order_by]().order(ready, context)
 
 
 @dataclass(frozen=True)
-class GroupComplete(_Refusing):
-    """Refuses groups that lack a member: one that failed, or was waited for in vain."""
+class GroupComplete(_FilteringSampler):
+    """Refuses groups with a missing member: one that failed, was refused or did not arrive in time."""
 
     def refuse(self, group: Group) -> str | None:
-        lacking = group.expected - len(group.members)
-        return f"the group lacks {lacking} of its {group.expected} members" if lacking > 0 else None
+        missing = group.expected - len(group.members)
+        return f"the group lacks {missing} of its {group.expected} members" if missing > 0 else None
 
 
 @dataclass(frozen=True)
-class DynamicSampling(_Refusing):
-    """Keeps groups with 0 < correct < G: of the others every advantage is 0 (DAPO, arXiv 2503.14476, eq. 11).
+class DynamicSampling(_FilteringSampler):
+    """Keeps groups with 0 < correct answers < G: in others every advantage is 0 (DAPO, arXiv 2503.14476, eq. 11).
 
-    Correct is an accuracy of 1; where a member has none, all rewards alike stand for it. What is refused is settled, so
-    placement admits more: that is the resampling.
+    An answer is correct if its accuracy is 1. If a member has no accuracy, the group is refused when all rewards are
+    equal. Refused groups are settled, so placement admits more prompts, which is DAPO's resampling.
     """
 
     def refuse(self, group: Group) -> str | None:
         accuracies = [member.accuracy for member in group.members if member.accuracy is not None]
         if len(accuracies) < len(group.members):
-            return "all rewards of the group are alike" if len(set(group.rewards)) == 1 else None
+            return "all rewards of the group are equal" if len(set(group.rewards)) == 1 else None
         correct = sum(accuracy >= 1 for accuracy in accuracies)
         if not correct:
-            return "no answer of the group is right"
-        return "every answer of the group is right" if correct == len(accuracies) else None
+            return "no answer of the group is correct"
+        return "every answer of the group is correct" if correct == len(accuracies) else None
 
 
 @dataclass(frozen=True)
-class Curricular(_Refusing):
-    """Wishes for harder questions where more than `harder_above` of the answers are right, for easier ones where fewer
-    than `easier_below` are, once `least` answers to questions of a level have ended."""
+class CurriculumSampler(_FilteringSampler):
+    """Requests harder questions if the success rate is above `harder_above`, easier ones if it is below `easier_below`,
+    once at least `least` answers to questions of the present level are settled."""
 
     harder_above: float = 0.8
     easier_below: float = 0.2
@@ -175,11 +177,11 @@ class Curricular(_Refusing):
         if not 0 <= self.easier_below < self.harder_above <= 1:
             raise ValueError("curriculum needs 0 <= easier_below < harder_above <= 1")
 
-    def wish(self, moment: BatchContext) -> int:
-        known = total(moment.success)
-        if known.answered < self.least:
+    def level_request(self, context: BatchContext) -> int:
+        success = total_success(context.success)
+        if success.answered < self.least:
             return 0
-        return (known.share > self.harder_above) - (known.share < self.easier_below)
+        return (success.rate > self.harder_above) - (success.rate < self.easier_below)
 
 
 SAMPLERS: Mapping[str, type[Sampler]] = {
@@ -191,7 +193,7 @@ SAMPLERS: Mapping[str, type[Sampler]] = {
     "length_balanced": LengthBalanced,
     "group_complete": GroupComplete,
     "dynamic": DynamicSampling,
-    "curriculum": Curricular,
+    "curriculum": CurriculumSampler,
 }
 
 

@@ -1,4 +1,4 @@
-"""What can be trained. One member that cannot would cost its whole batch, which is trained whole or not at all."""
+"""Finds members that cannot be trained. One of them would make its whole batch fail, so they never enter the buffer."""
 
 from __future__ import annotations
 
@@ -8,107 +8,108 @@ import numpy as np
 
 from operators.experience.members import ExperienceBlock
 
-MOST_LOGPROB = 1e-3
-"""A logprob is at most 0; rounding may put it a little above."""
-MOST_LENGTH = 1_000_000
+MAX_LOGPROB = 1e-3
+"""A logprob is at most 0, up to rounding."""
+MAX_LENGTH = 1_000_000
 """Tokens of one sequence, prompt included: at 8.1 bytes each they fill a record of 8 MiB."""
-MOST_REWARD = float(np.finfo(np.float32).max)
-"""A micro-batch has rewards in single precision."""
+MAX_REWARD = float(np.finfo(np.float32).max)
+"""A micro-batch holds rewards in single precision."""
 ANY_TOKEN = 2**31
-"""A vocabulary that has whatever an id may be, but for negative ones."""
+"""A vocabulary size that accepts every int32 token id that is not negative."""
 _SAMPLING = ("temperature", "top_p", "top_k")
 
 
-class Verdict(NamedTuple):
-    """Why a row cannot be trained. `nonsense`: no rollout of ours writes such a thing."""
+class Untrainable(NamedTuple):
+    """Why a row cannot be trained. `malformed`: no correct rollout writes such a row."""
 
     reason: str
-    nonsense: bool
+    malformed: bool
 
 
-def untrainable(shelf: ExperienceBlock, vocabulary: int) -> dict[int, Verdict]:
-    """The rows of `shelf` that a model of `vocabulary` tokens cannot be trained on, and why: most shelves have none."""
-    fruitless = shelf.failed | (shelf.tokens == 0) | ~shelf.generated
-    found = {row: Verdict(_failure(shelf, row), False) for row in np.flatnonzero(fruitless).tolist()}
-    endless = set(np.flatnonzero(shelf.lengths > MOST_LENGTH).tolist())
-    empty = set(np.flatnonzero(shelf.lengths == shelf.tokens).tolist())
-    priceless = set(np.flatnonzero(np.abs(shelf.rewards) > MOST_REWARD).tolist())
-    strange = _unequal(shelf) | _out_of_range(shelf, vocabulary) | _unweighable(shelf)
-    for row in sorted(strange | empty | endless | priceless):
-        if row not in found and (reason := _look_closely(shelf, row, vocabulary)) is not None:
-            found[row] = Verdict(reason, True)
+def untrainable(block: ExperienceBlock, vocabulary: int) -> dict[int, Untrainable]:
+    """The rows of `block` that a model of `vocabulary` tokens cannot be trained on, and why; usually none."""
+    no_response = block.failed | (block.tokens == 0) | ~block.generated
+    found = {row: Untrainable(_failure(block, row), False) for row in np.flatnonzero(no_response).tolist()}
+    too_long = set(np.flatnonzero(block.lengths > MAX_LENGTH).tolist())
+    no_prompt = set(np.flatnonzero(block.lengths == block.tokens).tolist())
+    large_reward = set(np.flatnonzero(np.abs(block.rewards) > MAX_REWARD).tolist())
+    suspects = _unequal_lengths(block) | _out_of_range(block, vocabulary) | _untrainable_sampling(block)
+    for row in sorted(suspects | no_prompt | too_long | large_reward):
+        if row not in found and (reason := _reason(block, row, vocabulary)) is not None:
+            found[row] = Untrainable(reason, True)
     return found
 
 
-def _failure(shelf: ExperienceBlock, row: int) -> str:
-    return (shelf.errors[row] or "generation failed") if shelf.failed[row] else "nothing was generated"
+def _failure(block: ExperienceBlock, row: int) -> str:
+    return (block.errors[row] or "generation failed") if block.failed[row] else "nothing was generated"
 
 
-def _unequal(shelf: ExperienceBlock) -> set[int]:
-    """Rows whose logprobs or mask are not as long as the response."""
-    counts = shelf.responses.counts()
-    masks = np.diff(shelf.column("response.loss_mask").offsets.to_numpy())
-    return set(np.flatnonzero((shelf.logprobs.counts() != counts) | (masks != counts)).tolist())
+def _unequal_lengths(block: ExperienceBlock) -> set[int]:
+    """Rows whose logprobs or loss mask differ in length from the response."""
+    counts = block.responses.counts()
+    masks = np.diff(block.column("response.loss_mask").offsets.to_numpy())
+    return set(np.flatnonzero((block.logprobs.counts() != counts) | (masks != counts)).tolist())
 
 
-def _out_of_range(shelf: ExperienceBlock, vocabulary: int) -> set[int]:
-    """Rows with a logprob that is no logprob, or a token id that is none, whether or not it is trained."""
+def _out_of_range(block: ExperienceBlock, vocabulary: int) -> set[int]:
+    """Rows with an invalid logprob or token id, whether or not the loss mask selects it."""
     found: set[int] = set()
-    logprobs = shelf.logprobs.values
-    for ragged, right in (
-        (shelf.logprobs, (logprobs <= MOST_LOGPROB) & (logprobs > -np.inf)),
-        (shelf.responses, _known(shelf.responses.values, vocabulary)),
-        (shelf.prompts, _known(shelf.prompts.values, vocabulary)),
+    logprobs = block.logprobs.values
+    for ragged, valid in (
+        (block.logprobs, (logprobs <= MAX_LOGPROB) & (logprobs > -np.inf)),
+        (block.responses, _in_vocabulary(block.responses.values, vocabulary)),
+        (block.prompts, _in_vocabulary(block.prompts.values, vocabulary)),
     ):
-        if not right.all():
-            rows = np.searchsorted(ragged.ends, np.flatnonzero(~right), side="right") - 1
+        if not valid.all():
+            rows = np.searchsorted(ragged.ends, np.flatnonzero(~valid), side="right") - 1
             found |= set(rows.tolist())
     return found
 
 
-def _known(ids: np.ndarray, vocabulary: int) -> np.ndarray:
-    """Which of `ids`, int32, are in [0, `vocabulary`): a negative one is large without its sign."""
+def _in_vocabulary(ids: np.ndarray, vocabulary: int) -> np.ndarray:
+    """Which of `ids`, int32, are in [0, `vocabulary`); read as unsigned, a negative id is too large."""
     return ids.view(np.uint32) < vocabulary
 
 
-def _unweighable(shelf: ExperienceBlock) -> set[int]:
-    """Rows drawn from a distribution that no trainer has: at no temperature, or from what top-p or top-k left of it."""
-    temperatures, top_p, top_k = _sampling(shelf)
-    no_temperature = ~((temperatures > 0) & (temperatures < np.inf))
-    return set(np.flatnonzero(no_temperature | (top_p < 1) | (top_k > 0)).tolist())
+def _untrainable_sampling(block: ExperienceBlock) -> set[int]:
+    """Rows drawn from a distribution that the trainer does not compute: greedy, top-p or top-k sampling."""
+    temperatures, top_p, top_k = _sampling(block)
+    bad_temperature = ~((temperatures > 0) & (temperatures < np.inf))
+    return set(np.flatnonzero(bad_temperature | (top_p < 1) | (top_k > 0)).tolist())
 
 
-def _sampling(shelf: ExperienceBlock) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Temperature as float32[rows], as a micro-batch has it, top-p and top-k."""
-    temperature, *cuts = (shelf.column(f"prompt.sampling.{name}").to_numpy() for name in _SAMPLING)
+def _sampling(block: ExperienceBlock) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Temperature (float32[rows], as in a micro-batch), top-p and top-k."""
+    temperature, *cuts = (block.column(f"prompt.sampling.{name}").to_numpy() for name in _SAMPLING)
     with np.errstate(over="ignore"):
         return temperature.astype(np.float32), *cuts
 
 
-def _look_closely(shelf: ExperienceBlock, row: int, vocabulary: int) -> str | None:
-    if shelf.lengths[row] == shelf.tokens[row]:
+def _reason(block: ExperienceBlock, row: int, vocabulary: int) -> str | None:
+    """Why suspect `row` cannot be trained; None if only positions outside its loss mask are invalid."""
+    if block.lengths[row] == block.tokens[row]:
         return "the prompt is empty"
-    if shelf.lengths[row] > MOST_LENGTH:
-        return f"{shelf.lengths[row]} tokens are more than the {MOST_LENGTH} that a micro-batch record holds"
-    if not abs(shelf.rewards[row]) <= MOST_REWARD:
-        return f"a reward of {shelf.rewards[row]:g} is beyond single precision"
-    ids = shelf.responses.between(row, row + 1)
-    logprobs, mask = shelf.logprobs.between(row, row + 1), shelf.loss_masks.between(row, row + 1)
+    if block.lengths[row] > MAX_LENGTH:
+        return f"{block.lengths[row]} tokens are more than the {MAX_LENGTH} that a micro-batch record holds"
+    if not abs(block.rewards[row]) <= MAX_REWARD:
+        return f"a reward of {block.rewards[row]:g} is beyond single precision"
+    ids = block.responses.between(row, row + 1)
+    logprobs, mask = block.logprobs.between(row, row + 1), block.loss_masks.between(row, row + 1)
     if not len(ids) == len(logprobs) == len(mask):
         return f"{len(ids)} tokens with {len(logprobs)} logprobs and a mask of {len(mask)}"
-    for used in (shelf.prompts.between(row, row + 1), ids):
-        if len(unknown := used[~_known(used, vocabulary)]):
-            return f"the model knows no token {unknown[0]}"
+    for used in (block.prompts.between(row, row + 1), ids):
+        if len(unknown := used[~_in_vocabulary(used, vocabulary)]):
+            return f"token {unknown[0]} is not in the model's vocabulary"
     trained = logprobs[mask]
     if not np.isfinite(trained).all():
         return "a behaviour logprob is not finite"
-    if (trained > MOST_LOGPROB).any():
+    if (trained > MAX_LOGPROB).any():
         return "a behaviour logprob is above 0"
-    temperature, top_p, top_k = (column[row] for column in _sampling(shelf))
+    temperature, top_p, top_k = (column[row] for column in _sampling(block))
     if temperature <= 0:
-        return f"drawn at temperature {temperature:g}: greedy answers have no probability to train"
+        return f"sampled at temperature {temperature:g}: greedy answers have no probability to train"
     if not temperature < np.inf:
-        return "drawn at a temperature beyond single precision"
+        return "sampled at a temperature beyond single precision"
     if top_p < 1 or top_k > 0:
-        return f"drawn with top_p {top_p:g} and top_k {top_k}: the trainer's distribution has no such cut"
+        return f"sampled with top_p {top_p:g} and top_k {top_k}: the trainer's distribution is not truncated"
     return None

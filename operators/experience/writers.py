@@ -1,4 +1,4 @@
-"""What enters the buffer: writers, found by name, or `module:Class` of the user's. Each refusal is a Settled record."""
+"""Writers: which members enter the buffer; each refusal is a Settled record. By name, or a user's `module:Class`."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from operators.experience.members import GroupMember
 
 @dataclass(frozen=True)
 class Writer:
-    """Lets everything in that can be trained. Others derive from it; options are fields."""
+    """The base class; it accepts every member that can be trained. The options of a writer are its dataclass fields."""
 
     def refuse(self, member: GroupMember) -> str | None:
-        """Why `member` is not to be trained; None: it may be. Its group completes without it."""
+        """Why `member` must not be trained, or None. The group of a refused member completes without it."""
         return None
 
 
 @dataclass(frozen=True)
 class Verified(Writer):
-    """Refuses what a verifier failed on: its reward is made up."""
+    """Refuses members whose verifier failed: their reward is the configured `on_error`, not a measurement."""
 
     def refuse(self, member: GroupMember) -> str | None:
         return f"not verified: {member.error}" if member.error else None
@@ -27,7 +27,7 @@ class Verified(Writer):
 
 @dataclass(frozen=True)
 class Finished(Writer):
-    """Refuses what was cut off at its length limit (overlong filtering: DAPO, arXiv 2503.14476, 3.4)."""
+    """Refuses responses cut off at their length limit (overlong filtering: DAPO, arXiv 2503.14476, 3.4)."""
 
     def refuse(self, member: GroupMember) -> str | None:
         return f"cut off after {member.tokens} tokens" if member.truncated else None
@@ -35,7 +35,7 @@ class Finished(Writer):
 
 @dataclass(frozen=True)
 class Bounded(Writer):
-    """Refuses sequences, prompt included, of more than `tokens` tokens: more than a trainer's memory holds."""
+    """Refuses sequences, prompt included, of more than `tokens` tokens: set it to what the trainer's memory holds."""
 
     tokens: int = 131_072
 

@@ -68,7 +68,7 @@ def test_numbers_and_tokens_that_are_none_are_dead_letters_and_what_is_sound_is_
         0: ("read experiences", "reward: a number is not finite"),
         1: ("make batches", "p1.0: a behaviour logprob is not finite"),
         2: ("make batches", "p1.1: a behaviour logprob is not finite"),
-        5: ("make batches", "p2.0: the model knows no token 6"),
+        5: ("make batches", "p2.0: token 6 is not in the model's vocabulary"),
         6: ("read experiences", "reward: a number is not finite"),
     }
     outcomes = {record.trajectory_id: record.outcome for record in wait_for(config, SETTLED, 5)}

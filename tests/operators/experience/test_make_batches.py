@@ -12,10 +12,10 @@ import pytest
 from buffer_harness import Buffer
 from record_factories import SAMPLING, experience, failed, prompt, settled, trajectory, version
 
-from operators.experience.config import MOST_TOKENS, ExperienceConfig
-from operators.experience.make_batches import BATCHES_A_FOLD
+from operators.experience.components import Component
+from operators.experience.config import MAX_MICRO_BATCH_TOKENS, ExperienceConfig
+from operators.experience.make_batches import MAX_BATCHES_PER_FOLD
 from operators.experience.packing import split_by_tokens
-from operators.experience.parts import Component
 from operators.io.elements import PartitionKey
 from schemas.columns import flags, floats, token_ids
 from schemas.identity import parse_trajectory_id
@@ -23,7 +23,7 @@ from schemas.records import MicroBatch, Response
 from schemas.topics import BATCHES, EXPERIENCES, METRICS, SETTLED
 
 
-def test_a_batch_is_whole_groups_until_it_has_enough() -> None:
+def test_batch_takes_whole_groups_until_it_is_full() -> None:
     buffer = Buffer(global_batch=5)
     buffer.group(0, 2)
     buffer.group(2, 2)
@@ -35,7 +35,7 @@ def test_a_batch_is_whole_groups_until_it_has_enough() -> None:
     assert Counter(buffer.outcomes().values()) == {"batched": 7}
 
 
-def test_groups_leave_in_the_order_of_their_completion() -> None:
+def test_groups_leave_in_the_order_of_completion() -> None:
     buffer = Buffer(global_batch=2)
     first, second = prompt(0), prompt(2)
     buffer.score(experience(trajectory(first, 0)), *(experience(trajectory(second, m)) for m in (0, 1)))
@@ -44,20 +44,20 @@ def test_groups_leave_in_the_order_of_their_completion() -> None:
     assert buffer.batches() == [("p2.0", "p2.1"), ("p0.0", "p0.1")]
 
 
-def test_one_poll_may_fill_several_batches_of_which_few_leave_together() -> None:
+def test_fold_makes_a_bounded_number_of_batches() -> None:
     buffer = Buffer(global_batch=2)
-    for number in range(2 * BATCHES_A_FOLD + 1):
+    for number in range(2 * MAX_BATCHES_PER_FOLD + 1):
         buffer.group(number)
     for made in (1, 2):
         buffer.shard.run()
-        assert len(buffer.batches()) == made * BATCHES_A_FOLD
+        assert len(buffer.batches()) == made * MAX_BATCHES_PER_FOLD
         assert buffer.shard.fold.busy()  # type: ignore[union-attr]
     buffer.shard.run()
-    assert len(buffer.batches()) == 2 * BATCHES_A_FOLD + 1
+    assert len(buffer.batches()) == 2 * MAX_BATCHES_PER_FOLD + 1
     assert not buffer.shard.fold.busy()  # type: ignore[union-attr]
 
 
-def test_staleness_is_that_at_consumption_and_that_at_finish_is_told_too() -> None:
+def test_metric_has_staleness_at_consumption_and_at_finish() -> None:
     buffer = Buffer(global_batch=4)
     buffer.publish(0)
     buffer.group(0, under=version(3))
@@ -69,44 +69,44 @@ def test_staleness_is_that_at_consumption_and_that_at_finish_is_told_too() -> No
     assert part.staleness.to_pylist() == [2, 2, 0, 0]
     assert [r.staleness for r in buffer.log.rows(SETTLED)] == [2, 2, 0, 0]
     (metric,) = buffer.log.rows(METRICS)
-    told = {name: count for name, count in metric.values.items() if name.startswith("staleness")}
-    assert told == {"staleness/0": 2, "staleness/2": 2, "staleness_at_finish/0": 2, "staleness_at_finish/3": 2}
+    histograms = {name: count for name, count in metric.values.items() if name.startswith("staleness")}
+    assert histograms == {"staleness/0": 2, "staleness/2": 2, "staleness_at_finish/0": 2, "staleness_at_finish/3": 2}
     assert metric.values["buffer/trajectories"] == 0.0
 
 
-def test_a_batch_has_enough_that_can_be_trained() -> None:
+def test_batch_has_enough_trainable_members() -> None:
     buffer = Buffer(global_batch=4)
     for number in range(3):
-        asked = prompt(number, 2)
-        buffer.score(experience(trajectory(asked, 0)), experience(failed(asked, 1)))
+        question = prompt(number, 2)
+        buffer.score(experience(trajectory(question, 0)), experience(failed(question, 1)))
     buffer.group(4)
     buffer.shard.run()
     assert buffer.batches() == [("p0.0", "p1.0", "p2.0", "p4.0", "p4.1")]
     assert Counter(buffer.outcomes().values())["failed"] == 3
 
 
-def test_a_group_of_failures_ends_without_a_batch() -> None:
+def test_group_of_failures_is_settled_without_a_batch() -> None:
     buffer = Buffer(global_batch=2)
-    asked = prompt(0, 3)
-    buffer.score(*(experience(failed(asked, member)) for member in range(3)))
+    question = prompt(0, 3)
+    buffer.score(*(experience(failed(question, member)) for member in range(3)))
     buffer.shard.run()
     assert buffer.outcomes() == dict.fromkeys(("p0.0", "p0.1", "p0.2"), "failed")
     assert buffer.batches() == []
 
 
-def test_a_group_half_failed_completes_after_a_restart() -> None:
+def test_partly_failed_group_completes_after_a_restart() -> None:
     buffer = Buffer(global_batch=1)
-    asked = prompt(0, 3)
-    buffer.score(experience(failed(asked, 0)), experience(trajectory(asked, 1)))
+    question = prompt(0, 3)
+    buffer.score(experience(failed(question, 0)), experience(trajectory(question, 1)))
     buffer.shard.run()
     buffer.shard.run()
     buffer.shard.start()
-    buffer.score(experience(trajectory(asked, 2)))
+    buffer.score(experience(trajectory(question, 2)))
     buffer.shard.run()
     assert buffer.batches() == [("p0.1", "p0.2")]
 
 
-def test_a_strange_ending_that_a_restart_reads_is_passed_over() -> None:
+def test_restart_ignores_a_settled_record_with_a_foreign_id() -> None:
     buffer = Buffer(global_batch=2)
     buffer.group(0, samples=3)
     buffer.shard.run()
@@ -118,11 +118,13 @@ def test_a_strange_ending_that_a_restart_reads_is_passed_over() -> None:
 
 
 @pytest.mark.parametrize("drop", [True, False])
-def test_what_is_over_age_is_trained_unless_it_is_to_be_dropped(drop: bool) -> None:
+def test_over_age_member_is_trained_or_dropped_as_configured(drop: bool) -> None:
     buffer = Buffer(global_batch=4, max_staleness=1, over_age="drop" if drop else "correct")
     buffer.publish(5)
-    asked = prompt(0, 2)
-    buffer.score(experience(trajectory(asked, 0, under=version(3))), experience(trajectory(asked, 1, under=version(4))))
+    question = prompt(0, 2)
+    buffer.score(
+        experience(trajectory(question, 0, under=version(3))), experience(trajectory(question, 1, under=version(4)))
+    )
     buffer.group(2, under=version(5))
     buffer.shard.run()
     if not drop:
@@ -137,7 +139,7 @@ def test_what_is_over_age_is_trained_unless_it_is_to_be_dropped(drop: bool) -> N
     assert buffer.batches() == [("p0.1", "p2.0", "p2.1", "p4.0", "p4.1")]
 
 
-def test_what_the_buffer_holds_is_told_with_each_batch() -> None:
+def test_metric_of_a_batch_has_what_the_buffer_holds() -> None:
     buffer = Buffer(global_batch=2, max_staleness=1, over_age="drop")
     buffer.publish(5)
     buffer.group(0, under=version(5))
@@ -162,14 +164,12 @@ def test_what_the_buffer_holds_is_told_with_each_batch() -> None:
 
 @pytest.mark.parametrize("policy", ["train", "drop"])
 @pytest.mark.parametrize("restart", [True, False])
-def test_a_group_that_waits_too_long_leaves_as_configured_and_late_members_are_dropped(
-    policy: str, restart: bool
-) -> None:
+def test_expired_group_leaves_and_late_members_are_dropped(policy: str, restart: bool) -> None:
     buffer = Buffer(global_batch=2, group_timeout_s=10, partial_groups=policy)
     fold: Any = buffer.shard.fold
     fold._clock = lambda: 0.0
-    asked = prompt(0, 4)
-    buffer.score(*(experience(trajectory(asked, member)) for member in (0, 2)))
+    question = prompt(0, 4)
+    buffer.score(*(experience(trajectory(question, member)) for member in (0, 2)))
     buffer.shard.run()
     fold._clock = lambda: 9.0
     assert buffer.shard.run() == []
@@ -178,21 +178,21 @@ def test_a_group_that_waits_too_long_leaves_as_configured_and_late_members_are_d
     assert buffer.batches() == ([("p0.0", "p0.2")] if policy == "train" else [])
     if restart:
         buffer.shard.start()
-    buffer.score(*(experience(trajectory(asked, member)) for member in (3, 1)))
+    buffer.score(*(experience(trajectory(question, member)) for member in (3, 1)))
     buffer.shard.run(2)
     late = dict.fromkeys(("p0.3", "p0.1"), "dropped")
     assert buffer.outcomes() == dict.fromkeys(("p0.0", "p0.2"), "batched" if policy == "train" else "dropped") | late
     reasons = {r.trajectory_id: r.reason for r in buffer.log.rows(SETTLED)}
-    assert reasons["p0.1"] == "its group had left"
-    assert reasons["p0.0"] == ("" if policy == "train" else "2 of 4 members came in 10 s")
+    assert reasons["p0.1"] == "late: its group had left the buffer"
+    assert reasons["p0.0"] == ("" if policy == "train" else "2 of 4 members arrived in 10 s")
     buffer.shard.start()
-    assert not buffer.shard.fold._endings._left  # type: ignore[union-attr]
+    assert not buffer.shard.fold._settlements._left  # type: ignore[union-attr]
 
 
-def test_what_a_writer_refuses_is_settled_with_its_reason_and_its_group_completes_without_it() -> None:
+def test_member_refused_by_a_writer_is_settled_with_the_reason() -> None:
     buffer = Buffer(global_batch=1, writers=(Component("finished"), Component("bounded", {"tokens": 6})))
-    asked = prompt(0, 3)
-    rows = (trajectory(asked, 0), trajectory(asked, 1, finish_reason="length"), trajectory(asked, 2, tokens=4))
+    question = prompt(0, 3)
+    rows = (trajectory(question, 0), trajectory(question, 1, finish_reason="length"), trajectory(question, 2, tokens=4))
     buffer.score(*map(experience, rows))
     buffer.shard.run()
     assert buffer.batches() == [("p0.0",)]
@@ -204,17 +204,17 @@ def test_what_a_writer_refuses_is_settled_with_its_reason_and_its_group_complete
     }
 
 
-def test_what_the_sampler_refuses_is_settled_with_its_reason_and_trained_never() -> None:
+def test_group_refused_by_the_sampler_is_settled_with_the_reason() -> None:
     buffer = Buffer(global_batch=2, sampler=Component("dynamic"))
     for number, rewards in enumerate([(1.0, 1.0), (0.0, 0.0), (0.5, 0.5), (0.5, 0.6)]):
-        asked = prompt(number, 2)
-        buffer.score(*(experience(trajectory(asked, m), reward) for m, reward in enumerate(rewards)))
+        question = prompt(number, 2)
+        buffer.score(*(experience(trajectory(question, m), reward) for m, reward in enumerate(rewards)))
     buffer.shard.run()
     assert buffer.batches() == [("p3.0", "p3.1")]
-    assert Counter(r.reason for r in buffer.log.rows(SETTLED)) == {"": 2, "all rewards of the group are alike": 6}
+    assert Counter(r.reason for r in buffer.log.rows(SETTLED)) == {"": 2, "all rewards of the group are equal": 6}
 
 
-def test_a_full_buffer_drops_the_oldest_and_knows_the_group_has_left() -> None:
+def test_full_buffer_drops_the_oldest_group_and_its_late_members() -> None:
     buffer = Buffer(global_batch=9, evictions=(Component("capacity", {"trajectories": 4}),))
     buffer.score(experience(trajectory(prompt(0, 3), 0)))
     for number in (2, 4):
@@ -231,7 +231,7 @@ def test_a_full_buffer_drops_the_oldest_and_knows_the_group_has_left() -> None:
     assert set(buffer.outcomes()) == {f"p{number}.{member}" for number in (2, 4, 6, 8) for member in (0, 1)}
 
 
-def test_the_prompts_and_answers_of_a_batch_are_those_of_its_members_wherever_they_stood() -> None:
+def test_micro_batch_columns_match_its_members() -> None:
     buffer = Buffer(global_batch=6)
     for member in range(2):
         for number in range(3):
@@ -240,13 +240,15 @@ def test_the_prompts_and_answers_of_a_batch_are_those_of_its_members_wherever_th
                 token_ids([10 * number + member] * tokens), floats([-number - 1.0] * tokens), flags([True] * tokens)
             )
             sampling = replace(SAMPLING, temperature=0.5 + number)
-            asked = prompt(number, 2, token_ids=token_ids([100 + number] * (number + 1)), sampling=sampling)
+            question = prompt(number, 2, token_ids=token_ids([100 + number] * (number + 1)), sampling=sampling)
             ended = "length" if number == member else "stop"
-            buffer.score(experience(trajectory(asked, member, response=response, finish_reason=ended), float(number)))
+            buffer.score(
+                experience(trajectory(question, member, response=response, finish_reason=ended), float(number))
+            )
     buffer.shard.run()
     (part,) = buffer.log.rows(BATCHES)
     start = 0
-    for name, length, asked, reward, temperature, truncated in zip(
+    for name, length, question, reward, temperature, truncated in zip(
         part.trajectory_ids,
         part.lengths.to_pylist(),
         part.prompt_lengths.to_pylist(),
@@ -259,8 +261,8 @@ def test_the_prompts_and_answers_of_a_batch_are_those_of_its_members_wherever_th
         number, answered = key.number, 1 + key.number + key.member
         ids = part.token_ids.to_pylist()[start : start + length]
         assert ids == [100 + number] * (number + 1) + [10 * number + key.member] * answered
-        assert part.logprobs.to_pylist()[start : start + length] == [0.0] * asked + [-number - 1.0] * answered
-        assert part.loss_mask.to_pylist()[start : start + length] == [False] * asked + [True] * answered
+        assert part.logprobs.to_pylist()[start : start + length] == [0.0] * question + [-number - 1.0] * answered
+        assert part.loss_mask.to_pylist()[start : start + length] == [False] * question + [True] * answered
         assert (reward, temperature, truncated) == (number, 0.5 + number, number == key.member)
         start += length
     assert start == len(part.token_ids)
@@ -270,22 +272,22 @@ def test_the_prompts_and_answers_of_a_batch_are_those_of_its_members_wherever_th
         assert source.record.trajectory.trajectory_id == name
 
 
-def test_a_second_answer_is_passed_over() -> None:
+def test_duplicate_experience_is_ignored() -> None:
     buffer = Buffer(global_batch=2)
-    asked = prompt(0)
-    buffer.score(experience(trajectory(asked, 0)), experience(trajectory(asked, 0)))
+    question = prompt(0)
+    buffer.score(experience(trajectory(question, 0)), experience(trajectory(question, 0)))
     assert buffer.shard.run() == []
-    buffer.score(experience(trajectory(asked, 1)))
+    buffer.score(experience(trajectory(question, 1)))
     buffer.shard.run()
-    buffer.score(experience(trajectory(asked, 1)))
+    buffer.score(experience(trajectory(question, 1)))
     assert buffer.shard.run() == []
     buffer.shard.start()
-    buffer.score(experience(trajectory(asked, 0)))
+    buffer.score(experience(trajectory(question, 0)))
     assert buffer.shard.run() == []
     assert buffer.batches() == [("p0.0", "p0.1")]
 
 
-def test_no_batch_before_all_that_was_written_has_been_seen() -> None:
+def test_no_batch_is_made_before_the_input_is_caught_up() -> None:
     buffer = Buffer(global_batch=2)
     buffer.group(0)
     buffer.publish(1)
@@ -296,7 +298,7 @@ def test_no_batch_before_all_that_was_written_has_been_seen() -> None:
     assert buffer.log.rows(BATCHES)[0].staleness.to_pylist() == [1, 1]
 
 
-def test_evaluations_settled_in_the_same_topic_are_not_remembered() -> None:
+def test_ledger_ignores_evaluations_in_the_settled_topic() -> None:
     buffer = Buffer(global_batch=2)
     buffer.group(0)
     buffer.shard.run()
@@ -311,7 +313,7 @@ def test_evaluations_settled_in_the_same_topic_are_not_remembered() -> None:
     assert note.ledger["settled:0"] > 10
 
 
-def test_parts_are_bounded_by_tokens_and_say_how_many_they_are() -> None:
+def test_micro_batches_are_bounded_by_tokens_and_counted() -> None:
     buffer = Buffer(global_batch=4, micro_batch_tokens=12)
     buffer.group(0, 4, tokens=3)  # six tokens each, prompt included
     buffer.score(experience(trajectory(prompt(2, 1), 0, tokens=40)))
@@ -338,21 +340,26 @@ def test_parts_are_bounded_by_tokens_and_say_how_many_they_are() -> None:
         ([10, 10], [[0], [1]]),
     ],
 )
-def test_sequences_are_laid_out_in_order_and_a_long_one_goes_alone(lengths: list[int], parts: list[list[int]]) -> None:
+def test_split_by_tokens_keeps_order_and_isolates_long_sequences(lengths: list[int], parts: list[list[int]]) -> None:
     assert [list(part) for part in split_by_tokens(lengths, 10)] == parts
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("global_batch", 0), ("max_staleness", -1), ("micro_batch_tokens", 0), ("micro_batch_tokens", MOST_TOKENS + 1)],
+    [
+        ("global_batch", 0),
+        ("max_staleness", -1),
+        ("micro_batch_tokens", 0),
+        ("micro_batch_tokens", MAX_MICRO_BATCH_TOKENS + 1),
+    ],
 )
-def test_the_config_names_what_does_not_fit(field: str, value: int) -> None:
+def test_config_names_the_field_that_does_not_fit(field: str, value: int) -> None:
     with pytest.raises(ValueError, match=field):
         ExperienceConfig(**{field: value})
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_restarts_at_any_point_lose_nothing_and_settle_nothing_twice(seed: int) -> None:
+def test_restarts_lose_nothing_and_settle_nothing_twice(seed: int) -> None:
     rng = random.Random(seed)
     buffer = Buffer(global_batch=rng.choice([1, 5, 8]), max_staleness=1, over_age=rng.choice(["correct", "drop"]))
     waiting = [(number, member) for number in range(24) for member in range(3)]
@@ -362,9 +369,9 @@ def test_restarts_at_any_point_lose_nothing_and_settle_nothing_twice(seed: int) 
         what = rng.random()
         if what < 0.4 and waiting:
             number, member = waiting.pop()
-            asked, under = prompt(number, 3), version(rng.randint(max(0, newest - 3), newest))
+            question, under = prompt(number, 3), version(rng.randint(max(0, newest - 3), newest))
             broken = rng.random() < 0.1
-            buffer.score(experience(failed(asked, member) if broken else trajectory(asked, member, under=under)))
+            buffer.score(experience(failed(question, member) if broken else trajectory(question, member, under=under)))
         elif what < 0.45:
             newest += 1
             buffer.publish(newest)
@@ -386,4 +393,4 @@ def test_restarts_at_any_point_lose_nothing_and_settle_nothing_twice(seed: int) 
     groups = [{parse_trajectory_id(name).number for name in batch} for batch in buffer.batches()]
     assert sum(map(len, groups)) == len(set().union(*groups))
     assert 72 - len(outcomes) < max(least, 1)
-    assert buffer.shard.fold._endings.held() == 72 - len(outcomes)
+    assert buffer.shard.fold._settlements.held() == 72 - len(outcomes)

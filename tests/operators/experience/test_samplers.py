@@ -1,4 +1,4 @@
-"""What leaves and what is dropped, as tables: each part is a function of the groups and the moment alone."""
+"""Samplers, evictions, writers and packing: pure functions of the groups and the batch context."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 from record_factories import experience, prompt, trajectory, version
 
 from operators.experience.batch_context import BatchContext
+from operators.experience.components import Component
 from operators.experience.config import ExperienceConfig
 from operators.experience.evictions import Age, Capacity, Staleness
 from operators.experience.groups import Group, Groups
 from operators.experience.members import GroupMember, read_members
 from operators.experience.packing import balance, pack
-from operators.experience.parts import Component
 from operators.experience.samplers import SAMPLERS, DynamicSampling, GroupComplete, Sampler
 from operators.experience.writers import Bounded, Finished, Verified
 from schemas.block import Block
@@ -28,36 +28,36 @@ def group(
     rewards: tuple[float, ...] = (0.0, 1.0),
     at: int = 0,
     expected: int = 0,
-    wrong: str | None = None,
+    error: str | None = None,
     **how: Any,
 ) -> Group:
-    """A closed group whose members stand at offset `at`, and came `at` seconds after 0 by the buffer's clock."""
-    asked = prompt(number, expected or len(rewards))
+    """A closed group whose record is at offset `at`, and which arrived at time `at` of the buffer's clock."""
+    question = prompt(number, expected or len(rewards))
     rows = [
-        experience(trajectory(asked, member, **how), reward, components=_accuracy(reward), error=wrong)
+        experience(trajectory(question, member, **how), reward, components=_accuracy(reward), error=error)
         for member, reward in enumerate(rewards)
     ]
     members = read_members(Block.of(rows), number % 2, at)
-    made = Group(number, members, float(at))
-    made.close(100)
-    return made
+    closed = Group(number, members, float(at))
+    closed.close(100)
+    return closed
 
 
 def _accuracy(reward: float) -> tuple[RewardComponent, ...]:
     return (RewardComponent("accuracy", float(reward >= 1), 0.0),) if reward in (0, 1) else ()
 
 
-def moment(batch: int = 0, newest: int = 9, **changes: Any) -> BatchContext:
+def context(batch: int = 0, newest: int = 9, **changes: Any) -> BatchContext:
     fields = {"wanted": 4, "ranks": 1, "seed": 0, "newest": version(newest), "now": 0.0, "held": 0}
     return BatchContext(batch=batch, **(fields | changes))
 
 
 def numbers(sampler: Sampler, ready: list[Group], **how: Any) -> list[int]:
-    return [each.number for each in sampler.order(ready, moment(**how))]
+    return [each.number for each in sampler.order(ready, context(**how))]
 
 
 def packed(members: list[GroupMember], ranks: int) -> list[MicroBatch]:
-    """Batch 7 of `members` at staleness 0, in parts of 100 tokens."""
+    """Batch 7 of `members` at staleness 0, in micro-batches of up to 100 tokens."""
     by_rank = pack(7, members, np.zeros(len(members), np.int64), 100, ranks)
     return [record for parts in by_rank for part in parts for record in part.records()]
 
@@ -65,13 +65,13 @@ def packed(members: list[GroupMember], ranks: int) -> list[MicroBatch]:
 READY = [group(number, at=number) for number in range(8)]
 
 
-def test_fifo_and_newest_first_go_by_completion() -> None:
+def test_fifo_and_newest_first_order_by_completion() -> None:
     assert numbers(SAMPLERS["fifo"](), READY) == list(range(8))
     assert numbers(SAMPLERS["newest_first"](), READY) == list(range(8))[::-1]
 
 
 @pytest.mark.parametrize("name", ["staleness_weighted", "prioritised", "windowed"])
-def test_what_is_drawn_is_a_function_of_seed_batch_and_groups(name: str) -> None:
+def test_sampler_draws_by_seed_batch_and_groups_alone(name: str) -> None:
     sampler = SAMPLERS[name]()
     first = numbers(sampler, READY)
     assert first == numbers(sampler, READY)
@@ -88,17 +88,17 @@ def test_what_is_drawn_is_a_function_of_seed_batch_and_groups(name: str) -> None
         ("prioritised", group(1, (0.0, 1.0)), group(2, (1.0, 1.0))),
     ],
 )
-def test_weights_are_odds(name: str, likely: Group, unlikely: Group) -> None:
+def test_sampler_draws_heavier_groups_more_often(name: str, likely: Group, unlikely: Group) -> None:
     first = [numbers(SAMPLERS[name](), [unlikely, likely], batch=batch)[0] for batch in range(300)]
     assert first.count(1) > 240
     assert 2 in first
 
 
-def test_a_window_takes_nothing_younger() -> None:
+def test_windowed_takes_only_the_oldest_groups() -> None:
     assert sorted(numbers(SAMPLERS["windowed"](window=3), READY)) == [0, 1, 2]
 
 
-def test_balanced_lengths_take_long_and_short_in_turn_after_the_oldest() -> None:
+def test_length_balanced_alternates_after_the_oldest_group() -> None:
     ready = [group(number, tokens=tokens) for number, tokens in enumerate([5, 1, 90, 2, 80, 3])]
     assert numbers(SAMPLERS["length_balanced"](window=6), ready) == [0, 2, 1, 4, 3, 5]
 
@@ -107,17 +107,17 @@ def test_balanced_lengths_take_long_and_short_in_turn_after_the_oldest() -> None
     ("rewards", "reason"),
     [
         ((0.0, 1.0), None),
-        ((0.0, 0.0), "no answer of the group is right"),
-        ((1.0, 1.0), "every answer of the group is right"),
+        ((0.0, 0.0), "no answer of the group is correct"),
+        ((1.0, 1.0), "every answer of the group is correct"),
         ((0.3, 0.4), None),
-        ((0.3, 0.3), "all rewards of the group are alike"),
+        ((0.3, 0.3), "all rewards of the group are equal"),
     ],
 )
-def test_dynamic_sampling_keeps_groups_with_some_right_and_some_wrong(rewards: tuple[float, ...], reason: str) -> None:
+def test_dynamic_sampling_keeps_groups_with_mixed_answers(rewards: tuple[float, ...], reason: str) -> None:
     assert DynamicSampling().refuse(group(0, rewards)) == reason
 
 
-def test_only_whole_groups() -> None:
+def test_group_complete_refuses_groups_with_missing_members() -> None:
     assert GroupComplete().refuse(group(0)) is None
     assert GroupComplete().refuse(group(0, expected=5)) == "the group lacks 3 of its 5 members"
 
@@ -131,18 +131,18 @@ def test_only_whole_groups() -> None:
         (Capacity(trajectories=6), {"held": 6}, []),
     ],
 )
-def test_evictions_say_what_they_drop_and_why(eviction: Any, how: dict[str, Any], dropped: list[Any]) -> None:
+def test_evictions_return_members_with_reasons(eviction: Any, how: dict[str, Any], dropped: list[Any]) -> None:
     groups = [group(0, under=version(0)), group(1, at=4, under=version(9)), group(2, at=4, under=version(8))]
-    assert [(drop.member.number, drop.reason) for drop in eviction.evict(groups, moment(**how))] == dropped
+    assert [(drop.member.number, drop.reason) for drop in eviction.evict(groups, context(**how))] == dropped
 
 
-def test_writers_refuse() -> None:
+def test_writers_refuse_with_reasons() -> None:
     (member,) = group(0, (1.0,), tokens=5, finish_reason="length").members
     assert Finished().refuse(member) == "cut off after 5 tokens"
     assert Bounded(tokens=7).refuse(member) == "8 tokens are more than 7"
     assert Bounded(tokens=8).refuse(member) is None
     assert Verified().refuse(member) is None
-    (unverified,) = group(0, (1.0,), wrong="exact: raised").members
+    (unverified,) = group(0, (1.0,), error="exact: raised").members
     assert Verified().refuse(unverified) == "not verified: exact: raised"
 
 
@@ -152,22 +152,22 @@ def test_writers_refuse() -> None:
         ({"sampler": Component("fifp")}, "sampler: there is none called 'fifp'; did you mean 'fifo'"),
         ({"sampler": Component("windowed", {"windo": 3})}, "windowed has no option 'windo'; did you mean 'window'"),
         ({"sampler": Component("windowed", {"window": 0})}, "window must be positive"),
-        ({"sampler": Component("dynamic", {"order_by": "dynamic"})}, "no sampler that orders"),
+        ({"sampler": Component("dynamic", {"order_by": "dynamic"})}, "must be a sampler that orders"),
         ({"evictions": (Component("capacity", {"trajectories": 0}),)}, "trajectories must be at least 1"),
         ({"writers": (Component("al"),)}, "writers: there is none called 'al'; did you mean 'all'"),
         ({"group_timeout_s": -1.0}, "group_timeout_s must not be negative"),
     ],
 )
-def test_a_part_that_does_not_fit_is_named(settings: dict[str, Any], message: str) -> None:
+def test_config_names_the_component_that_does_not_fit(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ExperienceConfig(**settings)
 
 
-def test_a_sampler_of_the_users_own(tmp_path: Path) -> None:
+def test_config_loads_a_sampler_of_a_user(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from dataclasses import dataclass\nfrom operators.experience.samplers import Sampler\n\n"
         "@dataclass(frozen=True)\nclass Longest(Sampler):\n    least: int = 0\n"
-        "    def order(self, ready, moment):\n        return sorted(ready, key=lambda group: -group.tokens)\n"
+        "    def order(self, ready, context):\n        return sorted(ready, key=lambda group: -group.tokens)\n"
         "class NoSampler:\n    pass\n"
     )
     config = ExperienceConfig(sampler=Component(f"{tmp_path}/mine.py:Longest", {"least": 3}))
@@ -177,7 +177,7 @@ def test_a_sampler_of_the_users_own(tmp_path: Path) -> None:
         ExperienceConfig(sampler=Component(f"{tmp_path}/mine.py:NoSampler")).make_sampler()
 
 
-def test_the_order_of_what_is_ready_is_that_of_the_log_whatever_polls_brought_first() -> None:
+def test_groups_order_ready_ones_by_the_log() -> None:
     orders = set()
     for seed in range(5):
         groups = Groups()
@@ -189,7 +189,7 @@ def test_the_order_of_what_is_ready_is_that_of_the_log_whatever_polls_brought_fi
     assert orders == {tuple(range(8))}
 
 
-def test_ranks_get_as_many_parts_and_nearly_as_many_tokens() -> None:
+def test_pack_balances_micro_batches_and_tokens_over_ranks() -> None:
     rng = random.Random(0)
     members = [m for number in range(24) for m in group(number, tokens=rng.randint(1, 60)).members]
     parts = packed(members, 3)
@@ -205,7 +205,7 @@ def test_ranks_get_as_many_parts_and_nearly_as_many_tokens() -> None:
     assert sum(len(part.trajectory_ids) for part in parts) == len(members)
 
 
-def test_a_rank_without_work_has_empty_parts() -> None:
+def test_pack_gives_empty_micro_batches_to_a_rank_without_work() -> None:
     (part, padding) = packed(group(0).members, 2)
     assert (part.rank, padding.rank, part.count, padding.count) == (0, 1, 1, 1)
     assert (len(padding.token_ids), padding.trajectory_ids, len(padding.lengths)) == (0, (), 0)
@@ -215,5 +215,5 @@ def test_a_rank_without_work_has_empty_parts() -> None:
     ("loads", "ranks", "expected"),
     [([], 2, []), ([5, 4, 3], 1, [0, 0, 0]), ([1, 9, 4, 5], 2, [0, 0, 1, 1]), ([3, 3, 3], 4, [0, 1, 2])],
 )
-def test_the_longest_goes_where_there_is_least(loads: list[int], ranks: int, expected: list[int]) -> None:
+def test_balance_assigns_the_longest_load_first(loads: list[int], ranks: int, expected: list[int]) -> None:
     assert balance(loads, ranks) == expected

@@ -1,4 +1,4 @@
-"""The buffer decides by the log and its own monotonic clock, never by times that other machines wrote."""
+"""The order of the buffer: by the log and its own monotonic clock, never by times that other machines wrote."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from record_factories import experience, prompt, trajectory, version
 
-from operators.experience.parts import Component
+from operators.experience.components import Component
 
 HOUR = 3_600_000
 TIMES = st.sampled_from([-(2**63), -1, 0, 1_800_000_000_000, 2**62, 2**63 - 1])
 
 
 def score(buffer: Buffer, number: int, at: int, under: int = 0, **how: Any) -> None:
-    asked = prompt(number, 2)
-    rows = (trajectory(asked, member, under=version(under), finished_at=at, **how) for member in range(2))
+    question = prompt(number, 2)
+    rows = (trajectory(question, member, under=version(under), finished_at=at, **how) for member in range(2))
     buffer.score(*(experience(row, scored_at=at) for row in rows))
 
 
-def test_groups_leave_in_their_order_though_the_clock_of_score_was_set_back() -> None:
+def test_buffer_ignores_the_clock_of_the_scorer() -> None:
     buffer = Buffer(global_batch=8)
     for number in range(2):
         score(buffer, number, 1000 + HOUR)
@@ -52,7 +52,7 @@ def test_batches_do_not_depend_on_times_in_records(times: list[int]) -> None:
     assert batches(times) == batches([0] * len(times))
 
 
-def test_what_finished_under_older_weights_leaves_first_whatever_its_partition_holds() -> None:
+def test_buffer_orders_partitions_by_weight_version() -> None:
     buffer = Buffer(global_batch=2)
     for number in range(1, 60, 2):  # one partition is far ahead of the other
         score(buffer, number, 0, under=0)
@@ -65,7 +65,7 @@ def test_what_finished_under_older_weights_leaves_first_whatever_its_partition_h
     assert [names[0] for names in buffer.batches()[-2:]] == ["p61.0", "p0.0"]
 
 
-def test_a_group_of_a_version_that_cannot_be_does_not_wait_for_ever() -> None:
+def test_group_with_an_impossible_version_does_not_wait_for_ever() -> None:
     buffer = Buffer(global_batch=2)
     score(buffer, 0, 0, newest_version=version(2**60))
     score(buffer, 1, 0)

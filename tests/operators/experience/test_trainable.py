@@ -1,4 +1,4 @@
-"""What cannot be trained is settled as it comes, and is a dead letter where no rollout could have written it."""
+"""Untrainable members are settled when they arrive; those that no rollout can have written are dead letters too."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from buffer_harness import Buffer
 from record_factories import SAMPLING, experience, failed, prompt, trajectory
 
-from operators.experience.trainable import MOST_LENGTH
+from operators.experience.trainable import MAX_LENGTH
 from schemas.block_codec import encode_block
 from schemas.codec import MAX_VALUE_BYTES
 from schemas.columns import flags, floats, token_ids
@@ -19,36 +19,36 @@ from schemas.topics import BATCHES, DEAD_LETTERS, SETTLED
 
 _CUTS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
-    "too hot": {"temperature": 1e39},
+    "infinite temperature": {"temperature": 1e39},
     "top-p": {"temperature": 0.7, "top_p": 0.9},
     "top-k": {"top_k": 4},
 }
 
 
-def nonsense(kind: str, member: int = 0) -> Experience:
+def untrainable(kind: str, member: int = 0) -> Experience:
     """An experience that cannot be trained."""
-    asked = prompt(0)
+    question = prompt(0)
     if kind == "failed":
-        return experience(failed(asked, member, "out of memory"))
+        return experience(failed(question, member, "out of memory"))
     if kind == "no version":
-        return experience(trajectory(asked, member, version_spans=()))
+        return experience(trajectory(question, member, version_spans=()))
     if kind == "nothing was generated":
-        return experience(trajectory(asked, member, tokens=0))
+        return experience(trajectory(question, member, tokens=0))
     if kind in _CUTS:
         return experience(trajectory(prompt(0, sampling=replace(SAMPLING, **_CUTS[kind])), member))
     if kind == "the prompt is empty":
         return experience(trajectory(prompt(0, token_ids=token_ids([])), member))
-    if kind == "priceless":
-        return experience(trajectory(asked, member), -1e39)
-    if kind == "asked in another tokenizer":
+    if kind == "large reward":
+        return experience(trajectory(question, member), -1e39)
+    if kind == "unknown token in the prompt":
         return experience(trajectory(prompt(0, token_ids=token_ids([7, 1])), member))
-    if kind == "endless":
-        return experience(trajectory(prompt(0, token_ids=token_ids(np.ones(MOST_LENGTH, np.int32))), member, tokens=1))
-    unsound = {"unequal": [-0.5], "not a number": [-0.5, float("nan")], "infinite": [-0.5, float("-inf")]}
-    ids = {"a negative token": [5, -1], "of another tokenizer": [5, 6]}.get(kind, [5, 5])
-    logprobs = unsound.get(kind, [-0.5, 3.0] if kind == "a behaviour logprob is above 0" else [-0.5, -0.5])
+    if kind == "too long":
+        return experience(trajectory(prompt(0, token_ids=token_ids(np.ones(MAX_LENGTH, np.int32))), member, tokens=1))
+    bad = {"unequal lengths": [-0.5], "not a number": [-0.5, float("nan")], "infinite": [-0.5, float("-inf")]}
+    ids = {"negative token": [5, -1], "unknown token": [5, 6]}.get(kind, [5, 5])
+    logprobs = bad.get(kind, [-0.5, 3.0] if kind == "a behaviour logprob is above 0" else [-0.5, -0.5])
     response = Response(token_ids(ids), floats(logprobs), flags([True, True]))
-    return experience(trajectory(asked, member, response=response))
+    return experience(trajectory(question, member, response=response))
 
 
 @pytest.mark.parametrize(
@@ -57,24 +57,24 @@ def nonsense(kind: str, member: int = 0) -> Experience:
         ("failed", "out of memory"),
         ("no version", "nothing was generated"),
         *((kind, kind) for kind in ("nothing was generated", "the prompt is empty")),
-        ("a negative token", "the model knows no token -1"),
-        ("of another tokenizer", "the model knows no token 6"),
-        ("asked in another tokenizer", "the model knows no token 7"),
+        ("negative token", "token -1 is not in the model's vocabulary"),
+        ("unknown token", "token 6 is not in the model's vocabulary"),
+        ("unknown token in the prompt", "token 7 is not in the model's vocabulary"),
         ("a behaviour logprob is above 0", "a behaviour logprob is above 0"),
         ("not a number", "a behaviour logprob is not finite"),
         ("infinite", "a behaviour logprob is not finite"),
-        ("endless", "1000001 tokens are more than the 1000000 that a micro-batch record holds"),
-        ("unequal", "2 tokens with 1 logprobs and a mask of 2"),
-        ("greedy", "drawn at temperature 0: greedy answers have no probability to train"),
-        ("too hot", "drawn at a temperature beyond single precision"),
-        ("priceless", "a reward of -1e+39 is beyond single precision"),
-        ("top-p", "drawn with top_p 0.9 and top_k 0: the trainer's distribution has no such cut"),
-        ("top-k", "drawn with top_p 1 and top_k 4: the trainer's distribution has no such cut"),
+        ("too long", "1000001 tokens are more than the 1000000 that a micro-batch record holds"),
+        ("unequal lengths", "2 tokens with 1 logprobs and a mask of 2"),
+        ("greedy", "sampled at temperature 0: greedy answers have no probability to train"),
+        ("infinite temperature", "sampled at a temperature beyond single precision"),
+        ("large reward", "a reward of -1e+39 is beyond single precision"),
+        ("top-p", "sampled with top_p 0.9 and top_k 0: the trainer's distribution is not truncated"),
+        ("top-k", "sampled with top_p 1 and top_k 4: the trainer's distribution is not truncated"),
     ],
 )
-def test_what_cannot_be_trained_is_settled_as_it_comes_and_its_group_completes(kind: str, reason: str) -> None:
+def test_untrainable_member_is_settled_and_its_group_completes(kind: str, reason: str) -> None:
     buffer = Buffer(global_batch=1, vocabulary=6)
-    buffer.score(nonsense(kind))
+    buffer.score(untrainable(kind))
     buffer.shard.run()
     (record,) = buffer.log.rows(SETTLED)
     assert (record.trajectory_id, record.outcome, record.reason, record.batch) == ("p0.0", "failed", reason, None)
@@ -86,7 +86,7 @@ def test_what_cannot_be_trained_is_settled_as_it_comes_and_its_group_completes(k
     assert buffer.batches() == [("p0.1",)]
 
 
-def test_an_environments_token_needs_no_logprob() -> None:
+def test_environment_token_needs_no_logprob() -> None:
     buffer = Buffer(global_batch=1)
     response = Response(token_ids([5, 6]), floats([-0.5, float("nan")]), flags([True, False]))
     buffer.score(experience(trajectory(prompt(0, 1), 0, response=response)))
@@ -94,11 +94,11 @@ def test_an_environments_token_needs_no_logprob() -> None:
     assert buffer.batches() == [("p0.0",)]
 
 
-def test_the_longest_that_can_be_trained_fits_a_record_however_small_the_budget() -> None:
+def test_longest_sequence_fits_a_record_with_any_budget() -> None:
     buffer = Buffer(global_batch=2, micro_batch_tokens=10)
-    asked = prompt(0, token_ids=token_ids(np.ones(MOST_LENGTH - 2, np.int32)))
-    buffer.score(experience(trajectory(asked, 0)), experience(trajectory(prompt(0), 1)))
+    question = prompt(0, token_ids=token_ids(np.ones(MAX_LENGTH - 2, np.int32)))
+    buffer.score(experience(trajectory(question, 0)), experience(trajectory(prompt(0), 1)))
     outputs = buffer.shard.run()
     parts = [output.record for output in outputs if output.topic is BATCHES]
-    assert [part.column("lengths").to_pylist() for part in parts] == [[[MOST_LENGTH]], [[5]]]
+    assert [part.column("lengths").to_pylist() for part in parts] == [[[MAX_LENGTH]], [[5]]]
     assert all(len(value) <= MAX_VALUE_BYTES for part in parts for value, _ in encode_block(part))

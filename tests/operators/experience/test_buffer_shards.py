@@ -1,4 +1,4 @@
-"""Several shards of the buffer: one dense line of batches, each group in one of them, whoever dies when."""
+"""Several shards of the buffer: one dense sequence of batches, with each group in one of them, across restarts."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from record_factories import experience, failed, prompt, trajectory, version
 from sharded_buffer_harness import Buffers
 
-from operators.experience.parts import Component
-from operators.experience.sharing import quotas
+from operators.experience.components import Component
+from operators.experience.shard_coordination import groups_per_batch
 from schemas.identity import parse_trajectory_id
 from schemas.records import BatchSelection
 from schemas.topics import BATCH_ASSEMBLY, BATCHES, CURRICULUM, SETTLED, parts_of_rank
@@ -29,15 +29,13 @@ from schemas.topics import BATCH_ASSEMBLY, BATCHES, CURRICULUM, SETTLED, parts_o
         ([1, 1, 1], 1, [1, 1, 1]),
     ],
 )
-def test_a_batch_takes_whole_groups_in_the_order_in_which_they_were_offered(
-    sizes: list[int], wanted: int, taken: list[int]
-) -> None:
-    assert quotas(sizes, wanted) == taken
+def test_groups_per_batch_takes_whole_groups_in_order(sizes: list[int], wanted: int, taken: list[int]) -> None:
+    assert groups_per_batch(sizes, wanted) == taken
 
 
 @pytest.mark.parametrize("numbers", [(0, 1), (1, 0), (0, 4), (1, 3), (5, 1)])
-def test_a_batch_is_made_wherever_its_groups_are(numbers: tuple[int, int]) -> None:
-    """Even all in one shard: what may be outstanding at staleness 0 is no more than one batch."""
+def test_shards_make_a_batch_wherever_its_groups_are(numbers: tuple[int, int]) -> None:
+    """Even if all are in one shard: at staleness 0 no more than one batch may be outstanding."""
     buffers = Buffers(max_staleness=0)
     for number in numbers:
         buffers.group(number)
@@ -48,7 +46,7 @@ def test_a_batch_is_made_wherever_its_groups_are(numbers: tuple[int, int]) -> No
     assert {r.batch for r in buffers.log.rows(SETTLED)} == {0}
 
 
-def test_every_shard_has_a_part_of_every_batch_in_partitions_of_its_own() -> None:
+def test_each_shard_writes_its_part_to_its_own_partitions() -> None:
     buffers = Buffers(shards=2, ranks=2)
     for number in (0, 4, 1, 3):
         buffers.group(number)
@@ -64,18 +62,18 @@ def test_every_shard_has_a_part_of_every_batch_in_partitions_of_its_own() -> Non
     assert len(buffers.batches()) == 2
 
 
-def test_each_shard_sets_aside_a_batch_at_most_and_goes_on_when_it_is_called() -> None:
+def test_shard_proposes_one_batch_at_most_until_selected() -> None:
     buffers = Buffers(global_batch=4)
     for number in range(0, 24, 2):  # all are the first shard's
         buffers.group(number)
     buffers.shards[0].run()
-    (offered,) = buffers.log.rows(BATCH_ASSEMBLY)
-    assert len(offered.groups) == 2
+    (proposal,) = buffers.log.rows(BATCH_ASSEMBLY)
+    assert len(proposal.groups) == 2
     buffers.run(30)
     assert len(buffers.batches()) == 6
 
 
-def test_the_first_shard_calls_each_offer_once_after_a_restart() -> None:
+def test_first_shard_selects_each_group_once_after_a_restart() -> None:
     buffers = Buffers(global_batch=4)
     buffers.group(1)
     buffers.shards[1].run()
@@ -90,7 +88,7 @@ def test_the_first_shard_calls_each_offer_once_after_a_restart() -> None:
     assert len(buffers.batches()) == 2
 
 
-def test_a_shard_remembers_the_endings_of_its_own_groups_alone() -> None:
+def test_shard_restores_the_ledger_of_its_own_groups_only() -> None:
     buffers = Buffers(global_batch=2)
     for number in range(8):
         buffers.group(number)
@@ -103,7 +101,7 @@ def test_a_shard_remembers_the_endings_of_its_own_groups_alone() -> None:
         assert settled == {f"p{index}": 2, f"p{index + 2}": 2}
 
 
-def test_what_is_set_aside_is_not_evicted_and_the_rest_is() -> None:
+def test_evictions_do_not_drop_proposed_groups() -> None:
     buffers = Buffers(global_batch=4, evictions=(Component("capacity", {"trajectories": 4}),))
     buffers.group(0)
     buffers.shards[0].run()
@@ -114,7 +112,7 @@ def test_what_is_set_aside_is_not_evicted_and_the_rest_is() -> None:
     assert Counter(buffers.outcomes().values())["dropped"] == 4
 
 
-def test_what_has_grown_too_old_meanwhile_is_taken_back_and_dropped() -> None:
+def test_stale_proposed_groups_are_returned_and_dropped() -> None:
     buffers = Buffers(global_batch=4, max_staleness=1, over_age="drop")
     buffers.publish(3)
     buffers.group(1, under=version(2))
@@ -123,43 +121,43 @@ def test_what_has_grown_too_old_meanwhile_is_taken_back_and_dropped() -> None:
     buffers.group(0, under=version(4))
     buffers.run()
     assert buffers.outcomes() == dict.fromkeys(("p1.0", "p1.1"), "dropped")
-    assert [call.batch for call in buffers.log.rows(BATCH_ASSEMBLY) if isinstance(call, BatchSelection)] == [None]
+    assert [row.batch for row in buffers.log.rows(BATCH_ASSEMBLY) if isinstance(row, BatchSelection)] == [None]
     buffers.group(3, under=version(4))
     buffers.run()
     assert [sorted(batch) for batch in buffers.batches()] == [["p0.0", "p0.1", "p3.0", "p3.1"]]
 
 
-def test_a_group_that_was_offered_without_all_its_members_stays_as_it_was_after_a_restart() -> None:
+def test_proposed_partial_group_is_unchanged_after_a_restart() -> None:
     buffers = Buffers(global_batch=4, group_timeout_s=10)
     fold = buffers.shards[1].fold
     fold._clock = lambda: 0.0  # type: ignore[union-attr]
-    asked = prompt(1, 4)
-    buffers.score(*(experience(trajectory(asked, member)) for member in (0, 2)))
+    question = prompt(1, 4)
+    buffers.score(*(experience(trajectory(question, member)) for member in (0, 2)))
     buffers.run(1)
     fold._clock = lambda: 10.0  # type: ignore[union-attr]
     buffers.run()
-    (offered,) = buffers.log.rows(BATCH_ASSEMBLY)
-    assert (offered.groups, offered.sizes) == ((1,), (2,))
+    (proposal,) = buffers.log.rows(BATCH_ASSEMBLY)
+    assert (proposal.groups, proposal.sizes) == ((1,), (2,))
     buffers.shards[1].start()
     buffers.run()
-    buffers.score(experience(trajectory(asked, 3)))
+    buffers.score(experience(trajectory(question, 3)))
     buffers.group(0)
     buffers.run()
     assert [sorted(batch) for batch in buffers.batches()] == [["p0.0", "p0.1", "p1.0", "p1.2"]]
     assert buffers.outcomes()["p1.3"] == "dropped"
 
 
-def test_groups_that_the_sampler_refuses_are_never_offered() -> None:
+def test_shard_does_not_propose_refused_groups() -> None:
     buffers = Buffers(global_batch=2, sampler=Component("dynamic"))
     for number, rewards in enumerate([(1.0, 1.0), (0.5, 0.6), (0.0, 0.0), (0.1, 0.2)]):
-        asked = prompt(number, 2)
-        buffers.score(*(experience(trajectory(asked, m), reward) for m, reward in enumerate(rewards)))
+        question = prompt(number, 2)
+        buffers.score(*(experience(trajectory(question, m), reward) for m, reward in enumerate(rewards)))
     buffers.run()
     assert sorted(buffers.batches()) == [("p1.0", "p1.1"), ("p3.0", "p3.1")]
     assert Counter(buffers.outcomes().values()) == {"batched": 4, "dropped": 4}
 
 
-def test_success_is_told_among_shards_and_the_first_alone_asks_for_a_level() -> None:
+def test_only_the_first_shard_requests_levels_for_all() -> None:
     buffers = Buffers(levels=2, sampler=Component("curriculum", {"least": 4, "harder_above": 0.5}))
     for number in (0, 1):
         buffers.group(number)
@@ -167,12 +165,12 @@ def test_success_is_told_among_shards_and_the_first_alone_asks_for_a_level() -> 
     buffers.shards[0].start()
     buffers.shards[1].start()
     buffers.run()
-    (asked,) = buffers.log.rows(CURRICULUM)
-    assert (asked.level, asked.success, asked.answered) == (1, 1.0, 4)
+    (request,) = buffers.log.rows(CURRICULUM)
+    assert (request.level, request.success, request.answered) == (1, 1.0, 4)
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_whoever_dies_when_nothing_is_lost_and_nothing_settled_twice(seed: int) -> None:
+def test_shards_lose_and_repeat_nothing_across_restarts(seed: int) -> None:
     rng = random.Random(seed)
     shards = rng.choice([2, 3])
     buffers = Buffers(
@@ -190,9 +188,9 @@ def test_whoever_dies_when_nothing_is_lost_and_nothing_settled_twice(seed: int) 
         what, one = rng.random(), rng.choice(buffers.shards)
         if what < 0.3 and waiting:
             number, member = waiting.pop()
-            asked, under = prompt(number, 3), version(rng.randint(max(0, newest - 3), newest))
+            question, under = prompt(number, 3), version(rng.randint(max(0, newest - 3), newest))
             broken = rng.random() < 0.1
-            buffers.score(experience(failed(asked, member) if broken else trajectory(asked, member, under=under)))
+            buffers.score(experience(failed(question, member) if broken else trajectory(question, member, under=under)))
         elif what < 0.33:
             newest += 1
             buffers.publish(newest)
@@ -211,9 +209,9 @@ def test_whoever_dies_when_nothing_is_lost_and_nothing_settled_twice(seed: int) 
     groups = [{parse_trajectory_id(name).number for name in batch} for batch in batches]
     assert sum(map(len, groups)) == len(set().union(*groups))
     assert 72 - len(outcomes) < max(least, 1)
-    named = {r.trajectory_id: r.batch for r in buffers.log.rows(SETTLED) if r.outcome == "batched"}
-    assert named == {name: number for number, batch in enumerate(batches) for name in batch}
+    settled_in = {r.trajectory_id: r.batch for r in buffers.log.rows(SETTLED) if r.outcome == "batched"}
+    assert settled_in == {name: number for number, batch in enumerate(batches) for name in batch}
     assert {part.batch for part in buffers.log.rows(BATCHES)} == set(range(len(batches))), "a part without its batch"
-    assert sum(each.fold._endings.held() for each in buffers.shards) == 72 - len(outcomes)  # type: ignore[union-attr]
-    calls = [call.batch for call in buffers.log.rows(BATCH_ASSEMBLY) if isinstance(call, BatchSelection)]
-    assert [number for number in calls if number is not None] == list(range(len(batches)))
+    assert sum(each.fold._settlements.held() for each in buffers.shards) == 72 - len(outcomes)  # type: ignore[union-attr]
+    selected = [row.batch for row in buffers.log.rows(BATCH_ASSEMBLY) if isinstance(row, BatchSelection)]
+    assert [number for number in selected if number is not None] == list(range(len(batches)))

@@ -1,0 +1,124 @@
+"""The metrics that the buffer reports with each batch."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+import numpy as np
+
+from operators.experience.groups import Groups
+from operators.experience.members import RowRun, gather_column
+from schemas.records import Metric, Outcome
+
+DECILES = 10
+MAX_TASKS = 32
+"""How many tasks have metrics by name, at most."""
+
+
+class BufferMetrics:
+    """Counters since this start of the process, and the histograms of one batch."""
+
+    def __init__(self) -> None:
+        self._dropped: Counter[str] = Counter()
+        self._settled_lengths: Counter[int] = Counter()
+        self._dropped_lengths: Counter[int] = Counter()
+
+    def count_dropped(self, runs: Sequence[RowRun], reason: str) -> None:
+        """Count the members in `runs`, dropped for `reason`."""
+        lengths = gather_column(runs, "tokens")
+        self._dropped[reason_kind(reason)] += len(lengths)
+        _count(self._dropped_lengths, lengths)
+
+    def count_settled(self, runs: Sequence[RowRun], outcome: Outcome) -> None:
+        """Count the lengths of settled members; failed ones have no meaningful length."""
+        if outcome != "failed":
+            _count(self._settled_lengths, gather_column(runs, "tokens"))
+
+    def metric(
+        self,
+        batch: int,
+        runs: Sequence[RowRun],
+        staleness: np.ndarray,
+        groups: Groups,
+        others: Mapping[str, float],
+        now: int,
+    ) -> Metric:
+        """The metric of `batch`: what is held and was dropped, and histograms of `staleness` (at consumption) and of
+        staleness at finish."""
+        values = {
+            **others,
+            "buffer/trajectories": float(groups.held),
+            "buffer/groups": float(len(groups)),
+            "dropped_stale": float(self._dropped["staleness"]),
+            "dropped": float(self._dropped.total()),
+            **_histogram("staleness", staleness),
+            **_histogram("staleness_at_finish", gather_column(runs, "finish_staleness")),
+        }
+        if self._dropped_lengths:
+            values |= dropped_share_by_decile(self._settled_lengths, self._dropped_lengths)
+        return Metric("experience", batch, values, now)
+
+
+def by_task(runs: Sequence[RowRun]) -> dict[str, float]:
+    """For each of the `MAX_TASKS` most frequent tasks: trajectories, mean reward, mean response length, and mean
+    accuracy if there is one."""
+    rows: dict[str, list[tuple[float, float, float | None]]] = defaultdict(list)
+    for block, first, last in runs:
+        figures = zip(
+            block.rewards[first:last].tolist(),
+            block.tokens[first:last].tolist(),
+            block.accuracies[first:last],
+            strict=True,
+        )
+        for task, each in zip(block.tasks[first:last], figures, strict=True):
+            rows[task].append(each)
+    values = {}
+    for task in sorted(rows, key=lambda task: -len(rows[task]))[:MAX_TASKS]:
+        rewards, tokens, accuracies = zip(*rows[task], strict=True)
+        values[f"trajectories/{task}"] = float(len(rewards))
+        values[f"reward/mean/{task}"] = fmean(rewards)
+        values[f"response_length/mean/{task}"] = fmean(tokens)
+        measured = [accuracy for accuracy in accuracies if accuracy is not None]
+        if measured:
+            values[f"accuracy/mean/{task}"] = fmean(measured)
+    return values
+
+
+def _histogram(name: str, values: np.ndarray) -> dict[str, float]:
+    """How often each of `values` (integers) occurs."""
+    return {f"{name}/{value}": float(count) for value, count in sorted(Counter(values.tolist()).items())}
+
+
+def _count(counts: Counter[int], lengths: np.ndarray) -> None:
+    for length, count in Counter(lengths.tolist()).items():
+        counts[round_length(length)] += count
+
+
+def reason_kind(reason: str) -> str:
+    """The kind of a drop reason: its first word."""
+    return reason.partition(" ")[0]
+
+
+def round_length(tokens: int) -> int:
+    """`tokens` rounded down to seven significant bits: at most 64 values in each doubling of length."""
+    shift = max(0, tokens.bit_length() - 7)
+    return tokens >> shift << shift
+
+
+def dropped_share_by_decile(settled: Mapping[int, int], dropped: Mapping[int, int]) -> dict[str, float]:
+    """The share of dropped trajectories in each decile of the settled ones by response length, shortest first.
+
+    Both arguments are counts by length.
+    """
+    lengths = sorted(settled)
+    counts = np.array([settled[length] for length in lengths], float)
+    losses = np.array([dropped.get(length, 0) for length in lengths], float)
+    edges = np.concatenate([[0.0], np.cumsum(counts)])
+    shares = {}
+    for decile in range(DECILES):
+        low, high = edges[-1] * decile / DECILES, edges[-1] * (decile + 1) / DECILES
+        inside = np.clip(np.minimum(edges[1:], high) - np.maximum(edges[:-1], low), 0, None)
+        shares[f"dropped_share/{decile + 1}"] = float((inside / counts * losses).sum() / (high - low))
+    return shares

@@ -1,0 +1,157 @@
+"""The buffer's ledger of settled trajectories, and the Settled records of one emission.
+
+A group is known by its number in the buffer; the numbers of imported groups are negative.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from operators.experience.members import RowRun
+from operators.io.elements import Restored
+from operators.io.ledger import TrajectoryLedger
+from schemas.block import Block
+from schemas.identity import Purpose, is_trajectory_id, parse_trajectory_id
+from schemas.records import Outcome, Settled
+from schemas.topics import partition_of
+
+
+class SettlementLedger:
+    """Registers each trajectory of training once and settles it once, across restarts.
+
+    It also keeps the groups that left the buffer before all their members had arrived: later members are late.
+    """
+
+    def __init__(self, ledger: TrajectoryLedger) -> None:
+        self._ledger = ledger
+        self._held: dict[int, set[int]] = {}
+        """By group: members registered and not settled."""
+        self._left: set[int] = set()
+        self._emissions = 0
+        self._columns: dict[str, list[Any]] = defaultdict(list)
+
+    @classmethod
+    def restored(cls, restored: Restored, partitions: int, shard: int = 0, shards: int = 1) -> SettlementLedger:
+        """The ledger at a start of `shard`: from the last commit note and this shard's own Settled records."""
+        settlements = cls(TrajectoryLedger(partitions, restored.state.get("settled")))
+        settled = [received.record for received in restored.ledger if is_trajectory_id(received.record.trajectory_id)]
+        for record in settled:
+            key = parse_trajectory_id(record.trajectory_id)
+            own = partition_of(key.number, partitions) % shards == shard
+            if own and key.purpose != "evaluation":  # evaluation settles its own trajectories in the same topic
+                if record.group_left:
+                    settlements._left.add(key.number if key.purpose == "train" else ~key.number)
+                settlements._ledger.add(key, record.group_size, 0)
+        settlements._forget(set(settlements._left))
+        return settlements
+
+    def begin_emission(self) -> None:
+        """Begin the next emission."""
+        self._emissions += 1
+
+    def register(self, number: int, members: Iterable[int]) -> list[int]:
+        """Register arrived members of group `number`; the positions of those that had not arrived before."""
+        settled = self._ledger.members(*_prompt(number))
+        if settled is None:
+            return []
+        held = self._held.setdefault(number, set())
+        fresh = []
+        for position, member in enumerate(members):
+            if member not in held and member not in settled:
+                held.add(member)
+                fresh.append(position)
+        if not held:
+            del self._held[number]
+        return fresh
+
+    def held(self) -> int:
+        """How many trajectories are registered and not settled."""
+        return sum(map(len, self._held.values()))
+
+    def settled_members(self, number: int) -> int:
+        """How many members of group `number` are settled; 0 once all are."""
+        return self._ledger.answered(*_prompt(number))
+
+    def is_closed(self, number: int) -> bool:
+        """Whether group `number` is settled, or left the buffer before all its members had arrived."""
+        return number in self._left or self._ledger.members(*_prompt(number)) is None
+
+    def has_left(self, number: int) -> bool:
+        """Whether group `number` left the buffer before all its members had arrived."""
+        return number in self._left
+
+    def mark_left(self, number: int) -> None:
+        """Mark group `number` as left: it waits for no more members, and its Settled records will say so."""
+        self._left.add(number)
+
+    def settle(
+        self,
+        runs: Sequence[RowRun],
+        outcome: Outcome,
+        reason: str,
+        batch: int | None,
+        staleness: np.ndarray | None,
+        left: Iterable[int] = (),
+    ) -> None:
+        """Settle the members in `runs`; `staleness` is aligned with them. Groups in `left`, and groups of batched
+        members, leave the buffer."""
+        leaving = set(left)
+        self._left |= leaving
+        settled = 0
+        for run in runs:
+            for number, part in run.by_group():
+                count = part.last - part.first
+                of_part = [None] * count if staleness is None else staleness[settled : settled + count].tolist()
+                self._settle(number, part, of_part, (outcome, reason, batch, outcome == "batched" or number in leaving))
+                settled += count
+
+    def settled_records(self, now: int) -> Block | None:
+        """The Settled records of this emission, with `settled_at` = `now`; None if there are none."""
+        columns, self._columns = self._columns, defaultdict(list)
+        count = len(columns["trajectory_id"])
+        return Block.from_columns(Settled, {**columns, "settled_at": [now] * count}) if count else None
+
+    def oldest_emission(self) -> int | None:
+        """The oldest emission that a restart must read back."""
+        return self._ledger.oldest_emission()
+
+    def state(self) -> dict[str, int]:
+        """The state that the commit note holds."""
+        return self._ledger.state()
+
+    def _settle(
+        self, number: int, run: RowRun, staleness: list[int] | list[None], same: tuple[Outcome, str, int | None, bool]
+    ) -> None:
+        """Settle members of group `number`; `same` for all are outcome, reason, batch and whether the group leaves."""
+        block, first, last = run
+        members = block.members[first:last]
+        if (held := self._held.get(number)) is not None:
+            held.difference_update(members)
+            if not held:
+                del self._held[number]
+        self._columns["trajectory_id"] += block.ids[first:last]
+        self._columns["group_size"] += block.sizes[first:last]
+        self._columns["tokens"] += block.tokens[first:last].tolist()
+        self._columns["staleness"] += staleness
+        outcome, *others = same
+        if number < 0 and outcome == "batched":
+            outcome = "imported"
+        for name, value in zip(("outcome", "reason", "batch", "group_left"), (outcome, *others), strict=True):
+            self._columns[name] += [value] * len(members)
+        if same[-1]:
+            self._left.add(number)
+        self._ledger.add_members(*_prompt(number), members, block.sizes[first], self._emissions)
+        self._forget({number})
+
+    def _forget(self, numbers: set[int]) -> None:
+        """Forget the groups of `numbers` that have left and whose members are all settled."""
+        self._left.difference_update([n for n in numbers if not self.settled_members(n)])
+
+
+def _prompt(number: int) -> tuple[Purpose, int]:
+    """Purpose and prompt number of group `number`."""
+    return ("train", number) if number >= 0 else ("imported", ~number)
