@@ -116,8 +116,10 @@ class InMemory:
         first = self._offset
         self._offset += RECORDS_A_POLL
         blocks = [self._experiences.next() for _ in range(RECORDS_A_POLL)]
-        received = tuple(ReceivedRecord(EXPERIENCES.noun, 0, first + at, block) for at, block in enumerate(blocks))
-        positions = {PartitionKey(EXPERIENCES.noun, 0): self._offset}
+        received = tuple(
+            ReceivedRecord(EXPERIENCES.short_name, 0, first + at, block) for at, block in enumerate(blocks)
+        )
+        positions = {PartitionKey(EXPERIENCES.short_name, 0): self._offset}
         began = time.process_time()
         self._buffer.fold(Polled("g", 1, received, (), positions, True))
         while self._buffer.busy():

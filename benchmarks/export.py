@@ -75,7 +75,9 @@ def export(config: Config, broker: Broker, folder: Path, trajectories: int, toke
         while made.made < trajectories:
             for value, headers in encode_block(made.next()):
                 producer.send(EXPERIENCES.name(run), value, key=b"p", headers=headers, partition=0)
-    contents = Contents(run, EXPERIENCES.noun, starts=dict.fromkeys(partition_ranges(client, EXPERIENCES.name(run)), 0))
+    contents = Contents(
+        run, EXPERIENCES.short_name, starts=dict.fromkeys(partition_ranges(client, EXPERIENCES.name(run)), 0)
+    )
     ExportFolder(folder, contents).close()
     with measured(broker) as took:
         asked = ExportConfig(folder, contents)

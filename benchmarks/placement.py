@@ -164,11 +164,13 @@ class _Bench:
     def _fold(self, records: Sequence[tuple[Topic, Any, int]]) -> list[Assignment]:
         encoded = []
         for topic, record, partition in records:
-            place = PartitionKey(topic.noun, partition)
+            place = PartitionKey(topic.short_name, partition)
             offset = self._offsets[place] = self._offsets.get(place, -1) + 1
             encoded.append((place, offset, *encode(record)))
         positions = {
-            PartitionKey(t.noun, p): 0 for t in (PROMPTS, PROGRESS, SETTLED, TRAJECTORIES) for p in range(PARTITIONS)
+            PartitionKey(t.short_name, p): 0
+            for t in (PROMPTS, PROGRESS, SETTLED, TRAJECTORIES)
+            for p in range(PARTITIONS)
         }
         positions |= {place: offset + 1 for place, offset in self._offsets.items()}
         started = time.process_time()
@@ -179,7 +181,7 @@ class _Bench:
         )
         outputs: list[Output] = self._placing.fold(Polled("", 1, received, (), positions, True))
         self._placing.checkpoint(positions)
-        coalesce(outputs, lambda topic: topic.noun)
+        coalesce(outputs, lambda topic: topic.short_name)
         self.seconds += time.process_time() - started
         return [output.record for output in outputs if output.topic is INBOX and isinstance(output.record, Assignment)]
 

@@ -207,7 +207,7 @@ def manifest(version: PolicyVersion, specs: tuple[TensorSpec, ...]) -> WeightVer
         final=False,
         created_at=0,
         chunk_bytes=32 << 20,
-        chunks=tuple(4_000_000_000 + number for number in range(CHUNKS)),
+        chunk_checksums=tuple(4_000_000_000 + number for number in range(CHUNKS)),
     )
 
 

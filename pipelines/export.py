@@ -31,7 +31,7 @@ def build(pipeline: beam.Pipeline, config: ExportConfig, client: ClientPropertie
 def shard(config: ExportConfig, client: ClientProperties) -> ShardConfig:
     """All partitions of the topic; each folder has a group of its own."""
     contents = config.contents
-    columnar = all(record_type(kind).encoding == "arrow" for kind in contents.of.records)
+    columnar = all(record_type(kind).encoding == "arrow" for kind in contents.of.record_classes)
     folder = hashlib.sha256(str(config.folder.absolute()).encode()).hexdigest()[:8]
     return ShardConfig(
         client=client,

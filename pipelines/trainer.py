@@ -12,14 +12,14 @@ from operators.io.write_transactionally import WriteTransactionally
 from operators.trainer.emulate_training import EmulateTraining
 from pipelines.config import Config
 from pipelines.shards import shard_config, store_folder, topic_input
-from schemas.topics import BATCHES, RELAY, RELAY_CHAIN, parts_of_rank
+from schemas.topics import BATCHES, RELAY, RELAY_CHAIN, batch_partitions
 
 
 def build(pipeline: beam.Pipeline, config: Config, rank: int = 0) -> None:
     """Batches, relay, relay-chain → relay, metrics; of another rank than the first its batches alone."""
     if not 0 <= rank < config.trainer.ranks:
         raise ValueError(f"there are {config.trainer.ranks} ranks (trainer.ranks), and none has number {rank}")
-    inputs = [TopicInput(BATCHES, tuple(parts_of_rank(rank, config.experience.shards)))]
+    inputs = [TopicInput(BATCHES, tuple(batch_partitions(rank, config.experience.shards)))]
     if rank == 0:
         inputs.append(topic_input(config, RELAY))
         inputs += [] if config.emulated else [topic_input(config, RELAY_CHAIN, start="earliest")]

@@ -1,4 +1,4 @@
-"""The topic catalogue: every topic of a run, spelt here alone. README's topic table is generated from it."""
+"""The topic catalogue, the only place that names topics. README's topic table is generated from it."""
 
 from __future__ import annotations
 
@@ -14,51 +14,53 @@ Retention = Literal["trim", "newest", "window"]
 
 PREFIX = "laminar"
 _RUN = re.compile(r"[A-Za-z0-9_-]{1,100}")
-_IN_SEVERAL_PROCESSES = {"rollout", "relay", "experience", "every pipeline"}
-"""Producers of which a run may have several processes that write. Of the trainer's ranks the first alone does."""
-_FENCED = "whoever is silent in `replicas` is fenced by placement, which ends its transaction"
-_RESTARTED = "no reader decides by time; the next start of the writer ends its transaction, at the latest its time-out"
+_MULTI_PROCESS_PRODUCERS = {"rollout", "relay", "experience", "every pipeline"}
+"""Producers of which a run may have several writing processes. The trainer is not among them: only rank 0 writes."""
+_FENCED = "placement fences a replica without heartbeats in `replicas`, which aborts its transaction"
+_RESTARTED = (
+    "no reader decides by time; the transaction is aborted by the writer's next start, at the latest by its time-out"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
     """What one topic carries.
 
-    `carries` are names of record classes. `partitions` names the count that a run's configuration gives: one, shards,
-    ranks (times the buffer's shards) or replicas. `shared` says, of a topic that several processes write, why the open
-    transaction of one that died does no harm to those who read what the others write. A topic that is not
-    `transactional` is written by plain producers alone, so its readers never wait for a transaction: placement decides
-    who is alive by what stands in `replicas`. `retention` says what goes by itself: nothing before it is trimmed, all
-    but the newest record of each key, or what is older than the run's window for measurements.
+    `record_names` are names of record classes. `partitions` names the count that a run's configuration gives: one,
+    shards, ranks (times the shards of the experience buffer) or replicas. `if_a_writer_dies` says, for a topic with
+    several writing processes, why the open transaction of a dead writer does no harm to the readers of the others. A
+    topic that is not `transactional` is written by plain producers only, so its readers never wait for a transaction:
+    placement decides which replicas are alive from `replicas`. `retention` says what Kafka deletes by itself: nothing
+    before a trim, all but the newest record of each key, or records older than the run's window for measurements.
     """
 
-    noun: str
-    carries: tuple[str, ...]
+    short_name: str
+    record_names: tuple[str, ...]
     key: str
     partitions: Literal["one", "shards", "ranks", "replicas"]
     cleanup: Cleanup
     producers: tuple[str, ...]
     consumers: tuple[str, ...]
-    about: str
-    shared: str = ""
+    description: str
+    if_a_writer_dies: str = ""
     transactional: bool = True
     retention: Retention = "trim"
 
     def name(self, run: str) -> str:
-        """The full name in run `run`. Raises ValueError if `run` cannot stand in a topic name."""
+        """The full name in run `run`. Raises ValueError if `run` is not valid in a topic name."""
         if _RUN.fullmatch(run) is None:
             raise ValueError(f"run name {run!r} must be 1-100 letters, digits, '_' or '-'")
-        return f"{PREFIX}.{run}.{self.noun}"
+        return f"{PREFIX}.{run}.{self.short_name}"
 
     @property
-    def several_writers(self) -> bool:
-        """Whether more than one process of a run writes it."""
-        return len(self.producers) > 1 or not _IN_SEVERAL_PROCESSES.isdisjoint(self.producers)
+    def has_several_writers(self) -> bool:
+        """Whether more than one process of a run writes the topic."""
+        return len(self.producers) > 1 or not _MULTI_PROCESS_PRODUCERS.isdisjoint(self.producers)
 
     @property
-    def records(self) -> tuple[type, ...]:
-        """The classes themselves, which need Arrow: who asks for names alone does not wait for it."""
-        return _classes(self.carries)
+    def record_classes(self) -> tuple[type, ...]:
+        """The classes of `record_names`. They need pyarrow, so they are imported on first use."""
+        return _classes(self.record_names)
 
 
 @cache
@@ -76,7 +78,7 @@ PROMPTS = Topic(
     "delete",
     ("prompts",),
     ("placement",),
-    "one record a prompt; placement expands it to its samples",
+    "one record per prompt; placement expands it to its samples",
 )
 EVAL_PROMPTS = Topic(
     "eval-prompts",
@@ -86,7 +88,7 @@ EVAL_PROMPTS = Topic(
     "delete",
     ("evaluation",),
     ("placement",),
-    "evaluation's own way in, never behind training prompts",
+    "evaluation prompts, on a topic of their own so that they never queue behind training prompts",
 )
 CURRICULUM = Topic(
     "curriculum",
@@ -96,11 +98,11 @@ CURRICULUM = Topic(
     "delete",
     ("experience", "prompts"),
     ("prompts", "experience"),
-    "how hard questions are to be, and from which prompt on they are: asked and answered",
+    "requests for a level of difficulty, and replies that name the first prompt of that level",
     _RESTARTED,
 )
 LEVEL_REQUEST, LEVEL_REPLY = "request", "reply"
-"""Keys of the topic `curriculum`: each side reads the records of the other alone."""
+"""Keys of the topic `curriculum`: each side reads only the records of the other."""
 BATCH_ASSEMBLY = Topic(
     "batch-assembly",
     ("BatchProposal", "BatchSelection", "LevelSuccess"),
@@ -109,11 +111,11 @@ BATCH_ASSEMBLY = Topic(
     "delete",
     ("experience",),
     ("experience",),
-    "how several shards of the buffer make a batch: what each has set aside, and what the first calls up; else empty",
+    "how several shards of the buffer form a batch: groups proposed by each, selected by the first; else empty",
     _RESTARTED,
 )
 PROPOSAL, SELECTION, SUCCESS = "proposal", "selection", "success"
-"""Keys of the topic `batch-assembly`. Every shard reads all of it, so all number the batches alike."""
+"""Keys of the topic `batch-assembly`. Every shard reads the whole topic, so all number the batches alike."""
 INBOX = Topic(
     "inbox",
     ("Assignment", "Cancel", "Reserve", "Release", "Drain"),
@@ -122,8 +124,8 @@ INBOX = Topic(
     "delete",
     ("placement", "rollout", "people"),
     ("rollout",),
-    "a replica's only way in: partition = replica; a hand-over is written by the replica that hands over",
-    f"a replica that waits for its inbox goes on with heartbeats; {_FENCED}",
+    "assignments and commands for a replica; partition = replica; a hand-over is written by its source replica",
+    f"a replica that waits for its inbox keeps sending heartbeats; {_FENCED}",
 )
 PROGRESS = Topic(
     "progress",
@@ -133,8 +135,8 @@ PROGRESS = Topic(
     "delete",
     ("rollout", "placement"),
     ("placement",),
-    "what replicas say of work under way; its fold is the partial response pool",
-    f"placement learns later what others gained, and from `replicas` alone who is alive; {_FENCED}",
+    "progress of running trajectories; placement folds it into the partial response pool",
+    f"placement reads the progress of other replicas later; it takes liveness from `replicas` alone; {_FENCED}",
 )
 TRAJECTORIES = Topic(
     "trajectories",
@@ -145,7 +147,7 @@ TRAJECTORIES = Topic(
     ("rollout", "placement"),
     ("score", "placement"),
     "finished samples, each of exactly one weight version",
-    f"score waits and decides nothing by time; {_FENCED}",
+    f"score waits, and decides nothing by time; {_FENCED}",
 )
 EXPERIENCES = Topic(
     "experiences",
@@ -155,7 +157,7 @@ EXPERIENCES = Topic(
     "delete",
     ("score", "import"),
     ("experience", "evaluation"),
-    "trajectories with rewards: the exportable record; rows of several groups may share one, whose key is the first's",
+    "trajectories with rewards; exportable; a record may hold rows of several groups, under the key of the first",
     _RESTARTED,
 )
 SETTLED = Topic(
@@ -166,8 +168,8 @@ SETTLED = Topic(
     "delete",
     ("experience", "evaluation"),
     ("placement",),
-    "the end of each trajectory's story, written in the transaction that ends it",
-    f"placement admits nothing new meanwhile; {_RESTARTED}",
+    "the outcome of each trajectory, written in the transaction that decides it",
+    f"placement admits no new work meanwhile; {_RESTARTED}",
 )
 BATCHES = Topic(
     "batches",
@@ -177,8 +179,8 @@ BATCHES = Topic(
     "delete",
     ("experience",),
     ("trainer",),
-    "one global batch = one transaction of micro-batches of each shard of the buffer; partition = rank, then shard",
-    "a partition has one writer, the shard of the buffer that it belongs to",
+    "a shard's part of a global batch is one transaction of micro-batches; partition = rank × shards + shard",
+    "each partition has one writer, its shard of the buffer",
 )
 RELAY = Topic(
     "relay",
@@ -188,7 +190,7 @@ RELAY = Topic(
     "delete",
     ("trainer",),
     ("relay", "rollout", "placement", "experience", "evaluation"),
-    "weight manifests, never bytes",
+    "weight manifests, never weights",
     transactional=False,
 )
 RELAY_CHAIN = Topic(
@@ -199,7 +201,7 @@ RELAY_CHAIN = Topic(
     "compact",
     ("placement",),
     ("relay", "trainer", "placement"),
-    "which relay is master, and in what order they stand",
+    "the master relay and the order of the relays",
     retention="newest",
 )
 REPLICAS = Topic(
@@ -211,7 +213,7 @@ REPLICAS = Topic(
     ("rollout", "relay"),
     ("placement",),
     "heartbeats",
-    "plain producers alone: there is no transaction to wait for",
+    "plain producers only: there is no transaction to wait for",
     transactional=False,
     retention="newest",
 )
@@ -223,7 +225,7 @@ PLANS = Topic(
     "delete",
     ("placement",),
     (),
-    "what placement has decided to move, with the load before and after, and what became of it",
+    "planned moves of trajectories, with the load before and after, and the outcome of each move",
 )
 METRICS = Topic(
     "metrics",
@@ -233,8 +235,8 @@ METRICS = Topic(
     "delete",
     ("trainer", "evaluation", "experience", "rollout", "import"),
     (),
-    "what the live view and the reports read",
-    "read by people; a view stands still until the transaction ends",
+    "measurements for the live view and the reports",
+    "read by people; a view is not updated until the transaction ends",
     retention="window",
 )
 DEAD_LETTERS = Topic(
@@ -245,7 +247,7 @@ DEAD_LETTERS = Topic(
     "delete",
     ("every pipeline",),
     (),
-    "records that could not be processed, whole",
+    "records that could not be processed, with their payload",
     "read by people",
 )
 RESTORE = Topic(
@@ -256,24 +258,24 @@ RESTORE = Topic(
     "compact",
     ("every pipeline",),
     (),
-    "the last note of each shard: offsets, ledger floors and marks, written in the transaction they describe",
-    "a start tells its own transactions from the markers, and waits for nobody else's",
+    "the last note of each shard: offsets, ledger floors, saved state; written in the transaction it describes",
+    "a start recognises its own transactions by their markers, and does not wait for those of others",
     retention="newest",
 )
-MARKS = Topic(
-    "marks",
-    ("TrimMark",),
+TRIM_POINTS = Topic(
+    "trim-points",
+    ("TrimPoint",),
     "number",
     "one",
     "delete",
     ("people",),
     (),
-    "where the log begins since a trim, with counts and digests of what stood before",
+    "where the log begins after a trim, with counts and digests of the deleted records",
     transactional=False,
 )
 
 CATALOGUE: Mapping[str, Topic] = {
-    topic.noun: topic
+    topic.short_name: topic
     for topic in (
         PROMPTS,
         EVAL_PROMPTS,
@@ -292,7 +294,7 @@ CATALOGUE: Mapping[str, Topic] = {
         METRICS,
         DEAD_LETTERS,
         RESTORE,
-        MARKS,
+        TRIM_POINTS,
     )
 }
 
@@ -305,23 +307,24 @@ def group_name(run: str, pipeline: str, shard: int = 0) -> str:
 def partition_of(number: int, partitions: int) -> int:
     """The partition of all records of prompt `number` in a topic with `partitions` partitions.
 
-    Not a hash: numbers stay dense within a partition, so what has finished in it is a low mark plus a few exceptions.
+    It is not a hash: numbers stay dense within a partition, so its set of finished prompts is a low-water mark plus a
+    few exceptions.
     """
     return number % partitions
 
 
-def parts_of_rank(rank: int, shards: int) -> range:
-    """The partitions of batches that trainer rank `rank` reads: one of each of the `shards` of the buffer, in turn."""
+def batch_partitions(rank: int, shards: int) -> range:
+    """The partitions of `batches` that trainer rank `rank` reads, one per shard of the buffer, in their order."""
     return range(rank * shards, (rank + 1) * shards)
 
 
 def run_prefix(run: str) -> str:
-    """What the names of all topics and groups of `run` begin with. Raises ValueError if `run` cannot be in one."""
-    return PROMPTS.name(run).removesuffix(PROMPTS.noun)
+    """The prefix of all topics and groups of `run`. Raises ValueError if `run` is not valid in a topic name."""
+    return PROMPTS.name(run).removesuffix(PROMPTS.short_name)
 
 
 def run_of(topic: str) -> str | None:
-    """The run whose topic the full name `topic` is; None for a topic of something else."""
+    """The run to which the topic with full name `topic` belongs; None if it is not a topic of a run."""
     prefix, _, rest = topic.partition(".")
-    run, _, noun = rest.partition(".")
-    return run if prefix == PREFIX and noun in CATALOGUE and _RUN.fullmatch(run) else None
+    run, _, short_name = rest.partition(".")
+    return run if prefix == PREFIX and short_name in CATALOGUE and _RUN.fullmatch(run) else None

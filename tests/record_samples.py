@@ -111,9 +111,9 @@ SAMPLES: dict[type, object] = {
             final=False,
             created_at=1_700_000_000_500,
             chunk_bytes=1000,
-            chunks=(0, 4_294_967_295),
+            chunk_checksums=(0, 4_294_967_295),
             delta=r.WeightDelta(r.PolicyVersion(2, 16), "cd" * 32, 60, (7,)),
-            untrained=(9,),
+            untrained_batches=(9,),
         ),
         r.ReplicaStatus(
             0,
@@ -150,9 +150,9 @@ SAMPLES: dict[type, object] = {
             sent=0,
             received_per_s=512.0,
             sent_per_s=0.0,
-            corrupted=1,
-            lost=2,
-            chain=3,
+            corrupted_chunks=1,
+            lost_sources=2,
+            chain_number=3,
         ),
         r.RelayChain(
             number=3,
@@ -168,11 +168,11 @@ SAMPLES: dict[type, object] = {
         r.LevelSuccess(1, "sums", 40, ("sums",), (30.5,), (64,), 1_700_000_000_390),
         r.LevelRequest("sums", 2, 31, 0.875, 64, 1_700_000_001_100),
         r.LevelReply("sums", 2, 410, 1_700_000_001_200),
-        r.TrimMark(
+        r.TrimPoint(
             2,
             VERSION,
             31,
-            "marks/2.31",
+            "trim-points/2.31",
             ("train", "evaluation"),
             (400, 64),
             ("dispatched", "trained"),

@@ -32,7 +32,7 @@ PATIENCE_S = 10.0
 """How long Kafka is left alone after a question about lag that it did not answer."""
 ANSWER_MS = 3_000
 MAX_RECORDS = 2_000
-NEWEST = {METRICS.noun: 20_000, RELAY.noun: 1_000}
+NEWEST = {METRICS.short_name: 20_000, RELAY.short_name: 1_000}
 """How many of the newest offsets an observer reads that begins without positions: less than a second's work."""
 
 Committed = Mapping[str, Mapping[TopicPartition, int]]
@@ -50,11 +50,11 @@ def topic_lags(run: str, committed: Committed, ends: Mapping[TopicPartition, int
     for group, offsets in committed.items():
         pipeline = group.removeprefix(prefix).rpartition(".")[0]
         for where, offset in offsets.items():
-            noun = where.topic.removeprefix(prefix)
-            if noun in CATALOGUE and pipeline in CATALOGUE[noun].consumers and where in ends:
-                of_topic = behind.setdefault(noun, {})
+            short_name = where.topic.removeprefix(prefix)
+            if short_name in CATALOGUE and pipeline in CATALOGUE[short_name].consumers and where in ends:
+                of_topic = behind.setdefault(short_name, {})
                 of_topic[pipeline] = of_topic.get(pipeline, 0) + max(0, ends[where] - offset)
-    return {noun: max(behind[noun].values()) for noun in CATALOGUE if noun in behind}
+    return {short_name: max(behind[short_name].values()) for short_name in CATALOGUE if short_name in behind}
 
 
 class Observer:
@@ -91,11 +91,11 @@ class Observer:
         metrics, relay, replicas = (TopicPartition(topic.name(run), 0) for topic in (METRICS, RELAY, REPLICAS))
         try:
             self._consumer.assign([metrics, relay, replicas])
-            self._read = {METRICS.noun: metrics, RELAY.noun: relay}
+            self._read = {METRICS.short_name: metrics, RELAY.short_name: relay}
             self._ends = self._consumer.end_offsets([metrics, relay])
             begins = self._consumer.beginning_offsets([metrics, relay])
-            for noun, where in self._read.items():
-                wanted = int((positions or {}).get(noun, self._ends[where] - NEWEST[noun]))
+            for short_name, where in self._read.items():
+                wanted = int((positions or {}).get(short_name, self._ends[where] - NEWEST[short_name]))
                 self._consumer.seek(where, min(max(wanted, begins[where]), self._ends[where]))
             self._consumer.seek_to_end(replicas)
             self._consumer.position(replicas)  # asks now: "from now on" is not "from the first poll on"
@@ -129,7 +129,7 @@ class Observer:
 
     def positions(self) -> dict[str, float]:
         """Where reading stands, by noun: another observer that begins there sees what this one has not."""
-        return {noun: float(self._consumer.position(where)) for noun, where in self._read.items()}
+        return {short_name: float(self._consumer.position(where)) for short_name, where in self._read.items()}
 
     def lag(self) -> dict[str, int]:
         """Records behind by topic noun, see `topic_lags`: asked of Kafka at most every `LAG_EVERY_S`."""
@@ -151,14 +151,14 @@ class Observer:
         self._consumer.close(autocommit=False, timeout_ms=1000)
 
     def _rows(self, record: Any) -> Iterable[Any]:
-        noun = record.topic.removeprefix(run_prefix(self._run))
+        short_name = record.topic.removeprefix(run_prefix(self._run))
         try:
             rows = decode(record.value, record.headers)
         except UndecodableRecord as error:
-            return (Unreadable(noun, record.partition, record.offset, str(error)),)
-        if not isinstance(rows[0], CATALOGUE[noun].records):
-            why = f"a {type(rows[0]).__name__} does not belong on {noun}"
-            return (Unreadable(noun, record.partition, record.offset, why),)
+            return (Unreadable(short_name, record.partition, record.offset, str(error)),)
+        if not isinstance(rows[0], CATALOGUE[short_name].record_classes):
+            why = f"a {type(rows[0]).__name__} does not belong on {short_name}"
+            return (Unreadable(short_name, record.partition, record.offset, why),)
         return rows
 
     def _ask(self, now: float) -> dict[str, int]:

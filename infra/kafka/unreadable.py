@@ -8,7 +8,7 @@ from typing import NamedTuple
 class Unreadable(NamedTuple):
     """Where it stands, by its topic's noun, and why it cannot be read."""
 
-    noun: str
+    short_name: str
     partition: int
     offset: int
     reason: str

@@ -148,7 +148,7 @@ class Publisher:
             trajectories_trained=trajectories_trained,
             final=final,
             created_at=self._wall_ms(),
-            untrained=tuple(batch for batch, trained in self._untold.items() if not trained),
+            untrained_batches=tuple(batch for batch, trained in self._untold.items() if not trained),
         )
         self._under_way = self._thread.submit(self._finish, arriving, told)
         return True
@@ -221,7 +221,7 @@ class Publisher:
     def _finish(self, arriving: IncomingVersion, told: WeightVersion) -> WeightVersion:
         """Everything after the copy; runs in the publisher's thread."""
         checks = chunk_checksums(arriving.view, self._chunk_bytes)
-        sealed = replace(told, blake3=arriving.seal().blake3, chunk_bytes=self._chunk_bytes, chunks=checks)
+        sealed = replace(told, blake3=arriving.seal().blake3, chunk_bytes=self._chunk_bytes, chunk_checksums=checks)
         self._sealed = replace(sealed, delta=self._delta(self._sealed, sealed))
         return self._tell(self._sealed)
 

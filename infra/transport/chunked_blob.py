@@ -62,7 +62,7 @@ class ChunkedBlob:
 def full_blob(manifest: WeightVersion) -> ChunkedBlob:
     """The complete version that `manifest` describes. Raises ValueError for an inconsistent manifest."""
     return ChunkedBlob(
-        manifest.version, "full", manifest.blake3, manifest.bytes, manifest.chunk_bytes, tuple(manifest.chunks)
+        manifest.version, "full", manifest.blake3, manifest.bytes, manifest.chunk_bytes, tuple(manifest.chunk_checksums)
     )
 
 
@@ -72,7 +72,7 @@ def delta_blob(manifest: WeightVersion) -> ChunkedBlob | None:
     if delta is None:
         return None
     return ChunkedBlob(
-        manifest.version, "delta", manifest.blake3, delta.bytes, manifest.chunk_bytes, tuple(delta.chunks)
+        manifest.version, "delta", manifest.blake3, delta.bytes, manifest.chunk_bytes, tuple(delta.chunk_checksums)
     )
 
 

@@ -130,7 +130,12 @@ class KVTransfers:
             )
         try:
             blob = ChunkedBlob(
-                manifest.policy_version, "kv", manifest.name, manifest.bytes, manifest.chunk_bytes, manifest.checks
+                manifest.policy_version,
+                "kv",
+                manifest.name,
+                manifest.bytes,
+                manifest.chunk_bytes,
+                manifest.chunk_checksums,
             )
         except ValueError as error:
             raise TransportError(str(error)) from error

@@ -43,8 +43,8 @@ class Curriculum:
         """By task: the success over all shards of the buffer, as far as the others have reported it."""
         found = dict(self.success)
         for report in self._other_shards.values():
-            if report.since == self._since:
-                for task, right, answered in zip(report.tasks, report.right, report.answered, strict=True):
+            if report.first_prompt == self._since:
+                for task, right, answered in zip(report.tasks, report.correct, report.answered, strict=True):
                     before = found.get(task, Success())
                     found[task] = Success(before.right + right, before.answered + answered)
         return found
@@ -64,8 +64,8 @@ class Curriculum:
 
     def handle_reply(self, reply: LevelReply) -> None:
         """Change to the level of `reply` if it is newer than the present one, and reset the counts."""
-        if reply.number > self._since:
-            self.level, self._since, self._requested, self.success = reply.level, reply.number, False, {}
+        if reply.first_prompt > self._since:
+            self.level, self._since, self._requested, self.success = reply.level, reply.first_prompt, False, {}
 
     def count(self, number: int, task: str, right: float) -> None:
         """Count a settled answer to prompt `number` if the prompt is of the present level."""

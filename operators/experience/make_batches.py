@@ -42,7 +42,7 @@ from schemas.topics import (
     METRICS,
     SETTLED,
     SUCCESS,
-    parts_of_rank,
+    batch_partitions,
 )
 
 log = logging.getLogger(__name__)
@@ -195,7 +195,7 @@ class _Buffering:
 
     def _dead_letter(self, member: GroupMember, reason: str) -> Output:
         block = member.block
-        received = ReceivedRecord(EXPERIENCES.noun, block.partition, block.offset, member.experience())
+        received = ReceivedRecord(EXPERIENCES.short_name, block.partition, block.offset, member.experience())
         return dead_letter(received, "make batches", f"{member.trajectory_id}: {reason}", self._now())
 
     def _refusal(self, member: GroupMember) -> str | None:
@@ -272,7 +272,7 @@ class _Buffering:
             self._groups.add_proposed(self._groups.close(number, self._batch))
         outputs: list[Output] = []
         for selection in self._coordinator.selections(lambda: self._batch):
-            newest = selection.newest
+            newest = selection.newest_version
             if selection.batch is None:
                 if newest is not None and newest.number <= self._batch:  # a higher version number cannot exist
                     self._newest = max(filter(None, (self._newest, newest)))
@@ -292,7 +292,7 @@ class _Buffering:
         ranks = pack(self._batch, members, staleness, self._config.micro_batch_tokens, self._ranks)
         shard, shards = self._coordinator.shard, self._coordinator.shards
         outputs = [
-            Output(BATCHES, str(self._batch), part, parts_of_rank(rank, shards)[shard])
+            Output(BATCHES, str(self._batch), part, batch_partitions(rank, shards)[shard])
             for rank, parts in enumerate(ranks)
             for part in parts
         ]
@@ -330,7 +330,7 @@ class _Buffering:
         if outcome != "failed":
             self._curricula.count(runs)
         for block, first, last in runs:
-            self._pending.remove(PartitionKey(EXPERIENCES.noun, block.partition), block.offset, last - first)
+            self._pending.remove(PartitionKey(EXPERIENCES.short_name, block.partition), block.offset, last - first)
 
     def _context(self, only: Curriculum | None = None) -> BatchContext:
         """The present context; with `only`, the success of that curriculum alone."""

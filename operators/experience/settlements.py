@@ -43,7 +43,7 @@ class SettlementLedger:
             key = parse_trajectory_id(record.trajectory_id)
             own = partition_of(key.number, partitions) % shards == shard
             if own and key.purpose != "evaluation":  # evaluation settles its own trajectories in the same topic
-                if record.group_left:
+                if record.group_closed:
                     settlements._left.add(key.number if key.purpose == "train" else ~key.number)
                 settlements._ledger.add(key, record.group_size, 0)
         settlements._forget(set(settlements._left))
@@ -140,7 +140,7 @@ class SettlementLedger:
         outcome, *others = same
         if number < 0 and outcome == "batched":
             outcome = "imported"
-        for name, value in zip(("outcome", "reason", "batch", "group_left"), (outcome, *others), strict=True):
+        for name, value in zip(("outcome", "reason", "batch", "group_closed"), (outcome, *others), strict=True):
             self._columns[name] += [value] * len(members)
         if same[-1]:
             self._left.add(number)

@@ -58,7 +58,7 @@ class BatchSelector:
     def handle(self, partition: PartitionKey, offset: int, record: BatchProposal) -> None:
         """Record the proposed groups; those that have been selected already are ignored."""
         groups = enumerate(zip(record.groups, record.sizes, strict=True))
-        proposed = [_ProposedGroup(offset, row, *each, record.newest) for row, each in groups]
+        proposed = [_ProposedGroup(offset, row, *each, record.newest_version) for row, each in groups]
         fresh = [each for each in proposed if (offset, each.row) >= self._next]
         if fresh:
             self._proposed.extend(fresh)
@@ -84,7 +84,7 @@ class BatchSelector:
         return tuple(each.group for each in taken)
 
 
-_PARTITION = PartitionKey(BATCH_ASSEMBLY.noun, 0)
+_PARTITION = PartitionKey(BATCH_ASSEMBLY.short_name, 0)
 
 
 def _is_older(known: PolicyVersion | None, newest: PolicyVersion | None) -> bool:
@@ -136,7 +136,7 @@ class ShardCoordinator:
                 continue
             own = tuple(number for number in selection.groups if self._is_own(number))
             self.proposed.difference_update(own)
-            yield BatchSelection(selection.batch, own, selection.newest, selection.selected_at)
+            yield BatchSelection(selection.batch, own, selection.newest_version, selection.selected_at)
 
     def propose(self, groups: Sequence[Group], newest: PolicyVersion | None, now: int) -> Iterator[Output]:
         """Propose `groups`; the first shard also selects from what has been proposed."""

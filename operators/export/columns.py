@@ -82,10 +82,10 @@ def columns_of(kind: type) -> tuple[Column, ...]:
 @cache
 def row_schema(topic: Topic) -> pa.Schema:
     """The columns of a dataset of `topic`: those of all its classes, and where each row stands in the log."""
-    schemas = [pa.schema([column.field for column in columns_of(kind)]) for kind in topic.records]
+    schemas = [pa.schema([column.field for column in columns_of(kind)]) for kind in topic.record_classes]
     own = pa.unify_schemas(schemas)
-    named = [pa.field(RECORD, pa.utf8())] if len(topic.records) > 1 else []
-    return pa.schema([*named, *own, *PLACE], metadata={"laminar": f"{topic.noun}/{SCHEMA_VERSION}"})
+    named = [pa.field(RECORD, pa.utf8())] if len(topic.record_classes) > 1 else []
+    return pa.schema([*named, *own, *PLACE], metadata={"laminar": f"{topic.short_name}/{SCHEMA_VERSION}"})
 
 
 class RecordRows(NamedTuple):
@@ -126,7 +126,7 @@ def _of_one_kind(topic: Topic, schema: pa.Schema, partition: int, placed: Sequen
     starts = pc.subtract(pc.cumulative_sum(counts), counts)
     made |= {
         RECORD: pa.repeat(block.kind.__name__, rows),
-        "kafka_topic": pa.repeat(topic.noun, rows),
+        "kafka_topic": pa.repeat(topic.short_name, rows),
         "kafka_partition": pa.repeat(pa.scalar(partition, pa.int32()), rows),
         "kafka_offset": offsets.take(whose),
         "kafka_row": pc.subtract(pa.arange(0, rows), starts.take(whose)).cast(pa.int32()),

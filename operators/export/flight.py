@@ -85,9 +85,9 @@ class TopicServer(flight.FlightServerBase):
 
     def list_flights(self, context: Any, criteria: bytes) -> Iterator[flight.FlightInfo]:
         """A flight for each topic of the run."""
-        for noun in CATALOGUE:
+        for short_name in CATALOGUE:
             try:
-                yield self._info(Ticket(noun))
+                yield self._info(Ticket(short_name))
             except UnknownTopic:
                 continue
 
@@ -217,7 +217,7 @@ class _Gathered:
     def take(self, record: StoredRecord) -> Iterator[tuple[pa.RecordBatch, bytes]]:
         """Take in a record; what is to be sent now."""
         self._next = record.offset + 1
-        if record.error is not None or record.rows[0].kind not in self._contents.of.records:
+        if record.error is not None or record.rows[0].kind not in self._contents.of.record_classes:
             self._undecodable += 1
             return
         self._placed.append(RecordRows.of_one(record.rows[0], record.offset, record.timestamp))

@@ -29,7 +29,7 @@ def rows_of_log(client: ClientProperties) -> LogRows:
         )
         placed, undecodable = [], []
         for record in records:
-            if record.error is not None or record.rows[0].kind not in topic.records:
+            if record.error is not None or record.rows[0].kind not in topic.record_classes:
                 undecodable.append(record.offset)
             else:
                 placed.append(RecordRows.of_one(record.rows[0], record.offset, record.timestamp))

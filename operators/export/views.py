@@ -34,7 +34,7 @@ def view_of(topic: Topic, name: ViewName) -> View:
     if name == "full":
         return View("every field of every record", row_schema(topic), "", lambda table: table)
     if topic is not EXPERIENCES:
-        raise ValueError(f"the view {name} is of experiences; {topic.noun} have the view full alone")
+        raise ValueError(f"the view {name} is of experiences; {topic.short_name} have the view full alone")
     return _VIEWS[name]
 
 

@@ -29,8 +29,10 @@ def coalesce(outputs: Iterable[Output], name_of: Callable[[Topic], str]) -> list
     last: dict[tuple[str, int | None, str], list[Any]] = {}
     for topic, key, record, partition in outputs:
         if not topic.transactional:
-            raise ValueError(f"topic {topic.noun} is for plain producers: its readers must not wait for a transaction")
-        stream = (topic.noun, partition, key)
+            raise ValueError(
+                f"topic {topic.short_name} is for plain producers: its readers must not wait for a transaction"
+            )
+        stream = (topic.short_name, partition, key)
         run = last.get(stream)
         if run is not None and _together(run[0], record):
             run.append(record)
@@ -49,7 +51,7 @@ def _traced(name: str, topic: Topic, key: str | None, first: Any) -> tuple[str, 
     """The full name of a topic, and the trace that a record with `key` and `first` in it belongs to."""
     group = key if topic.key in _KEYED_BY_PROMPT else _group_of(first)
     run = run_of(name) if group else None
-    return name, ((TRACEPARENT, traceparent(run, group, topic.noun)),) if run and group else ()
+    return name, ((TRACEPARENT, traceparent(run, group, topic.short_name)),) if run and group else ()
 
 
 def _group_of(record: Any) -> str | None:

@@ -144,7 +144,7 @@ class ShardSink:
         for emission in emissions:
             if emission.outputs:
                 self._floors.emit(emission.number)
-        low_water = {Partition(self._noun_name(p.topic), p.partition): o for p, o in checkpoint.low_water.items()}
+        low_water = {Partition(self._full_name(p.topic), p.partition): o for p, o in checkpoint.low_water.items()}
         ledger = self._floors.offsets(checkpoint.ledger_from)
         self._floors.written(session.commit(records, low_water, ledger, checkpoint.state))
         self._committed = (checkpoint.low_water, checkpoint.ledger_from, checkpoint.state)
@@ -171,15 +171,15 @@ class ShardSink:
         return news and time.monotonic() - self._committed_at >= self.config.commit_s
 
     def _name(self, topic: Topic) -> str:
-        name = self._names.get(topic.noun)
+        name = self._names.get(topic.short_name)
         if name is None:
-            name = self._names[topic.noun] = topic.name(self.config.run)
+            name = self._names[topic.short_name] = topic.name(self.config.run)
         return name
 
-    def _noun_name(self, noun: str) -> str:
-        if noun not in self._names:
-            self._names |= {r.topic.noun: r.topic.name(self.config.run) for r in self.config.inputs}
-        return self._names[noun]
+    def _full_name(self, short_name: str) -> str:
+        if short_name not in self._names:
+            self._names |= {r.topic.short_name: r.topic.name(self.config.run) for r in self.config.inputs}
+        return self._names[short_name]
 
 
 _SINKS: dict[str, ShardSink] = {}

@@ -47,12 +47,12 @@ class ShardSource:
         self._clock = clock
         self._wall_ms = wall_ms
         read = [r.topic for r in config.inputs] + [topic for topic, _ in config.ledger]
-        self._nouns = {topic.name(config.run): topic.noun for topic in read}
-        self._kinds = {topic.noun: topic.records for topic in read}
+        self._short_names = {topic.name(config.run): topic.short_name for topic in read}
+        self._kinds = {topic.short_name: topic.record_classes for topic in read}
         self._blocks = {r.topic.name(config.run) for r in config.inputs if r.blocks}
         self._keys = {r.topic.name(config.run): tuple(key.encode() for key in r.keys) for r in config.inputs if r.keys}
         self._places = {
-            Partition(r.topic.name(config.run), p): PartitionKey(r.topic.noun, p)
+            Partition(r.topic.name(config.run), p): PartitionKey(r.topic.short_name, p)
             for r in config.inputs
             for p in r.partitions
         }
@@ -119,13 +119,13 @@ class ShardSource:
             wanted = self._keys.get(raw.topic)
             if wanted is not None and not (raw.key or b"").startswith(wanted):
                 continue
-            noun = self._nouns[raw.topic]
+            short_name = self._short_names[raw.topic]
             try:
-                rows = self._rows(raw, noun)
+                rows = self._rows(raw, short_name)
             except UndecodableRecord as error:
-                rejected.append(self._dead_letter(raw, f"read {noun}", str(error)))
+                rejected.append(self._dead_letter(raw, f"read {short_name}", str(error)))
                 continue
-            received.extend([ReceivedRecord(noun, raw.partition, raw.offset, row, raw.timestamp) for row in rows])
+            received.extend([ReceivedRecord(short_name, raw.partition, raw.offset, row, raw.timestamp) for row in rows])
         return tuple(received), tuple(rejected)
 
     def close(self) -> None:
@@ -181,7 +181,7 @@ class ShardSource:
         assert lost is not None  # `before` was lost, or an attempt has failed
         raise lost
 
-    def _rows(self, raw: Any, noun: str) -> list[Any]:
+    def _rows(self, raw: Any, short_name: str) -> list[Any]:
         """The records in `raw`, or their one block, of a class that belongs there. Raises UndecodableRecord."""
         if raw.topic in self._blocks:
             block = decode_block(raw.value, raw.headers)
@@ -189,8 +189,8 @@ class ShardSource:
         else:
             rows = decode(raw.value, raw.headers)
             kind = type(rows[0])
-        if kind not in self._kinds[noun]:
-            raise UndecodableRecord(f"a {kind.__name__} does not belong on {noun}")
+        if kind not in self._kinds[short_name]:
+            raise UndecodableRecord(f"a {kind.__name__} does not belong on {short_name}")
         return rows
 
     def _dead_letter(self, raw: Any, step: str, reason: str) -> DeadLetter:

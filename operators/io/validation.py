@@ -123,8 +123,8 @@ def _version(manifest: r.WeightVersion) -> Iterator[str]:
     by_hand = taken in (0, 1) and not batches  # `laminar weights publish`
     if not by_hand and (taken != len(batches) or batches != tuple(range(before, before + taken))):
         yield f"version {manifest.version} is not made of its parent {manifest.parent} by batches {_few(batches)}"
-    if not set(manifest.untrained) <= set(manifest.batches):
-        yield f"untrained batches {_few(manifest.untrained)} are not among its batches"
+    if not set(manifest.untrained_batches) <= set(manifest.batches):
+        yield f"untrained batches {_few(manifest.untrained_batches)} are not among its batches"
 
 
 def _chain(chain: r.RelayChain) -> Iterator[str]:
@@ -204,9 +204,9 @@ def _offered(offered: r.BatchProposal) -> Iterator[str]:
 
 
 def _told(told: r.LevelSuccess) -> Iterator[str]:
-    if not len(told.tasks) == len(told.right) == len(told.answered):
-        yield f"{len(told.tasks)} tasks with {len(told.right)} and {len(told.answered)} figures"
-    elif any(not 0 <= right <= answered for right, answered in zip(told.right, told.answered, strict=True)):
+    if not len(told.tasks) == len(told.correct) == len(told.answered):
+        yield f"{len(told.tasks)} tasks with {len(told.correct)} and {len(told.answered)} figures"
+    elif any(not 0 <= right <= answered for right, answered in zip(told.correct, told.answered, strict=True)):
         yield "more right answers than answers"
 
 

@@ -162,7 +162,7 @@ class Moving:
             for move in coming:
                 self._proposed.append(_Proposed(part, self._owner_of(move.source), to, move.trajectory_ids, until))
             expected = tuple(name for move in coming for name in move.trajectory_ids)
-            reserve = Reserve(part, version, expected, sum(move.kv for move in coming), *to)
+            reserve = Reserve(part, version, expected, sum(move.kv_tokens for move in coming), *to)
             outputs.append(Output(INBOX, "", reserve, destination))
         return [*outputs, Output(PLANS, plan_id, plan)]
 

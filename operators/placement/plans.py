@@ -37,10 +37,10 @@ def plan_record(
     )
 
 
-def _reason(touched: Sequence[Load], moves: Sequence[Move]) -> Literal["repack", "drain", "level"]:
+def _reason(touched: Sequence[Load], moves: Sequence[Move]) -> Literal["repack", "drain", "balance"]:
     """What most of a plan is for."""
     if all(move.waiting for move in moves):
-        return "level"
+        return "balance"
     sources = {move.source for move in moves}
     return "drain" if all(load.leaving for load in touched if load.replica in sources) else "repack"
 

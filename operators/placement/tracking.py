@@ -219,7 +219,7 @@ class Tracking:
     def low_water(self, positions: Mapping[PartitionKey, int]) -> dict[PartitionKey, int]:
         """The offsets from which a restart must read again."""
         low_water = self.pending.low_water(positions)
-        settled = PartitionKey(SETTLED.noun, 0)
+        settled = PartitionKey(SETTLED.short_name, 0)
         needed = (low_water[settled], self._coverage.oldest_offset(), self._released.oldest_emission())
         low_water[settled] = min(offset for offset in needed if offset is not None)
         return low_water

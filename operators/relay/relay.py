@@ -165,7 +165,7 @@ class RelayFold:
 
     def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
         """Resume at the oldest manifest that is needed; save which manifests were rejected."""
-        place = PartitionKey(RELAY.noun, 0)
+        place = PartitionKey(RELAY.short_name, 0)
         needed = [each.offset for group in (*self._waiting.values(), self._held.values()) for each in group]
         low_water = low_water_mark(positions[place], needed)
         self._refused = set(sorted(self._refused)[-_MAX_REFUSED:])

@@ -40,7 +40,7 @@ class StatusMaker:
             sent=sent,
             received_per_s=(received - received_before) / seconds,
             sent_per_s=(sent - sent_before) / seconds,
-            corrupted=node.counts.corrupted,
-            lost=node.counts.lost,
-            chain=node.chain.number if node.chain else 0,
+            corrupted_chunks=node.counts.corrupted,
+            lost_sources=node.counts.lost,
+            chain_number=node.chain.number if node.chain else 0,
         )

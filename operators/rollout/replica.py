@@ -137,13 +137,13 @@ class Replica:
         """Reserve the room that `order` requests and keep the present weights, if both are available."""
         status = self.engine.status()
         requests = len(self._running) + len(self._waiting) + self._reservations.requests + len(order.trajectory_ids)
-        kv = status.kv_used + self._reservations.kv + order.kv
+        kv = status.kv_used + self._reservations.kv + order.kv_tokens
         if self.state != "running" or self.engine.version != order.policy_version:
             reason = f"it is {self.state} under version {self.engine.version}"
         elif requests > status.capacity or kv > status.kv_capacity:
             reason = f"{requests} requests with {kv} KV tokens exceed {status.capacity} and {status.kv_capacity}"
         else:
-            self._reservations.grant(order.plan_id, order.trajectory_ids, order.kv, self._clock())
+            self._reservations.grant(order.plan_id, order.trajectory_ids, order.kv_tokens, self._clock())
             self.changes += 1
             return
         log.info("replica %d rejects the reservation for plan %s: %s", self.index, order.plan_id, reason)

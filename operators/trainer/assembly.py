@@ -136,11 +136,11 @@ class _Partition:
 
     def missing(self) -> MissingBatch:
         """The error that says what is missing here."""
-        (found, offset), where = self.ahead[0], f"{BATCHES.noun} partition {self._partition}"
+        (found, offset), where = self.ahead[0], f"{BATCHES.short_name} partition {self._partition}"
         return MissingBatch(
             f"global batch {self._next} is missing in {where}: batch {found} stands at offset {offset}, and batch "
             f"{self._next} neither before it nor after it. The log has lost records, or something else than the buffer "
-            f"wrote that record. Read the partition with `laminar topics tail {BATCHES.noun}`; to train on without the "
+            f"wrote that record. Read it with `laminar topics tail {BATCHES.short_name}`; to train on without the "
             f"batch set trainer.lost_batches = [{self._next}] and resume the run"
         )
 

@@ -133,8 +133,8 @@ class _Emulating:
 
     def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
         saved = self._saved
-        places = {PartitionKey(BATCHES.noun, partition): offset for partition, offset in enumerate(saved.offsets)}
-        places |= {place: offset for place, offset in positions.items() if place.topic == RELAY.noun}
+        places = {PartitionKey(BATCHES.short_name, partition): offset for partition, offset in enumerate(saved.offsets)}
+        places |= {place: offset for place, offset in positions.items() if place.topic == RELAY.short_name}
         return Checkpoint(places, state={"trained": asdict(saved), "published": self._published})
 
     def busy(self) -> bool:
@@ -228,7 +228,7 @@ class _Emulating:
             trajectories_trained=position.trajectories,
             final=self._done() and position.number > 0,
             created_at=self._now(),
-            untrained=tuple(self._untrained),
+            untrained_batches=tuple(self._untrained),
         )
         self._untold, self._untrained = [], []
         self._position = replace(position, published=str(version))

@@ -21,7 +21,7 @@ from operators.trainer.learner import Learner, LearnerState
 from operators.trainer.rendezvous import Rendezvous
 from operators.trainer.training_config import TrainingConfig
 from schemas.records import MicroBatch, PolicyVersion
-from schemas.topics import BATCHES, parts_of_rank
+from schemas.topics import BATCHES, batch_partitions
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class RankTraining:
         self._config, self._epoch, self._rendezvous = config, epoch, rendezvous or Rendezvous()
         ranks = self._rendezvous.ranks
         self._learner = Learner(config.learner, model, config.device_of(ranks.rank), ranks)
-        self._partitions = parts_of_rank(ranks.rank, shards)
+        self._partitions = batch_partitions(ranks.rank, shards)
         self.position = TrainerPosition(PolicyVersion(epoch, 0), (0,) * ranks.count * shards, 0)
         self.resumed_from: PolicyVersion | None = None
         if found := list_checkpoints(checkpoints):
@@ -102,7 +102,7 @@ class RankTraining:
 
     def offsets(self) -> dict[PartitionKey, int]:
         """Where reading stands in this rank's partitions."""
-        return {PartitionKey(BATCHES.noun, p): self.position.batch_offsets[p] for p in self._partitions}
+        return {PartitionKey(BATCHES.short_name, p): self.position.batch_offsets[p] for p in self._partitions}
 
     def take(self, part: MicroBatch, partition: int, offset: int) -> None:
         """Take a part of a batch, unless it was taken: the checkpoint may be newer than where reading began."""
@@ -189,4 +189,4 @@ class RankTraining:
 
 def _offsets(batch: WholeBatch) -> str:
     """The last offset of each partition that has a part of `batch`."""
-    return "offsets " + ", ".join(str(offset - 1) for offset in batch.next_offsets) + f" of {BATCHES.noun}"
+    return "offsets " + ", ".join(str(offset - 1) for offset in batch.next_offsets) + f" of {BATCHES.short_name}"

@@ -20,7 +20,7 @@ from operators.trainer.ranks import ALONE, Ranks
 from operators.trainer.rendezvous import join_process_group
 from operators.trainer.training_config import TrainingConfig
 from schemas.records import MicroBatch
-from schemas.topics import parts_of_rank
+from schemas.topics import batch_partitions
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Replay:
     ) -> None:
         torch.set_num_threads(config.threads)
         self._model, self._ranks, self._config, self._shards = model, ranks, config, shards
-        self._partitions = range(recorded * shards) if ranks.count == 1 else parts_of_rank(ranks.rank, shards)
+        self._partitions = range(recorded * shards) if ranks.count == 1 else batch_partitions(ranks.rank, shards)
         self._learner = Learner(config.learner, model, config.device_of(ranks.rank), ranks)
         self._taken, self._starts = 0, dict.fromkeys(self._partitions, 0)
         if checkpoint is not None:

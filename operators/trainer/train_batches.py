@@ -33,14 +33,14 @@ from operators.trainer.rendezvous import join_process_group
 from operators.trainer.tensor_bytes import tensor_specs
 from operators.trainer.training_config import TrainingConfig
 from schemas.records import Metric, MicroBatch, PolicyVersion, RelayChain, WeightVersion
-from schemas.topics import BATCHES, METRICS, RELAY, parts_of_rank
+from schemas.topics import BATCHES, METRICS, RELAY, batch_partitions
 
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
 """Pause before a version that did not get out is tried again; twice as long after each time in vain."""
 RETRY_AT_MOST_S = 16.0
-_MANIFESTS = PartitionKey(RELAY.noun, 0)
+_MANIFESTS = PartitionKey(RELAY.short_name, 0)
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class CheckpointPositions:
     def __call__(self) -> dict[PartitionKey, int]:
         found = list_checkpoints(self.checkpoints)
         offsets = read_position(found[-1]).batch_offsets if found else ()
-        return {PartitionKey(BATCHES.noun, p): offsets[p] if found else 0 for p in self.partitions}
+        return {PartitionKey(BATCHES.short_name, p): offsets[p] if found else 0 for p in self.partitions}
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,9 @@ class TrainBatches:
 
     def resumed(self) -> ShardConfig:
         """The shard, reading on from the newest checkpoint."""
-        return replace(self.shard, start_positions=CheckpointPositions(self.checkpoints, parts_of_rank(0, self.shards)))
+        return replace(
+            self.shard, start_positions=CheckpointPositions(self.checkpoints, batch_partitions(0, self.shards))
+        )
 
     def restore(self, restored: Restored) -> _Training:
         torch.set_num_threads(self.config.threads)
@@ -99,7 +101,7 @@ class TrainFollower:
 
     def resumed(self) -> ShardConfig:
         """The shard, reading on from the newest checkpoint."""
-        partitions = parts_of_rank(self.rank, self.shards)
+        partitions = batch_partitions(self.rank, self.shards)
         return replace(self.shard, start_positions=CheckpointPositions(self.checkpoints, partitions))
 
     def restore(self, restored: Restored) -> _FollowerTraining:

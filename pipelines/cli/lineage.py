@@ -11,11 +11,11 @@ import typer
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, JsonOption
 from pipelines.cli.weights import find_version
-from pipelines.inspect.audit.trim_marks import newest_mark
+from pipelines.inspect.audit.trim_points import newest_trim_point
 from pipelines.inspect.log.lineage import TrainedPrompt, VersionStep, ancestors, read_step, with_texts
 from pipelines.inspect.log.manifests import Manifests
 from pipelines.present.output import RowOutput, Texts
-from schemas.records import TrimMark, WeightVersion
+from schemas.records import TrimPoint, WeightVersion
 
 app = Commands()
 LONGEST = 60
@@ -48,7 +48,7 @@ def lineage_command(
     wanted = find_version(to, manifests, version)
 
     line = ancestors(manifests, wanted, depth or None)
-    mark = newest_mark(to.client, to.run)
+    trim_point = newest_trim_point(to.client, to.run)
 
     def read_prompts(step: VersionStep) -> list[TrainedPrompt]:
         if texts:
@@ -56,20 +56,20 @@ def lineage_command(
         return step.prompts
 
     def rows() -> Iterator[list[dict[str, Any]]]:
-        for manifest, parent in _since(mark, line):
-            if _is_start(mark, manifest):
-                step, trim = VersionStep(manifest, [], 0, Counter(), Counter(), []), mark and mark.number
+        for manifest, parent in _since(trim_point, line):
+            if _is_start(trim_point, manifest):
+                step, trim = VersionStep(manifest, [], 0, Counter(), Counter(), []), trim_point and trim_point.number
             else:
                 step, trim = read_step(to.client, to.run, manifest, parent), None
             prompts = [_prompt(prompt) for prompt in read_prompts(step)]
-            yield [_facts(step) | {"prompts": prompts, "begins_at_mark": trim}]
+            yield [_facts(step) | {"prompts": prompts, "begins_at_trim_point": trim}]
 
     def told() -> Iterator[str]:
         """Each line as soon as it is known: batches take longer than manifests, and prompts longest."""
-        for manifest, parent in _since(mark, line):
+        for manifest, parent in _since(trim_point, line):
             yield _head(manifest)
-            if _is_start(mark, manifest):
-                yield f"  the log begins here since trim {mark and mark.number}: what made it is counted in its mark"
+            if _is_start(trim_point, manifest):
+                yield f"  the log begins here since trim {trim_point and trim_point.number}, which counts all before"
             elif manifest.parent is not None:
                 step = read_step(to.client, to.run, manifest, parent)
                 if body := _body(step):
@@ -79,15 +79,15 @@ def lineage_command(
     return RowOutput(rows(), None, "jsonl") if json else Texts(told())
 
 
-def _is_start(mark: TrimMark | None, manifest: WeightVersion) -> bool:
-    return mark is not None and manifest.version == mark.version
+def _is_start(trim_point: TrimPoint | None, manifest: WeightVersion) -> bool:
+    return trim_point is not None and manifest.version == trim_point.version
 
 
-def _since(mark: TrimMark | None, line: Iterable[Link]) -> Iterator[Link]:
+def _since(trim_point: TrimPoint | None, line: Iterable[Link]) -> Iterator[Link]:
     """`line` up to the version at which the log begins."""
     for manifest, parent in line:
-        yield manifest, None if _is_start(mark, manifest) else parent
-        if _is_start(mark, manifest):
+        yield manifest, None if _is_start(trim_point, manifest) else parent
+        if _is_start(trim_point, manifest):
             return
 
 

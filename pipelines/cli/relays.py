@@ -74,8 +74,8 @@ def relay_rows(chain: RelayChain | None, said: dict[int, RelayStatus], now: int)
                 "arriving": f"{status.arriving} {arrived} %" if status.arriving else None,
                 "in": f"{status.received_per_s / 1e6:.1f} MB/s",
                 "out": f"{status.sent_per_s / 1e6:.1f} MB/s",
-                "corrupted": status.corrupted,
-                "lost": status.lost,
+                "corrupted": status.corrupted_chunks,
+                "lost": status.lost_sources,
                 "heard": f"{max(0, now - status.sent_at) / 1000:.0f} s ago",
                 "address": status.address,
             }

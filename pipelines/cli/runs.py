@@ -16,7 +16,7 @@ from pipelines.inspect.audit.result import STAGES, Audit
 from pipelines.present.output import Report
 
 if TYPE_CHECKING:
-    from schemas.records import TrimMark
+    from schemas.records import TrimPoint
 
 app = Commands(no_args_is_help=True)
 MAX_NAMES = 20
@@ -54,7 +54,7 @@ def audit(
 ) -> Report:
     """Prove from the raw topics that no trajectory was lost and none trained twice; exit with 1 if the balance fails.
 
-    After `laminar runs trim` it begins at the mark, whose counts it takes over.
+    After `laminar runs trim` it begins at the trim point, whose counts it takes over.
 
     \b
     Examples:
@@ -62,15 +62,19 @@ def audit(
       laminar runs audit --run first --ended --json | jq .named.lost
     """
     from pipelines.inspect.audit.audit_run import audit as audit_run
-    from pipelines.inspect.audit.trim_marks import newest_mark
+    from pipelines.inspect.audit.trim_points import newest_trim_point
 
     to = address.connect()
-    mark = newest_mark(to.client, to.run)
+    trim_point = newest_trim_point(to.client, to.run)
     found = audit_run(to.client, to.run, ended=ended)
-    begins = None if mark is None else {"mark": mark.number, "version": str(mark.version), "made_at": mark.made_at}
+    begins = (
+        None
+        if trim_point is None
+        else {"trim_point": trim_point.number, "version": str(trim_point.version), "trimmed_at": trim_point.trimmed_at}
+    )
     return Report(
         found.to_json() | {"begins_at": begins},
-        lambda: "\n".join([*_lines(to.run, found), *([] if mark is None else [_mark_line(mark)])]),
+        lambda: "\n".join([*_lines(to.run, found), *([] if trim_point is None else [_trim_line(trim_point)])]),
         as_json=json,
         exit_code=0 if found.passed else 1,
     )
@@ -98,10 +102,10 @@ def _lines(run: str, audit: Audit) -> Iterator[str]:
         yield from _named(f"still in flight at {stage}", waiting)
 
 
-def _mark_line(mark: TrimMark) -> str:
-    counted = dict(zip(mark.figures, mark.counts, strict=True))
+def _trim_line(trim_point: TrimPoint) -> str:
+    counted = dict(zip(trim_point.count_names, trim_point.counts, strict=True))
     ended = counted["dispatched"] + counted["undispatched"]
-    return f"the log begins at version {mark.version}, mark {mark.number}: {ended:,} of these are counted as it says"
+    return f"the log begins at version {trim_point.version}, trim {trim_point.number}, which counts {ended:,} of these"
 
 
 def _stages(audit: Audit) -> str:

@@ -59,9 +59,9 @@ def describe_command(
     known = CATALOGUE.get(name.removeprefix(run_prefix(to.run)))
     data = {
         "topic": name,
-        "about": known.about if known else None,
+        "about": known.description if known else None,
         "key": known.key if known else None,
-        "records": list(known.carries) if known else [],
+        "records": list(known.record_names) if known else [],
         "producers": list(known.producers) if known else [],
         "consumers": list(known.consumers) if known else [],
         "replication_factor": described.replication_factor,
@@ -136,7 +136,7 @@ def _listed(topic: TopicDescription, offsets: int) -> Row:
         "partitions": topic.partitions,
         "offsets": offsets,
         "cleanup": topic.config.get("cleanup.policy", "delete"),
-        "records": ", ".join(known.carries) if known else None,
+        "records": ", ".join(known.record_names) if known else None,
     }
 
 

@@ -54,7 +54,7 @@ def replay(
 ) -> Report:
     """Train again from a run's batches topic, from its first model, with another algorithm or rate if asked.
 
-    After `laminar runs trim` it begins with the checkpoint that the mark keeps.
+    After `laminar runs trim` it begins with the checkpoint that the trim point keeps.
 
     Without a change the weights come out bit by bit as the run left them, however often its trainer was killed; the
     answer says whether they did, and the exit code is 1 if they did not. Rewards are those of the recorded answers:
@@ -69,12 +69,12 @@ def replay(
     from infra.models.weights import weights_digest
     from operators.trainer.ranks import Ranks
     from operators.trainer.replay import Replay, folder_digest, forked_ranks
-    from pipelines.inspect.audit.trim_marks import newest_mark
+    from pipelines.inspect.audit.trim_points import newest_trim_point
 
     task = _task(folder, run, changes or [], out)
     to = connect(None if run == "latest" else run, kafka.brokers, kafka.command_config, folder)
-    mark = newest_mark(to.client, task.config.run.name)
-    begin = None if mark is None else task.run_folder / mark.checkpoint
+    trim_point = newest_trim_point(to.client, task.config.run.name)
+    begin = None if trim_point is None else task.run_folder / trim_point.checkpoint
     began = time.monotonic()
     task.out.mkdir(parents=True)
     passed_over: dict[int, int] = {}
@@ -96,7 +96,7 @@ def replay(
     data = {
         "run": task.config.run.name,
         "changes": list(changes or []),
-        "begins_at": None if mark is None else str(mark.version),
+        "begins_at": None if trim_point is None else str(trim_point.version),
         "steps": updates[-1].step if updates else 0,
         "skipped": {update.batch: update.reason for update in updates if update.reason is not None},
         "records_passed_over": passed_over[0],

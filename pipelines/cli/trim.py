@@ -31,9 +31,10 @@ def trim_command(
 ) -> Report:
     """Delete the oldest records of a run's log, up to a version that has a checkpoint. A dry run unless --execute.
 
-    What goes has ended, is counted and hashed in a mark that is written first, and is needed by no restart, export or
-    group. The checkpoint is kept in the run's folder under marks/. Audit, replay and lineage begin at the mark and say
-    so; the audit's numbers stay the same. A run may be at work meanwhile. Exits with 1 where the audit fails.
+    What goes has ended, is counted and hashed in a trim point that is written first, and is needed by no restart,
+    export or group. The checkpoint is kept in the run's folder under trim-points/. Audit, replay and lineage begin at
+    the trim point and say so; the audit's numbers stay the same. A run may be at work meanwhile. Exits with 1 where the
+    audit fails.
 
     \b
     Examples:
@@ -62,11 +63,11 @@ def trim_command(
     data: dict[str, Any] = {
         "run": to.run,
         "executed": execute,
-        "mark": plan.mark.number,
-        "version": str(plan.mark.version),
-        "checkpoint": plan.mark.checkpoint or None,
-        "closed_below": dict(zip(plan.mark.purposes, plan.mark.closed_below, strict=True)),
-        "counts": dict(zip(plan.mark.figures, plan.mark.counts, strict=True)),
+        "trim_point": plan.trim_point.number,
+        "version": str(plan.trim_point.version),
+        "checkpoint": plan.trim_point.checkpoint or None,
+        "closed_below": dict(zip(plan.trim_point.purposes, plan.trim_point.closed_below, strict=True)),
+        "counts": dict(zip(plan.trim_point.count_names, plan.trim_point.counts, strict=True)),
         "partitions": list(_rows(plan)),
     }
     return Report(data, lambda: _text(data, plan), as_json=json)
@@ -91,10 +92,10 @@ def _text(data: dict[str, Any], plan: TrimPlan) -> Any:
     from rich.console import Group
 
     counts = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in data["counts"].items() if count)
-    size, records = sum(plan.mark.sizes), sum(plan.mark.records)
+    size, records = sum(plan.trim_point.byte_counts), sum(plan.trim_point.record_counts)
     what = "begins" if data["executed"] else "would begin"
     lines = [f"the log of run {plan.run} {what} at version {data['version']}: {records:,} records, {size:,} bytes less"]
-    lines.append(f"ended before, as the mark says: {counts or 'nothing'}")
+    lines.append(f"ended before, as the trim point says: {counts or 'nothing'}")
     if not data["executed"]:
         lines.append("nothing was changed: --execute does it")
     return Group(table(data["partitions"], COLUMNS), *lines)

@@ -48,10 +48,10 @@ def verify(store: WeightStore, manifest: WeightVersion) -> list[Row]:
             ("blake3", manifest.blake3, blake3(data, max_threads=blake3.AUTO).hexdigest()),
             ("tensors", True, layout.describes(data)),
         ]
-        if manifest.chunks:
+        if manifest.chunk_checksums:
             checks = chunk_checksums(data, manifest.chunk_bytes)
-            right = sum(said == has for said, has in zip(manifest.chunks, checks, strict=False))
-            found.append(("chunks", f"{len(manifest.chunks)} right", f"{right} right"))
+            right = sum(said == has for said, has in zip(manifest.chunk_checksums, checks, strict=False))
+            found.append(("chunks", f"{len(manifest.chunk_checksums)} right", f"{right} right"))
     return [{"claim": name, "manifest": said, "store": has, "right": said == has} for name, said, has in found]
 
 

@@ -99,12 +99,12 @@ def version_metric(manifest: WeightVersion) -> Metric:
 
 def lag_metric(behind: Mapping[str, int], at: int) -> Metric:
     """Records behind by topic, as a metric."""
-    return Metric(LAG, 0, {noun: float(records) for noun, records in behind.items()}, at)
+    return Metric(LAG, 0, {short_name: float(records) for short_name, records in behind.items()}, at)
 
 
 def unreadable_metric(found: Mapping[str, int], at: int) -> Metric:
     """Newly found records that cannot be read, by topic, as a metric."""
-    return Metric(UNREADABLE, 0, {noun: float(records) for noun, records in found.items()}, at)
+    return Metric(UNREADABLE, 0, {short_name: float(records) for short_name, records in found.items()}, at)
 
 
 def position_metric(positions: Mapping[str, float], at: int) -> Metric:

@@ -22,27 +22,29 @@ def topic_table() -> str:
 
 def writers_table() -> str:
     """The topics that several processes write, and why the open transaction of one of them does no harm."""
-    several = [topic for topic in CATALOGUE.values() if topic.several_writers]
+    several = [topic for topic in CATALOGUE.values() if topic.has_several_writers]
     head = ("topic", "written by", "producers", "when a writer dies inside a transaction")
     return markdown(head, map(_writers_row, several))
 
 
 def restart_table() -> str:
     """What a start of each role reads of each topic, and what bounds it."""
-    roles = [(noun, kind, role, why) for role, reads in READS.items() for (noun, kind), why in reads.items()]
-    watchers = [(noun, "", "observers", why) for noun, why in OBSERVERS.items()]
+    roles = [
+        (short_name, kind, role, why) for role, reads in READS.items() for (short_name, kind), why in reads.items()
+    ]
+    watchers = [(short_name, "", "observers", why) for short_name, why in OBSERVERS.items()]
     rows = [
-        (f"`{noun}`", f"{role} ({kind})" if kind else role, why)
+        (f"`{short_name}`", f"{role} ({kind})" if kind else role, why)
         for topic in CATALOGUE
-        for noun, kind, role, why in (*roles, *watchers)
-        if noun == topic
+        for short_name, kind, role, why in (*roles, *watchers)
+        if short_name == topic
     ]
     return markdown(("topic", "role", "a start reads"), rows)
 
 
 def retention_table() -> str:
     """What of each topic goes by itself, and what `laminar runs trim` takes."""
-    return markdown(("topic", "kept"), [(f"`{t.noun}`", _RETENTION[t.retention]) for t in CATALOGUE.values()])
+    return markdown(("topic", "kept"), [(f"`{t.short_name}`", _RETENTION[t.retention]) for t in CATALOGUE.values()])
 
 
 TABLES: Mapping[str, Callable[[], str]] = {
@@ -72,20 +74,20 @@ def with_table(text: str, name: str = "topics") -> str:
 
 def _topic_row(topic: Topic) -> tuple[str, ...]:
     return (
-        f"`{PREFIX}.<run>.{topic.noun}`",
-        ", ".join(topic.carries),
+        f"`{PREFIX}.<run>.{topic.short_name}`",
+        ", ".join(topic.record_names),
         topic.key or "none",
         topic.partitions,
         topic.cleanup,
         ", ".join(topic.producers),
         ", ".join(topic.consumers) or "people and tools",
-        topic.about,
+        topic.description,
     )
 
 
 def _writers_row(topic: Topic) -> tuple[str, ...]:
     kind = "transactional" if topic.transactional else "plain"
-    return f"`{topic.noun}`", ", ".join(topic.producers), kind, topic.shared
+    return f"`{topic.short_name}`", ", ".join(topic.producers), kind, topic.if_a_writer_dies
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Audits of a run while it works, one after the other, so that a loss shows within the hour and not at the end.
 
-An audit reads the log from its beginning, or from the mark of the last trim. The pause after it is a multiple of the
-time it took, so that audits take a bounded share of one core however long the run is.
+An audit reads the log from its beginning, or from the trim point of the last trim. The pause after it is a multiple of
+the time it took, so that audits take a bounded share of one core however long the run is.
 """
 
 from __future__ import annotations

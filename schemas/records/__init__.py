@@ -1,7 +1,7 @@
-"""The records of the cycle. Each says who makes it and who eats it.
+"""The records on the topics of a run. Each names its writer and its readers.
 
-Every record is frozen and compares by value. Times are Unix milliseconds by the writer's clock, for people and reports;
-no decision is taken on another machine's clock. A field is added with a new schema version and never retyped.
+Every record is frozen and compares by value. Times are Unix milliseconds on the writer's clock, for people and reports;
+no decision depends on the clock of another machine. A new field comes with a new schema version and keeps its type.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from schemas.records.batch_assembly import BatchProposal, BatchSelection, LevelS
 from schemas.records.batches import MicroBatch
 from schemas.records.curriculum import LevelReply, LevelRequest
 from schemas.records.inbox import Assignment, Cancel, Drain, KVManifest, Release, Reserve
-from schemas.records.marks import TrimMark
 from schemas.records.plans import MoveOutcome, PlannedMove, RepackPlan, ReplicaLoad
 from schemas.records.progress import AssignmentRejected, NextOwner, Progress, TrajectoryClosed
 from schemas.records.prompts import Prompt, Sampling
@@ -28,6 +27,7 @@ from schemas.records.trajectories import (
     Trajectory,
     VersionSpan,
 )
+from schemas.records.trim_points import TrimPoint
 from schemas.records.versions import PolicyVersion, TensorSpec, WeightDelta, WeightVersion
 
 RECORDS: tuple[type, ...] = (
@@ -58,7 +58,7 @@ RECORDS: tuple[type, ...] = (
     BatchProposal,
     BatchSelection,
     LevelSuccess,
-    TrimMark,
+    TrimPoint,
 )
 
 __all__ = [
@@ -104,7 +104,7 @@ __all__ = [
     "TensorSpec",
     "Trajectory",
     "TrajectoryClosed",
-    "TrimMark",
+    "TrimPoint",
     "VersionSpan",
     "WeightDelta",
     "WeightVersion",

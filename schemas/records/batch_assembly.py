@@ -1,4 +1,4 @@
-"""How the shards of the buffer make a batch together: each offers what it has ready, and the first calls it up."""
+"""How the shards of the experience buffer form a global batch: all propose groups, the first selects."""
 
 from __future__ import annotations
 
@@ -9,45 +9,45 @@ from schemas.records.versions import PolicyVersion
 
 @dataclass(frozen=True, slots=True)
 class BatchProposal:
-    """Shard `shard` of the buffer has `groups` ready, of `sizes` trajectories, and keeps them until they are called.
+    """Shard `shard` of the buffer has `groups` ready, of `sizes` trajectories, and keeps them until they are selected.
 
-    Made by each shard of experience, eaten by its first. Groups go by their prompts' numbers; imported ones, which are
-    numbered apart, by -1 - number. `newest` is the weight version announced last, as the shard knew.
+    Written by each shard of experience, read by its first. A group is named by its prompt's number; an imported group,
+    which is numbered apart, by -1 - number. `newest_version` is the newest weight version the shard had read.
     """
 
     shard: int
     groups: tuple[int, ...]
     sizes: tuple[int, ...]
-    newest: PolicyVersion | None
+    newest_version: PolicyVersion | None
     proposed_at: int
 
 
 @dataclass(frozen=True, slots=True)
 class BatchSelection:
-    """Global batch `batch` is made of `groups`: each shard writes those that it has offered. None: it takes them back.
+    """Global batch `batch` consists of `groups`: each shard writes those that it proposed. None: it takes them back.
 
-    Made by the first shard of experience, eaten by all. Every batch is called once, in their order. `newest` is the
-    weight version announced last, as that shard knew.
+    Written by the first shard of experience, read by all. Every batch is selected once, in order. `newest_version` is
+    the newest weight version that shard had read.
     """
 
     batch: int | None
     groups: tuple[int, ...]
-    newest: PolicyVersion | None
+    newest_version: PolicyVersion | None
     selected_at: int
 
 
 @dataclass(frozen=True, slots=True)
 class LevelSuccess:
-    """How the questions of a level of `curriculum` ("": the only one), from prompt `since` on, have fared in `shard`.
+    """Success of shard `shard` on the current level of `curriculum` ("": the only one), from prompt `first_prompt` on.
 
-    Of `answered` answers to questions of each of `tasks` so many were `right`. Made by each shard of experience, eaten
-    by the others.
+    For each of `tasks`: the number of answers in `answered`, and the sum of their success in `correct`. Written by each
+    shard of experience, read by the others.
     """
 
     shard: int
     curriculum: str
-    since: int
+    first_prompt: int
     tasks: tuple[str, ...]
-    right: tuple[float, ...]
+    correct: tuple[float, ...]
     answered: tuple[int, ...]
     reported_at: int

@@ -1,4 +1,4 @@
-"""What is trained."""
+"""Training batches."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from schemas.array_fields import Flags, Floats, Integers, TokenIds
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """A packed part of global batch `batch`: part `index` of the `count` that its rank has.
+    """A packed part of global batch `batch`: part `index` of the `count` parts of its rank.
 
-    Made by experience, eaten by the trainer of `rank`, which reads that partition of the batches topic. Every rank has
-    as many parts; where a rank has less work its last parts are empty (n = t = 0). All sequences of a group are on one
-    rank, next to each other, so what an algorithm says of a group needs no other rank.
+    Written by experience, read by the trainer of `rank`, which reads that partition of the batches topic. Every rank
+    has as many parts; where a rank has less work its last parts are empty (n = t = 0). All sequences of a group are on
+    one rank, next to each other, so that statistics of a group need no other rank.
 
     With n sequences of t tokens in all: token_ids, logprobs and loss_mask are [t] (prompt positions carry logprob 0 and
     mask False); lengths and prompt_lengths are [n], as are rewards, temperatures, truncated, staleness, the version

@@ -1,4 +1,4 @@
-"""How hard questions are to be: asked for by the buffer, answered by the prompt source."""
+"""Levels of difficulty: requested by experience, granted by the prompt source."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LevelRequest:
-    """Questions of `level` of `task` ("": the only one) are wanted from now on. Made by experience, eaten by prompts.
+    """Requests questions of `level` of `task` ("": the only one) from now on. Written by experience, read by prompts.
 
-    Asked when batch `batch` was the next: of `answered` answers to questions of the level before, a share of `success`
-    was right.
+    `batch` is the next batch at the time of the request. `success_rate` is the mean success of the `answered` answers
+    to questions of the level before.
     """
 
     task: str
     level: int
     batch: int
-    success: float
+    success_rate: float
     answered: int
     requested_at: int
 
 
 @dataclass(frozen=True, slots=True)
 class LevelReply:
-    """Training prompts of `task` from number `number` on are of `level`. Made by prompts, eaten by experience.
+    """Training prompts of `task` from number `first_prompt` on are of `level`. Written by prompts, read by experience.
 
-    Written with the first of them. Prompts below the first such number are of level 0.
+    Written with the first of these prompts. Prompts before the first reply are of level 0.
     """
 
     task: str
     level: int
-    number: int
+    first_prompt: int
     replied_at: int

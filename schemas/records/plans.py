@@ -1,4 +1,4 @@
-"""What placement decides to move, and what becomes of it."""
+"""Moves of trajectories that placement plans, and their outcomes."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ class ReplicaLoad:
 
 @dataclass(frozen=True, slots=True)
 class PlannedMove:
-    """These trajectories, with `kv` tokens, go from one replica to another; without any, they wait there."""
+    """These trajectories, with `kv_tokens` tokens, move from one replica to another. With 0 tokens they are waiting."""
 
     source: int
     destination: int
     trajectory_ids: tuple[str, ...]
-    kv: int
+    kv_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class RepackPlan:
-    """Moves among the replicas of one weight version, with the load of all it touches before and after.
+    """Moves among the replicas of one weight version, with the load of all replicas concerned before and after.
 
-    Made by placement, for people and tools. `after` is what the plan aims at. The `reason` is that of its moves: to
-    empty replicas, because they are to drain, or, if all of them are so, that what waits can run elsewhere at once.
+    Written by placement, for people and tools. `after` is the expected load. `reason` is that of the moves: `repack`
+    empties replicas, `drain` empties those that drain, `balance` moves only waiting requests that can run elsewhere at
+    once.
     """
 
     plan_id: str
@@ -41,17 +42,17 @@ class RepackPlan:
     moves: tuple[PlannedMove, ...]
     before: tuple[ReplicaLoad, ...]
     after: tuple[ReplicaLoad, ...]
-    reason: Literal["repack", "drain", "level"]
+    reason: Literal["repack", "drain", "balance"]
     planned_at: int
 
 
 @dataclass(frozen=True, slots=True)
 class MoveOutcome:
-    """What became of one move of plan `plan_id`, written once the outcome of each of its trajectories is known.
+    """The outcome of one move of plan `plan_id`, written once the outcome of each of its trajectories is known.
 
     Written by placement, for people and tools. `handed_over`: moved. `finished`: ended before the move. `rejected`: the
-    destination had no room, or the source did not release them in time. `lost`: source or destination was gone. Those
-    that did not move go on at the source or elsewhere.
+    destination had no room, or the source did not release them in time. `lost`: source or destination was gone.
+    Trajectories that did not move continue at the source or elsewhere.
     """
 
     plan_id: str

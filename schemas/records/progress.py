@@ -1,4 +1,4 @@
-"""What replicas say of work under way: the partial response pool is the fold of it."""
+"""Progress of running trajectories. Placement folds it into the partial response pool."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from schemas.records.trajectories import Response, VersionSpan
 
 @dataclass(frozen=True, slots=True)
 class NextOwner:
-    """Who has a trajectory from now on, and under which lease."""
+    """The next owner of a trajectory, and its lease."""
 
     lease: int
     replica: int
@@ -18,11 +18,12 @@ class NextOwner:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a trajectory has gained since its last Progress: tokens from position `start` of its response on.
+    """The tokens of a trajectory since its last Progress: from position `start` of its response on.
 
-    Made by rollout, eaten by placement. `version_spans` say what made the gain. `first_token_at` is when this owner
-    made its first token of the trajectory, in Unix milliseconds; None where it has made none. `next_owner` is named by
-    the last Progress of an owner that hands the trajectory over: its Assignment was written in the same transaction.
+    Written by rollout, read by placement. `gained` was generated under `version_spans`. `first_token_at` is when this
+    owner generated its first token of the trajectory, in Unix milliseconds; None if it generated none. `next_owner` is
+    set in the last Progress of an owner that hands the trajectory over: its Assignment was written in the same
+    transaction.
     """
 
     trajectory_id: str
@@ -40,9 +41,9 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class AssignmentRejected:
-    """A replica's answer to an assignment it cannot run.
+    """A replica's reply to an assignment it cannot run. Written by rollout, read by placement.
 
-    `retry` False: no replica can. Made by rollout, eaten by placement.
+    `retry` False: no replica can run it.
     """
 
     trajectory_id: str
@@ -55,9 +56,9 @@ class AssignmentRejected:
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryClosed:
-    """Nothing counts any more that Progress may say of this trajectory. Made by placement, for whoever folds Progress.
+    """Progress of this trajectory no longer counts. Written by placement, for readers that fold Progress.
 
-    Written once the trajectory is settled, for those alone of which Progress has told.
+    Written once the trajectory is settled, only for trajectories that have Progress.
     """
 
     trajectory_id: str

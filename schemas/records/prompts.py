@@ -1,4 +1,4 @@
-"""Questions, and how to answer them."""
+"""Prompts and sampling parameters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from schemas.records.versions import PolicyVersion
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to draw tokens. Temperature 0 is greedy; top_k 0 and top_p 1 are off.
+    """Sampling parameters. Temperature 0 is greedy; top_k 0 and top_p 1 are off.
 
     A response ends with one of `stop_token_ids`, or with the token that completes one of `stop_strings` in its text.
     """
@@ -27,11 +27,11 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A question and how often to answer it. Made by prompts and evaluation, eaten by placement.
+    """A question and its number of samples. Written by prompts and evaluation, read by placement.
 
     `reference` is JSON for the verifier of `task` (the dataset's entry). `policy_version` pins an evaluation to one
-    version, `round` names the evaluation it belongs to, or where it stood before it was imported ("" for training).
-    `environment` names the one that answers what the model writes ("": there is one turn, and nobody answers).
+    version. `round` names its evaluation round, or the origin of an imported prompt ("" for training). `environment`
+    names the environment that responds to the model's turns ("": a single turn without environment).
     """
 
     number: int

@@ -1,4 +1,4 @@
-"""What relays say of themselves, and in what order placement has them stand."""
+"""Heartbeats of relays, and the order in which placement chains them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from schemas.records.versions import PolicyVersion
 class RelayStatus:
     """A relay worker's heartbeat: the complete and verified versions it holds, newest first, `bytes` in all.
 
-    Made by relay, eaten by placement. `address` ("host:port") is where peers reach it, `store` its machine's folder of
-    weights. Of the version that is `arriving`, `arrived_bytes` of `arriving_bytes` are there. `received` and `sent` are
-    bytes since it started, `received_per_s` and `sent_per_s` since the heartbeat before; `corrupted` counts damaged
-    chunks that were asked for again, `lost` sources that were lost under way; `chain` is the number it obeys.
+    Written by relay, read by placement. Peers reach it at `address` ("host:port"); `store` is its machine's folder of
+    weights. Of the version that is `arriving`, `arrived_bytes` of `arriving_bytes` have arrived. `received` and `sent`
+    are bytes since it started, `received_per_s` and `sent_per_s` since the last heartbeat. `corrupted_chunks` counts
+    damaged chunks that it requested again, `lost_sources` sources that failed during a transfer. `chain_number` is the
+    number of the chain it follows.
     """
 
     relay: int
@@ -32,14 +33,14 @@ class RelayStatus:
     sent: int = 0
     received_per_s: float = 0.0
     sent_per_s: float = 0.0
-    corrupted: int = 0
-    lost: int = 0
-    chain: int = 0
+    corrupted_chunks: int = 0
+    lost_sources: int = 0
+    chain_number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RelayLink:
-    """A relay in the chain: where peers reach it; its machine's name and store, by which a trainer knows its own."""
+    """A relay in the chain: its address for peers, and its host name and store, which identify a local relay."""
 
     relay: int
     address: str
@@ -49,11 +50,11 @@ class RelayLink:
 
 @dataclass(frozen=True, slots=True)
 class RelayChain:
-    """In what order the relays of a run stand: the first is the master, to which the trainer's versions go.
+    """The order of a run's relays: the first is the master, to which the trainer's versions go.
 
-    Made by placement, eaten by relay and trainer; the last one in the log counts. `schedule` (chain, tree, binomial)
-    says how a version goes from the master to the others. Those of `joining` are new, or back, and lack the newest
-    version: they pull it from all that have it.
+    Written by placement, read by relay and trainer; the last one in the log is valid. `schedule` (chain, tree,
+    binomial) is how a version is broadcast from the master. The relays of `joining` are new or restarted and lack the
+    newest version: they pull it from all relays that have it.
     """
 
     number: int

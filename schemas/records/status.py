@@ -1,4 +1,4 @@
-"""What processes say of themselves, and what could not be processed."""
+"""Heartbeats, metrics, dead letters and commit notes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ ReplicaState = Literal["starting", "loading", "running", "draining", "stopped"]
 class ReplicaStatus:
     """A replica's heartbeat; `process` is the shard of the rollout pipeline that hosts it.
 
-    Made by rollout, eaten by placement. KV in tokens, `step_seconds` of the last engine step. `reserved` names the
-    plans for whose trajectories it keeps room.
+    Written by rollout, read by placement. `capacity` is the number of requests that can run at once. KV is in tokens;
+    `step_seconds` is the duration of the last engine step. `reserved` names the plans for whose trajectories it keeps
+    room.
     """
 
     replica: int
@@ -39,7 +40,7 @@ class ReplicaStatus:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """Measured values of one kind at one step. Made by every role, eaten by watchers and trackers."""
+    """Measured values of one kind at one step. Written by every role, read by views, reports and trackers."""
 
     name: str
     step: int
@@ -49,7 +50,7 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A record that could not be processed, with what it takes to process it again: where it stood, and its payload."""
+    """A record that could not be processed, with its position and payload, so that it can be processed again."""
 
     step: str
     reason: str
@@ -62,10 +63,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class CommitNote:
-    """The state of the shard `group` as of its last commit, as JSON.
-
-    Made and eaten by every pipeline's session.
-    """
+    """The state of the shard `group` as of its last commit, as JSON. Written and read by every pipeline's session."""
 
     group: str
     note: str

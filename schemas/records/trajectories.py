@@ -1,4 +1,4 @@
-"""What was generated, what it was worth, and how its story ended."""
+"""Trajectories, their rewards and their outcomes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Outcome = Literal["batched", "dropped", "failed", "evaluated", "imported"]
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """Tokens made so far: ids, behaviour logprobs and loss mask, equally long.
+    """Response tokens so far: ids, behaviour logprobs and loss mask, equally long.
 
-    Loss mask False marks an environment's.
+    The loss mask is False for tokens of an environment.
     """
 
     token_ids: TokenIds
@@ -32,7 +32,7 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class VersionSpan:
-    """`length` consecutive response tokens made under `version`."""
+    """`length` consecutive response tokens generated under `version`."""
 
     version: PolicyVersion
     length: int
@@ -40,9 +40,9 @@ class VersionSpan:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """What an environment gave a trajectory: the reward of each of its turns, and how it ended.
+    """A trajectory's episode in an environment: the reward of each turn, and how it ended.
 
-    `done`: by the environment's word; `turns`, `length`: cut off by that limit; `failed`: the environment did, and
+    `done`: the environment ended it; `turns`, `length`: cut off by that limit; `failed`: the environment failed, and
     `rewards` are those before.
     """
 
@@ -52,11 +52,11 @@ class Episode:
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """A finished sample. Made by rollout (by placement where it gave up), eaten by score and placement.
+    """A finished sample. Written by rollout (by placement for one that it gave up), read by score and placement.
 
-    `newest_version` is the newest one announced when it finished: staleness at finish is measured against it. Times
-    are in Unix milliseconds: when its last owner was free to start it, made its first token of it (None where it made
-    none), and finished it. `episode` is there where an environment took part.
+    `newest_version` is the newest one announced when it finished: staleness at finish is measured against it. Times are
+    in Unix milliseconds: when its last owner was free to start it, generated its first token of it (None if it
+    generated none), and finished it. `episode` is set if it ran in an environment.
     """
 
     prompt: Prompt
@@ -82,13 +82,13 @@ class Trajectory:
 
     @property
     def policy_version(self) -> PolicyVersion | None:
-        """The version that made the first token; None where nothing was generated."""
+        """The version that generated the first token; None if there is none."""
         return self.version_spans[0].version if self.version_spans else None
 
 
 @dataclass(frozen=True, slots=True)
 class RewardComponent:
-    """One verifier's say: its value before weighting."""
+    """One verifier's reward, before weighting."""
 
     name: str
     value: float
@@ -97,7 +97,7 @@ class RewardComponent:
 
 @dataclass(frozen=True, slots=True)
 class Experience:
-    """A trajectory with its reward. Made by score, eaten by experience and evaluation; what exports hold.
+    """A trajectory with its reward. Written by score, read by experience and evaluation; exports contain it.
 
     `error` says why a verifier failed; the reward then follows the configured policy, so that the group still
     completes.
@@ -112,10 +112,11 @@ class Experience:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The end of a trajectory's story, written in the transaction that ends it.
+    """The outcome of a trajectory, written in the transaction that decides it.
 
-    Made by experience and evaluation, eaten by placement. `tokens` of its response; `staleness` in versions, where it
-    was looked at. `group_left`: its group leaves the buffer with it, so members that finish later are dropped.
+    Written by experience and evaluation, read by placement. `tokens` are those of its response. `staleness` is in
+    versions, None if it was not measured. `group_closed`: its group leaves the buffer with it, so members that finish
+    later are dropped.
     """
 
     trajectory_id: str
@@ -126,4 +127,4 @@ class Settled:
     staleness: int | None
     tokens: int
     settled_at: int
-    group_left: bool = False
+    group_closed: bool = False

@@ -1,4 +1,4 @@
-"""Which weights, and their manifests."""
+"""Weight versions and their manifests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class PolicyVersion:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One tensor of a weight file, in safetensors' names for dtypes."""
+    """One tensor of a weight file, with safetensors' name of its dtype."""
 
     name: str
     dtype: str
@@ -38,27 +38,27 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class WeightDelta:
-    """What turns the bytes of version `parent`, whose blake3 is `parent_blake3`, into those of the next version.
+    """A delta from the bytes of version `parent`, whose blake3 is `parent_blake3`, to those of the next version.
 
-    `chunks` are the CRC-32C of its chunks, which are as long as those of the version.
+    `chunk_checksums` are the CRC-32C of its chunks, which are as long as those of the version.
     """
 
     parent: PolicyVersion
     parent_blake3: str
     bytes: int
-    chunks: tuple[int, ...]
+    chunk_checksums: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class WeightVersion:
-    """The manifest of one weight version; its bytes lie in the relay tier.
+    """The manifest of one weight version; its bytes are in the relay tier.
 
-    Made by the trainer, eaten by relay, rollout, experience, evaluation.
+    Written by the trainer, read by relay, rollout, placement, experience and evaluation.
 
-    `batches` are the numbers of the global batches taken since `parent`, `untrained` those of them of which nothing
-    could be trained; `batch_offsets` are where the trainer's
-    reading stood, by partition of the batches topic. `final` marks a run's last version. `blake3` is that of the whole
-    file, `chunks` are the CRC-32C of each `chunk_bytes` of it; a `delta` is there where it is the shorter way.
+    `batches` are the numbers of the global batches taken since `parent`; `untrained_batches` are those among them that
+    could not be trained. `batch_offsets` are the trainer's positions, by partition of the batches topic. `final`: the
+    last version of a run. `blake3` is that of the whole file, `chunk_checksums` are the CRC-32C of each `chunk_bytes`
+    of it. `delta` is set if it is smaller than the file.
     """
 
     version: PolicyVersion
@@ -74,6 +74,6 @@ class WeightVersion:
     final: bool
     created_at: int
     chunk_bytes: int = 0
-    chunks: tuple[int, ...] = ()
+    chunk_checksums: tuple[int, ...] = ()
     delta: WeightDelta | None = None
-    untrained: tuple[int, ...] = ()
+    untrained_batches: tuple[int, ...] = ()

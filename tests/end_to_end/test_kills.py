@@ -102,7 +102,7 @@ def every_level_was_asked_for_and_begun_once(run: LaminarRun) -> None:
     begun = [row for row in said if isinstance(row, LevelReply)]
     assert [row.level for row in asked] == [row.level for row in begun] == [1, 2, 3, 4, 5]
     assert all(row.answered >= 64 for row in asked)
-    firsts = [0, *(row.number for row in begun), len(prompts)]
+    firsts = [0, *(row.first_prompt for row in begun), len(prompts)]
     assert [prompt.number for prompt in prompts] == list(range(len(prompts)))
     for level, (first, last) in enumerate(itertools.pairwise(firsts)):
         questions = [json.loads(prompt.reference)["question"] for prompt in prompts[first:last]]

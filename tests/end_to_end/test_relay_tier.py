@@ -118,7 +118,7 @@ class Tier:
             chains = [row for record in read_topic(self._client, RELAY_CHAIN.name(self._run)) for row in record.rows]
             chain = max(chains, key=lambda chain: chain.number, default=RelayChain(0, (), (), "", 0))
             linked = [link.relay for link in chain.links]
-            told = all(relay in self.said and self.said[relay].chain == chain.number for relay in linked)
+            told = all(relay in self.said and self.said[relay].chain_number == chain.number for relay in linked)
             return linked if told and sorted(linked) == sorted(self.relays) and not chain.joining else []
 
         found: list[int] = self.until(order, "a chain of all that live")

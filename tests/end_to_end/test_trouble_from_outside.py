@@ -51,7 +51,7 @@ class Ended:
 
     def records(self, run: LaminarRun, topic: Topic) -> list[Any]:
         rows = (row for record in read_topic(self.client, topic.name(run.name)) for row in record.rows)
-        return [row for row in rows if isinstance(row, topic.records)]
+        return [row for row in rows if isinstance(row, topic.record_classes)]
 
 
 def write_questions(file: Path) -> None:
@@ -68,7 +68,7 @@ def write_garbage(broker: Broker, run: str) -> dict[Where, bytes]:
     for topic in CATALOGUE.values():
         elsewhere, headers = encode(CommitNote("g", "{}", 1) if topic is METRICS else Metric("strange", 1, {}, 1))
         for value, of_it in ((GARBAGE, []), (b"{}", UNKNOWN_VERSION), (elsewhere, list(headers))):
-            sent = producer.send(topic.name(run), value, KEYS.get(topic.noun, b"x"), of_it, partition=0).get(10)
+            sent = producer.send(topic.name(run), value, KEYS.get(topic.short_name, b"x"), of_it, partition=0).get(10)
             written[sent.topic, sent.partition, sent.offset] = value
     producer.close()
     return written
@@ -149,12 +149,12 @@ def test_what_is_no_record_is_kept_whole_in_the_dead_letters(ended: Ended) -> No
 def test_what_is_no_record_is_told_of_where_only_people_read(ended: Ended) -> None:
     summary = json.loads((ended.troubled.folder / "summary.json").read_text())
     assert summary["unreadable_records"] == {"metrics": 3, "relay": 3, "replicas": 3}
-    for noun in summary["unreadable_records"]:
+    for short_name in summary["unreadable_records"]:
         assert re.search(
-            rf"^{noun}, partition 0, offset \d+: a record that cannot be read: ", ended.troubled.said(), re.M
+            rf"^{short_name}, partition 0, offset \d+: a record that cannot be read: ", ended.troubled.said(), re.M
         )
-    for noun in ("plans", "metrics", "dead-letters", "restore"):
-        records = read_topic(ended.client, CATALOGUE[noun].name(ended.troubled.name))
+    for short_name in ("plans", "metrics", "dead-letters", "restore"):
+        records = read_topic(ended.client, CATALOGUE[short_name].name(ended.troubled.name))
         assert sum(record.error is not None for record in records) == 2
 
 

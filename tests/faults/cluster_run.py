@@ -152,28 +152,28 @@ class ClusterRun:
     def _replicas(self) -> list[str]:
         """Every topic is the same on all brokers, and no transaction is open in it."""
         found = []
-        for noun in READ_BACK:
-            topic = f"laminar.{self.run}.{noun}"
+        for short_name in READ_BACK:
+            topic = f"laminar.{self.run}.{short_name}"
             first, *others = (read_topic(self.cluster.log_dir(name), topic) for name in BROKERS)
             differ = [name for name, other in zip(BROKERS[1:], others, strict=True) if other != first]
-            found += [f"inconsistent offsets: {noun} differs on {name}" for name in differ]
+            found += [f"inconsistent offsets: {short_name} differs on {name}" for name in differ]
             hanging = {record.producer for record in first if record.outcome == "open"}
-            found += [f"hanging transaction: of producer {producer} in {noun}" for producer in sorted(hanging)]
+            found += [f"hanging transaction: of producer {producer} in {short_name}" for producer in sorted(hanging)]
         return found
 
     def _read_back(self, servers: str) -> list[str]:
         """A read_committed consumer sees every committed record, and no other."""
         found = []
-        for noun in READ_BACK:
-            topic = f"laminar.{self.run}.{noun}"
+        for short_name in READ_BACK:
+            topic = f"laminar.{self.run}.{short_name}"
             logged = read_topic(self.cluster.log_dir("k1"), topic)
             outcomes = {(record.partition, record.offset): record.outcome for record in logged}
             seen = set(_visible(servers, topic, logged))
             for place, outcome in outcomes.items():
                 if place in seen and outcome != "committed":
-                    found.append(f"G1a aborted read: {noun} {place} is {outcome}, and a consumer sees it")
+                    found.append(f"G1a aborted read: {short_name} {place} is {outcome}, and a consumer sees it")
                 if place not in seen and outcome == "committed":
-                    found.append(f"unseen: {noun} {place} is committed, and no consumer sees it")
+                    found.append(f"unseen: {short_name} {place} is committed, and no consumer sees it")
         return found
 
     def _config(self) -> Config:

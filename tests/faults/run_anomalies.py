@@ -30,10 +30,12 @@ def committed_offsets(bootstrap: str, run: str, inputs: dict[str, list[tuple[str
         reader = KafkaConsumer(
             bootstrap_servers=bootstrap, group_id=f"laminar.{run}.{role}", isolation_level="read_committed"
         )
-        for noun, partition in places:
-            found[role, noun, partition] = reader.committed(TopicPartition(f"laminar.{run}.{noun}", partition)) or 0
+        for short_name, partition in places:
+            found[role, short_name, partition] = (
+                reader.committed(TopicPartition(f"laminar.{run}.{short_name}", partition)) or 0
+            )
         reader.close(autocommit=False)
-    return lambda role, noun, partition: found[role, noun, partition]
+    return lambda role, short_name, partition: found[role, short_name, partition]
 
 
 def settled_anomalies(find: Callable[[], list[str]]) -> list[str]:
@@ -50,17 +52,17 @@ class RunLog:
     def __init__(self, log_dir: Path, run: str) -> None:
         self._log_dir, self._run = log_dir, run
 
-    def rows(self, noun: str, kind: str) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    def rows(self, short_name: str, kind: str) -> Iterator[tuple[int, int, dict[str, Any]]]:
         """Partition, offset and fields of every committed row of a class."""
-        for record in read_topic(self._log_dir, f"laminar.{self._run}.{noun}"):
+        for record in read_topic(self._log_dir, f"laminar.{self._run}.{short_name}"):
             if record.outcome == "committed" and record.value is not None:
                 name, rows = rows_of(record.value, dict(record.headers))
                 for row in rows if name == kind else ():
                     yield record.partition, record.offset, row
 
-    def count(self, noun: str, kind: str) -> int:
+    def count(self, short_name: str, kind: str) -> int:
         """How many such rows there are."""
-        return sum(1 for _ in self.rows(noun, kind))
+        return sum(1 for _ in self.rows(short_name, kind))
 
 
 def run_anomalies(log: RunLog, committed: Committed, shards: int) -> list[str]:
@@ -79,9 +81,9 @@ def _placement(log: RunLog, committed: Committed) -> Iterator[str]:
     given = [row for _, _, row in log.rows("inbox", "Assignment")]
     wanted = [
         f"{LETTERS[row['purpose']]}{row['number']}.{member}"
-        for noun in ("prompts", "eval-prompts")
-        for partition, offset, row in log.rows(noun, "Prompt")
-        if offset < committed("placement.0", noun, partition)
+        for short_name in ("prompts", "eval-prompts")
+        for partition, offset, row in log.rows(short_name, "Prompt")
+        if offset < committed("placement.0", short_name, partition)
         for member in range(row["samples"])
     ]
     dispatched = Counter(dict.fromkeys((_id(row, "prompt.") for row in given), 1))

@@ -18,12 +18,14 @@ BYTES_PER_S = MIB
 
 @pytest.fixture
 def config(proxied: ProxiedBroker, run_id: str) -> Iterator[SessionConfig]:
-    nouns = {noun: f"{run_id}-{noun}" for noun in ("in", "out", "restore")}
+    short_names = {short_name: f"{run_id}-{short_name}" for short_name in ("in", "out", "restore")}
     with admin_client(proxied.direct) as admin:
         create_topics(
-            admin, [TopicSpec(name, 1, config={"max.message.bytes": str(4 * MIB)}) for name in nouns.values()]
+            admin, [TopicSpec(name, 1, config={"max.message.bytes": str(4 * MIB)}) for name in short_names.values()]
         )
-    yield SessionConfig(proxied.proxied, run_id, (Input(nouns["in"], (0,)),), Partition(nouns["restore"], 0))
+    yield SessionConfig(
+        proxied.proxied, run_id, (Input(short_names["in"], (0,)),), Partition(short_names["restore"], 0)
+    )
     proxied.proxy.clear()
 
 

@@ -22,8 +22,8 @@ class WrittenLog:
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
 
-    def rows(self, noun: str, kind: str) -> Iterator[tuple[int, int, dict[str, Any]]]:
-        yield from self._rows.get((noun, kind), [])
+    def rows(self, short_name: str, kind: str) -> Iterator[tuple[int, int, dict[str, Any]]]:
+        yield from self._rows.get((short_name, kind), [])
 
 
 def prompt(number: int, prefix: str = "", purpose: str = "train") -> dict[str, Any]:
@@ -56,15 +56,15 @@ def clean() -> Rows:
 
 
 def found(rows: Rows) -> list[str]:
-    return run_anomalies(WrittenLog(rows), lambda role, noun, partition: 99, 1)  # type: ignore[arg-type]
+    return run_anomalies(WrittenLog(rows), lambda role, short_name, partition: 99, 1)  # type: ignore[arg-type]
 
 
-def without(noun: str, kind: str, index: int) -> Callable[[Rows], None]:
-    return lambda rows: rows[noun, kind].pop(index) and None
+def without(short_name: str, kind: str, index: int) -> Callable[[Rows], None]:
+    return lambda rows: rows[short_name, kind].pop(index) and None
 
 
-def twice(noun: str, kind: str, index: int) -> Callable[[Rows], None]:
-    return lambda rows: rows[noun, kind].append(deepcopy(rows[noun, kind][index]))
+def twice(short_name: str, kind: str, index: int) -> Callable[[Rows], None]:
+    return lambda rows: rows[short_name, kind].append(deepcopy(rows[short_name, kind][index]))
 
 
 def test_checker_finds_nothing_in_a_clean_log() -> None:
@@ -98,7 +98,7 @@ def test_checker_names_the_anomaly_of_a_role(harm: Callable[[Rows], None], line:
 def test_checker_expects_nothing_beyond_a_committed_offset() -> None:
     rows = clean()
     del rows["experiences", "Experience"][1]
-    assert run_anomalies(WrittenLog(rows), lambda role, noun, partition: 1, 1) == []  # type: ignore[arg-type]
+    assert run_anomalies(WrittenLog(rows), lambda role, short_name, partition: 1, 1) == []  # type: ignore[arg-type]
 
 
 def test_batch_of_two_versions_is_a_duplicate_only_on_one_line_of_descent() -> None:

@@ -87,7 +87,7 @@ def _kv(data: bytes) -> None:
     for record in decode(data, headers):
         if isinstance(record, r.Assignment) and record.kv is not None:
             kv = record.kv
-            blob = ChunkedBlob(kv.policy_version, "kv", kv.name, kv.bytes, kv.chunk_bytes, kv.checks)
+            blob = ChunkedBlob(kv.policy_version, "kv", kv.name, kv.bytes, kv.chunk_bytes, kv.chunk_checksums)
             for chunk in range(min(blob.chunks, 4)):
                 blob.span(chunk)
 

@@ -59,7 +59,7 @@ class Log:
         self._groups: dict[str, _Group] = {}
 
     def append(self, topic: Topic, record: Any, key: str = "", partition: int = 0) -> None:
-        self._place(topic.noun, partition).append(_Slot(key, [record]))
+        self._place(topic.short_name, partition).append(_Slot(key, [record]))
 
     def transact(self, outputs: Iterable[Output]) -> dict[str, int]:
         """Write `outputs`, neighbours of one class and key as rows at one offset; the first offsets written."""
@@ -67,19 +67,19 @@ class Log:
         last: dict[tuple[str, int, str], _Slot] = {}
         for topic, key, record, partition in outputs:
             if partition is None:
-                assert topic.partitions == "one", f"{topic.noun} has several partitions: {record} must name one"
+                assert topic.partitions == "one", f"{topic.short_name} has several partitions: {record} must name one"
                 partition = 0
-            slots = self._place(topic.noun, partition)
-            slot = last.get((topic.noun, partition, key))
+            slots = self._place(topic.short_name, partition)
+            slot = last.get((topic.short_name, partition, key))
             kind = record.kind if isinstance(record, Block) else type(record)
             if slot is None or type(slot.rows[0]) is not kind or not record_type(kind).rows:
-                slot = last[topic.noun, partition, key] = _Slot(key)
-                first.setdefault(f"{topic.noun}:{partition}", len(slots))
+                slot = last[topic.short_name, partition, key] = _Slot(key)
+                first.setdefault(f"{topic.short_name}:{partition}", len(slots))
                 slots.append(slot)
             slot.rows += record.records() if isinstance(record, Block) else [record]
         for place in first:
-            noun, _, partition_text = place.rpartition(":")
-            self._place(noun, int(partition_text)).append(_Slot())
+            short_name, _, partition_text = place.rpartition(":")
+            self._place(short_name, int(partition_text)).append(_Slot())
         return first
 
     def end(self, place: PartitionKey) -> int:
@@ -90,7 +90,7 @@ class Log:
         return [
             row
             for place in sorted(self._slots)
-            if place.topic == topic.noun
+            if place.topic == topic.short_name
             for s in self._slots[place]
             for row in s.rows
         ]
@@ -120,8 +120,8 @@ class Log:
         """Take the group's transactional.id away from whoever has it."""
         self.committed(group).holder = None
 
-    def _place(self, noun: str, partition: int) -> list[_Slot]:
-        return self._slots.setdefault(PartitionKey(noun, partition), [])
+    def _place(self, short_name: str, partition: int) -> list[_Slot]:
+        return self._slots.setdefault(PartitionKey(short_name, partition), [])
 
 
 class Shard:
@@ -140,7 +140,7 @@ class Shard:
 
     @property
     def places(self) -> list[PartitionKey]:
-        return [PartitionKey(r.topic.noun, p) for r in self.config.inputs for p in r.partitions]
+        return [PartitionKey(r.topic.short_name, p) for r in self.config.inputs for p in r.partitions]
 
     def start(self) -> Restored:
         """Open a session and build the memory with which it begins."""
@@ -152,13 +152,13 @@ class Shard:
         self._positions = {}
         for reading in config.inputs:
             for p in reading.partitions:
-                place = PartitionKey(reading.topic.noun, p)
+                place = PartitionKey(reading.topic.short_name, p)
                 earliest = {"committed": group.offsets.get(place, 0), "earliest": 0, "latest": log.end(place)}
                 self._positions[place] = earliest[reading.start]
         if config.start_positions is not None:
             self._positions |= config.start_positions()
         self._ends = {place: log.end(place) for place in self.places}
-        ledger_places = [PartitionKey(topic.noun, p) for topic, partitions in config.ledger for p in partitions]
+        ledger_places = [PartitionKey(topic.short_name, p) for topic, partitions in config.ledger for p in partitions]
         ends = {f"{place.topic}:{place.partition}": log.end(place) for place in ledger_places}
         self._floors = LedgerFloors(group.ledger, ends)
         ledger = [
@@ -177,7 +177,7 @@ class Shard:
         assert self.fold is not None
         received: list[ReceivedRecord] = []
         for place in self.places if only is None else only:
-            keys, blocks = next((r.keys, r.blocks) for r in self.config.inputs if r.topic.noun == place.topic)
+            keys, blocks = next((r.keys, r.blocks) for r in self.config.inputs if r.topic.short_name == place.topic)
             until = min(self._positions[place] + most, self.log.end(place))
             received += self.log.received(place, self._positions[place], until, keys, blocks)
             self._positions[place] = until
@@ -194,7 +194,7 @@ class Shard:
 
     def seen(self, topic: Topic) -> list[Any]:
         """The records of `topic` that stand before where this shard reads."""
-        places = [place for place in self.places if place.topic == topic.noun]
+        places = [place for place in self.places if place.topic == topic.short_name]
         return [r.record for place in places for r in self.log.received(place, 0, self._positions[place])]
 
     def waiting(self) -> list[Output]:

@@ -24,7 +24,7 @@ FLOATS = (0.0, -1e300, 1e300, float("inf"), float("nan"))
 def invalid_records() -> Iterator[tuple[Topic, Any]]:
     """Every record class on each of its topics, with one field absurd at a time, and as it is of somebody else."""
     for topic in CATALOGUE.values():
-        for kind in topic.records:
+        for kind in topic.record_classes:
             for record in (of_somebody_else(SAMPLES[kind]), *variants(of_somebody_else(SAMPLES[kind]))):
                 if is_decodable(record):
                     yield topic, record

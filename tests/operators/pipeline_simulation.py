@@ -161,7 +161,7 @@ class PipelineSimulation:
                 self.log.append(REPLICAS, beat, f"rollout-{r.index}")
 
     def _lag(self) -> int:
-        place = next(place for place in self.placement.places if place.topic == PROMPTS.noun)
+        place = next(place for place in self.placement.places if place.topic == PROMPTS.short_name)
         return self.log.end(place) - self.log.committed(self.placement.config.group).offsets.get(place, 0)
 
     def _is_paused(self, each: Shard) -> bool:

@@ -123,5 +123,5 @@ def partitions(topic: Topic) -> tuple[int, ...]:
 
 
 def shard(pipeline: str, *inputs: TopicInput, ledger: tuple[str, ...] = (), index: int = 0, **how: Any) -> ShardConfig:
-    topics = tuple((CATALOGUE[noun], partitions(CATALOGUE[noun])) for noun in ledger)
+    topics = tuple((CATALOGUE[short_name], partitions(CATALOGUE[short_name])) for short_name in ledger)
     return ShardConfig(CLIENT, "run", pipeline, index, inputs, topics, **how)

@@ -89,7 +89,7 @@ class Buffers:
 
     def received(self, partition: int) -> list[ReceivedRecord]:
         """What stands in a partition of the batches."""
-        place = PartitionKey(BATCHES.noun, partition)
+        place = PartitionKey(BATCHES.short_name, partition)
         return self.log.received(place, 0, self.log.end(place))
 
     def batches(self) -> list[tuple[str, ...]]:

@@ -239,7 +239,7 @@ def test_served_until_it_is_asked_to_stop(topics: Topics) -> None:
         assert process.stdout is not None
         location = process.stdout.readline().split()[-1]
         with flight.connect(location) as client:
-            schema = client.get_schema(flight.FlightDescriptor.for_path(EXPERIENCES.noun)).schema
+            schema = client.get_schema(flight.FlightDescriptor.for_path(EXPERIENCES.short_name)).schema
             assert len(read(client, {"topic": "experiences"})[0]) == 4
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0

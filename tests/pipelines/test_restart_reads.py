@@ -54,7 +54,7 @@ def shards_of(config: Config, role: str) -> Iterator[ShardConfig]:
 
 
 def reads_of(shard: ShardConfig) -> set[tuple[str, str]]:
-    return {(r.topic.noun, "") for r in shard.inputs} | {(topic.noun, LEDGER) for topic, _ in shard.ledger}
+    return {(r.topic.short_name, "") for r in shard.inputs} | {(topic.short_name, LEDGER) for topic, _ in shard.ledger}
 
 
 @pytest.mark.parametrize("role", PIPELINES)
@@ -73,14 +73,14 @@ def test_table_of_bounds_has_what_the_sources_of_a_role_read(
 def test_no_role_starts_at_the_beginning_of_a_topic_that_only_grows(config: Config, role: str) -> None:
     for shard in shards_of(config, role):
         for reading in shard.inputs:
-            assert reading.start != "earliest" or reading.topic.retention == "newest", reading.topic.noun
+            assert reading.start != "earliest" or reading.topic.retention == "newest", reading.topic.short_name
             if reading.start == "committed" and role in ("rollout", "relay"):
                 assert reading.newest is not None, "one that joins a long run has committed nothing"
 
 
 def test_observers_have_bounds_for_what_they_read() -> None:
-    assert set(OBSERVERS) == {METRICS.noun, RELAY.noun, REPLICAS.noun}
+    assert set(OBSERVERS) == {METRICS.short_name, RELAY.short_name, REPLICAS.short_name}
 
 
 def test_topics_that_are_compacted_are_those_that_keep_the_newest() -> None:
-    assert [t.noun for t in CATALOGUE.values() if (t.cleanup == "compact") != (t.retention == "newest")] == []
+    assert [t.short_name for t in CATALOGUE.values() if (t.cleanup == "compact") != (t.retention == "newest")] == []

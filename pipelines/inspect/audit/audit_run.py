@@ -14,8 +14,8 @@ from infra.kafka.reading import StoredRecord, read_topic
 from pipelines.inspect.audit.decode import DecodedRecord, decode_for_audit
 from pipelines.inspect.audit.fold import AuditFold
 from pipelines.inspect.audit.result import Audit
-from pipelines.inspect.audit.trim_marks import TrimmedHistory, newest_mark
-from schemas.records import Experience, MicroBatch, Settled, Trajectory, TrimMark, WeightVersion
+from pipelines.inspect.audit.trim_points import TrimmedHistory, newest_trim_point
+from schemas.records import Experience, MicroBatch, Settled, Trajectory, TrimPoint, WeightVersion
 from schemas.topics import (
     BATCHES,
     CATALOGUE,
@@ -43,12 +43,12 @@ def audit(
 ) -> Audit:
     """Balance run `run`. `ended` says that nothing runs any more, and names what is still in flight.
 
-    After a trim it begins at the mark: what had ended before is counted as the mark says. Raises RuntimeError if the
-    run has no inbox, or a transaction stays open.
+    After a trim it begins at the trim point: what had ended before is counted as the trim point says. Raises
+    RuntimeError if the run has no inbox, or a transaction stays open.
     """
-    mark = newest_mark(client, run)
-    snapshot = snapshot_of(client, run, mark)
-    return fold_run(client, run, snapshot, None if mark is None else TrimmedHistory.of(mark)).audit(
+    trim_point = newest_trim_point(client, run)
+    snapshot = snapshot_of(client, run, trim_point)
+    return fold_run(client, run, snapshot, None if trim_point is None else TrimmedHistory.of(trim_point)).audit(
         name_in_flight=ended
     )
 
@@ -83,11 +83,11 @@ class Snapshot:
     marks: Mapping[str, Marks]
 
 
-def snapshot_of(client: ClientProperties, run: str, mark: TrimMark | None = None) -> Snapshot:
+def snapshot_of(client: ClientProperties, run: str, trim_point: TrimPoint | None = None) -> Snapshot:
     """The ends of a run's topics, taken so that a run at work does not look as if it had lost something.
 
     Marks come first, then what is downstream before what is upstream: whatever has been answered is then seen to have
-    been asked. What a mark or a Settled vouches for was written in its transaction, see `decided_ends`.
+    been asked. What a trim point or a Settled vouches for was written in its transaction, see `decided_ends`.
     """
     with admin_client(client) as admin:
         there = set(list_topics(admin, run_prefix(run)))
@@ -105,10 +105,10 @@ def snapshot_of(client: ClientProperties, run: str, mark: TrimMark | None = None
             if (name := topic.name(run)) in there:
                 ends[name] = {partition: end for partition, end in decided_ends(admin, name).items() if end > 0}
         trimmed = {
-            noun
+            short_name
             for where, first in beginning_offsets(admin, sorted(ends)).items()
-            for noun in [CATALOGUE[where.topic.removeprefix(run_prefix(run))].noun]
-            if first > (mark.offset_of(noun, where.partition) if mark is not None else 0)
+            for short_name in [CATALOGUE[where.topic.removeprefix(run_prefix(run))].short_name]
+            if first > (trim_point.first_offset(short_name, where.partition) if trim_point is not None else 0)
         }
     return Snapshot(ends, frozenset(trimmed), marks)
 

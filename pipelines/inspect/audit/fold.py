@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 
 from pipelines.inspect.audit.result import Audit, ReachedStage, Stage
-from pipelines.inspect.audit.trim_marks import TrimmedHistory
+from pipelines.inspect.audit.trim_points import TrimmedHistory
 from schemas.identity import LETTERS, Purpose, TrajectoryKey, parse_trajectory_id, trajectory_id
 from schemas.records import MicroBatch, PolicyVersion, Settled, WeightVersion
 
@@ -40,8 +40,8 @@ ENDED = frozenset({"trained", "untrained", "dropped", "failed", "evaluated", "im
 class AuditFold:
     """What a run's topics say of its trajectories. `trimmed` names the topics (nouns) that retention has cut.
 
-    After a trim of the log what had ended `before` is counted as its mark says; records of it that are left count no
-    more, but for a later batch that trains one of them again.
+    After a trim of the log what had ended `before` is counted as its trim point says; records of it that are left count
+    no more, but for a later batch that trains one of them again.
     """
 
     def __init__(self, trimmed: Collection[str] = (), before: TrimmedHistory | None = None) -> None:
@@ -62,7 +62,7 @@ class AuditFold:
     def manifest(self, record: WeightVersion) -> None:
         """A version in the relay topic; a later record of the same version replaces the earlier."""
         self._manifests[record.version] = (record.parent, record.batches)
-        self._untrained.update(record.untrained)
+        self._untrained.update(record.untrained_batches)
 
     def settled(self, record: Settled) -> None:
         """The end of a story. The first counts."""
@@ -164,7 +164,7 @@ class AuditFold:
         return {purpose: min(floor, after.get(purpose, floor)) for purpose, floor in floors.items()}
 
     def is_closed(self, key: TrajectoryKey) -> bool:
-        """Whether a trajectory had ended before the mark."""
+        """Whether a trajectory had ended before the trim point."""
         return self._is_closed(_packed(key))
 
     def last_batch(self, version: PolicyVersion) -> int:

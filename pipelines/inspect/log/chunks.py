@@ -119,7 +119,7 @@ def chunks_of(topic: Topic, records: Iterable[StoredRecord]) -> Iterator[LogChun
 def decoded(topic: Topic, records: RecordBatch) -> LogChunk:
     """`records` with what they hold."""
     found = decode_all(records.values, records.headers)
-    if strangers := found.blocks.keys() - set(topic.records):
+    if strangers := found.blocks.keys() - set(topic.record_classes):
         why = {kind: f"a {kind.__name__} does not belong here" for kind in strangers}
         blocks = {kind: block for kind, block in found.blocks.items() if kind not in strangers}
         held = [each if isinstance(each, str) else why.get(each[0], each) for each in found.held]

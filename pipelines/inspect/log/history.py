@@ -104,10 +104,10 @@ class _Log:
                 if isinstance(block, str):
                     continue
                 (manifest,) = block.records()
-                if batch in manifest.batches and batch not in manifest.untrained:
+                if batch in manifest.batches and batch not in manifest.untrained_batches:
                     records = chunk.records
                     yield MatchingRecord(
-                        RELAY.noun, records.partition, records.offsets[at], records.timestamps[at], manifest
+                        RELAY.short_name, records.partition, records.offsets[at], records.timestamps[at], manifest
                     )
 
 

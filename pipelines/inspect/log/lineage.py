@@ -51,7 +51,7 @@ class VersionStep:
     def missing(self) -> list[int]:
         """Batches that the manifest names and the log does not hold."""
         return (
-            sorted(set(self.manifest.batches) - set(self.manifest.untrained) - set(self.batches))
+            sorted(set(self.manifest.batches) - set(self.manifest.untrained_batches) - set(self.batches))
             if self.manifest.parent
             else []
         )
@@ -87,7 +87,7 @@ def read_step(client: ClientProperties, run: str, manifest: WeightVersion, paren
     ranges = batch_ranges(partition_ranges(client, name), manifest, parent)
     prompts: dict[str, TrainedPrompt] = {}
     step = VersionStep(manifest, [], 0, Counter(), Counter(), [])
-    trained = set(manifest.batches) - set(manifest.untrained)
+    trained = set(manifest.batches) - set(manifest.untrained_batches)
     for chunk in read_chunks(client, BATCHES, name, ranges):
         for block in chunk.found:
             if isinstance(block, Block) and block.column("batch")[0].as_py() in trained:

@@ -47,7 +47,9 @@ def matching(chunk: LogChunk, key: TrajectoryKey) -> Iterator[MatchingRecord]:
             found += zip([whose[row] for row in rows], block.take(rows).records(), strict=True)
     records = chunk.records
     for at, record in sorted(found, key=lambda each: each[0]):
-        yield MatchingRecord(chunk.topic.noun, records.partition, records.offsets[at], records.timestamps[at], record)
+        yield MatchingRecord(
+            chunk.topic.short_name, records.partition, records.offsets[at], records.timestamps[at], record
+        )
 
 
 def _mask(block: Block, key: TrajectoryKey) -> pa.Array:

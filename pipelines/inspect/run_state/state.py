@@ -236,6 +236,8 @@ _SERIES: Mapping[str, Callable[[RunState, Metric], RunState]] = {
     "score": _newest("score"),
     "warm_start": _newest("warm_start"),
     # The next two, and versions, come from metrics.jsonl alone; whoever watches a run hears of them as events.
-    "lag": lambda state, metric: replace(state, lag={noun: int(behind) for noun, behind in metric.values.items()}),
+    "lag": lambda state, metric: replace(
+        state, lag={short_name: int(behind) for short_name, behind in metric.values.items()}
+    ),
     "phase": lambda state, metric: fold(state, PhaseStarted(next(iter(metric.values)), metric.measured_at)),
 }

@@ -164,10 +164,10 @@ def lag(metrics: Sequence[Metric]) -> Chart:
     behind: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for metric in metrics:
         if metric.name == "lag":
-            for noun, records in metric.values.items():
-                behind[noun].append(((metric.measured_at - start) / 1000, records))
-    late = {noun: points for noun, points in behind.items() if any(records for _, records in points)}
-    lines = [Line(noun, points, colour) for colour, (noun, points) in enumerate(late.items())]
+            for short_name, records in metric.values.items():
+                behind[short_name].append(((metric.measured_at - start) / 1000, records))
+    late = {short_name: points for short_name, points in behind.items() if any(records for _, records in points)}
+    lines = [Line(short_name, points, colour) for colour, (short_name, points) in enumerate(late.items())]
     title = "Lag: records not yet done, by topic"
     return Chart(title, line_plot(title, lines, _TIME, Axis("records", count, low=0)))
 

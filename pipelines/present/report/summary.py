@@ -189,7 +189,7 @@ def unreadable_records(metrics: Sequence[Metric]) -> dict[str, int]:
     found = Counter[str]()
     for metric in metrics:
         if metric.name == UNREADABLE:
-            found.update({noun: int(records) for noun, records in metric.values.items()})
+            found.update({short_name: int(records) for short_name, records in metric.values.items()})
     return dict(found)
 
 

@@ -46,8 +46,8 @@ def lag_text(state: RunState, most: int = 20) -> str:
     """`inbox 3 · trajectories 1`, the topics that are behind, the furthest first; `none` when all have caught up."""
     if not state.lag:
         return UNKNOWN
-    behind = sorted(((records, noun) for noun, records in state.lag.items() if records), reverse=True)
-    return " · ".join(f"{noun} {count(records)}" for records, noun in behind[:most]) or "none"
+    behind = sorted(((records, short_name) for short_name, records in state.lag.items() if records), reverse=True)
+    return " · ".join(f"{short_name} {count(records)}" for records, short_name in behind[:most]) or "none"
 
 
 def staleness_text(state: RunState) -> str:

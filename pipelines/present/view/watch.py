@@ -100,7 +100,7 @@ class Watch:
                     kept.append(replica_metric(record))
             if unreadable:
                 self._tell_of(unreadable)
-                kept.append(unreadable_metric(Counter(record.noun for record in unreadable), now))
+                kept.append(unreadable_metric(Counter(record.short_name for record in unreadable), now))
             if now - self._lag_at >= LAG_EVERY_MS:
                 self._lag_at = now
                 lag = LagMeasured(self.source.lag())
@@ -123,10 +123,10 @@ class Watch:
     def _tell_of(self, unreadable: Iterable[Unreadable]) -> None:
         """Name the first of each topic; metrics.jsonl counts them all."""
         for record in unreadable:
-            if self._view is not None and record.noun not in self._told_of:
-                where = f"{record.noun}, partition {record.partition}, offset {record.offset}"
+            if self._view is not None and record.short_name not in self._told_of:
+                where = f"{record.short_name}, partition {record.partition}, offset {record.offset}"
                 self._view.note(f"{where}: a record that cannot be read: {record.reason}")
-            self._told_of.add(record.noun)
+            self._told_of.add(record.short_name)
 
     def _is_due(self, status: ReplicaStatus) -> bool:
         since = status.sent_at - self._written.get(status.replica, -REPLICA_EVERY_MS)

@@ -22,11 +22,11 @@ _EVERY = -1
 class LogPartition(NamedTuple):
     """A partition of a topic by its noun."""
 
-    noun: str
+    short_name: str
     partition: int
 
     def __str__(self) -> str:
-        return f"{self.noun}:{self.partition}"
+        return f"{self.short_name}:{self.partition}"
 
 
 class Need(NamedTuple):
@@ -45,7 +45,7 @@ class Needs:
 
     def of(self, place: LogPartition) -> Need | None:
         """The lowest of what is needed of a partition; None where nobody has committed to need anything of it."""
-        found = filter(None, (self.lowest.get(place), self.lowest.get(LogPartition(place.noun, _EVERY))))
+        found = filter(None, (self.lowest.get(place), self.lowest.get(LogPartition(place.short_name, _EVERY))))
         return min(found, default=None)
 
 
@@ -54,27 +54,27 @@ def needs_of(client: ClientProperties, run: str) -> Needs:
     prefix = run_prefix(run)
     lowest: dict[LogPartition, Need] = {}
 
-    def need(noun: str, partition: int, offset: int, who: str) -> None:
-        place = LogPartition(noun, partition)
+    def need(short_name: str, partition: int, offset: int, who: str) -> None:
+        place = LogPartition(short_name, partition)
         if place not in lowest or offset < lowest[place].offset:
             lowest[place] = Need(offset, who)
 
     with admin_client(client) as admin:
         groups = list_groups(admin, prefix)
         for lag in group_lags(admin, groups):
-            noun, pipeline = lag.topic.removeprefix(prefix), _pipeline(lag.group, prefix)
-            known = CATALOGUE.get(noun)
+            short_name, pipeline = lag.topic.removeprefix(prefix), _pipeline(lag.group, prefix)
+            known = CATALOGUE.get(short_name)
             if known is not None and (pipeline in known.consumers or pipeline not in PIPELINES):
-                need(noun, lag.partition, lag.committed, f"group {lag.group}")
+                need(short_name, lag.partition, lag.committed, f"group {lag.group}")
         notes = committed_notes(client, RESTORE.name(run))
         for group, note in notes.items():
-            for noun, kind in READS.get(_pipeline(group, prefix), {}):
+            for short_name, kind in READS.get(_pipeline(group, prefix), {}):
                 if kind != LEDGER:
-                    for where, offset in _named(note.offsets, f"{prefix}{noun}"):
-                        need(noun, where, offset, f"group {group}")
+                    for where, offset in _named(note.offsets, f"{prefix}{short_name}"):
+                        need(short_name, where, offset, f"group {group}")
                 else:
-                    for where, offset in _ledger(note, f"{prefix}{noun}"):
-                        need(noun, where, offset, f"the ledger of {group}")
+                    for where, offset in _ledger(note, f"{prefix}{short_name}"):
+                        need(short_name, where, offset, f"the ledger of {group}")
     return Needs(lowest, notes)
 
 

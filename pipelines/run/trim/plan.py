@@ -1,7 +1,7 @@
-"""What a trim would take: the version at which the log is to begin, the cut of each partition, and the mark.
+"""What a trim would take: the version at which the log is to begin, the cut of each partition, and the trim point.
 
-Everything that the mark counts is audited twice: once with all that stands in the log, once with what would be left.
-The difference is what the mark says, so an audit after the trim gives the numbers of one before.
+Everything that the trim point counts is audited twice: once with all that stands in the log, once with what would be
+left. The difference is what the trim point says, so an audit after the trim gives the numbers of one before.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from infra.storage import StorageFolder
 from pipelines.inspect.audit.audit_run import READ_ORDER, Snapshot, fold_run, snapshot_of
 from pipelines.inspect.audit.fold import AuditFold
 from pipelines.inspect.audit.result import Audit
-from pipelines.inspect.audit.trim_marks import TrimmedHistory, newest_mark
+from pipelines.inspect.audit.trim_points import TrimmedHistory, newest_trim_point
 from pipelines.inspect.log.manifests import Manifests
 from pipelines.run.trim.cuts import Cut, Stays, find_cut, stays_of_manifests, stays_of_trajectories
 from pipelines.run.trim.needs import LogPartition, Needs, needs_of
 from schemas.identity import Purpose
-from schemas.records import PolicyVersion, Prompt, TrimMark
+from schemas.records import PolicyVersion, Prompt, TrimPoint
 from schemas.topics import (
     BATCH_ASSEMBLY,
     BATCHES,
@@ -36,8 +36,8 @@ from schemas.topics import (
     run_prefix,
 )
 
-MARKS_FOLDER = "marks"
-"""In a run's folder: the checkpoints of marks."""
+TRIM_POINTS_FOLDER = "trim-points"
+"""In a run's folder: the checkpoints of trim points."""
 OF_TRAJECTORIES = (*(topic for topic in READ_ORDER if topic is not RELAY), PROMPTS, EVAL_PROMPTS)
 OF_RESTARTS = (PROGRESS, BATCH_ASSEMBLY)
 """Topics that restarts alone read."""
@@ -55,7 +55,7 @@ FIGURES = (
     "settled_again",
     "undecodable",
 )
-"""The audit's numbers that a mark has."""
+"""The audit's numbers that a trim point has."""
 
 
 class TrimRefused(RuntimeError):
@@ -64,10 +64,10 @@ class TrimRefused(RuntimeError):
 
 @dataclass(frozen=True)
 class TrimPlan:
-    """A trim that was not made: `checkpoint` is the folder that the mark keeps a copy of (None: an emulated run)."""
+    """A trim not yet made. The trim point keeps a copy of the folder `checkpoint` (None: an emulated run)."""
 
     run: str
-    mark: TrimMark
+    trim_point: TrimPoint
     checkpoint: StorageFolder | None
     cuts: Mapping[LogPartition, Cut]
     audit: Audit
@@ -84,7 +84,7 @@ def plan_trim(
 
     Raises TrimRefused, and RuntimeError as the audit does.
     """
-    earlier = newest_mark(client, run)
+    earlier = newest_trim_point(client, run)
     before = None if earlier is None else TrimmedHistory.of(earlier)
     needs = needs_of(client, run)  # first: a run at work needs less and less
     snapshot = snapshot_of(client, run, earlier)
@@ -99,29 +99,29 @@ def plan_trim(
     last = whole.last_batch(to)
     rest = TrimmedHistory(to, last, _closed_below(client, run, whole, last, needs))
     cuts = _cuts(client, run, snapshot, needs, rest, manifests)
-    begins = {(run_prefix(run) + place.noun, place.partition): cut.offset for place, cut in cuts.items()}
+    begins = {(run_prefix(run) + place.short_name, place.partition): cut.offset for place, cut in cuts.items()}
     left = fold_run(client, run, snapshot, rest, begins).audit()
     counts = {name: audit.numbers()[name] - left.numbers()[name] for name in FIGURES}
     if not left.passed or left.in_flight != audit.in_flight or min(counts.values()) < 0:
         raise TrimRefused(f"what would be left of run {run} does not pass the audit: {left.numbers()}; report this")
     folder = checkpoints.get(to)
-    mark = TrimMark(
+    trim_point = TrimPoint(
         number=1 if earlier is None else earlier.number + 1,
         version=to,
         batch=last,
-        checkpoint="" if folder is None else f"{MARKS_FOLDER}/{to}",
+        checkpoint="" if folder is None else f"{TRIM_POINTS_FOLDER}/{to}",
         purposes=tuple(rest.closed_below),
         closed_below=tuple(rest.closed_below.values()),
-        figures=tuple(counts),
+        count_names=tuple(counts),
         counts=tuple(counts.values()),
-        places=tuple(map(str, cuts)),
+        partitions=tuple(map(str, cuts)),
         offsets=tuple(cut.offset for cut in cuts.values()),
-        records=tuple(cut.records for cut in cuts.values()),
-        sizes=tuple(cut.size for cut in cuts.values()),
+        record_counts=tuple(cut.records for cut in cuts.values()),
+        byte_counts=tuple(cut.size for cut in cuts.values()),
         digests=tuple(cut.digest for cut in cuts.values()),
-        made_at=now(),
+        trimmed_at=now(),
     )
-    return TrimPlan(run, mark, folder, cuts, audit)
+    return TrimPlan(run, trim_point, folder, cuts, audit)
 
 
 def _version(
@@ -129,7 +129,7 @@ def _version(
     whole: AuditFold,
     checkpoints: Mapping[PolicyVersion, StorageFolder],
     needs: Needs,
-    earlier: TrimMark | None,
+    earlier: TrimPoint | None,
     wanted: PolicyVersion | None,
 ) -> PolicyVersion:
     """The version at which the log is to begin. Raises TrimRefused."""
@@ -156,7 +156,7 @@ def _closed_below(client: ClientProperties, run: str, whole: AuditFold, last: in
     closed = whole.closed_below(last)
     topics: dict[Purpose, Topic] = {"train": PROMPTS, "evaluation": EVAL_PROMPTS}
     for purpose, topic in topics.items():
-        need = needs.of(LogPartition(topic.noun, 0))
+        need = needs.of(LogPartition(topic.short_name, 0))
         try:
             prompts = read_topic(client, topic.name(run), start={0: need.offset if need is not None else 0})
             first = next((row.number for record in prompts for row in record.rows if isinstance(row, Prompt)), None)
@@ -180,7 +180,7 @@ def _cuts(
 
     def cut(topic: Topic, partition: int, stays: Stays, most: int | None = None) -> Cut:
         where = next(each for each in begins if each == (topic.name(run), partition))
-        need = needs.of(LogPartition(topic.noun, partition))
+        need = needs.of(LogPartition(topic.short_name, partition))
         end = min(snapshot.ends.get(where.topic, {}).get(partition, ends[where]), ends[where])
         limits = [(end, "the end of the topic")]
         limits.append((begins[where], "nobody has read it") if need is None else (need.offset, need.who))
@@ -198,8 +198,8 @@ def _cuts(
         for partition in sorted(each.partition for each in begins if each.topic == topic.name(run)):
             stays = of_trajectories if topic in OF_TRAJECTORIES else (lambda row: None)
             most = after.get(partition) if topic is BATCHES else None
-            cuts[LogPartition(topic.noun, partition)] = cut(topic, partition, stays, most)
+            cuts[LogPartition(topic.short_name, partition)] = cut(topic, partition, stays, most)
     first_batch = min((each.batch for each in cuts.values() if each.batch is not None), default=rest.batch + 1)
     if RELAY in topics:
-        cuts[LogPartition(RELAY.noun, 0)] = cut(RELAY, 0, stays_of_manifests(first_batch, rest.version))
+        cuts[LogPartition(RELAY.short_name, 0)] = cut(RELAY, 0, stays_of_manifests(first_batch, rest.version))
     return cuts

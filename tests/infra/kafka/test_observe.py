@@ -99,7 +99,7 @@ def test_observer_begins_near_the_end_or_where_another_stood(
             send(plain, run_id, METRICS, metric(step))
         send(plain, run_id, RELAY, VERSION)
         plain.flush()
-        monkeypatch.setitem(observe.NEWEST, METRICS.noun, 3)
+        monkeypatch.setitem(observe.NEWEST, METRICS.short_name, 3)
         with Observer(ClientProperties.at(broker.bootstrap_servers), run_id) as observer:
             found = poll_until(observer, lambda records: len(records) >= 4)
             assert [each.step for each in found if isinstance(each, Metric)] == [7, 8, 9]

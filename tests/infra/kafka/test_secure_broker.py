@@ -43,15 +43,15 @@ def session(broker: Broker, user: str, group: str) -> Session:
     return Session(SessionConfig(broker.client(user), group, inputs, restore, ledger=(answered,)))
 
 
-def outgoing(noun: str) -> Outgoing:
+def outgoing(short_name: str) -> Outgoing:
     value, headers = encode(Metric("a", 1, {}, 0))
-    return Outgoing(CATALOGUE[noun].name(RUN), 0, None, value, headers)
+    return Outgoing(CATALOGUE[short_name].name(RUN), 0, None, value, headers)
 
 
 def test_a_role_does_its_work_and_nothing_else(secure: Broker) -> None:
     mine = session(secure, "score", group_name(RUN, "score"))
     try:
-        mine.commit([outgoing("experiences"), outgoing(DEAD_LETTERS.noun)], mine.positions(), {}, {})
+        mine.commit([outgoing("experiences"), outgoing(DEAD_LETTERS.short_name)], mine.positions(), {}, {})
         with pytest.raises(SessionLost, match="TopicAuthorizationFailed"):
             mine.commit([outgoing("batches")], mine.positions(), {}, {})
     finally:

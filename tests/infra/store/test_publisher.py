@@ -103,7 +103,7 @@ def test_a_version_is_what_the_library_would_save(publish: Any, store: WeightSto
             final=False,
             created_at=1234,
             chunk_bytes=DEFAULT_CHUNK_BYTES,
-            chunks=(crc32c(file),),
+            chunk_checksums=(crc32c(file),),
         )
     ]
 

@@ -77,7 +77,7 @@ def manifest_of(version: str, data: np.ndarray, **changes: Any) -> WeightVersion
         "final": False,
         "created_at": 0,
         "chunk_bytes": CHUNK,
-        "chunks": chunk_checksums(memoryview(data), CHUNK),
+        "chunk_checksums": chunk_checksums(memoryview(data), CHUNK),
     }
     return WeightVersion(**{**fields, **changes})
 

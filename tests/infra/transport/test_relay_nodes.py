@@ -43,7 +43,7 @@ def test_transfer_does_not_copy_chunks() -> None:
     """While a version passes through three relays, Python allocates less than half a chunk."""
     data = weights(30, 8.0)
     large = 1 << 20
-    manifest = manifest_of("1.1", data, chunk_bytes=large, chunks=chunk_checksums(memoryview(data), large))
+    manifest = manifest_of("1.1", data, chunk_bytes=large, chunk_checksums=chunk_checksums(memoryview(data), large))
     with machines(3) as relays:
         store_version(relays[0].store, manifest, data)
         tracemalloc.start()
@@ -295,7 +295,7 @@ def test_relay_fetches_in_full_after_a_wrong_delta() -> None:
         ({"bytes": 77}, "chunks"),
         ({"chunk_bytes": 0}, "chunks of 0 bytes"),
         ({"chunk_bytes": 1 << 40}, "chunks of 1099511627776 bytes"),
-        ({"chunks": ()}, "0 chunks"),
+        ({"chunk_checksums": ()}, "0 chunks"),
         ({"bytes": -5}, "-5 bytes"),
         ({"tensors": (TensorSpec("w", "BF16", (77,)),)}, "its tensors take"),
         ({"tensors": (TensorSpec("w", "BF16", (-1,)),)}, "has shape"),

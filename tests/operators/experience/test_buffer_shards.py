@@ -13,7 +13,7 @@ from operators.experience.components import Component
 from operators.experience.shard_coordination import groups_per_batch
 from schemas.identity import parse_trajectory_id
 from schemas.records import BatchSelection
-from schemas.topics import BATCH_ASSEMBLY, BATCHES, CURRICULUM, SETTLED, parts_of_rank
+from schemas.topics import BATCH_ASSEMBLY, BATCHES, CURRICULUM, SETTLED, batch_partitions
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_each_shard_writes_its_part_to_its_own_partitions() -> None:
         for part in (r.record for r in buffers.received(partition))
     }
     assert len(written) == 8
-    first, second = ([len(written[parts_of_rank(rank, 2)[shard], 0, rank]) for rank in (0, 1)] for shard in (0, 1))
+    first, second = ([len(written[batch_partitions(rank, 2)[shard], 0, rank]) for rank in (0, 1)] for shard in (0, 1))
     assert (first, second) == ([2, 2], [0, 0])  # both groups of batch 0 are the first shard's
     assert len(buffers.batches()) == 2
 
@@ -166,7 +166,7 @@ def test_only_the_first_shard_requests_levels_for_all() -> None:
     buffers.shards[1].start()
     buffers.run()
     (request,) = buffers.log.rows(CURRICULUM)
-    assert (request.level, request.success, request.answered) == (1, 1.0, 4)
+    assert (request.level, request.success_rate, request.answered) == (1, 1.0, 4)
 
 
 @pytest.mark.parametrize("seed", range(25))

@@ -21,7 +21,7 @@ def buffer(levels: int = 3) -> Buffer:
 
 def requests(of: Buffer) -> list[tuple[int, float, int]]:
     rows = [row for row in of.log.rows(CURRICULUM) if isinstance(row, LevelRequest)]
-    return [(row.level, row.success, row.answered) for row in rows]
+    return [(row.level, row.success_rate, row.answered) for row in rows]
 
 
 def begin_level(of: Buffer, level: int, number: int, task: str = "") -> None:
@@ -56,13 +56,13 @@ def test_curriculum_is_separate_for_each_task() -> None:
     answer(one, 4, 6, right=0.0, task="words")  # there is nothing easier
     answer(one, 8, task="other")
     rows = [row for row in one.log.rows(CURRICULUM) if isinstance(row, LevelRequest)]
-    assert [(row.task, row.level, row.success, row.answered) for row in rows] == [("sums", 1, 1.0, 4)]
+    assert [(row.task, row.level, row.success_rate, row.answered) for row in rows] == [("sums", 1, 1.0, 4)]
     begin_level(one, 1, 10, "sums")
     answer(one, 10, task="words")
     one.shard.start()
     answer(one, 12, 14, task="words")
     rows = [row for row in one.log.rows(CURRICULUM) if isinstance(row, LevelRequest)]
-    assert [(row.task, row.level, row.success, row.answered) for row in rows[1:]] == []
+    assert [(row.task, row.level, row.success_rate, row.answered) for row in rows[1:]] == []
     answer(one, 16, 18, 20, 22, 24, 26, task="words")
     rows = [row for row in one.log.rows(CURRICULUM) if isinstance(row, LevelRequest)]
     assert [(row.task, row.level) for row in rows[1:]] == [("words", 1)]

@@ -268,7 +268,7 @@ def test_micro_batch_columns_match_its_members() -> None:
     assert start == len(part.token_ids)
     lineage = zip(part.lineage_partitions.to_pylist(), part.lineage_offsets.to_pylist(), strict=True)
     for name, (partition, offset) in zip(part.trajectory_ids, lineage, strict=True):
-        (source,) = buffer.log.received(PartitionKey(EXPERIENCES.noun, partition), offset, offset + 1)
+        (source,) = buffer.log.received(PartitionKey(EXPERIENCES.short_name, partition), offset, offset + 1)
         assert source.record.trajectory.trajectory_id == name
 
 
@@ -292,7 +292,7 @@ def test_no_batch_is_made_before_the_input_is_caught_up() -> None:
     buffer.group(0)
     buffer.publish(1)
     buffer.shard.start()
-    experiences = [place for place in buffer.shard.places if place.topic == EXPERIENCES.noun]
+    experiences = [place for place in buffer.shard.places if place.topic == EXPERIENCES.short_name]
     assert buffer.shard.turn(only=experiences) == ()
     assert len(buffer.shard.run()) > 0
     assert buffer.log.rows(BATCHES)[0].staleness.to_pylist() == [1, 1]

@@ -73,7 +73,7 @@ def test_every_row_comes_once_whoever_is_killed_and_what_is_new_comes_the_next_t
     ids = [record.trajectory.trajectory_id for record in log.rows(EXPERIENCES)]
     assert sorted(ids) == sorted(f"i{number}.{member}" for number in range(9) for member in (0, 1))
     for partition in range(PARTITIONS):
-        rows = log.received(PartitionKey(EXPERIENCES.noun, partition), 0, 10**6)
+        rows = log.received(PartitionKey(EXPERIENCES.short_name, partition), 0, 10**6)
         assert rows
         assert {row.record.trajectory.prompt.number % PARTITIONS for row in rows} == {partition}
 

@@ -31,7 +31,7 @@ from operators.io.write_transactionally import WriteTransactionally
 from schemas.identity import TrajectoryKey
 from schemas.topics import METRICS, PLANS
 
-SOURCE, OUTPUT = METRICS, replace(PLANS, carries=METRICS.carries)
+SOURCE, OUTPUT = METRICS, replace(PLANS, record_names=METRICS.record_names)
 CAPACITY = 12
 PIPELINE = "shuffling"
 

@@ -116,7 +116,7 @@ def test_it_answers_as_a_set_does(story: tuple[int, list[tuple[Purpose, int, int
 def restarted(
     ledger: TrajectoryLedger, partitions: int, written: list[list[tuple[str, Purpose, int, int]]]
 ) -> tuple[TrajectoryLedger, list[list[tuple[str, Purpose, int, int]]]]:
-    """A ledger of what travels: the marks through a commit's note, the exceptions through the shard's own output."""
+    """The ledger after a restart: saved state through the note, exceptions through the shard's own output."""
     oldest = ledger.oldest_emission()
     read_back = [entry for emission in written[oldest:] for entry in emission] if oldest is not None else []
     after = TrajectoryLedger(partitions, json.loads(json.dumps(ledger.state())))

@@ -57,7 +57,7 @@ def test_what_a_run_writes_can_be(kind: type) -> None:
         (manifest(version(10**9), (10**9 - 1,), version(10**9 - 1)), "none beyond 1 was published"),
         (manifest(version(2, 10**6), (1,), version(1)), "is far ahead of 1.1"),
         (manifest(version(1), (), version(2)), "does not follow its parent"),
-        (replace(manifest(version(2), (1,), version(1)), untrained=(0,)), "are not among its batches"),
+        (replace(manifest(version(2), (1,), version(1)), untrained_batches=(0,)), "are not among its batches"),
     ],
 )
 def test_a_version_follows_from_its_parent_and_its_batches(record: r.WeightVersion, reason: str | None) -> None:

@@ -137,5 +137,5 @@ SHARD = shard(
     topic_input(RELAY),
     topic_input(RELAY_CHAIN, start="earliest"),
     topic_input(REPLICAS, start="latest"),
-    ledger=(INBOX.noun,),
+    ledger=(INBOX.short_name,),
 )

@@ -83,4 +83,4 @@ def test_a_plan_names_the_oldest_of_who_is_emptied_and_the_youngest_of_a_queue()
     plan = plan_record("1-1", PolicyVersion(1, 0), loads, moves, names.__getitem__, 0)
     assert [move.trajectory_ids for move in plan.moves] == [("a", "b"), ("c",), ("o", "p"), ("n",)]
     assert plan.reason == "repack"
-    assert plan_record("1-2", PolicyVersion(1, 0), loads, moves[2:], names.__getitem__, 0).reason == "level"
+    assert plan_record("1-2", PolicyVersion(1, 0), loads, moves[2:], names.__getitem__, 0).reason == "balance"

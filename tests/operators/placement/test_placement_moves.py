@@ -368,10 +368,10 @@ def test_a_replica_for_which_there_is_nothing_fresh_takes_of_a_queue() -> None:
     placement.beat(1, version(0), capacity=8)  # it joins
     outputs = placement.run(PERIOD_S)
     (plan,) = of(RepackPlan, outputs)
-    assert plan.reason == "level"
+    assert plan.reason == "balance"
     assert plan.moves == (PlannedMove(0, 1, ("p0.4", "p0.5", "p0.6", "p0.7"), 0),)
     (reserve,) = of(Reserve, outputs)
-    assert (reserve.replica, reserve.kv) == (1, 0)
+    assert (reserve.replica, reserve.kv_tokens) == (1, 0)
     placement.prompts(1, samples=2)
     placement.beat(1, version(0), capacity=8, reserved=(reserve.plan_id,))
     assert of(Release, placement.run())

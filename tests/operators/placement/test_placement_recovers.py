@@ -49,13 +49,13 @@ def test_what_is_settled_but_not_covered_is_nobodys_work_any_more(placement: Pla
 def test_a_finish_is_remembered_until_it_is_settled(placement: Placement) -> None:
     placement.finish(trajectory(prompt(0), 0, lease=1))
     placement.run()
-    assert low_water(placement, PartitionKey(TRAJECTORIES.noun, 0)) == 0
+    assert low_water(placement, PartitionKey(TRAJECTORIES.short_name, 0)) == 0
     placement.restart()
     placement.beat(0, newest(), incarnation=2)
     assert assigned(placement.run()) == [("p0.1", 0, 2)]
     placement.tell(SETTLED, settled("p0.0", batch=0))
     placement.run()
-    assert low_water(placement, PartitionKey(TRAJECTORIES.noun, 0)) == 1
+    assert low_water(placement, PartitionKey(TRAJECTORIES.short_name, 0)) == 1
 
 
 def test_who_settles_what_is_no_trajectory_is_set_aside(placement: Placement) -> None:
@@ -82,7 +82,7 @@ def test_a_second_finish_is_passed_over(placement: Placement) -> None:
     placement.run()
     placement.finish(trajectory(prompt(0), 0, lease=1))
     assert placement.run() == []
-    assert low_water(placement, PartitionKey(TRAJECTORIES.noun, 0)) == 3
+    assert low_water(placement, PartitionKey(TRAJECTORIES.short_name, 0)) == 3
 
 
 # -- refusals ---------------------------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ def test_what_another_replica_can_run_is_placed_again_even_after_a_restart(place
     placement.beat(0, newest())
     outputs = placement.run()
     assert assigned(outputs) == [("p0.1", 0, 2)]
-    assert low_water(placement, PartitionKey(PROGRESS.noun, 0)) == 1
+    assert low_water(placement, PartitionKey(PROGRESS.short_name, 0)) == 1
     placement.restart()
     placement.beat(0, newest())
     assert placement.run() == []
@@ -164,7 +164,7 @@ def test_nothing_is_decided_before_all_that_was_written_has_been_seen(placement:
     placement.finish(trajectory(prompt(0), 0, lease=1))
     placement.restart()
     placement.beat(0, newest(), incarnation=2)
-    replicas = [place for place in placement.shard.places if place.topic != TRAJECTORIES.noun]
+    replicas = [place for place in placement.shard.places if place.topic != TRAJECTORIES.short_name]
     assert placement.shard.turn(only=replicas) == ()
     assert assigned(placement.run()) == [("p0.1", 0, 2)]
 
@@ -236,10 +236,10 @@ def test_prompts_are_read_again_only_while_a_sample_waits() -> None:
     placement.prompts(0, 1)
     placement.beat(0, placement.publish(0))
     placement.run()
-    assert low_water(placement, PartitionKey(PROMPTS.noun, 0)) == 1
+    assert low_water(placement, PartitionKey(PROMPTS.short_name, 0)) == 1
     placement.tell(SETTLED, settled("p0.0", outcome="dropped"), settled("p0.1", outcome="dropped"))
     placement.run()
-    assert low_water(placement, PartitionKey(PROMPTS.noun, 0)) == 2
+    assert low_water(placement, PartitionKey(PROMPTS.short_name, 0)) == 2
 
 
 def test_the_ledger_is_read_back_from_the_oldest_work_that_is_not_released() -> None:

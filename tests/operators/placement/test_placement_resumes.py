@@ -186,7 +186,7 @@ def test_progress_is_read_again_from_where_the_present_owner_began(placement: Pl
     def low() -> int:
         placement.run()
         group = placement.log.committed(placement.shard.config.group)
-        return group.offsets[PartitionKey(PROGRESS.noun, 0)]
+        return group.offsets[PartitionKey(PROGRESS.short_name, 0)]
 
     placement.tell(PROGRESS, progress("p0.0", [5], 1), progress("p0.1", [5], 2), progress("p0.0", [6], 1, start=1))
     assert low() == 0

@@ -137,7 +137,7 @@ def test_placement_writes_it_once_and_a_restart_does_not_repeat_it() -> None:
     placement = Placement()
     placement.relay_beats(3)
     (output,) = chains(placement)
-    assert (output.topic.noun, output.key, order(output.record)) == ("relay-chain", "run", [3])
+    assert (output.topic.short_name, output.key, order(output.record)) == ("relay-chain", "run", [3])
     assert not chains(placement)
     placement.restart()
     placement.relay_beats(3)

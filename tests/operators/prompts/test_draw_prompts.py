@@ -187,7 +187,7 @@ def test_a_level_begins_where_it_is_asked_for_and_the_log_says_where(committed: 
     prompts.shard.start()
     prompts.look()
     begun = [row for row in prompts.log.rows(CURRICULUM) if isinstance(row, LevelReply)]
-    first = [(row.level, row.number) for row in begun]
+    first = [(row.level, row.first_prompt) for row in begun]
     assert first == [(1, 3), (2, 9 if committed else 6)]
     for made in prompts.log.rows(PROMPTS):
         level = sum(made.number >= number for _, number in first)

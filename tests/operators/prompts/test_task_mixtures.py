@@ -143,7 +143,7 @@ def test_levels_are_begun_by_task() -> None:
     mixed.draw(20)
     mixed.shard.commit()
     begun = [row for row in mixed.log.rows(CURRICULUM) if isinstance(row, LevelReply)]
-    assert [(row.task, row.level, row.number) for row in begun] == [("right", 1, 20)]
+    assert [(row.task, row.level, row.first_prompt) for row in begun] == [("right", 1, 20)]
     for prompt in mixed.made():
         terms = 1 + prompt.text.count(" + ") + prompt.text.count(" - ")
         assert terms == (5 if prompt.task == "right" and prompt.number >= 20 else 2)

@@ -197,7 +197,7 @@ def test_without_its_kv_it_goes_on_all_the_same(post: list[KVTransfers], trouble
         case "gone":
             post[0].fetch(given.kv)
         case "damaged":
-            given = replace(given, kv=replace(given.kv, checks=(1,)))
+            given = replace(given, kv=replace(given.kv, chunk_checksums=(1,)))
         case "other weights":
             given = replace(given, kv=replace(given.kv, policy_version=version(1)))
         case "no room":

@@ -266,8 +266,8 @@ def test_a_missing_batch_stops_the_emulated_trainer_unless_it_is_declared_lost()
     trainer.at(71.0)
     trainer.at(100.0)
     trainer.at(130.0)
-    assert [(m.version.number, m.batches, m.untrained) for m in trainer.manifests()][-1] == (3, (2,), ())
-    assert [m.untrained for m in trainer.manifests() if m.untrained] == [(1,)]
+    assert [(m.version.number, m.batches, m.untrained_batches) for m in trainer.manifests()][-1] == (3, (2,), ())
+    assert [m.untrained_batches for m in trainer.manifests() if m.untrained_batches] == [(1,)]
 
 
 def test_a_batch_without_trajectories_makes_a_version_and_a_dead_letter() -> None:
@@ -276,6 +276,6 @@ def test_a_batch_without_trajectories_makes_a_version_and_a_dead_letter() -> Non
     trainer.log.append(BATCHES, replace(_batch(0)[0], index=0, count=1, trajectory_ids=()))
     trainer.at(0.0)
     assert trainer.at(100.0) == ["1.0", "1.1"]
-    assert trainer.manifests()[-1].untrained == (0,)
+    assert trainer.manifests()[-1].untrained_batches == (0,)
     (letter,) = trainer.log.rows(DEAD_LETTERS)
     assert (letter.step, letter.offset, letter.reason) == ("train", 0, "it has no trajectory")

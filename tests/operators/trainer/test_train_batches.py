@@ -99,7 +99,7 @@ def test_a_restart_resumes_from_its_checkpoint_under_the_next_epoch(trainer: Tra
     assert trainer.manifests()[-1] == ("1.5", "1.4", (4,))
     trainer.start()
     resumed = {place.topic: offset for place, offset in trainer.shard.restored.offsets.items()}  # type: ignore[union-attr]
-    assert resumed == {BATCHES.noun: 4, RELAY.noun: 2}  # the manifest of the older of two checkpoints
+    assert resumed == {BATCHES.short_name: 4, RELAY.short_name: 2}  # the manifest of the older of two checkpoints
     trainer.run(3)
     assert trainer.manifests()[-1] == ("2.5", "1.4", (4,))  # what was published, once more: the last of it alone
     assert trainer.line() == [0, 1, 2, 3, 4]
@@ -152,7 +152,7 @@ def test_wherever_it_dies_the_weights_are_those_of_an_undisturbed_replay(trainer
     assert replay.rejected == 4
     assert folder_digest(trainer.folder / "model") == weights_digest(replay.weights())
     assert trainer.line() == list(range(6))
-    assert [m.untrained for m in trainer.log.rows(RELAY) if m.untrained][-1] == (bad,)
+    assert [m.untrained_batches for m in trainer.log.rows(RELAY) if m.untrained_batches][-1] == (bad,)
 
 
 def test_nothing_is_trained_before_it_is_known_what_was_published(trainer: Trainer) -> None:
@@ -161,7 +161,7 @@ def test_nothing_is_trained_before_it_is_known_what_was_published(trainer: Train
     trainer.feed(0, 1, 2)
     trainer.run(4)
     trainer.start()
-    batches = [place for place in trainer.shard.places if place.topic == BATCHES.noun]
+    batches = [place for place in trainer.shard.places if place.topic == BATCHES.short_name]
     assert trainer.shard.turn(only=batches) == ()
     trainer.run(3)
     assert trainer.manifests()[-1] == ("2.3", "1.2", (2,))
@@ -311,7 +311,7 @@ def test_a_batch_that_cannot_be_trained_is_a_dead_letter_and_the_next_goes_on(
     assert (letter.step, letter.offset) == ("train", 0)
     assert reason in letter.reason
     assert trainer.manifests() == [("1.0", None, ()), ("1.1", "1.0", (0,)), ("1.2", "1.1", (1,))]
-    assert [m.untrained for m in trainer.log.rows(RELAY)] == [(), (0,), ()]
+    assert [m.untrained_batches for m in trainer.log.rows(RELAY)] == [(), (0,), ()]
     before, after = trainer.weights("1.0"), trainer.weights("1.1")
     assert all((before[name] == after[name]).all() for name in before)
     assert trainer.log.rows(METRICS)[0].values["batches/untrained"] == 1.0
@@ -326,7 +326,7 @@ def test_a_run_ends_though_its_last_batch_cannot_be_trained(trainer: Trainer) ->
     trainer.log.append(BATCHES, replace(row, trajectory_ids=row.trajectory_ids[:1] * 4))
     trainer.run(7)
     newest = trainer.log.rows(RELAY)[-1]
-    assert (newest.final, newest.untrained, newest.trajectories_trained) == (True, (5,), 20)
+    assert (newest.final, newest.untrained_batches, newest.trajectories_trained) == (True, (5,), 20)
     assert trainer.steps()[-1] == 6
     assert (trainer.folder / "model" / "config.json").exists()
 
@@ -360,7 +360,7 @@ def test_a_missing_batch_stops_the_trainer_with_an_error_that_names_it(trainer: 
     trainer.start()
     trainer.run(4)
     assert trainer.line() == [0, 1, 2]
-    assert {m.version.number: m.untrained for m in trainer.log.rows(RELAY) if m.untrained} != {}
+    assert {m.version.number: m.untrained_batches for m in trainer.log.rows(RELAY) if m.untrained_batches} != {}
     assert trainer.log.rows(DEAD_LETTERS) == []
 
 

@@ -97,7 +97,7 @@ class Trainer:
 
     def committed(self, topic: Topic) -> int:
         """The offset committed for the first partition of `topic`."""
-        return self.log.committed(self.shard.config.group).offsets[PartitionKey(topic.noun, 0)]
+        return self.log.committed(self.shard.config.group).offsets[PartitionKey(topic.short_name, 0)]
 
     def line(self) -> list[int]:
         """The batches on the ancestor line of the newest manifest, oldest first."""

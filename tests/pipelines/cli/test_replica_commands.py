@@ -174,7 +174,7 @@ def test_what_has_nothing_left_is_drained(running: int, state: str) -> None:
 
 
 def test_what_moves_before_it_has_begun_holds_nothing() -> None:
-    plan = replace(PLAN, moves=(PlannedMove(0, 1, ("p3.0",), 0),), after=PLAN.before, reason="level")
+    plan = replace(PLAN, moves=(PlannedMove(0, 1, ("p3.0",), 0),), after=PLAN.before, reason="balance")
     said = plan_lines(to_plain(plan))
     assert "plan 2-7 (level)" in said
     assert "  0 → 1  1 trajectory not begun yet; KV use of replica 0 10 % → 10 %, replica 1 40 % → 40 %" in said

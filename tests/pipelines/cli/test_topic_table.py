@@ -18,21 +18,21 @@ def test_topic_table_has_a_row_a_topic_and_as_many_cells_in_each() -> None:
     assert len(rows) == len(CATALOGUE)
     assert {line.count(" | ") for line in (head, rule, *rows)} == {7}
     for topic, row in zip(CATALOGUE.values(), rows, strict=True):
-        assert f".{topic.noun}`" in row
-        assert topic.about in row
+        assert f".{topic.short_name}`" in row
+        assert topic.description in row
 
 
 def test_every_topic_of_several_writers_says_why_it_is_safe() -> None:
-    several = {topic.noun for topic in CATALOGUE.values() if topic.several_writers}
-    assert {topic.noun for topic in CATALOGUE.values() if topic.shared} == several
+    several = {topic.short_name for topic in CATALOGUE.values() if topic.has_several_writers}
+    assert {topic.short_name for topic in CATALOGUE.values() if topic.if_a_writer_dies} == several
     assert {"replicas", "inbox", "batches", "dead-letters"} <= several
     assert not several & {"prompts", "relay-chain", "relay"}
     assert len(writers_table().splitlines()) == len(several) + 2
 
 
 def test_liveness_is_read_from_a_topic_without_transactions() -> None:
-    heartbeats = [topic for topic in CATALOGUE.values() if {"ReplicaStatus", "RelayStatus"} & set(topic.carries)]
-    assert [(topic.noun, topic.transactional) for topic in heartbeats] == [("replicas", False)]
+    heartbeats = [topic for topic in CATALOGUE.values() if {"ReplicaStatus", "RelayStatus"} & set(topic.record_names)]
+    assert [(topic.short_name, topic.transactional) for topic in heartbeats] == [("replicas", False)]
 
 
 def test_with_table_replaces_what_stands_between_the_markers() -> None:

@@ -23,8 +23,8 @@ from pipelines.cli.main import main
 from pipelines.config import load_config
 from pipelines.inspect.metrics_file import read_metrics
 from schemas.codec import encode
-from schemas.records import Metric, PolicyVersion, TrimMark
-from schemas.topics import BATCHES, MARKS
+from schemas.records import Metric, PolicyVersion, TrimPoint
+from schemas.topics import BATCHES, TRIM_POINTS
 
 RUN = "replayed"
 CONFIG = """
@@ -149,14 +149,16 @@ def test_replay_of_a_trimmed_log_begins_at_the_mark(laminar: Laminar, runs: Path
     trained = Replay(load_config(run / "config.toml").trainer, runs / "model")
     list(trained.train([(part, 0, offset) for offset, part in enumerate(parts)], 2))
     position = TrainerPosition(PolicyVersion(1, 2), (4,), 4)
-    write_checkpoint(run / "marks", trained._learner.state(), position)
-    mark = TrimMark(1, PolicyVersion(1, 2), 1, "marks/1.2", (), (), (), (), ("batches:0",), (4,), (4,), (9,), ("",), 0)
+    write_checkpoint(run / "trim-points", trained._learner.state(), position)
+    trim_point = TrimPoint(
+        1, PolicyVersion(1, 2), 1, "trim-points/1.2", (), (), (), (), ("batches:0",), (4,), (4,), (9,), ("",), 0
+    )
     with admin_client(client) as admin:
-        create_topics(admin, [TopicSpec(MARKS.name(RUN), 1)])
+        create_topics(admin, [TopicSpec(TRIM_POINTS.name(RUN), 1)])
         admin.delete_records({TopicPartition(BATCHES.name(RUN), 0): 4})
     with BoundedProducer(client) as producer:
-        value, headers = encode(mark)
-        producer.send(MARKS.name(RUN), value, headers=headers)
+        value, headers = encode(trim_point)
+        producer.send(TRIM_POINTS.name(RUN), value, headers=headers)
     code, out, _ = laminar(RUN, "--json")
     told = json.loads(out)
     assert (code, told["begins_at"], told["steps"]) == (0, "1.2", 4)

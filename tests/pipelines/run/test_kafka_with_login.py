@@ -140,7 +140,7 @@ def _password(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("kind", ["password", "certificate"])
 def test_a_session_reads_and_writes(kind: str, guarded: Guarded, run_id: str) -> None:
     client = KafkaConfig(client_properties=str(guarded.file(kind))).client()
-    asked, answered, restore = (Partition(f"{run_id}-{noun}", 0) for noun in ("in", "out", "restore"))
+    asked, answered, restore = (Partition(f"{run_id}-{short_name}", 0) for short_name in ("in", "out", "restore"))
     with admin_client(client) as admin:
         create_topics(admin, [TopicSpec(place.topic, 1) for place in (asked, answered, restore)])
     with KafkaProducer(**client.producer()) as producer:

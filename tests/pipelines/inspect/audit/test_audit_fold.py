@@ -41,8 +41,12 @@ ORDER = ("WeightVersion", "Settled", "MicroBatch", "Experience", "Trajectory", "
     [
         ((manifest("1.1", None, 3), *BATCHED), True, "trained"),
         ((manifest("1.1", None, 3), manifest("1.2", "1.1"), *BATCHED), True, "trained"),
-        ((replace(manifest("1.1", None, 3), untrained=(3,)), *BATCHED), True, "untrained"),
-        ((replace(manifest("1.1", None, 3), untrained=(3,)), manifest("1.2", "1.1", 4), *BATCHED), True, "untrained"),
+        ((replace(manifest("1.1", None, 3), untrained_batches=(3,)), *BATCHED), True, "untrained"),
+        (
+            (replace(manifest("1.1", None, 3), untrained_batches=(3,)), manifest("1.2", "1.1", 4), *BATCHED),
+            True,
+            "untrained",
+        ),
         ((settled("p1.0", "dropped", "too old"), *SCORED), True, "dropped"),
         ((settled("p1.0", "failed", "engine"), *SCORED), True, "failed"),
         ((settled("e1.0", "evaluated"), experience("e1.0"), trajectory("e1.0"), assignment("e1.0")), True, "evaluated"),

@@ -17,7 +17,7 @@ from infra.kafka.broker import Broker
 from infra.kafka.note import Note
 from infra.kafka.properties import ClientProperties
 from pipelines.inspect.audit.audit_run import audit
-from pipelines.inspect.audit.trim_marks import newest_mark
+from pipelines.inspect.audit.trim_points import newest_trim_point
 from pipelines.run.trim.execute import execute
 from pipelines.run.trim.needs import LogPartition
 from pipelines.run.trim.plan import TrimPlan, TrimRefused, plan_trim
@@ -27,12 +27,12 @@ from schemas.topics import (
     BATCHES,
     EXPERIENCES,
     INBOX,
-    MARKS,
     PROMPTS,
     RELAY,
     RESTORE,
     SETTLED,
     TRAJECTORIES,
+    TRIM_POINTS,
     Topic,
     group_name,
 )
@@ -134,16 +134,16 @@ def test_audit_gives_the_same_numbers_after_a_trim_and_after_the_next(run: Run) 
         "batches": 2,
         "relay": 2,
     }
-    mark = newest_mark(run.client, run.run)
-    assert mark is not None
-    assert (mark.number, str(mark.version), mark.batch, mark.made_at) == (1, "1.2", 1, 7)
-    assert dict(zip(mark.purposes, mark.closed_below, strict=True))["train"] == 8
+    trim_point = newest_trim_point(run.client, run.run)
+    assert trim_point is not None
+    assert (trim_point.number, str(trim_point.version), trim_point.batch, trim_point.trimmed_at) == (1, "1.2", 1, 7)
+    assert dict(zip(trim_point.purposes, trim_point.closed_below, strict=True))["train"] == 8
     run.train(2)
     run.all_read()
     later = audit(run.client, run.run)
     run.trim("1.5")
     assert audit(run.client, run.run) == later
-    again = newest_mark(run.client, run.run)
+    again = newest_trim_point(run.client, run.run)
     assert again is not None
     assert (again.number, run.begins()["batches"], run.begins()["relay"]) == (2, 5, 5)
     with pytest.raises(TrimRefused, match=r"begins at version 1\.5 already"):
@@ -153,12 +153,12 @@ def test_audit_gives_the_same_numbers_after_a_trim_and_after_the_next(run: Run) 
 def test_a_plan_changes_nothing_and_hashes_what_would_go(run: Run) -> None:
     plan, again = run.plan("1.2"), run.plan("1.2")
     assert set(run.begins().values()) == {0}
-    assert newest_mark(run.client, run.run) is None
-    assert plan.mark == again.mark
+    assert newest_trim_point(run.client, run.run) is None
+    assert plan.trim_point == again.trim_point
     cut = plan.cuts[LogPartition("batches", 0)]
     assert (cut.begin, cut.offset, cut.records, cut.held_by) == (0, 2, 2, "the checkpoint of version 1.2")
     assert cut.digest != plan.cuts[LogPartition("settled", 0)].digest
-    assert plan.mark.checkpoint == "marks/1.2"
+    assert plan.trim_point.checkpoint == "trim-points/1.2"
 
 
 def test_what_a_trajectory_under_way_needs_stays(run: Run) -> None:
@@ -166,7 +166,7 @@ def test_what_a_trajectory_under_way_needs_stays(run: Run) -> None:
     late = "p0.5"
     run.write(INBOX, assignment(late))
     plan = run.plan("1.3")
-    assert dict(zip(plan.mark.purposes, plan.mark.closed_below, strict=True))["train"] == 0
+    assert dict(zip(plan.trim_point.purposes, plan.trim_point.closed_below, strict=True))["train"] == 0
     assert plan.cuts[LogPartition("settled", 0)].offset == 0
     assert "trajectory p0" in plan.cuts[LogPartition("settled", 0)].held_by
     assert plan.cuts[LogPartition("relay", 0)].offset == 1  # the manifest that names batch 0 stays, with the batch
@@ -222,7 +222,7 @@ def test_what_was_not_dispatched_yet_is_not_closed(run: Run) -> None:
     run.write(PROMPTS, *(replace(assignment("p0.0").prompt, number=number) for number in (2, 3, 4)))
     run.commit("placement", PROMPTS, 1)
     plan = run.plan("1.3")
-    assert dict(zip(plan.mark.purposes, plan.mark.closed_below, strict=True))["train"] == 3
+    assert dict(zip(plan.trim_point.purposes, plan.trim_point.closed_below, strict=True))["train"] == 3
     assert plan.cuts[LogPartition("prompts", 0)].offset == 1
     execute(run.client, replace(plan, checkpoint=None), Path("nowhere"))
     run.write(INBOX, assignment("p3.0"))
@@ -231,10 +231,10 @@ def test_what_was_not_dispatched_yet_is_not_closed(run: Run) -> None:
 
 def test_what_is_no_mark_is_passed_over(run: Run) -> None:
     run.trim("1.2")
-    mark = newest_mark(run.client, run.run)
-    run.producer.send(MARKS.name(run.run), b"garbage").get(10)
-    assert mark is not None
-    assert newest_mark(run.client, run.run) == mark
+    trim_point = newest_trim_point(run.client, run.run)
+    run.producer.send(TRIM_POINTS.name(run.run), b"garbage").get(10)
+    assert trim_point is not None
+    assert newest_trim_point(run.client, run.run) == trim_point
 
 
 def test_without_a_checkpoint_nothing_is_trimmed(run: Run) -> None:

@@ -1,0 +1,47 @@
+"""What stood before the newest trim of a run's log, as its trim point says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from infra.kafka.properties import ClientProperties
+from infra.kafka.ranges import UnknownTopic
+from infra.kafka.reading import read_topic
+from schemas.identity import Purpose
+from schemas.records import PolicyVersion, TrimPoint
+from schemas.topics import TRIM_POINTS
+
+
+@dataclass(frozen=True)
+class TrimmedHistory:
+    """Trajectories numbered below `closed_below` of their purpose have ended; `counts` are the audit's figures of them.
+
+    Batches up to `batch` are those that made `version`, where the line of manifests may begin.
+    """
+
+    version: PolicyVersion
+    batch: int
+    closed_below: Mapping[Purpose, int]
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, trim_point: TrimPoint) -> TrimmedHistory:
+        closed = dict(zip(trim_point.purposes, trim_point.closed_below, strict=True))
+        return cls(
+            trim_point.version,
+            trim_point.batch,
+            closed,  # type: ignore[arg-type]
+            dict(zip(trim_point.count_names, trim_point.counts, strict=True)),
+        )
+
+
+def newest_trim_point(client: ClientProperties, run: str) -> TrimPoint | None:
+    """Where the log of `run` begins; None if it was never trimmed. Records that are not trim points are passed over."""
+    trim_point: TrimPoint | None = None
+    try:
+        for record in read_topic(client, TRIM_POINTS.name(run)):
+            trim_point = next((row for row in reversed(record.rows) if isinstance(row, TrimPoint)), trim_point)
+    except UnknownTopic:
+        return None
+    return trim_point
