@@ -55,7 +55,7 @@ class SettlementLedger:
 
     def register(self, number: int, members: Iterable[int]) -> list[int]:
         """Register arrived members of group `number`; the positions of those that had not arrived before."""
-        settled = self._ledger.members(*_prompt(number))
+        settled = self._ledger.finished_members(*_prompt(number))
         if settled is None:
             return []
         held = self._held.setdefault(number, set())
@@ -74,11 +74,11 @@ class SettlementLedger:
 
     def settled_members(self, number: int) -> int:
         """How many members of group `number` are settled; 0 once all are."""
-        return self._ledger.answered(*_prompt(number))
+        return self._ledger.finished_count(*_prompt(number))
 
     def is_closed(self, number: int) -> bool:
         """Whether group `number` is settled, or left the buffer before all its members had arrived."""
-        return number in self._left or self._ledger.members(*_prompt(number)) is None
+        return number in self._left or self._ledger.finished_members(*_prompt(number)) is None
 
     def has_left(self, number: int) -> bool:
         """Whether group `number` left the buffer before all its members had arrived."""

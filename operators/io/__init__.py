@@ -1,1 +1,1 @@
-"""Between Kafka and a step: what reads topics, folds them and writes what comes of it, exactly once."""
+"""The source, the fold and the transactional sink of every pipeline: read topics, fold records, write once."""

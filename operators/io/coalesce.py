@@ -1,4 +1,4 @@
-"""Outputs of a transaction as Kafka records: what shares a key and a class travels as rows of one record."""
+"""Outputs of a transaction as Kafka records: outputs with the same key and class become rows of one record."""
 
 from __future__ import annotations
 
@@ -13,28 +13,26 @@ from schemas.codec import Headers, encode_all, record_type
 from schemas.topics import Topic, run_of
 from schemas.tracing import TRACEPARENT, traceparent
 
-_KEYED_BY_PROMPT = ("prompt_id", "group_id")
-_NAMES = ("trajectory_id", "trajectory_ids")
+_PROMPT_KEYS = ("prompt_id", "group_id")
+_ID_FIELDS = ("trajectory_id", "trajectory_ids")
 
 
 def coalesce(outputs: Iterable[Output], name_of: Callable[[Topic], str]) -> list[Outgoing]:
-    """`outputs` encoded, in order within each topic, partition and key; `name_of` gives a topic its full name.
+    """Encode `outputs`, in order within each topic, partition and key; `name_of` returns a topic's full name.
 
-    Neighbours of one class become rows of one record where their encoding allows, and so do neighbouring blocks. What
-    is of a prompt carries its trace (W3C); of several prompts that is the first's, as the key is where there is one.
-    Raises ValueError for an output that is too large or does not fit its schema, or whose topic takes none in a
-    transaction; KeyError for a class that does not travel.
+    Consecutive outputs of one class become rows of one record where their encoding allows, and so do consecutive
+    blocks. A record of a prompt carries the prompt's trace (W3C traceparent); a record of several prompts carries that
+    of the first. Raises ValueError for an output that is too large or does not fit its schema, or whose topic is not
+    transactional; KeyError for a class that is not a record.
     """
     runs: list[tuple[Topic, int | None, str, list[Any]]] = []
     last: dict[tuple[str, int | None, str], list[Any]] = {}
     for topic, key, record, partition in outputs:
         if not topic.transactional:
-            raise ValueError(
-                f"topic {topic.short_name} is for plain producers: its readers must not wait for a transaction"
-            )
+            raise ValueError(f"topic {topic.short_name} is not transactional: write to it with a plain producer")
         stream = (topic.short_name, partition, key)
         run = last.get(stream)
-        if run is not None and _together(run[0], record):
+        if run is not None and _fits_one_record(run[0], record):
             run.append(record)
         else:
             last[stream] = run = [record]
@@ -42,32 +40,34 @@ def coalesce(outputs: Iterable[Output], name_of: Callable[[Topic], str]) -> list
     return [
         Outgoing(name, partition, key.encode() or None, value, (*headers, *trace))
         for topic, partition, key, run in runs
-        for name, trace in [_traced(name_of(topic), topic, key or None, run[0])]
+        for name, trace in [_name_and_trace(name_of(topic), topic, key or None, run[0])]
         for value, headers in _encoded(run)
     ]
 
 
-def _traced(name: str, topic: Topic, key: str | None, first: Any) -> tuple[str, Headers]:
-    """The full name of a topic, and the trace that a record with `key` and `first` in it belongs to."""
-    group = key if topic.key in _KEYED_BY_PROMPT else _group_of(first)
+def _name_and_trace(name: str, topic: Topic, key: str | None, first: Any) -> tuple[str, Headers]:
+    """The full name of a topic, and the trace headers of a record with `key` whose first row is `first`."""
+    group = key if topic.key in _PROMPT_KEYS else _group_of(first)
     run = run_of(name) if group else None
     return name, ((TRACEPARENT, traceparent(run, group, topic.short_name)),) if run and group else ()
 
 
 def _group_of(record: Any) -> str | None:
-    """The group of the first trajectory that a record, or the first of a block, names."""
+    """The group of the first trajectory that a record, or the first row of a block, names."""
     if isinstance(record, Block):
-        held = {
-            name: record.column(name)[0].as_py() for name in _NAMES if len(record) and name in record.batch.schema.names
+        ids = {
+            name: record.column(name)[0].as_py()
+            for name in _ID_FIELDS
+            if len(record) and name in record.batch.schema.names
         }
     else:
-        held = {name: getattr(record, name) for name in _NAMES if hasattr(record, name)}
-    first = held.get("trajectory_id") or next(iter(held.get("trajectory_ids") or ()), "")
+        ids = {name: getattr(record, name) for name in _ID_FIELDS if hasattr(record, name)}
+    first = ids.get("trajectory_id") or next(iter(ids.get("trajectory_ids") or ()), "")
     return first.partition(".")[0] or None
 
 
-def _together(first: Any, record: Any) -> bool:
-    """Whether the two may be rows of one record."""
+def _fits_one_record(first: Any, record: Any) -> bool:
+    """Whether both may be rows of one record."""
     if isinstance(first, Block) and isinstance(record, Block):
         return first.kind is record.kind and record_type(first.kind).rows
     return type(first) is type(record) and record_type(type(record)).rows

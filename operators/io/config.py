@@ -1,4 +1,4 @@
-"""How a pipeline's shard reaches its topics."""
+"""Configuration of one shard of a pipeline: its topics, its Kafka client and its time-outs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from schemas.topics import RESTORE, Topic, group_name
 
 @dataclass(frozen=True)
 class TopicInput:
-    """A topic to read. `keys` limits it to records whose key starts with one of them: others are passed over undecoded.
+    """A topic to read. With `keys`, records whose key starts with none of them are skipped without decoding.
 
-    With `blocks` the rows of a Kafka record come together, as one `Received` with a Block. `start` and `newest` say
-    from where, see `Input`. A start must not read all that a long run has written: `earliest` is for compacted topics.
+    With `blocks` the rows of a Kafka record arrive as one `ReceivedRecord` that holds a Block. `start` and `newest`
+    set the first offset (see `Input`). `earliest` is for compacted topics only: a start must not read a whole run.
     """
 
     topic: Topic
@@ -31,10 +31,10 @@ class TopicInput:
 
 @dataclass(frozen=True)
 class ShardConfig:
-    """One shard of one pipeline: its inputs, its ledger topics, and how long its source waits and works at a time.
+    """One shard of one pipeline: its inputs, its ledger topics and its intervals.
 
-    In seconds: `slice_s` is how long the source runs before the runner may make a checkpoint (None: what suits
-    the runner), `poll_s` how long an idle poll waits, `commit_s` how long offsets that moved without outputs may go
+    In seconds: `slice_s` is how long the source runs before the runner may make a checkpoint (None: the runner's
+    default), `poll_s` how long an idle poll waits, `commit_s` how long offsets that moved without outputs may stay
     uncommitted, `transaction_timeout_s` how long a transaction may take. This shard alone writes the `owned`
     partitions: a start raises where it finds records there and no note of an earlier start. `start_positions` is called
     at every start; its positions override the committed ones (a trainer resumes from its checkpoint). A `bounded` shard
@@ -61,7 +61,7 @@ class ShardConfig:
         return group_name(self.run, self.pipeline, self.shard)
 
     def session(self) -> SessionConfig:
-        """The Kafka side of this shard."""
+        """The configuration of this shard's Kafka session."""
         return SessionConfig(
             client=self.client,
             group=self.group,

@@ -1,4 +1,4 @@
-"""Records that were read, and decoded, but cannot be right."""
+"""Dead letters for records that were decoded and are invalid."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from schemas.topics import DEAD_LETTERS
 
 
 def dead_letter(received: ReceivedRecord, step: str, reason: str, now: int) -> Output:
-    """The dead letter in which `step` sets `received` aside, at `now` in Unix milliseconds."""
+    """The dead letter with which `step` rejects `received`, at `now` in Unix milliseconds."""
     topic, partition, offset, record, _ = received
     payload = encode(record)[0][:MAX_PAYLOAD_BYTES]
     return Output(DEAD_LETTERS, topic, DeadLetter(step, reason, topic, partition, offset, payload, now))

@@ -1,8 +1,8 @@
-"""What flows between a pipeline's source, its step and its sink.
+"""The elements that flow between a pipeline's source, its step and its sink.
 
-Guarantee, kept by source, step and sink together: each start of a shard opens with one `Restored`, then `Polled` in
-order; every element carries its start's number, and what belongs to another start is dropped. Made by ReadTopics, eaten
-by FoldRecords, whose emissions WriteTransactionally eats.
+Source, step and sink guarantee together: each start of a shard begins with one `Restored`, followed by `Polled` in
+order. Every element carries the number of its start, and elements of another start are dropped. ReadTopics produces
+`Restored` and `Polled`; FoldRecords consumes them and produces `Emission`, which WriteTransactionally consumes.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from schemas.topics import Topic
 
 
 class ReceivedRecord(NamedTuple):
-    """A decoded record, or a Block of them, and where it stood. `topic` is the noun.
+    """A decoded record, or a Block of them, and its position. `topic` is the topic's noun.
 
-    `timestamp` is the Kafka record's, in Unix milliseconds.
+    `timestamp` is that of the Kafka record, in Unix milliseconds.
     """
 
     topic: str
@@ -36,10 +36,11 @@ class PartitionKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """The first element of a start: what the shard had committed and written before.
+    """The first element of a start: what the shard committed and wrote before it.
 
-    `ledger` is its own output read back from where the last commit's note said; `state` is the operator's part of the
-    note; `offsets` are where reading resumes. Emissions are numbered from 1 in a start; the ledger is emission 0.
+    `ledger` is the shard's own output, read back from the offsets in the last commit note; `state` is the step's part
+    of that note; `offsets` are the next offsets to read. Emissions of a start are numbered from 1; the ledger is
+    emission 0.
     """
 
     group: str
@@ -53,9 +54,9 @@ class Restored:
 class Polled:
     """Records of one poll, none on an idle tick. `positions` are the next offsets to read.
 
-    `caught_up` is False until everything that had been written when the shard started has been seen.
-    `rejected` are records that could not be decoded. The `last` one comes when this process is asked to stop: what the
-    step writes now is still committed.
+    `caught_up` is False until every record that was written before the start has been read. `rejected` holds dead
+    letters for records that could not be decoded. `last` is True on the final element, sent when the process has to
+    stop: the step's outputs for it are still committed.
     """
 
     group: str
@@ -68,7 +69,7 @@ class Polled:
 
 
 class Output(NamedTuple):
-    """A record to write, or a Block of them. `partition` None leaves the choice to the key."""
+    """A record to write, or a Block of them. With `partition` None the key decides the partition."""
 
     topic: Topic
     key: str
@@ -78,10 +79,10 @@ class Output(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a restart needs to know of a step, committed with the outputs that it covers.
+    """What a restart needs of a step, committed together with the outputs that it covers.
 
     `low_water` are the offsets below which nothing is pending; `ledger_from` is the number of the oldest emission that
-    a restart must read back (None: none); `state` go into the commit's note.
+    a restart must read back (None: none); `state` is saved in the commit note.
     """
 
     low_water: Mapping[PartitionKey, int] = field(default_factory=dict)
@@ -91,7 +92,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Emission:
-    """What a step made of one poll, written in one transaction; numbered within its start, from 1."""
+    """The outputs of one poll, written in one transaction. `number` counts within the start, from 1."""
 
     group: str
     start: int

@@ -1,7 +1,7 @@
-"""FoldRecords: a step with a memory, rebuilt from Kafka at every start.
+"""FoldRecords: a stateful step whose state is rebuilt from Kafka at every start.
 
-The memory is a plain object of this process, made anew by each `Restored`, so no runner state can be older than what
-the sink has committed: a start that a runner replays from an old checkpoint begins with a new session and a new memory.
+The state is a plain object of this process, created by each `Restored`. It is not runner state, so it cannot be older
+than what the sink has committed: a runner that replays an old checkpoint begins with a new session and a new object.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from schemas.topics import DEAD_LETTERS
 
 
 class ShardFold(Protocol):
-    """The memory of a step during one start."""
+    """The state of a step during one start, and its transitions."""
 
     def fold(self, polled: Polled) -> Sequence[Output]:
-        """What is to be written because of `polled`, which may be an idle tick."""
+        """Apply `polled`, which may be an idle tick; return the outputs to write."""
 
     def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
-        """What a restart would need now that everything before `positions` has been folded."""
+        """What a restart needs once all records before `positions` are folded."""
 
     def busy(self) -> bool:
-        """Whether there is work to do without new input: the source then does not wait for any."""
+        """Whether the step has work without new input; the source then polls without waiting."""
 
     def close(self) -> None:
-        """Free what the memory holds."""
+        """Release the resources of this state."""
 
 
 class FoldStep(Protocol):
-    """Makes memories. Frozen and picklable: it travels in the graph."""
+    """Creates the state of each start. Frozen and picklable: it is part of the graph."""
 
     def restore(self, restored: Restored) -> ShardFold:
-        """The memory with which a start begins."""
+        """The state with which a start begins."""
 
 
-class _Live:
+class _RunningFold:
     __slots__ = ("emissions", "fold", "manifests", "start")
 
     def __init__(self, start: int, fold: ShardFold) -> None:
@@ -56,27 +56,27 @@ class _Live:
         self.manifests = ManifestOrder()
 
 
-_LIVE: dict[str, _Live] = {}
+_RUNNING: dict[str, _RunningFold] = {}
 
 
 def is_busy(group: str) -> bool:
-    """Whether the step of `group` has work of its own to do."""
-    live = _LIVE.get(group)
-    return live is not None and live.fold.busy()
+    """Whether the step of `group` has work without new input."""
+    running = _RUNNING.get(group)
+    return running is not None and running.fold.busy()
 
 
 def close_folds() -> None:
-    """Close every memory of this process."""
-    while _LIVE:
-        _LIVE.popitem()[1].fold.close()
+    """Close every fold of this process."""
+    while _RUNNING:
+        _RUNNING.popitem()[1].fold.close()
 
 
 def _release(group: str) -> None:
-    """Close and free the memory of `group`: the next one may be a second model, for which there is no room."""
-    if (live := _LIVE.pop(group, None)) is not None:
-        live.fold.close()
-        del live
-        gc.collect()  # models and optimizers hold cycles, and cycles are collected seldom
+    """Close and free the fold of `group`: memory would not suffice for its model and the next one's."""
+    if (running := _RUNNING.pop(group, None)) is not None:
+        running.fold.close()
+        del running
+        gc.collect()  # models and optimizers contain reference cycles, which are collected rarely
 
 
 class _FoldFn(beam.DoFn):
@@ -90,27 +90,27 @@ class _FoldFn(beam.DoFn):
             if self._dead_letters:
                 element = drop_invalid(element)
             with LIVENESS.step(element.group, "restore"):
-                _LIVE[element.group] = _Live(element.start, self._step.restore(element))
+                _RUNNING[element.group] = _RunningFold(element.start, self._step.restore(element))
             return
-        live = _LIVE.get(element.group)
-        if live is not None and live.start == element.start:
-            live.emissions += 1
+        running = _RUNNING.get(element.group)
+        if running is not None and running.start == element.start:
+            running.emissions += 1
             undecodable = element.rejected if self._dead_letters else ()
             outputs = [Output(DEAD_LETTERS, letter.topic, letter) for letter in undecodable]
             if self._dead_letters:
-                element, strange = reject_invalid(element, live.manifests)
-                outputs += strange
+                element, invalid = reject_invalid(element, running.manifests)
+                outputs += invalid
             with LIVENESS.step(element.group, "fold"):
-                outputs += live.fold.fold(element)
-                checkpoint = live.fold.checkpoint(element.positions)
-            emission = Emission(element.group, element.start, live.emissions, tuple(outputs), checkpoint)
-            del live, outputs, checkpoint  # this frame waits at the yield: it must not hold what a new start releases
+                outputs += running.fold.fold(element)
+                checkpoint = running.fold.checkpoint(element.positions)
+            emission = Emission(element.group, element.start, running.emissions, tuple(outputs), checkpoint)
+            del running, outputs, checkpoint  # this frame is suspended at the yield: it must not keep them alive
             yield emission
 
 
 def reject_invalid(polled: Polled, manifests: ManifestOrder) -> tuple[Polled, list[Output]]:
-    """`polled` without the records that cannot be (see `plausible`), and their dead letters."""
-    wrong: dict[int, str] = {}
+    """`polled` without its invalid records (see `validation`), and their dead letters."""
+    reasons: dict[int, str] = {}
     rows: dict[int, list[int]] = {}
     for at, (_, _, _, record, _) in enumerate(polled.records):
         if isinstance(record, Block):
@@ -121,32 +121,33 @@ def reject_invalid(polled: Polled, manifests: ManifestOrder) -> tuple[Polled, li
         if reason is None and isinstance(record, WeightVersion):
             reason = manifests.invalid_reason(record)
         if reason is not None:
-            wrong[at] = reason
-    if not wrong and not rows:
+            reasons[at] = reason
+    if not reasons and not rows:
         return polled, []
     now = time.time_ns() // 10**6
-    letters = [
-        dead_letter(polled.records[at], f"read {polled.records[at].topic}", why, now) for at, why in wrong.items()
-    ]
+    letters = []
+    for at, reason in reasons.items():
+        received = polled.records[at]
+        letters.append(dead_letter(received, f"read {received.topic}", reason, now))
     kept = []
     for at, received in enumerate(polled.records):
         if at in rows:
-            left, strange = _without(received, set(rows[at]), now)
-            letters += strange
-            kept += left
-        elif at not in wrong:
+            valid, invalid = _without_rows(received, set(rows[at]), now)
+            letters += invalid
+            kept += valid
+        elif at not in reasons:
             kept.append(received)
     return replace(polled, records=tuple(kept)), letters
 
 
-def _without(received: ReceivedRecord, rows: set[int], now: int) -> tuple[list[ReceivedRecord], list[Output]]:
-    """A block without `rows`, if any other is left, and the dead letters of these."""
+def _without_rows(received: ReceivedRecord, rows: set[int], now: int) -> tuple[list[ReceivedRecord], list[Output]]:
+    """The received block without `rows` (empty if no row is left), and the dead letters of `rows`."""
     block = received.record
     good = [row for row in range(len(block)) if row not in rows]
     letters = []
     for row in sorted(rows):
         (record,) = block.part(row, 1).records()
-        reason = invalid_reason(record) or "a member that its group does not have"
+        reason = invalid_reason(record) or "member is not below the samples of its prompt"
         letters.append(dead_letter(received._replace(record=record), f"read {received.topic}", reason, now))
     return ([received._replace(record=block.take(good))] if good else []), letters
 

@@ -1,4 +1,4 @@
-"""From where a restart must read the ledger topics back: for each emission, offsets that its outputs cannot precede."""
+"""Where a restart starts to read the ledger topics: for each emission, a lower bound of the offsets of its outputs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ Floors = Mapping[str, int]
 
 
 class LedgerFloors:
-    """The floors of the emissions of one start that a restart may still need.
+    """The floors of those emissions of one start that a restart may still need.
 
-    `noted` is what the commit before this start said: the floor of everything read back, which counts as emission 0.
-    `ends` are the ends of the ledger partitions as of this start; nothing of this start lies before them.
+    `noted` is from the last commit note before this start: the floor of the ledger that was read back, which counts as
+    emission 0. `ends` are the end offsets of the ledger partitions at this start; its own outputs come after them.
     """
 
     def __init__(self, noted: Floors, ends: Floors) -> None:
@@ -20,17 +20,17 @@ class LedgerFloors:
         self._floors: dict[int, Floors] = {0: dict(noted)}
 
     def emit(self, number: int) -> None:
-        """Emission `number`, which has outputs, is about to be written."""
+        """Record that emission `number`, which has outputs, is about to be written."""
         self._floors[number] = self._known
 
     def written(self, first: Floors) -> None:
-        """A transaction is committed; `first` are its lowest offsets, in whatever topics."""
+        """Record a committed transaction; `first` are its lowest offsets in any topics."""
         self._known = self._known | {place: first[place] for place in self._known.keys() & first.keys()}
 
     def offsets(self, oldest: int | None) -> Floors:
-        """The offsets to note when the oldest emission still needed is `oldest` (None: none is).
+        """The floors for the commit note when the oldest emission still needed is `oldest` (None: none is).
 
-        What is older is forgotten. An emission without outputs has nothing to read back: the next one's floor is noted.
+        Older floors are dropped. An emission without outputs has no floor: that of the next one is returned.
         """
         for number in [n for n in self._floors if oldest is None or n < oldest]:
             del self._floors[number]

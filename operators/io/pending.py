@@ -8,26 +8,26 @@ from operators.io.elements import PartitionKey
 
 
 class PendingOffsets:
-    """Input offsets that a step still needs after a restart, by partition.
+    """Input offsets that a restart must read again, by partition.
 
-    Offsets arrive rising within a partition, so the oldest pending one is the first in insertion order.
+    Offsets rise within a partition, so the oldest pending one is the first in insertion order.
     """
 
     def __init__(self) -> None:
         self._pending: dict[PartitionKey, dict[int, int]] = {}
 
     def add(self, place: PartitionKey, offset: int, count: int = 1) -> None:
-        """Hold `offset` back, `count` times over (one for each row of the record)."""
+        """Add `count` holds on `offset`, one for each row of the record."""
         offsets = self._pending.setdefault(place, {})
         offsets[offset] = offsets.get(offset, 0) + count
 
     def remove(self, place: PartitionKey, offset: int, count: int = 1) -> None:
-        """Let go of `count` holds. Raises KeyError if there is none."""
+        """Release `count` holds on `offset`. Raises KeyError if it has none."""
         offsets = self._pending[place]
         offsets[offset] -= count
         if not offsets[offset]:
             del offsets[offset]
 
     def low_water(self, positions: Mapping[PartitionKey, int]) -> dict[PartitionKey, int]:
-        """By partition: the oldest pending offset, or the position where nothing is pending."""
+        """By partition: the oldest pending offset, or the position if nothing is pending."""
         return {place: next(iter(self._pending.get(place, ())), position) for place, position in positions.items()}

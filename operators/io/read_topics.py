@@ -1,4 +1,4 @@
-"""ReadTopics: an unbounded, self-checkpointing source over the topics of one shard."""
+"""ReadTopics: an unbounded, self-checkpointing source over the topics of each shard."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _SOURCES: dict[str, ShardSource] = {}
 
 
 class _PollTracker(OffsetRestrictionTracker):
-    """Polls to come. It stops where it stands, but never splits: a shard has one consumer.
+    """The range of polls. It checkpoints at the current poll and never splits, since a shard has one consumer.
 
-    Prism asks slow bundles to give a part of their work away; two readers of one shard would fence each other for ever.
+    Prism splits slow bundles; two readers of one shard would fence each other for ever.
     """
 
     def try_split(self, fraction_of_remainder: float) -> tuple[OffsetRange, OffsetRange] | None:
@@ -32,7 +32,7 @@ class _PollTracker(OffsetRestrictionTracker):
 
 
 class _Polls(RestrictionProvider):
-    """The restriction counts polls: where reading stands is Kafka's business, so nothing here can grow old."""
+    """The restriction counts polls. Positions are kept in Kafka, so a restriction cannot become stale."""
 
     def initial_restriction(self, element: ShardConfig) -> OffsetRange:
         return OffsetRange(0, _FOREVER)
@@ -59,14 +59,14 @@ class _PollTopicsFn(beam.DoFn):
     ) -> Iterator[Restored | Polled]:
         poll = tracker.current_restriction().start
         source = _source_of(element)
-        source.begin(poll)
+        source.resume_at(poll)
         until = time.monotonic() + (element.slice_s or self._slice_s)
         while time.monotonic() < until:
             if STOPPING.is_set() or (source.ended and not is_busy(element.group)):
-                last = source.last() if tracker.try_claim(poll) else None
-                if last is not None:
-                    yield last
-                tracker.try_claim(_FOREVER - 1)  # to the end of the range: the runner finishes cleanly
+                final = source.final_poll() if tracker.try_claim(poll) else None
+                if final is not None:
+                    yield final
+                tracker.try_claim(_FOREVER - 1)  # claim the end of the range, so that the runner finishes cleanly
                 return
             if not tracker.try_claim(poll):
                 return
@@ -76,9 +76,9 @@ class _PollTopicsFn(beam.DoFn):
 
 
 class ReadTopics(beam.PTransform):
-    """Everything written to the topics of `shards`, from their restore offsets on.
+    """Reads the topics of `shards` from their restore offsets on.
 
-    One element of the source is one shard with one consumer over all its topics and partitions.
+    Each shard is one element of the source, with one consumer over all its topics and partitions.
     """
 
     def __init__(self, *shards: ShardConfig) -> None:

@@ -1,4 +1,4 @@
-"""What a process holds for its shards, let go of as one."""
+"""Closes everything that a process holds for its shards."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from operators.io.sink import close_sinks
 
 
 def close_shards() -> None:
-    """Commit what has been emitted, then close memories, sessions and sources: the next run here begins a new start.
+    """Commit what has been emitted, then close folds, sources and sessions; the next run here begins a new start.
 
-    Call when no pipeline runs in this process. What cannot be committed in time the next start makes again.
+    Call it when no pipeline runs in this process. Emissions that cannot be committed in time are produced again by the
+    next start.
     """
     close_sinks()
     close_folds()

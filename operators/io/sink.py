@@ -1,8 +1,8 @@
-"""A shard's sink: group commit. What is emitted while one transaction is under way goes into the next, all together.
+"""A shard's sink, with group commit: emissions that arrive during one transaction are committed together in the next.
 
 The step never waits for Kafka, and a busy shard makes few, large transactions. A transaction holds whole emissions, in
-order, with the last one's checkpoint, so outputs and low-water mark move together. One beyond MAX_TRANSACTION_BYTES is
-made smaller by emissions; an emission is never divided.
+order, with the checkpoint of the last one, so outputs and low-water mark move together. Emissions that together exceed
+MAX_TRANSACTION_BYTES are split over several transactions; one emission is never split.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from schemas.topics import Topic
 log = logging.getLogger(__name__)
 
 MAX_EMISSIONS = 64
-"""Emissions that may wait for a transaction before the step is held back."""
+"""Emissions that may wait for a transaction; beyond it the step blocks."""
 MAX_OUTPUTS = 1024
-"""Outputs that may wait so."""
+"""Outputs that may wait for a transaction; beyond it the step blocks."""
 MAX_TRANSACTION_BYTES = 32 * 1024 * 1024
-"""Encoded outputs that several emissions may have together in one transaction."""
+"""Encoded size limit of several emissions in one transaction."""
 STUCK_S = 180.0
-"""Added to the time-out of a transaction; one that has not ended by then never will."""
+"""Added to the transaction time-out; a transaction that has not ended by then counts as stuck."""
 
 
 class SinkBroken(RuntimeError):
-    """What was emitted cannot be written, and trying again would not help."""
+    """Emissions cannot be written, and a retry would not help."""
 
 
 class ShardSink:
-    """Commits emissions of one shard in a thread of its own. Lives once a process and shard."""
+    """Commits the emissions of one shard in its own thread. There is one per process and shard."""
 
     def __init__(self, config: ShardConfig) -> None:
         self.config = config
@@ -57,10 +57,10 @@ class ShardSink:
         LIVENESS.start_thread(f"sink {config.group}", self._run)
 
     def write(self, emission: Emission) -> None:
-        """Take `emission`; it is durable after `flush`. Waits while too much is before it. Raises SinkBroken."""
+        """Queue `emission`; it is durable after `flush`. Blocks while the queue is full. Raises SinkBroken."""
         with self._changed:
             if not self._changed.wait_for(self._has_room, self._stuck_s):
-                self._break("a transaction does not end")
+                self._break(f"a transaction has not ended in {self._stuck_s:g} s")
             if self.broken is not None:
                 raise self.broken
             self._waiting.append(emission)
@@ -68,7 +68,7 @@ class ShardSink:
             self._changed.notify_all()
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Return once everything taken is committed, or dropped because its session is over. Raises SinkBroken."""
+        """Return once all queued emissions are committed, or dropped with a lost session. Raises SinkBroken."""
         timeout_s = self._stuck_s if timeout_s is None else timeout_s
         with self._changed:
             if not self._changed.wait_for(self._is_done, timeout_s):
@@ -77,7 +77,7 @@ class ShardSink:
                 raise self.broken
 
     def close(self) -> None:
-        """End the thread, after the transaction that it is at."""
+        """End the thread after its current transaction."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -90,7 +90,7 @@ class ShardSink:
         return (self._idle and not self._waiting) or self.broken is not None
 
     def _break(self, why: object) -> None:
-        """Refuse all further work; what follows in this session would leave a hole, so the session ends too."""
+        """Reject further emissions, and end the session: later emissions would leave a gap in its output."""
         self.broken = SinkBroken(f"{self.config.group}: {why}")
         session = SESSIONS.get(self.config.group)
         if session is not None and session.lost is None:
@@ -108,7 +108,7 @@ class ShardSink:
             try:
                 self._commit(emissions)
             except SessionLost as lost:
-                log.warning("%s", lost)  # the source sees it and opens a new session
+                log.warning("%s", lost)  # the source detects it and opens a new session
             except BaseException as error:
                 log.exception("%s: the sink is broken", self.config.group)
                 with self._changed:
@@ -151,14 +151,14 @@ class ShardSink:
         self._committed_at = time.monotonic()
 
     def _fresh(self, session: Session, emissions: Sequence[Emission]) -> list[Emission]:
-        """Those of this start that have not been taken yet: a runner may repeat emissions, but leave none out."""
+        """Emissions of this start that are new. A runner may repeat emissions; a missing one ends the session."""
         fresh = []
         for emission in emissions:
             if emission.start != session.start or emission.number <= self._taken:
                 continue
             if emission.number != self._taken + 1:
                 session.lost = SessionLost(
-                    f"{self.config.group}: emission {emission.number} came after {self._taken}, some are lost"
+                    f"{self.config.group}: emission {emission.number} came after {self._taken}; those between are lost"
                 )
                 raise session.lost
             self._taken = emission.number
@@ -166,9 +166,9 @@ class ShardSink:
         return fresh
 
     def _is_due(self, checkpoint: Checkpoint) -> bool:
-        """Whether a checkpoint without outputs is news, and the last commit long enough ago."""
-        news = (checkpoint.low_water, checkpoint.ledger_from, checkpoint.state) != self._committed
-        return news and time.monotonic() - self._committed_at >= self.config.commit_s
+        """Whether a checkpoint without outputs has changed, and the last commit is `commit_s` ago."""
+        changed = (checkpoint.low_water, checkpoint.ledger_from, checkpoint.state) != self._committed
+        return changed and time.monotonic() - self._committed_at >= self.config.commit_s
 
     def _name(self, topic: Topic) -> str:
         name = self._names.get(topic.short_name)
@@ -196,18 +196,18 @@ def sink_of(config: ShardConfig) -> ShardSink:
 
 
 def drop_sink(group: str) -> None:
-    """Forget the sink of `group`: the next use makes another."""
+    """Close the sink of `group`; the next use creates another."""
     sink = _SINKS.pop(group, None)
     if sink is not None:
         sink.close()
 
 
 def close_sinks(timeout_s: float = 3.0) -> None:
-    """Commit what every sink of this process has taken, as far as `timeout_s` seconds allow, and end it."""
+    """Commit the queue of every sink of this process within `timeout_s` seconds, and close the sinks."""
     deadline = time.monotonic() + timeout_s
     for sink in list(_SINKS.values()):
         try:
             sink.flush(max(0.0, deadline - time.monotonic()))
         except SinkBroken as broken:
-            log.warning("not committed, left to the next start: %s", broken)
+            log.warning("emissions were not committed; the next start produces them again: %s", broken)
         drop_sink(sink.config.group)

@@ -1,4 +1,4 @@
-"""WriteTransactionally: outputs and low-water mark of a step in one Kafka transaction."""
+"""WriteTransactionally: commits a step's outputs and low-water mark in one Kafka transaction."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _CommitFn(beam.DoFn):
         try:
             sink_of(self._shards[element.group]).write(element)
         except SinkBroken:
-            drop_sink(element.group)  # a runner that tries again in this process begins with another
+            drop_sink(element.group)  # a runner that retries in this process gets a new sink
             raise
 
     def finish_bundle(self) -> None:

@@ -1,4 +1,4 @@
-"""Sessions that answer from a script, for tests of what stands around them."""
+"""Kafka sessions that follow a script, for tests of the source and the sink."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def metric(step: int) -> Metric:
 
 
 def raw(offset: int, record: object | None = None, **changes: Any) -> SimpleNamespace:
-    """A record as the consumer gives it."""
+    """A record as the consumer returns it."""
     value, headers = encode(record if record is not None else metric(offset))
     fields = {"topic": INPUT.topic, "partition": 0, "offset": offset, "key": b"a", "value": value, "headers": headers}
     fields["timestamp"] = 0
@@ -40,7 +40,7 @@ def raw(offset: int, record: object | None = None, **changes: Any) -> SimpleName
 
 @dataclass
 class ScriptedSession:
-    """`polls` are what its polls return, an exception among them is raised; then they are empty."""
+    """`polls` are returned one by one, or raised if exceptions; later polls are empty."""
 
     start: int
     polls: list[list[Any] | SessionLost] = field(default_factory=list)
@@ -96,26 +96,26 @@ class ScriptedSession:
         return {INPUT: self.end}
 
     def verify(self) -> None:
-        """The log holds what was committed."""
+        """Do nothing: the log holds what was committed."""
 
 
 class ScriptedSessions:
-    """Stands for the process's sessions: each `open` gives the next of `script`, or raises it."""
+    """Replaces the sessions of the process: each `open` returns the next of `script`, or raises it."""
 
     def __init__(self, *script: ScriptedSession | SessionLost) -> None:
         self.script = list(script)
-        self.now: ScriptedSession | None = None
+        self.current: ScriptedSession | None = None
 
     def open(self, config: object) -> ScriptedSession:
-        self.now = None
+        self.current = None
         opened = self.script.pop(0)
         if isinstance(opened, SessionLost):
             raise opened
-        self.now = opened
+        self.current = opened
         return opened
 
     def get(self, group: str) -> ScriptedSession | None:
-        return self.now
+        return self.current
 
     def close(self, group: str) -> None:
-        self.now = None
+        self.current = None

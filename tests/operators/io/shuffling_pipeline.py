@@ -1,8 +1,8 @@
-"""A pipeline whose outputs leave in another order than its inputs came, in processes that can be killed.
+"""A pipeline that writes its records in another order than it reads them, in processes that can be killed.
 
-Run as a program it is a nursery: it imports everything once, then forks a process that runs the pipeline for each line
-on its standard input, and tells its process id. A line is: address, run, runner, and the moment at which the process
-kills itself, if any.
+Run as a program it is a zygote: it imports all modules once. For each line on standard input it forks a process that
+runs the pipeline, and prints the process id. A line is: address, run, runner, and optionally the point at which the
+process kills itself.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def shard(bootstrap_servers: str, run: str, **changes: float) -> ShardConfig:
 
 
 class Shuffler:
-    """Holds up to twelve records and lets go of a random one for each that comes, and of one at each idle tick."""
+    """Holds up to twelve records; emits a random one for each further record, and one at each idle tick."""
 
     def __init__(self, restored: Restored) -> None:
         self._rng = random.Random(restored.start)
@@ -64,18 +64,18 @@ class Shuffler:
         outputs = []
         for received in polled.records:
             if TrajectoryKey("train", received.record.step, 0) not in self._ledger:
-                place = PartitionKey(received.topic, received.partition)
-                self._pending.add(place, received.offset)
-                self._buffer.append((place, received.offset, received.record))
+                key = PartitionKey(received.topic, received.partition)
+                self._pending.add(key, received.offset)
+                self._buffer.append((key, received.offset, received.record))
             if len(self._buffer) > CAPACITY:
-                outputs.append(self._let_go())
+                outputs.append(self._emit_one())
         if not polled.records and self._buffer:
-            outputs.append(self._let_go())
+            outputs.append(self._emit_one())
         return outputs
 
-    def _let_go(self) -> Output:
-        place, offset, record = self._buffer.pop(self._rng.randrange(len(self._buffer)))
-        self._pending.remove(place, offset)
+    def _emit_one(self) -> Output:
+        key, offset, record = self._buffer.pop(self._rng.randrange(len(self._buffer)))
+        self._pending.remove(key, offset)
         step = record.step  # type: ignore[attr-defined]
         self._ledger.add(TrajectoryKey("train", step, 0), 1, self._emission)
         return Output(OUTPUT, str(step), record)
@@ -101,40 +101,40 @@ def build(pipeline: beam.Pipeline, config: ShardConfig) -> None:
     elements | "shuffle" >> FoldRecords(Shuffle()) | "write" >> WriteTransactionally(config)
 
 
-def run(bootstrap_servers: str, run_id: str, runner: Runner, suicide: str = "") -> None:
-    """Run the pipeline in this process until it is asked to stop."""
-    if suicide:
-        _die(suicide)
+def run(bootstrap_servers: str, run_id: str, runner: Runner, kill_point: str = "") -> None:
+    """Run the pipeline in this process until a stop signal."""
+    if kill_point:
+        _kill_at(kill_point)
     config = shard(bootstrap_servers, run_id)
     run_pipeline(lambda pipeline: build(pipeline, config), runner, (), close_shards)
 
 
-def _die(when: str) -> None:
-    """Make this process kill or stop itself around the tenth transaction that has outputs."""
+def _kill_at(point: str) -> None:
+    """Kill or stop this process around its tenth transaction with outputs."""
     commit, left = Session.commit, 10
 
-    def deadly(self: Session, outputs: Sequence[object], *rest: object) -> object:
+    def commit_and_kill(self: Session, outputs: Sequence[object], *rest: object) -> object:
         nonlocal left
         left -= bool(outputs)
         if left:
             return commit(self, outputs, *rest)  # type: ignore[arg-type]
         end = self._producer.commit_transaction
 
-        def at_the_end() -> None:
+        def end_and_kill() -> None:
             self._producer.flush()
-            if when == "after":
+            if point == "after":
                 end()
-            os.kill(os.getpid(), signal.SIGSTOP if when == "stop" else signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGSTOP if point == "stop" else signal.SIGKILL)
             end()
 
-        self._producer.commit_transaction = at_the_end
+        self._producer.commit_transaction = end_and_kill
         return commit(self, outputs, *rest)  # type: ignore[arg-type]
 
-    Session.commit = deadly  # type: ignore[method-assign,assignment]
+    Session.commit = commit_and_kill  # type: ignore[method-assign,assignment]
 
 
 def main() -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the dead need not be waited for
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps children
     print("ready", flush=True)
     for line in sys.stdin:
         pid = os.fork()

@@ -1,4 +1,4 @@
-"""Outputs become records: neighbours of one class share one, and the order within topic, partition and key stays."""
+"""coalesce: consecutive outputs of one class share a record; the order within topic, partition and key is kept."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def written(*outputs: Output) -> list[tuple[str, int | None, bytes | None, list[
         ([CANCEL, CANCEL, ASSIGNMENT, ASSIGNMENT], [[CANCEL], [CANCEL], [ASSIGNMENT, ASSIGNMENT]]),
     ],
 )
-def test_neighbours_of_a_class_that_may_share_a_record_do(records: list[object], groups: list[list[object]]) -> None:
+def test_coalesce_joins_consecutive_outputs_of_one_class(records: list[object], groups: list[list[object]]) -> None:
     name = INBOX.name("run")
     assert written(*(Output(INBOX, "", r, 3) for r in records)) == [(name, 3, None, group) for group in groups]
 
 
-def test_keys_partitions_and_topics_are_apart() -> None:
+def test_coalesce_separates_keys_partitions_and_topics() -> None:
     outputs = [Output(PROMPTS, k, PROMPT, p) for k, p in (("a", None), ("b", None), ("a", None), ("a", 1))]
     assert written(*outputs) == [
         (PROMPTS.name("run"), None, b"a", [PROMPT, PROMPT]),
@@ -47,15 +47,15 @@ def test_keys_partitions_and_topics_are_apart() -> None:
     ]
 
 
-def test_json_records_travel_alone() -> None:
+def test_coalesce_writes_one_json_record_per_output() -> None:
     assert written(*[Output(METRICS, "loss", METRIC)] * 2) == [(METRICS.name("run"), None, b"loss", [METRIC])] * 2
 
 
-def test_many_rows_become_several_records() -> None:
+def test_coalesce_splits_many_rows_into_several_records() -> None:
     records = written(*[Output(PROMPTS, "a", PROMPT)] * 600)
     assert [len(rows) for *_, rows in records] == [256, 256, 88]
 
 
-def test_what_does_not_travel_is_refused() -> None:
+def test_coalesce_raises_for_a_class_that_is_not_a_record() -> None:
     with pytest.raises(KeyError):
         written(Output(PROMPTS, "a", object()))

@@ -1,4 +1,4 @@
-"""Nothing is lost and nothing comes twice, however often and wherever a pipeline is killed."""
+"""Exactly-once output of a pipeline that is killed at any point, any number of times."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def create(client: ClientProperties, run_id: str) -> None:
 
 
 class Feeder(threading.Thread):
-    """Writes numbered records, about 300 a second, until it is told to stop."""
+    """Writes numbered records, about 300 a second, until `stop`."""
 
     def __init__(self, client: ClientProperties, run_id: str) -> None:
         super().__init__()
         self.count = 0
         self._client, self._topic = client, SOURCE.name(run_id)
-        self._over = threading.Event()
+        self._stopped = threading.Event()
 
     def run(self) -> None:
         producer = KafkaProducer(**self._client.producer())
-        while not self._over.wait(0.01):
+        while not self._stopped.wait(0.01):
             for _ in range(3):
                 value, headers = encode(Metric("a", self.count, {}, 0))
                 producer.send(self._topic, value, headers=list(headers))
@@ -54,13 +54,13 @@ class Feeder(threading.Thread):
         producer.close()
 
     def stop(self) -> int:
-        self._over.set()
+        self._stopped.set()
         self.join()
         return self.count
 
 
 class Outputs:
-    """What a pipeline has written and committed so far, in order."""
+    """The committed output of a pipeline so far, in order."""
 
     def __init__(self, client: ClientProperties, run_id: str) -> None:
         self._partition = TopicPartition(OUTPUT.name(run_id), 0)
@@ -89,22 +89,22 @@ class Outputs:
         self._consumer.close()
 
 
-class Nursery:
-    """Starts pipelines in processes of their own."""
+class PipelineProcesses:
+    """Starts pipelines in separate processes."""
 
-    def __init__(self, parent: subprocess.Popen[str]) -> None:
-        self._parent = parent
+    def __init__(self, launcher: subprocess.Popen[str]) -> None:
+        self._launcher = launcher
         self._started: list[psutil.Process] = []
 
-    def start(self, broker: Broker, run_id: str, runner: Runner, suicide: str = "") -> psutil.Process:
-        assert self._parent.stdin is not None
-        assert self._parent.stdout is not None
-        print(broker.bootstrap_servers, run_id, runner, suicide, file=self._parent.stdin, flush=True)
-        self._started.append(psutil.Process(int(self._parent.stdout.readline())))
+    def start(self, broker: Broker, run_id: str, runner: Runner, kill_point: str = "") -> psutil.Process:
+        assert self._launcher.stdin is not None
+        assert self._launcher.stdout is not None
+        print(broker.bootstrap_servers, run_id, runner, kill_point, file=self._launcher.stdin, flush=True)
+        self._started.append(psutil.Process(int(self._launcher.stdout.readline())))
         return self._started[-1]
 
-    def end(self) -> None:
-        """Kill what is left."""
+    def kill_all(self) -> None:
+        """Kill all processes that still run."""
         while self._started:
             process = self._started.pop()
             if process.is_running():
@@ -112,29 +112,29 @@ class Nursery:
 
 
 @pytest.fixture(scope="module")
-def parent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[str]]:
+def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[str]]:
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONWARNINGS": "ignore"}
-    environment["TMPDIR"] = str(tmp_path_factory.mktemp("killed"))  # a killed process leaves its temporary files
+    environment["TMPDIR"] = str(tmp_path_factory.mktemp("killed"))  # killed processes leave temporary files
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(
         [sys.executable, str(PROGRAM)], text=True, env=environment, cwd=REPOSITORY, **pipes
-    ) as parent:
-        assert parent.stdin is not None
-        assert parent.stdout is not None
-        assert parent.stdout.readline() == "ready\n"
-        yield parent
-        parent.stdin.close()
+    ) as launcher:
+        assert launcher.stdin is not None
+        assert launcher.stdout is not None
+        assert launcher.stdout.readline() == "ready\n"
+        yield launcher
+        launcher.stdin.close()
 
 
 @pytest.fixture
-def nursery(parent: subprocess.Popen[str]) -> Iterator[Nursery]:
-    made = Nursery(parent)
+def processes(launcher: subprocess.Popen[str]) -> Iterator[PipelineProcesses]:
+    made = PipelineProcesses(launcher)
     yield made
-    made.end()
+    made.kill_all()
 
 
 class Trial:
-    """A pipeline's input, which flows while the trial lasts, and its output."""
+    """The input of a pipeline, fed during the trial, and its output."""
 
     def __init__(self, broker: Broker, run_id: str) -> None:
         self.client = ClientProperties.at(broker.bootstrap_servers).updated({"reconnect.backoff.max.ms": "500"})
@@ -152,8 +152,8 @@ class Trial:
         self._feeder.stop()
         self.outputs.close()
 
-    def end(self, pipeline: psutil.Process) -> None:
-        """Let the pipeline finish what there is, ask it to stop, and look at all that it has written."""
+    def finish(self, pipeline: psutil.Process) -> None:
+        """Let the pipeline finish its input, stop it, and check its whole output."""
         count = self._feeder.stop()
         self.outputs.wait_for(count)
         pipeline.send_signal(signal.SIGTERM)
@@ -164,7 +164,7 @@ class Trial:
         assert steps != sorted(steps)
         with admin_client(self.client) as admin:
             (committed,) = committed_offsets(admin, group_name(self._run_id, PIPELINE)).values()
-        assert committed.offset == count  # drained: nothing is left to be done again
+        assert committed.offset == count  # drained: a restart has nothing to repeat
 
 
 def kill_at_random(process: psutil.Process, rng: random.Random) -> None:
@@ -173,56 +173,65 @@ def kill_at_random(process: psutil.Process, rng: random.Random) -> None:
     process.wait(10)
 
 
-def campaign(
-    nursery: Nursery, broker: Broker, run_id: str, runner: Runner, moments: list[str], rng: random.Random
+def run_campaign(
+    processes: PipelineProcesses,
+    broker: Broker,
+    run_id: str,
+    runner: Runner,
+    kill_points: list[str],
+    rng: random.Random,
 ) -> None:
     with Trial(broker, run_id) as trial:
-        for moment in moments:
-            process = nursery.start(broker, run_id, runner, moment)
-            if moment:
-                process.wait(30)  # it kills itself
+        for kill_point in kill_points:
+            process = processes.start(broker, run_id, runner, kill_point)
+            if kill_point:
+                process.wait(30)  # it kills itself at that point
             else:
                 kill_at_random(process, rng)
             trial.outputs.read()
-        trial.end(nursery.start(broker, run_id, runner))
+        trial.finish(processes.start(broker, run_id, runner))
 
 
-def test_killed_five_times(nursery: Nursery, broker: Broker, run_id: str, runner: Runner) -> None:
-    campaign(nursery, broker, run_id, runner, ["", "before", "after", "", ""], random.Random(1))
+def test_pipeline_writes_exactly_once_if_killed_5_times(
+    processes: PipelineProcesses, broker: Broker, run_id: str, runner: Runner
+) -> None:
+    run_campaign(processes, broker, run_id, runner, ["", "before", "after", "", ""], random.Random(1))
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
-def test_killed_twenty_five_times(nursery: Nursery, broker: Broker, run_id: str, runner: Runner) -> None:
+def test_pipeline_writes_exactly_once_if_killed_25_times(
+    processes: PipelineProcesses, broker: Broker, run_id: str, runner: Runner
+) -> None:
     rng = random.Random(2)
-    moments = [rng.choice(["", "", "before", "after"]) for _ in range(25)]
-    campaign(nursery, broker, run_id, runner, moments, rng)
+    kill_points = [rng.choice(["", "", "before", "after"]) for _ in range(25)]
+    run_campaign(processes, broker, run_id, runner, kill_points, rng)
 
 
-def test_a_stopped_process_ends_when_it_finds_its_successor_at_work(
-    nursery: Nursery, broker: Broker, run_id: str, runner: Runner
+def test_stopped_process_ends_if_its_successor_is_running(
+    processes: PipelineProcesses, broker: Broker, run_id: str, runner: Runner
 ) -> None:
     with Trial(broker, run_id) as trial:
-        zombie = nursery.start(broker, run_id, runner, "stop")  # within a transaction
+        zombie = processes.start(broker, run_id, runner, "stop")  # within a transaction
         deadline = time.monotonic() + 30
         while zombie.status() != psutil.STATUS_STOPPED and time.monotonic() < deadline:
             time.sleep(0.02)
-        successor = nursery.start(broker, run_id, runner)
+        successor = processes.start(broker, run_id, runner)
         before = len(trial.outputs.read_to_end())
         trial.outputs.wait_for(before + 100)
         zombie.resume()
-        zombie.wait(180 if runner == "flink" else 15)  # it ends by itself; Flink has its steps tried again first
+        zombie.wait(180 if runner == "flink" else 15)  # it ends by itself; Flink retries its steps first
         assert successor.is_running()
-        trial.end(successor)
+        trial.finish(successor)
 
 
-def test_a_broker_that_dies_and_comes_back(nursery: Nursery, run_id: str, tmp_path: Path) -> None:
+def test_pipeline_continues_after_a_broker_restart(processes: PipelineProcesses, run_id: str, tmp_path: Path) -> None:
     quick = {"broker.session.timeout.ms": "1500", "broker.heartbeat.interval.ms": "300"}
     with start_broker(BrokerConfig(tmp_path, overrides=quick)) as broker, Trial(broker, run_id) as trial:
-        pipeline = nursery.start(broker, run_id, "embedded")
+        pipeline = processes.start(broker, run_id, "embedded")
         trial.outputs.wait_for(100)
         broker.kill()
         broker.start()
         trial.outputs.wait_for(len(trial.outputs.read_to_end()) + 100)
         assert pipeline.is_running()
-        trial.end(pipeline)
+        trial.finish(pipeline)

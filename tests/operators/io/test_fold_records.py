@@ -1,4 +1,4 @@
-"""The step's memory: one a start, made by Restored, fed by that start's polls alone."""
+"""FoldRecords: each start has its own state, created by its Restored and applied to its own polls only."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ HERE = PartitionKey("metrics", 0)
 LETTER = DeadLetter("read metrics", "garbage", "a-topic", 0, 3, b"x", 1)
 
 
-class Counter:
-    """Writes how often it was fed; remembers when it was closed."""
+class PollCounter:
+    """Writes how often it was folded; logs when it was closed."""
 
     log: list[str] = []  # noqa: RUF012 - shared by all, on purpose
 
     def __init__(self, start: int) -> None:
         self._start = start
-        self._fed = 0
+        self._polls = 0
 
     def fold(self, polled: Polled) -> Sequence[Output]:
-        self._fed += 1
-        return [Output(METRICS, "fed", Metric("fed", self._fed, {}, 0))]
+        self._polls += 1
+        return [Output(METRICS, "polls", Metric("polls", self._polls, {}, 0))]
 
     def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
-        return Checkpoint(dict(positions), self._fed)
+        return Checkpoint(dict(positions), self._polls)
 
     def busy(self) -> bool:
-        return self._fed == 1
+        return self._polls == 1
 
     def close(self) -> None:
         self.log.append(f"closed {self._start}")
 
 
-class Count:
-    def restore(self, restored: Restored) -> Counter:
-        Counter.log.append(f"restored {restored.start}")
-        return Counter(restored.start)
+class CountPolls:
+    def restore(self, restored: Restored) -> PollCounter:
+        PollCounter.log.append(f"restored {restored.start}")
+        return PollCounter(restored.start)
 
 
 @pytest.fixture
 def fold() -> Iterator[_FoldFn]:
-    Counter.log.clear()
-    yield _FoldFn(Count())
+    PollCounter.log.clear()
+    yield _FoldFn(CountPolls())
     close_folds()
 
 
@@ -62,7 +62,7 @@ def polled(start: int, position: int = 0, *rejected: DeadLetter, group: str = "g
     return Polled(group, start, (), rejected, {HERE: position}, True)
 
 
-def test_each_poll_is_an_emission_with_its_number_and_checkpoint(fold: _FoldFn) -> None:
+def test_fold_emits_one_numbered_emission_per_poll(fold: _FoldFn) -> None:
     assert not list(fold.process(restored(4)))
     emissions = [e for position in (5, 7) for e in fold.process(polled(4, position))]
     assert [(e.group, e.start, e.number) for e in emissions] == [("g", 4, 1), ("g", 4, 2)]
@@ -70,15 +70,15 @@ def test_each_poll_is_an_emission_with_its_number_and_checkpoint(fold: _FoldFn) 
     assert [e.checkpoint for e in emissions] == [Checkpoint({HERE: 5}, 1), Checkpoint({HERE: 7}, 2)]
 
 
-def test_what_was_rejected_goes_out_with_what_the_poll_gave(fold: _FoldFn) -> None:
+def test_fold_emits_dead_letters_with_the_outputs_of_the_poll(fold: _FoldFn) -> None:
     list(fold.process(restored(1)))
     (emission,) = fold.process(polled(1, 4, LETTER))
     assert emission.outputs[0] == Output(DEAD_LETTERS, "a-topic", LETTER)
     assert len(emission.outputs) == 2
 
 
-def test_a_step_may_tell_of_what_was_rejected_itself() -> None:
-    fold = _FoldFn(Count(), dead_letters=False)
+def test_fold_emits_no_dead_letters_if_disabled() -> None:
+    fold = _FoldFn(CountPolls(), dead_letters=False)
     list(fold.process(restored(1)))
     (emission,) = fold.process(polled(1, 4, LETTER))
     assert [output.topic for output in emission.outputs] == [METRICS]
@@ -86,47 +86,47 @@ def test_a_step_may_tell_of_what_was_rejected_itself() -> None:
 
 
 @pytest.mark.parametrize("starts", [[1], [1, 3]])
-def test_polls_of_another_start_are_dropped(fold: _FoldFn, starts: list[int]) -> None:
-    assert not list(fold.process(polled(2)))  # before any memory
+def test_fold_drops_polls_of_another_start(fold: _FoldFn, starts: list[int]) -> None:
+    assert not list(fold.process(polled(2)))  # before any start
     for start in starts:
         list(fold.process(restored(start)))
     assert not list(fold.process(polled(2)))
     assert [e.number for e in fold.process(polled(starts[-1]))] == [1]
 
 
-def test_a_new_start_has_a_new_memory_and_the_old_one_is_closed_once(fold: _FoldFn) -> None:
+def test_fold_creates_new_state_at_a_start_and_closes_the_old_once(fold: _FoldFn) -> None:
     for start in (1, 2):
         list(fold.process(restored(start)))
     close_folds()
     close_folds()
-    assert Counter.log == ["restored 1", "closed 1", "restored 2", "closed 2"]
+    assert PollCounter.log == ["restored 1", "closed 1", "restored 2", "closed 2"]
     assert not list(fold.process(polled(2)))
 
 
-class Knot(Counter):
-    """A memory in a cycle, as models and optimizers are."""
+class CyclicState(PollCounter):
+    """A state with a reference cycle, as models and optimizers have."""
 
     def __init__(self, start: int) -> None:
         super().__init__(start)
         self.itself = self
 
 
-class Knots:
-    """Notes at each restore how many memories of before are alive."""
+class CyclicStates:
+    """Records at each restore how many earlier states are alive."""
 
     def __init__(self) -> None:
-        self.made: list[weakref.ref[Knot]] = []
+        self.made: list[weakref.ref[CyclicState]] = []
         self.alive: list[int] = []
 
-    def restore(self, restored: Restored) -> Knot:
+    def restore(self, restored: Restored) -> CyclicState:
         self.alive.append(sum(each() is not None for each in self.made))
-        knot = Knot(restored.start)
-        self.made.append(weakref.ref(knot))
-        return knot
+        state = CyclicState(restored.start)
+        self.made.append(weakref.ref(state))
+        return state
 
 
-def test_old_memory_is_freed_before_the_new_one_is_made() -> None:
-    step = Knots()
+def test_fold_frees_the_old_state_before_it_creates_the_new() -> None:
+    step = CyclicStates()
     fold = _FoldFn(step)
     gc.disable()
     try:
@@ -135,17 +135,17 @@ def test_old_memory_is_freed_before_the_new_one_is_made() -> None:
             list(fold.process(restored(start)))
             emissions = iter(fold.process(polled(start)))
             next(emissions)
-            waiting.append(emissions)  # as a runner may leave it
+            waiting.append(emissions)  # a runner may leave the generator suspended
     finally:
         gc.enable()
         close_folds()
     assert step.alive == [0, 0, 0]
 
 
-class Reporter(Counter):
-    """Remembers what the process reports while it is at work."""
+class Reporter(PollCounter):
+    """Records what LIVENESS reports during restore and fold."""
 
-    said: list[tuple[str, float]] = []  # noqa: RUF012 - shared by all, on purpose
+    reports: list[tuple[str, float]] = []  # noqa: RUF012 - shared by all, on purpose
 
     def __init__(self, start: int) -> None:
         super().__init__(start)
@@ -157,20 +157,20 @@ class Reporter(Counter):
 
     def report(self) -> None:
         step = LIVENESS.report()["steps"]["g"]
-        self.said.append((step["phase"], step["budget_s"]))
+        self.reports.append((step["phase"], step["budget_s"]))
 
 
-def test_restore_and_fold_are_reported_with_their_budgets(fold: _FoldFn) -> None:
+def test_liveness_reports_restore_and_fold_with_budgets(fold: _FoldFn) -> None:
     LIVENESS.set_budget("g", StepBudget(restore_s=7.0, fold_s=3.0))
     fold._step = type("Step", (), {"restore": lambda self, restored: Reporter(restored.start)})()
     list(fold.process(restored(1)))
     list(fold.process(polled(1)))
-    assert Reporter.said == [("restore", 7.0), ("fold", 3.0)]
+    assert Reporter.reports == [("restore", 7.0), ("fold", 3.0)]
     assert not LIVENESS.report()["steps"]
     LIVENESS.clear()
 
 
-def test_shards_are_apart_and_each_says_whether_it_is_busy(fold: _FoldFn) -> None:
+def test_is_busy_is_separate_for_each_shard(fold: _FoldFn) -> None:
     assert not is_busy("g")
     for group in ("g", "h"):
         list(fold.process(restored(1, group)))

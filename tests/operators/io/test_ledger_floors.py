@@ -1,4 +1,4 @@
-"""What a restart must read back begins at or before every output that it needs, and not much earlier."""
+"""LedgerFloors: the offset to read back from is at or before every output needed, and not much earlier."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import pytest
 from operators.io.ledger_floors import LedgerFloors
 
 
-def test_what_was_read_back_is_emission_zero() -> None:
+def test_floors_count_the_ledger_read_back_as_emission_0() -> None:
     floors = LedgerFloors({"t:0": 3}, {"t:0": 10})
     assert floors.offsets(0) == {"t:0": 3}
     assert floors.offsets(None) == {"t:0": 10}
 
 
-def test_an_emission_lies_at_or_after_the_transaction_before_it() -> None:
+def test_floor_of_an_emission_is_the_transaction_before_it() -> None:
     floors = LedgerFloors({}, {"t:0": 10, "t:1": 20})
     floors.emit(1)
     floors.written({"t:0": 12, "other:0": 99})
@@ -28,7 +28,7 @@ def test_an_emission_lies_at_or_after_the_transaction_before_it() -> None:
 
 
 @pytest.mark.parametrize(("oldest", "offset"), [(1, 10), (2, 12), (4, 12), (5, 12), (6, 14), (None, 14)])
-def test_an_emission_without_outputs_needs_nothing_of_its_own(oldest: int | None, offset: int) -> None:
+def test_floor_of_an_emission_without_outputs_is_the_next_one(oldest: int | None, offset: int) -> None:
     floors = LedgerFloors({}, {"t:0": 10})
     floors.emit(1)
     floors.written({"t:0": 12})
@@ -37,8 +37,8 @@ def test_an_emission_without_outputs_needs_nothing_of_its_own(oldest: int | None
     assert floors.offsets(oldest) == {"t:0": offset}
 
 
-def test_every_needed_output_is_read_back_whatever_the_order() -> None:
-    """A log of random transactions of several emissions each: the note always covers the oldest one needed."""
+def test_floors_never_exceed_the_offset_of_a_needed_output() -> None:
+    """Random transactions of several emissions each: the floor always covers the oldest emission needed."""
     rng = random.Random(7)
     for _ in range(200):
         floors, end, number = LedgerFloors({}, {"t:0": 5}), 5, 0

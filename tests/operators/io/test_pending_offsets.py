@@ -1,4 +1,4 @@
-"""The low-water mark is the oldest offset still held, by partition, or the position where none is."""
+"""PendingOffsets: the low-water mark of a partition is its oldest pending offset, or the position if none is."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ A, B = PartitionKey("prompts", 0), PartitionKey("prompts", 1)
         ([3, 3, 4], [3, 3], 4),
     ],
 )
-def test_the_oldest_hold_counts(added: list[int], removed: list[int], low: int) -> None:
+def test_low_water_is_the_oldest_pending_offset(added: list[int], removed: list[int], low: int) -> None:
     pending = PendingOffsets()
     for offset in added:
         pending.add(A, offset)
@@ -31,7 +31,7 @@ def test_the_oldest_hold_counts(added: list[int], removed: list[int], low: int) 
     assert pending.low_water({A: 9, B: 5}) == {A: low, B: 5}
 
 
-def test_an_offset_is_held_for_each_of_its_rows() -> None:
+def test_pending_offset_counts_each_of_its_rows() -> None:
     pending = PendingOffsets()
     pending.add(A, 3, count=2)
     pending.remove(A, 3)

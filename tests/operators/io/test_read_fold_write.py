@@ -1,4 +1,4 @@
-"""Source, step and sink together on a real broker, driven as a runner would, and as a runner that goes wrong."""
+"""Source, step and sink on a real broker, driven as by a runner, also by one that fails."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ def steps(config: ShardConfig) -> list[int]:
     return sorted(row.step for row in written(config, OUTPUT.name(config.run)))
 
 
-class HandRunner:
-    """Runs slices of the graph: a restriction in, the restriction of what is left out."""
+class ManualRunner:
+    """Runs slices of the graph: from a restriction to its residual."""
 
     def __init__(self, config: ShardConfig, fold: _FoldFn | None = None) -> None:
         self.config = config
@@ -85,7 +85,7 @@ class HandRunner:
         self.emissions: list[Emission] = []
 
     def slice(self, start: int = 0, elements: int = 20) -> int:
-        """Run a bundle of at most so many elements from poll number `start`; the number to go on at."""
+        """Run a bundle of at most `elements` elements from poll `start`; return the poll to continue at."""
         tracker = ThreadsafeRestrictionTracker(_PollTracker(OffsetRange(start, _FOREVER)))
         seen = 0
         for element in self._poll.process(self.config, RestrictionTrackerView(tracker)):
@@ -108,20 +108,20 @@ class HandRunner:
         return start
 
 
-def test_a_runner_that_goes_back_to_an_old_checkpoint_begins_with_a_new_session_and_memory(
+def test_runner_at_an_old_checkpoint_begins_a_new_session(
     config: ShardConfig,
 ) -> None:
-    """A fake restore: the runner's state is older than what the sink has committed, and its outputs come again."""
+    """The runner restores a checkpoint older than the last commit of the sink, and repeats outputs."""
     feed(config, range(40))
-    runner = HandRunner(config)
+    runner = ManualRunner(config)
     old = runner.slice(0, elements=3)
     feed(config, range(40, 60))
     runner.until(lambda: len(steps(config)) == 60, old)
     session = SESSIONS.get(config.group)
     replayed = list(runner.emissions)
 
-    restored = HandRunner(config)
-    for emission in replayed[1:]:  # what a runner had in flight when it made its checkpoint
+    restored = ManualRunner(config)
+    for emission in replayed[1:]:  # in flight when the runner made its checkpoint
         restored._commit.process(emission)
     at = restored.slice(old)
     for emission in replayed[2:]:
@@ -143,9 +143,9 @@ class _FailsOnce(_FoldFn):
         yield from super().process(element)
 
 
-def test_what_a_failed_bundle_had_polled_is_polled_again(config: ShardConfig) -> None:
+def test_records_of_a_failed_bundle_are_polled_again(config: ShardConfig) -> None:
     feed(config, range(20))
-    runner = HandRunner(config, _FailsOnce(Shuffle()))
+    runner = ManualRunner(config, _FailsOnce(Shuffle()))
     at = runner.slice(0, elements=1)
     with pytest.raises(ValueError, match="fails"):
         runner.slice(at, elements=50)
@@ -154,22 +154,22 @@ def test_what_a_failed_bundle_had_polled_is_polled_again(config: ShardConfig) ->
     assert steps(config) == list(range(20))
 
 
-def test_garbage_goes_out_as_dead_letters_in_the_transaction_that_passes_it(config: ShardConfig) -> None:
+def test_dead_letters_are_in_the_transaction_that_skips_the_record(config: ShardConfig) -> None:
     feed(config, [], b"\x00garbage", b"{}")
-    runner = HandRunner(config)
+    runner = ManualRunner(config)
     runner.slice(0, elements=1)
     commits: list[tuple[set[str], int]] = []
     session = SESSIONS.get(config.group)
     assert session is not None
     commit = session.commit
 
-    def noted(outputs: Any, offsets: Any, *rest: Any) -> dict[str, int]:
+    def recording_commit(outputs: Any, offsets: Any, *rest: Any) -> dict[str, int]:
         outputs = list(outputs)
         if outputs or offsets:
             commits.append(({o.topic for o in outputs}, *offsets.values()))
         return commit(outputs, offsets, *rest)
 
-    session.commit = noted  # type: ignore[method-assign]
+    session.commit = recording_commit  # type: ignore[method-assign]
     dead = DEAD_LETTERS.name(config.run)
     runner.until(lambda: len(written(config, dead)) == 2, 1)
     assert ({dead}, 2) in commits
@@ -179,13 +179,13 @@ def test_garbage_goes_out_as_dead_letters_in_the_transaction_that_passes_it(conf
     assert {type(letter) for letter in letters} == {DeadLetter}
 
 
-def test_a_closed_shard_has_committed_and_begins_anew(config: ShardConfig) -> None:
+def test_close_shards_commits_and_the_next_run_is_a_new_start(config: ShardConfig) -> None:
     class Closing(Shuffler):
         closed = 0
 
         def close(self) -> None:
             Closing.closed += 1
-            assert SESSIONS.get(config.group) is not None  # folders before sessions
+            assert SESSIONS.get(config.group) is not None  # folds are closed before sessions
 
     @dataclass(frozen=True)
     class Steps:
@@ -193,18 +193,18 @@ def test_a_closed_shard_has_committed_and_begins_anew(config: ShardConfig) -> No
             return Closing(restored)
 
     feed(config, range(5))
-    runner = HandRunner(config, _FoldFn(Steps()))
+    runner = ManualRunner(config, _FoldFn(Steps()))
     at = runner.slice(0, elements=30)
     close_shards()
     assert (Closing.closed, SESSIONS.get(config.group)) == (1, None)
-    close_shards()  # again is no error
+    close_shards()  # idempotent
     assert Closing.closed == 1
     runner.slice(at)
     assert runner.starts == [1, 2]
 
 
-def test_what_a_finished_bundle_emitted_is_committed(config: ShardConfig) -> None:
-    runner = HandRunner(config)
+def test_finished_bundle_has_committed_its_emissions(config: ShardConfig) -> None:
+    runner = ManualRunner(config)
     at = runner.slice(0, elements=1)
     session = SESSIONS.get(config.group)
     assert session is not None
@@ -222,7 +222,7 @@ def test_what_a_finished_bundle_emitted_is_committed(config: ShardConfig) -> Non
     assert (len(runner.emissions), commits) == (1, 1)
 
 
-def test_a_busy_step_does_not_wait_for_input(config: ShardConfig) -> None:
+def test_source_does_not_wait_for_input_of_a_busy_step(config: ShardConfig) -> None:
     class Busy(Shuffler):
         def busy(self) -> bool:
             return True
@@ -232,18 +232,18 @@ def test_a_busy_step_does_not_wait_for_input(config: ShardConfig) -> None:
         def restore(self, restored: Restored) -> Shuffler:
             return Busy(restored)
 
-    idle = HandRunner(replace(config, slice_s=0.3, poll_s=0.1))
+    idle = ManualRunner(replace(config, slice_s=0.3, poll_s=0.1))
     at = idle.slice(0, elements=10_000)
     assert at <= 5
     close_shards()
-    busy = HandRunner(replace(config, slice_s=0.3, poll_s=0.1), _FoldFn(Steps()))
+    busy = ManualRunner(replace(config, slice_s=0.3, poll_s=0.1), _FoldFn(Steps()))
     busy.slice(0, elements=1)
     assert is_busy(config.group)
     assert busy.slice(1, elements=10_000) > 20
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.5, 0.9])
-def test_a_restriction_is_checkpointed_but_never_shared(fraction: float) -> None:
+def test_restriction_is_checkpointed_but_never_split(fraction: float) -> None:
     tracker = _PollTracker(OffsetRange(0, _FOREVER))
     assert tracker.try_claim(3)
     split = tracker.try_split(fraction)
@@ -251,10 +251,8 @@ def test_a_restriction_is_checkpointed_but_never_shared(fraction: float) -> None
     assert tracker.try_claim(4) == (split is None)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # Beam's, as Flink goes
-def test_a_pipeline_stops_when_asked_and_runs_again_in_the_same_process(
-    config: ShardConfig, run_id: str, runner: Runner
-) -> None:
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # raised by Beam when Flink stops
+def test_pipeline_stops_and_runs_again_in_the_same_process(config: ShardConfig, run_id: str, runner: Runner) -> None:
     for start in (1, 2):
         feed(config, range(20 * start - 20, 20 * start))
         running = threading.Thread(
@@ -280,16 +278,16 @@ def test_a_pipeline_stops_when_asked_and_runs_again_in_the_same_process(
 
 
 @pytest.mark.parametrize(("options", "seconds"), [(["--runner=FnApiRunner"], 600.0), (["--runner=PrismRunner"], 5.0)])
-def test_a_slice_is_as_long_as_suits_the_runner(config: ShardConfig, options: list[str], seconds: float) -> None:
+def test_slice_length_depends_on_the_runner(config: ShardConfig, options: list[str], seconds: float) -> None:
     pipeline = beam.Pipeline(options=PipelineOptions(options))
     polled = pipeline | ReadTopics(config)
     assert polled.producer.transform.fn._slice_s == seconds
-    shutil.rmtree(pipeline.local_tempdir)  # Beam does in `run` alone
+    shutil.rmtree(pipeline.local_tempdir)  # Beam removes it in `run` only
 
 
-def test_a_pipeline_ends_with_an_error_when_its_log_was_cut(config: ShardConfig) -> None:
+def test_pipeline_fails_if_its_log_was_truncated(config: ShardConfig) -> None:
     feed(config, range(20))
-    runner = HandRunner(config)
+    runner = ManualRunner(config)
     runner.until(lambda: len(steps(config)) == 20, runner.slice(0, elements=1))
     feed(config, range(20, 40))
     close_shards()

@@ -1,4 +1,4 @@
-"""A sink: whole emissions, in order, of this start alone; and what it does when they cannot be written."""
+"""ShardSink: it commits whole emissions of its start in order, and fails if they cannot be written."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def written(session: ScriptedSession) -> list[list[int]]:
     return [[r.step for o in outputs for r in decode(o.value, o.headers)] for outputs, *_ in session.committed]
 
 
-def test_outputs_low_water_ledger_and_marks_go_together(sessions: ScriptedSessions, sink: ShardSink) -> None:
-    session = sessions.now = ScriptedSession(1, note=Note(0, {OUTPUT: 3}))
+def test_sink_commits_outputs_low_water_ledger_and_state_together(sessions: ScriptedSessions, sink: ShardSink) -> None:
+    session = sessions.current = ScriptedSession(1, note=Note(0, {OUTPUT: 3}))
     for one in (emission(1, 7, 8, low=2, ledger_from=0), emission(2, 9, low=4, ledger_from=1)):
         sink.write(one)
         sink.flush()
@@ -56,8 +56,8 @@ def test_outputs_low_water_ledger_and_marks_go_together(sessions: ScriptedSessio
     assert {tuple(state) for *_, state in session.committed} == {("n",)}
 
 
-def test_what_waits_is_committed_as_one(sessions: ScriptedSessions, sink: ShardSink) -> None:
-    session = sessions.now = ScriptedSession(1)
+def test_sink_commits_waiting_emissions_in_one_transaction(sessions: ScriptedSessions, sink: ShardSink) -> None:
+    session = sessions.current = ScriptedSession(1)
     under_way, release, commit = threading.Event(), threading.Event(), session.commit
 
     def slow(*arguments: object) -> dict[str, int]:
@@ -76,10 +76,10 @@ def test_what_waits_is_committed_as_one(sessions: ScriptedSessions, sink: ShardS
     assert session.committed[-1][1] == {INPUT: 4}
 
 
-def test_sink_divides_what_is_too_large_for_one_transaction_by_emissions(
+def test_sink_splits_large_transactions_between_emissions(
     sessions: ScriptedSessions, sink: ShardSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = sessions.now = ScriptedSession(1)
+    session = sessions.current = ScriptedSession(1)
     monkeypatch.setattr("operators.io.sink.MAX_TRANSACTION_BYTES", 3 * len(encode(metric(1))[0]))
     under_way, release, commit = threading.Event(), threading.Event(), session.commit
 
@@ -99,18 +99,16 @@ def test_sink_divides_what_is_too_large_for_one_transaction_by_emissions(
     assert [offsets[INPUT] for _, offsets, *_ in session.committed] == [0, 4, 7]
 
 
-def test_emissions_of_another_start_are_dropped(sessions: ScriptedSessions, sink: ShardSink) -> None:
-    session = sessions.now = ScriptedSession(2)
+def test_sink_drops_emissions_of_another_start(sessions: ScriptedSessions, sink: ShardSink) -> None:
+    session = sessions.current = ScriptedSession(2)
     for one in (emission(1, 1, start=1), emission(1, 2, start=2), emission(2, 3, start=3)):
         sink.write(one)
         sink.flush()
     assert written(session) == [[2]]
 
 
-def test_a_repeated_emission_is_dropped_and_a_missing_one_ends_the_session(
-    sessions: ScriptedSessions, sink: ShardSink
-) -> None:
-    session = sessions.now = ScriptedSession(1)
+def test_sink_drops_repeated_emissions_and_fails_on_a_gap(sessions: ScriptedSessions, sink: ShardSink) -> None:
+    session = sessions.current = ScriptedSession(1)
     for number in (1, 2, 1, 2, 3):
         sink.write(emission(number, number))
         sink.flush()
@@ -123,8 +121,8 @@ def test_a_repeated_emission_is_dropped_and_a_missing_one_ends_the_session(
     assert "emission 5 came after 3" in str(session.lost)
 
 
-def test_offsets_alone_are_committed_when_they_are_news_and_due(sessions: ScriptedSessions) -> None:
-    session = sessions.now = ScriptedSession(1)
+def test_sink_commits_bare_offsets_when_changed_and_due(sessions: ScriptedSessions) -> None:
+    session = sessions.current = ScriptedSession(1)
     sink = ShardSink(CONFIG)
     for number, low in enumerate((1, 1, 1, 2), 1):
         sink.write(emission(number, low=low))
@@ -140,20 +138,20 @@ def test_offsets_alone_are_committed_when_they_are_news_and_due(sessions: Script
     assert [low for _, low, *_ in session.committed[2:]] == [{INPUT: 5}]
 
 
-def test_what_a_lost_session_did_not_commit_is_never_sent_again(sessions: ScriptedSessions, sink: ShardSink) -> None:
+def test_sink_never_resends_emissions_of_a_lost_session(sessions: ScriptedSessions, sink: ShardSink) -> None:
     lost = ScriptedSession(1, failure=SessionLost("unknown outcome"))
-    sessions.now = lost
+    sessions.current = lost
     sink.write(emission(1, 1))
     sink.flush()
-    successor = sessions.now = ScriptedSession(2)
+    successor = sessions.current = ScriptedSession(2)
     sink.write(emission(2, 2))
     sink.write(emission(1, 3, start=2))
     sink.flush()
     assert (written(lost), written(successor)) == ([], [[3]])
 
 
-def test_a_broken_sink_says_so_and_its_session_ends(sessions: ScriptedSessions, sink: ShardSink) -> None:
-    session = sessions.now = ScriptedSession(1, failure=ValueError("a record that does not fit"))
+def test_broken_sink_raises_and_ends_its_session(sessions: ScriptedSessions, sink: ShardSink) -> None:
+    session = sessions.current = ScriptedSession(1, failure=ValueError("a record that does not fit"))
     sink.write(emission(1, 1))
     with pytest.raises(SinkBroken, match="does not fit"):
         sink.flush()
@@ -162,11 +160,11 @@ def test_a_broken_sink_says_so_and_its_session_ends(sessions: ScriptedSessions, 
     assert isinstance(session.lost, SessionLost)
 
 
-def test_a_full_sink_holds_the_step_back(
+def test_full_sink_blocks_the_step(
     sessions: ScriptedSessions, sink: ShardSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(operators.io.sink, "MAX_OUTPUTS", 4)
-    session = sessions.now = ScriptedSession(1)
+    session = sessions.current = ScriptedSession(1)
     under_way, release, commit = threading.Event(), threading.Event(), session.commit
 
     def slow(*arguments: object) -> dict[str, int]:
@@ -188,10 +186,8 @@ def test_a_full_sink_holds_the_step_back(
     assert written(session) == [[1], [2, 3, 4, 5], [6]]
 
 
-def test_a_transaction_that_does_not_end_does_not_hang_the_pipeline(
-    sessions: ScriptedSessions, sink: ShardSink
-) -> None:
-    session = sessions.now = ScriptedSession(1)
+def test_sink_flush_raises_if_a_transaction_does_not_end(sessions: ScriptedSessions, sink: ShardSink) -> None:
+    session = sessions.current = ScriptedSession(1)
     release = threading.Event()
     session.commit = lambda *arguments: release.wait(10) and {}  # type: ignore[method-assign,return-value,assignment]
     sink.write(emission(1, 1))
@@ -200,8 +196,8 @@ def test_a_transaction_that_does_not_end_does_not_hang_the_pipeline(
     release.set()
 
 
-def test_closing_commits_what_was_taken_and_makes_room_for_another(sessions: ScriptedSessions) -> None:
-    session = sessions.now = ScriptedSession(1)
+def test_close_sinks_commits_and_the_next_use_creates_a_sink(sessions: ScriptedSessions) -> None:
+    session = sessions.current = ScriptedSession(1)
     first = sink_of(CONFIG)
     assert sink_of(CONFIG) is first
     first.write(emission(1, 1))

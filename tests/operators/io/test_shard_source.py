@@ -1,4 +1,4 @@
-"""A source: what it makes of Kafka's records, and when it begins a new start."""
+"""ShardSource: decoding of Kafka records, and when a new start begins."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HERE = PartitionKey("metrics", 0)
 
 
 class Clock:
-    """A clock that ticks once a look."""
+    """A clock that advances by one second per read."""
 
     now = 0.0
 
@@ -33,11 +33,11 @@ class Clock:
 
 def source_with(monkeypatch: pytest.MonkeyPatch, *script: ScriptedSession | SessionLost) -> ShardSource:
     monkeypatch.setattr(operators.io.source, "SESSIONS", ScriptedSessions(*script))
-    monkeypatch.setattr(STOPPING, "wait", lambda timeout: False)  # no pause between attempts
+    monkeypatch.setattr(STOPPING, "wait", lambda timeout: False)  # no pause between retries
     return ShardSource(CONFIG, wall_ms=lambda: 1234, clock=Clock())
 
 
-def test_records_are_received_in_order_row_by_row() -> None:
+def test_source_decodes_records_in_order_row_by_row() -> None:
     received, rejected = ShardSource(CONFIG).decode([raw(4), raw(5)])
     assert (received, rejected) == (
         (ReceivedRecord("metrics", 0, 4, metric(4)), ReceivedRecord("metrics", 0, 5, metric(5))),
@@ -58,7 +58,7 @@ def test_records_are_received_in_order_row_by_row() -> None:
         ),
     ],
 )
-def test_what_cannot_be_decoded_is_a_dead_letter_between_good_neighbours(changes: dict, reason: str) -> None:
+def test_source_makes_a_dead_letter_of_an_undecodable_record(changes: dict, reason: str) -> None:
     received, (letter,) = ShardSource(CONFIG, wall_ms=lambda: 99).decode([raw(1), raw(2, **changes), raw(3)])
     assert [r.offset for r in received] == [1, 3]
     payload = changes.get("value", raw(2).value) or b""
@@ -66,31 +66,31 @@ def test_what_cannot_be_decoded_is_a_dead_letter_between_good_neighbours(changes
     assert reason in letter.reason
 
 
-def test_a_dead_letter_can_always_be_written() -> None:
+def test_source_truncates_payloads_of_dead_letters() -> None:
     _, (letter,) = ShardSource(CONFIG).decode([raw(1, value=b"x" * (MAX_VALUE_BYTES + 1))])
     assert len(letter.payload) == MAX_PAYLOAD_BYTES
-    assert "the first" in letter.reason
+    assert "payload truncated from" in letter.reason
     encode(letter)
 
 
-def test_records_with_other_keys_are_passed_over_undecoded() -> None:
+def test_source_skips_records_with_other_keys() -> None:
     source = ShardSource(replace(CONFIG, inputs=(TopicInput(METRICS, keys=("e",)),)))
     received, rejected = source.decode([raw(1, key=b"e4"), raw(2, key=b"p4", value=b"junk"), raw(3, key=None)])
     assert ([r.offset for r in received], rejected) == ([1], ())
 
 
-def test_the_last_element_is_of_the_session_that_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_final_poll_belongs_to_the_open_session(monkeypatch: pytest.MonkeyPatch) -> None:
     session = ScriptedSession(3, [[raw(0)]])
     source = source_with(monkeypatch, session)
-    assert source.last() is None
+    assert source.final_poll() is None
     source.next(wait=False)
     source.next(wait=False)
-    assert source.last() == Polled(CONFIG.group, 3, (), (), {HERE: 1}, True, last=True)
+    assert source.final_poll() == Polled(CONFIG.group, 3, (), (), {HERE: 1}, True, last=True)
     session.lost = SessionLost("gone")
-    assert source.last() is None
+    assert source.final_poll() is None
 
 
-def test_a_start_opens_with_what_was_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_begins_a_start_with_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     beat = status(0, None)
     own = raw(8, beat, topic=REPLICAS.name("run"))
     session = ScriptedSession(3, [[raw(0)], [], [raw(1)]], Note(2, {}, {"mark": 1}), [own], end=2)
@@ -104,30 +104,30 @@ def test_a_start_opens_with_what_was_restored(monkeypatch: pytest.MonkeyPatch) -
     ]
 
 
-def test_a_busy_step_is_left_alone_for_a_moment_after_an_empty_poll(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_pauses_polls_of_a_busy_step_after_an_empty_one(monkeypatch: pytest.MonkeyPatch) -> None:
     session = ScriptedSession(1, [[raw(0)], [], [raw(1)], [raw(2)]], end=1)
     monkeypatch.setattr(operators.io.source, "SESSIONS", ScriptedSessions(session))
     now = 100.0
     source = ShardSource(CONFIG, clock=lambda: now)
     source.next(wait=False)
 
-    def seen(wait: bool) -> tuple[int, int, bool]:
+    def next_poll(wait: bool) -> tuple[int, int, bool]:
         polled = source.next(wait)
         assert isinstance(polled, Polled)
         return len(polled.records), polled.positions[HERE], polled.caught_up
 
-    assert [seen(False) for _ in range(4)] == [(1, 1, True), (0, 1, True), (0, 1, True), (0, 1, True)]
+    assert [next_poll(False) for _ in range(4)] == [(1, 1, True), (0, 1, True), (0, 1, True), (0, 1, True)]
     assert len(session.polls) == 2
     now += 0.021
-    assert seen(False) == (1, 2, True)
-    assert seen(False) == (1, 3, True)  # at once: there may be more
-    assert seen(False) == (0, 3, True)
+    assert next_poll(False) == (1, 2, True)
+    assert next_poll(False) == (1, 3, True)  # at once, since there may be more
+    assert next_poll(False) == (0, 3, True)
     session.polls = [[raw(3)]]
-    assert seen(False) == (0, 3, True)
-    assert seen(True) == (1, 4, True)  # who waits is not kept from what is there
+    assert next_poll(False) == (0, 3, True)
+    assert next_poll(True) == (1, 4, True)  # a waiting poll is never skipped
 
 
-def test_what_others_wrote_on_a_ledger_is_no_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_drops_records_of_others_from_the_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
     topic = REPLICAS.name("run")
     read_back = [raw(0, status(0, None), topic=topic), raw(1, metric(1), topic=topic), raw(2, topic=topic, value=b"?")]
     restored = source_with(monkeypatch, ScriptedSession(1, ledger=read_back)).next(wait=False)
@@ -135,14 +135,14 @@ def test_what_others_wrote_on_a_ledger_is_no_part_of_it(monkeypatch: pytest.Monk
     assert restored.ledger == (ReceivedRecord("replicas", 0, 0, status(0, None)),)
 
 
-def test_a_start_resumes_where_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_resumes_at_start_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operators.io.source, "SESSIONS", ScriptedSessions(ScriptedSession(1)))
     restored = ShardSource(replace(CONFIG, start_positions=lambda: {HERE: 42})).next(wait=False)
     assert isinstance(restored, Restored)
     assert restored.offsets == {HERE: 42}
 
 
-def test_a_session_lost_by_the_sink_or_by_a_poll_makes_a_new_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_begins_a_new_start_after_a_lost_session(monkeypatch: pytest.MonkeyPatch) -> None:
     first = ScriptedSession(1, [[raw(0)]], end=1)
     second = ScriptedSession(2, [SessionLost("poll")])
     source = source_with(monkeypatch, first, second, ScriptedSession(3, end=1))
@@ -154,21 +154,21 @@ def test_a_session_lost_by_the_sink_or_by_a_poll_makes_a_new_start(monkeypatch: 
     *_, last = elements = [source.next(wait=False) for _ in range(3)]
     assert [element.start for element in elements] == [2, 3, 3]
     assert isinstance(last, Polled)
-    assert not last.caught_up  # each start must catch up anew
+    assert not last.caught_up  # each start has to catch up again
 
 
-def test_a_fenced_source_never_opens_another_session(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fenced_source_never_opens_another_session(monkeypatch: pytest.MonkeyPatch) -> None:
     first = ScriptedSession(1)
     source = source_with(monkeypatch, first, ScriptedSession(2))
     source.next(wait=False)
     first.lost = Fenced("a successor")
-    for poll in (1, 0):  # a runner that tries again does not help
-        source.begin(poll)
+    for poll in (1, 0):  # a retry by the runner does not help
+        source.resume_at(poll)
         with pytest.raises(Fenced):
             source.next(wait=False)
 
 
-def test_a_broker_that_is_away_is_waited_for_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_retries_while_the_broker_is_down_until_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     away = SessionLost("connection refused")
     first = ScriptedSession(1, [away])
     source = source_with(monkeypatch, first, away, away, ScriptedSession(2, [away]), away)
@@ -178,7 +178,7 @@ def test_a_broker_that_is_away_is_waited_for_but_not_for_ever(monkeypatch: pytes
         source.next(wait=False)
 
 
-def test_first_session_is_tried_again_for_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_retries_the_first_session_until_its_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     source = source_with(monkeypatch, SessionLost("reset by peer"), ScriptedSession(1))
     assert source.next(wait=False).start == 1
     monkeypatch.setattr(operators.io.source, "FIRST_SESSION_TIMEOUT_S", -1.0)
@@ -187,13 +187,13 @@ def test_first_session_is_tried_again_for_its_time(monkeypatch: pytest.MonkeyPat
         source.next(wait=False)
 
 
-def test_first_session_that_is_fenced_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_does_not_retry_a_fenced_first_session(monkeypatch: pytest.MonkeyPatch) -> None:
     source = source_with(monkeypatch, Fenced("a successor"), ScriptedSession(1))
     with pytest.raises(Fenced):
         source.next(wait=False)
 
 
-def test_sessions_that_never_commit_end_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_fails_after_many_sessions_without_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     sessions = [ScriptedSession(n, [SessionLost("not allowed")]) for n in range(1, 2 * MAX_SESSIONS_WITHOUT_COMMIT)]
     source = source_with(monkeypatch, *sessions)
     for _ in range(MAX_SESSIONS_WITHOUT_COMMIT + 1):
@@ -201,17 +201,17 @@ def test_sessions_that_never_commit_end_the_source(monkeypatch: pytest.MonkeyPat
     with pytest.raises(SessionLost, match="not allowed"):
         source.next(wait=False)
     assert source._session is sessions[MAX_SESSIONS_WITHOUT_COMMIT]
-    sessions[MAX_SESSIONS_WITHOUT_COMMIT].commits = 2  # one of its own
+    sessions[MAX_SESSIONS_WITHOUT_COMMIT].commits = 2  # a commit of its own
     assert isinstance(source.next(wait=False), Restored)
 
 
-@pytest.mark.parametrize(("goes_on_at", "kind"), [(3, Polled), (0, Restored), (2, Restored), (9, Restored)])
-def test_a_runner_that_goes_back_begins_a_new_start(
-    monkeypatch: pytest.MonkeyPatch, goes_on_at: int, kind: type
+@pytest.mark.parametrize(("resumed_at", "kind"), [(3, Polled), (0, Restored), (2, Restored), (9, Restored)])
+def test_source_begins_a_new_start_if_the_runner_goes_back(
+    monkeypatch: pytest.MonkeyPatch, resumed_at: int, kind: type
 ) -> None:
     source = source_with(monkeypatch, ScriptedSession(1, [[raw(0)], [raw(1)]]), ScriptedSession(2))
-    source.begin(0)
+    source.resume_at(0)
     for _ in range(3):
         source.next(wait=False)
-    source.begin(goes_on_at)
+    source.resume_at(resumed_at)
     assert isinstance(source.next(wait=False), kind)

@@ -1,4 +1,4 @@
-"""Control records that decode and cannot be are dead letters before a step sees them."""
+"""Decoded control records that are invalid become dead letters before a step receives them."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from schemas.block import Block
     ("kind", "changes", "reason"),
     [
         (r.RelayChain, {"number": 2**60}, "number is"),
-        (r.RelayChain, {"joining": (99,)}, "are no chain"),
-        (r.RelayChain, {"links": (r.RelayLink(1, "nowhere", "", ""),), "joining": ()}, "is no address"),
+        (r.RelayChain, {"joining": (99,)}, "do not form a chain"),
+        (r.RelayChain, {"links": (r.RelayLink(1, "nowhere", "", ""),), "joining": ()}, "is not an address"),
         (r.RelayStatus, {"versions": ("newest",)}, "not a policy version"),
         (r.ReplicaStatus, {"incarnation": 2**40}, "incarnation is"),
         (r.ReplicaStatus, {"sent_at": 10**17}, "sent_at is"),
         (r.Metric, {"measured_at": 10**17}, "measured_at is"),
         (r.Settled, {"trajectory_id": "p1"}, "not a trajectory id"),
-        (r.Settled, {"outcome": "dropped", "batch": 3}, "is dropped with batch 3"),
+        (r.Settled, {"outcome": "dropped", "batch": 3}, "outcome dropped does not fit batch 3"),
         (r.Prompt, {"samples": 2**40}, "samples is"),
         (r.BatchProposal, {"sizes": (8,)}, "2 groups with 1 sizes"),
-        (r.LevelSuccess, {"answered": (3,)}, "more right answers than answers"),
+        (r.LevelSuccess, {"answered": (3,)}, "more correct answers than answers"),
         (r.Release, {"leases": (8,)}, "2 trajectories with 1 leases"),
         (r.Progress, {"version_spans": ()}, "do not agree"),
     ],
 )
-def test_what_cannot_be_is_named(kind: type, changes: dict[str, Any], reason: str) -> None:
+def test_validation_names_the_invalid_field(kind: type, changes: dict[str, Any], reason: str) -> None:
     found = invalid_reason(replace(SAMPLES[kind], **changes))  # type: ignore[type-var]
     assert found is not None
     assert reason in found
 
 
 @pytest.mark.parametrize("kind", [kind for kind in SAMPLES if kind not in (r.WeightVersion, r.MicroBatch)])
-def test_what_a_run_writes_can_be(kind: type) -> None:
+def test_validation_accepts_the_sample_of_every_class(kind: type) -> None:
     assert invalid_reason(SAMPLES[kind]) is None
 
 
@@ -52,15 +52,15 @@ def test_what_a_run_writes_can_be(kind: type) -> None:
         (manifest(version(2), (1,), version(1)), None),
         (manifest(version(4, 2), (1, 2, 3), version(1)), None),
         (manifest(version(2), (), version(1)), None),  # `laminar weights publish`
-        (manifest(version(2), (0,), version(1)), "is not made of"),
-        (manifest(version(10**9), (), version(1)), "is not made of"),
-        (manifest(version(10**9), (10**9 - 1,), version(10**9 - 1)), "none beyond 1 was published"),
-        (manifest(version(2, 10**6), (1,), version(1)), "is far ahead of 1.1"),
+        (manifest(version(2), (0,), version(1)), "does not follow from"),
+        (manifest(version(10**9), (), version(1)), "does not follow from"),
+        (manifest(version(10**9), (10**9 - 1,), version(10**9 - 1)), "the newest published number is 1"),
+        (manifest(version(2, 10**6), (1,), version(1)), "is too far ahead of the newest, 1.1"),
         (manifest(version(1), (), version(2)), "does not follow its parent"),
         (replace(manifest(version(2), (1,), version(1)), untrained_batches=(0,)), "are not among its batches"),
     ],
 )
-def test_a_version_follows_from_its_parent_and_its_batches(record: r.WeightVersion, reason: str | None) -> None:
+def test_manifest_order_rejects_versions_that_do_not_follow(record: r.WeightVersion, reason: str | None) -> None:
     order = ManifestOrder()
     assert order.invalid_reason(manifest(version(1), (0,))) is None
     found = invalid_reason(record) or order.invalid_reason(record)
@@ -68,9 +68,9 @@ def test_a_version_follows_from_its_parent_and_its_batches(record: r.WeightVersi
     assert (reason or "") in (found or "")
 
 
-def test_a_dead_letter_takes_the_place_of_a_record_or_of_single_rows() -> None:
-    absurd = replace(TRAJECTORY, member=2**40)
-    block = Block.of([TRAJECTORY, absurd, TRAJECTORY])
+def test_reject_invalid_replaces_records_and_rows_by_dead_letters() -> None:
+    invalid = replace(TRAJECTORY, member=2**40)
+    block = Block.of([TRAJECTORY, invalid, TRAJECTORY])
     records = (
         ReceivedRecord("trajectories", 0, 7, block),
         ReceivedRecord("settled", 0, 8, replace(SAMPLES[r.Settled], group_size=0)),  # type: ignore[type-var]

@@ -49,5 +49,5 @@ def test_sink_rejects_topics_of_plain_producers(topic: Topic) -> None:
     def name_of(topic: Topic) -> Any:
         raise AssertionError("nothing is encoded")
 
-    with pytest.raises(ValueError, match=f"topic {topic.short_name} is for plain producers"):
+    with pytest.raises(ValueError, match=f"topic {topic.short_name} is not transactional"):
         coalesce([Output(topic, "key", None)], name_of)
