@@ -1,4 +1,4 @@
-"""What verifiers see of a trajectory, and the answer in its text."""
+"""The input of verifiers: the attempt, and how the answer is extracted from its text."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _BRACES = re.compile("[{}]")
 
 
 class Extraction(NamedTuple):
-    """Where the answer stands in a text.
+    """Where the answer is in a text.
 
     `marker`: after the last `pattern`. `regex`: the first group (or all) of the last match of `pattern`. `boxed`: in
-    the last \\boxed{}. `fenced`: in the last block of ```, where programs stand. `whole`: all of it. White space around
-    an answer is dropped.
+    the last \\boxed{}. `fenced`: in the last block of ```, for programs. `whole`: the whole text. White space around an
+    answer is removed.
     """
 
     kind: AnswerKind
@@ -27,9 +27,9 @@ class Extraction(NamedTuple):
 
 
 class AnswerContext(NamedTuple):
-    """What verifiers are told of a trajectory, JSON-ready: `reference` is JSON, `tokens` the response's length.
+    """What verifiers need of a trajectory, as JSON values: `reference` is JSON text, `tokens` the response's length.
 
-    `environment` is the sum of what an environment gave its turns; None where none took part.
+    `environment` is the sum of the rewards of an environment's turns; None without an environment.
     """
 
     text: str
@@ -42,10 +42,10 @@ class AnswerContext(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One response to judge: its text, its length in tokens (end of sequence included), and what it responds to.
+    """One response to judge: its text, its length in tokens (end of sequence included), and its prompt.
 
-    `answer` is None where the text holds none. `reference` is the prompt's, read from JSON; verifiers must not change
-    it. `environment` is as an Answer has it.
+    `answer` is None if the text has none. `reference` is the prompt's, parsed from JSON; verifiers must not change it.
+    `environment` is as in AnswerContext.
     """
 
     text: str
@@ -58,7 +58,10 @@ class Attempt:
 
     @property
     def accepted(self) -> list[str]:
-        """Answers that count as right: the reference's `answer`, or each of a list. Raises ValueError if none is."""
+        """The correct answers: the reference's `answer`, or each item of it if it is a list.
+
+        Raises ValueError if the reference has none.
+        """
         answer = self.reference.get("answer")
         if answer is None or answer == []:
             raise ValueError("the reference has no answer")
@@ -66,7 +69,7 @@ class Attempt:
 
 
 def extract_answer(text: str, extraction: Extraction) -> str | None:
-    """The answer in `text`, None where there is none."""
+    """The answer in `text`; None if there is none."""
     kind, pattern = extraction
     if kind == "whole":
         return text.strip()
@@ -83,14 +86,14 @@ def extract_answer(text: str, extraction: Extraction) -> str | None:
 
 
 def _last_fenced(text: str) -> str | None:
-    """The content of the last block of ``` that is closed, without the language's name."""
+    """The content of the last closed block of ```, without the name of the language."""
     parts = text.split(_FENCE)
     closed = (len(parts) - 1) // 2
     return parts[2 * closed - 1].partition("\n")[2].strip() if closed else None
 
 
 def _last_boxed(text: str) -> str | None:
-    """The content of the last box whose braces balance. Linear in the text, whatever a model writes."""
+    """The content of the last box with balanced braces. The time is linear in the length of any text."""
     open_braces: list[int] = []
     start, content = -1, None
     for brace in _BRACES.finditer(text):

@@ -1,4 +1,4 @@
-"""How responses are rewarded, task by task: weighted verifiers, where the answer stands, what a verifier may use up."""
+"""Settings of scoring: weighted rewards and answer extraction for each task, and the limits of a verifier."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from operators.score.rewards import REWARDS, is_custom
 class RewardSpec:
     """One weighted reward. Raises ValueError naming the field or option that does not fit.
 
-    `name` is one of `rewards.REWARDS` or a function of the user's, `module:function` or `file.py:function`, which must
-    be code you trust: it runs as you, within limits that catch mistakes, not malice.
+    `name` is one of `rewards.REWARDS` or a user's function, `module:function` or `file.py:function`. The function must
+    be trusted code: it runs with the user's rights, within limits that catch mistakes, not malice.
     """
 
     name: str
     weight: float = 1.0
     options: Mapping[str, Any] = field(default_factory=dict)
     label: str = ""
-    """Name of its component; empty: the function's or the reward's name."""
+    """Name of its component; empty: the name of the function or of the reward."""
 
     def __post_init__(self) -> None:
         if not -1e6 <= self.weight <= 1e6:
@@ -63,19 +63,19 @@ class RewardSpec:
 
 @dataclass(frozen=True)
 class Rubric:
-    """What an answer is worth. Raises ValueError naming the field that does not fit."""
+    """How answers are rewarded. Raises ValueError naming the field that does not fit."""
 
     rewards: tuple[RewardSpec, ...] = (RewardSpec("reasoning_gym"),)
     answer: AnswerKind = "marker"
-    """Where a response's answer stands (see attempt.Extraction)."""
+    """Where the answer is in a response (see attempt.Extraction)."""
     answer_marker: str = "#"
     answer_regex: str = ""
     on_error: float = 0.0
-    """Reward of a trajectory that failed, or that a verifier failed on."""
+    """Reward of a trajectory whose generation or verification failed."""
 
     def __post_init__(self) -> None:
         if not self.rewards:
-            raise ValueError("rewards must name at least one reward, e.g. 'exact'")
+            raise ValueError("rewards must name at least one reward, such as 'exact'")
         names = [spec.component for spec in self.rewards]
         for name in names:
             if names.count(name) > 1 or name == "accuracy":
@@ -91,38 +91,38 @@ class Rubric:
 
     @property
     def extraction(self) -> Extraction:
-        """Where answers stand."""
+        """Where the answer is in a response."""
         return Extraction(self.answer, {"marker": self.answer_marker, "regex": self.answer_regex}.get(self.answer, ""))
 
 
 @dataclass(frozen=True)
 class TaskRubric(Rubric):
-    """What an answer to a prompt of task `name` is worth."""
+    """How answers to prompts of task `name` are rewarded."""
 
     name: str = ""
 
     def __post_init__(self) -> None:
         if not self.name:
-            raise ValueError("name must say which task it is for")
+            raise ValueError("name must be the name of a task; it is empty")
         super().__post_init__()
 
 
 @dataclass(frozen=True)
 class ScoreConfig(Rubric):
-    """What the score operator does. Raises ValueError naming the field that does not fit."""
+    """Settings of the score operator. Raises ValueError naming the field that does not fit."""
 
     tasks: tuple[TaskRubric, ...] = ()
-    """Tasks whose answers are worth something else. What such a row leaves out is what stands beside it (the
-    configuration's reader has filled it in)."""
+    """Tasks with a rubric of their own. A setting that a task omits is the one of this table (the configuration reader
+    fills it in)."""
 
     time_limit_s: float = 5.0
-    """Wall-clock time of one verifier call; then its process is killed and replaced."""
+    """Wall-clock limit of one verifier call; a process that exceeds it is killed and replaced."""
     memory_limit_mb: int = 2048
     """Address space of a verifier process, in MiB."""
     workers: int = 2
-    """Verifier processes; none is started where only quick, harmless verifiers are used."""
+    """Verifier processes; none is started if all verifiers in use are fast and safe in this process."""
     allow_processes: bool = False
-    """Whether verifiers may start processes of their own, to run generated code for instance."""
+    """Whether verifiers may start processes, for instance to run generated code."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -135,15 +135,15 @@ class ScoreConfig(Rubric):
                 raise ValueError(f"time_limit_s must be above the seconds of reward code, {seconds:g}, not {limit:g}")
         names = [task.name for task in self.tasks]
         if len(set(names)) < len(names):
-            raise ValueError(f"tasks: two are for the same task, of {names}")
+            raise ValueError(f"tasks: a task is named twice in {names}")
 
     @property
     def rubrics(self) -> tuple[Rubric, ...]:
-        """All of them; the first is for tasks that are not named."""
+        """All rubrics; the first is for tasks that are not named."""
         return (self, *self.tasks)
 
     def check_tasks(self, known: Collection[str]) -> None:
-        """Raise ValueError if a task of its is none of `known`."""
+        """Raise ValueError if a task named here is not in `known`."""
         for task in self.tasks:
             if task.name not in known:
                 raise ValueError(f"score.tasks: no prompts are of task {task.name!r}{suggest_name(task.name, known)}")
@@ -155,4 +155,4 @@ def _check_pattern(name: str, pattern: str) -> None:
     try:
         re.compile(pattern)
     except re.error as error:
-        raise ValueError(f"{name} {pattern!r} is no regular expression: {error}") from error
+        raise ValueError(f"{name} {pattern!r} is not a regular expression: {error}") from error

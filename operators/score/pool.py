@@ -1,7 +1,7 @@
-"""A pool of verifier processes, each of which may hang, crash or be killed at the cost of one call.
+"""A pool of verifier processes. A process that hangs, crashes or is killed fails one call and is replaced.
 
-Processes are started afresh (never forked from this one, which may have threads), with a clean environment, and are
-sent JSON (never pickles). A call that outlives its wall-clock limit costs its process, which is replaced.
+Processes are spawned (never forked from this process, which may have threads) with a clean environment, and receive
+JSON (never pickles). A process whose call exceeds its wall-clock limit is killed.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _MAX_FAILED_STARTS = 5
 
 
 class VerifierUnavailable(RuntimeError):
-    """Verifier processes do not start: a reward's module cannot be imported, say. The message has its words."""
+    """Verifier processes do not start, for instance because a reward's module cannot be imported; see the message."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifierCall:
-    """`attempt` (JSON-ready: text, tokens, prompt, task, and the reference as JSON) for reward number `reward`."""
+    """An attempt to judge by reward number `reward`; `attempt` is an AnswerContext as a mapping of JSON values."""
 
     reward: int
     attempt: Mapping[str, Any]
@@ -37,7 +37,7 @@ class VerifierCall:
 
 @dataclass(frozen=True, slots=True)
 class VerifierResult:
-    """What a verifier said: a finite value, or the error that stands in its place."""
+    """The result of a verifier: a finite value, or an error."""
 
     value: float | None
     error: str | None
@@ -46,7 +46,7 @@ class VerifierResult:
 class VerifierPool:
     """`workers` processes that run the rewards of `setup` (see worker.py). Any thread may use it, one at a time.
 
-    Starting waits until all are ready. Raises VerifierUnavailable if one does not come up.
+    The constructor waits until all processes are ready. Raises VerifierUnavailable if one does not start.
     """
 
     def __init__(self, setup: Mapping[str, Any], workers: int, time_limit_s: float) -> None:
@@ -56,15 +56,15 @@ class VerifierPool:
         self._processes: list[WorkerProcess] = []
         self._failed_starts = 0
         self._calls = 0
-        self._outcomes: dict[int, VerifierResult] = {}
+        self._results: dict[int, VerifierResult] = {}
         self._closed = False
-        # The kernel ends a child with the *thread* that started it, so that thread must live as long as the pool.
+        # The kernel kills a child when the *thread* that started it ends, so this thread must live as long as the pool.
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="verifier-starter")
         try:
             for _ in range(workers):
                 self._start()
             while any(not process.ready for process in self._processes):
-                self._turn()
+                self._handle_events()
         except BaseException:
             self.close()
             raise
@@ -75,23 +75,23 @@ class VerifierPool:
         return [process.pid for process in self._processes]
 
     def score_all(self, calls: Sequence[VerifierCall]) -> list[VerifierResult]:
-        """One outcome a call, in their order. Raises VerifierUnavailable if lost processes cannot be replaced."""
+        """The results of `calls`, in their order. Raises VerifierUnavailable if ended processes cannot be replaced."""
         with self._lock:
             if self._closed:
                 raise VerifierUnavailable("the pool is closed")
-            self._outcomes = {}
+            self._results = {}
             waiting = deque(enumerate(calls))
             try:
-                while len(self._outcomes) < len(calls):
+                while len(self._results) < len(calls):
                     self._assign(waiting)
-                    self._turn()
+                    self._handle_events()
             except BaseException:
-                self.close()  # processes may still be at work on these calls
+                self.close()  # processes may still be working on these calls
                 raise
-            return [self._outcomes[index] for index in range(len(calls))]
+            return [self._results[index] for index in range(len(calls))]
 
     def close(self) -> None:
-        """End all processes, and whatever they started, and wait for them."""
+        """Kill all processes and their children, and wait for them."""
         with self._lock:
             self._closed = True
             for process in self._processes:
@@ -109,11 +109,11 @@ class VerifierPool:
         self.close()
 
     def _assign(self, waiting: deque[tuple[int, VerifierCall]]) -> None:
-        """Give every idle process a call."""
+        """Assign a call to every idle process."""
         for process in list(self._processes):
             if not (waiting and process.idle):
                 continue
-            if process.has_ended():  # while idle: no call is to blame
+            if process.has_ended():  # it ended while idle, so no call fails
                 self._replace(process)
                 continue
             index, call = waiting.popleft()
@@ -122,35 +122,35 @@ class VerifierPool:
             process.begin(index, self._calls, request, time.monotonic() + self._time_limit_s)
             self._send(process)
 
-    def _turn(self) -> None:
-        """Wait for the next thing to happen, and act on it."""
+    def _handle_events(self) -> None:
+        """Wait for the next request, reply or deadline, and handle it."""
         deadlines = [process.deadline for process in self._processes if process.deadline is not None]
         timeout = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
         for key, events in self._selector.select(timeout):
             process = key.data
-            if process in self._processes:  # not lost since, in this very loop
+            if process in self._processes:  # it has not failed earlier in this loop
                 (self._receive if events & selectors.EVENT_READ else self._send)(process)
         now = time.monotonic()
         for process in list(self._processes):
             if process.deadline is not None and process.deadline <= now:
                 limit = self._time_limit_s if process.ready else _START_LIMIT_S
-                self._lose(process, f"the verifier took longer than {limit:g} s")
+                self._fail(process, f"the verifier took longer than {limit:g} s")
 
     def _send(self, process: WorkerProcess) -> None:
-        """Send what is left to send, as far as there is room."""
+        """Send the rest of the request, as far as the pipe has room."""
         try:
             process.send()
         except ProcessEnded as ended:
-            self._lose(process, str(ended))
+            self._fail(process, str(ended))
             return
-        self._watch_for_room(process)
+        self._watch_request_pipe(process)
 
     def _receive(self, process: WorkerProcess) -> None:
-        """Take what has come, and note the reply if that is complete."""
+        """Receive from the process, and record the result if the reply is complete."""
         try:
             reply = process.receive()
         except ProcessEnded as ended:
-            self._lose(process, str(ended))
+            self._fail(process, str(ended))
             return
         if reply is None:
             return
@@ -160,15 +160,15 @@ class VerifierPool:
             self._failed_starts = 0
             return
         value = reply.get("value")
-        self._outcomes[process.index] = (
+        self._results[process.index] = (
             VerifierResult(value, None) if isinstance(value, float) else VerifierResult(None, str(reply.get("error")))
         )
         process.index = None
         if reply.get("retire"):
             self._replace(process)
 
-    def _watch_for_room(self, process: WorkerProcess) -> None:
-        """Wait for the request pipe only while it is full: rarely, since few requests are larger than a pipe."""
+    def _watch_request_pipe(self, process: WorkerProcess) -> None:
+        """Select the request pipe for writing only while it is full, which is rare: few requests exceed a pipe."""
         wanted, watched = process.requests, process.watched
         if wanted == watched:
             return
@@ -178,14 +178,14 @@ class VerifierPool:
             self._selector.register(wanted, selectors.EVENT_WRITE, process)
         process.watched = wanted
 
-    def _lose(self, process: WorkerProcess, reason: str) -> None:
-        """Replace a process that ended, overran or spoke out of turn; its call, if it has one, gets an error."""
+    def _fail(self, process: WorkerProcess, reason: str) -> None:
+        """Replace a process that ended, timed out or violated the protocol; its call, if any, gets an error."""
         starting = not process.ready
         index = process.index
         self._discard(process)
         reason = reason or process.ending()
         if index is not None:
-            self._outcomes[index] = VerifierResult(None, reason)
+            self._results[index] = VerifierResult(None, reason)
         if starting:
             self._failed_starts += 1
             if self._failed_starts >= _MAX_FAILED_STARTS:

@@ -1,6 +1,6 @@
-"""Rewards by name: which verifier judges what of an attempt, with which options, and where it may run.
+"""Rewards by name: the verifier, which parts of the attempt it gets, its options, and where it may run.
 
-Imports nothing heavy: verifiers fetch their libraries when first called.
+This module imports nothing heavy: verifiers import their libraries at their first call.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Judge = Callable[[Attempt], float]
 class Reward:
     """A named reward.
 
-    `options` are its options with their defaults (None: must be given). `in_process` says whether the verifier is quick
-    and harmless whatever a model writes, of an answer where that depends on its task; what is not runs in the pool.
-    `accuracy`: a value of 1 means the right answer.
+    `options` are its options with their defaults (None: required). `in_process` is whether the verifier is fast and
+    safe on any text, as a function of the answer if that depends on its task; otherwise it runs in the pool.
+    `accuracy`: a value of 1 means that the answer is correct.
     """
 
     judge: Callable[[Attempt, Options], float]
@@ -31,17 +31,17 @@ class Reward:
     accuracy: bool
     options: Options = field(default_factory=dict)
     prepare: Callable[[], object] = bool
-    """Fetches the verifier's libraries, which may take seconds."""
-    processes: bool = False
-    """Whether it starts processes of its own."""
+    """Imports the verifier's libraries, which may take seconds."""
+    starts_processes: bool = False
+    """Whether the verifier starts processes."""
 
 
 REWARDS: Mapping[str, Reward] = {
     "reasoning_gym": Reward(
         lambda a, o: reasoning.verify(a.answer, a.reference, a.task),
-        in_process=lambda answer: reasoning.harmless(reasoning.named_in(answer.reference, answer.task)),
+        in_process=lambda answer: reasoning.is_safe_in_process(reasoning.library_task(answer.reference, answer.task)),
         accuracy=True,
-        prepare=lambda: reasoning.harmless(""),
+        prepare=lambda: reasoning.is_safe_in_process(""),
     ),
     "math_verify": Reward(
         lambda a, o: math_answer.verify(a.answer, a.accepted),
@@ -73,10 +73,10 @@ REWARDS: Mapping[str, Reward] = {
         accuracy=True,
         options={"seconds": 4.0, "memory_mb": 512, "partial": False},
         prepare=code.prepare,
-        processes=True,
+        starts_processes=True,
     ),
     "environment": Reward(
-        lambda a, o: _of_environment(a.environment),
+        lambda a, o: _environment_reward(a.environment),
         in_process=True,
         accuracy=True,
     ),
@@ -101,21 +101,21 @@ REWARDS: Mapping[str, Reward] = {
 }
 
 
-def _of_environment(given: float | None) -> float:
-    if given is None:
-        raise ValueError("no environment took part: set prompts.environment")
-    return given
+def _environment_reward(reward: float | None) -> float:
+    if reward is None:
+        raise ValueError("the prompt has no environment: set prompts.environment")
+    return reward
 
 
 def is_custom(name: str) -> bool:
-    """Whether `name` is a user's function, `module:function`, rather than one of `REWARDS`."""
+    """Whether `name` is a user's function, `module:function`, and not one of `REWARDS`."""
     return ":" in name
 
 
 def make_judge(name: str, options: Options) -> Judge:
-    """The function that judges attempts by reward `name`. Its libraries, or the user's module, are imported here.
+    """The function that judges attempts by reward `name`; imports its libraries, or the user's module.
 
-    A judge raises whatever its verifier raises, and TypeError or ValueError where it gives no finite number.
+    A judge raises whatever its verifier raises, and TypeError or ValueError if the result is not a finite number.
     """
     if is_custom(name):
         function, taken = custom.load(name, options)
@@ -127,10 +127,10 @@ def make_judge(name: str, options: Options) -> Judge:
 
 
 def finite(value: Any) -> float:
-    """`value` as a finite float. Raises TypeError for what is no number, ValueError for NaN and infinities."""
+    """`value` as a finite float. Raises TypeError if it is not a number, ValueError for NaN and infinities."""
     if not hasattr(value, "__float__"):
-        raise TypeError(f"gave {type(value).__name__} instead of a number")
+        raise TypeError(f"returned {type(value).__name__} instead of a number")
     number = float(value)
     if not math.isfinite(number):
-        raise ValueError(f"gave {number}")
+        raise ValueError(f"returned {number}")
     return number

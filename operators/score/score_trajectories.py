@@ -1,4 +1,4 @@
-"""ScoreTrajectories: every finished trajectory gets exactly one answer. Groups that come together travel together."""
+"""ScoreTrajectories: writes exactly one experience for every finished trajectory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from schemas.topics import EXPERIENCES
 
 @dataclass(frozen=True)
 class ScoreTrajectories:
-    """Scores the first Trajectory of each id and passes over later ones. `partitions` of the topics keyed by group."""
+    """Scores the first Trajectory of each id and ignores later ones.
+
+    `partitions` is the partition count of the topics keyed by group.
+    """
 
     config: ScoreConfig
     partitions: int
@@ -41,35 +44,35 @@ class _Scoring:
 
     def fold(self, polled: Polled) -> list[Output]:
         self._emissions += 1
-        places: list[tuple[int, Purpose]] = []
+        destinations: list[tuple[int, Purpose]] = []
         blocks: list[Block] = []
         for received in polled.records:
             for purpose, block in self._fresh(received.record):
-                places.append((received.partition, purpose))
+                destinations.append((received.partition, purpose))
                 blocks.append(block)
         if not blocks:
             return []
         scored = score_trajectories(Block.concatenated(blocks), self._scorer, self._now())
         ends = accumulate(map(len, blocks))
         parts = [scored.part(end - len(block), len(block)) for end, block in zip(ends, blocks, strict=True)]
-        together: dict[tuple[int, Purpose], list[Block]] = {}
-        for place, part in zip(places, parts, strict=True):
-            together.setdefault(place, []).append(part)
+        merged: dict[tuple[int, Purpose], list[Block]] = {}
+        for destination, part in zip(destinations, parts, strict=True):
+            merged.setdefault(destination, []).append(part)
         return [
-            Output(EXPERIENCES, _first_group(purpose, mine[0]), Block.concatenated(mine), partition)
-            for (partition, purpose), mine in together.items()
+            Output(EXPERIENCES, _first_group(purpose, group[0]), Block.concatenated(group), partition)
+            for (partition, purpose), group in merged.items()
         ]
 
     def _fresh(self, block: Block) -> Iterator[tuple[Purpose, Block]]:
-        """What of `block` has not been scored yet, by purpose."""
+        """By purpose: the rows of `block` that have not been scored yet."""
         rows: dict[Purpose, list[int]] = {}
         names = ("prompt.purpose", "prompt.number", "member", "prompt.samples")
         columns = [block.column(name).to_pylist() for name in names]
         for row, (purpose, number, member, samples) in enumerate(zip(*columns, strict=True)):
             if self._scored.add(TrajectoryKey(purpose, number, member), samples, self._emissions):
                 rows.setdefault(purpose, []).append(row)
-        for purpose, mine in rows.items():
-            yield purpose, block if len(mine) == len(block) else block.take(mine)
+        for purpose, fresh in rows.items():
+            yield purpose, block if len(fresh) == len(block) else block.take(fresh)
 
     def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
         return Checkpoint(positions, self._scored.oldest_emission(), {"scored": self._scored.state()})
@@ -82,5 +85,5 @@ class _Scoring:
 
 
 def _first_group(purpose: Purpose, experiences: Block) -> str:
-    """The key of a record of `experiences`: all are of one purpose, which its first letter says."""
+    """The key of a record of `experiences`, all of one `purpose`: the id of the first group."""
     return group_id(purpose, experiences.column("trajectory.prompt.number")[0].as_py())

@@ -1,4 +1,4 @@
-"""Runs the rewards of a configuration over trajectories: quick harmless verifiers here, all others in a pool."""
+"""Runs the configured rewards over trajectories: fast and safe verifiers in this process, all others in a pool."""
 
 from __future__ import annotations
 
@@ -16,62 +16,63 @@ from operators.score.pool import VerifierCall, VerifierPool, VerifierResult
 from operators.score.rewards import REWARDS, Judge, is_custom, make_judge
 
 
-class _Ready(NamedTuple):
-    """A reward: `judge` is None where it never runs here; `pooled` is its number in the pool where it may run there."""
+class _PreparedReward(NamedTuple):
+    """A reward; `judge` is None if it always runs in the pool, `pool_index` its index there if it may run there."""
 
     spec: RewardSpec
     extraction: Extraction
     judge: Judge | None
-    pooled: int
+    pool_index: int
 
 
 class Scorer:
-    """The rewards of `config`, ready to judge.
+    """Judges answers by the rewards of `config`. Close it after use.
 
-    Making one fetches the verifiers' libraries and starts the processes, which takes seconds; close it. Raises
-    VerifierUnavailable if a reward cannot be loaded there.
+    The constructor imports the verifiers' libraries and starts their processes, which takes seconds. Raises
+    VerifierUnavailable if a verifier process cannot load a reward.
     """
 
     def __init__(self, config: ScoreConfig) -> None:
         self._config = config
         self._pool: VerifierPool | None = None
         self._pooled: list[tuple[RewardSpec, Rubric]] = []
-        self._others = self._prepare(config)
-        self._of = {task.name: self._prepare(task) for task in config.tasks}
-        if any(each.judge is None for each in (*self._others, *chain(*self._of.values()))):
+        self._default = self._prepare(config)
+        self._by_task = {task.name: self._prepare(task) for task in config.tasks}
+        if any(each.judge is None for each in (*self._default, *chain(*self._by_task.values()))):
             self._pool = self._open_pool()
 
     def rubric(self, task: str) -> Rubric:
-        """What answers to prompts of `task` are judged by."""
+        """The rubric for answers to prompts of `task`."""
         return next((each for each in self._config.tasks if each.name == task), self._config)
 
     def judge(self, answers: Sequence[AnswerContext]) -> list[list[VerifierResult]]:
-        """For every answer, one outcome a reward of its task's rubric, in the order of both.
+        """For every answer, one result for each reward of its task's rubric, in the order of both.
 
-        Raises VerifierUnavailable if verifier processes that were lost cannot be replaced; nothing for an answer.
+        A bad answer or verifier gives an error result. Raises VerifierUnavailable only if ended verifier processes
+        cannot be replaced.
         """
-        outcomes: list[list[VerifierResult | None]] = []
-        places: list[tuple[int, int]] = []
+        results: list[list[VerifierResult | None]] = []
+        pooled: list[tuple[int, int]] = []
         calls: list[VerifierCall] = []
         for row, answer in enumerate(answers):
-            outcomes.append([])
+            results.append([])
             attempt: Attempt | VerifierResult | None = None
-            for number, reward in enumerate(self._of.get(answer.task, self._others)):
-                if reward.judge is None or not _harmless(reward.spec, answer):
-                    outcomes[row].append(None)
-                    places.append((row, number))
-                    calls.append(VerifierCall(reward.pooled, answer._asdict()))
+            for number, reward in enumerate(self._by_task.get(answer.task, self._default)):
+                if reward.judge is None or not _runs_in_process(reward.spec, answer):
+                    results[row].append(None)
+                    pooled.append((row, number))
+                    calls.append(VerifierCall(reward.pool_index, answer._asdict()))
                     continue
-                attempt = attempt or _read(answer, reward.extraction)
-                outcomes[row].append(attempt if isinstance(attempt, VerifierResult) else _judge(reward.judge, attempt))
+                attempt = attempt or _attempt_of(answer, reward.extraction)
+                results[row].append(attempt if isinstance(attempt, VerifierResult) else _judge(reward.judge, attempt))
         if calls:
             self._pool = self._pool or self._open_pool()
-            for (row, number), outcome in zip(places, self._pool.score_all(calls), strict=True):
-                outcomes[row][number] = outcome
-        return [[outcome for outcome in row if outcome is not None] for row in outcomes]
+            for (row, number), result in zip(pooled, self._pool.score_all(calls), strict=True):
+                results[row][number] = result
+        return [[result for result in row if result is not None] for row in results]
 
     def close(self) -> None:
-        """End the verifier processes."""
+        """Stop the verifier processes."""
         if self._pool is not None:
             self._pool.close()
             self._pool = None
@@ -84,17 +85,17 @@ class Scorer:
     ) -> None:
         self.close()
 
-    def _prepare(self, rubric: Rubric) -> list[_Ready]:
-        """The rewards of `rubric`, those that may need the pool numbered there."""
-        ready = []
+    def _prepare(self, rubric: Rubric) -> list[_PreparedReward]:
+        """The rewards of `rubric`; adds those that may run in the pool to `_pooled`."""
+        prepared = []
         for spec in rubric.rewards:
-            # A pattern that finds answers may backtrack for ever on what a model writes, so it is applied in the pool.
-            never = is_custom(spec.name) or rubric.answer == "regex" or REWARDS[spec.name].in_process is False
-            judge = None if never else make_judge(spec.name, spec.options)
-            ready.append(_Ready(spec, rubric.extraction, judge, len(self._pooled)))
-            if never or REWARDS[spec.name].in_process is not True:
+            # An answer pattern may backtrack for ever on a model's text, so it is always applied in the pool.
+            pool_only = is_custom(spec.name) or rubric.answer == "regex" or REWARDS[spec.name].in_process is False
+            judge = None if pool_only else make_judge(spec.name, spec.options)
+            prepared.append(_PreparedReward(spec, rubric.extraction, judge, len(self._pooled)))
+            if pool_only or REWARDS[spec.name].in_process is not True:
                 self._pooled.append((spec, rubric))
-        return ready
+        return prepared
 
     def _open_pool(self) -> VerifierPool:
         config = self._config
@@ -105,17 +106,17 @@ class Scorer:
             ],
             "memory_limit_mb": config.memory_limit_mb,
             "allow_processes": config.allow_processes
-            or any(not is_custom(spec.name) and REWARDS[spec.name].processes for spec, _ in self._pooled),
+            or any(not is_custom(spec.name) and REWARDS[spec.name].starts_processes for spec, _ in self._pooled),
         }
         return VerifierPool(setup, config.workers, config.time_limit_s)
 
 
-def _harmless(spec: RewardSpec, answer: AnswerContext) -> bool:
-    here = REWARDS[spec.name].in_process
-    return here if isinstance(here, bool) else here(answer)
+def _runs_in_process(spec: RewardSpec, answer: AnswerContext) -> bool:
+    in_process = REWARDS[spec.name].in_process
+    return in_process if isinstance(in_process, bool) else in_process(answer)
 
 
-def _read(answer: AnswerContext, extraction: Extraction) -> Attempt | VerifierResult:
+def _attempt_of(answer: AnswerContext, extraction: Extraction) -> Attempt | VerifierResult:
     try:
         reference = _parsed(answer.reference)
     except ValueError as error:
@@ -126,15 +127,15 @@ def _read(answer: AnswerContext, extraction: Extraction) -> Attempt | VerifierRe
 
 @lru_cache(maxsize=1024)
 def _parsed(reference: str) -> Mapping[str, Any]:
-    """`reference` read once for all samples of a prompt. Raises ValueError."""
+    """`reference`, parsed once for all samples of a prompt. Raises ValueError."""
     value = json.loads(reference)
     if not isinstance(value, dict):
-        raise ValueError("the reference is no JSON object")
+        raise ValueError("the reference is not a JSON object")
     return value
 
 
 def _judge(judge: Judge, attempt: Attempt) -> VerifierResult:
     try:
         return VerifierResult(judge(attempt), None)
-    except Exception as error:  # noqa: BLE001 - verifiers of a hundred tasks, each with errors of its own
+    except Exception as error:  # noqa: BLE001 - the verifiers of a hundred tasks raise errors of many kinds
         return VerifierResult(None, describe_error(error))

@@ -1,4 +1,4 @@
-"""A verifier process: reads attempts, answers with values, within the limits of a worker."""
+"""A verifier process: receives attempts and replies with values, within the limits of a worker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_REPLY_BYTES = 4096
 
 
 def main(parent: int) -> None:
-    """Serve the process `parent` on standard input and output until it closes them."""
+    """Serve the process `parent` on standard input and output until `parent` closes them."""
     die_with(parent)
     requests, replies = take_channels()
     setup = read_frame(requests)
@@ -37,7 +37,7 @@ def main(parent: int) -> None:
 
 
 def serve(requests: int, replies: int, judges: list[tuple[Judge, Extraction]], time_limit_s: float) -> None:
-    """Judge one attempt after the other until the requests end; each judge finds answers in its own way."""
+    """Judge one attempt after the other until the requests end; each judge has its own answer extraction."""
     while True:
         try:
             request = read_frame(requests)
@@ -51,7 +51,7 @@ def serve(requests: int, replies: int, judges: list[tuple[Judge, Extraction]], t
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - so may a verifier
             reply = {"error": describe_error(error)}
             retire = isinstance(error, MemoryError)
-        # A thread left behind could spoil later calls.
+        # A thread that a verifier left running could disturb later calls.
         retire = retire or threading.active_count() > 1
         write_frame(replies, {**reply, "call": request["call"], "retire": retire})
         if retire:
@@ -59,10 +59,10 @@ def serve(requests: int, replies: int, judges: list[tuple[Judge, Extraction]], t
 
 
 def read_attempt(fields: Mapping[str, Any], extraction: Extraction) -> Attempt:
-    """The attempt that came as JSON, its answer extracted here, where a pattern can do no harm."""
+    """The attempt in `fields`; its answer is extracted here, where a slow pattern blocks this process alone."""
     reference = json.loads(fields["reference"])
     if not isinstance(reference, dict):
-        raise ValueError("the reference is no JSON object")
+        raise ValueError("the reference is not a JSON object")
     text = fields["text"]
     return Attempt(
         text,

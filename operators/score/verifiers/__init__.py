@@ -1,1 +1,1 @@
-"""One verifier a file: pure functions from what a response says to a number."""
+"""The built-in verifiers, one in each file: pure functions from a response to a number."""

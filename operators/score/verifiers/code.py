@@ -1,8 +1,8 @@
-"""Does a program pass its tests? It runs in a sandbox, once for all statements or once for each input and output.
+"""Checks whether a program passes its tests. It runs in a sandbox, once for all statements or once for each input.
 
-The program cannot read what is expected of it: outputs are compared here, and statements run in a second sandbox, which
-uses the program's functions by proxy (infra/sandbox/remote.py). A program that ends before its time, prints what it
-likes, patches its interpreter or never ends passes nothing by that.
+The program cannot read the expected results: outputs are compared in this process, and statements run in a second
+sandbox, which uses the program's functions by proxy (infra/sandbox/remote.py). A program cannot pass a test by exiting
+early, printing, patching its interpreter or never ending.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ for number, test in enumerate(tests):
 
 
 def prepare() -> None:
-    """Raises SandboxUnavailable where programs cannot be confined."""
+    """Check that the sandbox works. Raises SandboxUnavailable if programs cannot be confined on this machine."""
     run_python("", limits=Limits(seconds=30.0))
 
 
 def verify(
     answer: str | None, reference: Mapping[str, Any], seconds: float, memory_mb: int, partial: bool = False
 ) -> float:
-    """1 if the program `answer` passes all tests of `reference`, else 0; the share that it passes if `partial`.
+    """1 if the program `answer` passes all tests of `reference`, else 0; with `partial`, the share of tests passed.
 
-    `reference["tests"]` is Python that raises where the program is wrong (a string, or a list of them, each a test), or
-    a list of mappings with `input`, given on standard input, and the `output` expected, white space at the ends of its
-    lines apart. All tests together have `seconds`. Raises ValueError where there are no such tests.
+    `reference["tests"]` is Python that raises if the program is wrong (a string, or a list of strings, each a test), or
+    a list of mappings with `input`, for standard input, and the expected `output`, compared without trailing white
+    space of lines. `seconds` is the limit for all tests together. Raises ValueError without such tests.
     """
     tests = _tests(reference)
     if not answer:
@@ -67,7 +67,7 @@ def _tests(reference: Mapping[str, Any]) -> Sequence[Any]:
         raise ValueError("the reference has no tests")
     statements = all(isinstance(test, str) for test in tests)
     if not statements and not all(isinstance(test, dict) and {"input", "output"} <= set(test) for test in tests):
-        raise ValueError("tests must all be Python, or all have input and output")
+        raise ValueError("tests must all be Python statements, or all have input and output")
     return tests
 
 
@@ -84,8 +84,8 @@ def _count_outputs(answer: str, tests: Sequence[Mapping[str, Any]], limits: Limi
             break
         ran = run_python(answer, str(test["input"]).encode(), Limits(left, limits.memory_mb))
         left -= ran.seconds
-        right = _lines(ran.output) == _lines(str(test["output"]).encode())
-        passed += ran.ended == "exited" and ran.status == 0 and right
+        equal = _lines(ran.output) == _lines(str(test["output"]).encode())
+        passed += ran.ended == "exited" and ran.status == 0 and equal
     return passed
 
 

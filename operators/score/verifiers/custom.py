@@ -1,7 +1,7 @@
-"""A user's own reward function, named `package.module:function` or `path/to/file.py:function`.
+"""A user's reward function, named `package.module:function` or `path/to/file.py:function`.
 
-It is called with those of these arguments that it names: text, answer (None where there is none), reference, prompt,
-task, tokens, environment (what an environment gave, None without one); and with its options. It returns a number.
+It returns a number. It is called with its options and with those of these arguments that it has as parameters: text,
+answer (None if there is none), reference, prompt, task, tokens, environment (its reward, None without one).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ ARGUMENTS = ("text", "answer", "reference", "prompt", "task", "tokens", "environ
 
 
 def load(target: str, options: Mapping[str, Any]) -> tuple[Callable[..., Any], tuple[str, ...]]:
-    """The function `target` and which of `ARGUMENTS` it takes. Imports its module, so only ever in a verifier process.
+    """The function `target` and which of `ARGUMENTS` it takes. Imports its module: call it in verifier processes only.
 
-    Raises ValueError if it cannot be called with them and `options`; importing raises what the module raises.
+    Raises ValueError if it cannot be called with these and `options`, and whatever the import of the module raises.
     """
     module_name, _, function_name = target.rpartition(":")
     function = getattr(import_user_module(module_name), function_name, None)

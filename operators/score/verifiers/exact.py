@@ -1,4 +1,4 @@
-"""Is the answer one of the accepted ones, letter by letter?"""
+"""Checks whether the answer equals one of the accepted answers as text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def verify(answer: str | None, accepted: Sequence[str], ignore_case: bool = False) -> float:
-    """1 if `answer` equals one of `accepted`, white space folded; else 0."""
+    """1 if `answer` equals one of `accepted` up to white space; else 0."""
     if answer is None:
         return 0.0
     folded = _fold(answer, ignore_case)

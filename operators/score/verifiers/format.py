@@ -1,4 +1,4 @@
-"""Does the response stand in the tags it should?"""
+"""Checks whether the response consists of the required tags."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def verify(text: str, tags: Sequence[str] = ("think", "answer")) -> float:
-    """1 if `text` is one block of each of `tags` in this order, with nothing but white space between; else 0.
+    """1 if `text` is one block of each of `tags` in this order, with only white space between them; else 0.
 
     The format reward of DeepSeek-R1 (arXiv 2501.12948, 2.2.2), without a regular expression: linear in the text.
     """

@@ -1,4 +1,4 @@
-"""Rewards of a response's length in tokens."""
+"""Rewards for the length of a response in tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are two formulas the same? Asked of math-verify, which parses LaTeX and lets sympy compare."""
+"""Checks whether two formulas are equal, with math-verify, which parses LaTeX and compares with sympy."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Sequence
 def verify(answer: str | None, accepted: Sequence[str]) -> float:
     """1 if `answer` equals one of `accepted` as a mathematical expression, else 0.
 
-    Slow (milliseconds, at times seconds) and at times endless: it belongs in a process of its own, whose limit stands
-    in for math-verify's own time-outs, which are alarms. Raises ValueError if no accepted answer can be parsed.
+    It takes milliseconds to seconds, and sometimes never ends, so it must run in a process of its own. The time limit
+    of that process replaces math-verify's own time-outs, which are alarm signals. Raises ValueError if no accepted
+    answer can be parsed.
     """
     import math_verify
 
@@ -20,7 +21,7 @@ def verify(answer: str | None, accepted: Sequence[str]) -> float:
 
     gold = [parsed for parsed in map(parse, accepted) if parsed]
     if not gold:
-        raise ValueError(f"the reference answer {accepted[0][:40]!r} is no mathematical expression")
+        raise ValueError(f"the reference answer {accepted[0][:40]!r} is not a mathematical expression")
     if not answer:
         return 0.0
     given = parse(answer)

@@ -1,4 +1,4 @@
-"""Is the answer the accepted number, however it is written?"""
+"""Checks whether the answer is the accepted number, in any notation."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _SIGNS = str.maketrans({"−": "-", "$": None, "€": None, "£": None, ",": Non
 def verify(answer: str | None, accepted: Sequence[str], tolerance: float = 1e-6) -> float:
     """1 if `answer` is a number within `tolerance` (relative, and absolute below 1) of one of `accepted`; else 0.
 
-    Raises ValueError if nothing accepted is a number.
+    Raises ValueError if no accepted answer is a number.
     """
     targets = [number for number in map(parse_number, accepted) if number is not None]
     if not targets:
-        raise ValueError(f"the reference answer {accepted[0][:40]!r} is no number")
+        raise ValueError(f"the reference answer {accepted[0][:40]!r} is not a number")
     value = None if answer is None else parse_number(answer)
     if value is None:
         return 0.0
@@ -24,7 +24,8 @@ def verify(answer: str | None, accepted: Sequence[str], tolerance: float = 1e-6)
 
 
 def parse_number(text: str) -> float | None:
-    """The finite number that `text` is; thousands' commas, currency signs, per cent, fractions, a final dot allowed."""
+    """The finite number in `text`; it may have thousands separators, a currency sign, per cent, a fraction or a final
+    dot. None if it is not a number."""
     text = text.strip()
     if not text or len(text) > _MAX_LETTERS:
         return None

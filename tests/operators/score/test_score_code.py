@@ -1,4 +1,4 @@
-"""Programs against their tests: what passes, and what only looks as if it did."""
+"""The code verifier: programs that pass their tests, and programs that try to appear to."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ ECHO = {"tests": [{"input": "1 2\n", "output": "3"}, {"input": "4 5\n", "output"
         ("print(sum(map(int, input().split()))); raise ValueError", ECHO, True, 0.0),
     ],
 )
-def test_code(program: str | None, reference: dict[str, Any], partial: bool, value: float) -> None:
+def test_code_counts_passed_tests(program: str | None, reference: dict[str, Any], partial: bool, value: float) -> None:
     assert code.verify(program, reference, seconds=5.0 if value else 1.0, memory_mb=256, partial=partial) == value
 
 
 @pytest.mark.parametrize("reference", [{}, {"tests": []}, {"tests": [1]}, {"tests": [{"input": ""}]}])
-def test_a_reference_without_tests_is_refused(reference: dict[str, Any]) -> None:
+def test_code_verify_raises_for_a_reference_without_tests(reference: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="tests"):
         code.verify("pass", reference, seconds=1.0, memory_mb=256)
 
@@ -59,7 +59,7 @@ def test_a_reference_without_tests_is_refused(reference: dict[str, Any]) -> None
         ("x = 1", None),
     ],
 )
-def test_the_last_block_is_the_answer(text: str, answer: str | None) -> None:
+def test_extract_answer_takes_the_last_closed_block(text: str, answer: str | None) -> None:
     assert extract_answer(text, Extraction("fenced")) == answer
 
 
@@ -69,11 +69,11 @@ def test_code_is_a_reward_by_name() -> None:
     )
     texts = ["```python\ndef double(x): return x + x\n```", "```python\nwhile True: pass\n```", "no program"]
     with Scorer(config) as scorer:
-        outcomes = scorer.judge([AnswerContext(text, 9, "Double it.", "code", json.dumps(DOUBLE)) for text in texts])
-    assert [[outcome.value for outcome in row] for row in outcomes] == [[1.0], [0.0], [0.0]]
+        results = scorer.judge([AnswerContext(text, 9, "Double it.", "code", json.dumps(DOUBLE)) for text in texts])
+    assert [[result.value for result in row] for row in results] == [[1.0], [0.0], [0.0]]
 
 
-def test_a_programs_time_is_within_the_verifiers() -> None:
+def test_config_bounds_code_seconds_by_time_limit_s() -> None:
     with pytest.raises(ValueError, match="time_limit_s must be above the seconds of reward code, 7"):
         ScoreConfig(rewards=(RewardSpec("code", options={"seconds": 7.0}),))
     with pytest.raises(ValueError, match="code needs seconds > 0"):

@@ -17,14 +17,14 @@ from operators.score.scorer import Scorer
 JUDGE = str(Path(__file__).parents[3] / "examples" / "my_judge.py:likelihood")
 
 
-def test_another_model_says_what_an_answer_is_worth(tmp_path: Path) -> None:
+def test_judge_model_rewards_by_likelihood(tmp_path: Path) -> None:
     model, tokenizer = build_demo_model(DemoModelConfig(hidden_size=32, layers=1, heads=2, kv_heads=1, mlp_size=48))
     save_folder(model, tokenizer, tmp_path / "judge")
     reward = RewardSpec(JUDGE, options={"model": str(tmp_path / "judge")})
     config = ScoreConfig(rewards=(reward,), workers=1, time_limit_s=120.0, memory_limit_mb=16_384)
     with Scorer(config) as scorer:
-        outcomes = scorer.judge([AnswerContext(text, 3, "2 + 2 =", "sums", "{}") for text in ("4", "#4", "")])
-    values = [outcome[0].value for outcome in outcomes]
+        results = scorer.judge([AnswerContext(text, 3, "2 + 2 =", "sums", "{}") for text in ("4", "#4", "")])
+    values = [result[0].value for result in results]
     assert values[2] == 0.0
     tokens = tokenizer.encode("2 + 2 =#4")
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""The pool: whatever a verifier does costs one outcome, and nothing is left behind."""
+"""The verifier pool: a bad verifier fails one call, and the pool leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -129,21 +129,21 @@ def wait_until(done: Callable[[], bool], seconds: float = 5.0) -> bool:
         ("closes_replies", "died of SIGKILL"),
         ("forks", "must not start processes"),
         ("starts_a_process", "must not start processes"),
-        ("gives_nothing", "gave NoneType instead of a number"),
-        ("gives_text", "gave str instead of a number"),
-        ("gives_nan", "gave nan"),
+        ("gives_nothing", "returned NoneType instead of a number"),
+        ("gives_text", "returned str instead of a number"),
+        ("gives_nan", "returned nan"),
         ("gives_infinity", "OverflowError"),
     ],
 )
-def test_a_bad_verifier_costs_one_outcome(open_pool: Callable[..., VerifierPool], name: str, error: str) -> None:
+def test_bad_verifier_fails_one_call(open_pool: Callable[..., VerifierPool], name: str, error: str) -> None:
     with open_pool("good", name, time_limit_s=0.4) as pool:
-        outcomes = pool.score_all([call(0), call(1), call(0, "seven77"), call(0)])
-    assert [outcome.value for outcome in outcomes] == [4.0, None, 7.0, 4.0]
-    assert error in (outcomes[1].error or "")
-    assert len(outcomes[1].error or "") < 600
+        results = pool.score_all([call(0), call(1), call(0, "seven77"), call(0)])
+    assert [result.value for result in results] == [4.0, None, 7.0, 4.0]
+    assert error in (results[1].error or "")
+    assert len(results[1].error or "") < 600
 
 
-def test_the_last_reply_of_a_process_counts_however_late_it_is_read(tmp_path: Path) -> None:
+def test_last_reply_of_an_ended_process_is_received(tmp_path: Path) -> None:
     (tmp_path / "verifiers.py").write_text(BAD_VERIFIERS)
     setup = {
         "rewards": [{"name": f"{tmp_path / 'verifiers.py'}:eats_memory", "options": {}, "extraction": ["whole", ""]}],
@@ -152,11 +152,11 @@ def test_the_last_reply_of_a_process_counts_however_late_it_is_read(tmp_path: Pa
     process = WorkerProcess("operators.score.worker", setup, 0.0, MAX_REPLY_BYTES, "verifier")
     try:
         process.send()
-        while process.receive() is None:  # that it is ready
+        while process.receive() is None:  # the reply that it is ready
             time.sleep(0.01)
         process.begin(0, 1, {"reward": 0, "attempt": call(0).attempt}, deadline=0.0)
         process.send()
-        assert wait_until(process.has_ended)  # it retires after such an error
+        assert wait_until(process.has_ended)  # it retires after a MemoryError
         reply = process.receive()
         assert reply is not None
         assert "MemoryError" in reply["error"]
@@ -166,19 +166,19 @@ def test_the_last_reply_of_a_process_counts_however_late_it_is_read(tmp_path: Pa
         process.kill()
 
 
-def test_files_are_bounded(open_pool: Callable[..., VerifierPool], tmp_path: Path) -> None:
+def test_verifier_file_size_is_limited(open_pool: Callable[..., VerifierPool], tmp_path: Path) -> None:
     with open_pool("writes_without_end") as pool:
-        (outcome,) = pool.score_all([call(0, str(tmp_path / "large"))])
-    assert "OSError" in (outcome.error or "") or "SIGXFSZ" in (outcome.error or "")
+        (result,) = pool.score_all([call(0, str(tmp_path / "large"))])
+    assert "OSError" in (result.error or "") or "SIGXFSZ" in (result.error or "")
     assert (tmp_path / "large").stat().st_size <= 16 * 1024 * 1024
 
 
-def test_memory_within_the_limit_is_granted(open_pool: Callable[..., VerifierPool]) -> None:
+def test_verifier_may_use_memory_within_the_limit(open_pool: Callable[..., VerifierPool]) -> None:
     with open_pool("fits_memory") as pool:
         assert pool.score_all([call(0)])[0].value == 1.0
 
 
-def test_processes_are_allowed_on_request_and_end_with_their_verifier(
+def test_child_processes_need_permission_and_end_with_the_verifier(
     open_pool: Callable[..., VerifierPool], tmp_path: Path
 ) -> None:
     names = ("starts_a_process", "leaves_a_child_and_hangs")
@@ -190,22 +190,22 @@ def test_processes_are_allowed_on_request_and_end_with_their_verifier(
     assert wait_until(lambda: not running(child))
 
 
-def test_order_is_kept_and_all_workers_are_kept_busy(open_pool: Callable[..., VerifierPool]) -> None:
+def test_pool_keeps_order_and_uses_all_workers(open_pool: Callable[..., VerifierPool]) -> None:
     with open_pool("good", "sleeps", workers=2, time_limit_s=1.0) as pool:
         start = time.monotonic()
-        outcomes = pool.score_all([call(1), *(call(0, "x" * n) for n in range(200)), call(1)])
-        assert time.monotonic() - start < 1.9  # two waits of one second, side by side
-        assert [outcome.value for outcome in outcomes] == [None, *map(float, range(200)), None]
+        results = pool.score_all([call(1), *(call(0, "x" * n) for n in range(200)), call(1)])
+        assert time.monotonic() - start < 1.9  # two time-outs of one second, in parallel
+        assert [result.value for result in results] == [None, *map(float, range(200)), None]
         assert pool.score_all([]) == []
 
 
-def test_requests_larger_than_a_pipe(open_pool: Callable[..., VerifierPool]) -> None:
+def test_pool_sends_requests_larger_than_a_pipe(open_pool: Callable[..., VerifierPool]) -> None:
     with open_pool("good", workers=2) as pool:
-        outcomes = pool.score_all([call(0, "x" * 1_000_000), call(0, "é" * 300_000), call(0)])
-    assert [outcome.value for outcome in outcomes] == [1_000_000.0, 300_000.0, 4.0]
+        results = pool.score_all([call(0, "x" * 1_000_000), call(0, "é" * 300_000), call(0)])
+    assert [result.value for result in results] == [1_000_000.0, 300_000.0, 4.0]
 
 
-def test_a_process_is_replaced_where_it_should_be(open_pool: Callable[..., VerifierPool]) -> None:
+def test_pool_replaces_processes_that_retire_or_end(open_pool: Callable[..., VerifierPool]) -> None:
     with open_pool("good", "raises", "leaves_a_thread") as pool:
         (first,) = pool.pids
         assert pool.score_all([call(0), call(1)])[0].value == 4.0
@@ -215,18 +215,18 @@ def test_a_process_is_replaced_where_it_should_be(open_pool: Callable[..., Verif
         assert second != first
         assert pool.score_all([call(0)])[0].value == 4.0
         assert pool.pids == [second]
-        os.kill(second, signal.SIGKILL)  # while idle: no call is to blame
+        os.kill(second, signal.SIGKILL)  # while idle, so no call fails
         assert wait_until(lambda: not running(second))
         assert pool.score_all([call(0)])[0].value == 4.0
 
 
-def test_environment_is_clean(open_pool: Callable[..., VerifierPool], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verifier_environment_is_clean(open_pool: Callable[..., VerifierPool], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_TOKEN", "secret")
     with open_pool("sees_a_secret") as pool:
-        assert [outcome.value for outcome in pool.score_all([call(0, "A_TOKEN"), call(0, "PATH")])] == [0.0, 1.0]
+        assert [result.value for result in pool.score_all([call(0, "A_TOKEN"), call(0, "PATH")])] == [0.0, 1.0]
 
 
-def test_a_pool_outlives_the_thread_that_opened_it(open_pool: Callable[..., VerifierPool]) -> None:
+def test_pool_outlives_the_thread_that_opened_it(open_pool: Callable[..., VerifierPool]) -> None:
     pools: list[VerifierPool] = []
     thread = threading.Thread(target=lambda: pools.append(open_pool("good")))
     thread.start()
@@ -238,7 +238,7 @@ def test_a_pool_outlives_the_thread_that_opened_it(open_pool: Callable[..., Veri
         assert pool.pids == [pid]
 
 
-def test_closing_leaves_nothing_behind(open_pool: Callable[..., VerifierPool]) -> None:
+def test_closing_a_pool_leaves_no_process_or_descriptor(open_pool: Callable[..., VerifierPool]) -> None:
     def descriptors() -> int:
         return len(os.listdir("/proc/self/fd"))
 
@@ -255,17 +255,17 @@ def test_closing_leaves_nothing_behind(open_pool: Callable[..., VerifierPool]) -
         pool.score_all([call(0)])
 
 
-def test_verifiers_die_with_their_parent(tmp_path: Path) -> None:
+def test_verifiers_end_with_their_parent(tmp_path: Path) -> None:
     (tmp_path / "verifiers.py").write_text(BAD_VERIFIERS)
     parent = f"""
 import sys, threading
-from operators.score.pool import Call, VerifierPool
+from operators.score.pool import VerifierCall, VerifierPool
 setup = {{"rewards": [{{"name": {str(tmp_path / "verifiers.py:sleeps")!r}, "options": {{}},
                        "extraction": ["whole", ""]}}],
           "memory_limit_mb": 512, "allow_processes": False}}
 pool = VerifierPool(setup, 2, 60.0)
 print(*pool.pids, flush=True)
-pool.score_all([Call(0, {{"text": "", "tokens": 0, "prompt": "", "task": "", "reference": "{{}}"}})])
+pool.score_all([VerifierCall(0, {{"text": "", "tokens": 0, "prompt": "", "task": "", "reference": "{{}}"}})])
 """
     with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -287,7 +287,7 @@ pool.score_all([Call(0, {{"text": "", "tokens": 0, "prompt": "", "task": "", "re
         ("import os; os._exit(4)", "end before they are ready: exit status 4"),
     ],
 )
-def test_a_reward_that_cannot_be_loaded_is_said_at_once(tmp_path: Path, source: str, message: str) -> None:
+def test_pool_raises_for_a_reward_that_cannot_be_loaded(tmp_path: Path, source: str, message: str) -> None:
     (tmp_path / "mine.py").write_text(source)
     rewards = [{"name": f"{tmp_path / 'mine.py'}:reward", "options": {}, "extraction": ("whole", "")}]
     limits = {"memory_limit_mb": 512, "allow_processes": False}

@@ -1,4 +1,4 @@
-"""Score answers each trajectory once, whichever of its finishes comes, across restarts at any point."""
+"""The score operator scores each trajectory once, at its first finish, across restarts at any point."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from schemas.topics import EXPERIENCES, TRAJECTORIES, partition_of
 
 
 class Judge:
-    """Gives the number of the prompt as the reward."""
+    """Returns the number of the prompt as the reward."""
 
     def __init__(self, config: ScoreConfig) -> None:
         self.config = config
@@ -68,7 +68,7 @@ def score(monkeypatch: pytest.MonkeyPatch) -> Score:
     return Score()
 
 
-def test_an_experience_stands_where_its_trajectory_stood(score: Score) -> None:
+def test_experience_has_the_partition_of_its_trajectory(score: Score) -> None:
     score.finish(trajectory(prompt(3), 1), failed(prompt(2), 0))
     outputs = score.shard.run()
     rows = [(output.key, output.partition, output.record.records()[0]) for output in outputs]
@@ -76,16 +76,16 @@ def test_an_experience_stands_where_its_trajectory_stood(score: Score) -> None:
     assert rows[0][2].error == "generation failed: given up"
 
 
-def test_groups_that_come_together_share_a_record_but_for_those_of_another_purpose(score: Score) -> None:
-    asked = [prompt(2), prompt(4), prompt(4, purpose="evaluation"), prompt(6)]
-    score.finish(*(trajectory(each, member) for member in range(2) for each in asked))
+def test_groups_of_one_poll_and_purpose_share_a_record(score: Score) -> None:
+    prompts = [prompt(2), prompt(4), prompt(4, purpose="evaluation"), prompt(6)]
+    score.finish(*(trajectory(each, member) for member in range(2) for each in prompts))
     outputs = score.shard.run()
     keys = [[row.trajectory.trajectory_id for row in output.record.records()] for output in outputs]
     assert [output.key for output in outputs] == ["p2", "e4"]
     assert keys == [["p2.0", "p4.0", "p6.0", "p2.1", "p4.1", "p6.1"], ["e4.0", "e4.1"]]
 
 
-def test_the_first_finish_counts_whatever_its_lease(score: Score) -> None:
+def test_first_finish_is_scored_with_any_lease(score: Score) -> None:
     score.finish(trajectory(prompt(0), 0, lease=3), trajectory(prompt(0), 0, lease=9))
     score.shard.run()
     score.finish(trajectory(prompt(0), 0, lease=4))
@@ -93,21 +93,21 @@ def test_the_first_finish_counts_whatever_its_lease(score: Score) -> None:
     assert [r.trajectory.lease for r in score.log.rows(EXPERIENCES)] == [3]
 
 
-def test_a_second_finish_after_a_restart_is_known(score: Score) -> None:
+def test_second_finish_after_a_restart_is_ignored(score: Score) -> None:
     for number in (0, 2, 4):
         score.finish(trajectory(prompt(number), 0))
         score.shard.run()
     score.shard.run()
-    memory = score.shard.folder
+    fold = score.shard.fold
     score.shard.start()
-    assert memory._scorer.closed  # type: ignore[union-attr]
+    assert fold._scorer.closed  # type: ignore[union-attr]
     score.finish(*(trajectory(prompt(number), member) for number in (0, 2, 4) for member in (0, 1)))
     score.shard.run()
     assert sorted(score.scored()) == [f"p{number}.{member}" for number in (0, 2, 4) for member in (0, 1)]
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_restarts_at_any_point_score_everything_once(score: Score, seed: int) -> None:
+def test_restarts_score_every_trajectory_once(score: Score, seed: int) -> None:
     rng = random.Random(seed)
     names = [(number, member) for number in range(16) for member in range(2)]
     finishes = names + rng.sample(names, 12)

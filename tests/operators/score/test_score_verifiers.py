@@ -1,4 +1,4 @@
-"""Verifiers and answer extraction as tables."""
+"""Verifiers and answer extraction, as tables of cases."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from operators.score.verifiers import exact, format, length, math_answer, numeri
         (Extraction("whole"), "  4\n", "4"),
     ],
 )
-def test_extraction(extraction: Extraction, text: str, answer: str | None) -> None:
+def test_extract_answer_by_kind(extraction: Extraction, text: str, answer: str | None) -> None:
     assert extract_answer(text, extraction) == answer
 
 
@@ -39,11 +39,11 @@ def test_extraction(extraction: Extraction, text: str, answer: str | None) -> No
     ("answer", "accepted", "value"),
     [("a  b", ["a b"], 1), ("A b", ["a b"], 0), ("c", ["a", "c"], 1), ("12", ["1"], 0), (None, ["None"], 0)],
 )
-def test_exact(answer: str | None, accepted: list[str], value: float) -> None:
+def test_exact_compares_up_to_white_space(answer: str | None, accepted: list[str], value: float) -> None:
     assert exact.verify(answer, accepted) == value
 
 
-def test_exact_may_ignore_case() -> None:
+def test_exact_ignores_case_on_request() -> None:
     assert exact.verify("PARIS", ["Paris"], ignore_case=True) == 1
 
 
@@ -66,12 +66,12 @@ def test_exact_may_ignore_case() -> None:
         (None, "0", 0),
     ],
 )
-def test_numeric(answer: str | None, accepted: str, value: float) -> None:
+def test_numeric_accepts_any_notation(answer: str | None, accepted: str, value: float) -> None:
     assert numeric.verify(answer, [accepted]) == value
 
 
-def test_numeric_refuses_a_reference_that_is_no_number() -> None:
-    with pytest.raises(ValueError, match="'Paris' is no number"):
+def test_numeric_raises_for_a_reference_without_a_number() -> None:
+    with pytest.raises(ValueError, match="'Paris' is not a number"):
         numeric.verify("4", ["Paris"])
     assert numeric.verify("4", ["four", "4"]) == 1
 
@@ -90,22 +90,22 @@ def test_numeric_refuses_a_reference_that_is_no_number() -> None:
         ("4", 0),
     ],
 )
-def test_format(text: str, value: float) -> None:
+def test_format_requires_tags_in_order(text: str, value: float) -> None:
     assert format.verify(text) == value
 
 
-def test_regex_is_searched_over_lines() -> None:
+def test_regex_dot_matches_newlines() -> None:
     assert regex.verify("a\nb", "a.b") == 1
     assert regex.verify("a\nc", "a.b") == 0
 
 
 @pytest.mark.parametrize(("tokens", "value"), [(0, 1), (100, 1), (150, 0.5), (200, 0), (900, 0)])
-def test_brevity(tokens: int, value: float) -> None:
+def test_brevity_is_linear_between_target_and_limit(tokens: int, value: float) -> None:
     assert length.brevity(tokens, target=100, limit=200) == value
 
 
 @pytest.mark.parametrize(("tokens", "value"), [(0, 0), (160, 0), (170, -0.25), (200, -1), (900, -1)])
-def test_soft_overlong(tokens: int, value: float) -> None:
+def test_soft_overlong_is_linear_within_the_buffer(tokens: int, value: float) -> None:
     assert length.soft_overlong(tokens, limit=200, buffer=40) == value
 
 
@@ -120,12 +120,12 @@ def test_soft_overlong(tokens: int, value: float) -> None:
         (None, "1", 0),
     ],
 )
-def test_math(answer: str | None, accepted: str, value: float) -> None:
+def test_math_verify_compares_expressions(answer: str | None, accepted: str, value: float) -> None:
     assert math_answer.verify(answer, [accepted]) == value
 
 
 def entry(task: str, **args: Any) -> dict[str, Any]:
-    """An entry as it arrives: through JSON."""
+    """An entry as it arrives in a record, decoded from JSON."""
     library = pytest.importorskip("reasoning_gym.factory")
     made = library.create_dataset(task, seed=3, **args)[0]
     return json.loads(json.dumps({**made, "task_args": args}))
@@ -142,7 +142,7 @@ def entry(task: str, **args: Any) -> dict[str, Any]:
         ("lcm", {}),
     ],
 )
-def test_reasoning_gym_accepts_its_own_answer_and_refuses_another(task: str, args: dict[str, Any]) -> None:
+def test_reasoning_gym_accepts_only_the_answer_of_the_entry(task: str, args: dict[str, Any]) -> None:
     known = entry(task, **args)
     assert reasoning.verify(known["answer"], known, task) == 1.0
     assert reasoning.verify("4242", known, task) < 0.1
@@ -150,30 +150,32 @@ def test_reasoning_gym_accepts_its_own_answer_and_refuses_another(task: str, arg
 
 
 def test_reasoning_gym_scores_with_the_arguments_of_the_task() -> None:
-    """How much a wrong date costs depends on an argument, which therefore travels with the entry."""
+    """The credit for a wrong date depends on an argument, so the entry carries the arguments."""
     args = {"task_types": ["date"], "max_date_difference_days": 10}
     known = entry("time_intervals", **args)
     days = int(known["answer"].split()[0]) + 5
     assert reasoning.verify(f"{days} days", known, "time_intervals") == 0.5
 
 
-def test_reasoning_gym_gives_partial_credit_where_the_answer_occurs() -> None:
+def test_reasoning_gym_gives_partial_credit() -> None:
     known = {"answer": "7", "metadata": {}}
     assert reasoning.verify("17", known, "gcd") == 0.5
 
 
-def test_reasoning_gym_raises_on_what_it_cannot_judge() -> None:
+def test_reasoning_gym_raises_for_unknown_tasks_and_bad_entries() -> None:
     with pytest.raises(ValueError, match="no task 'no_such'"):
         reasoning.verify("1", {"answer": "1", "metadata": {}}, "no_such")
-    with pytest.raises(ValueError, match="no entry of a reasoning-gym task"):
+    with pytest.raises(ValueError, match="not an entry of a reasoning-gym task"):
         reasoning.verify("1", {"answer": "1"}, "gcd")
     with pytest.raises(ValueError, match="invalid literal"):
         reasoning.verify("two × three", entry("prime_factorization"), "prime_factorization")
 
 
-def test_tasks_that_run_or_parse_the_answer_need_a_process_of_their_own() -> None:
-    assert all(map(reasoning.harmless, ("chain_sum", "gcd", "lcm", "basic_arithmetic")))
-    assert not any(map(reasoning.harmless, ("spiral_matrix", "binary_matrix", "countdown", "prime_factorization")))
+def test_tasks_that_run_or_parse_answers_are_not_safe_in_process() -> None:
+    assert all(map(reasoning.is_safe_in_process, ("chain_sum", "gcd", "lcm", "basic_arithmetic")))
+    assert not any(
+        map(reasoning.is_safe_in_process, ("spiral_matrix", "binary_matrix", "countdown", "prime_factorization"))
+    )
 
 
 HOSTILE = [
@@ -187,7 +189,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
-def test_verifiers_that_run_in_process_are_quick_on_hostile_text(text: str) -> None:
+def test_in_process_verifiers_are_fast_on_hostile_text(text: str) -> None:
     known = entry("chain_sum")
     start = time.process_time()
     for extraction in (Extraction("marker", "#"), Extraction("boxed"), Extraction("whole")):
@@ -200,7 +202,7 @@ def test_verifiers_that_run_in_process_are_quick_on_hostile_text(text: str) -> N
     assert time.process_time() - start < 0.2
 
 
-def test_what_answers_are_accepted() -> None:
+def test_attempt_lists_the_accepted_answers() -> None:
     def accepted(reference: dict[str, Any]) -> list[str]:
         return Attempt("", None, 0, "", "", reference).accepted
 

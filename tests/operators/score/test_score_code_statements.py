@@ -1,4 +1,4 @@
-"""Tests that are statements use an answer in another sandbox: as if it were here, and without showing it anything."""
+"""Statement tests use an answer in another sandbox as if it were local, and the answer cannot read the tests."""
 
 from __future__ import annotations
 
@@ -223,19 +223,19 @@ ATTACKS: dict[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("name", PASSES)
-def test_statements_use_an_answer_as_if_it_were_here(name: str) -> None:
+def test_statements_use_an_answer_like_a_local_program(name: str) -> None:
     answer, test = PASSES[name]
     assert code.verify(answer, {"tests": [test]}, 30.0, 512) == 1.0, name
     assert code.verify(answer, {"tests": [test + "\nassert False"]}, 30.0, 512) == 0.0
 
 
-def test_statements_share_their_variables_and_count_alone() -> None:
+def test_statements_share_variables_and_count_separately() -> None:
     tests = ["x = one()", "assert x == 1", "assert x == 2", "assert one() == x"]
     assert code.verify("def one(): return 1", {"tests": tests}, 30.0, 512, partial=True) == 0.75
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_attacks_on_statements_score_nothing(name: str) -> None:
+def test_attacks_on_statements_score_zero(name: str) -> None:
     answer, test = ATTACKS[name]
     seconds = 0.5 if name.startswith(("no end", "endless")) else 20.0
     assert code.verify(answer, {"tests": [test]}, seconds, 512) == 0.0

@@ -1,4 +1,4 @@
-"""Scoring: weights, components, and rewards for whatever went wrong."""
+"""Scoring: weights, components and errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from operators.score.attempt import AnswerContext
 from operators.score.config import RewardSpec, Rubric, ScoreConfig, TaskRubric
 from operators.score.pool import VerifierResult
 from operators.score.scorer import Scorer
-from operators.score.scoring import Judge, score_trajectories
+from operators.score.scoring import AnswerJudge, score_trajectories
 from operators.score.verifiers import reasoning
 from schemas.block import Block
 from schemas.columns import flags, floats, token_ids
@@ -51,22 +51,22 @@ def trajectory(text: str, reference: Any = None, task: str = "sums", tokens: int
     return replace(made, **changes)
 
 
-class Says:
+class FixedJudge:
     """A judge that gives the same outcomes to every trajectory."""
 
-    def __init__(self, config: ScoreConfig, *outcomes: VerifierResult) -> None:
-        self.config, self.outcomes = config, list(outcomes)
-        self.asked = 0
+    def __init__(self, config: ScoreConfig, *results: VerifierResult) -> None:
+        self.config, self.results = config, list(results)
+        self.judged = 0
 
     def rubric(self, task: str) -> Rubric:
         return self.config
 
     def judge(self, answers: Sequence[AnswerContext]) -> list[list[VerifierResult]]:
-        self.asked += len(answers)
-        return [self.outcomes for _ in answers]
+        self.judged += len(answers)
+        return [self.results for _ in answers]
 
 
-def scored(trajectories: Sequence[Trajectory], judge: Judge, now: int = 0) -> list[Experience]:
+def scored(trajectories: Sequence[Trajectory], judge: AnswerJudge, now: int = 0) -> list[Experience]:
     return score_trajectories(Block.of(trajectories), judge, now).records()
 
 
@@ -75,8 +75,8 @@ CONFIG = ScoreConfig(
 )
 
 
-def test_the_reward_is_the_weighted_sum() -> None:
-    judge = Says(CONFIG, VerifierResult(1.0, None), VerifierResult(0.75, None), VerifierResult(0.5, None))
+def test_reward_is_the_weighted_sum() -> None:
+    judge = FixedJudge(CONFIG, VerifierResult(1.0, None), VerifierResult(0.75, None), VerifierResult(0.5, None))
     (experience,) = scored([trajectory("#4")], judge, now=77)
     assert experience.reward == 0.25 + 1.5 - 0.5
     assert experience.components == (
@@ -89,28 +89,28 @@ def test_the_reward_is_the_weighted_sum() -> None:
 
 
 @pytest.mark.parametrize(
-    ("outcome", "words"),
+    ("result", "message"),
     [
         (VerifierResult(None, "took too long"), "exact: took too long"),
-        (VerifierResult(float("nan"), None), "exact: gave nan"),
-        (VerifierResult(float("inf"), None), "exact: gave inf"),
+        (VerifierResult(float("nan"), None), "exact: returned nan"),
+        (VerifierResult(float("inf"), None), "exact: returned inf"),
     ],
 )
-def test_an_error_stands_in_place_of_the_reward_and_other_components_stay(outcome: VerifierResult, words: str) -> None:
-    judge = Says(CONFIG, VerifierResult(1.0, None), outcome, VerifierResult(0.5, None))
+def test_failed_verifier_gives_on_error_and_keeps_other_components(result: VerifierResult, message: str) -> None:
+    judge = FixedJudge(CONFIG, VerifierResult(1.0, None), result, VerifierResult(0.5, None))
     (experience,) = scored([trajectory("#4")], judge)
-    assert (experience.reward, experience.error) == (-0.5, words)
+    assert (experience.reward, experience.error) == (-0.5, message)
     assert [component.name for component in experience.components] == ["format", "extra"]
 
 
-def test_a_sum_beyond_all_numbers_is_an_error() -> None:
+def test_infinite_weighted_sum_is_an_error() -> None:
     huge = VerifierResult(1.7e308, None)
-    (experience,) = scored([trajectory("#4")], Says(CONFIG, huge, huge, huge))
+    (experience,) = scored([trajectory("#4")], FixedJudge(CONFIG, huge, huge, huge))
     assert (experience.reward, experience.error) == (-0.5, "the weighted sum is inf")
 
 
-def test_failed_trajectories_are_not_judged_and_keep_their_place() -> None:
-    judge = Says(CONFIG, VerifierResult(1.0, None), VerifierResult(1.0, None), VerifierResult(0.0, None))
+def test_failed_trajectories_are_not_judged_and_keep_their_order() -> None:
+    judge = FixedJudge(CONFIG, VerifierResult(1.0, None), VerifierResult(1.0, None), VerifierResult(0.0, None))
     failed = trajectory("", finish_reason="failed", error="engine died")
     rows = [trajectory("#1"), failed, trajectory("#2")]
     experiences = scored(rows, judge)
@@ -118,10 +118,10 @@ def test_failed_trajectories_are_not_judged_and_keep_their_place() -> None:
     assert [experience.reward for experience in experiences] == [2.25, -0.5, 2.25]
     assert experiences[1].error == "generation failed: engine died"
     assert experiences[1].components == ()
-    assert judge.asked == 2
+    assert judge.judged == 2
 
 
-def test_accuracy_stands_apart_from_partial_credit() -> None:
+def test_accuracy_excludes_partial_credit() -> None:
     entry = {"answer": "7", "question": "?", "metadata": {}}
     rows = [trajectory(text, entry, task="gcd") for text in ("#7", "#17", "7")]
     with Scorer(ScoreConfig()) as scorer:
@@ -132,7 +132,7 @@ def test_accuracy_stands_apart_from_partial_credit() -> None:
     ]
 
 
-def test_each_task_is_judged_by_its_own_rubric() -> None:
+def test_scorer_judges_each_task_by_its_own_rubric() -> None:
     config = ScoreConfig(
         rewards=(RewardSpec("numeric"),),
         on_error=-1.0,
@@ -153,15 +153,15 @@ def test_each_task_is_judged_by_its_own_rubric() -> None:
     assert named[6] == ["numeric", "shows_work", "accuracy"]
 
 
-def test_a_reasoning_gym_task_is_judged_as_what_it_is_whatever_prompts_call_it() -> None:
+def test_reasoning_gym_task_of_the_reference_takes_precedence() -> None:
     entry = {"answer": "7", "question": "?", "metadata": {}, "task": "gcd"}
     with Scorer(ScoreConfig()) as scorer:
         assert [each.reward for each in scored([trajectory("#17", entry, task="divisors")], scorer)] == [0.5]
-    assert not reasoning.harmless(reasoning.named_in('{"task": "countdown"}', "chain_sum"))
-    assert reasoning.named_in("[", "gcd") == reasoning.named_in("[]", "gcd") == "gcd"
+    assert not reasoning.is_safe_in_process(reasoning.library_task('{"task": "countdown"}', "chain_sum"))
+    assert reasoning.library_task("[", "gcd") == reasoning.library_task("[]", "gcd") == "gcd"
 
 
-def test_bad_references_cost_their_own_trajectory_alone() -> None:
+def test_bad_reference_fails_only_its_own_trajectory() -> None:
     bad = trajectory("#4")
     bad = replace(bad, prompt=replace(bad.prompt, reference="{"))
     rows = [trajectory("#4"), bad, trajectory("#4", {}), trajectory("#4", [1]), trajectory("x"), trajectory("#4")]
@@ -169,12 +169,12 @@ def test_bad_references_cost_their_own_trajectory_alone() -> None:
         experiences = scored(rows, scorer)
     assert [experience.reward for experience in experiences] == [1.0, -1.0, -1.0, -1.0, 0.0, 1.0]
     errors = [experience.error or "" for experience in experiences]
-    for error, words in zip(errors, ("", "JSONDecodeError", "no answer", "no JSON object", "", ""), strict=True):
-        assert words in error
-        assert bool(words) == bool(error)
+    for error, message in zip(errors, ("", "JSONDecodeError", "no answer", "not a JSON object", "", ""), strict=True):
+        assert message in error
+        assert bool(message) == bool(error)
 
 
-def test_rewards_here_and_in_the_pool_together() -> None:
+def test_scorer_combines_in_process_and_pooled_rewards() -> None:
     specs = (
         RewardSpec("numeric", 1.0),
         RewardSpec(MY_REWARD, 0.5, {"steps": 2}),
@@ -190,7 +190,7 @@ def test_rewards_here_and_in_the_pool_together() -> None:
     assert names == ["numeric", "shows_work", "regex", "overlong", "accuracy"]
 
 
-def test_what_an_environment_gave_is_a_reward_as_any_other() -> None:
+def test_environment_reward_is_the_sum_over_turns() -> None:
     config = ScoreConfig(
         rewards=(RewardSpec("environment", 2.0), RewardSpec("length", options={"target": 9, "limit": 99}))
     )
@@ -200,10 +200,10 @@ def test_what_an_environment_gave_is_a_reward_as_any_other() -> None:
     assert [experience.reward for experience in rewarded] == [3.0, 1.0, 0.0]
     assert rewarded[0].components[0] == RewardComponent("environment", 1.0, 2.0)
     assert rewarded[0].components[-1] == RewardComponent("accuracy", 1.0, 0.0)
-    assert "no environment took part: set prompts.environment" in (rewarded[2].error or "")
+    assert "the prompt has no environment: set prompts.environment" in (rewarded[2].error or "")
 
 
-def test_an_answer_pattern_that_never_ends_costs_time_and_one_trajectory() -> None:
+def test_endless_answer_pattern_fails_only_its_own_trajectory() -> None:
     config = ScoreConfig(
         rewards=(RewardSpec("exact"),),
         answer="regex",
@@ -219,8 +219,8 @@ def test_an_answer_pattern_that_never_ends_costs_time_and_one_trajectory() -> No
     assert "took longer than 0.5 s" in (experiences[1].error or "")
 
 
-def test_a_task_that_evaluates_answers_is_judged_in_the_pool() -> None:
-    """spiral_matrix calls eval() on the answer: here that must not hold up this process."""
+def test_task_that_evaluates_answers_runs_in_the_pool() -> None:
+    """The verifier of spiral_matrix calls eval() on the answer, which must not block this process."""
     entry = {"answer": "1 2 4 3", "question": "?", "metadata": {}}
     texts = ("#1 2 4 3", "#[1, 2, 4, 3]", "#[1 for _ in iter(int, 1)]")
     with Scorer(ScoreConfig(workers=1, time_limit_s=0.5, on_error=-1.0)) as scorer:
@@ -244,12 +244,12 @@ def test_math_verify_works_outside_the_main_thread() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("make", "message"),
     [
         (lambda: RewardSpec("exakt"), "did you mean 'exact'"),
         (lambda: RewardSpec("exact", options={"ignore_cas": True}), "did you mean 'ignore_case'"),
         (lambda: RewardSpec("regex"), "regex needs option 'pattern'"),
-        (lambda: RewardSpec("regex", options={"pattern": "("}), "no regular expression"),
+        (lambda: RewardSpec("regex", options={"pattern": "("}), "not a regular expression"),
         (lambda: RewardSpec("overlong", options={"limit": 4, "buffer": 5}), "buffer <= limit"),
         (lambda: RewardSpec("length", options={"limit": 4, "target": 4}), "target < limit"),
         (lambda: RewardSpec("exact", weight=float("nan")), "weight"),
@@ -267,12 +267,12 @@ def test_math_verify_works_outside_the_main_thread() -> None:
         (lambda: ScoreConfig(on_error=float("inf")), "on_error"),
     ],
 )
-def test_config_errors_name_the_field(make: Any, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_score_config_names_the_field_that_does_not_fit(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         make()
 
 
-def test_configs_import_nothing_heavy() -> None:
+def test_score_and_prompt_configs_import_nothing_heavy() -> None:
     program = "import sys, operators.score.config, operators.prompts.config; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()
     assert not {"reasoning_gym", "math_verify", "numpy", "pyarrow", "apache_beam", "torch"} & set(loaded)
