@@ -10,7 +10,6 @@ from pipelines.present.topic_table import TABLES, topic_table, with_table, write
 from schemas.topics import CATALOGUE
 
 ROOT = Path(__file__).parents[3]
-DOCUMENTS = {"topics": "README.md"}
 
 
 def test_topic_table_has_a_row_a_topic_and_as_many_cells_in_each() -> None:
@@ -45,5 +44,5 @@ def test_with_table_replaces_what_stands_between_the_markers() -> None:
 
 @pytest.mark.parametrize("name", TABLES)
 def test_documents_hold_the_tables_as_they_are_now(name: str) -> None:
-    text = (ROOT / DOCUMENTS.get(name, "docs/topics.md")).read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "topics.md").read_text(encoding="utf-8")
     assert with_table(text, name) == text, "out of date: insert the output of `python -m pipelines.present.topic_table`"
