@@ -1,0 +1,75 @@
+"""The documents: links lead somewhere, named files exist, and the README's example is one that runs."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from pipelines.config import parse_config
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = sorted(
+    path
+    for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"))
+    if path.name != "CHANGELOG.md"  # which names files of earlier releases
+)
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_PATH = re.compile(r"`((?:schemas|infra|operators|pipelines|tests|benchmarks|examples|docs)/[\w./-]*)`")
+EACH = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+
+
+def prose(path: Path) -> str:
+    return _FENCE.sub("", path.read_text(encoding="utf-8"))
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors of a document's headings, as GitHub and MkDocs make them."""
+    headings = re.findall(r"^#+ (.*)$", prose(path), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@EACH
+def test_document_links_lead_to_files_and_headings(path: Path) -> None:
+    for target in _LINK.findall(prose(path)):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        linked = (path.parent / name).resolve() if name else path
+        assert linked.exists(), f"{target}: no such file"
+        assert not anchor or anchor in anchors(linked), f"{target}: no such heading"
+
+
+@EACH
+def test_document_names_existing_files(path: Path) -> None:
+    missing = [name for name in _PATH.findall(prose(path)) if not (ROOT / name).exists()]
+    assert not missing
+
+
+@pytest.mark.parametrize(("name", "most"), [("README.md", 9 * 1024), ("ARCHITECTURE.md", 12 * 1024)])
+def test_document_is_short(name: str, most: int) -> None:
+    assert len((ROOT / name).read_bytes()) <= most
+
+
+def test_architecture_names_every_folder() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    command = ["git", "ls-files", "schemas", "infra", "operators", "pipelines"]
+    files = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    folders = {Path(file).parent for file in files if file.endswith(".py")}
+    below = [folder for folder in folders if len(folder.parts) > 1]
+    assert not [str(folder) for folder in below if f"`{folder}/`" not in text and f"`{folder.name}/`" not in text]
+
+
+def test_readme_example_is_a_valid_run(tmp_path: Path) -> None:
+    blocks = _FENCE.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+    (toml,) = [text for language, text in blocks if language == "toml"]
+    (code,) = [text for language, text in blocks if language == "python"]
+    config = parse_config(tomllib.loads(toml), "README.md")
+    assert config.score.rewards[0].name == "my_reward.py:reward"
+    (tmp_path / "my_reward.py").write_text(code)
+    command = ["python3", "-c", "from my_reward import reward; print(reward('it is 29.', {'answer': '29'}))"]
+    assert subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout == "1.0\n"
