@@ -1,4 +1,4 @@
-# Two commands do it all on a fresh machine: `make run` and `make test`.
+# Two commands are enough on a fresh machine: `make run` and `make test`. `make help` lists all targets.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -7,15 +7,23 @@ CONFIG ?= examples/chain_sum.toml
 WORKERS ?= 2
 
 export OMP_NUM_THREADS ?= 1
-# Bytecode is kept, whatever the shell says: or every process compiles Beam and torch anew, which takes half a minute.
+# Keep bytecode, whatever the shell says: without it every process compiles Beam and torch, which takes half a minute.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test lint types pytest prism flink-test soak requirements sbom clean trl-env trl-requirements streams-env streams-requirements vllm-env vllm-requirements vllm-test environments-env environments-requirements environments-test exports-env exports-requirements exports-test verl-env verl-requirements verl-vectors benchmark-end-to-end
+.PHONY: help check docs run test lint types pytest prism flink-test soak requirements sbom clean trl-env trl-requirements streams-env streams-requirements vllm-env vllm-requirements vllm-test environments-env environments-requirements environments-test exports-env exports-requirements exports-test verl-env verl-requirements verl-vectors benchmark-end-to-end
 
-run: $(READY)
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  %-24s %s\n", $$1, $$2 }'
+
+run: $(READY)  ## a whole run on this machine: CONFIG=file, ARGS="--set key=value"
 	$(BIN)/laminar run $(CONFIG) $(ARGS)
 
-test: lint types pytest
+test: lint types pytest  ## lint, types and every test against a real Kafka broker
+
+# The inner loop. The rest of the tests start brokers or whole runs.
+FAST := tests/test_architecture.py tests/test_documents.py tests/schemas tests/operators/placement tests/pipelines/test_config.py
+check: lint types  ## lint, types, laws and fast tests, below a minute
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile $(FAST) $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -24,23 +32,20 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
-# Two tests at a time, each file by one worker: most of a run under test is waiting.
-pytest: $(READY)
+# Two tests at a time, each file in one worker, because most of a test of a whole run is waiting.
+pytest: $(READY)  ## the tests alone; ARGS="-k name"
 	$(BIN)/pytest -m "not soak" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-# Prism, Beam's portable runner, built by Go once a user: tests then run on it too.
-prism: $(READY)
+prism: $(READY)  ## build Prism, a Beam runner, with Go; tests then run on it too
 	$(BIN)/python -m infra.runners.prism
 
-# Every pipeline, and what is exactly once, on a Flink: its jars are fetched once a user.
-flink-test: $(READY)
+flink-test: $(READY)  ## every pipeline, and exactly-once, on a local Flink (jars are fetched once a user)
 	LAMINAR_TEST_FLINK=1 LAMINAR_ALLOW_EXPOSED_RUNNERS=1 $(BIN)/pytest --timeout 900 -k flink tests/end_to_end/test_submit.py tests/operators/io $(ARGS)
 
-# Hours of kills and stops, of late requests and faults on a cluster (root), of every algorithm on the demonstration, and
-# of faults put into the trainer's arithmetic: each prints a table and, stopped, goes on where it was (or with what had
-# failed) when it is started again; then what else is marked so. `rm -r build/soak` begins it anew; ARGS are the
-# campaign's.
-soak: $(READY)
+# Kills and stops, late requests and faults on a cluster (root), every algorithm on the demonstration, mutations of the
+# trainer's arithmetic, fuzzing; then the tests marked `soak`. Each campaign prints a table and continues after an
+# interrupt. `rm -r build/soak` starts again from nothing; ARGS go to the first campaign.
+soak: $(READY)  ## campaigns of hours
 	$(BIN)/python tests/soak/campaign.py --folder build/soak $(ARGS)
 	$(BIN)/python tests/soak/fault_campaign.py --folder build/soak/faults
 	$(BIN)/python -m benchmarks.algorithms --folder build/soak/algorithms --results build/soak/algorithms.json
@@ -50,7 +55,7 @@ soak: $(READY)
 	$(BIN)/python tests/fuzz/campaign.py --folder build/soak/fuzz
 	$(BIN)/pytest -m soak
 
-# The environment: pinned packages, each with its hash, then the project itself in place, built by what is pinned.
+# The environment: pinned packages, each with its hash, then the project itself, editable.
 $(READY): requirements.txt requirements-uv.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --require-hashes -r requirements-uv.txt
@@ -58,15 +63,14 @@ $(READY): requirements.txt requirements-uv.txt pyproject.toml
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	touch $@
 
-requirements: 
+requirements:  ## compile the pinned requirements
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --extra test --no-emit-index-url --no-annotate --no-header --generate-hashes pyproject.toml -o requirements.txt
 	echo uv | $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-emit-index-url --no-annotate --no-header --generate-hashes - -o requirements-uv.txt
 
-# What the project is made of: a software bill of materials (CycloneDX) and NOTICE, with every licence.
-sbom: $(READY)
+sbom: $(READY)  ## software bill of materials (CycloneDX) and NOTICE with every licence
 	$(BIN)/python -m infra.bill_of_materials $(ARGS)
 
-# TRL has an environment of its own, with our versions of what both use.
+# TRL has its own environment, with our versions of common packages.
 TRL_VENV := .venv-trl
 
 trl-env: $(TRL_VENV)/.ready
@@ -79,7 +83,7 @@ $(TRL_VENV)/.ready: benchmarks/trl/requirements.txt | $(READY)
 trl-requirements: requirements.txt | $(READY)
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --constraint requirements.txt --no-emit-index-url --no-annotate --no-header benchmarks/trl/requirements.in -o benchmarks/trl/requirements.txt
 
-# What the buffer is measured beside: ray, which TransferQueue runs on, stays out of our environment.
+# The systems beside which the buffer is measured. Ray, which TransferQueue needs, stays out of our environment.
 STREAMS_VENV := .venv-streams
 
 streams-env: $(STREAMS_VENV)/.ready
@@ -92,7 +96,7 @@ $(STREAMS_VENV)/.ready: benchmarks/streams/requirements.txt | $(READY)
 streams-requirements: requirements.txt | $(READY)
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --constraint requirements.txt --no-emit-index-url --no-annotate --no-header benchmarks/streams/requirements.in -o benchmarks/streams/requirements.txt
 
-# vLLM has one as well, for machines without a GPU: it wants another torch. Its tests are those of every engine.
+# vLLM for machines without a GPU has its own environment, because it needs another torch. Its tests are every engine's.
 VLLM_VENV := .venv-vllm
 
 vllm-env: $(VLLM_VENV)/.ready
@@ -106,11 +110,11 @@ $(VLLM_VENV)/.ready: tests/vllm_environment/requirements.txt | $(READY)
 vllm-requirements: requirements.txt | $(READY)
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --extra test --no-emit-index-url --no-annotate --no-header pyproject.toml tests/vllm_environment/requirements.in -o tests/vllm_environment/requirements.txt
 
-vllm-test: vllm-env
+vllm-test: vllm-env  ## the tests of every engine with vLLM on the CPU
 	$(VLLM_VENV)/bin/pytest -W ignore --timeout 900 -k vllm tests/operators/rollout/test_engine_*.py \
 		tests/operators/rollout/test_vllm_engine.py tests/end_to_end/test_run_with_vllm.py $(ARGS)
 
-# So have the packages whose environments are adapted.
+# Packages whose environments are adapted.
 ENVIRONMENTS_VENV := .venv-environments
 
 environments-env: $(ENVIRONMENTS_VENV)/.ready
@@ -124,10 +128,10 @@ $(ENVIRONMENTS_VENV)/.ready: tests/environments_environment/requirements.txt | $
 environments-requirements: requirements.txt | $(READY)
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --extra test --no-emit-index-url --no-annotate --no-header pyproject.toml tests/environments_environment/requirements.in -o tests/environments_environment/requirements.txt
 
-environments-test: environments-env
+environments-test: environments-env  ## environments of verifiers and OpenEnv
 	$(ENVIRONMENTS_VENV)/bin/pytest -W ignore tests/operators/rollout/test_environment_packages.py $(ARGS)
 
-# So have those who take what a run leaves: TRL's trainers and verl's dataset class its exports, MLflow its metrics.
+# Readers of what a run leaves: TRL's trainers and verl's dataset class read exports, MLflow reads metrics.
 EXPORTS_VENV := .venv-exports
 
 exports-env: $(EXPORTS_VENV)/.ready
@@ -141,11 +145,11 @@ $(EXPORTS_VENV)/.ready: tests/exports_environment/requirements.txt | $(READY)
 exports-requirements: requirements.txt | $(READY)
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --constraint requirements.txt --extra test --extra mlflow --no-emit-index-url --no-annotate --no-header pyproject.toml tests/exports_environment/requirements.in -o tests/exports_environment/requirements.txt
 
-exports-test: exports-env
+exports-test: exports-env  ## exports read by TRL and verl, metrics by MLflow
 	$(EXPORTS_VENV)/bin/pytest -W ignore tests/operators/export/test_trainers_read_exports.py \
 		tests/pipelines/present/report/test_trackers.py $(ARGS)
 
-# verl too: the oracle of the trainer's losses. Without its own dependencies, which are those of a cluster.
+# verl is the oracle of the trainer's losses. It is installed without its dependencies, which are those of a cluster.
 VERL_VENV := .venv-verl
 
 verl-env: $(VERL_VENV)/.ready
@@ -159,12 +163,26 @@ $(VERL_VENV)/.ready: benchmarks/verl/requirements.txt | $(READY)
 verl-requirements: requirements.txt | $(READY)
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --constraint requirements.txt --no-emit-index-url --no-annotate --no-header benchmarks/verl/requirements.in -o benchmarks/verl/requirements.txt
 
-# What the tests compare the trainer's losses with.
+# The vectors that the tests compare the trainer's losses with.
 verl-vectors: verl-env
 	$(VERL_VENV)/bin/python benchmarks/verl/vectors.py tests/operators/trainer/vectors/verl.safetensors
 
-benchmark-end-to-end: trl-env | $(READY)
+benchmark-end-to-end: trl-env | $(READY)  ## the comparison with TRL
 	$(BIN)/python -m benchmarks.end_to_end $(ARGS)
 
-clean:
+# The site of docs/, with every link checked.
+DOCS_VENV := .venv-docs
+
+$(DOCS_VENV)/.ready: docs/requirements.txt | $(READY)
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(BIN)/uv pip install --quiet --python $(DOCS_VENV)/bin/python --require-hashes -r docs/requirements.txt
+	touch $@
+
+docs: $(DOCS_VENV)/.ready  ## build the documents as a site in build/site
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --quiet
+
+docs-requirements: | $(READY)
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-emit-index-url --no-annotate --no-header --generate-hashes docs/requirements.in -o docs/requirements.txt
+
+clean:  ## remove the environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

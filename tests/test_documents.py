@@ -73,3 +73,20 @@ def test_readme_example_is_a_valid_run(tmp_path: Path) -> None:
     (tmp_path / "my_reward.py").write_text(code)
     command = ["python3", "-c", "from my_reward import reward; print(reward('it is 29.', {'answer': '29'}))"]
     assert subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout == "1.0\n"
+
+
+def test_contributing_examples_run(tmp_path: Path) -> None:
+    blocks = _FENCE.findall((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+    code = "\n\n".join(text for language, text in blocks if language == "python")
+    assert all(text.count("\n") <= 30 for _, text in blocks)
+    (tmp_path / "examples.py").write_text(code)
+    program = """
+from types import SimpleNamespace
+from examples import Countdown, ShortestFirst, verify
+assert verify("3.0", {"answer": "3"}) == 1.0
+game = Countdown()
+assert (game.reset({}), [game.step("") for _ in range(3)][-1]) == ("", ("0 left\\n", 1.0, True, {}))
+groups = [SimpleNamespace(tokens=tokens) for tokens in (3, 1, 2)]
+assert [group.tokens for group in ShortestFirst().order(groups, None)] == [1, 2, 3]
+"""
+    subprocess.run(["python3", "-c", program], cwd=tmp_path, check=True)
