@@ -1,4 +1,4 @@
-"""The topic catalogue, the only place that names topics. the table in docs/topics.md is generated from it."""
+"""The topic catalogue, the only place that names topics. The tables in docs/topics.md are generated from it."""
 
 from __future__ import annotations
 
