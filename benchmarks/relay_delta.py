@@ -105,6 +105,6 @@ def _file(model: torch.nn.Module) -> tuple[np.ndarray, Layout]:
     layout = Layout(tensor_specs(tensors))
     file = np.empty(layout.size, np.uint8)
     file[: len(layout.header)] = np.frombuffer(layout.header, np.uint8)
-    for name, place in layout.places(memoryview(file)).items():
+    for name, place in layout.tensor_views(memoryview(file)).items():
         copy_tensor(place, tensors[name])
     return file, layout

@@ -1,1 +1,1 @@
-"""The weights that a machine holds: complete, verified versions in shared memory, and how new ones get there."""
+"""The weight store of a machine: complete, verified versions in shared memory, and publishing of new ones."""

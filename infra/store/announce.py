@@ -1,4 +1,4 @@
-"""The relay topic's writer: a manifest is safe once every in-sync replica of the log has it."""
+"""Publishes manifests to the relay topic; a manifest is durable once all in-sync replicas have it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from schemas.topics import RELAY
 
 
 class ManifestLog:
-    """Appends the manifests of `run` through `producer`, which serves nothing else; its errors are the caller's.
+    """Publishes the manifests of `run` through `producer`, which nothing else uses and which the caller closes.
 
-    Calling it returns when the manifest is in the log. Raises DeliveryFailed, TimeoutError after `deadline_s` seconds.
+    A call returns when the manifest is in the log. Raises DeliveryFailed, TimeoutError after `deadline_s` seconds.
     """
 
     def __init__(self, producer: BoundedProducer, run: str, deadline_s: float = 120.0) -> None:

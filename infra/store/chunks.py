@@ -1,4 +1,4 @@
-"""A version's bytes in chunks, each with its CRC-32C: what is checked on the way from machine to machine."""
+"""Chunks of a version and their CRC-32C checksums, which are verified in transfers between machines."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from crc32c import crc32c
 
 MAX_CHUNK_BYTES = 64 << 20
 MAX_CHUNKS = 16_384
-"""The most chunks that a manifest names, unless those would be longer than `MAX_CHUNK_BYTES`."""
+"""Maximum of chunks in a manifest, unless they would be longer than `MAX_CHUNK_BYTES`."""
 DEFAULT_CHUNK_BYTES = 8 << 20
 
 
@@ -16,7 +16,7 @@ def chunk_checksums(data: memoryview, chunk_bytes: int) -> tuple[int, ...]:
 
 
 def chunk_size(size: int, wanted: int = DEFAULT_CHUNK_BYTES) -> int:
-    """Bytes a chunk for a version of `size` bytes: `wanted`, doubled until a manifest can name all chunks."""
+    """Bytes per chunk for a version of `size` bytes: `wanted`, doubled until there are at most `MAX_CHUNKS`."""
     while -(-size // wanted) > MAX_CHUNKS and wanted < MAX_CHUNK_BYTES:
         wanted *= 2
     return min(wanted, MAX_CHUNK_BYTES)

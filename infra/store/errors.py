@@ -1,27 +1,27 @@
-"""What can go wrong in a weight store."""
+"""Errors of the weight store."""
 
 from __future__ import annotations
 
 
 class StoreError(RuntimeError):
-    """A weight store cannot do what it was asked."""
+    """An operation of a weight store failed."""
 
 
 class NoRoom(StoreError):
-    """A version does not fit; nothing of it was copied."""
+    """There is not enough memory for a version; nothing was copied."""
 
 
 class VersionGone(StoreError):
-    """The store does not hold this version, whole and with its seal: never arrived, still arriving, or evicted."""
+    """The store has no complete, sealed version of this name: it never arrived, is still arriving, or was evicted."""
 
 
 class VersionExists(StoreError):
-    """The store already holds a version of this name; a version's bytes never change."""
+    """The store already has a version of this name; the bytes of a version never change."""
 
 
 class StoreBusy(StoreError):
-    """Another process writes to the store, or uses it."""
+    """Another process writes to the store or uses it."""
 
 
 class CorruptVersion(StoreError):
-    """Bytes are not those that their blake3 says."""
+    """Bytes do not match the expected blake3."""

@@ -1,4 +1,4 @@
-"""A version on its way into the store: memory to fill, seen by nobody until it is sealed."""
+"""A version that is being written to the store: memory to fill, not visible to readers until it is sealed."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from infra.store.errors import CorruptVersion, NoRoom, StoreError, VersionGone
 from schemas.records import PolicyVersion
 
 _PAGE = mmap.PAGESIZE
-_THREADED = 32 << 20
-"""Bytes from which hashing in several threads pays."""
+_PARALLEL_HASH_BYTES = 32 << 20
+"""Size from which hashing in several threads is faster."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """What a complete version's bytes are: how many, and their blake3 (hex)."""
+    """The size and blake3 (hex) of a complete version."""
 
     version: PolicyVersion
     bytes: int
@@ -34,21 +34,19 @@ class Seal:
 
 
 class VersionMemory:
-    """Writable memory of exactly `size` bytes behind a new file, every page of it there before anyone copies.
+    """Writable memory of exactly `size` bytes backed by a new file, with all pages allocated before anything is copied.
 
-    Raises NoRoom, leaving nothing behind, if the file system or the machine's memory cannot hold it. Without this a
-    full file system would end the process that copies with SIGBUS.
+    Raises NoRoom and removes the file if the file system or the machine's memory is too small. Without allocation a
+    full file system would kill the copying process with SIGBUS.
     """
 
     def __init__(self, path: Path, size: int) -> None:
         if size < 1:
-            raise ValueError(f"a version has at least one byte, not {size}")
+            raise ValueError(f"the size of a version must be at least 1 byte, not {size}")
         self.path, self.size = path, size
         free = free_bytes(path.parent)
         if size > free:
-            raise NoRoom(
-                f"{path.parent} has room for {free} bytes, {size} are needed: keep fewer versions, or enlarge it"
-            )
+            raise NoRoom(f"{path.parent} has {free} bytes free, {size} are needed: keep fewer versions or enlarge it")
         self._file = path.open("xb+", buffering=0)
         try:
             os.posix_fallocate(self._file.fileno(), 0, size)
@@ -57,74 +55,74 @@ class VersionMemory:
             self._file.close()
             path.unlink()
             if error.errno in (errno.ENOSPC, errno.EFBIG, errno.ENOMEM, errno.EDQUOT):
-                raise NoRoom(f"{path.parent} cannot hold {size} bytes more: {error.strerror}") from error
+                raise NoRoom(f"{path.parent} cannot store {size} more bytes: {error.strerror}") from error
             raise
 
-    def touch(self) -> None:
-        """Map every page now, so that a later copy is nothing but a copy. Lets other threads run meanwhile."""
+    def prefault(self) -> None:
+        """Fault all pages in, so that a later copy causes no page faults. Other threads can run meanwhile."""
         np.frombuffer(self.map, np.uint8)[::_PAGE] = 0
 
     def read_only_view(self) -> memoryview:
-        """The same memory for reading alone; it may outlive all else."""
+        """A read-only mapping of the same memory; it stays valid after this object is closed."""
         return memoryview(mmap.mmap(self._file.fileno(), self.size, access=mmap.ACCESS_READ))
 
-    def is_there(self) -> bool:
-        """Whether the file still has its name: another process may have removed it, and put another in its place."""
+    def exists(self) -> bool:
+        """Whether the path still refers to this file: another process may have removed or replaced it."""
         try:
             return os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
         except FileNotFoundError:
             return False
 
     def rename(self, path: Path) -> None:
-        """Give the file another name."""
+        """Rename the file."""
         self.path = self.path.rename(path)
 
     def finish(self) -> None:
-        """Make the file, which is mapped no more, durable and read-only."""
-        os.fsync(self._file.fileno())  # costs nothing in memory
+        """Make the file durable and read-only; it must be unmapped."""
+        os.fsync(self._file.fileno())  # free of cost in shared memory
         os.fchmod(self._file.fileno(), 0o400)
         self._file.close()
 
-    def drop(self) -> None:
-        """Remove the file, if it is still this one; the memory lives until the last view of it is gone."""
-        if self._file.closed or self.is_there():
+    def remove(self) -> None:
+        """Remove the file if the path still refers to it; the memory is freed with its last view."""
+        if self._file.closed or self.exists():
             self.path.unlink(missing_ok=True)
         self._file.close()
 
 
 class IncomingVersion:
-    """Version `version`, being written: fill `view`, then `seal`. Leaving its `with` block unsealed aborts it."""
+    """A version being written: fill `view`, then call `seal`; leaving the `with` block unsealed aborts it."""
 
-    def __init__(self, version: PolicyVersion, memory: VersionMemory, on_end: Callable[[], None]) -> None:
+    def __init__(self, version: PolicyVersion, memory: VersionMemory, on_close: Callable[[], None]) -> None:
         self.version = version
         self.view = memoryview(memory.map)
         self._memory = memory
-        self._on_end = on_end
+        self._on_close = on_close
         self._open = True
-        self._hasher = blake3(max_threads=blake3.AUTO if memory.size >= _THREADED else 1)
+        self._hasher = blake3(max_threads=blake3.AUTO if memory.size >= _PARALLEL_HASH_BYTES else 1)
         self._hashed = 0
 
     def read_only_view(self) -> memoryview:
-        """The same bytes for others to read while they come."""
+        """A read-only view of the bytes for readers while they arrive."""
         return self._memory.read_only_view()
 
     @property
     def hashed(self) -> int:
-        """Bytes that are hashed already."""
+        """Number of bytes hashed so far."""
         return self._hashed
 
     def hash_to(self, end: int) -> None:
-        """Hash the bytes before `end`, which change no more: the seal is then so much quicker."""
+        """Hash the bytes before `end`, which must not change any more; this shortens `seal`."""
         if end > self._hashed:
             self._hasher.update(self.view[self._hashed : end])
             self._hashed = end
 
     def digest(self) -> str:
-        """The blake3 of what was absorbed."""
+        """The blake3 of the bytes hashed so far."""
         return self._hasher.hexdigest()
 
     def reset_hash(self) -> None:
-        """Hash from the beginning again: the bytes are to be written anew."""
+        """Restart the hash: the bytes will be rewritten."""
         self._hasher.reset()
         self._hashed = 0
 
@@ -133,10 +131,10 @@ class IncomingVersion:
         return self._memory.size
 
     def seal(self, expected: str | None = None) -> Seal:
-        """Hash the bytes and make the version visible, whole, in one step.
+        """Hash the bytes and make the complete version visible atomically.
 
-        Raises CorruptVersion if their blake3 is not `expected`, BufferError if a view of them is still held (somebody
-        could go on writing), StoreError if the store was removed; the version is then aborted.
+        Raises CorruptVersion if the blake3 is not `expected`, BufferError if a view of the bytes is still held (its
+        holder could continue to write), StoreError if the store was removed; the version is then aborted.
         """
         if not self._open:
             raise StoreError(f"version {self.version} is sealed or aborted already")
@@ -149,23 +147,23 @@ class IncomingVersion:
             seal = Seal(self.version, self.size, digest)
             self._memory.finish()
             root = self._memory.path.parent
-            # The seal first: whoever sees the weights finds it.
+            # The seal first: a reader that sees the weights must find it.
             write_seal(root, seal)
             self._memory.rename(root / names.weight_file(self.version))
         except FileNotFoundError as error:
             self.abort()
-            raise StoreError(f"the store was removed while version {self.version} arrived: {error}") from error
+            raise StoreError(f"the store was removed while version {self.version} was written: {error}") from error
         except BaseException:
             self.abort()
             raise
-        self._end()
+        self._close()
         return seal
 
     def abort(self) -> None:
-        """Give the version up; nothing of it stays. Does nothing once it is sealed or aborted."""
+        """Discard the version. Does nothing once it is sealed or aborted."""
         if self._open:
-            self._memory.drop()
-            self._end()
+            self._memory.remove()
+            self._close()
 
     def __enter__(self) -> IncomingVersion:
         return self
@@ -181,16 +179,16 @@ class IncomingVersion:
             self._memory.map.close()
         except BufferError as error:
             raise BufferError(
-                f"a view of version {self.version}'s bytes is still held; drop it before the seal"
+                f"a view of the bytes of version {self.version} is still held: release it before the seal"
             ) from error
 
-    def _end(self) -> None:
+    def _close(self) -> None:
         self._open = False
-        self._on_end()
+        self._on_close()
 
 
 def free_bytes(folder: Path) -> int:
-    """Bytes that a new file in `folder` may take: what its file system has free and, in shared memory, the machine."""
+    """Bytes available to a new file in `folder`: free on its file system and, in shared memory, in the machine."""
     state = os.statvfs(folder)
     free = state.f_bavail * state.f_frsize
     if names.SHARED_MEMORY.is_dir() and folder.stat().st_dev == names.SHARED_MEMORY.stat().st_dev:
@@ -199,7 +197,7 @@ def free_bytes(folder: Path) -> int:
 
 
 def write_seal(root: Path, seal: Seal) -> None:
-    """Put the seal of a version into the store."""
+    """Write the seal of a version to the store."""
     text = json.dumps({"version": str(seal.version), "bytes": seal.bytes, "blake3": seal.blake3})
     with (root / f"{seal.version}{names.SIDECAR}").open("w", encoding="utf-8") as file:
         file.write(text)
@@ -208,7 +206,7 @@ def write_seal(root: Path, seal: Seal) -> None:
 
 
 def read_seal(root: Path, version: PolicyVersion) -> Seal:
-    """The seal of a version. Raises VersionGone if there is none that can be read."""
+    """Read the seal of a version. Raises VersionGone if it is missing or cannot be read."""
     try:
         fields = json.loads((root / f"{version}{names.SIDECAR}").read_text(encoding="utf-8"))
         seal = Seal(PolicyVersion.parse(fields["version"]), int(fields["bytes"]), str(fields["blake3"]))
@@ -217,5 +215,5 @@ def read_seal(root: Path, version: PolicyVersion) -> Seal:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise VersionGone(f"the seal of version {version} in {root} cannot be read: {error!r}") from error
     if seal.version != version:
-        raise VersionGone(f"the seal of version {version} in {root} is that of {seal.version}")
+        raise VersionGone(f"the seal of version {version} in {root} is for version {seal.version}")
     return seal

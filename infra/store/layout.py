@@ -1,4 +1,4 @@
-"""Where each tensor lies in a weight file: safetensors' layout, computed once, for it is the same in every version.
+"""The position of each tensor in a weight file: the safetensors layout, which is the same for every version.
 
 A file is 8 bytes of header length (little endian), the JSON header padded with spaces to a multiple of 8, then the
 tensors without gaps (github.com/huggingface/safetensors, "Format"). The order is the library's own, widest dtype first,
@@ -15,7 +15,7 @@ import numpy as np
 
 from schemas.records import TensorSpec
 
-# In the library's order, with bytes an element.
+# In the order of the library, with bytes per element.
 _DTYPES = {
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
     **dict.fromkeys(("F32", "U32", "I32"), 4),
@@ -26,11 +26,11 @@ _RANKS = {dtype: rank for rank, dtype in enumerate(_DTYPES)}
 
 
 def tensor_bytes(spec: TensorSpec) -> int:
-    """Bytes of the tensor. Raises ValueError for a dtype that is not known, or a negative dimension."""
+    """Bytes of the tensor. Raises ValueError for an unknown dtype or a negative dimension."""
     if spec.dtype not in _DTYPES:
-        raise ValueError(f"tensor {spec.name!r} has dtype {spec.dtype!r}; known are {', '.join(_DTYPES)}")
+        raise ValueError(f"tensor {spec.name!r} has unknown dtype {spec.dtype!r}, not one of {', '.join(_DTYPES)}")
     if min(spec.shape, default=0) < 0:
-        raise ValueError(f"tensor {spec.name!r} has shape {spec.shape}")
+        raise ValueError(f"tensor {spec.name!r} has a negative dimension: shape {spec.shape}")
     return prod(spec.shape) * _DTYPES[spec.dtype]
 
 
@@ -38,7 +38,7 @@ class Layout:
     """The layout of a file with these tensors.
 
     `specs` are in file order, `size` is the whole file's bytes. Raises ValueError for an unknown dtype, a negative
-    dimension, or a name that is there twice.
+    dimension, or a duplicate name.
     """
 
     def __init__(self, specs: Sequence[TensorSpec]) -> None:
@@ -48,7 +48,7 @@ class Layout:
         end = 0
         for spec in self.specs:
             if spec.name in self._ranges:
-                raise ValueError(f"tensor {spec.name!r} is there twice")
+                raise ValueError(f"tensor {spec.name!r} is listed twice")
             start, end = end, end + sizes[spec.name]
             self._ranges[spec.name] = (start, end)
         self.header = self._header()
@@ -59,15 +59,15 @@ class Layout:
         """The tensors' names."""
         return frozenset(self._ranges)
 
-    def places(self, file: memoryview) -> dict[str, np.ndarray]:
-        """By name, where in `file` the tensor lies: uint8[bytes]. Raises ValueError for a file of another size."""
+    def tensor_views(self, file: memoryview) -> dict[str, np.ndarray]:
+        """The bytes of each tensor in `file`, by name: uint8[bytes]. Raises ValueError for a file of another size."""
         if len(file) != self.size:
-            raise ValueError(f"{len(file)} bytes given for a layout of {self.size}")
+            raise ValueError(f"the file has {len(file)} bytes, the layout {self.size}")
         data = np.frombuffer(file, np.uint8)[len(self.header) :]
         return {name: data[start:end] for name, (start, end) in self._ranges.items()}
 
     def spans(self) -> list[tuple[int, int, int]]:
-        """Start, end and bytes an element of the header and of every tensor, in file order, without gaps."""
+        """Start, end and bytes per element of the header and of every tensor, in file order, without gaps."""
         first = len(self.header)
         tensors = [
             (first + start, first + end, _DTYPES[spec.dtype])
@@ -76,7 +76,7 @@ class Layout:
         ]
         return [(0, first, 1), *tensors]
 
-    def describes(self, file: memoryview) -> bool:
+    def matches(self, file: memoryview) -> bool:
         """Whether `file` has this header and this size."""
         return len(file) == self.size and bytes(file[: len(self.header)]) == self.header
 

@@ -1,7 +1,7 @@
-"""Locks on files that die with their holder: the kernel drops a flock when its process ends, by whatever means.
+"""File locks that end with their holder: the kernel releases a flock when its process ends for any reason.
 
-A lock belongs to the file, not to its name: whoever waited for one may find that its name is gone by then, so each is
-checked to be still the file of that name. Locks conflict between two descriptors of one process too.
+A lock belongs to the file, not to its path. The path may be removed or replaced while a process waits for the lock, so
+each lock is checked to be on the file of that path. Locks also conflict between two descriptors of one process.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from pathlib import Path
 
 
 class Lock:
-    """A held lock. `release` lets go of it, in forked children as well; so does the end of the process."""
+    """A held lock. `release` releases it, in forked children as well; so does the end of the process."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
 
     def release(self) -> None:
-        """Let go; a second call does nothing."""
+        """Release the lock; a second call does nothing."""
         if self.fd >= 0:
             fd, self.fd = self.fd, -1
-            fcntl.flock(fd, fcntl.LOCK_UN)  # closing alone would leave it to a child that was forked meanwhile
+            fcntl.flock(fd, fcntl.LOCK_UN)  # after closing alone, a child forked meanwhile would still hold it
             os.close(fd)
 
 
 def lock_shared(path: Path, flags: int = os.O_RDONLY) -> Lock:
-    """A lock that others may share, waiting while one holds it alone. Raises FileNotFoundError if `path` is gone."""
+    """Acquire a shared lock; waits for an exclusive one. Raises FileNotFoundError if `path` is gone."""
     lock = Lock(os.open(path, flags | os.O_CLOEXEC, 0o600))
     try:
         fcntl.flock(lock.fd, fcntl.LOCK_SH)
-        _still_there(lock.fd, path)
+        _check_same_file(lock.fd, path)
     except BaseException:
         lock.release()
         raise
@@ -38,11 +38,11 @@ def lock_shared(path: Path, flags: int = os.O_RDONLY) -> Lock:
 
 
 def try_lock_exclusive(path: Path, flags: int = os.O_RDONLY) -> Lock | None:
-    """A lock of one's own, None while anybody else has one. Raises FileNotFoundError if `path` is gone."""
+    """Acquire an exclusive lock; None if any other lock is held. Raises FileNotFoundError if `path` is gone."""
     lock = Lock(os.open(path, flags | os.O_CLOEXEC, 0o600))
     try:
         fcntl.flock(lock.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        _still_there(lock.fd, path)
+        _check_same_file(lock.fd, path)
     except BlockingIOError:
         lock.release()
         return None
@@ -52,6 +52,6 @@ def try_lock_exclusive(path: Path, flags: int = os.O_RDONLY) -> Lock | None:
     return lock
 
 
-def _still_there(fd: int, path: Path) -> None:
+def _check_same_file(fd: int, path: Path) -> None:
     if not os.path.samestat(os.fstat(fd), path.stat()):
         raise FileNotFoundError(f"{path} was replaced")

@@ -1,4 +1,4 @@
-"""The files that a weight store consists of, and nothing else: what these names do not say is not the store's."""
+"""The file names of a weight store. Files with other names do not belong to it."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from schemas.topics import run_prefix
 SHARED_MEMORY = Path("/dev/shm")
 _PREFIX = "laminar-"
 STORES = f"{_PREFIX}*"
-"""What the names of stores in shared memory match."""
+"""Glob pattern of the names of stores in shared memory."""
 
 OWNER = "owner.json"
-"""Who made the store: for people, and to find what a run left behind."""
+"""The process that created the store: for people, and to find stale stores."""
 USERS = "users.lock"
-"""Every process that has the store open shares the lock on it."""
+"""Every process that has the store open holds a shared lock on it."""
 WRITER = "writer.lock"
-"""The one process that writes to the store has the lock on it."""
+"""The process that writes to the store holds an exclusive lock on it."""
 SPARE = "spare.partial"
-"""Memory got ready for the next version."""
+"""Memory reserved for the next version."""
 
 WEIGHTS = ".safetensors"
 SIDECAR = ".json"
 PARTIAL = ".partial"
 DELTA = ".delta"
 LIVE = "live.json"
-"""The versions that live trajectories name."""
+"""The versions of live trajectories."""
 
 _VERSION = r"[0-9]{1,18}\.[0-9]{1,18}"
 _WEIGHTS = re.compile(rf"({_VERSION})\.safetensors")
@@ -43,12 +43,12 @@ def default_root(run: str, base: Path = SHARED_MEMORY) -> Path:
 
 
 def weight_file(version: PolicyVersion) -> str:
-    """The name of a version's file; also `WeightVersion.file`."""
+    """The file name of a version; also `WeightVersion.file`."""
     return f"{version}{WEIGHTS}"
 
 
 def version_of(name: str) -> PolicyVersion | None:
-    """The version whose weights the file `name` holds; None for another file."""
+    """The version whose weight file is called `name`; None for other files."""
     match = _WEIGHTS.fullmatch(name)
     return PolicyVersion.parse(match[1]) if match else None
 
@@ -59,7 +59,7 @@ def is_store_file(name: str) -> bool:
 
 
 def orphans(root: Path) -> list[Path]:
-    """What a killed writer left: versions that were arriving, and seals and deltas without a version."""
+    """Files left by a killed writer: partial versions, and seals and deltas without a version."""
     names = {path.name for path in root.iterdir()}
     left = [name for name in names if is_store_file(name) and name.endswith(PARTIAL)]
     for suffix in (SIDECAR, DELTA):

@@ -1,7 +1,7 @@
-"""Who uses a store, which stores nobody uses any more, and how one is removed.
+"""Ownership of stores: which are in use, which are stale, and how a store is removed.
 
-Every process that has a store open shares a lock that ends with it, so a store that a killed run left behind is one
-whose lock can be had. Process ids decide nothing: they are reused, and mean something else in another container.
+Every process that has a store open holds a shared lock that ends with the process, so a store is stale if an exclusive
+lock can be acquired. Process ids are not used for this: they are reused, and differ between containers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class StoreOwner:
-    """The process that found a store unused, and opened it. `started` is its start in Unix seconds."""
+    """The process that opened an unused store. `started` is the process's start in Unix seconds."""
 
     pid: int
     started: float
@@ -33,7 +33,7 @@ class StoreOwner:
 
 @dataclass(frozen=True)
 class StaleStore:
-    """A store that no process uses. `bytes` is what it takes up, `owner` who had it first (None: unknown)."""
+    """A store that no process uses: its size in `bytes` and its `owner` (None: unknown)."""
 
     root: Path
     bytes: int
@@ -41,32 +41,32 @@ class StaleStore:
 
 
 def choose_store_folder(run: str, fallback: Path, needed: int = 0, base: Path = names.SHARED_MEMORY) -> Path:
-    """The folder for the weights of `run` on this machine: in shared memory, else `fallback`/weights, saying so.
+    """Choose the folder for the weights of `run` on this machine: shared memory, or `fallback`/weights with a warning.
 
-    Shared memory must be there, writable and, taken whole, hold `needed` bytes: what is free now is not asked, so that
-    two processes cannot come to two answers. Still, ask once a machine, and tell every process the folder. Raises
-    ValueError for a bad run name.
+    Shared memory must exist, be writable and have a total size of at least `needed` bytes. Free space is ignored, so
+    that two processes do not choose differently; still, call this once per machine and pass the folder to every
+    process. Raises ValueError for an invalid run name.
     """
     root = names.default_root(run, base)
     try:
         size = os.statvfs(base).f_frsize * os.statvfs(base).f_blocks
-        problem = f"has only {size} bytes of the {needed} needed" if size < needed else ""
+        problem = f"has only {size} bytes, {needed} are needed" if size < needed else ""
         if not os.access(base, os.W_OK | os.X_OK):
             problem = "is not writable"
     except OSError as error:
         problem = f"cannot be used ({error.strerror})"
     if not problem:
         return root
-    log.warning("%s %s: weights go to %s, which is slower", base, problem, fallback / "weights")
+    log.warning("%s %s: weights are stored in %s, which is slower", base, problem, fallback / "weights")
     return fallback / "weights"
 
 
 def open_folder(root: Path) -> locks.Lock:
-    """Make `root` a store if it is none yet; a share in its lock. Raises StoreError for another user's folder."""
+    """Create the store `root` if necessary and return a shared lock. Raises StoreError for another user's folder."""
     while True:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
-            if (user := root.lstat().st_uid) != os.geteuid():  # anybody may make folders in shared memory
+            if (user := root.lstat().st_uid) != os.geteuid():  # any user can create folders in shared memory
                 raise StoreError(f"{root} belongs to user id {user}: choose another run name or folder")
             alone = locks.try_lock_exclusive(root / names.USERS, os.O_RDWR | os.O_CREAT)
             if alone is not None:
@@ -78,7 +78,7 @@ def open_folder(root: Path) -> locks.Lock:
 
 
 def stale_stores(base: Path = names.SHARED_MEMORY) -> list[StaleStore]:
-    """The stores under `base` that no process uses, sorted by name. Those of other users are passed over."""
+    """The stores under `base` that no process uses, sorted by name; those of other users are skipped."""
     found = []
     for root in sorted(base.glob(names.STORES)):
         try:
@@ -92,10 +92,10 @@ def stale_stores(base: Path = names.SHARED_MEMORY) -> list[StaleStore]:
 
 
 def remove_store(root: Path, *, in_use: bool = False) -> None:
-    """Remove the store in `root` and all it holds; nothing if there is none.
+    """Remove the store in `root` with all its files; does nothing if there is none.
 
-    Raises StoreBusy while a process has it open, unless `in_use` (who has it open then finds its versions gone), and
-    StoreError, having removed what is the store's, if the folder holds anything else.
+    Raises StoreBusy while a process has it open, unless `in_use` (readers then find their versions gone). Raises
+    StoreError if the folder contains other files, after the store's own files have been removed.
     """
     try:
         lock = locks.try_lock_exclusive(root / names.USERS)
@@ -105,11 +105,11 @@ def remove_store(root: Path, *, in_use: bool = False) -> None:
         raise StoreBusy(f"{root} is in use by another process")
     try:
         ours = [entry.name for entry in os.scandir(root) if names.is_store_file(entry.name)]
-        for name in sorted(ours, key=lambda name: name == names.USERS):  # the lock last: it guards the rest
+        for name in sorted(ours, key=lambda name: name == names.USERS):  # the lock file last: it protects the others
             (root / name).unlink(missing_ok=True)
         left = sorted(os.listdir(root))
         if left:
-            raise StoreError(f"{root} also holds {', '.join(left[:5])}, which is no store's: remove it yourself")
+            raise StoreError(f"{root} also has {', '.join(left[:5])}, not of the store: remove them yourself")
         root.rmdir()
     finally:
         if lock is not None:

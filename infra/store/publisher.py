@@ -1,8 +1,8 @@
-"""Publisher: the trainer's side of the relay tier. Its stall is one copy; the rest happens behind its back.
+"""Publisher: the trainer's side of the relay tier. The trainer waits for one copy; the rest runs in a thread.
 
-`publish` copies the tensors into the store's memory and returns. A thread then hashes, seals, appends the manifest to
-the relay topic, evicts, and gets the next version's memory ready. At most one version is on its way; a publish that
-comes too early is skipped where that is allowed, and what it would have told goes into the next manifest.
+`publish` copies the tensors into the store's memory and returns. The thread then hashes and seals the version,
+publishes the manifest to the relay topic, evicts old versions, and reserves memory for the next version. At most one
+version is pending: a publish before it is complete may be skipped, and its batches go into the next manifest.
 """
 
 from __future__ import annotations
@@ -32,33 +32,33 @@ Copy = Callable[[np.ndarray, Any], None]
 Announce = Callable[[WeightVersion], None]
 
 MAX_DELTA_SHARE = 0.5
-"""A delta of more than this share of the version is not worth its work."""
+"""A delta larger than this share of the version is not published."""
 WRITER_WAIT_S = 10.0
-"""How long another writer of the store is waited for, at first."""
+"""Seconds to wait at the start for another writer of the store."""
 FULL_EVERY = 16
-"""Of so many versions one goes out without a delta, so that no error of one could live for ever."""
+"""One of so many versions is published without a delta, so that an error in a delta cannot persist."""
 
 
 class PublishFailed(RuntimeError):
-    """A version did not get out, `__cause__` says why; rollouts go on with the one before."""
+    """A version was not published, see `__cause__`; rollouts continue with the previous one."""
 
 
-def copy_array(place: np.ndarray, array: np.ndarray) -> None:
-    """Copy `array` to `place`, uint8[bytes] of a file. Raises ValueError if it has another number of bytes."""
-    if array.nbytes != place.nbytes:
-        raise ValueError(f"an array of {array.nbytes} bytes does not fit the {place.nbytes} of its place")
-    np.copyto(place.view(array.dtype).reshape(array.shape), array)
+def copy_array(target: np.ndarray, array: np.ndarray) -> None:
+    """Copy `array` to `target`, uint8[bytes] of a file. Raises ValueError if their sizes differ."""
+    if array.nbytes != target.nbytes:
+        raise ValueError(f"an array of {array.nbytes} bytes does not fit into {target.nbytes} bytes")
+    np.copyto(target.view(array.dtype).reshape(array.shape), array)
 
 
 class Publisher:
     """Publishes versions whose tensors are always those of `specs`.
 
-    `announce` makes a manifest known and returns once it is safe (see `announce.ManifestLog`). `parent` is the version
-    that training began from. `copy(place, tensor)` copies a tensor of whatever kind to `place`, uint8[bytes]; the
-    default takes numpy arrays. `deltas` says, at each version, whether anybody would take a delta.
+    `announce` publishes a manifest and returns once it is durable (see `announce.ManifestLog`). `parent` is the version
+    from which training started. `copy(target, tensor)` copies a tensor of any kind to `target`, uint8[bytes]; the
+    default accepts numpy arrays. `deltas()` returns, for each version, whether a relay would use a delta.
 
-    One thread uses a publisher, and nobody else writes to the store; close it before the
-    store. Raises ValueError for specs that make no file.
+    Use a publisher from one thread, with no other writer of the store, and close it before the store. Raises ValueError
+    for invalid specs.
     """
 
     def __init__(
@@ -81,19 +81,19 @@ class Publisher:
         self._chunk_bytes = chunk_size(self._layout.size, chunk_bytes)
         self._deltas = deltas
         self._since_full = 0
-        self._thread = ThreadPoolExecutor(1, "publish weights")
-        self._preparing = self._thread.submit(self._prepare)
-        self._under_way: Future[WeightVersion] | None = None
-        self._tried = parent
+        self._executor = ThreadPoolExecutor(1, "publish weights")
+        self._prepared = self._executor.submit(self._prepare)
+        self._pending: Future[WeightVersion] | None = None
+        self._attempted = parent
         self._sealed: WeightVersion | None = None
-        """The manifest of the newest version that reached the store: written by the thread while one is on its way,
-        read by the caller while none is."""
-        self._untold: dict[int, bool] = {}
-        """Batches taken that no manifest has told of, in order, and whether each was trained."""
+        """The manifest of the newest sealed version: written by the thread while a version is pending, else read by the
+        caller."""
+        self._unannounced: dict[int, bool] = {}
+        """Consumed batches that are in no published manifest, in order, and whether each was trained."""
 
     @property
     def published(self) -> PolicyVersion | None:
-        """The newest version whose manifest is known to be out; `parent` before the first."""
+        """The newest version whose manifest is published; `parent` before the first."""
         return self._parent
 
     def publish(
@@ -107,35 +107,40 @@ class Publisher:
         trajectories_trained: int,
         untrained: Collection[int] = (),
         final: bool = False,
-        must: bool = False,
+        wait_for_previous: bool = False,
     ) -> bool:
-        """Copy `tensors` and let them go out as `version`; they may be changed as soon as this returns.
+        """Copy `tensors` and publish them as `version` in the background; they may change as soon as this returns.
 
-        `batches` are those taken since the last call, whatever became of that, `untrained` those of them of which
-        nothing could be trained; the others are WeightVersion's fields.
-        False: skipped, for the version before is on its way; `must` and `final` wait for that one instead. Raises
-        PublishFailed if that one did not get out: this one was not tried, call again (with a version that failed, to
-        try that anew). Raises NoRoom or another StoreError before anything is copied, and ValueError if version numbers
-        do not rise or the tensors do not fit.
+        `batches` are those consumed since the last call, whatever its result; `untrained` are those of them of which
+        nothing was trained; the others are fields of WeightVersion. Returns False if it is skipped because the previous
+        version is still pending; with `wait_for_previous` or `final` it waits for that version instead.
+
+        Raises PublishFailed if the previous version was not published: this one was not attempted, so call again (with
+        the failed version to retry it). Raises NoRoom or another StoreError before anything is copied, and ValueError
+        if version numbers do not increase or the tensors do not match the specs.
         """
-        self._untold |= {batch: batch not in untrained for batch in batches}
-        if self._under_way is not None and not self._under_way.done() and not (must or final):
+        self._unannounced |= {batch: batch not in untrained for batch in batches}
+        if self._pending is not None and not self._pending.done() and not (wait_for_previous or final):
             return False
-        self._settle(None)
+        self._finish_pending(None)
         if self._sealed is not None and version <= self._sealed.version:
             if version < self._sealed.version or version == self._parent:
-                raise ValueError(f"version {version} does not follow {self._sealed.version}: versions rise")
-            self._under_way = self._thread.submit(self._tell, self._sealed)  # its bytes are in place: only say so
+                raise ValueError(
+                    f"version {version} does not follow {self._sealed.version}: version numbers must increase"
+                )
+            self._pending = self._executor.submit(
+                self._announce_manifest, self._sealed
+            )  # its bytes are stored: only announce it
             return True
         self._check(tensors)
-        arriving = self._begin(version)
+        arriving = self._start_version(version)
         try:
             self._fill(arriving, tensors)
         except BaseException:
             arriving.abort()
             raise
-        self._tried = version
-        told = WeightVersion(
+        self._attempted = version
+        manifest = WeightVersion(
             version=version,
             parent=self._parent,
             step=step,
@@ -143,92 +148,90 @@ class Publisher:
             bytes=arriving.size,
             blake3="",
             tensors=self._layout.specs,
-            batches=tuple(self._untold),
+            batches=tuple(self._unannounced),
             batch_offsets=tuple(batch_offsets),
             trajectories_trained=trajectories_trained,
             final=final,
             created_at=self._wall_ms(),
-            untrained_batches=tuple(batch for batch, trained in self._untold.items() if not trained),
+            untrained_batches=tuple(batch for batch, trained in self._unannounced.items() if not trained),
         )
-        self._under_way = self._thread.submit(self._finish, arriving, told)
+        self._pending = self._executor.submit(self._seal_and_announce, arriving, manifest)
         return True
 
     def restore_version(self, tensors: Mapping[str, Any], manifest: WeightVersion) -> bool:
-        """Bring back a version that is out, and whose `tensors` these are, where the store has lost it, and all newer
-        ones, with its machine; whether that was so.
+        """Write a published version with these `tensors` back to a store that has lost it and all newer ones.
 
-        Raises StoreError: no room, another writer, or the tensors are not what `manifest` says.
+        Returns whether that was necessary. Raises StoreError: no memory, another writer, or the tensors do not match
+        `manifest`.
         """
-        self._settle(None)
+        self._finish_pending(None)
         newest = self._store.newest()
         if newest is not None and newest >= manifest.version:
             return False
         self._check(tensors)
-        with self._begin(manifest.version) as arriving:
+        with self._start_version(manifest.version) as arriving:
             self._fill(arriving, tensors)
             arriving.seal(manifest.blake3)
         return True
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Return once nothing is on its way. Raises PublishFailed, or TimeoutError after `timeout_s` seconds."""
-        self._settle(timeout_s)
+        """Wait until no version is pending. Raises PublishFailed, or TimeoutError after `timeout_s` seconds."""
+        self._finish_pending(timeout_s)
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Flush, and end the thread; the store stays open. Raises as `flush`; a second call does nothing."""
+        """Flush and stop the thread; the store stays open. Raises as `flush`; a second call does nothing."""
         try:
-            self._settle(timeout_s)
+            self._finish_pending(timeout_s)
         finally:
-            self._thread.shutdown(wait=False)
+            self._executor.shutdown(wait=False)
 
-    def _settle(self, timeout_s: float | None) -> None:
-        """Wait for the version on its way and enter what became of it."""
-        if not wait([self._preparing], timeout_s).done:
+    def _finish_pending(self, timeout_s: float | None) -> None:
+        """Wait for the pending version and record its result."""
+        if not wait([self._prepared], timeout_s).done:
             raise TimeoutError(f"the memory for the first version was not ready after {timeout_s} s")
-        if self._under_way is None:
+        if self._pending is None:
             return
-        if not wait([self._under_way], timeout_s).done:
-            raise TimeoutError(f"version {self._tried} was not out after {timeout_s} s")
-        under_way, self._under_way = self._under_way, None
-        if (error := under_way.exception()) is not None:
-            raise PublishFailed(f"version {self._tried} did not get out: {error}") from error
-        manifest = under_way.result()
+        if not wait([self._pending], timeout_s).done:
+            raise TimeoutError(f"version {self._attempted} was not published after {timeout_s} s")
+        pending, self._pending = self._pending, None
+        if (error := pending.exception()) is not None:
+            raise PublishFailed(f"version {self._attempted} was not published: {error}") from error
+        manifest = pending.result()
         self._parent = manifest.version
         for batch in manifest.batches:
-            self._untold.pop(batch, None)
+            self._unannounced.pop(batch, None)
 
     def _check(self, tensors: Mapping[str, Any]) -> None:
         if tensors.keys() != self._layout.names:
             missing = sorted(self._layout.names - tensors.keys())[:3]
             strange = sorted(tensors.keys() - self._layout.names)[:3]
-            raise ValueError(f"the tensors are not those of the first version: missing {missing}, new {strange}")
+            raise ValueError(f"the tensors are not those of the specs: missing {missing}, unexpected {strange}")
 
-    def _begin(self, version: PolicyVersion) -> IncomingVersion:
+    def _start_version(self, version: PolicyVersion) -> IncomingVersion:
         try:
             return self._store.begin(version, self._layout.size)
         except NoRoom:
-            if not self._store.evict():  # readers may have let go since
+            if not self._store.evict():  # readers may have released versions since
                 raise
             return self._store.begin(version, self._layout.size)
 
     def _fill(self, arriving: IncomingVersion, tensors: Mapping[str, Any]) -> None:
         arriving.view[: len(self._layout.header)] = self._layout.header
-        for name, place in self._layout.places(arriving.view).items():
+        for name, target in self._layout.tensor_views(arriving.view).items():
             try:
-                self._copy(place, tensors[name])
+                self._copy(target, tensors[name])
             except (ValueError, TypeError, RuntimeError) as error:
-                raise ValueError(f"tensor {name!r} does not fit its place of {place.nbytes} bytes: {error}") from error
+                raise ValueError(f"tensor {name!r} does not fit into {target.nbytes} bytes: {error}") from error
 
-    def _finish(self, arriving: IncomingVersion, told: WeightVersion) -> WeightVersion:
-        """Everything after the copy; runs in the publisher's thread."""
+    def _seal_and_announce(self, arriving: IncomingVersion, manifest: WeightVersion) -> WeightVersion:
+        """All steps after the copy; runs in the publisher's thread."""
         checks = chunk_checksums(arriving.view, self._chunk_bytes)
-        sealed = replace(told, blake3=arriving.seal().blake3, chunk_bytes=self._chunk_bytes, chunk_checksums=checks)
+        sealed = replace(manifest, blake3=arriving.seal().blake3, chunk_bytes=self._chunk_bytes, chunk_checksums=checks)
         self._sealed = replace(sealed, delta=self._delta(self._sealed, sealed))
-        return self._tell(self._sealed)
+        return self._announce_manifest(self._sealed)
 
     def _delta(self, parent: WeightVersion | None, child: WeightVersion) -> WeightDelta | None:
-        """What turns the last version that reached the store into this one, kept beside it; None where it is not worth
-        it.
-        """
+        """Store the delta from the last sealed version to this one and return its entry; None if it is not worth it."""
         self._since_full += 1
         if parent is None or self._since_full >= FULL_EVERY or not self._deltas():
             self._since_full = 0
@@ -242,14 +245,14 @@ class Publisher:
             if len(delta) > MAX_DELTA_SHARE * child.bytes:
                 return None
             self._store.add_delta(child.version, delta)
-        except StoreError as error:  # the full version is there: nobody needs more
-            log.warning("version %s goes out without a delta: %s", child.version, error)
+        except StoreError as error:  # the full version is stored, which is enough
+            log.warning("version %s is published without a delta: %s", child.version, error)
             return None
         return WeightDelta(
             parent.version, parent.blake3, len(delta), chunk_checksums(memoryview(delta), self._chunk_bytes)
         )
 
-    def _tell(self, manifest: WeightVersion) -> WeightVersion:
+    def _announce_manifest(self, manifest: WeightVersion) -> WeightVersion:
         try:
             self._announce(manifest)
         finally:
@@ -258,9 +261,7 @@ class Publisher:
         return manifest
 
     def _prepare(self) -> None:
-        """Become the store's writer, and get memory ready. A relay that looks for what nobody has lets others go first
-        now and then.
-        """
+        """Become the store's writer and reserve memory. The machine's relay releases the store between fetches."""
         deadline = time.monotonic() + WRITER_WAIT_S
         while time.monotonic() < deadline:
             try:
@@ -268,11 +269,11 @@ class Publisher:
             except StoreBusy:
                 time.sleep(0.01)
                 continue
-            except StoreError:  # the first publish needs the room itself, and says so
+            except StoreError:  # the first publish reports the lack of memory
                 pass
             return
 
     def _reserve(self) -> None:
-        """Get memory ready for the next version: making pages takes many times as long as copying into them."""
-        with suppress(StoreError):  # the next publish needs the room itself, and says so
+        """Reserve memory for the next version: allocating pages takes many times as long as copying into them."""
+        with suppress(StoreError):  # the next publish reports the lack of memory
             self._store.reserve(self._layout.size)

@@ -1,4 +1,4 @@
-"""Safetensors files read as they lie on a disk: which tensors, and where their bytes are. No vendor, no copies."""
+"""Reads the tensors of safetensors files in place, without the safetensors library and without copies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 class TensorPlace(NamedTuple):
-    """A tensor of a file, at bytes `start` to `end` of it."""
+    """A tensor of a file, at its bytes `start` to `end`."""
 
     spec: TensorSpec
     start: int
@@ -26,43 +26,45 @@ class TensorPlace(NamedTuple):
 
 
 def tensor_places(data: memoryview) -> dict[str, TensorPlace]:
-    """The tensors of a safetensors file by name, of which nothing but the header is looked at.
+    """The tensors of a safetensors file by name, from its header alone.
 
-    Raises ValueError for what is no such file.
+    Raises ValueError if it is not a safetensors file.
     """
     try:
         length = int.from_bytes(data[:8], "little")
         if len(data) < 8 or length > min(MAX_HEADER, len(data) - 8):
-            raise ValueError(f"a header of {length} bytes in a file of {len(data)}")
+            raise ValueError(f"its header has {length} bytes, the file {len(data)}")
         header = json.loads(bytes(data[8 : 8 + length]))
-        return {name: _placed(name, entry, 8 + length, data) for name, entry in header.items() if name != _METADATA}
+        return {
+            name: _tensor_place(name, entry, 8 + length, data) for name, entry in header.items() if name != _METADATA
+        }
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"not a safetensors file: {error}") from error
 
 
-def _placed(name: str, entry: Any, first: int, data: memoryview) -> TensorPlace:
+def _tensor_place(name: str, entry: Any, first: int, data: memoryview) -> TensorPlace:
     spec = TensorSpec(name, entry["dtype"], tuple(entry["shape"]))
     start, end = entry["data_offsets"]
     if not all(type(number) is int for number in (start, end, *spec.shape)):
-        raise ValueError(f"tensor {name!r} has shape {spec.shape} and lies at {start!r} to {end!r}")
+        raise ValueError(f"tensor {name!r} has shape {spec.shape} at bytes {start!r} to {end!r}: all must be integers")
     if not 0 <= start <= end <= len(data) - first:
-        raise ValueError(f"tensor {name!r} lies at {start} to {end} of {len(data) - first} bytes")
+        raise ValueError(f"tensor {name!r} is at bytes {start} to {end} of {len(data) - first}")
     if end - start != tensor_bytes(spec):
-        raise ValueError(f"tensor {name!r} has {tensor_bytes(spec)} bytes and lies at {start} to {end}")
+        raise ValueError(f"tensor {name!r} has {tensor_bytes(spec)} bytes but is at bytes {start} to {end}")
     return TensorPlace(spec, first + start, first + end)
 
 
 def tensors_in(data: memoryview) -> dict[str, tuple[TensorSpec, np.ndarray]]:
-    """The tensors of a safetensors file by name: what they are, and their bytes in place, uint8[bytes].
+    """The tensors of a safetensors file by name: their specs, and views of their bytes, uint8[bytes].
 
-    Raises ValueError for what is no such file.
+    Raises ValueError if it is not a safetensors file.
     """
     memory = np.frombuffer(data, np.uint8)
     return {name: (spec, memory[start:end]) for name, (spec, start, end) in tensor_places(data).items()}
 
 
 def weight_paths(folder: Path) -> list[Path]:
-    """The weight files of a Hugging Face folder. Raises FileNotFoundError, ValueError for an index that is none."""
+    """The weight files of a Hugging Face folder. Raises FileNotFoundError, ValueError for an invalid index."""
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
     if not (folder / INDEX).is_file():
@@ -70,14 +72,14 @@ def weight_paths(folder: Path) -> list[Path]:
     try:
         names = sorted(set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{folder / INDEX} is no index: {error!r}") from error
+        raise ValueError(f"{folder / INDEX} is not a valid index: {error!r}") from error
     if any(Path(name).name != name for name in names):
-        raise ValueError(f"{folder / INDEX} points out of its folder")
+        raise ValueError(f"{folder / INDEX} names files outside of its folder")
     return [folder / name for name in names]
 
 
 def folder_tensors(folder: Path) -> dict[str, tuple[TensorSpec, np.ndarray]]:
-    """The tensors of a Hugging Face folder, mapped as long as any of them is held. Raises as the two above."""
+    """The tensors of a Hugging Face folder, mapped while any is referenced. Raises as the two functions above."""
     found: dict[str, tuple[TensorSpec, np.ndarray]] = {}
     for path in weight_paths(folder):
         try:

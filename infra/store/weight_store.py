@@ -1,8 +1,8 @@
-"""WeightStore: a machine's complete weight versions, and the one that is arriving.
+"""WeightStore: the complete weight versions of a machine, and the one that is being written.
 
-Invariant 4, kept here: a version is visible only when all its bytes are in place and hashed, and whoever reads one
-holds it whole until they let go, or gets none. A version is a file that appears by one rename and never changes; a
-reader's pin is a lock on that file, so that a killed reader pins nothing; who gets the lock alone may remove a version.
+Invariant 4 is enforced here: a version is visible only when all its bytes are written and hashed, and a reader has the
+complete version until it releases it, or none. A version is a file that appears by one rename and never changes. A
+reader's pin is a shared lock on that file, so a killed reader pins nothing; evicting needs the exclusive lock.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ DEFAULT_KEEP = 4
 def versions_to_evict(
     versions: Sequence[PolicyVersion], live_versions: Collection[PolicyVersion], keep: int
 ) -> list[PolicyVersion]:
-    """Of the complete `versions` those that go, so that `keep` stay.
+    """Of the complete `versions` those to evict, so that `keep` remain.
 
-    The newest two stay, then those that `live` trajectories name, then the newest of the others.
+    The newest two are kept, then `live_versions`, then the newest of the others.
     """
     newest = sorted(versions, reverse=True)
     first = newest[: min(2, keep)]
@@ -38,26 +38,26 @@ def versions_to_evict(
 
 
 def is_wanted(
-    version: PolicyVersion, here: Sequence[PolicyVersion], live_versions: Collection[PolicyVersion], keep: int
+    version: PolicyVersion, stored: Sequence[PolicyVersion], live_versions: Collection[PolicyVersion], keep: int
 ) -> bool:
-    """Whether a store that has the versions `here` should get `version`: it is the newest, or live, and no live one
-    would go for it.
+    """Whether a store with the versions `stored` should fetch `version`: it is the newest, or live
+    and would not cause the eviction of a live version.
     """
-    if version in here or not here or version > max(here):
-        return version not in here
+    if version in stored or not stored or version > max(stored):
+        return version not in stored
     if version not in live_versions:
         return False
-    gone = {
-        *versions_to_evict([*here, version], live_versions, keep),
-        *versions_to_evict(here, live_versions, max(1, keep - 1)),
+    evicted = {
+        *versions_to_evict([*stored, version], live_versions, keep),
+        *versions_to_evict(stored, live_versions, max(1, keep - 1)),
     }
-    return gone.isdisjoint(live_versions)
+    return evicted.isdisjoint(live_versions)
 
 
 class WeightStore:
-    """The store in folder `root`, made if it is not there; it keeps the newest `keep` versions.
+    """The store in folder `root`, which is created if necessary; it keeps `keep` versions.
 
-    Any number of processes may have it open; one of them writes. Raises StoreError if the folder is another user's.
+    Any number of processes may have it open; one of them writes. Raises StoreError for another user's folder.
     """
 
     def __init__(self, root: Path, keep: int = DEFAULT_KEEP) -> None:
@@ -65,15 +65,15 @@ class WeightStore:
             raise ValueError(f"keep must be at least 1, not {keep}")
         self.root = Path(root)
         self.keep = keep
-        self._share = open_folder(self.root)
-        self._writer: locks.Lock | None = None
-        self._arriving: IncomingVersion | None = None
+        self._user_lock = open_folder(self.root)
+        self._writer_lock: locks.Lock | None = None
+        self._incoming: IncomingVersion | None = None
         self._spare: VersionMemory | None = None
 
     # Reading.
 
     def versions(self) -> list[PolicyVersion]:
-        """The complete versions, newest first; empty once the store was removed."""
+        """The complete versions, newest first; empty if the store was removed."""
         try:
             with os.scandir(self.root) as entries:
                 found = (names.version_of(entry.name) for entry in entries)
@@ -99,9 +99,9 @@ class WeightStore:
 
     @contextmanager
     def pin(self, version: PolicyVersion, blake3: str | None = None) -> Iterator[Path]:
-        """The file of a version, which neither vanishes nor changes within the `with` block, nor after a kill leaks.
+        """The file of a version, which is not evicted during the `with` block. A killed process pins nothing.
 
-        Raises VersionGone if the store does not hold it or, given the `blake3` of a manifest, holds other bytes.
+        Raises VersionGone if the store does not have the version or, given the `blake3` of a manifest, other bytes.
         """
         path = self._file(version)
         try:
@@ -117,19 +117,19 @@ class WeightStore:
 
     @contextmanager
     def read(self, version: PolicyVersion, blake3: str | None = None) -> Iterator[memoryview]:
-        """The bytes of a version, pinned and mapped. Raises as `pin`, and BufferError if a part is still held then."""
+        """The bytes of a version, pinned and mapped. Raises as `pin`; BufferError if a view outlives the block."""
         with self.pin(version, blake3) as path, mapped(path) as data:
             yield data
 
     def open_delta(self, version: PolicyVersion) -> memoryview | None:
-        """The bytes that turn this version's parent into it, mapped; None where there are none."""
+        """The delta from the parent of this version, mapped; None if there is none."""
         try:
             return open_mapped(self._delta(version))
         except FileNotFoundError:
             return None
 
     def live_versions(self) -> set[PolicyVersion]:
-        """The versions that live trajectories name, as far as the machine's relay has heard."""
+        """The versions of live trajectories, as written by the machine's relay."""
         try:
             return {
                 PolicyVersion.parse(text) for text in json.loads((self.root / names.LIVE).read_text(encoding="utf-8"))
@@ -140,38 +140,38 @@ class WeightStore:
     # Writing.
 
     def write_live_versions(self, versions: Iterable[PolicyVersion]) -> None:
-        """Say which versions live trajectories name: `evict` takes them last. Any process may say it."""
-        unfinished = self.root / f"{names.LIVE}{names.PARTIAL}"
+        """Write the versions of live trajectories: `evict` removes them last. Any process may write them."""
+        partial_file = self.root / f"{names.LIVE}{names.PARTIAL}"
         try:
-            unfinished.write_text(json.dumps(sorted(map(str, versions))), encoding="utf-8")
-            unfinished.replace(self.root / names.LIVE)
+            partial_file.write_text(json.dumps(sorted(map(str, versions))), encoding="utf-8")
+            partial_file.replace(self.root / names.LIVE)
         except FileNotFoundError as error:
             raise StoreError(f"{self.root} was removed") from error
 
     def add_delta(self, version: PolicyVersion, data: bytes) -> None:
-        """Keep the delta of a version that is there, as long as the version is kept. Raises StoreError."""
-        unfinished = self.root / f"{version}{names.PARTIAL}"
+        """Store the delta of a stored version, until that version is evicted. Raises StoreError."""
+        partial_file = self.root / f"{version}{names.PARTIAL}"
         try:
-            with unfinished.open("xb") as file:
+            with partial_file.open("xb") as file:
                 file.write(data)
-            unfinished.replace(self._delta(version))
+            partial_file.replace(self._delta(version))
         except OSError as error:
-            unfinished.unlink(missing_ok=True)
-            raise StoreError(f"the delta of version {version} cannot be kept: {error}") from error
+            partial_file.unlink(missing_ok=True)
+            raise StoreError(f"the delta of version {version} cannot be stored: {error}") from error
 
     def begin(self, version: PolicyVersion, size: int) -> IncomingVersion:
-        """Memory for `size` bytes of a new version.
+        """Start writing a new version of `size` bytes.
 
-        The first call makes this process the store's writer until `close`, and removes what a killed one left. Raises
-        NoRoom before anything is copied, VersionExists, and StoreBusy while another process writes or a version is
-        still arriving.
+        The first call makes this process the store's writer until `release_writer` or `close`, and removes the partial
+        files of a killed writer. Raises NoRoom before anything is copied, VersionExists, and StoreBusy while another
+        process writes or a version is still being written.
         """
         self._become_writer()
-        if self._arriving is not None:
-            raise StoreBusy(f"version {self._arriving.version} is still arriving: seal or abort it first")
+        if self._incoming is not None:
+            raise StoreBusy(f"version {self._incoming.version} is still being written: seal or abort it first")
         if self._file(version).exists():
             raise VersionExists(
-                f"{self.root} already holds version {version}; if an earlier run left it, remove that run's store"
+                f"{self.root} already has version {version}: if it is from an earlier run, remove that run's store"
             )
         partial = self.root / f"{version}{names.PARTIAL}"
         memory = self._take_spare(size)
@@ -179,11 +179,11 @@ class WeightStore:
             memory = self._memory(partial, size)
         else:
             memory.rename(partial)
-        self._arriving = IncomingVersion(version, memory, self._arrived)
-        return self._arriving
+        self._incoming = IncomingVersion(version, memory, self._on_incoming_closed)
+        return self._incoming
 
     def reserve(self, size: int) -> None:
-        """Get memory ready for a version of `size` bytes, so that the next `begin` of that size costs nothing.
+        """Reserve memory for a version of `size` bytes, so that the next `begin` of that size is immediate.
 
         Raises NoRoom, and StoreBusy while another process writes.
         """
@@ -192,7 +192,7 @@ class WeightStore:
             return
         self._drop_spare()
         memory = self._memory(self.root / names.SPARE, size)
-        memory.touch()
+        memory.prefault()
         self._spare = memory
 
     def evict(self, keep: int | None = None) -> list[PolicyVersion]:
@@ -204,31 +204,31 @@ class WeightStore:
         return [version for version in versions_to_evict(versions, self.live_versions(), keep) if self._remove(version)]
 
     def release_writer(self) -> None:
-        """Be the store's writer no more, until the next `begin`: another process may write then.
+        """Stop being the store's writer until the next `begin`: another process may write meanwhile.
 
-        Reserved memory stays reserved for as long as no other process writes; see `tidy`.
+        Reserved memory is kept until another process writes; see `drop_lost_spare`.
         """
-        if self._arriving is None and self._writer is not None:
-            self._writer.release()
-            self._writer = None
+        if self._incoming is None and self._writer_lock is not None:
+            self._writer_lock.release()
+            self._writer_lock = None
 
     def drop_lost_spare(self) -> None:
-        """Let go of reserved memory that another writer has removed."""
-        if self._spare is not None and not self._spare.is_there():
+        """Release reserved memory whose file another writer has removed."""
+        if self._spare is not None and not self._spare.exists():
             self._drop_spare()
 
     def close(self) -> None:
-        """Give up what is arriving and let go of the store; complete versions stay."""
-        if self._arriving is not None:
-            self._arriving.abort()
+        """Abort the version being written and close the store; complete versions stay."""
+        if self._incoming is not None:
+            self._incoming.abort()
         self._drop_spare()
-        if self._writer is not None:
-            self._writer.release()
-            self._writer = None
-        self._share.release()
+        if self._writer_lock is not None:
+            self._writer_lock.release()
+            self._writer_lock = None
+        self._user_lock.release()
 
     def destroy(self) -> None:
-        """Close, and remove the store with all its versions, whoever else has it open. See `remove_store`."""
+        """Close the store and remove it with all versions, even if other processes have it open. See `remove_store`."""
         self.close()
         remove_store(self.root, in_use=True)
 
@@ -247,7 +247,7 @@ class WeightStore:
         return self.root / f"{version}{names.DELTA}"
 
     def _become_writer(self) -> None:
-        if self._writer is not None:
+        if self._writer_lock is not None:
             return
         path = self.root / names.WRITER
         try:
@@ -256,10 +256,10 @@ class WeightStore:
             raise StoreError(f"{self.root} was removed") from error
         if writer is None:
             pid = path.read_text(encoding="utf-8") or "unknown"
-            raise StoreBusy(f"process {pid} writes to {self.root}: end it, or give this run another name")
+            raise StoreBusy(f"process {pid} writes to {self.root}: stop it, or give this run another name")
         os.ftruncate(writer.fd, 0)
         os.pwrite(writer.fd, str(os.getpid()).encode(), 0)
-        self._writer = writer
+        self._writer_lock = writer
         self.drop_lost_spare()
         for path in names.orphans(self.root):
             if self._spare is None or path != self._spare.path:
@@ -273,7 +273,7 @@ class WeightStore:
 
     def _take_spare(self, size: int) -> VersionMemory | None:
         spare = self._spare
-        if spare is None or spare.size != size or not spare.is_there():
+        if spare is None or spare.size != size or not spare.exists():
             self._drop_spare()
             return None
         self._spare = None
@@ -281,22 +281,22 @@ class WeightStore:
 
     def _drop_spare(self) -> None:
         if self._spare is not None:
-            self._spare.drop()
+            self._spare.remove()
             self._spare = None
 
-    def _arrived(self) -> None:
-        self._arriving = None
+    def _on_incoming_closed(self) -> None:
+        self._incoming = None
 
     def _remove(self, version: PolicyVersion) -> bool:
-        """Remove a version if nobody reads it."""
+        """Evict a version unless a reader has pinned it; return whether it was evicted."""
         path = self._file(version)
         try:
             lock = locks.try_lock_exclusive(path)
-        except FileNotFoundError:  # another process was quicker
+        except FileNotFoundError:  # another process has removed it
             return False
         if lock is None:
             return False
-        # The seal last: whoever sees the weights finds it.
+        # The seal last: a reader that sees the weights must find it.
         path.unlink(missing_ok=True)
         self._delta(version).unlink(missing_ok=True)
         (self.root / f"{version}{names.SIDECAR}").unlink(missing_ok=True)
@@ -305,14 +305,14 @@ class WeightStore:
 
 
 def open_mapped(path: Path) -> memoryview:
-    """The bytes of a file, mapped for reading; the memory lives as long as the view. Raises FileNotFoundError."""
+    """The bytes of a file, mapped read-only while the view is referenced. Raises FileNotFoundError."""
     with path.open("rb") as file:
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 @contextmanager
 def mapped(path: Path) -> Iterator[memoryview]:
-    """The bytes of a file, mapped for reading until the `with` block ends."""
+    """The bytes of a file, mapped read-only until the `with` block ends."""
     with (
         path.open("rb") as file,
         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory,

@@ -219,7 +219,7 @@ class RelayNode:
                 elif not self._fetch(blob, buffer, arriving):
                     self._retry_at[manifest.version] = time.monotonic() + RETRY_S
                     return
-                if layout is not None and not layout.describes(arriving.view):
+                if layout is not None and not layout.matches(arriving.view):
                     raise ValueError("its tensors do not match the header of its bytes")
                 arriving.seal(manifest.blake3)
                 self._reserve(blob.bytes)

@@ -277,7 +277,7 @@ class _Training:
                 batch_offsets=position.batch_offsets,
                 trajectories_trained=position.trajectories_trained,
                 final=self._training.done,
-                must=must,
+                wait_for_previous=must,
             )
         except (PublishFailed, StoreError) as error:
             log.error("version %s did not go out, rollouts go on with the one before: %s", position.version, error)

@@ -1,4 +1,4 @@
-"""Stores of the tests lie where stores of runs do."""
+"""A fixture for weight stores in shared memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _numbers = itertools.count(1)
 
 @pytest.fixture
 def root(tmp_path: Path) -> Iterator[Path]:
-    """A folder for a store that no other test has, in shared memory where there is any."""
+    """The folder of a store for this test, in shared memory if available."""
     base = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else tmp_path
     folder = default_root(f"test-{os.getpid()}-{next(_numbers)}", base)
     yield folder

@@ -1,6 +1,6 @@
 """Processes that write to and read from a store, to be killed; run as `python store_processes.py ROLE ROOT ...`.
 
-Every version's bytes follow from its number, but nobody here believes that: readers go by the seal alone.
+The bytes of a version are a function of its number; readers check them against the seal alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from blake3 import blake3
 
-from infra.store import incoming_version as arriving
+from infra.store import incoming_version
 from infra.store.errors import VersionGone
 from infra.store.incoming_version import VersionMemory
 from infra.store.weight_store import WeightStore
@@ -34,12 +34,12 @@ def content(version: PolicyVersion) -> bytes:
 
 
 def add(store: WeightStore, version: PolicyVersion) -> str:
-    """Write a version chunk by chunk and seal it; its blake3."""
+    """Write a version chunk by chunk, seal it, and return its blake3."""
     data = content(version)
-    coming = store.begin(version, SIZE)
+    incoming = store.begin(version, SIZE)
     for start in range(0, SIZE, CHUNK):
-        coming.view[start : start + CHUNK] = data[start : start + CHUNK]
-    return coming.seal().blake3
+        incoming.view[start : start + CHUNK] = data[start : start + CHUNK]
+    return incoming.seal().blake3
 
 
 def start(role: str, *arguments: object) -> subprocess.Popen[str]:
@@ -59,31 +59,31 @@ def _write_for_ever(root: Path, epoch: str) -> None:
 
 
 def _write_and_die(root: Path, point: str) -> None:
-    """Be killed at a point of writing version 1.2."""
+    """Kill this process at `point` of writing version 1.2."""
     store = WeightStore(root)
-    coming = store.begin(PolicyVersion(1, 2), SIZE)
+    incoming = store.begin(PolicyVersion(1, 2), SIZE)
     data = content(PolicyVersion(1, 2))
     if point == "begun":
         _die()
-    coming.view[: SIZE // 2] = data[: SIZE // 2]
+    incoming.view[: SIZE // 2] = data[: SIZE // 2]
     if point == "half":
         _die()
-    coming.view[SIZE // 2 :] = data[SIZE // 2 :]
+    incoming.view[SIZE // 2 :] = data[SIZE // 2 :]
     if point == "hashed":
-        VersionMemory.finish = _then_die(lambda *_: None)  # type: ignore[method-assign]
+        VersionMemory.finish = _die_after(lambda *_: None)  # type: ignore[method-assign]
     if point == "seal written":
-        arriving.write_seal = _then_die(arriving.write_seal)
+        incoming_version.write_seal = _die_after(incoming_version.write_seal)
     if point == "visible":
-        VersionMemory.rename = _then_die(VersionMemory.rename)  # type: ignore[method-assign]
-    coming.seal()
+        VersionMemory.rename = _die_after(VersionMemory.rename)  # type: ignore[method-assign]
+    incoming.seal()
 
 
-def _read(root: Path, often: str) -> None:
-    """Pin whatever is there and compare its bytes with its seal, slowly, so often; print what was seen."""
-    seen = {"whole": 0, "gone": 0, "wrong": 0}
+def _read(root: Path, count: str) -> None:
+    """Pin random versions `count` times, compare their bytes slowly with their seals, and print the results."""
+    counts = {"complete": 0, "gone": 0, "wrong": 0}
     choose = random.Random(os.getpid())
     with WeightStore(root) as store:
-        while seen["whole"] + seen["wrong"] < int(often):
+        while counts["complete"] + counts["wrong"] < int(count):
             versions = store.versions()
             if not versions:
                 continue
@@ -97,13 +97,13 @@ def _read(root: Path, often: str) -> None:
                         with path.open("rb") as file:
                             file.seek(first)
                             digest.update(file.read(SIZE // 4))
-                    right = digest.hexdigest() == seal.blake3 and path.stat().st_size == seal.bytes == SIZE
-                    seen["whole" if right else "wrong"] += 1
+                    valid = digest.hexdigest() == seal.blake3 and path.stat().st_size == seal.bytes == SIZE
+                    counts["complete" if valid else "wrong"] += 1
             except VersionGone:
-                seen["gone"] += 1
+                counts["gone"] += 1
             except FileNotFoundError:
-                seen["wrong"] += 1
-    print(json.dumps(seen), flush=True)
+                counts["wrong"] += 1
+    print(json.dumps(counts), flush=True)
 
 
 def _pin_for_ever(root: Path, version: str) -> None:
@@ -118,7 +118,7 @@ def _open_for_ever(root: Path) -> None:
         time.sleep(60)
 
 
-def _then_die(function: Callable[..., Any]) -> Callable[..., Any]:
+def _die_after(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*arguments: Any) -> None:
         function(*arguments)
         _die()

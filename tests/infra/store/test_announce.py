@@ -1,4 +1,4 @@
-"""A published version's manifest, on a real broker."""
+"""Manifests of published versions on a real broker."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def publish(publisher: Publisher, number: int) -> None:
     publisher.flush(30)
 
 
-def test_manifests_are_in_the_log_when_flush_returns(broker: Broker, run_id: str, root: Path) -> None:
+def test_manifest_log_has_the_manifests_when_flush_returns(broker: Broker, run_id: str, root: Path) -> None:
     client = ClientProperties.at(broker.bootstrap_servers)
     topic = RELAY.name(run_id)
     with admin_client(client) as admin:
@@ -55,7 +55,7 @@ def test_manifests_are_in_the_log_when_flush_returns(broker: Broker, run_id: str
             assert (manifest.bytes, manifest.blake3) == (seal.bytes, seal.blake3)
 
 
-def test_a_topic_that_is_not_there_fails_the_publish(broker: Broker, run_id: str, root: Path) -> None:
+def test_publish_fails_without_the_topic(broker: Broker, run_id: str, root: Path) -> None:
     client = ClientProperties.at(broker.bootstrap_servers).updated({"max.block.ms": "300"})
     with WeightStore(root) as store, BoundedProducer(client) as producer:
         publisher = Publisher(store, ManifestLog(producer, run_id), SPECS)

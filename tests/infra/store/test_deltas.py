@@ -1,4 +1,4 @@
-"""Deltas: whatever changed, the bytes come back; little changed is short; and a bad delta is an error."""
+"""Deltas: lossless for any change, small for small changes, and errors for invalid deltas."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def applied(delta: bytes, parent: np.ndarray) -> np.ndarray:
 
 @given(st.lists(st.tuples(st.integers(0, SIZE - 1), st.integers(1, 255)), max_size=200), st.integers(1, 4))
 @settings(max_examples=60, deadline=None)
-def test_any_change_comes_back(changes: list[tuple[int, int]], threads: int) -> None:
+def test_delta_restores_any_change(changes: list[tuple[int, int]], threads: int) -> None:
     parent = parent_file()
     child = parent.copy()
     for place, flip in changes:
@@ -40,7 +40,7 @@ def test_any_change_comes_back(changes: list[tuple[int, int]], threads: int) -> 
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.01, 0.3, 1.0])
-def test_the_shorter_way_is_taken(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delta_uses_the_smaller_form(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deltas, "_PIECE", 4096)
     parent, random = parent_file(), np.random.default_rng(1)
     child = parent.copy()
@@ -52,7 +52,7 @@ def test_the_shorter_way_is_taken(share: float, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("last", [1, 1 << 8, (1 << 8) + 1, 1 << 16, (1 << 16) + 1, 299_999])
-def test_what_changed_may_be_far_apart(last: int) -> None:
+def test_delta_encodes_far_steps(last: int) -> None:
     parent = np.zeros(300_000, np.uint8)
     child = parent.copy()
     child[[0, last]] = 7
@@ -62,7 +62,7 @@ def test_what_changed_may_be_far_apart(last: int) -> None:
 
 
 @pytest.mark.parametrize(("new", "pieces"), [([], 1), ([1], 3)])
-def test_neighbours_share_a_piece_unless_one_of_them_is_new_throughout(new: list[int], pieces: int) -> None:
+def test_delta_groups_neighbours_unless_one_changes_entirely(new: list[int], pieces: int) -> None:
     spans = [(0, 4000, 2), (4000, 8000, 2), (8000, 20_000, 2)]
     parent = np.random.default_rng(0).integers(0, 256, 20_000, np.uint8)
     child = parent.copy()
@@ -74,14 +74,14 @@ def test_neighbours_share_a_piece_unless_one_of_them_is_new_throughout(new: list
     assert len(deltas._header(delta)[0][1]) == pieces
 
 
-def test_new_bytes_throughout_cost_little_more_than_themselves() -> None:
+def test_delta_of_random_bytes_is_hardly_larger_than_the_file() -> None:
     parent, child = parent_file(0), parent_file(1)
     delta = encode_delta(memoryview(parent), memoryview(child), SPANS)
     assert np.array_equal(applied(delta, parent), child)
     assert len(delta) < SIZE * 1.05 + 500
 
 
-def test_files_of_two_layouts_have_no_delta() -> None:
+def test_encode_delta_raises_for_files_of_different_sizes() -> None:
     with pytest.raises(ValueError, match="not of 3 and 4 bytes"):
         encode_delta(memoryview(b"abc"), memoryview(b"abcd"), [])
 
@@ -94,27 +94,27 @@ def forged(rows: Any, parts: bytes = b"") -> bytes:
 @pytest.mark.parametrize(
     ("delta", "message"),
     [
-        (b"", "without a head"),
+        (b"", "has no header"),
         (b"LMNX" + b"\0" * 20, "not a delta"),
         (b"LMD4\xff\xff\xff\xff", "not a delta"),
-        (struct.pack("!4sI", b"LMD4", 3) + b"[1,", "cannot be read"),
-        (struct.pack("!4sI", b"LMD4", 2) + b"{}", "is not one"),
-        (struct.pack("!4sI", b"LMD4", 6) + b"[5,[]]", "a delta of 5 bytes does not fit"),
-        (forged([]), "pieces have 0 and"),
-        (forged([[SIZE, 1, "same", 0, 0, 0]], b"more"), "pieces have"),
-        (forged([[SIZE + 1, 1, "same", 0, 0, 0]]), "pieces have"),
-        (forged([[1 << 40, 1, "same", 0, 0, 0]]), "a piece of a delta that cannot be"),
-        (forged([[-1, 1, "same", 0, 0, 0]]), "a piece of a delta that cannot be"),
-        (forged([[SIZE, 3, "same", 0, 0, 0]]), "a piece of a delta that cannot be"),
-        (forged([[SIZE, 1, "else", 0, 0, 0]]), "a piece of a delta that cannot be"),
-        (forged([[SIZE, 1, "sparse", SIZE + 1, 1, 0]]), "a piece of a delta that cannot be"),
-        (forged([[SIZE, 1, "sparse", 2, 3, 0]]), "a piece of a delta that cannot be"),
-        (forged([[SIZE, [], "sparse", 2, 1, 0]]), "a piece of a delta that cannot be"),
-        (forged([[SIZE, 1, "raw", 0, 0, 4]], b"junk"), "cannot be unpacked"),
-        (forged([[SIZE, 1, "sparse", 2, 2, 24]], b"x" * 24), "cannot be unpacked"),
+        (struct.pack("!4sI", b"LMD4", 3) + b"[1,", "cannot be decoded"),
+        (struct.pack("!4sI", b"LMD4", 2) + b"{}", "must be"),
+        (struct.pack("!4sI", b"LMD4", 6) + b"[5,[]]", "is for files of 5 bytes"),
+        (forged([]), "pieces of the delta have 0 and"),
+        (forged([[SIZE, 1, "same", 0, 0, 0]], b"more"), "pieces of the delta have"),
+        (forged([[SIZE + 1, 1, "same", 0, 0, 0]]), "pieces of the delta have"),
+        (forged([[1 << 40, 1, "same", 0, 0, 0]]), "an invalid piece"),
+        (forged([[-1, 1, "same", 0, 0, 0]]), "an invalid piece"),
+        (forged([[SIZE, 3, "same", 0, 0, 0]]), "an invalid piece"),
+        (forged([[SIZE, 1, "else", 0, 0, 0]]), "an invalid piece"),
+        (forged([[SIZE, 1, "sparse", SIZE + 1, 1, 0]]), "an invalid piece"),
+        (forged([[SIZE, 1, "sparse", 2, 3, 0]]), "an invalid piece"),
+        (forged([[SIZE, [], "sparse", 2, 1, 0]]), "an invalid piece"),
+        (forged([[SIZE, 1, "raw", 0, 0, 4]], b"junk"), "cannot be decompressed"),
+        (forged([[SIZE, 1, "sparse", 2, 2, 24]], b"x" * 24), "cannot be decompressed"),
     ],
 )
-def test_a_delta_that_cannot_be_is_an_error(delta: bytes, message: str) -> None:
+def test_apply_delta_raises_for_an_invalid_delta(delta: bytes, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         applied(delta, parent_file())
 
@@ -128,18 +128,18 @@ def test_a_delta_that_cannot_be_is_an_error(delta: bytes, message: str) -> None:
         ([5, 1], [2], [0], "a far step at 2 of 2"),
     ],
 )
-def test_an_element_that_is_not_there_is_an_error(
+def test_apply_delta_raises_for_elements_out_of_range(
     steps: list[int], far: list[int], beyond: list[int], message: str
 ) -> None:
-    """The first step is counted from before the beginning."""
+    """The first step starts before the first element."""
     numbers, planes = np.array([far, beyond], np.uint32), np.array([steps, [1, 1]], np.uint8)
     packed = deltas._pack(np.frombuffer(numbers.tobytes() + planes.tobytes(), np.uint8))
     with pytest.raises(ValueError, match=message):
         applied(forged([[SIZE, 1, "sparse", 2, len(far), len(packed)]], packed), parent_file())
 
 
-def test_a_small_change_is_short_whatever_bits_carry() -> None:
-    """From 0x00FF to 0x0100 is a step to the next number, in every bit of it another one."""
+def test_delta_of_small_changes_is_small_across_carries() -> None:
+    """0x00FF to 0x0100 is the next number although many bits differ."""
     parent = np.full(20_000, 0x00FF, np.uint16)
     up, down = parent.copy(), parent.copy()
     up[::5] += 1

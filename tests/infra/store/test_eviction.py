@@ -1,4 +1,4 @@
-"""Which versions go when there are too many, as a table."""
+"""Which versions are evicted or fetched, as tables."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ def versions(text: str) -> list[PolicyVersion]:
 
 
 @pytest.mark.parametrize(
-    ("there", "live", "keep", "evicted"),
+    ("stored", "live", "keep", "evicted"),
     [
         ("1.1 1.2 1.3", "", 2, "1.1"),
-        ("1.1 1.2 1.3 1.4", "1.1", 3, "1.2"),  # trajectories still run under the oldest
-        ("1.1 1.2 1.3 1.4", "1.1 1.2", 3, "1.1"),  # `keep` is the bound: of the live ones the newest
+        ("1.1 1.2 1.3 1.4", "1.1", 3, "1.2"),  # the oldest is live
+        ("1.1 1.2 1.3 1.4", "1.1 1.2", 3, "1.1"),  # `keep` is the limit: the newest of the live ones
         ("1.1 1.2 1.3 1.4", "1.1", 2, "1.2 1.1"),  # the newest two come first
         ("1.1 1.2", "1.1", 1, "1.1"),
         ("1.9 2.1 1.10", "", 2, "1.9"),
@@ -25,24 +25,24 @@ def versions(text: str) -> list[PolicyVersion]:
         ("", "1.1", 2, ""),
     ],
 )
-def test_to_evict(there: str, live: str, keep: int, evicted: str) -> None:
-    assert versions_to_evict(versions(there), set(versions(live)), keep) == versions(evicted)
+def test_versions_to_evict(stored: str, live: str, keep: int, evicted: str) -> None:
+    assert versions_to_evict(versions(stored), set(versions(live)), keep) == versions(evicted)
 
 
 @pytest.mark.parametrize(
-    ("version", "here", "live", "keep", "wanted"),
+    ("version", "stored", "live", "keep", "wanted"),
     [
         ("1.1", "", "", 2, True),
         ("1.2", "1.1", "", 2, True),
-        ("1.2", "1.2 1.1", "1.2", 2, False),  # it is here
+        ("1.2", "1.2 1.1", "1.2", 2, False),  # already stored
         ("1.1", "1.2", "", 4, False),
-        ("1.1", "1.2", "1.1", 4, True),  # trajectories run under it, elsewhere
-        ("1.1", "1.5 1.4 1.3", "1.1", 3, True),  # 1.3 goes for it
-        ("1.1", "1.5 1.4 1.3", "1.1 1.3", 3, False),  # 1.3 would, and is live too
-        ("1.1", "1.5 1.4", "1.1", 2, False),  # it would not stay
+        ("1.1", "1.2", "1.1", 4, True),  # live elsewhere
+        ("1.1", "1.5 1.4 1.3", "1.1", 3, True),  # 1.3 is evicted instead
+        ("1.1", "1.5 1.4 1.3", "1.1 1.3", 3, False),  # 1.3 would be evicted, but is live
+        ("1.1", "1.5 1.4", "1.1", 2, False),  # it would be evicted
         ("2.1", "1.9", "", 1, True),
     ],
 )
-def test_is_wanted(version: str, here: str, live: str, keep: int, wanted: bool) -> None:
+def test_is_wanted(version: str, stored: str, live: str, keep: int, wanted: bool) -> None:
     (number,) = versions(version)
-    assert is_wanted(number, versions(here), set(versions(live)), keep) is wanted
+    assert is_wanted(number, versions(stored), set(versions(live)), keep) is wanted

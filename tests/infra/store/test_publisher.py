@@ -1,4 +1,4 @@
-"""Publishing: what goes out, what is skipped, what is told of it, and what a failure costs."""
+"""The publisher: published and skipped versions, their manifests, and failures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from blake3 import blake3
 from crc32c import crc32c
 from safetensors.numpy import load_file, save
 
-from infra.store import incoming_version as arriving
+from infra.store import incoming_version
 from infra.store.chunks import DEFAULT_CHUNK_BYTES
 from infra.store.deltas import apply_delta
 from infra.store.errors import CorruptVersion, NoRoom, StoreError
@@ -22,11 +22,11 @@ from infra.store.weight_store import WeightStore
 from schemas.records import PolicyVersion, TensorSpec, WeightDelta, WeightVersion
 
 SPECS = [TensorSpec("small", "F16", (3,)), TensorSpec("large", "F32", (64, 64))]
-DEADLINE = 10.0
+TIMEOUT_S = 10.0
 
 
 class Log:
-    """Keeps manifests; while `gate` is closed it makes who appends wait, and `failures` are raised first."""
+    """Collects manifests; blocks while `gate` is closed, and raises `failures` first."""
 
     def __init__(self) -> None:
         self.manifests: list[WeightVersion] = []
@@ -35,7 +35,7 @@ class Log:
         self.gate.set()
 
     def __call__(self, manifest: WeightVersion) -> None:
-        assert self.gate.wait(DEADLINE)
+        assert self.gate.wait(TIMEOUT_S)
         if self.failures:
             raise self.failures.pop()
         self.manifests.append(manifest)
@@ -76,14 +76,14 @@ def publish(store: WeightStore, log: Log) -> Iterator[Callable[..., bool]]:
     yield call
     log.gate.set()
     log.failures.clear()
-    publisher.close(DEADLINE)
+    publisher.close(TIMEOUT_S)
 
 
-def flush(publish: Any, timeout_s: float = DEADLINE) -> None:
+def flush(publish: Any, timeout_s: float = TIMEOUT_S) -> None:
     publish.publisher.flush(timeout_s)
 
 
-def test_a_version_is_what_the_library_would_save(publish: Any, store: WeightStore, log: Log) -> None:
+def test_published_file_equals_that_of_the_library(publish: Any, store: WeightStore, log: Log) -> None:
     assert publish(1, 1.5)
     flush(publish)
     file = save(tensors(1.5), metadata={"format": "pt"})
@@ -108,32 +108,32 @@ def test_a_version_is_what_the_library_would_save(publish: Any, store: WeightSto
     ]
 
 
-def test_tensors_may_change_as_soon_as_publish_returns(store: WeightStore, log: Log) -> None:
+def test_tensors_may_change_after_publish_returns(store: WeightStore, log: Log) -> None:
     publisher = Publisher(store, log, SPECS)
     log.gate.clear()
-    mine = tensors(1.0)
-    publisher.publish(mine, PolicyVersion(1, 1), step=1, batches=(), batch_offsets=(), trajectories_trained=0)
-    mine["large"][:] = 2.0
+    weights = tensors(1.0)
+    publisher.publish(weights, PolicyVersion(1, 1), step=1, batches=(), batch_offsets=(), trajectories_trained=0)
+    weights["large"][:] = 2.0
     log.gate.set()
-    publisher.close(DEADLINE)
+    publisher.close(TIMEOUT_S)
     assert (load_file(store.path(PolicyVersion(1, 1)))["large"] == 1.0).all()
 
 
-def test_a_version_is_in_the_store_before_its_manifest_is_out(store: WeightStore) -> None:
+def test_version_is_stored_before_its_manifest_is_published(store: WeightStore) -> None:
     seen = []
     publisher = Publisher(store, lambda manifest: seen.append(store.seal(manifest.version).blake3), SPECS)
     publisher.publish(tensors(), PolicyVersion(1, 1), step=1, batches=(), batch_offsets=(), trajectories_trained=0)
-    publisher.close(DEADLINE)
+    publisher.close(TIMEOUT_S)
     assert seen == [store.seal(PolicyVersion(1, 1)).blake3]
 
 
-def test_who_comes_too_early_is_skipped_and_told_of_later(publish: Any, log: Log, store: WeightStore) -> None:
+def test_skipped_batches_are_in_the_next_manifest(publish: Any, log: Log, store: WeightStore) -> None:
     log.gate.clear()
     assert publish(1)
     assert not publish(2)
     assert not publish(3, batches=(3, 4))
     log.gate.set()
-    assert publish(5, must=True)
+    assert publish(5, wait_for_previous=True)
     flush(publish)
     assert [(m.version.number, m.parent, m.batches) for m in log.manifests] == [
         (1, PolicyVersion(1, 0), (1,)),
@@ -141,8 +141,8 @@ def test_who_comes_too_early_is_skipped_and_told_of_later(publish: Any, log: Log
     ]
 
 
-@pytest.mark.parametrize("how", [{"must": True}, {"final": True}])
-def test_what_must_go_out_waits(publish: Any, log: Log, how: dict[str, bool]) -> None:
+@pytest.mark.parametrize("how", [{"wait_for_previous": True}, {"final": True}])
+def test_publish_can_wait_for_the_previous_version(publish: Any, log: Log, how: dict[str, bool]) -> None:
     log.gate.clear()
     publish(1)
     opener = threading.Timer(0.2, log.gate.set)
@@ -154,41 +154,41 @@ def test_what_must_go_out_waits(publish: Any, log: Log, how: dict[str, bool]) ->
     assert [(m.version.number, m.final) for m in log.manifests] == [(1, False), (2, how.get("final", False))]
 
 
-def test_the_store_keeps_its_bound(publish: Any, store: WeightStore) -> None:
+def test_publisher_evicts_old_versions(publish: Any, store: WeightStore) -> None:
     for number in range(1, 8):
-        assert publish(number, must=True)
+        assert publish(number, wait_for_previous=True)
         flush(publish)
         assert len(store.versions()) <= 2
     assert store.newest() == PolicyVersion(1, 7)
 
 
-def test_no_room_is_said_before_anything_is_copied(
-    store: WeightStore, log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_publish_raises_no_room_before_copying(store: WeightStore, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     copied: list[str] = []
     how: dict[str, Any] = {"step": 1, "batch_offsets": (), "trajectories_trained": 0}
     with monkeypatch.context() as full:
-        full.setattr(arriving, "room", lambda folder: 100)
+        full.setattr(incoming_version, "free_bytes", lambda folder: 100)
         publisher = Publisher(store, log, SPECS, copy=lambda place, tensor: copied.append("copied"))
-        with pytest.raises(NoRoom, match="has room for 100 bytes"):
+        with pytest.raises(NoRoom, match="has 100 bytes free"):
             publisher.publish(tensors(), PolicyVersion(1, 1), batches=(1,), **how)
     assert (copied, store.versions()) == ([], [])
     assert publisher.publish(tensors(), PolicyVersion(1, 2), batches=(2,), **how)
-    publisher.close(DEADLINE)
+    publisher.close(TIMEOUT_S)
     assert [(m.version.number, m.parent, m.batches) for m in log.manifests] == [(2, None, (1, 2))]
 
 
-def test_room_that_readers_gave_back_is_used(publish: Any, store: WeightStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_publish_evicts_versions_that_readers_released(
+    publish: Any, store: WeightStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with store.pin(_published(publish, 1)), store.pin(_published(publish, 2)):
         _published(publish, 3)
         _published(publish, 4)
         assert len(store.versions()) == 4
-    store.reserve(1)  # so that the memory for the next version is not there yet
-    monkeypatch.setattr(arriving, "room", lambda folder: 0 if len(store.versions()) > 2 else 1 << 30)
+    store.reserve(1)  # no memory is reserved for the next version
+    monkeypatch.setattr(incoming_version, "free_bytes", lambda folder: 0 if len(store.versions()) > 2 else 1 << 30)
     assert publish(5)
 
 
-def test_what_changed_goes_along_where_it_is_short_and_wanted_but_not_always(
+def test_publisher_adds_deltas_that_are_small_and_wanted(
     store: WeightStore, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("infra.store.publisher.FULL_EVERY", 4)
@@ -198,7 +198,7 @@ def test_what_changed_goes_along_where_it_is_short_and_wanted_but_not_always(
     def out(number: int) -> WeightDelta | None:
         how: dict[str, Any] = {"step": number, "batches": (), "batch_offsets": (), "trajectories_trained": 0}
         publishing.publish(weights, PolicyVersion(1, number), **how)
-        publishing.flush(DEADLINE)
+        publishing.flush(TIMEOUT_S)
         return log.manifests[-1].delta
 
     deltas = []
@@ -217,18 +217,18 @@ def test_what_changed_goes_along_where_it_is_short_and_wanted_but_not_always(
     assert blake3(rebuilt).hexdigest() == child.blake3
 
     weights["large"] = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
-    assert out(7) is None  # as long as the version
+    assert out(7) is None  # as large as the version
     weights["large"][0, 0] += 1
     wanted[0] = False
     assert out(8) is None
-    publishing.close(DEADLINE)
+    publishing.close(TIMEOUT_S)
 
 
-def test_a_manifest_that_did_not_get_out_is_raised_once(publish: Any, log: Log) -> None:
-    log.failures.append(OSError("the broker burnt down"))
+def test_failed_manifest_is_raised_once(publish: Any, log: Log) -> None:
+    log.failures.append(OSError("the broker is down"))
     assert publish(1)
-    with pytest.raises(PublishFailed, match=r"version 1\.1 did not get out: the broker burnt down") as failed:
-        publish(2, must=True)
+    with pytest.raises(PublishFailed, match=r"version 1\.1 was not published: the broker is down") as failed:
+        publish(2, wait_for_previous=True)
     assert isinstance(failed.value.__cause__, OSError)
     assert publish.publisher.published == PolicyVersion(1, 0)
     assert publish(3)
@@ -237,7 +237,7 @@ def test_a_manifest_that_did_not_get_out_is_raised_once(publish: Any, log: Log) 
     assert [(m.version.number, m.parent, m.batches) for m in log.manifests] == [(3, PolicyVersion(1, 0), (1, 2, 3))]
 
 
-def test_a_version_whose_manifest_failed_can_be_told_again(publish: Any, log: Log) -> None:
+def test_failed_manifest_can_be_published_again(publish: Any, log: Log) -> None:
     log.failures.append(TimeoutError("no answer"))
     assert publish(1, final=True)
     with pytest.raises(PublishFailed, match="no answer"):
@@ -248,12 +248,12 @@ def test_a_version_whose_manifest_failed_can_be_told_again(publish: Any, log: Lo
     assert [(m.version.number, m.final, m.batches) for m in log.manifests] == [(1, True, (1,))]
 
 
-def test_a_version_that_a_store_has_lost_is_put_back(publish: Any, log: Log, store: WeightStore) -> None:
+def test_restore_version_writes_a_lost_version(publish: Any, log: Log, store: WeightStore) -> None:
     publish(1, 1.5)
     flush(publish)
     path = store.path(PolicyVersion(1, 1))
     before = path.read_bytes()
-    assert not publish.publisher.restore_version(tensors(2.5), *log.manifests)  # it is there
+    assert not publish.publisher.restore_version(tensors(2.5), *log.manifests)  # it is stored
     path.unlink()
     with pytest.raises(CorruptVersion):
         publish.publisher.restore_version(tensors(2.5), *log.manifests)
@@ -263,10 +263,10 @@ def test_a_version_that_a_store_has_lost_is_put_back(publish: Any, log: Log, sto
     assert len(log.manifests) == 1
 
 
-def test_flush_does_not_wait_for_ever(publish: Any, log: Log) -> None:
+def test_flush_times_out(publish: Any, log: Log) -> None:
     log.gate.clear()
     publish(1)
-    with pytest.raises(TimeoutError, match=r"version 1\.1 was not out after 0\.05 s"):
+    with pytest.raises(TimeoutError, match=r"version 1\.1 was not published after 0\.05 s"):
         flush(publish, 0.05)
     log.gate.set()
     flush(publish)
@@ -274,7 +274,7 @@ def test_flush_does_not_wait_for_ever(publish: Any, log: Log) -> None:
 
 
 @pytest.mark.parametrize("number", [3, 2])
-def test_versions_rise(publish: Any, number: int) -> None:
+def test_publish_raises_for_a_version_that_does_not_increase(publish: Any, number: int) -> None:
     _published(publish, 3)
     with pytest.raises(ValueError, match=rf"version 1\.{number} does not follow 1\.3"):
         publish(number)
@@ -283,11 +283,11 @@ def test_versions_rise(publish: Any, number: int) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"large": np.zeros(5, np.float32)}, "'large' does not fit its place of 16384 bytes: an array of 20 bytes"),
-        ({"extra": np.zeros(1)}, r"missing \[\], new \['extra'\]"),
+        ({"large": np.zeros(5, np.float32)}, "'large' does not fit into 16384 bytes: an array of 20 bytes"),
+        ({"extra": np.zeros(1)}, r"missing \[\], unexpected \['extra'\]"),
     ],
 )
-def test_tensors_that_do_not_fit_leave_nothing(
+def test_publish_raises_for_tensors_that_do_not_match(
     store: WeightStore, log: Log, change: dict[str, Any], message: str
 ) -> None:
     publisher = Publisher(store, log, SPECS)
@@ -296,10 +296,10 @@ def test_tensors_that_do_not_fit_leave_nothing(
         publisher.publish(tensors() | change, PolicyVersion(1, 1), **how)
     assert list(store.root.glob("[0-9]*.partial")) == []
     assert publisher.publish(tensors(), PolicyVersion(1, 1), **how)
-    publisher.close(DEADLINE)
+    publisher.close(TIMEOUT_S)
 
 
-def test_memory_is_ready_before_it_is_needed(publish: Any, store: WeightStore) -> None:
+def test_publisher_reserves_memory_for_the_next_version(publish: Any, store: WeightStore) -> None:
     spare = store.root / "spare.partial"
     flush(publish)
     first = spare.stat().st_ino
@@ -310,7 +310,7 @@ def test_memory_is_ready_before_it_is_needed(publish: Any, store: WeightStore) -
     assert inodes == [first, second]
 
 
-def test_a_removed_store_is_an_error_of_the_store(publish: Any, store: WeightStore) -> None:
+def test_publish_raises_when_the_store_was_removed(publish: Any, store: WeightStore) -> None:
     flush(publish)
     store.destroy()
     with pytest.raises(StoreError, match="was removed"):

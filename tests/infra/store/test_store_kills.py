@@ -1,4 +1,4 @@
-"""What `kill -9` leaves: whole versions, no pins, and nothing that the next writer does not clear away."""
+"""After `kill -9`: complete versions, no pins, and no partial files once the next writer starts."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from schemas.records import PolicyVersion
 FIRST, SECOND, THIRD = (PolicyVersion(1, number) for number in (1, 2, 3))
 
 
-def assert_whole(store: WeightStore) -> None:
-    """Every version that is visible is what its seal says."""
+def assert_complete(store: WeightStore) -> None:
+    """Every visible version matches its seal."""
     for version in store.versions():
         data = store.path(version).read_bytes()
         seal = store.seal(version)
@@ -31,7 +31,7 @@ def assert_whole(store: WeightStore) -> None:
     ("point", "visible"),
     [("begun", False), ("half", False), ("hashed", False), ("seal written", False), ("visible", True)],
 )
-def test_a_writer_killed_at_any_point_leaves_a_whole_version_or_none(root: Path, point: str, visible: bool) -> None:
+def test_killed_writer_leaves_a_complete_version_or_none(root: Path, point: str, visible: bool) -> None:
     with WeightStore(root) as store:
         add(store, FIRST)
     writer = start("write-and-die", root, point)
@@ -39,34 +39,34 @@ def test_a_writer_killed_at_any_point_leaves_a_whole_version_or_none(root: Path,
     assert writer.returncode == -signal.SIGKILL
     with WeightStore(root) as store:
         assert store.versions() == ([SECOND, FIRST] if visible else [FIRST])
-        assert_whole(store)
+        assert_complete(store)
         assert any(root.glob(f"*{PARTIAL}")) is not visible
         add(store, THIRD)
         left = {path.name for path in root.glob(f"*{PARTIAL}")} | {path.name for path in root.glob(f"[0-9]*{SIDECAR}")}
         assert left == {f"{version}{SIDECAR}" for version in store.versions()}
 
 
-def test_a_writer_killed_at_random_is_followed_by_another(root: Path) -> None:
-    moment = random.Random(7)
-    unfinished = 0
+def test_writer_succeeds_one_killed_at_a_random_time(root: Path) -> None:
+    delays = random.Random(7)
+    interrupted = 0
     for epoch in range(1, 13):
         writer = start("write", root, epoch)
         assert writer.stdout is not None
         assert writer.stdout.readline() == "1\n"
-        time.sleep(moment.uniform(0, 0.02))
+        time.sleep(delays.uniform(0, 0.02))
         writer.kill()
         writer.communicate(timeout=20)
-        unfinished += any(root.glob(f"*{PARTIAL}"))
+        interrupted += any(root.glob(f"*{PARTIAL}"))
         with WeightStore(root) as store:
             newest = store.newest()
             assert newest is not None
             assert newest.epoch == epoch
             assert 1 <= len(store.versions()) <= 3  # killed before it could evict
-            assert_whole(store)
-    assert unfinished, "no writer was killed in the middle of a version: the test shows nothing"
+            assert_complete(store)
+    assert interrupted, "no writer was killed while it wrote a version: the test proves nothing"
 
 
-def test_a_killed_reader_lets_go_of_its_version(root: Path) -> None:
+def test_killed_reader_releases_its_pin(root: Path) -> None:
     with WeightStore(root, keep=1) as store:
         add(store, FIRST)
         add(store, SECOND)
@@ -79,7 +79,7 @@ def test_a_killed_reader_lets_go_of_its_version(root: Path) -> None:
         assert store.evict() == [FIRST]
 
 
-def test_readers_never_see_a_torn_version(root: Path) -> None:
+def test_readers_see_only_complete_versions(root: Path) -> None:
     with WeightStore(root, keep=2) as store:
         readers = [start("read", root, 60) for _ in range(2)]
         deadline = time.monotonic() + 60
@@ -88,7 +88,7 @@ def test_readers_never_see_a_torn_version(root: Path) -> None:
             number += 1
             add(store, PolicyVersion(1, number))
             store.evict()
-        seen = [json.loads(reader.communicate(timeout=20)[0]) for reader in readers]
+        results = [json.loads(reader.communicate(timeout=20)[0]) for reader in readers]
         assert len(store.versions()) == 2
-    assert [(counts["whole"], counts["wrong"]) for counts in seen] == [(60, 0)] * 2, seen
+    assert [(counts["complete"], counts["wrong"]) for counts in results] == [(60, 0)] * 2, results
     assert sum(path.stat().st_size for path in root.iterdir()) < SIZE * 3

@@ -1,4 +1,4 @@
-"""Locks on files whose names may go while one waits for them."""
+"""File locks, also on files that are removed or replaced while a process waits."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from infra.store import locks
 
 
 @pytest.mark.parametrize("change", [Path.unlink, lambda path: (path.unlink(), path.touch())], ids=["gone", "replaced"])
-def test_who_waited_for_a_file_that_is_no_more_gets_no_lock(tmp_path: Path, change: Callable[[Path], object]) -> None:
+def test_lock_shared_raises_for_a_removed_or_replaced_file(tmp_path: Path, change: Callable[[Path], object]) -> None:
     path = tmp_path / "file"
     path.touch()
-    alone = locks.try_lock_exclusive(path)
-    assert alone is not None
+    exclusive = locks.try_lock_exclusive(path)
+    assert exclusive is not None
     raised: list[Exception] = []
 
     def wait() -> None:
@@ -30,12 +30,12 @@ def test_who_waited_for_a_file_that_is_no_more_gets_no_lock(tmp_path: Path, chan
     waiting.join(0.1)
     assert waiting.is_alive()
     change(path)
-    alone.release()
+    exclusive.release()
     waiting.join(5)
     assert len(raised) == 1
 
 
-def test_many_share_and_one_takes(tmp_path: Path) -> None:
+def test_locks_are_shared_or_exclusive(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.touch()
     first, second = locks.lock_shared(path), locks.lock_shared(path)
@@ -43,7 +43,7 @@ def test_many_share_and_one_takes(tmp_path: Path) -> None:
     first.release()
     assert locks.try_lock_exclusive(path) is None
     second.release()
-    alone = locks.try_lock_exclusive(path)
-    assert alone is not None
+    exclusive = locks.try_lock_exclusive(path)
+    assert exclusive is not None
     assert locks.try_lock_exclusive(path) is None
-    alone.release()
+    exclusive.release()

@@ -1,4 +1,4 @@
-"""Whose store it is: found when nobody uses it, removed with nothing left, never taken from others."""
+"""Ownership of stores: stale stores are found and removed, stores of others are not touched."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from infra.store.weight_store import WeightStore
 from schemas.records import PolicyVersion
 
 
-def test_a_store_is_stale_once_all_who_used_it_are_gone(tmp_path: Path) -> None:
+def test_store_is_stale_once_all_its_users_are_gone(tmp_path: Path) -> None:
     root = default_root("run", tmp_path)
     user = start("open", root)
     assert user.stdout is not None
@@ -25,7 +25,7 @@ def test_a_store_is_stale_once_all_who_used_it_are_gone(tmp_path: Path) -> None:
     with WeightStore(root) as store:
         add(store, PolicyVersion(1, 1))
         assert stale_stores(tmp_path) == []
-    assert stale_stores(tmp_path) == []  # the other still has it
+    assert stale_stores(tmp_path) == []  # the other process still has it open
     with pytest.raises(StoreBusy, match="in use by another process"):
         remove_store(root)
     started = psutil.Process(user.pid).create_time()
@@ -41,7 +41,7 @@ def test_a_store_is_stale_once_all_who_used_it_are_gone(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_who_takes_over_a_stale_store_owns_it_and_its_versions(tmp_path: Path) -> None:
+def test_process_that_opens_a_stale_store_owns_it(tmp_path: Path) -> None:
     root = default_root("run", tmp_path)
     writer = start("write", root, 1)
     assert writer.stdout is not None
@@ -55,7 +55,7 @@ def test_who_takes_over_a_stale_store_owns_it_and_its_versions(tmp_path: Path) -
     assert stale.owner.pid == os.getpid()
 
 
-def test_what_is_no_store_is_not_found(tmp_path: Path) -> None:
+def test_stale_stores_ignores_other_files(tmp_path: Path) -> None:
     (tmp_path / "laminar-file").write_text("")
     (tmp_path / "laminar-folder").mkdir()
     WeightStore(tmp_path / "other").close()
@@ -63,26 +63,26 @@ def test_what_is_no_store_is_not_found(tmp_path: Path) -> None:
     assert stale_stores(tmp_path / "missing") == []
 
 
-def test_destroying_leaves_nothing(root: Path) -> None:
+def test_destroy_removes_the_folder(root: Path) -> None:
     with WeightStore(root) as store:
         add(store, PolicyVersion(1, 1))
         store.begin(PolicyVersion(1, 2), 100)
         with store.pin(PolicyVersion(1, 1)):
             store.destroy()
             assert not root.exists()
-    remove_store(root)  # a second time is as good
+    remove_store(root)  # a second call does nothing
 
 
-def test_destroying_spares_what_is_not_the_stores(root: Path) -> None:
+def test_destroy_keeps_files_that_are_not_of_the_store(root: Path) -> None:
     store = WeightStore(root)
     add(store, PolicyVersion(1, 1))
     (root / "thesis.tex").write_text("years of work")
-    with pytest.raises(StoreError, match=r"also holds thesis\.tex, which is no store's"):
+    with pytest.raises(StoreError, match=r"also has thesis\.tex, not of the store"):
         store.destroy()
     assert os.listdir(root) == ["thesis.tex"]
 
 
-def test_a_store_opens_anew_while_the_old_one_goes(root: Path) -> None:
+def test_store_opens_again_after_destroy(root: Path) -> None:
     for _ in range(20):
         old = WeightStore(root)
         old.destroy()
@@ -90,7 +90,7 @@ def test_a_store_opens_anew_while_the_old_one_goes(root: Path) -> None:
             add(new, PolicyVersion(1, 1))
 
 
-def test_the_folder_of_another_user_is_not_touched(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_raises_for_the_folder_of_another_user(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root.mkdir()
     monkeypatch.setattr(os, "geteuid", lambda: root.stat().st_uid + 1)
     with pytest.raises(StoreError, match="belongs to user id"):
@@ -98,7 +98,7 @@ def test_the_folder_of_another_user_is_not_touched(root: Path, monkeypatch: pyte
     assert os.listdir(root) == []
 
 
-def test_weights_lie_in_shared_memory_or_where_it_says(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_choose_store_folder_prefers_shared_memory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert choose_store_folder("run", tmp_path / "run", base=tmp_path) == tmp_path / "laminar-run"
     assert caplog.messages == []
     for base, needed, why in [(tmp_path / "missing", 0, "cannot be used"), (tmp_path, 1 << 62, "has only")]:
@@ -111,7 +111,7 @@ def test_weights_lie_in_shared_memory_or_where_it_says(tmp_path: Path, caplog: p
 
 
 @pytest.mark.parametrize("run", ["", "../etc", "a/b", "a.b"])
-def test_a_run_name_cannot_lead_elsewhere(run: str, tmp_path: Path) -> None:
+def test_choose_store_folder_rejects_path_separators(run: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="must be 1-100 letters"):
         choose_store_folder(run, tmp_path)
     assert default_root("ok") == SHARED_MEMORY / "laminar-ok"

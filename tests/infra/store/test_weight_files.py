@@ -23,7 +23,7 @@ ONE, TWO = np.arange(6, dtype=np.float32).reshape(2, 3), np.array([1, 2], np.uin
 
 
 def shards(folder: Path, **places: str) -> Path:
-    """A folder whose tensors lie in several files."""
+    """A folder whose tensors are in several files."""
     save_file({"one": ONE}, folder / "first.safetensors")
     save_file({"two": TWO}, folder / "second.safetensors")
     found = {"one": "first.safetensors", "two": "second.safetensors"} | places
@@ -31,7 +31,7 @@ def shards(folder: Path, **places: str) -> Path:
     return folder
 
 
-def test_tensors_of_several_files_are_found_where_they_lie(tmp_path: Path) -> None:
+def test_folder_tensors_reads_several_files(tmp_path: Path) -> None:
     found = folder_tensors(shards(tmp_path))
     assert {name: spec for name, (spec, _) in found.items()} == {
         "one": TensorSpec("one", "F32", (2, 3)),
@@ -40,7 +40,7 @@ def test_tensors_of_several_files_are_found_where_they_lie(tmp_path: Path) -> No
     assert found["one"][1].tobytes() == ONE.tobytes()
 
 
-def test_a_folder_can_be_published_as_it_lies(tmp_path: Path) -> None:
+def test_folder_tensors_can_be_published(tmp_path: Path) -> None:
     found = folder_tensors(shards(tmp_path))
     manifests: list[WeightVersion] = []
     how = {"step": 1, "batches": (), "batch_offsets": (), "trajectories_trained": 0}
@@ -53,17 +53,17 @@ def test_a_folder_can_be_published_as_it_lies(tmp_path: Path) -> None:
             assert path.read_bytes().endswith(ONE.tobytes() + TWO.tobytes())
 
 
-WHOLE = {"dtype": "F32", "shape": [9], "data_offsets": [0, 36]}
+ENTRY = {"dtype": "F32", "shape": [9], "data_offsets": [0, 36]}
 
 
-def headed(header: dict[str, Any], size: int = 0) -> bytes:
-    """A file of this header and so many bytes more."""
+def file_with_header(header: dict[str, Any], size: int = 0) -> bytes:
+    """A file with this header and `size` zero bytes."""
     text = json.dumps(header).encode()
     return len(text).to_bytes(8, "little") + text + bytes(size)
 
 
 @given(st.binary(max_size=64), st.binary(max_size=64))
-def test_garbage_is_no_weight_file(head: bytes, body: bytes) -> None:
+def test_tensor_places_of_random_bytes_are_in_range(head: bytes, body: bytes) -> None:
     text = b'{"w": ' + head + b"}"
     for data in (head, len(text).to_bytes(8, "little") + text + body):
         with suppress(ValueError):
@@ -76,35 +76,35 @@ def test_garbage_is_no_weight_file(head: bytes, body: bytes) -> None:
     ("data", "message"),
     [
         (b"", "cannot mmap an empty file"),
-        (b"\xff" * 100, "a header of"),
+        (b"\xff" * 100, "its header has"),
         ((2).to_bytes(8, "little") + b"[]", "not a safetensors file"),
         ((4).to_bytes(8, "little") + b"{[}]", "not a safetensors file"),
-        (headed({"w": WHOLE}), "lies at 0 to 36 of 0 bytes"),
-        (headed({"w": WHOLE | {"data_offsets": [0, 20]}}, 36), "has 36 bytes and lies at 0 to 20"),
-        (headed({"w": WHOLE | {"data_offsets": [-36, 0]}}, 36), "lies at -36 to 0"),
-        (headed({"w": WHOLE | {"data_offsets": [0.0, 36.0]}}, 36), "lies at 0.0 to 36.0"),
-        (headed({"w": WHOLE | {"data_offsets": [0]}}, 36), "not a safetensors file"),
-        (headed({"w": WHOLE | {"shape": [-3, -3]}}, 36), r"has shape \(-3, -3\)"),
-        (headed({"w": WHOLE | {"shape": 9}}, 36), "not a safetensors file"),
-        (headed({"w": WHOLE | {"dtype": "F33"}}, 36), "has dtype 'F33'"),
-        (headed({"w": WHOLE | {"dtype": []}}, 36), "not a safetensors file"),
-        (headed({"w": {}}), "not a safetensors file"),
-        (headed({"w": 9}), "not a safetensors file"),
+        (file_with_header({"w": ENTRY}), "is at bytes 0 to 36 of 0"),
+        (file_with_header({"w": ENTRY | {"data_offsets": [0, 20]}}, 36), "has 36 bytes but is at bytes 0 to 20"),
+        (file_with_header({"w": ENTRY | {"data_offsets": [-36, 0]}}, 36), "is at bytes -36 to 0"),
+        (file_with_header({"w": ENTRY | {"data_offsets": [0.0, 36.0]}}, 36), "at bytes 0.0 to 36.0"),
+        (file_with_header({"w": ENTRY | {"data_offsets": [0]}}, 36), "not a safetensors file"),
+        (file_with_header({"w": ENTRY | {"shape": [-3, -3]}}, 36), r"shape \(-3, -3\)"),
+        (file_with_header({"w": ENTRY | {"shape": 9}}, 36), "not a safetensors file"),
+        (file_with_header({"w": ENTRY | {"dtype": "F33"}}, 36), "unknown dtype 'F33'"),
+        (file_with_header({"w": ENTRY | {"dtype": []}}, 36), "not a safetensors file"),
+        (file_with_header({"w": {}}), "not a safetensors file"),
+        (file_with_header({"w": 9}), "not a safetensors file"),
         ((100_000).to_bytes(8, "little") + b"[" * 100_000, "not a safetensors file"),
     ],
 )
-def test_what_is_no_weight_file_is_named(data: bytes, message: str, tmp_path: Path) -> None:
+def test_folder_tensors_names_an_invalid_file(data: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(data)
     with pytest.raises(ValueError, match=message) as caught:
         folder_tensors(tmp_path)
     assert str(tmp_path / "model.safetensors") in str(caught.value)
 
 
-def test_an_index_does_not_lead_out_of_its_folder(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="points out of its folder"):
+def test_folder_tensors_rejects_paths_outside_of_the_folder(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="names files outside of its folder"):
         folder_tensors(shards(tmp_path, two="../second.safetensors"))
     (tmp_path / "model.safetensors.index.json").write_text("{}")
-    with pytest.raises(ValueError, match="is no index"):
+    with pytest.raises(ValueError, match="is not a valid index"):
         folder_tensors(tmp_path)
     with pytest.raises(FileNotFoundError, match="neither"):
         folder_tensors(tmp_path / "nowhere")

@@ -1,4 +1,4 @@
-"""The layout is the safetensors library's own, byte for byte."""
+"""The layout equals that of the safetensors library, byte for byte."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DTYPES = {
 
 
 def tensor(dtype: torch.dtype, *shape: int) -> torch.Tensor:
-    """A tensor whose bytes count up."""
+    """A tensor with increasing bytes."""
     count = torch.zeros(shape, dtype=dtype).nbytes
     data = torch.arange(count, dtype=torch.int64) % (2 if dtype == torch.bool else 251)
     return data.to(torch.uint8).view(dtype).reshape(shape)
@@ -51,13 +51,13 @@ MODELS = {
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_bytes_are_those_of_the_library(model: str) -> None:
+def test_layout_equals_that_of_the_library(model: str) -> None:
     tensors = MODELS[model]
     names = {dtype: name for name, dtype in DTYPES.items()}
     layout = Layout([TensorSpec(name, names[t.dtype], tuple(t.shape)) for name, t in tensors.items()])
     file = bytearray(layout.size)
     file[: len(layout.header)] = layout.header
-    for name, place in layout.places(memoryview(file)).items():
+    for name, place in layout.tensor_views(memoryview(file)).items():
         place[:] = tensors[name].reshape(-1).view(torch.uint8).numpy()
     assert bytes(file) == save(tensors, metadata={"format": "pt"})
     assert layout.names == tensors.keys()
@@ -66,17 +66,17 @@ def test_bytes_are_those_of_the_library(model: str) -> None:
 @pytest.mark.parametrize(
     ("specs", "message"),
     [
-        ([TensorSpec("w", "F7", (1,))], "'w' has dtype 'F7'; known are U64"),
-        ([TensorSpec("w", "F32", (2, -1))], r"'w' has shape \(2, -1\)"),
-        ([TensorSpec("w", "F32", (1,)), TensorSpec("w", "F16", (1,))], "'w' is there twice"),
+        ([TensorSpec("w", "F7", (1,))], "'w' has unknown dtype 'F7', not one of U64"),
+        ([TensorSpec("w", "F32", (2, -1))], r"'w' has a negative dimension: shape \(2, -1\)"),
+        ([TensorSpec("w", "F32", (1,)), TensorSpec("w", "F16", (1,))], "'w' is listed twice"),
     ],
 )
-def test_specs_that_make_no_file_are_refused(specs: list[TensorSpec], message: str) -> None:
+def test_layout_raises_for_invalid_specs(specs: list[TensorSpec], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Layout(specs)
 
 
-def test_a_file_of_another_size_is_refused() -> None:
+def test_tensor_views_raises_for_a_file_of_another_size() -> None:
     layout = Layout([TensorSpec("w", "F32", (4,))])
-    with pytest.raises(ValueError, match=f"{layout.size - 1} bytes given for a layout of {layout.size}"):
-        layout.places(memoryview(bytearray(layout.size - 1)))
+    with pytest.raises(ValueError, match=f"the file has {layout.size - 1} bytes, the layout {layout.size}"):
+        layout.tensor_views(memoryview(bytearray(layout.size - 1)))

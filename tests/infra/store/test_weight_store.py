@@ -1,4 +1,4 @@
-"""One process and its store: what is visible when, what is kept, and what is refused."""
+"""The weight store of one process: visibility, eviction, pins, reserved memory, and errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from blake3 import blake3
 
-from infra.store import incoming_version as arriving
+from infra.store import incoming_version
 from infra.store.errors import CorruptVersion, NoRoom, StoreBusy, StoreError, VersionExists, VersionGone
 from infra.store.names import default_root
 from infra.store.ownership import remove_store
@@ -27,10 +27,10 @@ def store(root: Path) -> Iterator[WeightStore]:
 
 
 def add(store: WeightStore, version: str, data: bytes = b"weights") -> PolicyVersion:
-    with store.begin(PolicyVersion.parse(version), len(data)) as coming:
-        coming.view[:] = data
-        coming.seal()
-    return coming.version
+    with store.begin(PolicyVersion.parse(version), len(data)) as incoming:
+        incoming.view[:] = data
+        incoming.seal()
+    return incoming.version
 
 
 def names(store: WeightStore) -> list[str]:
@@ -41,96 +41,96 @@ def files(root: Path) -> set[str]:
     return {path.name for path in root.iterdir()} - {"owner.json", "users.lock", "writer.lock"}
 
 
-def test_a_version_is_visible_only_when_sealed(store: WeightStore) -> None:
-    coming = store.begin(FIRST, 7)
-    coming.view[:] = b"weights"
+def test_version_is_visible_only_when_sealed(store: WeightStore) -> None:
+    incoming = store.begin(FIRST, 7)
+    incoming.view[:] = b"weights"
     assert (store.versions(), store.newest()) == ([], None)
     with pytest.raises(VersionGone, match=r"holds no version 1\.1"):
         store.path(FIRST)
-    seal = coming.seal(blake3(b"weights").hexdigest())
+    seal = incoming.seal(blake3(b"weights").hexdigest())
     assert store.versions() == [FIRST]
     assert store.seal(FIRST) == seal
     assert (seal.bytes, seal.blake3) == (7, blake3(b"weights").hexdigest())
     assert store.path(FIRST).read_bytes() == b"weights"
 
 
-def test_memory_is_exactly_as_large_as_asked(store: WeightStore) -> None:
+def test_begin_allocates_exactly_the_requested_size(store: WeightStore) -> None:
     size = 3 * 4096 + 1
-    coming = store.begin(FIRST, size)
-    assert (len(coming.view), coming.size, coming.view.readonly) == (size, size, False)
-    assert (store.root / "1.1.partial").stat().st_blocks * 512 >= size  # there, before anyone copies
-    coming.seal()
+    incoming = store.begin(FIRST, size)
+    assert (len(incoming.view), incoming.size, incoming.view.readonly) == (size, size, False)
+    assert (store.root / "1.1.partial").stat().st_blocks * 512 >= size  # allocated before anything is copied
+    incoming.seal()
     assert store.path(FIRST).stat().st_size == size
 
 
-def test_bytes_that_are_not_the_expected_ones_are_given_up(store: WeightStore) -> None:
-    coming = store.begin(FIRST, 7)
+def test_seal_aborts_bytes_that_do_not_match(store: WeightStore) -> None:
+    incoming = store.begin(FIRST, 7)
     with pytest.raises(CorruptVersion, match=r"1\.1 arrived with blake3 .*, expected 00"):
-        coming.seal("00")
+        incoming.seal("00")
     assert files(store.root) == set()
     add(store, "1.1")
 
 
-def test_an_aborted_version_leaves_nothing(store: WeightStore) -> None:
+def test_aborted_version_leaves_no_files(store: WeightStore) -> None:
     with store.begin(FIRST, 7):
         assert files(store.root) == {"1.1.partial"}
     assert files(store.root) == set()
-    coming = store.begin(FIRST, 7)
+    incoming = store.begin(FIRST, 7)
     store.close()
     assert files(store.root) == set()
     with pytest.raises(StoreError, match="sealed or aborted already"):
-        coming.seal()
+        incoming.seal()
 
 
-def test_who_still_holds_the_bytes_cannot_seal_them(store: WeightStore) -> None:
-    coming = store.begin(FIRST, 8)
-    held = np.frombuffer(coming.view, np.uint8)
-    with pytest.raises(BufferError, match=r"a view of version 1\.1's bytes is still held"):
-        coming.seal()
+def test_seal_raises_while_a_view_is_held(store: WeightStore) -> None:
+    incoming = store.begin(FIRST, 8)
+    held = np.frombuffer(incoming.view, np.uint8)
+    with pytest.raises(BufferError, match=r"a view of the bytes of version 1\.1 is still held"):
+        incoming.seal()
     assert held.sum() == 0
     assert files(store.root) == set()
 
 
-def test_a_sealed_file_is_read_only(store: WeightStore) -> None:
+def test_sealed_file_is_read_only(store: WeightStore) -> None:
     add(store, "1.1")
     assert store.path(FIRST).stat().st_mode & 0o777 == 0o400
 
 
-def test_one_version_arrives_at_a_time(store: WeightStore) -> None:
-    with store.begin(FIRST, 7), pytest.raises(StoreBusy, match=r"version 1\.1 is still arriving"):
+def test_begin_raises_while_a_version_is_being_written(store: WeightStore) -> None:
+    with store.begin(FIRST, 7), pytest.raises(StoreBusy, match=r"version 1\.1 is still being written"):
         store.begin(PolicyVersion(1, 2), 7)
     add(store, "1.2")
 
 
-def test_a_version_never_changes(store: WeightStore) -> None:
+def test_begin_raises_for_an_existing_version(store: WeightStore) -> None:
     add(store, "1.1")
-    with pytest.raises(VersionExists, match=r"already holds version 1\.1"):
+    with pytest.raises(VersionExists, match=r"already has version 1\.1"):
         store.begin(FIRST, 7)
     add(store, "1.2")
 
 
 @pytest.mark.parametrize(
-    ("there", "keep", "left"),
+    ("stored", "keep", "left"),
     [
         (["1.1", "1.2", "1.3"], 2, ["1.3", "1.2"]),
         (["1.1", "1.2", "1.3"], 0, ["1.3"]),
         (["1.9", "1.10"], 1, ["1.10"]),
-        (["1.7", "1.8", "1.9", "2.3"], 2, ["2.3", "1.9"]),  # numbers go back when a trainer restarts
-        (["2.3", "1.9"], 1, ["2.3"]),  # an older one that arrived late
+        (["1.7", "1.8", "1.9", "2.3"], 2, ["2.3", "1.9"]),  # numbers decrease when a trainer restarts
+        (["2.3", "1.9"], 1, ["2.3"]),  # an older version that arrived late
         (["1.1"], 3, ["1.1"]),
         ([], 1, []),
     ],
 )
-def test_the_newest_are_kept(store: WeightStore, there: list[str], keep: int, left: list[str]) -> None:
-    for version in there:
+def test_evict_keeps_the_newest_versions(store: WeightStore, stored: list[str], keep: int, left: list[str]) -> None:
+    for version in stored:
         add(store, version)
     evicted = store.evict(keep)
     assert names(store) == left
-    assert {*map(str, evicted), *left} == set(there)
+    assert {*map(str, evicted), *left} == set(stored)
     assert files(store.root) == {f"{version}.{end}" for version in left for end in ("safetensors", "json")}
 
 
-def test_what_is_pinned_stays(store: WeightStore) -> None:
+def test_evict_keeps_pinned_versions(store: WeightStore) -> None:
     add(store, "1.1", b"first")
     with store.pin(FIRST) as path, store.pin(FIRST):
         for version in ("1.2", "1.3", "1.4"):
@@ -143,7 +143,7 @@ def test_what_is_pinned_stays(store: WeightStore) -> None:
         pass
 
 
-def test_a_pin_outlives_neither_an_error_nor_a_fork(store: WeightStore) -> None:
+def test_pin_is_released_after_an_error_and_in_a_fork(store: WeightStore) -> None:
     add(store, "1.1")
     add(store, "1.2")
     with pytest.raises(KeyError), store.pin(FIRST):
@@ -151,7 +151,7 @@ def test_a_pin_outlives_neither_an_error_nor_a_fork(store: WeightStore) -> None:
     read_end, write_end = os.pipe()
     with store.pin(FIRST):
         child = os.fork()
-        if child == 0:  # has the lock's descriptor too, for as long as it lives
+        if child == 0:  # it has the descriptor of the lock until it exits
             os.read(read_end, 1)
             os._exit(0)
     try:
@@ -163,36 +163,36 @@ def test_a_pin_outlives_neither_an_error_nor_a_fork(store: WeightStore) -> None:
         os.close(write_end)
 
 
-def test_a_pin_by_digest_refuses_other_bytes(store: WeightStore) -> None:
+def test_pin_raises_for_another_blake3(store: WeightStore) -> None:
     add(store, "1.1", b"ours")
     with store.pin(FIRST, blake3(b"ours").hexdigest()) as path:
         assert path.read_bytes() == b"ours"
     with pytest.raises(VersionGone, match=r"another version 1\.1: blake3 .*, wanted ff"), store.pin(FIRST, "ff"):
         pass
     add(store, "1.2")
-    assert store.evict(1) == [FIRST]  # the refused pin let go
+    assert store.evict(1) == [FIRST]  # the rejected pin was released
 
 
 @pytest.mark.parametrize(
     "text", ["", "{", '{"version": "1.1"}', '{"version": "1.2", "bytes": 1, "blake3": "00"}', "[]"]
 )
-def test_a_seal_that_cannot_be_read_is_none(store: WeightStore, text: str) -> None:
+def test_seal_raises_for_an_invalid_seal_file(store: WeightStore, text: str) -> None:
     add(store, "1.1")
     (store.root / "1.1.json").write_text(text)
     with pytest.raises(VersionGone, match=r"the seal of version 1\.1"):
         store.seal(FIRST)
 
 
-def test_no_room_is_said_before_anything_is_there(store: WeightStore) -> None:
-    with pytest.raises(NoRoom, match=rf"has room for \d+ bytes, {1 << 60} are needed"):
+def test_begin_raises_no_room_before_creating_files(store: WeightStore) -> None:
+    with pytest.raises(NoRoom, match=rf"has \d+ bytes free, {1 << 60} are needed"):
         store.begin(FIRST, 1 << 60)
     assert files(store.root) == set()
     add(store, "1.1")
 
 
-def test_a_file_system_that_fills_up_is_no_room(store: WeightStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arriving, "room", lambda folder: 1 << 62)
-    with pytest.raises(NoRoom, match=f"cannot hold {1 << 61} bytes more"):
+def test_begin_raises_no_room_for_a_full_file_system(store: WeightStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(incoming_version, "free_bytes", lambda folder: 1 << 62)
+    with pytest.raises(NoRoom, match=f"cannot store {1 << 61} more bytes"):
         store.begin(FIRST, 1 << 61)
     assert files(store.root) == set()
 
@@ -210,27 +210,27 @@ def test_reserved_memory_becomes_the_next_version(store: WeightStore) -> None:
     assert "spare.partial" not in files(store.root)
 
 
-def test_reserved_memory_outlives_a_rest_unless_another_writes_meanwhile(root: Path, store: WeightStore) -> None:
+def test_reserved_memory_is_kept_until_another_process_writes(root: Path, store: WeightStore) -> None:
     spare = root / "spare.partial"
     store.reserve(100)
-    store.rest()
+    store.release_writer()
     ready = spare.stat().st_ino
-    with store.begin(PolicyVersion(1, 1), 100) as arriving:
-        arriving.seal()
+    with store.begin(PolicyVersion(1, 1), 100) as incoming:
+        incoming.seal()
     assert store.path(PolicyVersion(1, 1)).stat().st_ino == ready
     store.reserve(100)
-    store.rest()
+    store.release_writer()
     with WeightStore(root) as other:
         other.reserve(100)
         theirs = spare.stat().st_ino
         store.drop_lost_spare()
         assert spare.stat().st_ino == theirs
-    with store.begin(PolicyVersion(1, 2), 100) as arriving:
-        arriving.seal()
+    with store.begin(PolicyVersion(1, 2), 100) as incoming:
+        incoming.seal()
     assert len(store.versions()) == 2
 
 
-def test_two_runs_side_by_side(root: Path, store: WeightStore) -> None:
+def test_stores_of_two_runs_are_independent(root: Path, store: WeightStore) -> None:
     other_root = default_root(f"{root.name}-other", root.parent)
     with WeightStore(other_root) as other:
         add(store, "1.1", b"ours")
@@ -241,7 +241,7 @@ def test_two_runs_side_by_side(root: Path, store: WeightStore) -> None:
     assert store.path(FIRST).read_bytes() == b"ours"
 
 
-def test_one_process_writes_at_a_time(root: Path, store: WeightStore) -> None:
+def test_store_has_one_writing_process(root: Path, store: WeightStore) -> None:
     add(store, "1.1")
     with WeightStore(root) as second:
         with pytest.raises(StoreBusy, match=f"process {os.getpid()} writes to {root}"):
@@ -251,17 +251,17 @@ def test_one_process_writes_at_a_time(root: Path, store: WeightStore) -> None:
         add(second, "1.2")
 
 
-def test_a_store_that_was_removed_says_so(root: Path, store: WeightStore) -> None:
-    coming = store.begin(FIRST, 7)
+def test_store_raises_after_it_was_removed(root: Path, store: WeightStore) -> None:
+    incoming = store.begin(FIRST, 7)
     remove_store(root, in_use=True)
-    with pytest.raises(StoreError, match=r"was removed while version 1\.1 arrived"):
-        coming.seal()
+    with pytest.raises(StoreError, match=r"was removed while version 1\.1 was written"):
+        incoming.seal()
     with pytest.raises(StoreError, match="was removed"):
         store.begin(FIRST, 7)
     assert store.versions() == []
 
 
 @pytest.mark.parametrize("keep", [0, -1])
-def test_a_store_keeps_something(root: Path, keep: int) -> None:
+def test_store_rejects_keep_below_one(root: Path, keep: int) -> None:
     with pytest.raises(ValueError, match="keep must be at least 1"):
         WeightStore(root, keep)

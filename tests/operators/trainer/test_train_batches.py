@@ -270,13 +270,13 @@ def test_training_goes_on_while_shared_memory_is_full_and_room_is_looked_for_eve
     trainer.start()
     trainer.run()
     with monkeypatch.context() as full:
-        full.setattr(arriving, "room", no_room)
+        full.setattr(arriving, "free_bytes", no_room)
         trainer.feed(0, 1, 2)
         trainer.run(3)  # the memory for the first of them was there already
         assert trainer.steps() == [1, 2, 3]
         assert [version for version, _, _ in trainer.manifests()] == ["1.0", "1.1"]
         assert trainer.weights("1.1")
-        assert "has room for 0 bytes" in caplog.text
+        assert "has 0 bytes free" in caplog.text
         looks.clear()
         for seconds[0] in range(1, 60):
             trainer.run()
