@@ -1,4 +1,4 @@
-"""The configuration of a run: one section an operator, read from TOML; mistakes are named with the nearest key."""
+"""The configuration of a run, read from TOML: one section per operator. Errors name the key and suggest the nearest."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from operators.trainer.warm_start_config import WarmStartConfig
 from pipelines.progress_config import ProgressConfig
 from schemas.topics import run_prefix
 
-_SHARED: Mapping[str, type] = {"prompts": TaskConfig, "score": Rubric}
-"""Sections with tasks, and the class whose keys a task takes over from its section where it does not set them."""
-_PROMPTS: Mapping[str, Any] = {"task": "chain_sum"}
-"""What is asked where a configuration does not say."""
+_TASK_CLASSES: Mapping[str, type] = {"prompts": TaskConfig, "score": Rubric}
+"""Sections with tasks, and the class whose keys a task inherits from its section unless it sets them itself."""
+_DEFAULT_PROMPTS: Mapping[str, Any] = {"task": "chain_sum"}
+"""The default [prompts] section."""
 
 
 ROLE, ADMIN = "{role}", "admin"
-"""In the name of a client.properties file, who reads it; and who does where no pipeline does."""
+"""`{role}` in the path of a client.properties file stands for the role that reads it; ADMIN is that of the commands."""
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot be used; the message names file, key and what would do."""
+    """The configuration cannot be used. The message names the file, the key and the valid values."""
 
 
 TrackerName = Literal["mlflow", "tensorboard", "trackio", "wandb"]
@@ -48,18 +48,18 @@ TrackerName = Literal["mlflow", "tensorboard", "trackio", "wandb"]
 
 @dataclass(frozen=True)
 class RunConfig:
-    """The run itself. `name` stands in its topics; empty: made of the time. `folder` holds all runs."""
+    """The run. `name` is part of its topic names; default: the task and the time. `folder` holds all runs."""
 
     name: str = ""
     folder: Path = Path("runs")
     seed: int = 0
-    """Seed of prompts, sampling and warm start, where their own sections do not set one."""
+    """Seed of prompts, sampling and warm start, unless their own sections set one."""
     time_scale: float = 1.0
-    """Emulated seconds in one second, where rollout.engine is emulated."""
+    """Emulated seconds per real second, if rollout.engine is emulated."""
     trackers: tuple[TrackerName, ...] = ()
-    """Where metrics go besides the run's own metrics.jsonl; each needs the extra of its name."""
+    """Trackers that receive metrics in addition to metrics.jsonl; each needs the package extra of its name."""
     audit_every_s: float = 120.0
-    """Seconds between audits of the run while it works, more where an audit takes long; 0: only at its end."""
+    """Seconds between audits while the run is active, more if an audit takes long; 0: one audit, at the end."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.audit_every_s < float("inf"):
@@ -72,23 +72,24 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class KafkaConfig:
-    """Where the log is. Without `bootstrap_servers` `laminar run` starts a broker of its own in the run's folder."""
+    """The Kafka cluster. Without `bootstrap_servers`, `laminar run` starts a local broker in the run's folder."""
 
     bootstrap_servers: str = ""
     client_properties: str = ""
-    """A client.properties file with Java's names: security, time-outs. `{role}` in its name stands for the pipeline
-    that reads it, and for `admin` where none does."""
+    """A client.properties file with the Java clients' property names: security, timeouts. `{role}` in its path stands
+    for the pipeline that reads it, and for `admin` in commands."""
     partitions: int = 1
-    """Partitions of the data topics, fixed for a run: as many as a role may ever have shards."""
+    """Partitions of the data topics, fixed for a run: the upper bound on the shards of any role."""
     replication_factor: int = -1
-    """Copies of each partition; -1: as the brokers have it."""
+    """Replicas of each partition; -1: the brokers' default.replication.factor."""
     outage_timeout_s: float = 180.0
-    """How long `laminar run` goes on without an answer from Kafka."""
+    """How long Kafka may be unreachable before `laminar run` fails."""
     transaction_timeout_s: float = 60.0
-    """How long one transaction may take, at most the brokers' transaction.max.timeout.ms (15 minutes by default). An
-    open transaction of a process that died holds back readers for so long, unless its successor starts earlier."""
+    """transaction.timeout.ms of all producers, at most the brokers' transaction.max.timeout.ms (15 minutes by default).
+    An open transaction of a dead process blocks read_committed consumers for this long, unless its successor starts
+    earlier."""
     metrics_hours: float = 168.0
-    """How long the topic of measurements keeps them; inf: for good. `metrics.jsonl` in the run's folder has all."""
+    """Retention of the metrics topic; inf: unlimited. `metrics.jsonl` in the run's folder keeps all metrics."""
 
     def __post_init__(self) -> None:
         if self.partitions < 1:
@@ -103,11 +104,11 @@ class KafkaConfig:
             raise ValueError(f"metrics_hours must be at least 1, not {self.metrics_hours}")
 
     def for_role(self, role: str) -> KafkaConfig:
-        """As `role` reads it."""
+        """The section with `{role}` replaced by `role`."""
         return dataclasses.replace(self, client_properties=self.client_properties.replace(ROLE, role))
 
     def client(self) -> ClientProperties:
-        """How to reach the brokers. Raises ConfigError without an address."""
+        """Client properties for the brokers. Raises ConfigError if no address is configured."""
         entries = {"bootstrap.servers": self.bootstrap_servers} if self.bootstrap_servers else {}
         if self.client_properties:
             return ClientProperties.from_file(Path(self.for_role(ADMIN).client_properties), **entries)
@@ -118,21 +119,21 @@ class KafkaConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The model to train: a local Hugging Face folder. Empty: the warm start makes a small one."""
+    """The model to train: a local Hugging Face folder. If empty, the warm start creates a small model."""
 
     path: str = ""
 
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that a run needs to know."""
+    """The whole configuration of a run."""
 
     run: RunConfig = field(default_factory=RunConfig)
     kafka: KafkaConfig = field(default_factory=KafkaConfig)
     progress: ProgressConfig = field(default_factory=ProgressConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     warm_start: WarmStartConfig | None = None
-    prompts: PromptsConfig = field(default_factory=lambda: PromptsConfig(**_PROMPTS))
+    prompts: PromptsConfig = field(default_factory=lambda: PromptsConfig(**_DEFAULT_PROMPTS))
     placement: PlacementConfig = field(default_factory=PlacementConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     relay: RelayConfig = field(default_factory=RelayConfig)
@@ -145,24 +146,24 @@ class Config:
         mixture = self.prompts.mixture
         for task in mixture:
             self.rollout.check_environment(task.environment)
-        if all(task.name or task.source == "reasoning_gym" for task in mixture):  # else rows of files name their tasks
+        if all(task.name or task.source == "reasoning_gym" for task in mixture):  # else rows name their tasks
             self.score.check_tasks([task.called for task in mixture])
         if self.experience.shards > self.kafka.partitions:
             raise ValueError(
-                f"experience.shards must be at most kafka.partitions, of which each needs one, not "
-                f"{self.experience.shards} of {self.kafka.partitions}"
+                f"experience.shards is {self.experience.shards}, but must be at most kafka.partitions, which is "
+                f"{self.kafka.partitions}: each shard needs a partition"
             )
         if self.emulated and self.trainer.ranks > 1:
-            raise ValueError(f"trainer.ranks must be 1 where the trainer is emulated, not {self.trainer.ranks}")
+            raise ValueError(f"trainer.ranks must be 1 for an emulated trainer, not {self.trainer.ranks}")
         if self.experience.over_age == "wait":
-            self._check_waiting()
+            self._check_staleness_bound()
 
-    def _check_waiting(self) -> None:
-        """Raise ValueError for what would let trajectories exceed a bound that `over_age = "wait"` guarantees."""
+    def _check_staleness_bound(self) -> None:
+        """Raise ValueError for settings that break the staleness bound of `over_age = "wait"`."""
         rules, most = self.placement.rules, self.experience.max_staleness + 1
         if rules.refresh == "interrupt":
             raise ValueError(
-                "experience.over_age = 'wait' needs a placement.refresh that interrupts nothing, not 'interrupt' "
+                "experience.over_age = 'wait' does not work with placement.refresh = 'interrupt' "
                 f"(placement.schedule is {self.placement.schedule!r})"
             )
         if rules.admitted_batches is not None and rules.admitted_batches > most:
@@ -173,17 +174,17 @@ class Config:
 
     @property
     def run_folder(self) -> Path:
-        """Where this run leaves everything."""
+        """The folder of all files of this run."""
         return self.run.folder / self.run.name
 
     @property
     def emulated(self) -> bool:
-        """Whether rollouts and trainer are emulated: then there is no model, no weights and no evaluation."""
+        """Whether rollouts and trainer are emulated: such a run has no model, no weights and no evaluation."""
         return self.rollout.engine == "emulated"
 
     @property
     def context(self) -> int:
-        """Tokens of prompt and response together. Raises ConfigError without a model, ValueError if it is none."""
+        """Tokens of prompt and response together. Raises ConfigError without a model, ValueError if it is invalid."""
         if self.rollout.context is not None:
             return self.rollout.context
         if self.emulated:
@@ -192,16 +193,16 @@ class Config:
 
     @property
     def vocabulary(self) -> int | None:
-        """Tokens that the model knows; None where no model is named. Raises ConfigError or ValueError as `context`."""
+        """Vocabulary size; None if no model is configured. Raises ConfigError or ValueError as `context`."""
         return None if self.emulated or not self.model.path else vocabulary_size(self.model_folder())
 
     @property
     def admitted(self) -> int:
-        """Training trajectories that may be outstanding at once."""
+        """The maximum number of outstanding training trajectories."""
         return self.placement.admitted(self.experience.global_batch, self.experience.max_staleness)
 
     def model_folder(self) -> Path:
-        """The model's folder. Raises ConfigError if there is none."""
+        """The model's folder. Raises ConfigError if it is not configured or does not exist."""
         folder = Path(self.model.path)
         if not self.model.path:
             raise ConfigError("model.path is not set: name a Hugging Face folder, or give a [warm_start] section")
@@ -211,44 +212,44 @@ class Config:
 
 
 def load_config(file: Path, changes: Sequence[str] = ()) -> Config:
-    """The configuration in TOML file `file`, with `changes` ("a.b=value", TOML values or bare words) on top.
+    """Load the TOML file `file` and apply `changes` ("a.b=value", with TOML values or bare words).
 
     Raises ConfigError.
     """
     try:
         table = tomllib.loads(file.read_text())
     except FileNotFoundError as error:
-        raise ConfigError(f"there is no config file {file}") from error
+        raise ConfigError(f"config file {file} does not exist") from error
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} is not TOML: {error}") from error
+        raise ConfigError(f"{file} is not valid TOML: {error}") from error
     for change in changes:
-        _apply(table, change)
+        _apply_change(table, change)
     return parse_config(table, str(file))
 
 
 def parse_config(table: dict[str, Any], origin: str) -> Config:
-    """The configuration in `table`, which `origin` names in errors. Raises ConfigError."""
+    """Parse and validate `table`; errors name it as `origin`. Raises ConfigError."""
     _check_keys(Config, table, origin, ())
-    table = {"prompts": _PROMPTS, **table}
+    table = {"prompts": _DEFAULT_PROMPTS, **table}
     run = table.get("run", {})
     if isinstance(run, dict) and "seed" in run:
         for section in ("prompts", "warm_start"):
             if isinstance(table.get(section), dict):
                 table[section] = {"seed": run["seed"], **table[section]}
-    for section, kind in _SHARED.items():
+    for section, kind in _TASK_CLASSES.items():
         if isinstance(table.get(section), dict):
-            table[section] = _with_whole_tasks(table[section], kind)
+            table[section] = _complete_tasks(table[section], kind)
     try:
-        # TOML says what type a value has, so nothing is converted; from JSON a strict reader takes lists for tuples.
+        # TOML values are typed, so validation is strict; in JSON mode a strict validator accepts lists for tuples.
         return TypeAdapter(Config).validate_json(json.dumps(table, default=str), strict=True)
     except ValidationError as error:
-        raise ConfigError("\n".join(_describe(origin, problem) for problem in error.errors())) from error
+        raise ConfigError("\n".join(_error_line(origin, problem) for problem in error.errors())) from error
 
 
 def save_config(config: Config, file: Path) -> None:
-    """Write `config` as TOML that `load_config` reads back to an equal one."""
+    """Write `config` as TOML; `load_config` reads it back equal."""
     file.write_bytes(tomli_w.dumps(_without_none(TypeAdapter(Config).dump_python(config, mode="json"))).encode())
 
 
@@ -268,8 +269,8 @@ def flattened(config: Config) -> dict[str, Any]:
     return dict(leaves(_without_none(TypeAdapter(Config).dump_python(config, mode="json")), ""))
 
 
-def _with_whole_tasks(section: dict[str, Any], kind: type) -> dict[str, Any]:
-    """`section` with tasks that say everything: what they leave out of the keys of `kind` is what the section says."""
+def _complete_tasks(section: dict[str, Any], kind: type) -> dict[str, Any]:
+    """`section` with complete tasks: for each key of `kind` that a task does not set, it gets the section's value."""
     if not isinstance(section.get("tasks"), list):
         return section
     keys = {field.name for field in dataclasses.fields(kind)} - {"name", "weight"}
@@ -277,7 +278,7 @@ def _with_whole_tasks(section: dict[str, Any], kind: type) -> dict[str, Any]:
     return {**section, "tasks": [{**shared, **row} if isinstance(row, dict) else row for row in section["tasks"]]}
 
 
-def _apply(table: dict[str, Any], change: str) -> None:
+def _apply_change(table: dict[str, Any], change: str) -> None:
     name, equals, text = change.partition("=")
     if not equals or not name:
         raise ConfigError(f"--set {change!r}: expected section.key=value")
@@ -289,7 +290,7 @@ def _apply(table: dict[str, Any], change: str) -> None:
     for part in path:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
-            raise ConfigError(f"--set {change!r}: {part} is no section")
+            raise ConfigError(f"--set {change!r}: {part} is not a section")
     table[last] = value
 
 
@@ -309,7 +310,7 @@ def _check_keys(kind: type, table: Mapping[str, Any], origin: str, path: tuple[s
                 _check_keys(inner, row, origin, (*path, name))  # type: ignore[arg-type]
 
 
-def _describe(origin: str, problem: Mapping[str, Any]) -> str:
+def _error_line(origin: str, problem: Mapping[str, Any]) -> str:
     where = ".".join(str(part) for part in problem["loc"])
     message = problem["msg"].removeprefix("Value error, ")
     given = problem.get("input")

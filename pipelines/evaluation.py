@@ -1,4 +1,4 @@
-"""evaluation: held-out questions to chosen weight versions, through the rollouts that train."""
+"""evaluation: the rollouts that train also answer held-out questions under chosen weight versions."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from schemas.topics import EVAL_PROMPTS, EXPERIENCES, RELAY
 
 
 def build(pipeline: beam.Pipeline, config: Config) -> None:
-    """Relay, evaluation's experiences → eval-prompts, settled, metrics."""
+    """Consumes relay and evaluation's experiences; produces eval-prompts, settled and metrics."""
     source = shard_config(
         config,
         "evaluation",
         topic_input(config, EXPERIENCES, keys=("e",)),
         topic_input(config, RELAY),
         owned=((EVAL_PROMPTS, (0,)),),
-        patient=True,
+        slow_poll=True,
     )
     evaluate = EvaluateVersions(config.evaluation, HeldoutPrompts(config))
     (
         pipeline
-        | "read versions and answers" >> ReadTopics(source)
+        | "read versions and experiences" >> ReadTopics(source)
         | "evaluate versions" >> FoldRecords(evaluate)
-        | "write questions and metrics" >> WriteTransactionally(source)
+        | "write prompts and metrics" >> WriteTransactionally(source)
     )

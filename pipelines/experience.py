@@ -1,4 +1,4 @@
-"""experience: the streaming experience buffer. Experiences in, global batches out."""
+"""experience: the streaming experience buffer. Consumes experiences, produces global batches."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from operators.io.fold_records import FoldRecords
 from operators.io.read_topics import ReadTopics
 from operators.io.write_transactionally import WriteTransactionally
 from pipelines.config import Config
-from pipelines.shards import partitions_of, topic_input
-from pipelines.shards import shard_config as shard_of
+from pipelines.shards import partitions_of, shard_config, topic_input
 from schemas.topics import BATCH_ASSEMBLY, BATCHES, CURRICULUM, EXPERIENCES, LEVEL_REPLY, RELAY, SETTLED
 
 
 def build(pipeline: beam.Pipeline, config: Config, shard: int = 0) -> None:
-    """Experiences, relay → batches, settled; with a curriculum, levels begun → levels asked for.
+    """Consumes experiences and relay; produces batches and settled. A curriculum adds level replies and level requests.
 
-    Of several shards each reads its own partitions, and what the others offer and the first calls up.
+    With several shards, each consumes its own partitions, the batch proposals of all shards, and the batch selections
+    of the first.
     """
     shards, levels = config.experience.shards, config.prompts.curricula
     if not 0 <= shard < shards:
-        raise ValueError(f"there are {shards} shards (experience.shards), and none has number {shard}")
-    source = shard_of(
+        raise ValueError(f"shard {shard} does not exist: experience.shards is {shards}")
+    source = shard_config(
         config,
         "experience",
         TopicInput(EXPERIENCES, partitions_of(config, EXPERIENCES)[shard::shards], keys=("p", "i"), blocks=True),

@@ -1,4 +1,4 @@
-"""export: a topic into files, exactly once. It reads on from where its folder ends and writes nothing to Kafka."""
+"""export: writes a topic to files, exactly once. It resumes from the manifests in its folder; it writes no records."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from schemas.codec import record_type
 
 
 def build(pipeline: beam.Pipeline, config: ExportConfig, client: ClientProperties) -> None:
-    """Any topic → files; its committed offsets say, for display, how far they go."""
-    source = shard(config, client)
+    """Consumes any topic, writes files. The committed offsets are for display only."""
+    source = shard_config(config, client)
     (
         pipeline
         | "read topic" >> ReadTopics(source)
@@ -28,8 +28,8 @@ def build(pipeline: beam.Pipeline, config: ExportConfig, client: ClientPropertie
     )
 
 
-def shard(config: ExportConfig, client: ClientProperties) -> ShardConfig:
-    """All partitions of the topic; each folder has a group of its own."""
+def shard_config(config: ExportConfig, client: ClientProperties) -> ShardConfig:
+    """The shard_config: all partitions of the topic. Each folder has its own consumer group."""
     contents = config.contents
     columnar = all(record_type(kind).encoding == "arrow" for kind in contents.of.record_classes)
     folder = hashlib.sha256(str(config.folder.absolute()).encode()).hexdigest()[:8]

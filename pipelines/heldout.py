@@ -16,9 +16,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class HeldoutPrompts:
-    """Makes the held-out prompts that `config` asks for, sampled as in training; none where it asks for none.
+    """Renders the held-out prompts of `config`, sampled as in training; none if no task is evaluated.
 
-    Those that leave no room for an answer are passed over. Raises ConfigError if that leaves none.
+    Questions too long for the context are skipped. Raises ConfigError if all are.
     """
 
     config: Config
@@ -29,14 +29,14 @@ class HeldoutPrompts:
             return []
         tokenizer = load_tokenizer(self.config.model_folder())
         context = self.config.context
-        made: list[Prompt] = []
-        passed = 0
+        rendered: list[Prompt] = []
+        skipped = 0
         for number, (task, question) in enumerate(heldout_of_all(prompts)):
             try:
-                made.append(render(question, number, task, tokenizer, context, purpose="evaluation", samples=1))
+                rendered.append(render(question, number, task, tokenizer, context, purpose="evaluation", samples=1))
             except PromptTooLong as error:
-                passed += 1
-                log.warning("a held-out question is passed over: %s", error)
-        if not made:
-            raise ConfigError(f"all {passed} held-out questions are too long for a context of {context} tokens")
-        return made
+                skipped += 1
+                log.warning("a held-out question is skipped: %s", error)
+        if not rendered:
+            raise ConfigError(f"all {skipped} held-out questions are too long for a context of {context} tokens")
+        return rendered

@@ -1,4 +1,4 @@
-"""import: an exported dataset back into a run, as experience of its own ids. It reads no topic."""
+"""import: writes an exported dataset to a run as experiences with new ids. It consumes no topic."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from operators.io.write_transactionally import WriteTransactionally
 
 
 def build(pipeline: beam.Pipeline, folder: StorageFolder, run: str, client: ClientProperties, partitions: int) -> None:
-    """The dataset in `folder` → experiences; the end of it → metrics."""
+    """Reads the dataset in `folder`; produces experiences and, at its end, metrics."""
     source = ShardConfig(client, run, "import", bounded=True)
     (
         pipeline

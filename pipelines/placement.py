@@ -1,4 +1,4 @@
-"""placement: the rollout manager. Prompts in, assignments out, each to the inbox of the replica that is to run it."""
+"""placement: the rollout manager. It assigns prompts to replicas, through the replicas' inboxes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from schemas.topics import EVAL_PROMPTS, INBOX, PROGRESS, PROMPTS, RELAY, RELAY_
 
 
 def build(pipeline: beam.Pipeline, config: Config) -> None:
-    """Prompts, heartbeats, progress, trajectories, settled, relay → inbox, progress (closed), plans, relay-chain."""
+    """Consumes prompts, heartbeats, progress, trajectories, settled and relay; produces inbox, progress (closed), plans
+    and relay-chain.
+    """
     source = shard_config(
         config,
         "placement",

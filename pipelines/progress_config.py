@@ -11,11 +11,11 @@ from infra.runners.liveness import StepBudget
 
 @dataclass(frozen=True)
 class ProgressConfig:
-    """Seconds that one step of a role may take. A step that takes longer is stalled.
+    """Time limits of one step of each role, in seconds. A step that exceeds its limit is stalled.
 
-    `restore_s` bounds what a start of any role does before its first step: load the model, read the checkpoint, wait
-    for the other ranks. The others bound the work on one poll: for the trainer one batch, for score all verifiers of
-    what one poll brought.
+    `restore_s` bounds the start of any role before its first step: load the model, read the checkpoint, wait for the
+    other ranks. The others bound the work on one poll: for the trainer one batch, for score all verifiers of the
+    records of one poll.
     """
 
     restore_s: float = 3600.0
@@ -28,7 +28,7 @@ class ProgressConfig:
     trainer_s: float = 7200.0
     evaluation_s: float = 600.0
     stalled: Literal["restart", "report"] = "restart"
-    """What becomes of a process whose step is stalled: it ends and is started again, or its log alone reports it."""
+    """On a stalled step: end the process, which is restarted, or only log a warning."""
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -37,6 +37,6 @@ class ProgressConfig:
                 raise ValueError(f"{each.name} must be a positive number of seconds, not {value}")
 
     def budget(self, pipeline: str) -> StepBudget:
-        """The budget of a step of `pipeline`."""
+        """The time limits of a step of `pipeline`."""
         setting = f"progress.restore_s or progress.{pipeline}_s"
         return StepBudget(self.restore_s, getattr(self, f"{pipeline}_s"), setting, self.stalled == "restart")

@@ -1,4 +1,4 @@
-"""prompts: a dataset becomes prompts, a bounded lead ahead of placement."""
+"""prompts: draws prompts from a dataset, a bounded number ahead of placement."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from schemas.topics import CURRICULUM, LEVEL_REQUEST, PROMPTS
 
 
 def build(pipeline: beam.Pipeline, config: Config) -> None:
-    """Dataset → prompts; with a curriculum, levels asked for → levels begun."""
-    asked = [topic_input(config, CURRICULUM, keys=(LEVEL_REQUEST,))] if config.prompts.curricula else []
-    source = shard_config(config, "prompts", *asked, owned=((PROMPTS, (0,)),), patient=True)
+    """Reads the dataset, produces prompts. With a curriculum, consumes level requests and produces level replies."""
+    level_requests = [topic_input(config, CURRICULUM, keys=(LEVEL_REQUEST,))] if config.prompts.curricula else []
+    source = shard_config(config, "prompts", *level_requests, owned=((PROMPTS, (0,)),), slow_poll=True)
     model = None if config.prompts.mixture[0].source == "synthetic" else config.model_folder()
     if model is not None and any(task.chat_template for task in config.prompts.mixture):
-        from infra.models.checkpoint_folder import load_tokenizer  # here: it imports torch
+        from infra.models.checkpoint_folder import load_tokenizer  # deferred: imports torch
 
         tokenizer = load_tokenizer(model)
         for task in config.prompts.mixture:

@@ -1,4 +1,4 @@
-"""relay: one worker a machine. It gets the run's newest weights from other machines, hands them on, and says so."""
+"""relay: one worker per machine. It fetches the newest weights from other machines, serves them and reports them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from schemas.topics import RELAY, RELAY_CHAIN, REPLICAS
 
 
 def build(pipeline: beam.Pipeline, config: Config, index: int = 0) -> None:
-    """Relay, relay-chain, replicas (rollout rows) → dead letters; heartbeats (replicas, relay rows) beside it."""
+    """Consumes relay, relay-chain and replicas (rollout rows); produces dead letters. A plain producer sends heartbeats
+    (replicas, relay rows).
+    """
     source = shard_config(
         config,
         "relay",
@@ -24,12 +26,12 @@ def build(pipeline: beam.Pipeline, config: Config, index: int = 0) -> None:
         topic_input(config, RELAY_CHAIN, start="earliest"),
         topic_input(config, REPLICAS, start="latest", keys=("rollout-",)),
         index=index,
-        patient=True,
+        slow_poll=True,
     )
     relay = replace(config.relay, store=str(store_folder(config)), relay=index)
     (
         pipeline
         | "read manifests" >> ReadTopics(source)
-        | "keep weights" >> FoldRecords(RelayStep(relay, source.client, config.run.name))
+        | "serve weights" >> FoldRecords(RelayStep(relay, source.client, config.run.name))
         | "commit positions" >> WriteTransactionally(source)
     )

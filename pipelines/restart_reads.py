@@ -1,8 +1,8 @@
-"""What a start of each role reads of the log, and why that does not grow with the length of the run.
+"""What each role reads from the log at a start, and why that does not grow with the length of the run.
 
-A test builds the graph of every role and compares what its sources read with this table, so no new input can be left
-out. Where a start begins is decided by `Reading.start`; what is read below the newest records, by the step's low-water
-mark.
+A test builds the graph of every role and compares the inputs of its sources with this table, so every input is listed.
+`TopicInput.start` decides where a first start begins; the step's low-water mark decides which older records a restart
+reads again.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 LEDGER = "ledger"
-"""Marks a topic that a role reads back because it wrote it."""
+"""Marks a topic that a role reads back because the role itself writes it."""
 
-_NEXT = "from the committed offset: nothing is read twice"
-_NOTE = "from the committed offset; what earlier manifests said is in the commit's note"
-_NEW_TO_THE_RUN = "; one that is new to the run reads the newest manifests alone"
-_CHAIN = "all: compacted, one key; the newest record and what the cleaner has not come to, at most two segments"
-_END = "nothing: from the end on"
+_NEXT = "from the committed offset: no record is read twice"
+_NOTE = "from the committed offset; the commit's note holds the state from earlier manifests"
+_NEW_TO_THE_RUN = "; without a committed offset, the newest manifests only"
+_CHAIN = "all: compacted, one key; the newest record and those not yet compacted, at most two segments"
+_END = "no old records: from the end"
 _ADMITTED = "as many trajectories as placement admits (`placement.admitted`)"
 
 READS: Mapping[str, Mapping[tuple[str, str], str]] = {
@@ -25,27 +25,27 @@ READS: Mapping[str, Mapping[tuple[str, str], str]] = {
         (
             "prompts",
             "",
-        ): "from the oldest prompt that is not wholly dispatched: at most `placement.prompt_lead` prompts",
-        ("eval-prompts", ""): "from the oldest question not wholly dispatched: at most two rounds",
-        ("progress", ""): "from the oldest lease under way: " + _ADMITTED,
+        ): "from the oldest prompt that is not fully dispatched: at most `placement.prompt_lead` prompts",
+        ("eval-prompts", ""): "from the oldest question that is not fully dispatched: at most two rounds",
+        ("progress", ""): "from the oldest active lease: " + _ADMITTED,
         ("trajectories", ""): "from the oldest that is not settled: " + _ADMITTED,
-        ("settled", ""): "from the oldest group not wholly settled, or batch that no version covers: " + _ADMITTED,
+        ("settled", ""): "from the oldest group not fully settled, or batch in no version: " + _ADMITTED,
         ("relay", ""): _NOTE,
         ("relay-chain", ""): _CHAIN,
         ("replicas", ""): _END,
-        ("inbox", LEDGER): "from the oldest assignment under way: " + _ADMITTED,
+        ("inbox", LEDGER): "from the oldest active assignment: " + _ADMITTED,
     },
     "rollout": {("inbox", ""): _END, ("relay", ""): _NOTE + _NEW_TO_THE_RUN},
     "score": {
-        ("trajectories", ""): "from the oldest that is not scored: one poll, and what has come since",
-        ("experiences", LEDGER): "from the oldest group that is not whole: " + _ADMITTED,
+        ("trajectories", ""): "from the oldest that is not scored: one poll, and newer records",
+        ("experiences", LEDGER): "from the oldest incomplete group: " + _ADMITTED,
     },
     "experience": {
-        ("experiences", ""): "from the oldest member that is held: " + _ADMITTED,
+        ("experiences", ""): "from the oldest member in the buffer: " + _ADMITTED,
         ("relay", ""): _NOTE,
         ("curriculum", ""): _NEXT + ", the level is in the commit's note",
-        ("batch-assembly", ""): "from the oldest group that is set aside: a batch a shard",
-        ("settled", LEDGER): "from the oldest group that is not wholly settled: " + _ADMITTED,
+        ("batch-assembly", ""): "from the oldest proposed group: one batch per shard",
+        ("settled", LEDGER): "from the oldest group that is not fully settled: " + _ADMITTED,
     },
     "trainer": {
         ("batches", ""): "from the newest checkpoint: `trainer.checkpoint_every` batches",
@@ -53,20 +53,21 @@ READS: Mapping[str, Mapping[tuple[str, str], str]] = {
         ("relay-chain", ""): _CHAIN,
     },
     "evaluation": {
-        ("experiences", ""): "from the oldest answer of a round under way: two rounds",
+        ("experiences", ""): "from the oldest experience of an active round: two rounds",
         ("relay", ""): _NOTE,
     },
     "relay": {
-        ("relay", ""): "from the oldest manifest whose version it keeps: `relay.keep_versions`" + _NEW_TO_THE_RUN,
+        ("relay", ""): "from the oldest manifest whose version the store holds: `relay.keep_versions`"
+        + _NEW_TO_THE_RUN,
         ("relay-chain", ""): _CHAIN,
         ("replicas", ""): _END,
     },
 }
-"""By role: (noun, "" or LEDGER) of each topic that its starts read, and what bounds that."""
+"""By role: each topic that its starts read, as (short name, "" or LEDGER), and the bound on the records."""
 
 OBSERVERS: Mapping[str, str] = {
-    "metrics": "from where the observer before stood (a line of metrics.jsonl), or the newest 20,000 offsets",
-    "relay": "likewise, or the newest 1,000 offsets",
+    "metrics": "from the position of the previous observer (in metrics.jsonl), or the newest 20,000 offsets",
+    "relay": "from the position of the previous observer, or the newest 1,000 offsets",
     "replicas": _END,
 }
-"""By noun: what `laminar run`, `watch` and `metrics serve` read."""
+"""By short name: the topics that `laminar run`, `watch` and `metrics serve` read, and the bound."""

@@ -1,4 +1,4 @@
-"""The roles of a run: each an own pipeline in an own process."""
+"""The roles of a run. Each role is one pipeline in its own process."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from infra.runners.options import Runner
 
 PIPELINES = ("prompts", "placement", "rollout", "score", "experience", "trainer", "evaluation", "relay")
-"""Every pipeline, in the order in which they drain."""
+"""All pipelines, in drain order."""
 
 CANNOT_RUN = 2
-"""Exit code of a role that its configuration keeps from running: starting it again would not help."""
+"""Exit code of a role that cannot run with its configuration; it is not restarted."""
 
 WITH_MODEL = {"evaluation", "relay"}
-"""Pipelines that an emulated run does without: it has no model to ask, and no weights to keep."""
+"""Pipelines that an emulated run omits, as it has no model and no weights."""
 
 EMULATED = "emulated:"
-"""Stands for the model's folder where there is none: what an emulated run does without need not be imported."""
+"""Passed instead of the model's folder in an emulated run: the zygote then omits the imports of WITH_MODEL."""
 
 SHARDED = {"rollout": "process", "relay": "index", "experience": "shard", "trainer": "rank"}
-"""Pipelines of which several may run, and what each calls the index that tells them apart."""
+"""Pipelines that may have several processes, and the parameter of `build` that takes the index."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,12 @@ class Role:
     @property
     def name(self) -> str:
         if self.pipeline in ("experience", "trainer") and not self.index:
-            return self.pipeline  # most runs have no other
+            return self.pipeline  # most runs have only one
         return f"{self.pipeline}-{self.index}" if self.pipeline in SHARDED else self.pipeline
 
 
 def roles_of(config: Config) -> list[Role]:
-    """The processes of a run on one machine, in the order in which they drain."""
+    """The processes of a run on one machine, in drain order."""
     roles = []
     counts = {
         "rollout": config.rollout.processes,
@@ -63,36 +63,36 @@ def roles_of(config: Config) -> list[Role]:
 
 
 def run_role(config: Config, role: Role, runner: Runner = "embedded", beam_options: Sequence[str] = ()) -> None:
-    """Run `role` until it is stopped or fails. Raises ConfigError, and what made the pipeline fail."""
+    """Run `role` until it is stopped or fails. Raises ConfigError, and the exception that made the pipeline fail."""
     from infra.runners.liveness import LIVENESS, alive_file
     from infra.runners.run import run_pipeline
     from operators.io.shards import close_shards
 
     config = replace(config, kafka=config.kafka.for_role(role.pipeline))
     build: Callable[..., None] = importlib.import_module(f"pipelines.{role.pipeline}").build
-    where = {SHARDED[role.pipeline]: role.index} if role.pipeline in SHARDED else {}
+    index_argument = {SHARDED[role.pipeline]: role.index} if role.pipeline in SHARDED else {}
 
     def build_role(pipeline: Pipeline) -> None:
         try:
-            build(pipeline, config=config, **where)
-        except (ValueError, OSError) as error:  # nothing runs yet: it can only be what it was told to do
+            build(pipeline, config=config, **index_argument)
+        except (ValueError, OSError) as error:  # nothing runs yet, so the configuration is the cause
             raise ConfigError(f"{role.name} cannot be built: {error}") from error
 
-    logging.getLogger(__name__).info("%s starts", role.name)
+    logging.getLogger(__name__).info("starting %s", role.name)
     with LIVENESS.reporting(alive_file(liveness_file(config.run_folder, role.name))):
         run_pipeline(build_role, runner, beam_options, close_shards)
 
 
 def liveness_file(run_folder: Path, name: str) -> Path:
-    """Where the process of the role called `name` reports its liveness and progress, see `infra.runners.liveness`."""
+    """The file in which role `name` reports its liveness and progress, see `infra.runners.liveness`."""
     return run_folder / "alive" / f"{name}.json"
 
 
 def configure_logging() -> None:
-    """Logs of a role: one line an event, to standard error."""
+    """Log to standard error, one line per event."""
     to_stderr = logging.StreamHandler()
     to_stderr.setFormatter(EscapingFormatter("%(asctime)s %(levelname).1s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[to_stderr], force=True)
-    # kafka-python reports every reconnect of every client as an error; what matters reaches our own logs.
+    # kafka-python logs each reconnect of each client as an error; Laminar logs the failures that matter.
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
     logging.getLogger("apache_beam").setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""rollout: assignments in, trajectories out, by the replicas that this process hosts."""
+"""rollout: the replicas of this process consume assignments and produce trajectories."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from schemas.topics import INBOX, RELAY
 
 
 def build(pipeline: beam.Pipeline, config: Config, process: int = 0) -> None:
-    """Inbox, relay → trajectories, progress, inbox (hand-over); heartbeats beside it."""
+    """Consumes inbox and relay; produces trajectories, progress, inbox (hand-over) and heartbeats."""
     source = shard_config(
         config,
         "rollout",
         TopicInput(INBOX, tuple(config.rollout.hosted(process)), start="latest"),
         topic_input(config, RELAY, newest=newest_manifests(config)),
         index=process,
-        attentive=config.emulated,
+        fast_poll=config.emulated,
     )
     generate = GenerateTrajectories(
         config.rollout,
@@ -47,14 +47,14 @@ def build(pipeline: beam.Pipeline, config: Config, process: int = 0) -> None:
 
 
 def _frames(config: Config) -> dict[str, MessageFrame]:
-    """Of the environments whose words are messages. Raises ValueError where the model's chat template has none such."""
-    talking = [spec for spec in config.rollout.environments if spec.role]
-    if not talking:
+    """Message frames of environments with a `role`. Raises ValueError if the chat template lacks the role."""
+    chatting = [spec for spec in config.rollout.environments if spec.role]
+    if not chatting:
         return {}
-    from infra.models.checkpoint_folder import load_tokenizer  # here: it imports torch
+    from infra.models.checkpoint_folder import load_tokenizer  # deferred: imports torch
 
     tokenizer = load_tokenizer(config.model_folder())
-    return {spec.resolved_name: message_frame(tokenizer, spec.role) for spec in talking}
+    return {spec.resolved_name: message_frame(tokenizer, spec.role) for spec in chatting}
 
 
 def _backend(config: Config, process: int) -> BackendSpec:

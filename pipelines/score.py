@@ -1,4 +1,4 @@
-"""score: trajectories in, experiences out."""
+"""score: consumes trajectories, produces experiences."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from schemas.topics import EXPERIENCES, TRAJECTORIES
 
 
 def build(pipeline: beam.Pipeline, config: Config) -> None:
-    """Trajectories → experiences."""
+    """Consumes trajectories, produces experiences."""
     source = shard_config(config, "score", topic_input(config, TRAJECTORIES, blocks=True), ledger=(EXPERIENCES,))
     (
         pipeline

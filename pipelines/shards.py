@@ -1,4 +1,4 @@
-"""The Kafka side of each pipeline: what it reads, where its ledger lies. One place that knows partition counts."""
+"""Shard configurations of the pipelines: consumed topics, ledgers and partition counts."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def shard_config(
     ledger: tuple[Topic, ...] = (),
     index: int = 0,
     owned: tuple[tuple[Topic, tuple[int, ...]], ...] = (),
-    patient: bool = False,
-    attentive: bool = False,
+    slow_poll: bool = False,
+    fast_poll: bool = False,
 ) -> ShardConfig:
-    """Shard `index` of `pipeline`.
+    """The configuration of shard `index` of `pipeline`.
 
-    `ledger` topics are read back whole, with all their partitions; `owned` partitions have no other writer.
+    `ledger` topics are read back with all their partitions; `owned` partitions have no other writer.
 
-    A `patient` one is not waited for by others: it looks and commits less often, which spares the brokers. An
-    `attentive` one has a clock to heed, however little there is to read.
+    `slow_poll`: poll and commit less often, which reduces the load on the brokers; for pipelines that no other waits
+    for. `fast_poll`: poll more often, for steps that follow a clock.
     """
     return ShardConfig(
         client=config.kafka.client(),
@@ -35,16 +35,16 @@ def shard_config(
         inputs=inputs,
         ledger=tuple((topic, partitions_of(config, topic)) for topic in ledger),
         owned=owned,
-        poll_s=0.25 if patient else 0.02 if attentive else 0.1,
-        commit_s=5.0 if patient else 1.0,
+        poll_s=0.25 if slow_poll else 0.02 if fast_poll else 0.1,
+        commit_s=5.0 if slow_poll else 1.0,
         transaction_timeout_s=config.kafka.transaction_timeout_s,
         budget=config.progress.budget(pipeline),
     )
 
 
-def topic_input(config: Config, topic: Topic, **how: str | bool | int | tuple[str, ...]) -> TopicInput:
-    """All partitions of `topic`."""
-    return TopicInput(topic, partitions_of(config, topic), **how)  # type: ignore[arg-type]
+def topic_input(config: Config, topic: Topic, **options: str | bool | int | tuple[str, ...]) -> TopicInput:
+    """All partitions of `topic` as an input; `options` are those of TopicInput."""
+    return TopicInput(topic, partitions_of(config, topic), **options)  # type: ignore[arg-type]
 
 
 def partitions_of(config: Config, topic: Topic) -> tuple[int, ...]:
@@ -59,14 +59,14 @@ def partitions_of(config: Config, topic: Topic) -> tuple[int, ...]:
 
 
 def newest_manifests(config: Config) -> int:
-    """How many of the newest weight manifests a relay or a rollout reads that is new to the run: those of all versions
-    that may still be somewhere, and as many again for those that were published twice.
+    """How many of the newest weight manifests a relay or rollout without a committed offset reads: two for each version
+    that a machine may still hold, since a version may be published twice.
     """
     return max(64, 4 * config.relay.keep_versions)
 
 
 def store_folder(config: Config) -> Path:
-    """The weight store of this machine."""
+    """The folder of this machine's weight store."""
     if config.relay.store != "auto":
         return Path(config.relay.store)
     return choose_store_folder(config.run.name, config.run_folder)

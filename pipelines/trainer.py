@@ -1,4 +1,4 @@
-"""trainer: batches in, weight versions out."""
+"""trainer: consumes batches, publishes weight versions."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from schemas.topics import BATCHES, RELAY, RELAY_CHAIN, batch_partitions
 
 
 def build(pipeline: beam.Pipeline, config: Config, rank: int = 0) -> None:
-    """Batches, relay, relay-chain → relay, metrics; of another rank than the first its batches alone."""
+    """Rank 0 consumes batches, relay and relay-chain, and produces relay and metrics; other ranks consume batches."""
     if not 0 <= rank < config.trainer.ranks:
-        raise ValueError(f"there are {config.trainer.ranks} ranks (trainer.ranks), and none has number {rank}")
+        raise ValueError(f"rank {rank} does not exist: trainer.ranks is {config.trainer.ranks}")
     inputs = [TopicInput(BATCHES, tuple(batch_partitions(rank, config.experience.shards)))]
     if rank == 0:
         inputs.append(topic_input(config, RELAY))
         inputs += [] if config.emulated else [topic_input(config, RELAY_CHAIN, start="earliest")]
     owned = () if rank else ((RELAY, (0,)),)
-    source = shard_config(config, "trainer", *inputs, owned=owned, index=rank, attentive=config.emulated)
+    source = shard_config(config, "trainer", *inputs, owned=owned, index=rank, fast_poll=config.emulated)
     train, resumed = _emulation(config, source) if config.emulated else _training(config, source, rank)
     (
         pipeline
@@ -35,14 +35,14 @@ def build(pipeline: beam.Pipeline, config: Config, rank: int = 0) -> None:
 
 
 def checkpoints_of(config: Config) -> StorageFolder:
-    """Where the checkpoints of a run are."""
+    """The folder of the run's checkpoints."""
     folder = config.trainer.checkpoint_folder
     return open_storage(folder) / config.run.name if folder else config.run_folder / "checkpoints"
 
 
 def _training(config: Config, source: ShardConfig, rank: int) -> tuple[FoldStep, ShardConfig]:
     from operators.trainer.publishing import PublishSettings
-    from operators.trainer.train_batches import TrainBatches, TrainFollower  # here: it imports torch
+    from operators.trainer.train_batches import TrainBatches, TrainFollower  # deferred: imports torch
 
     checkpoints, rendezvous_file = checkpoints_of(config), config.run_folder / "checkpoints" / "ranks.json"
     if rank:

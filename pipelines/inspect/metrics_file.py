@@ -1,9 +1,9 @@
-"""`metrics.jsonl`: everything that was measured in a run, a record a line, in the order in which it was heard.
+"""`metrics.jsonl`: all metrics of a run, one record per line, in the order of arrival at the observer.
 
-Beside the series of the metrics topic it holds what only an observer knows: `replica` (heartbeats, thinned out; step =
-replica), `version` (weight manifests; step = version), `lag` (by topic), `unreadable` (new records that are none of
-ours, by topic), `phase` (values: its name; step = which phase it is, measured_at = when it began) and `position`
-(values: the offset by topic up to which everything stands above it: an observer that takes over reads on from there).
+In addition to the series of the metrics topic it holds `replica` (a sample of the heartbeats; step = replica),
+`version` (weight manifests; step = version), `lag` (by topic), `unreadable` (new undecodable records, by topic),
+`phase` (values: its name; step = its index, measured_at = its begin) and `position` (values: the offset by topic up to
+which records are in the file; the next observer resumes there).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from schemas.records import Metric, ReplicaStatus, WeightVersion
 REPLICA, VERSION, LAG, PHASE, UNREADABLE = "replica", "version", "lag", "phase", "unreadable"
 POSITION = "position"
 RECENT_BYTES = 8 << 20
-"""How much of its end is read of a file that is written on: whatever its length, a second's work."""
+"""Bytes read from the end of an existing file before it is appended to; takes about a second."""
 
 
 class Sink(Protocol):
-    """Whatever takes metrics: `MetricsFile` does."""
+    """A destination of metrics, as `MetricsFile`."""
 
     def append(self, metrics: Iterable[Metric]) -> None: ...
 
@@ -32,9 +32,9 @@ class Sink(Protocol):
 
 
 class MetricsFile:
-    """Appends records to a file. What an earlier observer of the run has written there already is not written again.
+    """Appends metrics to a file, without those that an earlier observer of the run has written.
 
-    `recent` is the end of what stood there, `position` how far the earlier observer had read, None if it did not say.
+    `recent`: the last metrics in the existing file. `position`: the offsets of the earlier observer, None if unknown.
     """
 
     def __init__(self, path: Path) -> None:
@@ -42,8 +42,8 @@ class MetricsFile:
         self.position = next((each.values for each in reversed(self.recent) if each.name == POSITION), None)
         self._earlier = {(each.name, each.step, each.measured_at) for each in self.recent}
         self._file = path.open("ab")
-        if path.stat().st_size and not _ends_a_line(path):
-            self._file.write(b"\n")  # the writer before was killed within a line
+        if path.stat().st_size and not _ends_with_newline(path):
+            self._file.write(b"\n")  # the earlier observer was killed while it wrote a line
 
     def __enter__(self) -> MetricsFile:
         return self
@@ -54,7 +54,7 @@ class MetricsFile:
         self.close()
 
     def append(self, metrics: Iterable[Metric]) -> None:
-        """Write `metrics`, in one go and flushed. Raises OSError when the disk does not take them."""
+        """Write and flush `metrics` in one call. Raises OSError if the write fails."""
         new = [each for each in metrics if (each.name, each.step, each.measured_at) not in self._earlier]
         if new:
             self._file.write(b"".join(encode_json(each) + b"\n" for each in new))
@@ -66,8 +66,8 @@ class MetricsFile:
 
 
 def read_metrics(path: Path) -> list[Metric]:
-    """The records of the file. A line that was cut off by a kill is passed over. Raises OSError, ValueError."""
-    return _decoded(path, path.read_bytes())
+    """The metrics in the file; an incomplete line is skipped. Raises OSError, ValueError."""
+    return _decode_lines(path, path.read_bytes())
 
 
 def replica_metric(status: ReplicaStatus) -> Metric:
@@ -98,17 +98,17 @@ def version_metric(manifest: WeightVersion) -> Metric:
 
 
 def lag_metric(behind: Mapping[str, int], at: int) -> Metric:
-    """Records behind by topic, as a metric."""
+    """Consumer lag in records by topic, as a metric."""
     return Metric(LAG, 0, {short_name: float(records) for short_name, records in behind.items()}, at)
 
 
 def unreadable_metric(found: Mapping[str, int], at: int) -> Metric:
-    """Newly found records that cannot be read, by topic, as a metric."""
+    """Numbers of new undecodable records by topic, as a metric."""
     return Metric(UNREADABLE, 0, {short_name: float(records) for short_name, records in found.items()}, at)
 
 
 def position_metric(positions: Mapping[str, float], at: int) -> Metric:
-    """How far an observer has read, by topic, as a metric."""
+    """The offsets of an observer by topic, as a metric."""
     return Metric(POSITION, 0, dict(positions), at)
 
 
@@ -118,14 +118,14 @@ def phase_metric(phase: str, index: int, at: int) -> Metric:
 
 
 def _read_end(path: Path, size: int) -> list[Metric]:
-    """The records of the last `size` bytes; the one that begins before them is left out."""
+    """The metrics in the last `size` bytes, without a first, incomplete line."""
     with path.open("rb") as file:
         begin = max(0, path.stat().st_size - size)
         file.seek(begin)
-        return _decoded(path, file.read().partition(b"\n")[2] if begin else file.read())
+        return _decode_lines(path, file.read().partition(b"\n")[2] if begin else file.read())
 
 
-def _decoded(path: Path, text: bytes) -> list[Metric]:
+def _decode_lines(path: Path, text: bytes) -> list[Metric]:
     metrics = []
     for number, line in enumerate(text.split(b"\n"), 1):
         if not line:
@@ -138,7 +138,7 @@ def _decoded(path: Path, text: bytes) -> list[Metric]:
     return metrics
 
 
-def _ends_a_line(path: Path) -> bool:
+def _ends_with_newline(path: Path) -> bool:
     with path.open("rb") as file:
         file.seek(-1, 2)
         return file.read(1) == b"\n"

@@ -1,4 +1,4 @@
-"""Runs as their folders tell of them: which there are, which are alive, and how to stop one."""
+"""Lists the run folders, reads their state, and stops a run."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from infra.processes import is_running
 
 STATE_FILE = "state.json"
 REPORT_FILE = "report.html"
-"""What is written last."""
+"""The file that is written last."""
 SAME_START_S = 1.0
-"""A process that began at another time than state.json says has only been given the number of one that is gone."""
+"""A larger difference between a process's start and state.json means that its pid was reused."""
 
-_MEND = "`laminar runs resume --run {run}` goes on with the run and writes it anew"
+_REMEDY = "`laminar runs resume --run {run}` resumes the run and rewrites the file"
 Status = Literal["running", "ended", "failed", "died", "unreadable"]
 
 
 class NoSuchRun(RuntimeError):
-    """There is no such run under the folder."""
+    """The folder of runs has no run of this name."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """A run by its folder. `state` is what state.json says; `status` whether its supervisor still lives.
+    """A run's folder, its state from state.json, and its status.
 
-    died: the supervisor is gone and did not say that the run is over. unreadable: state.json is damaged.
+    died: the supervisor process is gone, but has not recorded the end of the run. unreadable: state.json is damaged.
     """
 
     folder: Path
@@ -49,12 +49,12 @@ class RunFolder:
 
     @property
     def supervised(self) -> bool:
-        """Whether `laminar run` started it, not `laminar submit --detach`."""
+        """Whether `laminar run` started it, and not `laminar submit --detach`."""
         return (self.folder / STATE_FILE).exists()
 
     @property
     def reached(self) -> bool:
-        """Whether `laminar run` has taken it to its goal, with all that such a run leaves."""
+        """Whether `laminar run` has run it to its goal and written the report."""
         return self.supervised and self.status == "ended" and (self.folder / REPORT_FILE).exists()
 
     @property
@@ -64,7 +64,7 @@ class RunFolder:
 
 
 def read_run(folder: Path) -> RunFolder:
-    """The run in `folder`. Raises NoSuchRun where there is none, ValueError where its state.json does not read."""
+    """The run in `folder`. Raises NoSuchRun if there is none, ValueError if its state.json is damaged."""
     path = folder / STATE_FILE
     if not path.exists() and (folder / "submitted").is_dir():
         return _read_submitted(folder)
@@ -73,14 +73,14 @@ def read_run(folder: Path) -> RunFolder:
     except (FileNotFoundError, NotADirectoryError):
         raise NoSuchRun(f"there is no run {folder.name!r} under {folder.parent}/ ({path} is missing)") from None
     except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}; {_MEND.format(run=folder.name)}") from error
+        raise ValueError(f"{path} is not JSON: {error}; {_REMEDY.format(run=folder.name)}") from error
     if not isinstance(state, dict):
-        raise ValueError(f"{path} holds no JSON object; {_MEND.format(run=folder.name)}")
+        raise ValueError(f"{path} holds no JSON object; {_REMEDY.format(run=folder.name)}")
     return RunFolder(folder, state, _status(state))
 
 
 def list_runs(runs: Path) -> list[RunFolder]:
-    """The runs under `runs`, the newest first; one whose state.json does not read is `unreadable`, and says why."""
+    """The runs under `runs`, newest first. One with a damaged state.json is `unreadable`; its state has the error."""
     found = {path.parent for name in (STATE_FILE, "submitted") for path in runs.glob(f"*/{name}")}
     folders = sorted(folder for folder in found if not folder.is_symlink())
     return sorted(map(_read_any, folders), key=lambda run: run.started_at, reverse=True)
@@ -94,19 +94,19 @@ def _read_any(folder: Path) -> RunFolder:
 
 
 def find_run(runs: Path, name: str | None) -> RunFolder:
-    """The run called `name` under `runs`, the latest where it is None. Raises NoSuchRun, ValueError."""
+    """The run `name` under `runs`, or the latest if it is None. Raises NoSuchRun, ValueError."""
     if name is not None:
         return read_run(runs / name)
     if (runs / "latest").exists():
         return read_run(runs / (runs / "latest").resolve().name)
     known = list_runs(runs)
     if not known:
-        raise NoSuchRun(f"there is no run yet under {runs}/")
+        raise NoSuchRun(f"there is no run under {runs}/")
     return known[0]
 
 
 def find_run_to_resume(runs: Path, name: str | None) -> RunFolder:
-    """As `find_run`; a run whose state.json is damaged has died: all that is needed to go on is elsewhere."""
+    """As `find_run`, but a run with a damaged state.json has died: resuming does not need the file."""
     try:
         return find_run(runs, name)
     except ValueError:
@@ -115,7 +115,7 @@ def find_run_to_resume(runs: Path, name: str | None) -> RunFolder:
 
 
 def supervisor_of(state: Mapping[str, Any]) -> psutil.Process | None:
-    """The process that supervises a run, if it is still that one and alive."""
+    """The supervisor process of a run; None if it has ended or its pid was reused."""
     pid, created = state.get("pid"), state.get("pid_created")
     if not isinstance(pid, int) or pid <= 0:
         return None
@@ -134,9 +134,9 @@ def stop_run(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> bool:
-    """Ask a run's supervisor to end (SIGTERM: it drains its roles) and wait for it; whether it is gone after that.
+    """Send SIGTERM to a run's supervisor, which then stops its roles, and wait. Returns whether it has ended.
 
-    A run that is not running is left as it is. Raises PermissionError for another user's process.
+    Does nothing if the run is not running. Raises PermissionError for another user's process.
     """
     process = supervisor_of(run.state)
     if process is None:
@@ -158,10 +158,10 @@ def stop_run(
 
 
 def _read_submitted(folder: Path) -> RunFolder:
-    """A run whose pipelines were submitted to stay: as alive as the worst of them."""
-    from pipelines.inspect.submissions import submissions  # here: most runs have none, and it reads configurations
+    """A run of detached submissions; its status is the worst of theirs."""
+    from pipelines.inspect.submissions import submissions  # deferred: most runs have none, and it imports more
 
-    kept = submissions(folder)
+    active = submissions(folder)
     roles = {
         each.role.name: {
             "pid": each.pid if each.status == "up" else None,
@@ -169,14 +169,14 @@ def _read_submitted(folder: Path) -> RunFolder:
             "alive": each.status == "up",
             "status": each.status,
         }
-        for each in kept
+        for each in active
     }
-    stands = {each.status for each in kept}
+    statuses = {each.status for each in active}
     worst: tuple[tuple[str, Status], ...] = (("failed", "failed"), ("died", "died"), ("up", "running"))
-    status: Status = next((called for stand, called in worst if stand in stands), "ended")
-    began = min((each.pid_created for each in kept), default=0.0)
-    errors = "; ".join(f"{each.role.name}: {each.error}" for each in kept if each.error) or None
-    state = {"run": folder.name, "roles": roles, "started_at": began, "error": errors}
+    status: Status = next((result for role_status, result in worst if role_status in statuses), "ended")
+    started_at = min((each.pid_created for each in active), default=0.0)
+    errors = "; ".join(f"{each.role.name}: {each.error}" for each in active if each.error) or None
+    state = {"run": folder.name, "roles": roles, "started_at": started_at, "error": errors}
     return RunFolder(folder, state, status)
 
 

@@ -20,12 +20,12 @@ from pipelines.roles import PIPELINES, Role
 
 FOLDER = "submitted"
 SAME_START_S = 1.0
-Stand = Literal["up", "ended", "failed"]
+State = Literal["up", "ended", "failed"]
 
 
 @dataclass(frozen=True)
 class Submission:
-    """A role that is kept in the run in `folder`; `stand` is what its keeper said last, `error` why it gave up."""
+    """A submitted role of the run in `folder`; `state` is what its respawner wrote last, `error` why it failed."""
 
     folder: Path
     pipeline: str
@@ -35,36 +35,36 @@ class Submission:
     pid: int | None = None
     pid_created: float = 0.0
     restarts: int = 0
-    stand: Stand = "up"
+    state: State = "up"
     error: str | None = None
 
     @property
     def role(self) -> Role:
-        """Which role it is."""
+        """The role."""
         return Role(self.pipeline, self.index)
 
     @property
     def file(self) -> Path:
-        """Where this stands."""
+        """The file of this record."""
         return self.folder / FOLDER / f"{self.role.name}.json"
 
     @property
     def config(self) -> Path:
-        """Its configuration."""
+        """Its configuration file."""
         return self.file.with_suffix(".toml")
 
     @property
     def log(self) -> Path:
-        """What it and its keeper say."""
+        """The log of the pipeline and its respawner."""
         return self.folder / "logs" / f"{self.role.name}.log"
 
     @property
     def status(self) -> str:
-        """`up`; `ended` by itself or asked to; `failed` and given up; `died`: its keeper is gone and said nothing."""
-        return "died" if self.stand == "up" and self.respawner() is None else self.stand
+        """`up`; `ended`: drained or stopped; `failed`: not restarted; `died`: its respawner ended without a report."""
+        return "died" if self.state == "up" and self.respawner() is None else self.state
 
     def respawner(self) -> psutil.Process | None:
-        """The process that keeps it, if it is still that one."""
+        """The respawner process, None if it has ended."""
         if self.pid is None:
             return None
         try:
@@ -75,21 +75,21 @@ class Submission:
         return process if same and is_running(process) else None
 
     def write(self) -> None:
-        """Set this down."""
-        said = {**asdict(self), "folder": str(self.folder)}
-        write_atomically(self.file, json.dumps(said, indent=1))
+        """Write the file."""
+        fields = {**asdict(self), "folder": str(self.folder)}
+        write_atomically(self.file, json.dumps(fields, indent=1))
 
 
 def submissions(folder: Path) -> list[Submission]:
-    """What was submitted to stay of the run in `folder`, in the order in which pipelines drain."""
+    """The detached submissions of the run in `folder`, in drain order."""
     found = [read_submission(file) for file in sorted((folder / FOLDER).glob("*.json"))]
     return sorted(found, key=lambda each: (PIPELINES.index(each.pipeline), each.index))
 
 
 def read_submission(file: Path) -> Submission:
-    """The submission in `file`. Raises ValueError where it does not read."""
+    """The submission in `file`. Raises ValueError if it is damaged."""
     try:
-        said = json.loads(file.read_text(encoding="utf-8"))
-        return Submission(**{**said, "folder": Path(said["folder"]), "options": tuple(said["options"])})
+        fields = json.loads(file.read_text(encoding="utf-8"))
+        return Submission(**{**fields, "folder": Path(fields["folder"]), "options": tuple(fields["options"])})
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{file} is damaged: {error}") from error

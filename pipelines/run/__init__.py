@@ -1,1 +1,1 @@
-"""`laminar run`: a whole run on one machine, from an empty folder to a report."""
+"""`laminar run`: a complete run on one machine."""

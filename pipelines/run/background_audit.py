@@ -1,7 +1,7 @@
-"""Audits of a run while it works, one after the other, so that a loss shows within the hour and not at the end.
+"""Audits of an active run, one after the other, so that a loss is reported within the hour and not at the end.
 
-An audit reads the log from its beginning, or from the trim point of the last trim. The pause after it is a multiple of
-the time it took, so that audits take a bounded share of one core however long the run is.
+An audit reads the log from its beginning, or from the last trim point. The pause after an audit is a multiple of
+its duration, so that audits take a bounded share of one core for a run of any length.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import psutil
 
 from infra.processes import is_running, spawn, stop_process
 
-PAUSES = 20.0
-"""The pause after an audit, in times that it took: at most a twentieth of one core."""
-_NAMED = ("lost", "trained_twice", "without_reason", "contradictions")
+PAUSE_FACTOR = 20.0
+"""Pause after an audit, as a multiple of its duration: audits use at most a twentieth of one core."""
+_FINDINGS = ("lost", "trained_twice", "without_reason", "contradictions")
 
 
 class BackgroundAudit:
-    """Starts audits of the run of `config_file`, the first after `every_s` seconds; `note` takes one-line news.
+    """Starts audits of the run of `config_file`, the first after `every_s` seconds; none if `every_s` is 0.
 
-    `found` gets the numbers of each audit. Nothing is started where `every_s` is 0.
+    `note` receives one-line messages, `report` the counts of each audit.
     """
 
     def __init__(
@@ -33,54 +33,49 @@ class BackgroundAudit:
         config_file: Path,
         every_s: float,
         note: Callable[[str], None],
-        found: Callable[[Mapping[str, Any]], None],
+        report: Callable[[Mapping[str, Any]], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._config_file, self._every_s, self._note, self._found, self._clock = (
-            config_file,
-            every_s,
-            note,
-            found,
-            clock,
-        )
+        self._config_file, self._every_s, self._clock = config_file, every_s, clock
+        self._note, self._report = note, report
         self._out = config_file.with_name("audit-so-far.json")
         self._log = config_file.with_name("logs") / "audit.log"
         self._process: psutil.Process | None = None
-        self._began = clock()
+        self._started_at = clock()
         self._due = clock() + every_s
-        self._last: tuple[int, ...] = ()
+        self._last_counts: tuple[int, ...] = ()
 
-    def tend(self) -> None:
-        """Start an audit that is due, and take in one that has ended. Call it often."""
+    def poll(self) -> None:
+        """Start an audit that is due and handle one that has ended. Call it often."""
         if self._process is not None:
             if not is_running(self._process):
-                self._take_in()
+                self._handle_result()
         elif self._every_s and self._clock() >= self._due:
-            self._began = self._clock()
+            self._started_at = self._clock()
             self._out.unlink(missing_ok=True)
             module = "pipelines.inspect.audit.background_process"
             command = [sys.executable, "-m", module, str(self._config_file), str(self._out)]
             self._process = spawn(command, self._log, die_with_parent=True)
 
     def close(self) -> None:
-        """End an audit that is under way."""
+        """Stop an active audit."""
         if self._process is not None:
             stop_process(self._process, 0)
             self._process = None
 
-    def _take_in(self) -> None:
+    def _handle_result(self) -> None:
         self._process = None
-        took = self._clock() - self._began
-        self._due = self._clock() + max(self._every_s, PAUSES * took)
+        took = self._clock() - self._started_at
+        self._due = self._clock() + max(self._every_s, PAUSE_FACTOR * took)
         if not self._out.exists():
-            self._note(f"an audit of the run so far failed: see {self._log}")
+            self._note(f"the background audit did not finish: see {self._log}")
             return
         audit = json.loads(self._out.read_text())
-        self._found({name: number for name, number in audit.items() if isinstance(number, int)} | {"took_s": took})
-        counts = tuple(audit[name] for name in _NAMED)
-        if not audit["passed"] and counts != self._last:  # said once for each new finding
-            says = ", ".join(
-                f"{count} {name.replace('_', ' ')}" for name, count in zip(_NAMED, counts, strict=True) if count
+        self._report({name: number for name, number in audit.items() if isinstance(number, int)} | {"took_s": took})
+        counts = tuple(audit[name] for name in _FINDINGS)
+        if not audit["passed"] and counts != self._last_counts:  # each finding is reported once
+            problems = ", ".join(
+                f"{count} {name.replace('_', ' ')}" for name, count in zip(_FINDINGS, counts, strict=True) if count
             )
-            self._note(f"the audit of the run so far FAILED: {says or 'its sums differ'}; {self._out} names them")
-        self._last = counts
+            self._note(f"the background audit FAILED: {problems or 'its totals differ'}; details: {self._out}")
+        self._last_counts = counts

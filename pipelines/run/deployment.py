@@ -1,4 +1,4 @@
-"""A run's configuration as what is to run where."""
+"""Deployment files for the roles of a run: systemd, compose, Kubernetes."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from pipelines.config import Config, load_config
 from pipelines.roles import SHARDED, roles_of
 
 EXAMPLE = Path("examples/deployed.toml")
-"""What the files in infra/deploy/files are made of."""
-_NEEDS: Mapping[str, tuple[float, int]] = {"rollout": (4.0, 16), "trainer": (8.0, 32), "relay": (1.0, 8)}
-"""Processors and memory in GiB; the others are content with one and two."""
+"""The configuration from which infra/deploy/files is generated."""
+_RESOURCES: Mapping[str, tuple[float, int]] = {"rollout": (4.0, 16), "trainer": (8.0, 32), "relay": (1.0, 8)}
+"""CPUs and memory in GiB; 1 CPU and 2 GiB for all others."""
 _WITH_WEIGHTS = ("rollout", "trainer")
 
 
 def plan_of(file: Path) -> DeploymentPlan:
-    """What is to run for the configuration in `file`, which must name its run. Raises ConfigError."""
+    """The deployment of the configuration in `file`, which must set run.name. Raises ConfigError."""
     config = load_config(file)
     return DeploymentPlan(config.run.name, file.read_text(encoding="utf-8"), units_of(config))
 
 
 def units_of(config: Config) -> list[Unit]:
-    """The roles of `config` as units, in the order in which they drain."""
+    """The roles of `config` as units, in drain order."""
     counts: dict[str, int] = {}
     for role in roles_of(config):
         counts[role.pipeline] = counts.get(role.pipeline, 0) + 1
     gpus = 0 if config.emulated else config.rollout.engine == "vllm"
     units = []
     for name, count in counts.items():
-        cpus, memory = _NEEDS.get(name, (1.0, 2))
+        cpus, memory = _RESOURCES.get(name, (1.0, 2))
         units.append(
             Unit(
                 name,
@@ -50,6 +50,6 @@ def units_of(config: Config) -> list[Unit]:
 
 
 def files_of(plan: DeploymentPlan) -> dict[str, str]:
-    """Every deployment file of `plan`, by its path."""
+    """All deployment files of `plan`, by path."""
     units = {f"systemd/{name}": text for name, text in unit_files(plan).items()}
     return {"compose.yaml": compose_file(plan), "kubernetes.yaml": manifests(plan), "run.toml": plan.config, **units}

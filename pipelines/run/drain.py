@@ -1,4 +1,4 @@
-"""The end of a run whose pipelines were submitted one by one: first who asks, then who answers, in their order."""
+"""Drain a run whose pipelines were submitted separately: stop prompts, wait until the run is idle, stop the rest."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from schemas.topics import PROMPTS, REPLICAS, TRAJECTORIES, run_prefix
 
 CHECK_EVERY_S = 2.0
 IDLE_CHECKS = 3
-"""So many looks in a row must find nothing under way: heartbeats tell of work a moment after it was given."""
-WAITED_FOR = {"placement": PROMPTS, "score": TRAJECTORIES}
-"""Who must be done with what."""
+"""The run must be idle in this many consecutive checks, because heartbeats report new work with a delay."""
+CONSUMED = {"placement": PROMPTS, "score": TRAJECTORIES}
+"""Topics that must have no lag, by the pipeline that consumes them."""
 
 
-def drain(kept: Sequence[Submission], config: Config, deadline: float, note: Callable[[str], None]) -> list[str]:
-    """Stop `kept`, which are in the order in which pipelines drain; the roles that are still up at `deadline`."""
-    asking = [each for each in kept if each.pipeline == "prompts"]
-    for each in asking:
+def drain(active: Sequence[Submission], config: Config, deadline: float, note: Callable[[str], None]) -> list[str]:
+    """Stop `active`, which are in drain order. Returns the roles that still run at `deadline`."""
+    sources = [each for each in active if each.pipeline == "prompts"]
+    for each in sources:
         stop(each, deadline)
-        note(f"{each.role.name} has stopped: nothing new is asked")
-    quiet = 0
-    while quiet < IDLE_CHECKS and time.monotonic() < deadline:
-        quiet = quiet + 1 if is_idle(config) else 0
+        note(f"{each.role.name} has stopped: no new prompts are drawn")
+    idle_checks = 0
+    while idle_checks < IDLE_CHECKS and time.monotonic() < deadline:
+        idle_checks = idle_checks + 1 if is_idle(config) else 0
         time.sleep(CHECK_EVERY_S)
     left = []
-    for each in kept:
-        if quiet < IDLE_CHECKS or not stop(each, deadline):
+    for each in active:
+        if idle_checks < IDLE_CHECKS or not stop(each, deadline):
             left += [each.role.name] if each.respawner() is not None else []
         else:
             note(f"{each.role.name} has stopped")
@@ -41,13 +41,13 @@ def drain(kept: Sequence[Submission], config: Config, deadline: float, note: Cal
 
 
 def is_idle(config: Config) -> bool:
-    """Whether all prompts are dispatched, all replicas idle and all trajectories scored, as Kafka tells it."""
+    """Whether all prompts are dispatched, all replicas idle and all trajectories scored, according to Kafka."""
     client, run = config.kafka.client(), config.run.name
     prefix = run_prefix(run)
     with admin_client(client) as admin:
         lags = group_lags(admin, list_groups(admin, prefix))
-    waited = {(f"{prefix}{pipeline}.", topic.name(run)) for pipeline, topic in WAITED_FOR.items()}
-    if any(lag.lag and lag.group.startswith(group) and lag.topic == topic for lag in lags for group, topic in waited):
+    consumed = {(f"{prefix}{pipeline}.", topic.name(run)) for pipeline, topic in CONSUMED.items()}
+    if any(lag.lag and lag.group.startswith(group) and lag.topic == topic for lag in lags for group, topic in consumed):
         return False
     last: dict[int, ReplicaStatus] = {}
     for record in read_topic(client, REPLICAS.name(run)):

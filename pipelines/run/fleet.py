@@ -1,4 +1,4 @@
-"""The fleet: the roles of a run as processes, started from the zygote, watched and restarted."""
+"""The fleet: the processes of a run's roles, forked from the zygote, monitored and restarted."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ EXCUSED_PAUSE_S = 1.0
 
 
 class RoleFailed(RuntimeError):
-    """A role cannot be kept running; the message names its log."""
+    """A role cannot be started or dies too often. The message names its log."""
 
 
 @dataclass(slots=True)
 class FleetMember:
-    """A role's process. `wanted` until it is told to stop; `due` is when it is to be started (monotonic seconds).
+    """The process of a role. `wanted`: not yet stopped; `due`: when to start it next (monotonic seconds).
 
-    A `job` is done when it ends by itself, and wanted no more; `code` then says how.
+    A `job` that ends by itself is done: it is no longer wanted, and `code` is its exit code.
     """
 
     role: Role
@@ -48,11 +48,11 @@ class FleetMember:
 
 
 class Fleet:
-    """Starts `Role`s from one zygote. `note` takes one-line news. Call `tend` often.
+    """Starts `Role`s from one zygote. `note` receives one-line messages. Call `poll` often.
 
-    `config` is the resolved configuration file, `logs` the folder of logs, `store` the weight store that goes with the
-    run, `model` the folder that the zygote gets ready for, if it is known yet. A death while `excused` says yes (Kafka
-    is away) does not count among those after which a role is given up.
+    `config` is the resolved configuration file, `logs` the folder of logs, `store` the run's weight store, which is
+    removed at the end, `model` the model folder whose code the zygote imports, if known. Deaths while `excused` is true
+    (Kafka is unavailable) do not count towards the restart limit.
     """
 
     def __init__(
@@ -69,22 +69,22 @@ class Fleet:
         self._excused = excused
         self._model = model
         self.members: dict[str, FleetMember] = {}
-        self._deaths = Restarts()
+        self._zygote_deaths = Restarts()
         self._zygote = self._new_zygote()
 
     def add(self, role: Role) -> None:
         """Start `role` and keep it running."""
         self.members[role.name] = FleetMember(role)
 
-    def once(self, name: str) -> None:
-        """Start the job `name`."""
+    def run_job(self, name: str) -> None:
+        """Start the job `name`, which is not restarted."""
         self.members[name] = FleetMember(Role(name), job=True)
 
-    def tend(self, wait_s: float = 0.0) -> None:
-        """Take in what happened and start what is due. Raises RoleFailed."""
+    def poll(self, wait_s: float = 0.0) -> None:
+        """Handle events of the zygote and start the roles that are due. Raises RoleFailed."""
         try:
-            for event in self._zygote.hear(wait_s):
-                self._hear(event)
+            for event in self._zygote.receive(wait_s):
+                self._handle(event)
         except ZygoteEnded:
             self._replace_zygote()
         if self._zygote.ready:
@@ -94,24 +94,24 @@ class Fleet:
                     member.due = None
                     self._start(name, member)
 
-    def stop(self, names: Iterable[str], number: int = signal.SIGTERM) -> None:
-        """Ask these roles to drain; they are not restarted."""
+    def stop(self, names: Iterable[str], signal_number: int = signal.SIGTERM) -> None:
+        """Send a signal to these roles, by default SIGTERM: they drain and are not restarted."""
         for name in names:
             member = self.members[name]
             member.wanted, member.due = False, None
-            self._zygote.say({"signal": name, "number": int(number)})
+            self._zygote.send({"signal": name, "number": int(signal_number)})
 
     def running(self) -> list[str]:
-        """The roles that have a process."""
+        """The names of the roles that have a process."""
         return [name for name, member in self.members.items() if member.pid is not None]
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
-        """Stop whatever still runs, and the zygote; what the roles shared is removed."""
+        """Stop all roles and the zygote; remove the weight store."""
         self._zygote.close(timeout_s)
-        if self._store.exists():  # of a zygote that was killed
+        if self._store.exists():  # the zygote was killed before it could remove it
             remove_store(self._store, in_use=True)
 
-    def _hear(self, event: dict[str, Any]) -> None:
+    def _handle(self, event: dict[str, Any]) -> None:
         if "started" in event:
             member = self.members[event["started"]]
             member.pid, member.code = event["pid"], None
@@ -129,16 +129,16 @@ class Fleet:
         if self._excused():
             pause: float | None = EXCUSED_PAUSE_S
         else:
-            pause = member.deaths.count()
+            pause = member.deaths.record_death()
         if pause is None:
-            raise RoleFailed(f"{name} died {member.deaths.rate()}, the last time: {last_line(log)} (see {log})")
+            raise RoleFailed(f"{name} died {member.deaths.rate()}; last error: {last_line(log)} (see {log})")
         member.restarts += 1
         member.due = time.monotonic() + pause
-        self._note(f"{name} {_how(code)}; starting it again")
+        self._note(f"{name} {_exit_text(code)}; restarting it")
 
     def _start(self, name: str, member: FleetMember) -> None:
         role = member.role
-        self._zygote.say(
+        self._zygote.send(
             {
                 "start": name,
                 "pipeline": role.pipeline,
@@ -152,11 +152,13 @@ class Fleet:
         return ZygoteProcess(self._logs / "zygote.log", self._model, self._store)
 
     def _replace_zygote(self) -> None:
-        """Start another zygote, and all roles from it: they have died with the last. Raises RoleFailed."""
-        log, came_up, code = self._logs / "zygote.log", self._zygote.ready, self._zygote.bury()
-        if self._deaths.count() is None or (code >= 0 and not came_up):  # what cannot be imported now cannot be then
-            raise RoleFailed(f"the process that starts roles {_how(code)}: {last_line(log)} (see {log})")
-        self._note(f"the process that starts roles {_how(code)}, and they with it; starting all again")
+        """Start a new zygote and restart all roles, which died with the old one. Raises RoleFailed."""
+        log, was_ready, code = self._logs / "zygote.log", self._zygote.ready, self._zygote.reap()
+        if self._zygote_deaths.record_death() is None or (code >= 0 and not was_ready):  # an import error would repeat
+            raise RoleFailed(
+                f"the zygote process, which starts the roles, {_exit_text(code)}: {last_line(log)} (see {log})"
+            )
+        self._note(f"the zygote process {_exit_text(code)}, and all roles with it; restarting all of them")
         self._zygote = self._new_zygote()
         for member in self.members.values():
             died = member.pid is not None
@@ -168,10 +170,10 @@ class Fleet:
 
 
 def last_line(log: Path) -> str:
-    """The last line that a process has written to its log."""
+    """The last line in the log of a process."""
     lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
-    return lines[-1] if lines else "it gave no reason"
+    return lines[-1] if lines else "its log is empty"
 
 
-def _how(code: int) -> str:
-    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+def _exit_text(code: int) -> str:
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"

@@ -1,4 +1,4 @@
-"""When a run has reached its goal: its last version is trained and, where questions are held out, evaluated."""
+"""When a run has reached its goal: its last version is trained and, if any task is evaluated, evaluated."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ def is_trained(state: RunState, config: Config) -> bool:
 
 
 def is_evaluated(config: Config) -> bool:
-    """Whether held-out questions are asked of the last version."""
+    """Whether the run evaluates its last version on held-out questions."""
     return any(task.evaluated for task in config.prompts.mixture)
 
 
 def is_reached(state: RunState, config: Config) -> bool:
-    """Whether nothing is left to do but to drain."""
+    """Whether the run has reached its goal and can drain."""
     if not is_trained(state, config) or not is_evaluated(config):
         return is_trained(state, config)
     last = state.evaluation

@@ -1,4 +1,4 @@
-"""`laminar run` from name to closing lines: what goes on around the supervisor."""
+"""`laminar run` around the supervisor: the run's name and folder, its checks, audit, summary and report."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from schemas.topics import run_prefix
 
 
 def run_locally(config: Config, file: Path, stops: StopRequests, *, as_json: bool = False) -> Report:
-    """Run `config`, read from `file`, on this machine, unless `stops` hears that it is to stop.
+    """Run `config`, read from `file`, on this machine, until its goal or a stop request in `stops`.
 
-    The report's exit code is 0 if the goal was reached and the books balance. Once they are made, a request changes
-    nothing: what belongs to a run that has ended is always written.
+    The report's exit code is 0 if the goal was reached and the audit passed. Stop requests after the audit have no
+    effect: the files of an ended run are always written.
 
-    Raises ConfigError before anything is started, and what keeps the run from going on.
+    Raises ConfigError before anything is started, and the errors of `Supervisor.run`.
     """
     config = with_absolute_paths(with_run_name(config))
     check(config)
@@ -42,13 +42,13 @@ def run_locally(config: Config, file: Path, stops: StopRequests, *, as_json: boo
 
 
 def resume_locally(run: RunFolder, stops: StopRequests, *, as_json: bool = False) -> Report:
-    """Go on with `run`, whose supervisor is gone, from its log and its newest checkpoint; else as `run_locally`.
+    """Resume `run`, whose supervisor has ended, from its log and its newest checkpoint; otherwise as `run_locally`.
 
-    Raises ConfigError where it ended so early that nothing is there to go on with.
+    Raises ConfigError if it ended before its topics were created.
     """
-    file = run.folder / CONFIG_FILE  # written once Kafka has the run's topics: what they hold is this run's
+    file = run.folder / CONFIG_FILE  # written after the run's topics are created, so their records are this run's
     if not file.exists():
-        raise ConfigError(f"run {run.run} ended before it had begun: there is no {file}; start another")
+        raise ConfigError(f"run {run.run} ended before its topics were created ({file} is missing): start a new run")
     config = load_config(file)
     check_ready(config)
     state = RunStateFile(
@@ -76,42 +76,41 @@ def _supervised(
     state.write()
     try:
         with LiveView(console(stderr=as_json), config.run.name, config.trainer.optimizer_steps) as view:
-            balance = Supervisor(config, view, state, stops, resumed=resumed).run()
+            audit = Supervisor(config, view, state, stops, resumed=resumed).run()
     except Interrupted as stop:
         state.end(f"{stop} before its goal", "stopped")
         answer = {"run": config.run.name, "error": state.error}
-        text = f"{state.error}; what there is lies in {_as_seen_from_here(folder)}"
+        text = f"{state.error}; its files are in {_relative_to_cwd(folder)}"
         if (folder / CONFIG_FILE).exists():
-            text += f", and `{laminar_command()} runs resume --run {config.run.name}` goes on with it"
+            text += f"; to resume it: `{laminar_command()} runs resume --run {config.run.name}`"
         return Report(answer, lambda: text, as_json, stop.exit_code)
     except BaseException as error:
         _end_failed(state, error)
         raise
     state.end()
-    audited = {**balance.numbers(), "passed": balance.passed}
-    write_atomically(folder / "audit.json", json.dumps(balance.to_json(), indent=1))
-    summary = summarise(folder, audited, state.phases)
+    write_atomically(folder / "audit.json", json.dumps(audit.to_json(), indent=1))
+    summary = summarise(folder, {**audit.numbers(), "passed": audit.passed}, state.phases)
     write_atomically(folder / "summary.json", json.dumps(summary, indent=1))
     write_atomically(folder / "report.html", render_report(folder))
-    code = 0 if balance.passed else 1
-    return Report(summary, lambda: closing_lines(_as_seen_from_here(folder), summary, file), as_json, code)
+    code = 0 if audit.passed else 1
+    return Report(summary, lambda: closing_lines(_relative_to_cwd(folder), summary, file), as_json, code)
 
 
 def _end_failed(state: RunStateFile, error: BaseException) -> None:
-    """Note in state.json why the run cannot go on, and add to `error` how it can."""
+    """Write to state.json why the run failed, and add to `error` how to resume it."""
     if is_out_of_space(error) or is_full(state.folder):
         error.add_note(f"the disk is full: {describe_free_space(state.folder)}")
     reason = "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
     try:
         state.end(reason)
     except OSError as unwritten:
-        error.add_note(f"{state.folder / STATE_FILE} does not say so: {unwritten}")
+        error.add_note(f"{state.folder / STATE_FILE} could not be written: {unwritten}")
     if (state.folder / CONFIG_FILE).exists():
-        error.add_note(f"once that is mended, `{laminar_command()} runs resume --run {state.run}` goes on with the run")
+        error.add_note(f"once that is fixed, resume the run: `{laminar_command()} runs resume --run {state.run}`")
 
 
 def with_run_name(config: Config) -> Config:
-    """`config` with a run name: the task and the time, unless it has one."""
+    """`config` with a run name; the default is made from the task and the time."""
     if config.run.name:
         return config
     tasks = "-".join(task.name or task.task or task.source for task in config.prompts.mixture)
@@ -119,23 +118,23 @@ def with_run_name(config: Config) -> Config:
     return replace(config, run=replace(config.run, name=f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"))
 
 
-def _as_seen_from_here(folder: Path) -> Path:
-    here = Path.cwd()
-    return folder.relative_to(here) if folder.is_relative_to(here) else folder
+def _relative_to_cwd(folder: Path) -> Path:
+    cwd = Path.cwd()
+    return folder.relative_to(cwd) if folder.is_relative_to(cwd) else folder
 
 
 def check(config: Config) -> None:
-    """Raise ConfigError for what can be known to fail before anything is started."""
+    """Raise ConfigError if the run exists or the configuration cannot work, before anything is started."""
     if (config.run_folder / "state.json").exists():
         raise ConfigError(
-            f"there is a run {config.run.name!r} in {config.run.folder} already: choose another run.name, or go on with"
-            f" that one: `laminar runs resume --run {config.run.name}`"
+            f"run {config.run.name!r} exists already in {config.run.folder}: choose another run.name, or resume it: "
+            f"`laminar runs resume --run {config.run.name}`"
         )
     run_prefix(config.run.name)
     check_ready(config)
 
 
 def check_ready(config: Config) -> None:
-    """Raise ConfigError for what a run, begun or not, lacks on this machine."""
+    """Raise ConfigError for the first requirement of a new or resumed run that this machine does not meet."""
     for reason in missing_requirements(config):
         raise ConfigError(reason)

@@ -1,4 +1,4 @@
-"""The paths in a configuration: roles, and `laminar submit` later, read them too, from other folders."""
+"""The paths in a configuration, made absolute: roles and `laminar submit` read them from other working directories."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ AnyRubric = TypeVar("AnyRubric", bound=Rubric)
 
 
 def with_absolute_paths(config: Config) -> Config:
-    """`config` with paths that mean the same from any folder."""
+    """`config` with absolute paths."""
     emulation = config.rollout.emulation
-    lengths = replace(emulation.lengths, file=_whole(emulation.lengths.file))
+    lengths = replace(emulation.lengths, file=_absolute(emulation.lengths.file))
     return replace(
         config,
         run=replace(config.run, folder=config.run.folder.expanduser().absolute()),
-        kafka=replace(config.kafka, client_properties=_whole(config.kafka.client_properties)),
-        model=replace(config.model, path=_whole(config.model.path)),
-        prompts=replace(_whole_task(config.prompts), tasks=tuple(map(_whole_task, config.prompts.tasks))),
+        kafka=replace(config.kafka, client_properties=_absolute(config.kafka.client_properties)),
+        model=replace(config.model, path=_absolute(config.model.path)),
+        prompts=replace(_absolute_task(config.prompts), tasks=tuple(map(_absolute_task, config.prompts.tasks))),
         rollout=replace(config.rollout, emulation=replace(emulation, lengths=lengths)),
-        trainer=replace(config.trainer, checkpoint_folder=_whole_place(config.trainer.checkpoint_folder)),
+        trainer=replace(config.trainer, checkpoint_folder=_absolute_or_url(config.trainer.checkpoint_folder)),
         relay=replace(
             config.relay,
-            token_file=_whole(config.relay.token_file),
-            certificate_file=_whole(config.relay.certificate_file),
-            authority_file=_whole(config.relay.authority_file),
+            token_file=_absolute(config.relay.token_file),
+            certificate_file=_absolute(config.relay.certificate_file),
+            authority_file=_absolute(config.relay.authority_file),
         ),
-        score=replace(_whole_rubric(config.score), tasks=tuple(map(_whole_rubric, config.score.tasks))),
+        score=replace(_absolute_rubric(config.score), tasks=tuple(map(_absolute_rubric, config.score.tasks))),
     )
 
 
 def files_read(config: Config) -> Iterator[tuple[str, Path]]:
-    """What must be there before a run can begin, but for the model: each with the key that names it."""
+    """The files that a run reads, except the model, each with its configuration key."""
     named = (
         ("kafka.client_properties", config.kafka.for_role(ADMIN).client_properties),
         *(("prompts.path", task.path) for task in config.prompts.mixture),
@@ -53,29 +53,29 @@ def files_read(config: Config) -> Iterator[tuple[str, Path]]:
     return ((key, Path(path)) for key, path in named if path)
 
 
-def _whole(path: str) -> str:
+def _absolute(path: str) -> str:
     return str(Path(path).expanduser().absolute()) if path else ""
 
 
-def _whole_place(text: str) -> str:
-    """`text`, which names a folder anywhere."""
-    return text if "://" in text else _whole(text)
+def _absolute_or_url(text: str) -> str:
+    """`text`, a folder or a storage URL."""
+    return text if "://" in text else _absolute(text)
 
 
-def _whole_task(task: AnyTask) -> AnyTask:
-    return replace(task, path=_whole(task.path), heldout_path=_whole(task.heldout_path))
+def _absolute_task(task: AnyTask) -> AnyTask:
+    return replace(task, path=_absolute(task.path), heldout_path=_absolute(task.heldout_path))
 
 
-def _whole_rubric(rubric: AnyRubric) -> AnyRubric:
-    return replace(rubric, rewards=tuple(map(_whole_reward, rubric.rewards)))
+def _absolute_rubric(rubric: AnyRubric) -> AnyRubric:
+    return replace(rubric, rewards=tuple(map(_absolute_reward, rubric.rewards)))
 
 
 def _script(spec: RewardSpec) -> str:
-    """The file that a reward's function is in; "" for what is imported by its module's name, or built in."""
+    """The file of a reward function; "" for a module name or a built-in."""
     module = spec.name.rpartition(":")[0]
     return module if module.endswith(_SCRIPT) else ""
 
 
-def _whole_reward(spec: RewardSpec) -> RewardSpec:
+def _absolute_reward(spec: RewardSpec) -> RewardSpec:
     script = _script(spec)
-    return replace(spec, name=f"{_whole(script)}:{spec.name.rpartition(':')[2]}") if script else spec
+    return replace(spec, name=f"{_absolute(script)}:{spec.name.rpartition(':')[2]}") if script else spec

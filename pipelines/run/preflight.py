@@ -1,4 +1,4 @@
-"""What can be known to fail before anything is started: what a configuration lacks, or contradicts itself in."""
+"""Checks of a configuration before anything is started."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ MODEL_PARTS = {
     "weights": ("model.safetensors", "model.safetensors.index.json"),
     "tokenizer": ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json"),
 }
-"""What a model folder must hold: one file of each kind. Asked before torch is imported."""
+"""Files that a model folder must have, one of each kind; checked before torch is imported."""
 
 
 def missing_requirements(config: Config, *, warm_start: bool = True) -> Iterator[str]:
-    """Every such reason. With `warm_start` a model may still be made."""
+    """All reasons why `config` cannot run. With `warm_start`, a missing model may be created."""
     if config.emulated:
-        yield from _of_emulation(config)
+        yield from _emulation(config)
     elif config.model.path or not warm_start:
-        yield from _of_model(config)
+        yield from _model(config)
     elif config.warm_start is None:
         yield "model.path is not set: name a Hugging Face folder, or give a [warm_start] section"
-    learning = config.warm_start if warm_start and not config.model.path else None
-    if learning and all(task.task != learning.model.task for task in config.prompts.mixture):
-        yield f"warm_start.model.task is {learning.model.task!r}, but no prompts are of that task"
+    warm = config.warm_start if warm_start and not config.model.path else None
+    if warm and all(task.task != warm.model.task for task in config.prompts.mixture):
+        yield f"warm_start.model.task is {warm.model.task!r}, but no task of [prompts] is"
     for key, path in files_read(config):
         if not path.exists():
-            yield f"{key}: there is no {path}"
-    yield from _of_secrets(config)
+            yield f"{key}: {path} does not exist"
+    yield from _secrets(config)
     if config.rollout.engine == "vllm":
-        yield from _of_vllm(config)
+        yield from _vllm(config)
     if config.rollout.total_replicas > config.placement.max_replicas:
         yield (
             f"rollout.processes × rollout.replicas = {config.rollout.total_replicas} replicas, "
@@ -42,11 +42,14 @@ def missing_requirements(config: Config, *, warm_start: bool = True) -> Iterator
         )
     unit = max(task.samples_per_prompt for task in config.prompts.mixture)
     if unit > config.admitted:
-        yield f"prompts.samples_per_prompt = {unit} is more than may be outstanding ({config.admitted})"
+        yield (
+            f"prompts.samples_per_prompt = {unit} is more than the limit of outstanding trajectories, "
+            f"{config.admitted} (see placement.admitted_batches)"
+        )
 
 
-def _of_secrets(config: Config) -> Iterator[str]:
-    """Login and token, as far as they can be looked at without a broker or another relay."""
+def _secrets(config: Config) -> Iterator[str]:
+    """Kafka login and relay token, as far as they can be checked without a connection."""
     try:
         if config.kafka.bootstrap_servers or config.kafka.client_properties:
             config.kafka.client().admin()
@@ -58,23 +61,23 @@ def _of_secrets(config: Config) -> Iterator[str]:
         yield f"relay: {error}"
 
 
-def _of_vllm(config: Config) -> Iterator[str]:
+def _vllm(config: Config) -> Iterator[str]:
     if importlib.util.find_spec("vllm") is None:
-        yield "rollout.engine is vllm, which is not installed: pip install 'laminar-rl[vllm]'"
+        yield "rollout.engine is 'vllm', which is not installed: pip install 'laminar-rl[vllm]'"
     try:
         config.rollout.gpus_of(0, visible_gpus())
     except ValueError as error:
         yield str(error)
 
 
-def _of_emulation(config: Config) -> Iterator[str]:
+def _emulation(config: Config) -> Iterator[str]:
     if any(task.source != "synthetic" for task in config.prompts.mixture):
-        yield "rollout.engine is emulated, which has no tokenizer: set prompts.source = 'synthetic'"
+        yield "rollout.engine is 'emulated', which has no tokenizer: set prompts.source = 'synthetic'"
     if config.model.path or config.warm_start is not None:
-        yield "rollout.engine is emulated, which has no model: leave out model.path and [warm_start]"
+        yield "rollout.engine is 'emulated', which has no model: remove model.path and [warm_start]"
 
 
-def _of_model(config: Config) -> Iterator[str]:
+def _model(config: Config) -> Iterator[str]:
     try:
         folder: Path = config.model_folder()
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""How soon what has died is started again, and when that is given up."""
+"""Restart policy of processes: exponential backoff, and a limit on deaths per minute."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 WITHIN_S = 60.0
-MOST = 6
-"""What dies more often than so within `WITHIN_S` seconds is not started again."""
+MAX_DEATHS = 6
+"""A process with more deaths than this within `WITHIN_S` seconds is not restarted."""
 FIRST_PAUSE_S = 0.1
 
 
 @dataclass(slots=True)
 class Restarts:
-    """Deaths of one process, by `clock` in seconds."""
+    """The recent deaths of one process; `clock` is in seconds."""
 
     clock: Callable[[], float] = time.monotonic
     deaths: tuple[float, ...] = field(default=())
 
-    def count(self) -> float | None:
-        """Count a death: the pause in seconds before the next start, twice the last one; None: give it up."""
+    def record_death(self) -> float | None:
+        """Record a death. Returns the pause before the restart in seconds, twice the last one; None: do not restart."""
         now = self.clock()
         self.deaths = (*(death for death in self.deaths if now - death < WITHIN_S), now)
-        return self.pause() if len(self.deaths) <= MOST else None
+        return self.pause() if len(self.deaths) <= MAX_DEATHS else None
 
     def pause(self) -> float:
-        """The pause that goes with the deaths so far, in seconds."""
-        return FIRST_PAUSE_S * 2.0 ** min(max(len(self.deaths) - 1, 0), MOST)
+        """The pause after the deaths so far, in seconds."""
+        return FIRST_PAUSE_S * 2.0 ** min(max(len(self.deaths) - 1, 0), MAX_DEATHS)
 
     def rate(self) -> str:
-        """The deaths in words."""
+        """The number of deaths, for messages."""
         return f"{len(self.deaths)} times in {WITHIN_S:.0f} s"

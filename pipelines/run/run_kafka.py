@@ -1,4 +1,4 @@
-"""The Kafka of a run: a broker of its own, started and kept alive, or a given one, waited for."""
+"""The Kafka of a run: a local broker, which is started and restarted, or a configured cluster, which is monitored."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from pipelines.run.restarts import Restarts
 from schemas.topics import run_prefix
 
 WAIT_S = 60.0
-"""How long a given Kafka may take to answer at first."""
-ASK_EVERY_S = 10.0
+"""How long a configured cluster may take to answer at the start."""
+PROBE_EVERY_S = 10.0
 _LAPSE_S = 30.0
+"""After a longer gap between two probes, the outage is measured from the later one: the process may have slept."""
 
 
 class RunKafka:
-    """What `config` names, or a broker with its data in `folder`: it has one where it had one before.
+    """The cluster of `config`, or a local broker with its data in `folder`, if `config` names none or `folder` exists.
 
-    `note` takes one-line news.
+    `note` receives one-line messages.
     """
 
     def __init__(self, config: KafkaConfig, folder: Path, note: Callable[[str], None]) -> None:
@@ -33,68 +34,68 @@ class RunKafka:
         self._folder, self._note = folder, note
         self._own: Broker | None = None
         self._restarts = Restarts()
-        self._silent_since = self._asked_at = -float("inf")
-        self._silent = False
+        self._answered_at = self._probed_at = -float("inf")
+        self._unavailable = False
         self.topics: frozenset[str] = frozenset()
-        """The run's topics, once they are made: they are looked for now and then."""
+        """The run's topics, set once they are created; probes check that they still exist."""
         self._missing: frozenset[str] = frozenset()
 
     def start(self) -> None:
-        """Return once Kafka answers; `config` then says where. Raises BrokerStartError, BrokerUnreachable."""
+        """Return once Kafka answers; `config` then has its address. Raises BrokerStartError, BrokerUnreachable."""
         given = self.config.bootstrap_servers or self.config.client_properties
         if not given or self._folder.is_dir():
             self._own = Broker(BrokerConfig(self._folder, last_port(self._folder)))
-            self._bring_up()
+            self._start_broker()
             self.config = replace(self.config, bootstrap_servers=self._own.bootstrap_servers)
         wait_for_brokers(self.config.client(), WAIT_S, lambda _, line: self._note(line))
 
-    def refuse_known(self, run: str) -> None:
-        """Raise ConfigError if Kafka holds a run of this name: its records would be taken for this one's."""
+    def refuse_existing(self, run: str) -> None:
+        """Raise ConfigError if Kafka has topics of a run of this name: their records would be mixed with this run's."""
         client = self.config.client()
 
-        def held() -> list[str]:
+        def existing_topics() -> list[str]:
             with admin_client(client) as admin:
                 return list_topics(admin, run_prefix(run))
 
-        if retried(held):
+        if retried(existing_topics):
             raise ConfigError(
-                f"Kafka at {client.bootstrap_servers} holds a run {run!r} already: choose another run.name"
+                f"Kafka at {client.bootstrap_servers} already has topics of a run {run!r}: choose another run.name"
             )
 
-    def tend(self) -> None:
-        """Start the run's own broker again if it has died; ask now and then whether Kafka answers. Call it often.
+    def poll(self) -> None:
+        """Restart the local broker if it has died; probe Kafka from time to time. Call it often.
 
         Raises BrokerStartError, BrokerUnreachable, TopicError.
         """
         if self._has_died():
             self._restart()
-        elif time.monotonic() - self._asked_at >= min(ASK_EVERY_S, self.config.outage_timeout_s / 4):
+        elif time.monotonic() - self._probed_at >= min(PROBE_EVERY_S, self.config.outage_timeout_s / 4):
             self.answers()
 
     def answers(self) -> bool:
         """Whether Kafka answers now.
 
-        Raises BrokerUnreachable once it has not for longer than a run is to wait, TopicError where topics are gone.
+        Raises BrokerUnreachable after an outage longer than `outage_timeout_s`, TopicError if topics were deleted.
         """
         if self._has_died():
             return False
         client, now = self.config.client(), time.monotonic()
         reason = why_unreachable(client.admin(), timeout_s=1.0)
         if reason is None:
-            self._look_for_topics()
-        if reason is None or now - self._asked_at > _LAPSE_S:
-            self._silent_since = now
-        self._asked_at = now
-        where, silence = f"Kafka at {client.bootstrap_servers}", now - self._silent_since
-        if silence > self.config.outage_timeout_s:
-            raise BrokerUnreachable(f"{where} has not answered for {silence:.0f} s: {reason}")
-        if self._silent != (reason is not None):
-            self._silent = reason is not None
-            self._note(f"{where} does not answer: {reason}" if self._silent else f"{where} answers again")
+            self._check_topics()
+        if reason is None or now - self._probed_at > _LAPSE_S:
+            self._answered_at = now
+        self._probed_at = now
+        where, outage = f"Kafka at {client.bootstrap_servers}", now - self._answered_at
+        if outage > self.config.outage_timeout_s:
+            raise BrokerUnreachable(f"{where} has not answered for {outage:.0f} s: {reason}")
+        if self._unavailable != (reason is not None):
+            self._unavailable = reason is not None
+            self._note(f"{where} does not answer: {reason}" if self._unavailable else f"{where} answers again")
         return reason is None
 
-    def _look_for_topics(self) -> None:
-        """Raise TopicError where topics are missing, in two looks in a row: a broker that starts may not know all."""
+    def _check_topics(self) -> None:
+        """Raise TopicError if topics are missing in two checks in a row: a starting broker may not list all."""
         try:
             with admin_client(self.config.client()) as admin:
                 missing = self.topics.difference(list_topics(admin)) if self.topics else frozenset()
@@ -103,7 +104,7 @@ class RunKafka:
         if gone := sorted(missing & self._missing):
             raise TopicError(
                 f"topics of this run have been deleted from Kafka at {self.config.client().bootstrap_servers}: "
-                f"{', '.join(gone)}. Their records are gone with them, so the run cannot go on: start another"
+                f"{', '.join(gone)}. Their records are lost, so the run cannot continue: start a new run"
             )
         self._missing = missing
 
@@ -114,15 +115,14 @@ class RunKafka:
         assert self._own is not None
         if not self._own.has_data():
             raise BrokerStartError(
-                f"the broker's data in {self._folder} have been deleted, and the run's records with them: "
-                "start another run"
+                f"the broker's data in {self._folder} has been deleted, and the run's records with it: start a new run"
             )
         self._pause_after(BrokerDied("its process is gone"), time.monotonic())
-        self._own.kill()  # it may be dead and yet hold its port: it is gone once it has been waited for
-        self._bring_up()
+        self._own.kill()  # a dead process holds its port until it has been waited for
+        self._start_broker()
 
-    def _bring_up(self) -> None:
-        """Start the run's own broker. One that dies as it starts counts as one that dies later."""
+    def _start_broker(self) -> None:
+        """Start the local broker. A death during the start counts towards the restart limit."""
         assert self._own is not None
         began = time.monotonic()
         while True:
@@ -132,26 +132,26 @@ class RunKafka:
                 self._pause_after(error, began)
 
     def _pause_after(self, died: BrokerDied, since: float) -> None:
-        """Wait before another start, the broker having `died`. Raises BrokerStartError where there is to be none.
+        """Pause before the next start of the broker. Raises BrokerStartError if it is not to be restarted.
 
-        `since` is when the first of the starts in a row began.
+        `since` is the time of the first start in a row of failed ones.
         """
         assert self._own is not None
-        pause, why = self._restarts.count(), f"{died} (see {self._own.log_file})"
+        pause, why = self._restarts.record_death(), f"{died} (see {self._own.log_file})"
         if is_full(self._folder):
             raise BrokerStartError(
-                f"the broker cannot go on: its disk is full, {describe_free_space(self._folder)}: {why}"
+                f"the broker cannot run because the disk is full, {describe_free_space(self._folder)}: {why}"
             ) from died
         if pause is None:
-            raise BrokerStartError(f"the broker died {self._restarts.rate()}, the last time: {why}") from died
-        if time.monotonic() - since > (patience := self.config.outage_timeout_s):
+            raise BrokerStartError(f"the broker died {self._restarts.rate()}; last error: {why}") from died
+        if time.monotonic() - since > (limit := self.config.outage_timeout_s):
             raise BrokerStartError(
-                f"the broker has not come up within kafka.outage_timeout_s = {patience:g} s, the last time: {why}"
+                f"the broker did not start within kafka.outage_timeout_s = {limit:g} s; last error: {why}"
             ) from died
-        self._note(f"the broker has died ({str(died).splitlines()[0]}); starting it again")
+        self._note(f"the broker has died ({str(died).splitlines()[0]}); restarting it")
         time.sleep(pause)
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Stop the run's own broker, by force after `timeout_s` seconds."""
+        """Stop the local broker; kill it after `timeout_s` seconds."""
         if self._own is not None:
             self._own.stop(timeout_s)

@@ -1,4 +1,4 @@
-"""state.json: what other commands know of a run while it goes on, and after it."""
+"""state.json: the state of a run for other commands, during the run and after it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STATE_FILE = "state.json"
 
 @dataclass
 class RunStateFile:
-    """The state of a run in `folder`, written whole at every change."""
+    """The state of a run in `folder`, rewritten at every change."""
 
     folder: Path
     run: str
@@ -28,39 +28,39 @@ class RunStateFile:
     client_properties: str = ""
     phase: str = "starting"
     phases: dict[str, float] = field(default_factory=dict)
-    """Seconds spent in each phase that is over."""
+    """Seconds spent in each completed phase."""
     roles: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     started_at: float = field(default_factory=time.time)
     ended_at: float | None = None
     error: str | None = None
     audit: Mapping[str, float] = field(default_factory=dict)
-    """The numbers of the last audit while the run was at work."""
+    """The counts of the last background audit."""
     _phase_since: float = field(default_factory=time.monotonic)
 
-    def enter(self, phase: str) -> None:
-        """Go on to `phase`."""
+    def enter_phase(self, phase: str) -> None:
+        """Enter `phase`."""
         now = time.monotonic()
         self.phases[self.phase] = self.phases.get(self.phase, 0.0) + now - self._phase_since
         self.phase, self._phase_since = phase, now
         self.write()
 
-    def see(self, roles: Mapping[str, Mapping[str, Any]]) -> None:
-        """The processes are these now."""
+    def set_roles(self, roles: Mapping[str, Mapping[str, Any]]) -> None:
+        """Set the state of the processes."""
         if roles != self.roles:
             self.roles = roles
             self.write()
 
-    def audited(self, numbers: Mapping[str, float]) -> None:
-        """An audit of the run so far has found these."""
-        self.audit = numbers
+    def set_audit(self, counts: Mapping[str, float]) -> None:
+        """Set the counts of the last background audit."""
+        self.audit = counts
         self.write()
 
     def end(self, error: str | None = None, phase: str = "") -> None:
-        """The run is over: no process is left of it."""
+        """Record the end of the run, when all its processes have ended."""
         self.ended_at, self.error = time.time(), error
         ended = {"pid": None, "alive": False, "status": "ended"}
         self.roles = {name: {**role, **ended} for name, role in self.roles.items()}
-        self.enter(phase or ("failed" if error else "ended"))
+        self.enter_phase(phase or ("failed" if error else "ended"))
 
     def write(self) -> None:
         """Write the file."""
@@ -83,7 +83,7 @@ class RunStateFile:
 
 
 def link_latest(folder: Path) -> None:
-    """Let `latest` beside run folder `folder` point to it."""
+    """Link `latest`, beside the run folder `folder`, to it."""
     partial = folder.parent / f".latest.{os.getpid()}"
     partial.unlink(missing_ok=True)
     partial.symlink_to(folder.name)

@@ -1,4 +1,4 @@
-"""A whole run on one machine: broker, warm start, roles, the watch over them, and the end."""
+"""The supervisor of a run on one machine: broker, warm start, roles, their monitoring, drain and audit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipelines.config import ADMIN, Config, ConfigError, save_config
 from pipelines.inspect.audit.audit_run import audit
 from pipelines.inspect.audit.result import Audit
 from pipelines.inspect.metrics_file import LAG, PHASE, MetricsFile
-from pipelines.inspect.run_state.events import RoleState as RoleSeen
+from pipelines.inspect.run_state.events import RoleState as ObservedRole
 from pipelines.inspect.run_state.state import fold_all, new_run
 from pipelines.present.report.trackers import Sinks, open_trackers
 from pipelines.present.view.live import LiveView
@@ -36,22 +36,22 @@ from schemas.records import Metric
 from schemas.topics import CATALOGUE
 
 DRAIN_S = 5.0
-HURRIED_S = 1.5
-"""How long the broker may take to stop once somebody waits for the run to be gone."""
+INTERRUPTED_STOP_S = 1.5
+"""How long the broker may take to stop after a stop request or an error."""
 TICK_S = 0.1
-GUARDED_S = 10.0
-"""How long those who clean up behind a run that was killed may take, at most."""
+CLEANUP_S = 10.0
+"""How long the cleanup after a killed run may take."""
 CONFIG_FILE = "config.toml"
 
 
 class RunFolderDeleted(RuntimeError):
-    """What the run leaves has no place any more."""
+    """The run's folder was deleted during the run."""
 
 
 class Supervisor:
-    """Runs `config`, whose run has a name, to its goal; shows it in `view`, leaves everything in the run's folder.
+    """Runs `config`, which has a run name, to its goal; shows it in `view`, writes all files to the run's folder.
 
-    `stops` hears requests to stop already. A run that is `resumed` has its topics, and maybe a broker of its own.
+    `stops` must be entered already. A `resumed` run has its topics, and its local broker if it had one.
     """
 
     def __init__(
@@ -61,15 +61,15 @@ class Supervisor:
         self._resumed = resumed
         self.folder = config.run_folder
         self._stops = stops
-        self._told_of_warm_start: Mapping[str, object] = {}
+        self._warm_start_progress: Mapping[str, object] = {}
         self._kafka = RunKafka(config.kafka, self.folder / "kafka", view.note)
         self._audits: BackgroundAudit | None = None
 
     def run(self) -> Audit:
-        """Run to the end; the books of the run.
+        """Run to the goal, drain and audit the run.
 
         Raises Interrupted, RoleFailed, ConfigError, BrokerStartError, BrokerUnreachable, TopicError and
-        RunFolderDeleted: why it cannot go on.
+        RunFolderDeleted.
         """
         started = new_run(self.config.run.name, self.config.trainer.optimizer_steps, int(self.state.started_at * 1000))
         trackers = open_trackers(self.config.run.trackers, self.config.run.name, self.folder)
@@ -78,8 +78,10 @@ class Supervisor:
         metrics = Sinks(file, trackers)
         with Watch(started, file=metrics, view=self.view) as self._watch, ExitStack() as stack:
             self._claim_store()
-            stack.callback(self._kafka.close, HURRIED_S)
-            self._fleet = stack.enter_context(closing(self._open_fleet()))  # ends before the broker: roles commit
+            stack.callback(self._kafka.close, INTERRUPTED_STOP_S)
+            self._fleet = stack.enter_context(
+                closing(self._open_fleet())
+            )  # closed before the broker, because roles commit at their end
             self._prepare()
             client, name = self.config.kafka.client(), self.config.run.name
             observer = Observer(client, name, positions=file.position)
@@ -91,17 +93,17 @@ class Supervisor:
             self._fleet.close()
             self._enter("audit")
             with self._stops.interruptible():
-                balance = audit(self.config.kafka.client(), self.config.run.name, ended=True)
+                result = audit(self.config.kafka.client(), self.config.run.name, ended=True)
             self._kafka.close()
-        return balance
+        return result
 
     def _claim_store(self) -> None:
-        """Settle where weights go, and clear what a run of this name has left there when it was killed."""
+        """Set the weight store's folder, and remove the store of a killed run of the same name."""
         store = store_folder(self.config)
-        deadline = time.monotonic() + (GUARDED_S if self._resumed else 0.0)
+        deadline = time.monotonic() + (CLEANUP_S if self._resumed else 0.0)
         while (busy := _in_use(store)) is not None:
             if time.monotonic() > deadline:
-                raise ConfigError(f"a run {self.config.run.name!r} is at work on this machine: {busy}")
+                raise ConfigError(f"a run {self.config.run.name!r} is active on this machine: {busy}")
             self._stops.check()
             time.sleep(TICK_S)
         self.config = replace(self.config, relay=replace(self.config.relay, store=str(store)))
@@ -118,16 +120,16 @@ class Supervisor:
 
     def _open_audits(self) -> BackgroundAudit:
         every_s = self.config.run.audit_every_s
-        return BackgroundAudit(self.folder / CONFIG_FILE, every_s, self.view.note, self.state.audited)
+        return BackgroundAudit(self.folder / CONFIG_FILE, every_s, self.view.note, self.state.set_audit)
 
     def _prepare(self) -> None:
-        """Everything that roles need: Kafka, topics, a model, and the configuration that says where they are."""
+        """Prepare what roles need: Kafka, topics, a model, and config.toml with their addresses."""
         self._enter("broker")
         with self._stops.interruptible():
             self._kafka.start()
             self.config = replace(self.config, kafka=self._kafka.config)
             if not self._resumed:
-                self._kafka.refuse_known(self.config.run.name)
+                self._kafka.refuse_existing(self.config.run.name)
             make_topics(self.config, self.view.note)
             self._kafka.topics = frozenset(topic.name(self.config.run.name) for topic in CATALOGUE.values())
         self.state.bootstrap_servers = self.config.kafka.client().bootstrap_servers
@@ -142,10 +144,10 @@ class Supervisor:
             write_atomically(self.folder / PROGRESS_FILE, json.dumps(found))
             self._use_warm_start()
             return
-        self._fleet.once("warm-start")
+        self._fleet.run_job("warm-start")
         while (job := self._fleet.members["warm-start"]).wanted:
             self._tick()
-            self._hear_warm_start()
+            self._read_warm_start_progress()
         if job.code:
             log = self.folder / "logs" / "warm-start.log"
             raise RoleFailed(f"the warm start failed: {last_line(log)} (see {log})")
@@ -153,19 +155,19 @@ class Supervisor:
         self._use_warm_start()
 
     def _use_warm_start(self) -> None:
-        folder = self._hear_warm_start()["folder"]
+        folder = self._read_warm_start_progress()["folder"]
         self.config = replace(self.config, model=replace(self.config.model, path=str(folder)))
         self._write_config()
 
-    def _hear_warm_start(self) -> Mapping[str, object]:
-        """What its progress file says now; the watch hears it where it is new."""
+    def _read_warm_start_progress(self) -> Mapping[str, object]:
+        """Read the warm start's progress file, and report it to the watch if it changed."""
         file = self.folder / PROGRESS_FILE
-        told = json.loads(file.read_text()) if file.exists() else {}
-        if told != self._told_of_warm_start:
-            self._told_of_warm_start = told
-            values = {name: float(value) for name, value in told.items() if isinstance(value, int | float)}
+        progress = json.loads(file.read_text()) if file.exists() else {}
+        if progress != self._warm_start_progress:
+            self._warm_start_progress = progress
+            values = {name: float(value) for name, value in progress.items() if isinstance(value, int | float)}
             self._watch.add(Metric("warm_start", 0, values, time.time_ns() // 10**6))
-        return told
+        return progress
 
     def _train(self) -> None:
         self._enter("starting")
@@ -182,7 +184,7 @@ class Supervisor:
             self._tick()
 
     def _drain(self) -> None:
-        """Every role commits what it has and ends; what takes too long is ended by the fleet."""
+        """Stop all roles: each commits its outputs and ends. The fleet kills those that exceed the time limit."""
         self._enter("draining")
         deadline = time.monotonic() + DRAIN_S
         self._fleet.stop([role.name for role in roles_of(self.config)])
@@ -191,27 +193,28 @@ class Supervisor:
 
     def _enter(self, phase: str) -> None:
         if phase != self.state.phase:
-            self.state.enter(phase)
+            self.state.enter_phase(phase)
             self._watch.start_phase(phase)
 
     def _tick(self) -> None:
         if not self.folder.is_dir():
             raise RunFolderDeleted(
-                f"the run's folder {self.folder} has been deleted while the run was at work: its checkpoints and the "
-                "broker's data, where it had one of its own, are gone with it. Start another run"
+                f"the run's folder {self.folder} has been deleted during the run, with its checkpoints and "
+                "the data of a local broker: start a new run"
             )
         with self._stops.interruptible():
-            self._kafka.tend()
-        self._fleet.tend(TICK_S)
+            self._kafka.poll()
+        self._fleet.poll(TICK_S)
         if self._audits is not None:
-            self._audits.tend()
+            self._audits.poll()
         roles = self._roles()
-        self.state.see({name: {**asdict(role), "alive": role.alive} for name, role in roles.items()})
+        self.state.set_roles({name: {**asdict(role), "alive": role.alive} for name, role in roles.items()})
         self._watch.tick(roles)
 
-    def _roles(self) -> Mapping[str, RoleSeen]:
+    def _roles(self) -> Mapping[str, ObservedRole]:
         return {
-            name: RoleSeen(member.pid, member.restarts, member.status) for name, member in self._fleet.members.items()
+            name: ObservedRole(member.pid, member.restarts, member.status)
+            for name, member in self._fleet.members.items()
         }
 
     def _write_config(self) -> None:
@@ -219,7 +222,7 @@ class Supervisor:
 
 
 def _in_use(store: Path) -> StoreBusy | None:
-    """Who keeps `store` from being removed; else it is."""
+    """Remove `store`; if a process uses it, return that error instead."""
     try:
         remove_store(store)
     except StoreBusy as error:

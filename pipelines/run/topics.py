@@ -1,4 +1,4 @@
-"""The topics of a run, made before its roles start, on a Kafka whose settings keep what they hold."""
+"""Creates the topics of a run before its roles start, and checks that Kafka's settings retain their records."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from schemas.codec import MAX_VALUE_BYTES
 from schemas.topics import CATALOGUE, PREFIX, Topic, run_of
 
 SEGMENT_BYTES = 4 << 20
-"""Of a compacted topic: whoever reads it from the beginning reads the newest record of each key, and about so much."""
+"""segment.bytes of a compacted topic: a read from the beginning reads the newest record of each key and about this much
+more."""
 HOUR_MS = 3_600_000
 
 
 def settings_of(topic: Topic, metrics_hours: float | None = None) -> dict[str, str]:
-    """The settings of `topic`: a run is replayed, audited and exported from its log, so data goes by a trim alone.
+    """The settings of `topic`. Only `laminar runs trim` deletes data: replay, audit and export read the whole log.
 
-    Without `metrics_hours` they say nothing of how long measurements are kept.
+    Without `metrics_hours`, the settings leave out the retention of metrics.
     """
     settings = {"cleanup.policy": topic.cleanup, "max.message.bytes": str(MAX_VALUE_BYTES + 1024 * 1024)}
     match topic.retention:
@@ -37,13 +38,13 @@ def settings_of(topic: Topic, metrics_hours: float | None = None) -> dict[str, s
 
 
 def topic_spec(config: Config, topic: Topic) -> TopicSpec:
-    """How `topic` is made for a run."""
+    """The specification to create `topic` for a run."""
     copies, name = config.kafka.replication_factor, topic.name(config.run.name)
     return TopicSpec(name, len(partitions_of(config, topic)), copies, settings_of(topic, config.kafka.metrics_hours))
 
 
 def unsuitable_settings(client: ClientProperties) -> list[SettingProblem]:
-    """What does not fit in the settings of a Kafka: of its brokers, and of the topics of all runs on it."""
+    """Unsuitable settings of a Kafka cluster: of its brokers and of the topics of all its runs."""
     with admin_client(client) as admin:
         names = [name for name in list_topics(admin, f"{PREFIX}.") if run_of(name)]
         specs = [TopicSpec(name, 1, config=settings_of(CATALOGUE[name.rpartition(".")[2]])) for name in names]
@@ -51,9 +52,9 @@ def unsuitable_settings(client: ClientProperties) -> list[SettingProblem]:
 
 
 def make_topics(config: Config, note: Callable[[str], None] = lambda line: None) -> None:
-    """Create what is missing; `note` takes what might be better.
+    """Create missing topics; `note` receives warnings about settings.
 
-    Raises TopicError where a topic of this run has another shape, UnsuitableKafka where settings would lose records.
+    Raises TopicError if a topic has another partition count, UnsuitableKafka if settings would lose records.
     """
     problems = retried(lambda: _make_topics(config))
     if fatal := [problem for problem in problems if problem.fatal]:

@@ -1,4 +1,4 @@
-"""The warm start of a run: a small model made in code, taught enough that reinforcement learning has a start."""
+"""The warm start of a run: a small model, created in code and trained by supervised learning before RL starts."""
 
 from __future__ import annotations
 
@@ -21,88 +21,88 @@ from pipelines.config import Config
 
 PROGRESS_FILE = "warm_start.json"
 CACHE = "warm-starts"
-"""Beside the runs, shared by them."""
-KNOWN = "known"
-"""In it: which configurations led to which folder, so that a run can find its own without drawing the questions."""
+"""Folder beside the runs, shared by them."""
+INDEX = "known"
+"""Subfolder of CACHE that maps configurations to warm starts, so that a run finds its own without drawing questions."""
 REPORT_EVERY_S = 0.5
-SEED_APART = 1_000_003
+SEED_OFFSET = 1_000_003
 
 
 def find_warm_start(config: Config) -> Mapping[str, Any] | None:
-    """What the progress file would say of the warm start that `config` asks for, if it is known to be made."""
-    known = _known(config)
+    """The progress of the warm start of `config` if it is in the cache, else None."""
+    index_file = _index_file(config)
     try:
-        return _done(read_warm_start(config.run.folder / CACHE / known.read_text("utf-8")), 0.0)
+        return _completed(read_warm_start(config.run.folder / CACHE / index_file.read_text("utf-8")), 0.0)
     except (OSError, ValueError):
         return None
 
 
 def make_warm_start(config: Config) -> None:
-    """Make the warm start that `config` asks for, or find it; the run's progress file says how it goes.
+    """Create the warm start of `config`, or find it in the cache; writes the run's progress file.
 
-    It learns from questions under another seed, none of which is held out: of the tasks that are `model.task`.
+    The training questions are of the tasks equal to `model.task`, under another seed, and none is held out.
     """
-    from operators.trainer.warm_start import warm_start  # here: it imports torch, and the supervisor imports this file
+    from operators.trainer.warm_start import warm_start  # deferred: imports torch, which the supervisor must not
 
-    learning = config.warm_start
-    assert learning is not None
+    settings = config.warm_start
+    assert settings is not None
     file = config.run_folder / PROGRESS_FILE
     started = time.monotonic()
-    told = 0.0
+    written_at = 0.0
 
     def report(progress: float, stage: str) -> None:
-        nonlocal told
+        nonlocal written_at
         now = time.monotonic()
-        if now - told >= REPORT_EVERY_S:
-            told = now
+        if now - written_at >= REPORT_EVERY_S:
+            written_at = now
             state = {"progress": progress, "stage": stage, "seconds": now - started}
             write_atomically(file, json.dumps(state))
 
     report(0.0, "drawing questions")
-    taught = [task for task in config.prompts.mixture if task.task == learning.model.task]
-    weight = sum(task.weight for task in taught)
-    entries = [entry for task in taught for entry in _entries(task, round(learning.examples * task.weight / weight))]
-    asked = (question for task, question in heldout_of_all(config.prompts) if task in taught)
-    heldout = [question.reference for question in itertools.islice(asked, learning.measured)]
-    made = warm_start(learning, entries, heldout, config.run.folder / CACHE, report)
-    known = _known(config)
-    known.parent.mkdir(exist_ok=True)
-    write_atomically(known, made.folder.name)
-    write_atomically(file, json.dumps(_done(made, time.monotonic() - started)))
+    tasks = [task for task in config.prompts.mixture if task.task == settings.model.task]
+    weight = sum(task.weight for task in tasks)
+    entries = [entry for task in tasks for entry in _entries(task, round(settings.examples * task.weight / weight))]
+    questions = (question for task, question in heldout_of_all(config.prompts) if task in tasks)
+    heldout = [question.reference for question in itertools.islice(questions, settings.measured)]
+    result = warm_start(settings, entries, heldout, config.run.folder / CACHE, report)
+    index_file = _index_file(config)
+    index_file.parent.mkdir(exist_ok=True)
+    write_atomically(index_file, result.folder.name)
+    write_atomically(file, json.dumps(_completed(result, time.monotonic() - started)))
 
 
 def _entries(task: TaskConfig, count: int) -> list[Mapping[str, Any]]:
-    """`count` entries of `task` to learn from, fewer where it has no more."""
-    source = open_source(replace(task, seed=task.seed + SEED_APART))
+    """`count` training entries of `task`, fewer if its dataset is smaller."""
+    source = open_source(replace(task, seed=task.seed + SEED_OFFSET))
     try:
         return [source[number].reference for number in range(min(count, source.total or count))]
     finally:
         source.close()
 
 
-def _done(made: WarmStart, seconds: float) -> dict[str, Any]:
+def _completed(result: WarmStart, seconds: float) -> dict[str, Any]:
     return {
         "progress": 1.0,
         "stage": "done",
         "seconds": seconds,
-        "folder": str(made.folder),
-        "accuracy/greedy": made.greedy,
-        "accuracy/sampled": made.sampled,
-        "best": made.best,
+        "folder": str(result.folder),
+        "accuracy/greedy": result.greedy,
+        "accuracy/sampled": result.sampled,
+        "best": result.best,
     }
 
 
-def _known(config: Config) -> Path:
-    """The file that names the folder of what this configuration leads to; what files hold goes by size and time."""
+def _index_file(config: Config) -> Path:
+    """The cache file with the folder name for this configuration; data files count by size and modification time."""
     paths = [Path(path) for task in config.prompts.mixture for path in (task.path, task.heldout_path) if path]
     files = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
-    drawn_by = importlib.metadata.version("reasoning-gym")
-    what = [
+    generator = importlib.metadata.version("reasoning-gym")
+    inputs = [
         PROCEDURE,
         asdict(config.warm_start) if config.warm_start else None,
         asdict(config.prompts),
         files,
-        drawn_by,
+        generator,
     ]
-    key = blake3(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
-    return config.run.folder / CACHE / KNOWN / key
+    key = blake3(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
+    return config.run.folder / CACHE / INDEX / key

@@ -1,10 +1,10 @@
-"""The zygote: one process that has imported everything, from which a run's roles are forked, and their guardian.
+"""The zygote: a process with all modules imported, which forks the roles of a run and cleans up after them.
 
-Importing Beam and torch takes seconds of CPU; forked roles share it, and a role that is restarted is back at once. The
-zygote speaks JSON lines: `{"guard": folder, "scratch": folder}`, `{"start": name, ...}` and
-`{"signal": name, "number": n}` in, `{"started": name, "pid": n}` and `{"ended": name, "code": n}` out. When its input
-ends (`laminar run` is gone, however it went) it stops every role and removes the weight store and the temporary
-directory that it guards. When it is killed, its roles die with it.
+Importing Beam and torch takes seconds of CPU. Forked roles share the imported modules, so a restart is fast. The
+protocol is JSON lines. Commands: `{"store": folder, "temporary_folder": folder}`, `{"start": name, ...}` and
+`{"signal": name, "number": n}`. Events: `{"ready": pid}`, `{"started": name, "pid": n}`, `{"ended": name, "code": n}`.
+When its input ends (`laminar run` has ended or was killed), the zygote stops all roles and removes the weight store and
+the temporary folder. When the zygote is killed, the kernel kills its roles.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from typing import Any, NoReturn
 from pipelines.roles import CANNOT_RUN, EMULATED, PIPELINES, WITH_MODEL
 
 GRACE_S = 3.5
-"""How long roles may take to drain before they are killed."""
+"""How long roles may drain before they are killed."""
 _TICK_S = 0.05
-_TRAINING = (
+_TRAINING_MODULES = (
     "infra.models.checkpoint_folder",
     "infra.models.demo",
     "operators.rollout.transformers_backend",
@@ -41,34 +41,34 @@ _TRAINING = (
     "reasoning_gym",
     *(f"pipelines.{pipeline}" for pipeline in PIPELINES),
 )
-_EMULATION = (
+_EMULATION_MODULES = (
     "operators.rollout.emulated_backend",
     *(f"pipelines.{pipeline}" for pipeline in PIPELINES if pipeline not in WITH_MODEL),
 )
 _PR_SET_PDEATHSIG = 1
-_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main() -> None:
-    """Serve until standard input ends. The first argument is the folder of the model that roles will load, if known."""
+    """Serve commands until standard input ends. The first argument is the folder of the roles' model, if known."""
     commands, events = os.dup(0), os.dup(1)
-    os.dup2(2, 1)  # nothing but events goes to the supervisor
+    os.dup2(2, 1)  # only events go to the supervisor
     devnull = os.open(os.devnull, os.O_RDONLY)
     os.dup2(devnull, 0)
     os.close(devnull)
-    for number in _STOPS:
-        signal.signal(number, signal.SIG_IGN)  # they are the supervisor's to heed, which drains in order
-    import_everything("".join(sys.argv[1:]))
+    for number in _STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)  # the supervisor handles them and drains in order
+    import_role_modules("".join(sys.argv[1:]))
     _Zygote(commands, events).serve()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # taking down all that was imported takes two seconds, in which the run seems not to have gone
+    os._exit(0)  # skips two seconds of interpreter shutdown, which would delay the end of the run
 
 
-def import_everything(model: str = "") -> None:
-    """What roles import sooner or later, each module once for all of them, the code of the model in `model` too."""
+def import_role_modules(model: str = "") -> None:
+    """Import the modules that roles need, and the code of the model in folder `model`."""
     emulated = model == EMULATED
-    for module in _EMULATION if emulated else _TRAINING:
+    for module in _EMULATION_MODULES if emulated else _TRAINING_MODULES:
         importlib.import_module(module)
     if model and not emulated:
         importlib.import_module("infra.models.preload").preload_model_code(Path(model))
@@ -83,10 +83,10 @@ class _Zygote:
         self._buffer = b""
         self._running: dict[int, str] = {}
         self._store: Path | None = None
-        self._scratch: str | None = None
+        self._temporary_folder: str | None = None
 
     def serve(self) -> None:
-        self._say({"ready": os.getpid()})
+        self._emit({"ready": os.getpid()})
         while True:
             readable, _, _ = select.select([self._commands], [], [], _TICK_S)
             if readable:
@@ -95,15 +95,15 @@ class _Zygote:
                     break
                 *lines, self._buffer = (self._buffer + data).split(b"\n")
                 for line in lines:
-                    self._obey(json.loads(line))
+                    self._execute(json.loads(line))
             self._reap()
         self._end()
 
-    def _obey(self, command: Mapping[str, Any]) -> None:
+    def _execute(self, command: Mapping[str, Any]) -> None:
         if "start" in command:
             self._start(command)
-        elif "guard" in command:
-            self._store, self._scratch = Path(command["guard"]), command["scratch"]
+        elif "store" in command:
+            self._store, self._temporary_folder = Path(command["store"]), command["temporary_folder"]
         else:
             for pid, name in self._running.items():
                 if name == command["signal"]:
@@ -113,21 +113,21 @@ class _Zygote:
         sys.stdout.flush()
         sys.stderr.flush()
         zygote = os.getpid()
-        # A stop that comes before the child has undone our ignoring of it must wait, not be lost.
-        signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+        # Signals stay pending until the child has restored their handlers; ignored ones would be lost.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
         try:
             pid = os.fork()
         except OSError as error:
-            print(f"cannot start {command['start']}: {error}", file=sys.stderr, flush=True)
-            self._say({"ended": command["start"], "pid": 0, "code": os.EX_OSERR})
+            print(f"cannot fork {command['start']}: {error}", file=sys.stderr, flush=True)
+            self._emit({"ended": command["start"], "pid": 0, "code": os.EX_OSERR})
             return
         finally:
             if os.getpid() == zygote:
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
         if pid == 0:
-            _become_role(command, zygote, (self._commands, self._events), self._scratch)
+            _become_role(command, zygote, (self._commands, self._events), self._temporary_folder)
         self._running[pid] = command["start"]
-        self._say({"started": command["start"], "pid": pid})
+        self._emit({"started": command["start"], "pid": pid})
 
     def _reap(self) -> None:
         while self._running:
@@ -136,10 +136,10 @@ class _Zygote:
                 return
             name = self._running.pop(pid, None)
             if name is not None:
-                self._say({"ended": name, "pid": pid, "code": os.waitstatus_to_exitcode(status)})
+                self._emit({"ended": name, "pid": pid, "code": os.waitstatus_to_exitcode(status)})
 
-    def _say(self, event: Mapping[str, Any]) -> None:
-        with suppress(BrokenPipeError):  # the supervisor is gone; the end of our input says so too
+    def _emit(self, event: Mapping[str, Any]) -> None:
+        with suppress(BrokenPipeError):  # the supervisor has ended; so has the input
             os.write(self._events, json.dumps(event).encode() + b"\n")
 
     def _end(self) -> None:
@@ -156,17 +156,19 @@ class _Zygote:
 
         if self._store is not None:
             remove_store(self._store, in_use=True)
-        if self._scratch is not None:
-            shutil.rmtree(self._scratch, ignore_errors=True)
+        if self._temporary_folder is not None:
+            shutil.rmtree(self._temporary_folder, ignore_errors=True)
 
 
-def _become_role(command: Mapping[str, Any], zygote: int, pipes: Sequence[int], scratch: str | None) -> NoReturn:
-    """Be the role from here on. Whatever happens, the process ends here and never goes on as a second zygote."""
+def _become_role(
+    command: Mapping[str, Any], zygote: int, pipes: Sequence[int], temporary_folder: str | None
+) -> NoReturn:
+    """Run the role in this forked process, and exit: it must never continue as a second zygote."""
     code = 1
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != zygote:
-            os._exit(1)  # it died before the kernel knew that we go with it
+            os._exit(1)  # the zygote died before prctl took effect
         for pipe in pipes:
             os.close(pipe)
         os.setpgrp()
@@ -174,13 +176,13 @@ def _become_role(command: Mapping[str, Any], zygote: int, pipes: Sequence[int], 
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)
-        for number in _STOPS:
+        for number in _STOP_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
-        if scratch is not None:
-            os.environ["TMPDIR"] = tempfile.tempdir = scratch
-        code = _live(command)
-    except BaseException:  # noqa: BLE001 - the last frame of a process: whatever it is goes to its log
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
+        if temporary_folder is not None:
+            os.environ["TMPDIR"] = tempfile.tempdir = temporary_folder
+        code = _run(command)
+    except BaseException:  # noqa: BLE001 - last frame of the process: any error goes to its log
         traceback.print_exc()
     finally:
         sys.stdout.flush()
@@ -188,8 +190,8 @@ def _become_role(command: Mapping[str, Any], zygote: int, pipes: Sequence[int], 
         os._exit(code)
 
 
-def _live(command: Mapping[str, Any]) -> int:
-    """What a role does; its exit code."""
+def _run(command: Mapping[str, Any]) -> int:
+    """Run the role or job of `command`. Returns its exit code."""
     from infra.kafka.log_gaps import CannotResume
     from operators.prompts.question import SourceError
     from operators.trainer.persist import CheckpointError

@@ -1,4 +1,4 @@
-"""The zygote as its fleet has it: a process that takes commands and tells events, and that others go with."""
+"""The zygote as a subprocess of its fleet, which sends it commands and receives its events."""
 
 from __future__ import annotations
 
@@ -22,38 +22,38 @@ import psutil
 from infra.processes import is_running
 
 CLOSE_S = 5.0
-"""How long a zygote may take to end: a second longer than its roles may."""
-_LOOK_S = 0.02
+"""How long a zygote may take to end: longer than zygote.GRACE_S."""
+_CHECK_EVERY_S = 0.02
 
 
 class ZygoteEnded(Exception):
-    """It is gone, or about to be: `bury` says how."""
+    """The zygote has ended; `reap` returns its exit code."""
 
 
 class ZygoteProcess:
-    """A zygote, started at once; it guards `store` and gets ready for `model`, see zygote.py.
+    """Starts a zygote, which imports the code of `model` and removes `store` at its end, see zygote.py.
 
-    Its roles have a temporary directory of their own, removed with it: roles that are killed leave things there.
+    Its roles share a temporary folder, which is removed with it, because killed roles leave files there.
 
-    `ready` once it has imported everything; what it is told before is heeded then.
+    `ready` is true once it has imported all modules; it executes earlier commands then.
     """
 
     def __init__(self, log: Path, model: str, store: Path) -> None:
         self.ready = False
         self._buffer = b""
-        self._scratch = temporary_folder(log.parent)
+        self._temporary_folder = temporary_folder(log.parent)
         self._process = start_zygote(log, model)
-        self.say({"guard": str(store), "scratch": self._scratch})
+        self.send({"store": str(store), "temporary_folder": self._temporary_folder})
 
-    def say(self, command: Mapping[str, Any]) -> None:
-        """Tell it something; whether it has ended shows in `hear`."""
+    def send(self, command: Mapping[str, Any]) -> None:
+        """Send a command. If the zygote has ended, `receive` raises."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(command).encode() + b"\n")
             self._process.stdin.flush()
 
-    def hear(self, wait_s: float) -> list[dict[str, Any]]:
-        """What it has told since, of its roles. Raises ZygoteEnded."""
+    def receive(self, wait_s: float) -> list[dict[str, Any]]:
+        """The new events of its roles; waits up to `wait_s` seconds for one. Raises ZygoteEnded."""
         output = self._process.stdout
         assert output is not None
         if not select.select([output], [], [], wait_s)[0]:
@@ -67,37 +67,37 @@ class ZygoteProcess:
         return [event for event in events if "ready" not in event]
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
-        """End it, and what it has started with it."""
+        """Stop it, and its roles with it."""
         self._close_input()
         try:
             if not self.ready:
-                self._process.kill()  # it has no roles yet, and would not look up before its imports are done
+                self._process.kill()  # it has no roles yet, and does not read its input before its imports are done
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self._process.kill()  # its roles die with it
             self._process.wait()
         self._close_output()
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        shutil.rmtree(self._temporary_folder, ignore_errors=True)
 
-    def bury(self) -> int:
-        """Wait until nothing is left of one that has ended: its exit code, negative for a signal.
+    def reap(self) -> int:
+        """Wait until an ended zygote and its roles are gone. Returns its exit code, negative for a signal.
 
-        Its roles die with it by the kernel's hand, if not at once; here it is made sure of. They are found by their
-        session, which is its own; its number is given to nobody before it has been waited for.
+        The kernel kills its roles, possibly later; this kills those that are left. They are in the zygote's session,
+        whose id cannot be reused before the zygote is waited for.
         """
         self._close_input()
         while left := list(_session_of(self._process.pid)):
             for process in left:
                 with suppress(psutil.NoSuchProcess):
                     process.send_signal(signal.SIGKILL)
-            time.sleep(_LOOK_S)
+            time.sleep(_CHECK_EVERY_S)
         try:
             code = self._process.wait(CLOSE_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             code = self._process.wait()
         self._close_output()
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        shutil.rmtree(self._temporary_folder, ignore_errors=True)
         return code
 
     def _close_input(self) -> None:
@@ -111,27 +111,27 @@ class ZygoteProcess:
 
 
 def temporary_folder(logs: Path) -> str:
-    """A new temporary directory for the run with the folder `logs`; what an earlier process left there is removed.
+    """Create an empty temporary folder for the run with the log folder `logs`.
 
-    Its name follows from the run's, so a run that was killed whole, and is resumed, cleans up behind itself.
+    Its name follows from the run's, so a resumed run removes what its killed processes left there.
     """
-    folder = temporary_place(logs)
+    folder = temporary_path(logs)
     shutil.rmtree(folder, ignore_errors=True)
     try:
         os.mkdir(folder, 0o700)
-    except FileExistsError:  # another user's
+    except FileExistsError:  # it belongs to another user
         return tempfile.mkdtemp(prefix="laminar-run-")
     return folder
 
 
-def temporary_place(logs: Path) -> str:
-    """Where `temporary_folder` makes it."""
+def temporary_path(logs: Path) -> str:
+    """The path that `temporary_folder` uses."""
     name = hashlib.sha256(str(logs.absolute()).encode()).hexdigest()[:12]
     return os.path.join(tempfile.gettempdir(), f"laminar-run-{name}")
 
 
 def start_zygote(log_file: Path, model: str) -> subprocess.Popen[bytes]:
-    """The zygote, its ends of both pipes ours to use; it imports for some seconds before it answers."""
+    """Start a zygote with pipes for standard input and output. It imports for some seconds before it answers."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     with log_file.open("ab") as log:
         return subprocess.Popen(
@@ -140,12 +140,12 @@ def start_zygote(log_file: Path, model: str) -> subprocess.Popen[bytes]:
             stdout=subprocess.PIPE,
             stderr=log,
             env=environment,
-            start_new_session=True,  # Ctrl-C is the supervisor's to handle
+            start_new_session=True,  # the supervisor handles Ctrl-C
         )
 
 
 def _session_of(leader: int) -> Iterator[psutil.Process]:
-    """The processes in the session of `leader` that live, but for itself."""
+    """The live processes in the session of `leader`, without `leader`."""
     for process in psutil.process_iter():
         with suppress(ProcessLookupError, PermissionError):
             if process.pid != leader and os.getsid(process.pid) == leader and is_running(process):

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from pipelines.run.zygote_process import temporary_place
+from pipelines.run.zygote_process import temporary_path
 
 REPOSITORY = Path(__file__).parents[2]
 SHARED_MEMORY = Path("/dev/shm")
@@ -174,7 +174,7 @@ class LaminarRun(Command):
     @property
     def temporary(self) -> Path:
         """The temporary directory of its roles."""
-        return Path(temporary_place(self.folder / "logs"))
+        return Path(temporary_path(self.folder / "logs"))
 
     def end(self) -> None:
         """Kill what is left, and clean up behind it: nobody else can."""

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 import pipelines.run.zygote_process
 from pipelines.cli.main import main as laminar
-from pipelines.run.zygote import import_everything
+from pipelines.run.zygote import import_role_modules
 from pipelines.run.zygote import main as zygote
 
 
@@ -95,7 +95,7 @@ def exit_code(pid: int) -> int | None:
 
 def main() -> None:
     os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    import_everything(sys.argv[1])
+    import_role_modules(sys.argv[1])
     say(os.getpid())
     while select.select([0], [], [])[0]:
         line = sys.stdin.readline()

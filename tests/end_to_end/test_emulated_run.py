@@ -105,8 +105,8 @@ def test_a_run_whose_books_do_not_balance_ends_with_1(
 
 def test_what_an_emulation_imports_is_light() -> None:
     code = (
-        "import sys; from pipelines.run.zygote import import_everything; from pipelines.roles import EMULATED;"
-        "import_everything(EMULATED); print(*{'torch', 'transformers', 'reasoning_gym'} & set(sys.modules))"
+        "import sys; from pipelines.run.zygote import import_role_modules; from pipelines.roles import EMULATED;"
+        "import_role_modules(EMULATED); print(*{'torch', 'transformers', 'reasoning_gym'} & set(sys.modules))"
     )
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code],

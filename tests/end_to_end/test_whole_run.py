@@ -149,7 +149,7 @@ def test_the_folder_holds_all_of_it(ended: LaminarRun) -> None:
     assert config.kafka.bootstrap_servers == ended.state()["bootstrap_servers"]
     for role in roles_of(config):
         log = (folder / "logs" / f"{role.name}.log").read_text()
-        assert f"{role.name} starts" in log
+        assert f"starting {role.name}" in log
         assert "Traceback" not in log
     metrics = read_metrics(folder / "metrics.jsonl")
     assert [metric.step for metric in metrics if metric.name == "trainer"] == list(range(1, STEPS + 1))

@@ -1,4 +1,4 @@
-"""Read a run's raw topics, committed records only, and balance them. It shares no code with the operators' ledgers."""
+"""Audits a run from the committed records of its raw topics. It shares no code with the operators' ledgers."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from schemas.topics import (
 
 READ_ORDER: tuple[Topic, ...] = (RELAY, SETTLED, BATCHES, EXPERIENCES, TRAJECTORIES, INBOX)
 
-Marks = Mapping[tuple[str, int], int]
-"""Restore offsets of one pipeline by topic and partition: nothing below is pending."""
+CommittedOffsets = Mapping[tuple[str, int], int]
+"""Restore offsets of one pipeline by topic and partition: no record below is pending."""
 
 
 def audit(
@@ -41,10 +41,10 @@ def audit(
     *,
     ended: bool = False,
 ) -> Audit:
-    """Balance run `run`. `ended` says that nothing runs any more, and names what is still in flight.
+    """Audit run `run`. `ended`: the run has ended, so the trajectories still in flight are named.
 
-    After a trim it begins at the trim point: what had ended before is counted as the trim point says. Raises
-    RuntimeError if the run has no inbox, or a transaction stays open.
+    After a trim the audit begins at the trim point and adds its counts. Raises RuntimeError if the run has no inbox
+    topic, or a transaction stays open.
     """
     trim_point = newest_trim_point(client, run)
     snapshot = snapshot_of(client, run, trim_point)
@@ -60,40 +60,40 @@ def fold_run(
     before: TrimmedHistory | None,
     begins: Mapping[tuple[str, int], int] = MappingProxyType({}),
 ) -> AuditFold:
-    """The fold of all that `snapshot` holds, each partition (full name, number) from where `begins` says."""
+    """Fold the records in `snapshot`, each partition (full topic name, number) from its offset in `begins`, or 0."""
     fold = AuditFold(snapshot.trimmed, before)
     for topic in READ_ORDER:
         name = topic.name(run)
-        # One partition after the other: which Trajectory of an id is its first is a matter of partition and offset.
+        # One partition after the other: partition and offset decide which Trajectory of an id is the first.
         for partition, end in sorted(snapshot.ends.get(name, {}).items()):
             start = {partition: begins.get((name, partition), 0)}
             for record in read_topic(
                 client, name, start=start, partitions=[partition], until={partition: end}, decoder=decode_for_audit
             ):
-                _enter(fold, record, snapshot)
+                _add(fold, record, snapshot)
     return fold
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What to read, and what each stage was done with: marks by consumer of experiences, and score's."""
+    """End offsets, trimmed topics (short names), and committed offsets by pipeline: what to read and what is processed."""
 
     ends: Mapping[str, Mapping[int, int]]
     trimmed: frozenset[str]
-    marks: Mapping[str, Marks]
+    committed: Mapping[str, CommittedOffsets]
 
 
 def snapshot_of(client: ClientProperties, run: str, trim_point: TrimPoint | None = None) -> Snapshot:
-    """The ends of a run's topics, taken so that a run at work does not look as if it had lost something.
+    """Take the end offsets of a run's topics in an order in which an active run shows no false losses.
 
-    Marks come first, then what is downstream before what is upstream: whatever has been answered is then seen to have
-    been asked. What a trim point or a Settled vouches for was written in its transaction, see `decided_ends`.
+    Committed offsets first, then downstream topics before upstream ones, so that every output has its input in the
+    snapshot. The outputs of a committed offset or a Settled are in the same transaction, see `decided_ends`.
     """
     with admin_client(client) as admin:
-        there = set(list_topics(admin, run_prefix(run)))
-        if INBOX.name(run) not in there:
-            raise RuntimeError(f"run {run} has no topic {INBOX.name(run)}: there is nothing to audit")
-        marks = {
+        existing = set(list_topics(admin, run_prefix(run)))
+        if INBOX.name(run) not in existing:
+            raise RuntimeError(f"run {run} has no topic {INBOX.name(run)}, so it cannot be audited")
+        committed = {
             pipeline: {
                 (lag.topic, lag.partition): lag.committed
                 for lag in group_lags(admin, list_groups(admin, group_name(run, pipeline).removesuffix("0")))
@@ -102,7 +102,7 @@ def snapshot_of(client: ClientProperties, run: str, trim_point: TrimPoint | None
         }
         ends: dict[str, dict[int, int]] = {}
         for topic in READ_ORDER:
-            if (name := topic.name(run)) in there:
+            if (name := topic.name(run)) in existing:
                 ends[name] = {partition: end for partition, end in decided_ends(admin, name).items() if end > 0}
         trimmed = {
             short_name
@@ -110,10 +110,10 @@ def snapshot_of(client: ClientProperties, run: str, trim_point: TrimPoint | None
             for short_name in [CATALOGUE[where.topic.removeprefix(run_prefix(run))].short_name]
             if first > (trim_point.first_offset(short_name, where.partition) if trim_point is not None else 0)
         }
-    return Snapshot(ends, frozenset(trimmed), marks)
+    return Snapshot(ends, frozenset(trimmed), committed)
 
 
-def _enter(fold: AuditFold, record: StoredRecord, snapshot: Snapshot) -> None:
+def _add(fold: AuditFold, record: StoredRecord, snapshot: Snapshot) -> None:
     if record.error is not None:
         fold.undecodable += 1
     where = (record.topic, record.partition)
@@ -125,14 +125,15 @@ def _enter(fold: AuditFold, record: StoredRecord, snapshot: Snapshot) -> None:
         elif isinstance(row, MicroBatch):
             fold.batch(row)
         elif isinstance(row, DecodedRecord):
-            _enter_seen(fold, row, record.offset, {name: marks.get(where, 0) for name, marks in snapshot.marks.items()})
+            committed = {name: offsets.get(where, 0) for name, offsets in snapshot.committed.items()}
+            _add_decoded(fold, row, record.offset, committed)
 
 
-def _enter_seen(fold: AuditFold, seen: DecodedRecord, offset: int, marks: Mapping[str, int]) -> None:
-    if seen.kind is Experience:
-        eater = "evaluation" if seen.key.purpose == "evaluation" else "experience"
-        fold.experience(seen.key, done=offset < marks[eater])
-    elif seen.kind is Trajectory:
-        fold.trajectory(seen.key, done=offset < marks["score"])
+def _add_decoded(fold: AuditFold, record: DecodedRecord, offset: int, committed: Mapping[str, int]) -> None:
+    if record.kind is Experience:
+        consumer = "evaluation" if record.key.purpose == "evaluation" else "experience"
+        fold.experience(record.key, consumed=offset < committed[consumer])
+    elif record.kind is Trajectory:
+        fold.trajectory(record.key, consumed=offset < committed["score"])
     else:
-        fold.assignment(seen.key)
+        fold.assignment(record.key)

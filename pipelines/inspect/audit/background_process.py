@@ -1,4 +1,4 @@
-"""One audit of a run at work, in a process of low priority.
+"""One audit of an active run, in a process of low priority.
 
 `python -m pipelines.inspect.audit.background_process CONFIG OUT`
 """
@@ -18,7 +18,7 @@ LOWEST_PRIORITY = 19
 
 
 def main() -> None:
-    """Audit the run of the configuration CONFIG and write what was found to OUT, as JSON."""
+    """Audit the run of the configuration file CONFIG and write the result to the file OUT as JSON."""
     config_file, out = map(Path, sys.argv[1:])
     os.nice(LOWEST_PRIORITY)
     config = load_config(config_file)

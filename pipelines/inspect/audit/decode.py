@@ -1,4 +1,4 @@
-"""What an audit looks at in a record: of a trajectory, whose it is. The rest of it is checked, but never built."""
+"""Decoding for the audit: of records about a trajectory only the key; other columns are only validated."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class DecodedRecord(NamedTuple):
 
 
 def decode_for_audit(value: bytes | None, headers: Iterable[tuple[str, bytes]]) -> list[Any]:
-    """The records in `value`, those about one trajectory as `DecodedRecord`. Raises UndecodableRecord."""
+    """The records in `value`; those about one trajectory as `DecodedRecord`. Raises UndecodableRecord."""
     headers = tuple(headers)
     kind = next((_BY_SCHEMA.get(header) for name, header in headers if name == "laminar-schema"), None)
     if kind is None:

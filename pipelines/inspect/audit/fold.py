@@ -1,7 +1,7 @@
-"""The fold of a run's topics into what became of each trajectory. Pure; it knows no operator and reads no topic.
+"""Folds a run's topics into the outcome of each trajectory. Pure; it imports no operator and reads no topic.
 
-Feed it whole topics in this order: relay, settled, batches, experiences, trajectories, inbox (each needs what those
-before it say). An id and all that is known of it are two integers in one dictionary.
+Add complete topics in this order, as each needs the ones before it: relay, settled, batches, experiences, trajectories,
+inbox. A dictionary maps each trajectory, as a packed integer key, to its facts, as bits of one integer.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from pipelines.inspect.audit.trim_points import TrimmedHistory
 from schemas.identity import LETTERS, Purpose, TrajectoryKey, parse_trajectory_id, trajectory_id
 from schemas.records import MicroBatch, PolicyVersion, Settled, WeightVersion
 
-# What is known of a trajectory, as bits of one integer; above them stands the batch that Settled names, plus one.
+# The facts about a trajectory, as bits of one integer. The bits above hold the batch of its Settled record, plus one.
 _DISPATCHED = 1 << 0
 _FINISHED = 1 << 1
-_FINISHED_DONE = 1 << 2  # score's restore offset is beyond its Trajectory
+_FINISHED_CONSUMED = 1 << 2  # score's restore offset is beyond its Trajectory
 _SCORED = 1 << 3
-_SCORED_DONE = 1 << 4  # the restore offset of who eats its Experience is beyond it
+_SCORED_CONSUMED = 1 << 4  # the consumer's restore offset is beyond its Experience
 _SETTLED = 1 << 5
 _IN_BATCH = 1 << 6
-_IN_ITS_BATCH = 1 << 7  # in the batch that its Settled names
+_IN_ITS_BATCH = 1 << 7  # in the batch that its Settled record names
 _TRAINED = 1 << 8
 _TRAINED_AGAIN = 1 << 9
 _NO_REASON = 1 << 10
@@ -34,14 +34,14 @@ _PURPOSE_BITS = 2
 _OUTCOMES = ("batched", "dropped", "failed", "evaluated", "imported")
 _MEMBER_BITS = 20
 ENDED = frozenset({"trained", "untrained", "dropped", "failed", "evaluated", "imported"})
-"""What becomes of a trajectory for good."""
+"""Final outcomes of a trajectory."""
 
 
 class AuditFold:
-    """What a run's topics say of its trajectories. `trimmed` names the topics (nouns) that retention has cut.
+    """The facts about a run's trajectories. `trimmed`: topics (short names) from which retention has deleted records.
 
-    After a trim of the log what had ended `before` is counted as its trim point says; records of it that are left count
-    no more, but for a later batch that trains one of them again.
+    `before`: the trimmed part of the log, whose trajectories the trim point counts. Remaining records of them are
+    ignored, except a later batch that trains one of them again.
     """
 
     def __init__(self, trimmed: Collection[str] = (), before: TrimmedHistory | None = None) -> None:
@@ -49,228 +49,228 @@ class AuditFold:
         self._before = before
         closed = before.closed_below if before is not None else {}
         self._closed_below = tuple(closed.get(purpose, 0) for purpose in _PURPOSES)
-        self._trained_after_all: set[int] = set()
-        self._known: dict[int, int] = {}
+        self._trained_after_close: set[int] = set()
+        self._bits: dict[int, int] = {}
         self._manifests: dict[PolicyVersion, tuple[PolicyVersion | None, tuple[int, ...]]] = {}
         self._untrained: set[int] = set()
         self._times_trained: Counter[int] | None = None
-        self._line_is_cut = False
+        self._lineage_is_cut = False
         self.duplicate_finishes = 0
         self.settled_again = 0
         self.undecodable = 0
 
     def manifest(self, record: WeightVersion) -> None:
-        """A version in the relay topic; a later record of the same version replaces the earlier."""
+        """Add a manifest; a later record of the same version replaces the earlier one."""
         self._manifests[record.version] = (record.parent, record.batches)
         self._untrained.update(record.untrained_batches)
 
     def settled(self, record: Settled) -> None:
-        """The end of a story. The first counts."""
+        """Add the settlement of a trajectory. The first counts."""
         key = _key(record.trajectory_id)
-        known = self._known.get(key, 0)
+        bits = self._bits.get(key, 0)
         if self._is_closed(key):
             return
-        if known & _SETTLED:
+        if bits & _SETTLED:
             self.settled_again += 1
             return
-        known |= _SETTLED | _OUTCOMES.index(record.outcome) << _OUTCOME_AT
+        bits |= _SETTLED | _OUTCOMES.index(record.outcome) << _OUTCOME_AT
         if record.batch is not None:
-            known |= record.batch + 1 << _BATCH_AT
+            bits |= record.batch + 1 << _BATCH_AT
         if not record.reason.strip():
-            known |= _NO_REASON
-        self._known[key] = known
+            bits |= _NO_REASON
+        self._bits[key] = bits
 
     def batch(self, record: MicroBatch) -> None:
-        """A part of a global batch, trained as often as the line names its batch."""
-        times = self._line()[record.batch]
+        """Add a part of a global batch, which was trained as often as the ancestor line names its batch."""
+        times = self._times_trained_by_batch()[record.batch]
         for name in record.trajectory_ids:
             key = _key(name)
-            known = self._known.get(key, 0)
+            bits = self._bits.get(key, 0)
             if self._is_closed(key):
                 if times and self._before is not None and record.batch > self._before.batch:
-                    self._trained_after_all.add(key)
+                    self._trained_after_close.add(key)
                 continue
-            if times > 1 or (times and known & _TRAINED):
-                known |= _TRAINED_AGAIN
-            known |= _IN_BATCH | (_TRAINED if times else 0)
-            if known >> _BATCH_AT == record.batch + 1:
-                known |= _IN_ITS_BATCH
-            self._known[key] = known
+            if times > 1 or (times and bits & _TRAINED):
+                bits |= _TRAINED_AGAIN
+            bits |= _IN_BATCH | (_TRAINED if times else 0)
+            if bits >> _BATCH_AT == record.batch + 1:
+                bits |= _IN_ITS_BATCH
+            self._bits[key] = bits
 
-    def experience(self, key: TrajectoryKey, *, done: bool) -> None:
-        """A scored trajectory; `done` when the restore offset of who eats it is beyond it."""
-        self._add(key, _SCORED | (_SCORED_DONE if done else 0))
+    def experience(self, key: TrajectoryKey, *, consumed: bool) -> None:
+        """Add a scored trajectory; `consumed`: the restore offset of its consumer is beyond it."""
+        self._add(key, _SCORED | (_SCORED_CONSUMED if consumed else 0))
 
-    def trajectory(self, trajectory: TrajectoryKey, *, done: bool) -> None:
-        """A finished trajectory; `done` when score's restore offset is beyond it. The first counts."""
-        key = _packed(trajectory)
-        known = self._known.get(key, 0)
+    def trajectory(self, trajectory: TrajectoryKey, *, consumed: bool) -> None:
+        """Add a finished trajectory; `consumed`: score's restore offset is beyond it. The first counts."""
+        key = _packed_key(trajectory)
+        bits = self._bits.get(key, 0)
         if self._is_closed(key):
             return
-        if known & _FINISHED:
+        if bits & _FINISHED:
             self.duplicate_finishes += 1
             return
-        self._known[key] = known | _FINISHED | (_FINISHED_DONE if done else 0)
+        self._bits[key] = bits | _FINISHED | (_FINISHED_CONSUMED if consumed else 0)
 
     def assignment(self, key: TrajectoryKey) -> None:
-        """A dispatch; every later one of the same trajectory is the same dispatch."""
+        """Add a dispatch; later assignments of the same trajectory do not count."""
         self._add(key, _DISPATCHED)
 
     def audit(self, *, name_in_flight: bool = False) -> Audit:
-        """The balance. `name_in_flight` names what is in flight, too."""
+        """The audit's result. `name_in_flight`: also name the trajectories in flight."""
         counts: Counter[str] = Counter(self._before.counts if self._before is not None else {})
         counts.update(
             duplicate_finishes=self.duplicate_finishes, settled_again=self.settled_again, undecodable=self.undecodable
         )
         in_flight: Counter[Stage] = Counter()
-        lost, waiting = [], []
-        for key, known in sorted(self._known.items()) if name_in_flight else self._known.items():
-            what, stage = self._class_of(key, known)
-            counts["dispatched" if known & _DISPATCHED else "undispatched"] += 1
-            if what == "lost":
+        lost, still_in_flight = [], []
+        for key, bits in sorted(self._bits.items()) if name_in_flight else self._bits.items():
+            outcome, stage = self._outcome_and_stage(key, bits)
+            counts["dispatched" if bits & _DISPATCHED else "undispatched"] += 1
+            if outcome == "lost":
                 lost.append((key, stage))
-            elif what == "in_flight":
+            elif outcome == "in_flight":
                 in_flight[stage] += 1
                 if name_in_flight:
-                    waiting.append(ReachedStage(_name(key), stage))
+                    still_in_flight.append(ReachedStage(_name(key), stage))
             else:
-                counts[what] += 1
+                counts[outcome] += 1
         return Audit(
             **counts,
             in_flight=dict(in_flight),
             lost=tuple(ReachedStage(_name(key), stage) for key, stage in sorted(lost)),
             trained_twice=self._names(
-                {*self._trained_after_all, *(key for key, known in self._known.items() if known & _TRAINED_AGAIN)}
+                {*self._trained_after_close, *(key for key, bits in self._bits.items() if bits & _TRAINED_AGAIN)}
             ),
-            without_reason=self._names(key for key, known in self._known.items() if _dropped_without_reason(known)),
-            contradictions=self._names(key for key, known in self._known.items() if _contradicts(key, known)),
-            still_in_flight=tuple(waiting),
+            without_reason=self._names(key for key, bits in self._bits.items() if _dropped_without_reason(bits)),
+            contradictions=self._names(key for key, bits in self._bits.items() if _has_contradiction(key, bits)),
+            still_in_flight=tuple(still_in_flight),
         )
 
     def closed_below(self, batch: int) -> dict[Purpose, int]:
-        """By purpose: the number below which every trajectory that any topic names has ended, trained ones in a batch
+        """By purpose: the number below which all trajectories in the topics have ended, and trained ones are in a batch
         up to `batch`.
         """
-        floors, after = dict(zip(_PURPOSES, self._closed_below, strict=True)), dict[Purpose, int]()
-        for key, known in self._known.items():
+        bounds, first_active = dict(zip(_PURPOSES, self._closed_below, strict=True)), dict[Purpose, int]()
+        for key, bits in self._bits.items():
             purpose, number = _purpose(key), key >> _PURPOSE_BITS + _MEMBER_BITS
-            what, _ = self._class_of(key, known)
-            is_batched = known & _TRAINED or what == "untrained"
-            ended = what in ENDED and (not is_batched or (known & _IN_ITS_BATCH and (known >> _BATCH_AT) - 1 <= batch))
+            outcome, _ = self._outcome_and_stage(key, bits)
+            is_batched = bits & _TRAINED or outcome == "untrained"
+            ended = outcome in ENDED and (not is_batched or (bits & _IN_ITS_BATCH and (bits >> _BATCH_AT) - 1 <= batch))
             if ended:
-                floors[purpose] = max(floors[purpose], number + 1)
+                bounds[purpose] = max(bounds[purpose], number + 1)
             else:
-                after[purpose] = min(number, after.get(purpose, number))
-        return {purpose: min(floor, after.get(purpose, floor)) for purpose, floor in floors.items()}
+                first_active[purpose] = min(number, first_active.get(purpose, number))
+        return {purpose: min(bound, first_active.get(purpose, bound)) for purpose, bound in bounds.items()}
 
     def is_closed(self, key: TrajectoryKey) -> bool:
         """Whether a trajectory had ended before the trim point."""
-        return self._is_closed(_packed(key))
+        return self._is_closed(_packed_key(key))
 
     def last_batch(self, version: PolicyVersion) -> int:
         """The last batch on the ancestor line of `version`; -1: none."""
-        last, seen, at = -1, set[PolicyVersion](), version
-        while at in self._manifests and at not in seen:
-            seen.add(at)
-            parent, batches = self._manifests[at]
+        last, visited, current = -1, set[PolicyVersion](), version
+        while current in self._manifests and current not in visited:
+            visited.add(current)
+            parent, batches = self._manifests[current]
             last = max([last, *batches])
             if parent is None:
                 break
-            at = parent
+            current = parent
         return last
 
-    def is_on_the_line(self, version: PolicyVersion) -> bool:
-        """Whether `version` is an ancestor of the newest version, or that itself."""
-        at, seen = max(self._manifests, default=None), set[PolicyVersion]()
-        while at in self._manifests and at not in seen and at != version:
-            seen.add(at)
-            at = self._manifests[at][0]
-        return at == version and at in self._manifests
+    def is_in_lineage(self, version: PolicyVersion) -> bool:
+        """Whether `version` is the newest version or one of its ancestors."""
+        current, visited = max(self._manifests, default=None), set[PolicyVersion]()
+        while current in self._manifests and current not in visited and current != version:
+            visited.add(current)
+            current = self._manifests[current][0]
+        return current == version and current in self._manifests
 
     def _is_closed(self, key: int) -> bool:
         return key >> _PURPOSE_BITS + _MEMBER_BITS < self._closed_below[key & (1 << _PURPOSE_BITS) - 1]
 
-    def _class_of(self, key: int, known: int) -> tuple[str, Stage]:
-        """What became of a trajectory, and at which stage it is where that is not the end of its story."""
-        eater: Stage = "evaluation" if _purpose(key) == "evaluation" else "experience"
-        if known & _TRAINED:
+    def _outcome_and_stage(self, key: int, bits: int) -> tuple[str, Stage]:
+        """The outcome of a trajectory, and the stage that has or lost it if it has not ended."""
+        stage_after_score: Stage = "evaluation" if _purpose(key) == "evaluation" else "experience"
+        if bits & _TRAINED:
             return "imported" if _purpose(key) == "imported" else "trained", "training"
-        if known & _SETTLED and _outcome(known) != _outcome_in_batch(key):
-            return _outcome(known), eater
-        if known & _IN_BATCH:
-            return self._batched(known)
-        if known & _SETTLED:  # as batched, but not in the batch that it names, nor in any
-            return self._gone("batches"), "experience"
-        if known & _SCORED:
-            return (self._gone("settled") if known & _SCORED_DONE else "in_flight"), eater
-        if known & _FINISHED:
-            return (self._gone("experiences") if known & _FINISHED_DONE else "in_flight"), "score"
+        if bits & _SETTLED and _outcome(bits) != _outcome_in_batch(key):
+            return _outcome(bits), stage_after_score
+        if bits & _IN_BATCH:
+            return self._batched_outcome(bits)
+        if bits & _SETTLED:  # settled as batched, but in no batch
+            return self._lost_or_expired("batches"), "experience"
+        if bits & _SCORED:
+            return (self._lost_or_expired("settled") if bits & _SCORED_CONSUMED else "in_flight"), stage_after_score
+        if bits & _FINISHED:
+            return (self._lost_or_expired("experiences") if bits & _FINISHED_CONSUMED else "in_flight"), "score"
         return "in_flight", "generation"
 
-    def _batched(self, known: int) -> tuple[str, Stage]:
-        """In a batch that the line does not name: not yet trained, unless the line has passed it over."""
-        if known & _SETTLED and not known & _IN_ITS_BATCH:
-            return self._gone("batches"), "experience"
-        batch, line = (known >> _BATCH_AT) - 1, self._line()
-        if known & _IN_ITS_BATCH and batch in self._untrained and line.get(batch) == 0:
+    def _batched_outcome(self, bits: int) -> tuple[str, Stage]:
+        """The outcome of a trajectory in an untrained batch: in flight, unless the ancestor line skips that batch."""
+        if bits & _SETTLED and not bits & _IN_ITS_BATCH:
+            return self._lost_or_expired("batches"), "experience"
+        batch, times = (bits >> _BATCH_AT) - 1, self._times_trained_by_batch()
+        if bits & _IN_ITS_BATCH and batch in self._untrained and times.get(batch) == 0:
             return "untrained", "training"
-        if not known & _IN_ITS_BATCH or not line or batch > max(line):
+        if not bits & _IN_ITS_BATCH or not times or batch > max(times):
             return "in_flight", "training"
-        return ("expired" if self._line_is_cut and batch < min(line) else "lost"), "training"
+        return ("expired" if self._lineage_is_cut and batch < min(times) else "lost"), "training"
 
-    def _gone(self, topic: str) -> str:
-        """What it means that `topic` says nothing of a trajectory that it should name."""
+    def _lost_or_expired(self, topic: str) -> str:
+        """The outcome of a trajectory that is missing from `topic`."""
         return "expired" if topic in self._trimmed else "lost"
 
-    def _line(self) -> Counter[int]:
-        """How often each batch is trained on the ancestor line of the newest manifest. Taken at the first call."""
+    def _times_trained_by_batch(self) -> Counter[int]:
+        """How often each batch is trained on the ancestor line of the newest manifest. Computed at the first call."""
         if self._times_trained is None:
             self._times_trained = Counter()
             version = max(self._manifests, default=None)
-            seen: set[PolicyVersion] = set()
-            while version in self._manifests and version not in seen:
-                seen.add(version)
+            visited: set[PolicyVersion] = set()
+            while version in self._manifests and version not in visited:
+                visited.add(version)
                 version, batches = self._manifests[version]
                 self._times_trained.update(batches)
             for batch in self._untrained & self._times_trained.keys():
                 self._times_trained[batch] = 0
-            self._line_is_cut = version is not None and (self._before is None or self._before.version not in seen)
+            self._lineage_is_cut = version is not None and (self._before is None or self._before.version not in visited)
         return self._times_trained
 
     def _add(self, trajectory: TrajectoryKey, bits: int) -> None:
-        key = _packed(trajectory)
+        key = _packed_key(trajectory)
         if self._is_closed(key):
             return
-        self._known[key] = self._known.get(key, 0) | bits
+        self._bits[key] = self._bits.get(key, 0) | bits
 
     def _names(self, keys: Iterable[int]) -> tuple[str, ...]:
         return tuple(map(_name, sorted(keys)))
 
 
-def _outcome(known: int) -> str:
-    return _OUTCOMES[known >> _OUTCOME_AT & 7]
+def _outcome(bits: int) -> str:
+    return _OUTCOMES[bits >> _OUTCOME_AT & 7]
 
 
-def _dropped_without_reason(known: int) -> bool:
-    return bool(known & _SETTLED and known & _NO_REASON and not known & _TRAINED) and _outcome(known) == "dropped"
+def _dropped_without_reason(bits: int) -> bool:
+    return bool(bits & _SETTLED and bits & _NO_REASON and not bits & _TRAINED) and _outcome(bits) == "dropped"
 
 
-def _contradicts(key: int, known: int) -> bool:
-    return bool(known & _TRAINED and known & _SETTLED) and _outcome(known) != _outcome_in_batch(key)
+def _has_contradiction(key: int, bits: int) -> bool:
+    return bool(bits & _TRAINED and bits & _SETTLED) and _outcome(bits) != _outcome_in_batch(key)
 
 
 def _outcome_in_batch(key: int) -> str:
-    """What a trajectory is settled as that is in a batch."""
+    """The settled outcome of a trajectory in a batch."""
     return "imported" if _purpose(key) == "imported" else "batched"
 
 
 def _key(name: str) -> int:
     """The key of a trajectory id. Raises ValueError."""
-    return _packed(parse_trajectory_id(name))
+    return _packed_key(parse_trajectory_id(name))
 
 
-def _packed(key: TrajectoryKey) -> int:
-    """A trajectory's key as an integer that sorts by number, then member, then purpose."""
+def _packed_key(key: TrajectoryKey) -> int:
+    """The key as an integer that sorts by number, then member, then purpose."""
     purpose, number, member = key
     return (number << _MEMBER_BITS | member) << _PURPOSE_BITS | _PURPOSES.index(purpose)
 

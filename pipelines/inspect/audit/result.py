@@ -1,4 +1,4 @@
-"""What an audit found: the two sides of the balance, and the names of what does not belong on either."""
+"""The result of an audit: the counts of both sides of its equation, and the names of offending trajectories."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ STAGES: tuple[Stage, ...] = ("generation", "score", "experience", "evaluation", 
 
 
 class ReachedStage(NamedTuple):
-    """A trajectory and the stage that has it, or lost it."""
+    """A trajectory and the stage that has it or lost it."""
 
     trajectory_id: str
     stage: Stage
@@ -19,22 +19,22 @@ class ReachedStage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """Where every trajectory of a run is. Each id that any topic names is counted once:
+    """The outcome of every trajectory of a run. Each id in any topic is counted once:
 
     dispatched + undispatched = trained + untrained + dropped + failed + evaluated + imported + in flight + expired
     + lost.
 
-    dispatched: an Assignment names it. undispatched: something else does, but no Assignment (a prompt refused before
-    its dispatch, imported experience). trained: it is in a batch on the ancestor line of the newest manifest; imported:
-    that, and it was fed in from a dataset. untrained: in a batch of the line of which nothing could be trained; a dead
-    letter says why. dropped, failed, evaluated: settled so, and not trained. in_flight: on its
-    way, by the stage that has it. expired: retention has taken what would tell. lost: a stage has let go of it and
-    nothing says what became of it.
+    dispatched: an Assignment names it. undispatched: other records name it, but no Assignment (a prompt rejected before
+    its dispatch, imported experience). trained: in a batch on the ancestor line of the newest manifest. imported:
+    trained, and imported from a dataset. untrained: in a batch of the ancestor line that could not be trained; a dead
+    letter has the reason. dropped, failed, evaluated: settled with that outcome, and not trained. in_flight: not yet
+    ended, by the stage that has it. expired: retention has deleted the records that would show the outcome. lost: a
+    stage has committed past it without an output.
 
     trained_twice: in two batches of the line, twice in one, or in one that the line trained twice. without_reason:
-    dropped, and nobody says why. contradictions: trained, though settled as something else. duplicate_finishes: later
+    dropped with an empty reason. contradictions: trained, but settled with another outcome. duplicate_finishes: later
     Trajectory records of an id, which never count. settled_again: later Settled records of an id. undecodable: records
-    that could not be read. `still_in_flight` names what is in flight, where that was asked for.
+    that could not be decoded. still_in_flight: the names of trajectories in flight, if requested.
     """
 
     dispatched: int = 0
@@ -58,18 +58,18 @@ class Audit:
 
     @property
     def accounted(self) -> int:
-        """The right side of the balance."""
+        """The right side of the equation."""
         settled = self.dropped + self.failed + self.evaluated + self.imported
         return self.trained + self.untrained + settled + sum(self.in_flight.values()) + self.expired + len(self.lost)
 
     @property
     def passed(self) -> bool:
-        """Whether both sides are equal, nothing is lost or trained twice, and every drop has its reason."""
+        """Whether both sides are equal, no trajectory is lost or trained twice, and every drop has a reason."""
         named = self.lost or self.trained_twice or self.without_reason or self.contradictions
         return self.dispatched + self.undispatched == self.accounted and not named
 
     def numbers(self) -> dict[str, int]:
-        """The counts alone, as a run's summary holds them."""
+        """The counts, as in a run's summary."""
         return {
             "dispatched": self.dispatched,
             "undispatched": self.undispatched,
@@ -91,7 +91,7 @@ class Audit:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, JSON-ready: the numbers, where what is in flight is, and all names."""
+        """The JSON form: the counts, those in flight by stage, and all names."""
         return {
             "passed": self.passed,
             **self.numbers(),

@@ -1,4 +1,4 @@
-"""What stood before the newest trim of a run's log, as its trim point says."""
+"""The trimmed part of a run's log, from the newest trim point."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from schemas.topics import TRIM_POINTS
 
 @dataclass(frozen=True)
 class TrimmedHistory:
-    """Trajectories numbered below `closed_below` of their purpose have ended; `counts` are the audit's figures of them.
+    """Trajectories with numbers below `closed_below` of their purpose have ended; `counts` are their audit counts.
 
-    Batches up to `batch` are those that made `version`, where the line of manifests may begin.
+    Batches up to `batch` are part of `version`, at which the ancestor line of manifests may begin.
     """
 
     version: PolicyVersion
@@ -37,7 +37,7 @@ class TrimmedHistory:
 
 
 def newest_trim_point(client: ClientProperties, run: str) -> TrimPoint | None:
-    """Where the log of `run` begins; None if it was never trimmed. Records that are not trim points are passed over."""
+    """The newest trim point of `run`; None if it was never trimmed. Other records in the topic are skipped."""
     trim_point: TrimPoint | None = None
     try:
         for record in read_topic(client, TRIM_POINTS.name(run)):

@@ -1,4 +1,4 @@
-"""What records of a trajectory's life say, in words."""
+"""Describes the records of a trajectory's history in text."""
 
 from __future__ import annotations
 
@@ -22,54 +22,54 @@ from schemas.records import (
     WeightVersion,
 )
 
-LONGEST = 100
+MAX_CHARACTERS = 100
 
 
-def describe_outcome(life: History) -> str:
-    """What became of the trajectory, in a line."""
-    finished, scored = life.first(Trajectory), life.first(Experience)
-    settled, version = life.first(Settled), life.first(WeightVersion)
+def describe_outcome(history: History) -> str:
+    """The outcome of the trajectory, in one line."""
+    finished, scored = history.first(Trajectory), history.first(Experience)
+    settled, version = history.first(Settled), history.first(WeightVersion)
     if finished is None:
         return "not finished"
     trajectory = finished.record
-    words = [f"{trajectory.prompt.task}, {trajectory.finish_reason} after {len(trajectory.response.token_ids)} tokens"]
+    parts = [f"{trajectory.prompt.task}, {trajectory.finish_reason} after {len(trajectory.response.token_ids)} tokens"]
     if trajectory.policy_version is not None:
-        words.append(f"under version {trajectory.policy_version}")
-    words.append(f"reward {scored.record.reward:g}" if scored else "not scored yet")
+        parts.append(f"under version {trajectory.policy_version}")
+    parts.append(f"reward {scored.record.reward:g}" if scored else "not scored yet")
     if settled is None:
-        words.append("not settled yet")
+        parts.append("not settled yet")
     elif settled.record.outcome != "batched":
-        words.append(f"{settled.record.outcome}: {settled.record.reason}")
+        parts.append(f"{settled.record.outcome}: {settled.record.reason}")
     else:
-        into = f"which made version {version.record.version}" if version else "not trained yet"
-        words.append(f"in batch {settled.record.batch}, {into}")
-    return ", ".join(words)
+        into = f"trained into version {version.record.version}" if version else "not trained yet"
+        parts.append(f"in batch {settled.record.batch}, {into}")
+    return ", ".join(parts)
 
 
 def describe_record(record: Any) -> str:
-    """What `record` says, in a line."""
+    """The content of `record`, in one line."""
     match record:
         case Prompt():
             return f"prompt, {record.samples} samples: {_cut(record.text)}"
         case Assignment():
-            begins = f", to go on after {len(record.partial.token_ids)} tokens" if record.partial else ""
+            resume = f", to resume after {len(record.partial.token_ids)} tokens" if record.partial else ""
             version = f" under {record.policy_version}" if record.policy_version else ""
-            return f"assigned to replica {record.replica}{version}, lease {record.lease}{_attempt(record)}{begins}"
+            return f"assigned to replica {record.replica}{version}, lease {record.lease}{_attempt(record)}{resume}"
         case Progress():
             moves = record.next_owner
-            gone = f"; handed over to replica {moves.replica}, lease {moves.lease}" if moves else ""
-            gained = f"{len(record.gained.token_ids)} tokens after {record.start}"
-            return f"replica {record.replica}, lease {record.lease}{_attempt(record)}: {gained}{gone}"
+            hand_over = f"; handed over to replica {moves.replica}, lease {moves.lease}" if moves else ""
+            gained = f"{len(record.gained.token_ids)} tokens after the first {record.start}"
+            return f"replica {record.replica}, lease {record.lease}{_attempt(record)}: {gained}{hand_over}"
         case AssignmentRejected():
-            return f"refused by replica {record.replica}, lease {record.lease}: {record.reason}"
+            return f"rejected by replica {record.replica}, lease {record.lease}: {record.reason}"
         case Reserve():
-            return f"replica {record.replica} keeps room for it, plan {record.plan_id}"
+            return f"replica {record.replica} reserves capacity for it, plan {record.plan_id}"
         case Release():
-            return f"replica {record.replica} is to hand it over to replica {record.destination}, plan {record.plan_id}"
+            return f"replica {record.replica} must hand it over to replica {record.destination}, plan {record.plan_id}"
         case Cancel():
-            return f"replica {record.replica} is to stop working on it"
+            return f"replica {record.replica} must cancel it"
         case TrajectoryClosed():
-            return "closed: what is said of it later does not count"
+            return "closed: later progress is ignored"
         case RepackPlan():
             return f"plan {record.plan_id} ({record.reason}) moves it"
         case Trajectory():
@@ -86,7 +86,7 @@ def describe_record(record: Any) -> str:
         case MicroBatch():
             return f"batch {record.batch}, part {record.index + 1} of {record.count} of rank {record.rank}"
         case WeightVersion():
-            return f"version {record.version} was made of that batch, step {record.step}"
+            return f"version {record.version} trained on that batch, step {record.step}"
     return type(record).__name__
 
 
@@ -96,4 +96,4 @@ def _attempt(record: Any) -> str:
 
 def _cut(text: str) -> str:
     line = " ".join(text.split())
-    return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"
+    return line if len(line) <= MAX_CHARACTERS else f"{line[: MAX_CHARACTERS - 1]}…"

@@ -1,7 +1,7 @@
-"""One trajectory's whole life, from the log alone: what every topic says of it, in the order of its story.
+"""The history of one trajectory, from the log: its records in all topics, in causal order.
 
-Little is read: its prompt's place is found by looking, and what happened after it is looked for from the time of the
-one before on. Clocks differ between machines, so it begins `SLACK_MS` earlier.
+Little is read: the prompt is found by bisection, and each later record is searched for from the timestamp of the one
+before it. Clocks differ between machines, so each search begins `SLACK_MS` earlier.
 """
 
 from __future__ import annotations
@@ -41,49 +41,51 @@ SLACK_MS = 60_000
 
 @dataclass(frozen=True)
 class History:
-    """What the log says of a trajectory, in the order of its story."""
+    """The records about a trajectory, in causal order."""
 
     events: list[MatchingRecord]
 
     def first(self, kind: type) -> MatchingRecord | None:
-        """The first record of class `kind`, None where there is none."""
+        """The first record of class `kind`, or None."""
         return next((event for event in self.events if isinstance(event.record, kind)), None)
 
 
-class _Log:
-    """The topics of a run, from some time on, for what concerns one trajectory."""
+class _TrajectorySearch:
+    """Searches the topics of a run for the records of one trajectory."""
 
     def __init__(self, client: ClientProperties, run: str, key: TrajectoryKey) -> None:
         self.client, self.run, self.key = client, run, key
 
     def prompt(self) -> MatchingRecord | None:
-        """Its prompt, found by looking: their numbers rise."""
+        """Its prompt, found by bisection, as prompt numbers rise."""
         topic = EVAL_PROMPTS if self.key.purpose == "evaluation" else PROMPTS
         try:
             place = first_offset(self.client, topic.name(self.run), 0, _prompt_number, self.key.number)
         except UnknownTopic:
             return None
-        return None if place is None else next(self.since(topic, None, first=place, last=place + 1), None)
+        return None if place is None else next(self.records_of(topic, None, first=place, last=place + 1), None)
 
-    def since(
+    def records_of(
         self,
         topic: Topic,
-        moment: int | None,
-        until: int | None = None,
+        begin_ms: int | None,
+        end_ms: int | None = None,
         *,
-        own: bool = False,
+        own_partition: bool = False,
         first: int | None = None,
         last: int | None = None,
     ) -> Iterator[MatchingRecord]:
-        """What `topic` says of it from `moment` to `until` (Unix milliseconds), or between two offsets.
+        """Its records in `topic` from `begin_ms` to `end_ms` (Unix milliseconds), or between two offsets.
 
-        `own`: only its group's partition.
+        `own_partition`: only in its group's partition.
         """
         name = topic.name(self.run)
         try:
-            numbers = [partition_of(self.key.number, len(partition_ranges(self.client, name)))] if own else None
-            begin = Edge("beginning", 0) if moment is None else Edge("time", moment - SLACK_MS)
-            end = None if until is None else Edge("time", until + SLACK_MS)
+            numbers = (
+                [partition_of(self.key.number, len(partition_ranges(self.client, name)))] if own_partition else None
+            )
+            begin = Edge("beginning", 0) if begin_ms is None else Edge("time", begin_ms - SLACK_MS)
+            end = None if end_ms is None else Edge("time", end_ms + SLACK_MS)
             if first is not None and last is not None:
                 begin, end = Edge("offset", first), Edge("offset", last)
             ranges = resolve_span(self.client, name, OffsetSpan(begin, end), numbers)
@@ -92,15 +94,15 @@ class _Log:
         for chunk in read_chunks(self.client, topic, name, ranges, wanted=may_match(self.key)):
             yield from matching(chunk, self.key)
 
-    def version_after(self, batch: int) -> Iterator[MatchingRecord]:
-        """The versions that batch number `batch` went into: several where the trainer began anew from a checkpoint."""
+    def versions_trained_on(self, batch: int) -> Iterator[MatchingRecord]:
+        """The versions trained on batch number `batch`: several if the trainer restarted from a checkpoint."""
         name = RELAY.name(self.run)
         try:
             ranges = partition_ranges(self.client, name)
         except UnknownTopic:
             return
         for chunk in read_chunks(self.client, RELAY, name, ranges):
-            for at, block in enumerate(chunk.found):
+            for at, block in enumerate(chunk.decoded_records):
                 if isinstance(block, str):
                     continue
                 (manifest,) = block.records()
@@ -112,31 +114,33 @@ class _Log:
 
 
 def history_of(client: ClientProperties, run: str, key: TrajectoryKey) -> Iterator[list[MatchingRecord]]:
-    """The life of trajectory `key` of `run`, part by part, in the order of its story."""
-    log = _Log(client, run, key)
-    prompt = log.prompt()
-    asked = prompt.timestamp if prompt else None
+    """The history of trajectory `key` of `run`, part by part, in causal order."""
+    search = _TrajectorySearch(client, run, key)
+    prompt = search.prompt()
+    prompt_time = prompt.timestamp if prompt else None
     if prompt:
         yield [prompt]
-    finished = next(log.since(TRAJECTORIES, asked, own=True), None)
-    ended = finished.timestamp if finished else None
-    between = [event for topic in (INBOX, PROGRESS, PLANS) for event in log.since(topic, asked, ended)]
+    finished = next(search.records_of(TRAJECTORIES, prompt_time, own_partition=True), None)
+    finish_time = finished.timestamp if finished else None
+    between = [
+        event for topic in (INBOX, PROGRESS, PLANS) for event in search.records_of(topic, prompt_time, finish_time)
+    ]
     yield sorted(between, key=lambda event: (event.timestamp, event.topic, event.offset))
     if finished is None:
         return
     yield [finished]
-    scored = next(log.since(EXPERIENCES, finished.timestamp, own=True), None)
+    scored = next(search.records_of(EXPERIENCES, finished.timestamp, own_partition=True), None)
     if scored is None:
         return
     yield [scored]
-    settled = next(log.since(SETTLED, scored.timestamp), None)
+    settled = next(search.records_of(SETTLED, scored.timestamp), None)
     if settled is None:
         return
     yield [settled]
     if settled.record.batch is None:
         return
-    yield [*islice(log.since(BATCHES, settled.timestamp), 1)]
-    yield [*log.version_after(settled.record.batch)]
+    yield [*islice(search.records_of(BATCHES, settled.timestamp), 1)]
+    yield [*search.versions_trained_on(settled.record.batch)]
 
 
 def _prompt_number(value: bytes | None, headers: Headers) -> int | None:

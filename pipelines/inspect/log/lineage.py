@@ -1,7 +1,7 @@
-"""What a weight version was made from, back to the prompts: manifests, batches, trajectories, from the log alone.
+"""The lineage of a weight version, from the log: manifests, batches, trajectories, prompts.
 
-A manifest says where the trainer's reading stood, so the batches between two of them are read from there and nowhere
-else; a batch says where each of its trajectories stands in the experiences topic.
+A manifest holds the trainer's offsets in the batches topic, so only the batches between two manifests are read. A batch
+holds the offset of each of its trajectories in the experiences topic.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from schemas.topics import BATCHES, EXPERIENCES
 
 @dataclass
 class TrainedPrompt:
-    """What one prompt gave: its samples that were trained, their rewards, and where the first stands as experience."""
+    """A prompt, its trained samples, their rewards, and `place`: partition and offset of the first in experiences."""
 
     prompt: str
     trajectories: list[str] = field(default_factory=list)
@@ -34,7 +34,7 @@ class TrainedPrompt:
 
 @dataclass
 class VersionStep:
-    """What made `manifest` of its parent: batches, and what was in them. Staleness in versions."""
+    """The training step from the parent of `manifest` to it: its batches and their content. Staleness in versions."""
 
     manifest: WeightVersion
     batches: list[int]
@@ -49,7 +49,7 @@ class VersionStep:
 
     @property
     def missing(self) -> list[int]:
-        """Batches that the manifest names and the log does not hold."""
+        """Batches that the manifest names but the log does not hold."""
         return (
             sorted(set(self.manifest.batches) - set(self.manifest.untrained_batches) - set(self.batches))
             if self.manifest.parent
@@ -58,7 +58,7 @@ class VersionStep:
 
     @property
     def reward(self) -> float | None:
-        """The mean over trajectories."""
+        """The mean reward of the trajectories."""
         rewards = [reward for prompt in self.prompts for reward in prompt.rewards]
         return sum(rewards) / len(rewards) if rewards else None
 
@@ -66,7 +66,7 @@ class VersionStep:
 def ancestors(
     manifests: Mapping[PolicyVersion, WeightVersion], version: PolicyVersion, depth: int | None
 ) -> Iterator[tuple[WeightVersion, WeightVersion | None]]:
-    """The manifests of `version`, of its parent, and so on, `depth` of them or all, each with that of its parent."""
+    """The manifests of `version` and its ancestors, each with its parent's: `depth` of them, or all."""
     at: PolicyVersion | None = version
     for _ in range(len(manifests) if depth is None else depth):
         if at is None or at not in manifests:
@@ -77,7 +77,7 @@ def ancestors(
 
 
 def read_step(client: ClientProperties, run: str, manifest: WeightVersion, parent: WeightVersion | None) -> VersionStep:
-    """What made `manifest` of its parent, from the batches between them; empty where it has none.
+    """Read the training step from `parent` to `manifest` from the batches between them; empty without a parent.
 
     Raises UnknownTopic.
     """
@@ -89,9 +89,9 @@ def read_step(client: ClientProperties, run: str, manifest: WeightVersion, paren
     step = VersionStep(manifest, [], 0, Counter(), Counter(), [])
     trained = set(manifest.batches) - set(manifest.untrained_batches)
     for chunk in read_chunks(client, BATCHES, name, ranges):
-        for block in chunk.found:
+        for block in chunk.decoded_records:
             if isinstance(block, Block) and block.column("batch")[0].as_py() in trained:
-                _add(step, prompts, block.records()[0])
+                _add_part(step, prompts, block.records()[0])
     step.prompts = list(prompts.values())
     return step
 
@@ -99,7 +99,7 @@ def read_step(client: ClientProperties, run: str, manifest: WeightVersion, paren
 def batch_ranges(
     held: Mapping[int, PartitionRange], manifest: WeightVersion, parent: WeightVersion | None
 ) -> dict[int, PartitionRange]:
-    """Where the batches stand that made `manifest` of `parent`; all there is where neither says."""
+    """The ranges of the batches between `parent` and `manifest`; the ends of `held` if they have no offsets."""
     before = dict(enumerate(parent.batch_offsets)) if parent else {}
     after = dict(enumerate(manifest.batch_offsets))
     ranges = {}
@@ -111,7 +111,7 @@ def batch_ranges(
     return ranges
 
 
-def _add(step: VersionStep, prompts: dict[str, TrainedPrompt], part: MicroBatch) -> None:
+def _add_part(step: VersionStep, prompts: dict[str, TrainedPrompt], part: MicroBatch) -> None:
     if part.batch not in step.batches:
         step.batches.append(part.batch)
     step.tokens += len(part.token_ids)
@@ -133,7 +133,7 @@ def _add(step: VersionStep, prompts: dict[str, TrainedPrompt], part: MicroBatch)
 
 
 def with_texts(client: ClientProperties, run: str, prompts: Iterable[TrainedPrompt]) -> None:
-    """Fill in task and text of `prompts`, from the places that their batch names."""
+    """Fill in task and text of `prompts`, from the experiences at their places."""
     wanted: dict[int, dict[int, list[TrainedPrompt]]] = defaultdict(lambda: defaultdict(list))
     for prompt in prompts:
         partition, offset = prompt.place
@@ -143,12 +143,12 @@ def with_texts(client: ClientProperties, run: str, prompts: Iterable[TrainedProm
     ranges = {number: PartitionRange(min(places), max(places) + 1) for number, places in wanted.items()}
     for chunk in read_chunks(client, EXPERIENCES, EXPERIENCES.name(run), ranges):
         places = wanted[chunk.records.partition]
-        for offset, block in zip(chunk.records.offsets, chunk.found, strict=True):
+        for offset, block in zip(chunk.records.offsets, chunk.decoded_records, strict=True):
             if isinstance(block, Block) and offset in places:
-                _tell(block, places[offset])
+                _fill_in(block, places[offset])
 
 
-def _tell(block: Block, prompts: list[TrainedPrompt]) -> None:
+def _fill_in(block: Block, prompts: list[TrainedPrompt]) -> None:
     rows: list[Any] = [row.trajectory.prompt for row in block.records() if isinstance(row, Experience)]
     by_prompt = {prompt.prompt_id: prompt for prompt in rows}
     for held in prompts:

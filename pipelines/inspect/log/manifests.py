@@ -1,4 +1,4 @@
-"""The weight versions of a run, by the manifests in its relay topic."""
+"""The weight versions of a run, from the manifests in its relay topic."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from schemas.topics import RELAY
 
 
 class Manifests(Mapping[PolicyVersion, WeightVersion]):
-    """Manifests by version, oldest first. Each is decoded when it is asked for: a large model's takes milliseconds."""
+    """Manifests by version, oldest first. Each is decoded on access, because a large model's takes milliseconds."""
 
     def __init__(self, client: ClientProperties, run: str) -> None:
         kind, found = record_type(WeightVersion).schema, {}
         for record in read_topic(client, RELAY.name(run), decoder=undecoded):
-            if record.schema == kind and (version := _named(record)) is not None:
+            if record.schema == kind and (version := _version_of(record)) is not None:
                 found[version] = record
         self._records = dict(sorted(found.items()))
 
     def __getitem__(self, version: PolicyVersion) -> WeightVersion:
-        """Raises KeyError, and RuntimeError where the record is no such manifest."""
+        """Raises KeyError, and RuntimeError if the record cannot be decoded."""
         (record,) = decoded([self._records[version]])
         if record.error is not None:
-            raise RuntimeError(f"the manifest of {version} at offset {record.offset} cannot be read: {record.error}")
+            raise RuntimeError(f"the manifest of {version} at offset {record.offset} cannot be decoded: {record.error}")
         manifest: WeightVersion = record.rows[0]
         return manifest
 
     def offset_of(self, version: PolicyVersion) -> int:
-        """Where the manifest of `version` stands. Raises KeyError."""
+        """The offset of the manifest of `version`. Raises KeyError."""
         return self._records[version].offset
 
     def readable(self) -> list[WeightVersion]:
-        """All but those whose records are no such manifests."""
+        """All manifests that can be decoded."""
         return [row for record in decoded(self._records.values()) for row in record.rows]
 
     def __iter__(self) -> Iterator[PolicyVersion]:
@@ -44,8 +44,8 @@ class Manifests(Mapping[PolicyVersion, WeightVersion]):
         return len(self._records)
 
 
-def _named(record: StoredRecord) -> PolicyVersion | None:
-    """The version that the record's key names."""
+def _version_of(record: StoredRecord) -> PolicyVersion | None:
+    """The version in the record's key; None if it has none."""
     try:
         return PolicyVersion.parse((record.key or b"").decode())
     except ValueError:

@@ -1,4 +1,4 @@
-"""Which rows of a topic's records concern one trajectory. Columns are looked at; only what concerns it is built."""
+"""Selects the rows about one trajectory by their columns; only selected rows are converted to records."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from schemas.identity import TrajectoryKey, trajectory_id
 
 
 class MatchingRecord(NamedTuple):
-    """A record, where it stands, and when it was written in Unix milliseconds."""
+    """A record, its position, and its timestamp in Unix milliseconds."""
 
     topic: str
     partition: int
@@ -28,23 +28,23 @@ class MatchingRecord(NamedTuple):
 
 
 def may_match(key: TrajectoryKey) -> Callable[[bytes | None, Headers], bool]:
-    """Tells of an encoded record whether it may be of trajectory `key`: most are not, and need not be decoded."""
+    """A filter of encoded records that may be about trajectory `key`: most are not, and need not be decoded."""
     wanted = trajectory_id(*key).encode()
 
     def may(value: bytes | None, headers: Headers) -> bool:
-        return value is not None and (wanted in value or schema_of(headers) in _IN_NUMBERS)
+        return value is not None and (wanted in value or schema_of(headers) in _WITHOUT_ID_TEXT)
 
     return may
 
 
 def matching(chunk: LogChunk, key: TrajectoryKey) -> Iterator[MatchingRecord]:
-    """The records of `chunk` that tell of trajectory `key`, in their order."""
+    """The records of `chunk` about trajectory `key`, in their order."""
     found: list[tuple[int, Any]] = []
     for kind, block in chunk.decoded.blocks.items():
         rows = pc.indices_nonzero(_mask(block, key)).to_pylist()
         if rows:
-            whose = chunk.whose(kind)
-            found += zip([whose[row] for row in rows], block.take(rows).records(), strict=True)
+            record_numbers = chunk.record_numbers(kind)
+            found += zip([record_numbers[row] for row in rows], block.take(rows).records(), strict=True)
     records = chunk.records
     for at, record in sorted(found, key=lambda each: each[0]):
         yield MatchingRecord(
@@ -53,14 +53,14 @@ def matching(chunk: LogChunk, key: TrajectoryKey) -> Iterator[MatchingRecord]:
 
 
 def _mask(block: Block, key: TrajectoryKey) -> pa.Array:
-    """Which rows of `block` tell of the trajectory: by its id, by the ids in a list, or by prompt and member."""
+    """The mask of rows of `block` about the trajectory: by its id, by a list of ids, or by prompt and member."""
     names, wanted = block.batch.schema.names, trajectory_id(*key)
     if "trajectory_id" in names:
         return pc.equal(block.column("trajectory_id"), wanted)
     prefix = _prompt_prefix(block.kind)
     if prefix is not None:
-        ours, member = _of_prompt(block, prefix, key), prefix.replace("prompt.", "member")
-        return pc.and_(ours, pc.equal(block.column(member), key.member)) if member else ours
+        same_prompt, member = _prompt_mask(block, prefix, key), prefix.replace("prompt.", "member")
+        return pc.and_(same_prompt, pc.equal(block.column(member), key.member)) if member else same_prompt
     if "trajectory_ids" in names:
         lists = block.column("trajectory_ids")
         hits = pc.equal(lists.flatten(), wanted)
@@ -72,7 +72,7 @@ def _mask(block: Block, key: TrajectoryKey) -> pa.Array:
 
 
 def _prompt_prefix(kind: type) -> str | None:
-    """What stands before the columns that say which prompt a record of `kind` is of; None where there are none."""
+    """The prefix of the columns that identify the prompt of a record of `kind`; None if it has none."""
     names = arrow_schema(kind).names
     found = (
         prefix
@@ -82,11 +82,11 @@ def _prompt_prefix(kind: type) -> str | None:
     return next(found, None)
 
 
-_IN_NUMBERS = {entry.schema for entry in RECORD_TYPES if _prompt_prefix(entry.kind) is not None}
-"""What says whose it is by the numbers of prompt and member; in all else a trajectory's id stands as it is."""
+_WITHOUT_ID_TEXT = {entry.schema for entry in RECORD_TYPES if _prompt_prefix(entry.kind) is not None}
+"""Schemas that identify a trajectory by numbers of prompt and member; all others contain its id as text."""
 
 
-def _of_prompt(block: Block, prefix: str, key: TrajectoryKey) -> pa.Array:
+def _prompt_mask(block: Block, prefix: str, key: TrajectoryKey) -> pa.Array:
     return pc.and_(
         pc.equal(block.column(f"{prefix}number"), key.number), pc.equal(block.column(f"{prefix}purpose"), key.purpose)
     )

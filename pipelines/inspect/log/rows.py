@@ -1,4 +1,4 @@
-"""Some columns of all rows of a topic, one row at a time."""
+"""Reads selected columns of a topic, row by row."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from schemas.topics import Topic
 
 
 def rows_of(client: ClientProperties, run: str, topic: Topic, columns: Sequence[str]) -> Iterator[Mapping[str, Any]]:
-    """Those columns of `columns.row_schema`; no rows where the run has no such topic."""
+    """`columns` (of `columns.row_schema`) of all rows of `topic`; no rows if the run has no such topic."""
     name = topic.name(run)
     try:
         ranges = partition_ranges(client, name)

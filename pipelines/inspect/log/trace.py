@@ -1,7 +1,7 @@
-"""A run as a trace that Perfetto and chrome://tracing show: who had which trajectory when, what was trained, published.
+"""Converts a run's log to a trace for Perfetto and chrome://tracing: generation, scoring, training, versions, moves.
 
-Made of the log alone, row by row, so a long run takes no more memory than a short one. Times are those of the writers'
-clocks. A trajectory's spans share the trace id that its records carry, see `schemas.tracing`.
+It reads the log row by row, so memory does not grow with the run. Times are from the writers' clocks. The spans of a
+trajectory share the trace id of its records, see `schemas.tracing`.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from schemas.tracing import trace_id
 Event = dict[str, Any]
 ROLLOUT, SCORE, TRAINER, PLACEMENT = 1000, 1, 2, 3
 """Process ids of the trace: replica n is ROLLOUT + n."""
-_NAMES = {SCORE: "score", TRAINER: "trainer", PLACEMENT: "placement"}
+_PROCESS_NAMES = {SCORE: "score", TRAINER: "trainer", PLACEMENT: "placement"}
 
 
 def events(client: ClientProperties, run: str) -> Iterator[Event]:
-    """The trace events of `run`, in no order: times in microseconds, as the format wants them."""
+    """The trace events of `run`, unordered; times in microseconds, as the format requires."""
     replicas: set[int] = set()
-    yield from (_named(number, name) for number, name in _NAMES.items())
+    yield from (_process_name(number, name) for number, name in _PROCESS_NAMES.items())
     for row in rows_of(client, run, TRAJECTORIES, _TRAJECTORY):
         if row["replica"] not in replicas:
             replicas.add(row["replica"])
-            yield _named(ROLLOUT + row["replica"], f"replica {row['replica']}")
+            yield _process_name(ROLLOUT + row["replica"], f"replica {row['replica']}")
         yield from trajectory_events(run, row)
     for row in rows_of(client, run, EXPERIENCES, _EXPERIENCE):
         yield from scoring_events(run, row)
     for row in rows_of(client, run, RELAY, _VERSION):
         yield _instant(TRAINER, f"version {row['version_epoch']}.{row['version_number']}", row["created_at"], {})
     for row in rows_of(client, run, PLANS, _PLAN):
-        if row["moves"] is None:  # it tells what became of one
+        if row["moves"] is None:  # the outcome of a plan
             continue
         moved = sum(len(move["trajectory_ids"]) for move in row["moves"])
         yield _instant(PLACEMENT, f"{row['reason']}: {moved} moved", row["planned_at"], {"plan": row["plan_id"]})
@@ -43,12 +43,14 @@ def events(client: ClientProperties, run: str) -> Iterator[Event]:
 
 
 def trajectory_events(run: str, row: Mapping[str, Any]) -> Iterator[Event]:
-    """A trajectory at its last owner: waiting for the first token, then generating."""
+    """A trajectory at its last owner: prefill until the first token, then decode."""
     started, ended = row["started_at"], row["finished_at"]
-    told = {name: row[name] for name in ("policy_version", "staleness", "completion_tokens", "lease", "finish_reason")}
+    arguments = {
+        name: row[name] for name in ("policy_version", "staleness", "completion_tokens", "lease", "finish_reason")
+    }
     name, process = row["trajectory_id"], ROLLOUT + row["replica"]
-    told["traceparent"] = trace_id(run, row["group_id"])
-    yield from _span(process, name, name, started, ended, told)
+    arguments["traceparent"] = trace_id(run, row["group_id"])
+    yield from _span(process, name, name, started, ended, arguments)
     first = row["first_token_at"]
     if first is not None and started <= first <= ended:
         yield from _span(process, name, "prefill", started, first, {})
@@ -56,13 +58,13 @@ def trajectory_events(run: str, row: Mapping[str, Any]) -> Iterator[Event]:
 
 
 def scoring_events(run: str, row: Mapping[str, Any]) -> Iterator[Event]:
-    """From the end of a trajectory to its reward."""
-    told = {"reward": row["reward"], "traceparent": trace_id(run, row["group_id"])}
-    yield from _span(SCORE, row["trajectory_id"], row["trajectory_id"], row["finished_at"], row["scored_at"], told)
+    """A span from the end of a trajectory to its reward."""
+    arguments = {"reward": row["reward"], "traceparent": trace_id(run, row["group_id"])}
+    yield from _span(SCORE, row["trajectory_id"], row["trajectory_id"], row["finished_at"], row["scored_at"], arguments)
 
 
 def metric_events(row: Mapping[str, Any]) -> Iterator[Event]:
-    """An optimizer step, which ends when it is told of; counters of everything else that is measured."""
+    """A span for an optimizer step, which ends at the time of its metric; counters for rewards, staleness and rates."""
     values = {pair["name"]: pair["value"] for pair in row["values"]}
     at = row["measured_at"]
     if row["name"] == "trainer":
@@ -88,18 +90,28 @@ def _counter(name: str, at: Any, value: float) -> Event:
     return {"ph": "C", "name": name, "pid": TRAINER, "ts": at.timestamp() * 1e6, "args": {"value": value}}
 
 
-def _span(process: int, identity: str, name: str, start: Any, end: Any, told: Mapping[str, Any]) -> Iterator[Event]:
-    """An asynchronous span: such ones of a process may overlap."""
+def _span(
+    process: int, identity: str, name: str, start: Any, end: Any, arguments: Mapping[str, Any]
+) -> Iterator[Event]:
+    """An asynchronous span, which may overlap others of its process."""
     shared = {"name": name, "cat": "trajectory", "pid": process, "tid": 0, "id": identity}
-    yield {"ph": "b", **shared, "ts": start.timestamp() * 1e6, "args": dict(told)}
+    yield {"ph": "b", **shared, "ts": start.timestamp() * 1e6, "args": dict(arguments)}
     yield {"ph": "e", **shared, "ts": max(start, end).timestamp() * 1e6}
 
 
-def _instant(process: int, name: str, at: Any, told: Mapping[str, Any]) -> Event:
-    return {"ph": "i", "s": "p", "name": name, "pid": process, "tid": 0, "ts": at.timestamp() * 1e6, "args": dict(told)}
+def _instant(process: int, name: str, at: Any, arguments: Mapping[str, Any]) -> Event:
+    return {
+        "ph": "i",
+        "s": "p",
+        "name": name,
+        "pid": process,
+        "tid": 0,
+        "ts": at.timestamp() * 1e6,
+        "args": dict(arguments),
+    }
 
 
-def _named(process: int, name: str) -> Event:
+def _process_name(process: int, name: str) -> Event:
     return {"ph": "M", "name": "process_name", "pid": process, "args": {"name": name}}
 
 

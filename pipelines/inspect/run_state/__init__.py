@@ -1,1 +1,1 @@
-"""The state of a run as its control records and metrics give it, folded one by one."""
+"""The state of a run: a fold over its metrics and control records."""

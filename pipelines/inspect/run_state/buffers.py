@@ -1,4 +1,4 @@
-"""What the shards of the buffer tell of one batch, or of themselves, as if there were one."""
+"""Merges the metrics of the experience shards into those of one buffer."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 
 SHARD = "shard"
-"""A value that says which shard told, where there are several."""
+"""The metric value with the shard's number, if there are several shards."""
 _MEANS = ("reward/mean/", "response_length/mean/", "accuracy/mean/")
-"""Of a task, over its trajectories."""
-_ALIKE = ("curriculum/", "dropped_share/")
-"""About the same in all shards, which have every n-th prompt."""
+"""Means by task over its trajectories: weighted by trajectories."""
+_EQUAL = ("curriculum/", "dropped_share/")
+"""Values that are about equal in all shards, which have every n-th prompt: averaged."""
 
 Values = Mapping[str, float]
 
 
-def merge_shards(told: Sequence[Values]) -> dict[str, float]:
-    """The values of all shards: means by trajectories, what is alike as its mean, and all else added up."""
-    if len(told) == 1:
-        return dict(told[0])
-    found: dict[str, float] = {}
-    for key in dict.fromkeys(chain.from_iterable(told)):
-        values = [(each[key], _weight(key, each)) for each in told if key in each]
+def merge_shards(shards: Sequence[Values]) -> dict[str, float]:
+    """The merged values: means weighted by trajectories, equal values averaged, all others added."""
+    if len(shards) == 1:
+        return dict(shards[0])
+    merged: dict[str, float] = {}
+    for key in dict.fromkeys(chain.from_iterable(shards)):
+        values = [(each[key], _weight(key, each)) for each in shards if key in each]
         total = sum(value * weight for value, weight in values)
-        shared = key.startswith(_MEANS + _ALIKE)
-        found[key] = total / (sum(weight for _, weight in values) or 1.0) if shared else total
-    found.pop(SHARD, None)
-    return found
+        shared = key.startswith(_MEANS + _EQUAL)
+        merged[key] = total / (sum(weight for _, weight in values) or 1.0) if shared else total
+    merged.pop(SHARD, None)
+    return merged
 
 
 def _weight(key: str, values: Values) -> float:

@@ -1,4 +1,4 @@
-"""A curve that can grow for ever in bounded memory: when it is full, neighbours are averaged."""
+"""A curve of unlimited length in bounded memory: when it is full, neighbouring points are averaged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Curve:
     points: tuple[Point, ...] = ()
 
     def add(self, x: float, y: float) -> Curve:
-        """The curve with (x, y) at its end. What stood at `x` or beyond is redrawn: a restarted role repeats itself."""
+        """The curve with (x, y) at its end. Points at `x` or beyond are removed: a restarted role repeats its steps."""
         kept = self.points
         while kept and kept[-1].x >= x:
             kept = kept[:-1]
@@ -31,7 +31,7 @@ class Curve:
         return _bounded(kept)
 
     def put(self, x: float, y: float) -> Curve:
-        """The curve with (x, y) at its place, instead of what stood at `x`: for values that come out of order."""
+        """The curve with (x, y) inserted in order, replacing a point at `x`: for values that arrive out of order."""
         others = [point for point in self.points if point.x != x]
         return _bounded(tuple(sorted([*others, Point(x, y, 1)])))
 

@@ -1,4 +1,4 @@
-"""What the watcher of a run hears beside the records of its topics: phases, the health of its processes, lag."""
+"""The events that update a run's state: records of its topics, phases, process states, lag."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from schemas.records import Metric, RelayStatus, ReplicaStatus, WeightVersion
 
 @dataclass(frozen=True, slots=True)
 class PhaseStarted:
-    """The run went over to `phase`, at Unix milliseconds `at`."""
+    """The run entered `phase` at `at`, in Unix milliseconds."""
 
     phase: str
     at: int
 
 
 RoleStatus = Literal["starting", "up", "down", "ended"]
-"""`down` has died and is to be started again; `ended` has done its work."""
+"""`down`: died and will be restarted. `ended`: completed or stopped."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoleState:
-    """One process of the run, as its supervisor knows it: `pid` of the newest start, None before the first."""
+    """A process of the run, as reported by its supervisor. `pid`: that of the newest start, None before the first."""
 
     pid: int | None
     restarts: int
@@ -36,21 +36,21 @@ class RoleState:
 
 @dataclass(frozen=True, slots=True)
 class RolesChanged:
-    """All processes of the run, by name."""
+    """The new states of all processes of the run, by name."""
 
     roles: Mapping[str, RoleState]
 
 
 @dataclass(frozen=True, slots=True)
 class LagMeasured:
-    """Records behind, by the noun of the topic."""
+    """Consumer lag in records, by the short name of the topic."""
 
     behind: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """It is `at`, in Unix milliseconds. Nothing else has happened."""
+    """The time is `at`, in Unix milliseconds."""
 
     at: int
 

@@ -1,4 +1,4 @@
-"""How fast a run goes, from a snapshot of it."""
+"""Rates and progress of a run, from a snapshot of its state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ RUNNING = ("running", "draining")
 
 @dataclass(frozen=True, slots=True)
 class RunRates:
-    """Per second: optimizer steps, trajectories and tokens trained, response tokens generated. None: not known yet."""
+    """Per second: optimizer steps, trajectories and tokens trained, response tokens generated. None: unknown."""
 
     steps: float | None
     trajectories: float | None
@@ -20,7 +20,7 @@ class RunRates:
 
 
 def rates(state: RunState) -> RunRates:
-    """Training's over its newest steps, generation's the sum over the live replicas' newest heartbeats."""
+    """Training rates over the newest steps; the generation rate is the sum over live replicas' newest heartbeats."""
     speeds = [_speed(state, replica) for replica, status in state.replicas.items() if status.state in RUNNING]
     known = [speed for speed in speeds if speed is not None]
     generated = sum(known) if known else None
@@ -39,15 +39,15 @@ def rates(state: RunState) -> RunRates:
 
 
 def progress(state: RunState) -> float | None:
-    """The share of the goal that is reached, 0 to 1; while the warm start goes on, of that. None without a goal."""
+    """Progress towards the goal, 0 to 1; during the warm start, that of the warm start. None without a goal."""
     if state.phase.replace("_", " ") == "warm start":
-        told = state.warm_start.get("progress")
-        return None if told is None else min(1.0, max(0.0, told))
+        done = state.warm_start.get("progress")
+        return None if done is None else min(1.0, max(0.0, done))
     return min(1.0, state.step / state.goal) if state.goal else None
 
 
 def seconds_left(state: RunState) -> float | None:
-    """At the pace of the newest steps; None while that is not known, or there is no goal."""
+    """Seconds to the goal at the rate of the newest steps; None if that is unknown, or without a goal."""
     steps = rates(state).steps
     if not steps or not state.goal:
         return None

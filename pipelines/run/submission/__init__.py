@@ -1,1 +1,1 @@
-"""One pipeline submitted alone: its graph, topics and options, and the process that keeps it running."""
+"""`laminar submit`: a pipeline submitted separately, its outline, and the process that resubmits it."""

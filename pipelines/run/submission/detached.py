@@ -1,7 +1,7 @@
 """Detached submissions (`laminar submit --detach`): a respawner process keeps the pipeline running.
 
-The respawner (`respawner.py`) submits the pipeline, and submits it again when its job has ended unasked. So a job that
-the runner lost is found again; after a restart of the machine `laminar runs resume` starts the respawners anew.
+The respawner (`respawner.py`) submits the pipeline, and submits it again when its job ends without a stop request, also
+when the runner has lost it. After a restart of the machine, `laminar runs resume` starts the respawners again.
 """
 
 from __future__ import annotations
@@ -20,38 +20,40 @@ from pipelines.run.paths import with_absolute_paths
 
 
 class AlreadySubmitted(RuntimeError):
-    """The role is kept already."""
+    """The role has a respawner already."""
 
 
 def detach(config: Config, role: Role, runner: str, options: Sequence[str]) -> Submission:
-    """Keep `role` of `config`'s run on `runner` from now on. Raises AlreadyThere."""
+    """Submit `role` of the run of `config` to `runner` with a respawner. Raises AlreadySubmitted."""
     config = with_absolute_paths(config)
-    made = Submission(config.run_folder, role.pipeline, role.index, runner, tuple(options))
+    submission = Submission(config.run_folder, role.pipeline, role.index, runner, tuple(options))
     for before in submissions(config.run_folder):
-        if before.file == made.file and before.respawner() is not None:
-            raise AlreadySubmitted(f"{role.name} of run {config.run.name} is kept by process {before.pid} already")
-    made.file.parent.mkdir(parents=True, exist_ok=True)
-    save_config(config, made.config)
-    return start_respawner(made)
+        if before.file == submission.file and before.respawner() is not None:
+            raise AlreadySubmitted(
+                f"{role.name} of run {config.run.name} is submitted already; its respawner is process {before.pid}"
+            )
+    submission.file.parent.mkdir(parents=True, exist_ok=True)
+    save_config(config, submission.config)
+    return start_respawner(submission)
 
 
 def start_respawner(submission: Submission) -> Submission:
-    """Start a keeper for `submission`."""
+    """Start a respawner for `submission`."""
     submission.log.parent.mkdir(parents=True, exist_ok=True)
-    submission = replace(submission, pid=None, stand="up", error=None)
+    submission = replace(submission, pid=None, state="up", error=None)
     submission.write()
     process = spawn(
         [sys.executable, "-m", "pipelines.run.submission.respawner", str(submission.file)],
         submission.log,
         die_with_parent=False,
     )
-    kept = replace(submission, pid=process.pid, pid_created=process.create_time())
-    kept.write()
-    return kept
+    started = replace(submission, pid=process.pid, pid_created=process.create_time())
+    started.write()
+    return started
 
 
 def stop(submission: Submission, deadline: float) -> bool:
-    """Ask `submission` to drain and wait for its keeper until `deadline` (monotonic); whether it is gone."""
+    """Send SIGTERM: the pipeline drains. Wait until `deadline` (monotonic). Returns whether it has ended."""
     process = submission.respawner()
     if process is None:
         return True

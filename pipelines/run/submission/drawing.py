@@ -1,4 +1,4 @@
-"""An outline for people: as text, and as an SVG."""
+"""Renders an outline as text and as SVG."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _STYLE = (
 
 
 def text(outline: Outline) -> str:
-    """The outline in lines, from what is read to what is missing."""
+    """The outline as text: topics read, steps, topics written, options, and what is missing."""
     return "\n".join(_lines(outline))
 
 
 def _lines(outline: Outline) -> Iterator[str]:
     yield f"{outline.role} of run {outline.run or '(no name)'}, runner {outline.runner}"
     yield ""
-    yield from (f"  {each.name:<48} {_standing(each)}" for each in outline.reads)
+    yield from (f"  {each.name:<48} {_partitions_text(each)}" for each in outline.reads)
     for label, what in outline.steps:
         yield "      │"
         yield "      ▼"
@@ -30,7 +30,7 @@ def _lines(outline: Outline) -> Iterator[str]:
     if outline.steps:
         yield "      │"
         yield "      ▼"
-    yield from (f"  {each.name:<48} {_standing(each)}" for each in outline.writes)
+    yield from (f"  {each.name:<48} {_partitions_text(each)}" for each in outline.writes)
     yield ""
     yield "options"
     yield from (f"  {option}" for option in outline.options)
@@ -39,12 +39,12 @@ def _lines(outline: Outline) -> Iterator[str]:
 
 
 def svg(outline: Outline) -> str:
-    """The graph: topics that are read, steps one below the other, topics that are written."""
+    """The graph as SVG: a column of topics read, one of steps, one of topics written."""
     wide, high = BOX
     columns = [
-        [(each.name, _standing(each), "topic") for each in outline.reads],
+        [(each.name, _partitions_text(each), "topic") for each in outline.reads],
         [(label, what, "step") for label, what in outline.steps],
-        [(each.name, _standing(each), "topic") for each in outline.writes],
+        [(each.name, _partitions_text(each), "topic") for each in outline.writes],
     ]
     tallest = max(1, *map(len, columns))
     height = tallest * (high + GAP) + GAP
@@ -54,13 +54,13 @@ def svg(outline: Outline) -> str:
     width = 3 * wide + 8 * GAP
     parts = [
         _box(x, y, *box)
-        for column, spots in zip(columns, places, strict=True)
-        for box, (x, y) in zip(column, spots, strict=True)
+        for column, corners in zip(columns, places, strict=True)
+        for box, (x, y) in zip(column, corners, strict=True)
     ]
     parts += [_edge(a, b, down=True) for a, b in zip(places[1], places[1][1:], strict=False)]
     if places[1]:
-        parts += [_edge(spot, places[1][0]) for spot in places[0]]
-        parts += [_edge(places[1][-1], spot) for spot in places[2]]
+        parts += [_edge(corner, places[1][0]) for corner in places[0]]
+        parts += [_edge(places[1][-1], corner) for corner in places[2]]
     arrow = (
         '<marker id="to" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
         '<path d="M0 0L8 4L0 8z" fill="#6e6e73"/></marker>'
@@ -73,7 +73,7 @@ def svg(outline: Outline) -> str:
 
 
 def _places(count: int, x: int, height: int) -> list[tuple[int, int]]:
-    """The upper left corners of `count` boxes, in the middle of the height."""
+    """The upper left corners of `count` boxes, vertically centred."""
     pitch = BOX[1] + GAP
     top = (height - count * pitch + GAP) // 2
     return [(x, top + at * pitch) for at in range(count)]
@@ -101,8 +101,12 @@ def _short(name: str) -> str:
     return name if len(name) <= 42 else f"{name[:20]}…{name[-20:]}"
 
 
-def _standing(topic: TopicUse) -> str:
+def _partitions_text(topic: TopicUse) -> str:
     partitions = f"{topic.partitions} partition{'s' if topic.partitions > 1 else ''}"
     if topic.existing is None:
-        return f"{partitions}, to be made"
-    return partitions if topic.existing == topic.partitions else f"{partitions}, but it has {topic.existing}"
+        return f"{partitions}, not created yet"
+    return (
+        partitions
+        if topic.existing == topic.partitions
+        else f"{partitions} configured, but the topic has {topic.existing}"
+    )

@@ -1,4 +1,4 @@
-"""A pipeline as it would be submitted: what it reads, its steps, what it writes, its options, and what is missing."""
+"""The outline of a submission: topics read, steps, topics written, options, and what is missing."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pipelines.run.preflight import missing_requirements
 from pipelines.shards import partitions_of
 from schemas.topics import CATALOGUE, Topic
 
-EVERY = "every pipeline"
-ANSWER_S = 3.0
+EVERY_PIPELINE = "every pipeline"
+TIMEOUT_S = 3.0
 
 
 @dataclass(frozen=True)
 class TopicUse:
-    """A topic of the run; `existing` partitions, None where it is not there, or nobody can tell."""
+    """A topic of the run; `existing`: its partitions, None if it does not exist or Kafka is unreachable."""
 
     name: str
     partitions: int
@@ -30,7 +30,7 @@ class TopicUse:
 
 @dataclass(frozen=True)
 class Outline:
-    """What would run. `steps` are names and what each is; `missing` is empty where nothing is."""
+    """What would run. `steps`: names and classes. `missing`: what prevents the submission."""
 
     role: str
     run: str
@@ -49,37 +49,37 @@ def outline(
     beam_options: Sequence[str] = (),
     existing: Mapping[str, int] | None = None,
 ) -> Outline:
-    """What submitting `role` would do. `existing` are the partitions of the topics that are there, None: not known."""
+    """What submitting `role` would run. `existing`: partition counts of existing topics, None: unknown."""
     options = pipeline_options(runner, beam_options)
     steps: tuple[tuple[str, str], ...] = ()
-    missing = [*_lacking(config), *_runner_lacks(runner, options)]
+    missing = [*_missing_settings(config), *_missing_for_runner(runner, options)]
     try:
         steps = steps_of(config, role) if config.run.name and _has_kafka(config) else ()
     except (ValueError, OSError) as error:
         missing += [] if str(error) in missing else [str(error)]
 
     def uses(chosen: Callable[[Topic], Sequence[str]]) -> tuple[TopicUse, ...]:
-        mine = [topic for topic in CATALOGUE.values() if {role.pipeline, EVERY} & set(chosen(topic))]
-        return tuple(_use(config, topic, existing or {}) for topic in mine) if config.run.name else ()
+        topics = [topic for topic in CATALOGUE.values() if {role.pipeline, EVERY_PIPELINE} & set(chosen(topic))]
+        return tuple(_use(config, topic, existing or {}) for topic in topics) if config.run.name else ()
 
     reads, writes = uses(lambda topic: topic.consumers), uses(lambda topic: topic.producers)
     return Outline(role.name, config.run.name, runner, reads, steps, writes, tuple(options), tuple(missing))
 
 
 def steps_of(config: Config, role: Role) -> tuple[tuple[str, str], ...]:
-    """The steps of the graph of `role`, built and not run. Raises what keeps it from being built."""
+    """The steps of the graph of `role`, built but not run. Raises the error of a failed build."""
     import apache_beam as beam
 
     pipeline = beam.Pipeline(runner="FnApiRunner")
-    shutil.rmtree(pipeline.local_tempdir, ignore_errors=True)  # Beam does in `run` alone
-    where = {SHARDED[role.pipeline]: role.index} if role.pipeline in SHARDED else {}
-    importlib.import_module(f"pipelines.{role.pipeline}").build(pipeline, config=config, **where)
+    shutil.rmtree(pipeline.local_tempdir, ignore_errors=True)  # Beam removes it in `run` only
+    index_argument = {SHARDED[role.pipeline]: role.index} if role.pipeline in SHARDED else {}
+    importlib.import_module(f"pipelines.{role.pipeline}").build(pipeline, config=config, **index_argument)
     parts = pipeline.transforms_stack[0].parts
-    return tuple((part.full_label, _what(part.transform)) for part in parts)
+    return tuple((part.full_label, _class_name(part.transform)) for part in parts)
 
 
-def _what(transform: Any) -> str:
-    """The class of a transform, and of the step that it folds with."""
+def _class_name(transform: Any) -> str:
+    """The class of a transform, and of the fold step in it."""
     step = getattr(transform, "_step", None)
     name = type(transform).__name__
     return name if step is None else f"{name}: {type(step).__name__}"
@@ -90,10 +90,10 @@ def _use(config: Config, topic: Topic, existing: Mapping[str, int]) -> TopicUse:
     return TopicUse(name, len(partitions_of(config, topic)), existing.get(name))
 
 
-def _lacking(config: Config) -> list[str]:
-    found = [] if config.run.name else ["run.name is not set: which run's topics to read and write"]
+def _missing_settings(config: Config) -> list[str]:
+    found = [] if config.run.name else ["run.name is not set: it names the topics to read and write"]
     if not _has_kafka(config):
-        found.append("kafka.bootstrap_servers is not set: name a broker, as `laminar broker start` prints it")
+        found.append("kafka.bootstrap_servers is not set: name a broker; `laminar broker start` prints its address")
     return [*found, *missing_requirements(config, warm_start=False)]
 
 
@@ -101,25 +101,25 @@ def _has_kafka(config: Config) -> bool:
     return bool(config.kafka.bootstrap_servers or config.kafka.client_properties)
 
 
-def _runner_lacks(runner: Runner, options: Sequence[str]) -> list[str]:
+def _missing_for_runner(runner: Runner, options: Sequence[str]) -> list[str]:
     named = option_names(options)
     if runner == "prism" and not {"job_endpoint", "prism_location"} & named:
         from infra.runners.prism import find_prism
 
-        return [] if find_prism() else ["no Prism is found: `make prism`, or -- --prism_location=FILE"]
+        return [] if find_prism() else ["Prism is not installed: run `make prism`, or pass -- --prism_location=FILE"]
     if runner == "portable" and "job_endpoint" not in named:
-        return ["no job server: -- --job_endpoint=HOST:PORT"]
+        return ["no job server is configured: pass -- --job_endpoint=HOST:PORT"]
     return []
 
 
 def existing_topics(config: Config) -> tuple[dict[str, int], str | None]:
-    """The partitions of the run's topics that are there, and why they cannot be told."""
+    """The partition counts of the run's existing topics, and why they are unknown, if they are."""
     from infra.kafka.admin import admin_client, describe
     from infra.kafka.readiness import why_unreachable
 
     try:
         client = config.kafka.client()
-        if (reason := why_unreachable(client.admin(), ANSWER_S)) is not None:
+        if (reason := why_unreachable(client.admin(), TIMEOUT_S)) is not None:
             return {}, f"Kafka does not answer: {reason}"
     except (ValueError, OSError) as error:
         return {}, f"kafka: {error}"

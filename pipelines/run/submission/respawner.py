@@ -1,7 +1,7 @@
 """Keeps one submitted pipeline running: `python -m pipelines.run.submission.respawner FILE`.
 
-It imports little, because it lives as long as the run. Exit code 0 of the pipeline: it has drained. 2: it cannot run
-with this configuration. After any other end it is submitted again, with growing pauses, until it is given up.
+It imports few modules, because it runs as long as the pipeline. Exit code 0 of the pipeline: it has drained. 2: it
+cannot run with this configuration. After any other exit it is submitted again, with growing pauses, up to a limit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LAMINAR = "from pipelines.cli.main import main; main()"
 
 
 class Respawner:
-    """Keeps `submission`."""
+    """Runs `submission` and resubmits it."""
 
     def __init__(self, submission: Submission) -> None:
         self._submission = submission
@@ -35,34 +35,43 @@ class Respawner:
             signal.signal(number, self._stop)
 
     def run(self) -> None:
-        """Until it has ended, or is given up."""
+        """Run until the pipeline has drained, is stopped or fails for good."""
         deaths = Restarts()
         while not self._stopping.is_set():
             code = self._submit()
             if code == 0 or self._stopping.is_set():
                 break
-            pause = None if code == CANNOT_RUN else deaths.count()
+            pause = None if code == CANNOT_RUN else deaths.record_death()
             if pause is None:
-                why = "it cannot run" if code == CANNOT_RUN else f"it died {deaths.rate()}"
-                self._say(replace(self._submission, stand="failed", error=f"{why}, the last time with code {code}"))
+                reason = "it cannot run" if code == CANNOT_RUN else f"it died {deaths.rate()}"
+                self._write(replace(self._submission, state="failed", error=f"{reason}; last exit code: {code}"))
                 return
-            print(f"{self._submission.role.name} ended with code {code}; submitting it again", flush=True)
-            self._say(replace(self._submission, restarts=self._submission.restarts + 1))
+            print(f"{self._submission.role.name} exited with code {code}; submitting it again", flush=True)
+            self._write(replace(self._submission, restarts=self._submission.restarts + 1))
             self._stopping.wait(pause)
-        self._say(replace(self._submission, stand="ended"))
+        self._write(replace(self._submission, state="ended"))
 
     def _submit(self) -> int:
-        kept = self._submission
-        words = ["submit", kept.pipeline, str(kept.config), "--index", str(kept.index), "--runner", kept.runner]
-        with tempfile.TemporaryDirectory(prefix="laminar-submitted-", ignore_cleanup_errors=True) as scratch:
+        submission = self._submission
+        arguments = [
+            "submit",
+            submission.pipeline,
+            str(submission.config),
+            "--index",
+            str(submission.index),
+            "--runner",
+            submission.runner,
+        ]
+        with tempfile.TemporaryDirectory(prefix="laminar-submitted-", ignore_cleanup_errors=True) as temporary_folder:
             self._child = subprocess.Popen(
-                [sys.executable, "-c", LAMINAR, *words, "--", *kept.options], env={**os.environ, "TMPDIR": scratch}
+                [sys.executable, "-c", LAMINAR, *arguments, "--", *submission.options],
+                env={**os.environ, "TMPDIR": temporary_folder},
             )
-            if self._stopping.is_set():  # asked to between the two
+            if self._stopping.is_set():  # stopped between the check and the start
                 self._child.terminate()
             return self._child.wait()
 
-    def _say(self, submission: Submission) -> None:
+    def _write(self, submission: Submission) -> None:
         self._submission = submission
         submission.write()
 
@@ -72,12 +81,12 @@ class Respawner:
             self._child.terminate()
 
 
-def _mine(file: Path) -> Submission:
-    """What `file` says, once it names this process: it is written right after the start."""
+def _read_own(file: Path) -> Submission:
+    """The submission in `file`, once it names this process: it is rewritten after the process is started."""
     while (submission := read_submission(file)).pid != os.getpid():
         time.sleep(0.01)
     return submission
 
 
 if __name__ == "__main__":
-    Respawner(_mine(Path(sys.argv[1]))).run()
+    Respawner(_read_own(Path(sys.argv[1]))).run()

@@ -1,4 +1,4 @@
-"""What one pipeline that is submitted alone needs before it can run."""
+"""Prepares Kafka for a pipeline that is submitted separately."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from schemas.topics import INBOX
 
 
 def prepare(config: Config, role: Role, note: Callable[[str], None]) -> None:
-    """Wait for Kafka and make the run's topics, unless another pipeline has; `note` takes one-line news.
+    """Wait for Kafka and create the run's missing topics; `note` receives one-line messages.
 
-    Raises ConfigError where `config` does not say enough for `role`, BrokerUnreachable, TopicError.
+    Raises ConfigError if `config` is incomplete for `role`, BrokerUnreachable, TopicError.
     """
     if not config.run.name:
-        raise ConfigError("run.name is not set: which run's topics to read and write")
+        raise ConfigError("run.name is not set: it names the topics to read and write")
     if role.pipeline in ("prompts", "rollout", "trainer", "evaluation") and not config.emulated:
         config.model_folder()
     if role.pipeline == "rollout":
@@ -28,8 +28,8 @@ def prepare(config: Config, role: Role, note: Callable[[str], None]) -> None:
         hosted = config.rollout.hosted(role.index)
         if hosted.stop > inboxes:
             raise ConfigError(
-                f"rollout process {role.index} would host replica {hosted[-1]}, but there are inboxes for {inboxes}: "
-                "placement.max_replicas is fixed when a run starts"
+                f"rollout process {role.index} would host replica {hosted[-1]}, but the inbox topic has {inboxes} "
+                "partitions: placement.max_replicas is fixed when a run starts"
             )
     config = replace(config, kafka=config.kafka.for_role(role.pipeline))
     wait_for_brokers(config.kafka.client(), WAIT_S, lambda _, line: note(line))

@@ -1,1 +1,1 @@
-"""Trimming the log of a run: which records may go, what they were, and the trim point that records it."""
+"""Trimming the log of a run: which records may be deleted, and the trim point that describes them."""

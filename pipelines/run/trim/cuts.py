@@ -1,4 +1,4 @@
-"""Up to which offset a partition may go, and what stands before it: records, bytes, and a digest."""
+"""The offset up to which a partition may be deleted, and the records, bytes and digest before it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from schemas.records import MicroBatch, Prompt, Settled, WeightVersion
 
 @dataclass(frozen=True)
 class Cut:
-    """The records before `offset` go: so many of them and of bytes, with the BLAKE3 of their keys and values.
+    """The records from `begin` to `offset` are deleted: their number, `size` in bytes, and BLAKE3 of keys and values.
 
-    `batch` is the number of the first batch that stays, where the partition holds batches and one stays.
+    `batch` is the number of the first retained batch, if the partition holds batches and one is retained.
     """
 
     begin: int
@@ -29,20 +29,26 @@ class Cut:
     size: int
     digest: str
     held_by: str
-    """What keeps the next record."""
+    """Why the next record is retained."""
     batch: int | None = None
 
 
-Stays = Callable[[Any], str | None]
-"""Why a record stays, and all after it; None: it may go."""
+RetainReason = Callable[[Any], str | None]
+"""Why a record and all after it are retained; None: it may be deleted."""
 
 
 def find_cut(
-    client: ClientProperties, topic: str, partition: int, begin: int, limit: int, held_by: str, stays: Stays
+    client: ClientProperties,
+    topic: str,
+    partition: int,
+    begin: int,
+    limit: int,
+    held_by: str,
+    retain_reason: RetainReason,
 ) -> Cut:
-    """The first record of a partition from `begin` on that `stays`, or `limit`, which is `held_by`.
+    """The cut of a partition: from `begin` to its first retained record, or to `limit`, with the reason `held_by`.
 
-    What cannot be decoded may go: no reader takes it, and its dead letter has it whole.
+    Undecodable records may be deleted: no reader uses them, and their dead letters hold copies.
     """
     digest, records, size, batch = blake3(), 0, 0, None
     offset = max(begin, limit)
@@ -52,8 +58,8 @@ def find_cut(
         ):
             value = record.rows[0]
             rows = list(_rows(record, value))
-            if why := next(filter(None, map(stays, rows)), None):
-                offset, held_by = record.offset, why
+            if reason := next(filter(None, map(retain_reason, rows)), None):
+                offset, held_by = record.offset, reason
                 batch = next((row.batch for row in rows if isinstance(row, MicroBatch)), None)
                 break
             for part in (record.key, value):
@@ -62,26 +68,26 @@ def find_cut(
     return Cut(begin, offset, records, size, digest.hexdigest(), held_by, batch)
 
 
-def stays_of_trajectories(is_closed: Callable[[TrajectoryKey], bool], last_batch: int) -> Stays:
-    """What names a trajectory that has not ended, or a batch after `last_batch`."""
+def retain_trajectories(is_closed: Callable[[TrajectoryKey], bool], last_batch: int) -> RetainReason:
+    """Retain records that name an active trajectory or a batch after `last_batch`."""
 
-    def stays(row: Any) -> str | None:
+    def retain_reason(row: Any) -> str | None:
         if isinstance(row, MicroBatch) and row.batch > last_batch:
             return f"batch {row.batch}"
         return next((f"trajectory {name}" for name, key in _keys(row) if not is_closed(key)), None)
 
-    return stays
+    return retain_reason
 
 
-def stays_of_manifests(first_batch: int, version: Any) -> Stays:
-    """The manifest of `version`, and what names batches from `first_batch` on."""
+def retain_manifests(first_batch: int, version: Any) -> RetainReason:
+    """Retain the manifest of `version` and manifests that name batches from `first_batch` on."""
 
-    def stays(row: Any) -> str | None:
+    def retain_reason(row: Any) -> str | None:
         if isinstance(row, WeightVersion) and (row.version == version or max(row.batches, default=-1) >= first_batch):
             return f"the manifest of version {row.version}"
         return None
 
-    return stays
+    return retain_reason
 
 
 def _rows(record: StoredRecord, value: bytes | None) -> Iterator[Any]:

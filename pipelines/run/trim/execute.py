@@ -1,5 +1,5 @@
-"""Making a trim: the checkpoint is copied, then the trim point is written, then records are deleted. Killed between two
-of these it is repeated by the next trim; the audit counts alike after each.
+"""Executes a trim: copies the checkpoint, writes the trim point, deletes records. If it is killed between two of these,
+the next trim repeats it; the audit's counts are the same after each step.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from schemas.topics import TRIM_POINTS, run_prefix
 
 _DELIVER_S = 60.0
 _ALL = 1 << 30
-"""So many checkpoints of trim points are kept."""
+"""Keep the checkpoints of all trim points."""
 
 
 def execute(client: ClientProperties, plan: TrimPlan, folder: Path) -> None:
-    """Make the trim of `plan`, of the run in `folder`.
+    """Execute `plan` for the run in `folder`.
 
     Raises CheckpointError where the checkpoint is damaged or cannot be written, DeliveryFailed and KafkaError.
     """
     if plan.checkpoint is not None:
-        keep_checkpoint(plan.checkpoint, folder / plan.trim_point.checkpoint)
+        copy_checkpoint(plan.checkpoint, folder / plan.trim_point.checkpoint)
     name = TRIM_POINTS.name(plan.run)
     with admin_client(client) as admin:
         create_topics(admin, [TopicSpec(name, 1, config={"cleanup.policy": "delete", "retention.ms": "-1"})])
@@ -33,17 +33,17 @@ def execute(client: ClientProperties, plan: TrimPlan, folder: Path) -> None:
         with BoundedProducer(client) as producer:
             producer.send(name, value, key=str(plan.trim_point.number).encode(), headers=headers)
             producer.flush(_DELIVER_S)
-        wanted = {
+        offsets = {
             (run_prefix(plan.run) + place.short_name, place.partition): cut.offset
             for place, cut in plan.cuts.items()
             if cut.offset > cut.begin
         }
-        delete_records(admin, wanted)
+        delete_records(admin, offsets)
 
 
-def keep_checkpoint(source: StorageFolder, target: Path) -> None:
-    """Copy the checkpoint `source` to `target`, whole or not at all. Raises CheckpointError."""
-    from operators.trainer.checkpoint import read_checkpoint, write_checkpoint  # here: it imports torch
+def copy_checkpoint(source: StorageFolder, target: Path) -> None:
+    """Copy the checkpoint `source` to `target` atomically. Raises CheckpointError."""
+    from operators.trainer.checkpoint import read_checkpoint, write_checkpoint  # deferred: imports torch
 
     if not target.exists():
         state, position = read_checkpoint(source)

@@ -1,4 +1,4 @@
-"""What the next starts of a run's roles read: no trim may take it, nor what anybody else has yet to read."""
+"""The offsets from which roles and other consumer groups of a run read next: a trim must not delete beyond them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pipelines.roles import PIPELINES
 from schemas.topics import CATALOGUE, RESTORE, run_prefix
 
 _EVERY = -1
-"""Stands for all partitions of a topic."""
+"""All partitions of a topic."""
 
 
 class LogPartition(NamedTuple):
-    """A partition of a topic by its noun."""
+    """A partition of a topic, which has the short name `short_name`."""
 
     short_name: str
     partition: int
@@ -30,7 +30,7 @@ class LogPartition(NamedTuple):
 
 
 class Need(NamedTuple):
-    """`who` reads a partition from `offset` on."""
+    """`who` reads a partition from `offset`."""
 
     offset: int
     who: str
@@ -38,19 +38,19 @@ class Need(NamedTuple):
 
 @dataclass(frozen=True)
 class Needs:
-    """The lowest offset that anybody needs of each partition, and the notes of commits by group."""
+    """The lowest needed offset of each partition, and the commit notes by group."""
 
     lowest: Mapping[LogPartition, Need]
     notes: Mapping[str, Note]
 
     def of(self, place: LogPartition) -> Need | None:
-        """The lowest of what is needed of a partition; None where nobody has committed to need anything of it."""
+        """The lowest needed offset of a partition; None if no group has committed one."""
         found = filter(None, (self.lowest.get(place), self.lowest.get(LogPartition(place.short_name, _EVERY))))
         return min(found, default=None)
 
 
 def needs_of(client: ClientProperties, run: str) -> Needs:
-    """What the notes of `run`'s roles say that they read on from, and what groups have committed: exports above all."""
+    """The offsets in the commit notes of `run`'s roles, and those that other groups (exports) have committed."""
     prefix = run_prefix(run)
     lowest: dict[LogPartition, Need] = {}
 
@@ -63,14 +63,14 @@ def needs_of(client: ClientProperties, run: str) -> Needs:
         groups = list_groups(admin, prefix)
         for lag in group_lags(admin, groups):
             short_name, pipeline = lag.topic.removeprefix(prefix), _pipeline(lag.group, prefix)
-            known = CATALOGUE.get(short_name)
-            if known is not None and (pipeline in known.consumers or pipeline not in PIPELINES):
+            topic = CATALOGUE.get(short_name)
+            if topic is not None and (pipeline in topic.consumers or pipeline not in PIPELINES):
                 need(short_name, lag.partition, lag.committed, f"group {lag.group}")
         notes = committed_notes(client, RESTORE.name(run))
         for group, note in notes.items():
             for short_name, kind in READS.get(_pipeline(group, prefix), {}):
                 if kind != LEDGER:
-                    for where, offset in _named(note.offsets, f"{prefix}{short_name}"):
+                    for where, offset in _offsets_of(note.offsets, f"{prefix}{short_name}"):
                         need(short_name, where, offset, f"group {group}")
                 else:
                     for where, offset in _ledger(note, f"{prefix}{short_name}"):
@@ -83,13 +83,13 @@ def _pipeline(group: str, prefix: str) -> str:
 
 
 def _ledger(note: Note, topic: str) -> list[tuple[int, int]]:
-    """The partitions of `topic` that a note names, and from where each is read back; every one from its beginning where
-    it names none.
+    """The partitions of `topic` in a note's ledger and their offsets; all partitions from their beginnings if it names
+    none.
     """
-    return _named(note.ledger, topic) or [(_EVERY, 0)]
+    return _offsets_of(note.ledger, topic) or [(_EVERY, 0)]
 
 
-def _named(offsets: Mapping[str, int], topic: str) -> list[tuple[int, int]]:
-    """The partitions of `topic` in offsets by "topic:partition"."""
-    named = [(place.rpartition(":"), offset) for place, offset in offsets.items()]
-    return [(int(number), offset) for (name, _, number), offset in named if name == topic]
+def _offsets_of(offsets: Mapping[str, int], topic: str) -> list[tuple[int, int]]:
+    """The partitions of `topic` and their offsets, from keys "topic:partition"."""
+    pairs = [(place.rpartition(":"), offset) for place, offset in offsets.items()]
+    return [(int(number), offset) for (name, _, number), offset in pairs if name == topic]

@@ -1,7 +1,7 @@
-"""What a trim would take: the version at which the log is to begin, the cut of each partition, and the trim point.
+"""The plan of a trim: the version at which the log will begin, the cut of each partition, and the trim point.
 
-Everything that the trim point counts is audited twice: once with all that stands in the log, once with what would be
-left. The difference is what the trim point says, so an audit after the trim gives the numbers of one before.
+The plan audits the run twice: the whole log, and the records that would remain. The trim point holds the difference
+of the counts, so an audit after the trim gives the same counts as one before.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pipelines.inspect.audit.fold import AuditFold
 from pipelines.inspect.audit.result import Audit
 from pipelines.inspect.audit.trim_points import TrimmedHistory, newest_trim_point
 from pipelines.inspect.log.manifests import Manifests
-from pipelines.run.trim.cuts import Cut, Stays, find_cut, stays_of_manifests, stays_of_trajectories
+from pipelines.run.trim.cuts import Cut, RetainReason, find_cut, retain_manifests, retain_trajectories
 from pipelines.run.trim.needs import LogPartition, Needs, needs_of
 from schemas.identity import Purpose
 from schemas.records import PolicyVersion, Prompt, TrimPoint
@@ -37,10 +37,10 @@ from schemas.topics import (
 )
 
 TRIM_POINTS_FOLDER = "trim-points"
-"""In a run's folder: the checkpoints of trim points."""
+"""Subfolder of a run's folder with the checkpoints of its trim points."""
 OF_TRAJECTORIES = (*(topic for topic in READ_ORDER if topic is not RELAY), PROMPTS, EVAL_PROMPTS)
 OF_RESTARTS = (PROGRESS, BATCH_ASSEMBLY)
-"""Topics that restarts alone read."""
+"""Topics that only restarts read."""
 FIGURES = (
     "dispatched",
     "undispatched",
@@ -55,16 +55,16 @@ FIGURES = (
     "settled_again",
     "undecodable",
 )
-"""The audit's numbers that a trim point has."""
+"""The audit's counts that a trim point holds."""
 
 
 class TrimRefused(RuntimeError):
-    """The log cannot be trimmed now; the message says why, and what to do."""
+    """The log cannot be trimmed now. The message has the reason and the remedy."""
 
 
 @dataclass(frozen=True)
 class TrimPlan:
-    """A trim not yet made. The trim point keeps a copy of the folder `checkpoint` (None: an emulated run)."""
+    """A planned trim. `checkpoint`: the folder that is copied for the trim point (None: an emulated run)."""
 
     run: str
     trim_point: TrimPoint
@@ -80,36 +80,36 @@ def plan_trim(
     version: PolicyVersion | None = None,
     now: Callable[[], int] = lambda: time.time_ns() // 10**6,
 ) -> TrimPlan:
-    """What a trim to `version` would do; by default to the newest version of which there is a checkpoint.
+    """Plan a trim to `version`, by default the newest version that has a checkpoint.
 
     Raises TrimRefused, and RuntimeError as the audit does.
     """
     earlier = newest_trim_point(client, run)
     before = None if earlier is None else TrimmedHistory.of(earlier)
-    needs = needs_of(client, run)  # first: a run at work needs less and less
+    needs = needs_of(client, run)  # first, because the needs of an active run only shrink
     snapshot = snapshot_of(client, run, earlier)
     whole = fold_run(client, run, snapshot, before)
     audit = whole.audit()
     if not audit.passed:
-        raise TrimRefused(
-            f"the audit of run {run} fails: see `laminar runs audit`; its log stays whole until it passes"
-        )
+        raise TrimRefused(f"the audit of run {run} fails: see `laminar runs audit`. A log that fails is not trimmed")
     manifests = Manifests(client, run)
-    to = _version(run, whole, checkpoints, needs, earlier, version)
-    last = whole.last_batch(to)
-    rest = TrimmedHistory(to, last, _closed_below(client, run, whole, last, needs))
+    target = _version(run, whole, checkpoints, needs, earlier, version)
+    last = whole.last_batch(target)
+    rest = TrimmedHistory(target, last, _closed_below(client, run, whole, last, needs))
     cuts = _cuts(client, run, snapshot, needs, rest, manifests)
     begins = {(run_prefix(run) + place.short_name, place.partition): cut.offset for place, cut in cuts.items()}
-    left = fold_run(client, run, snapshot, rest, begins).audit()
-    counts = {name: audit.numbers()[name] - left.numbers()[name] for name in FIGURES}
-    if not left.passed or left.in_flight != audit.in_flight or min(counts.values()) < 0:
-        raise TrimRefused(f"what would be left of run {run} does not pass the audit: {left.numbers()}; report this")
-    folder = checkpoints.get(to)
+    remaining = fold_run(client, run, snapshot, rest, begins).audit()
+    counts = {name: audit.numbers()[name] - remaining.numbers()[name] for name in FIGURES}
+    if not remaining.passed or remaining.in_flight != audit.in_flight or min(counts.values()) < 0:
+        raise TrimRefused(
+            f"the remaining log of run {run} would fail the audit: {remaining.numbers()}; please report this bug"
+        )
+    folder = checkpoints.get(target)
     trim_point = TrimPoint(
         number=1 if earlier is None else earlier.number + 1,
-        version=to,
+        version=target,
         batch=last,
-        checkpoint="" if folder is None else f"{TRIM_POINTS_FOLDER}/{to}",
+        checkpoint="" if folder is None else f"{TRIM_POINTS_FOLDER}/{target}",
         purposes=tuple(rest.closed_below),
         closed_below=tuple(rest.closed_below.values()),
         count_names=tuple(counts),
@@ -132,26 +132,30 @@ def _version(
     earlier: TrimPoint | None,
     wanted: PolicyVersion | None,
 ) -> PolicyVersion:
-    """The version at which the log is to begin. Raises TrimRefused."""
-    known = set(checkpoints)
+    """The version at which the log will begin. Raises TrimRefused."""
+    available = set(checkpoints)
     trained = needs.notes.get(group_name(run, "trainer"))
-    if not known and trained is not None and (saved := trained.state.get("trained", {}).get("published")):
-        known = {PolicyVersion.parse(saved)}  # an emulated trainer's checkpoint is in its note
-    on_the_line = {each for each in known if whole.is_on_the_line(each)}
-    if wanted is not None and wanted not in on_the_line:
-        there = ", ".join(map(str, sorted(on_the_line))) or "none"
-        raise TrimRefused(f"version {wanted} has no checkpoint on the line of the newest version; there are: {there}")
-    if not on_the_line:
-        raise TrimRefused(f"run {run} has no checkpoint yet (trainer.checkpoint_every): a replay could begin nowhere")
-    to = max(on_the_line) if wanted is None else wanted
-    if earlier is not None and to <= earlier.version:
-        raise TrimRefused(f"the log of run {run} begins at version {earlier.version} already; {to} is not newer")
-    return to
+    if not available and trained is not None and (saved := trained.state.get("trained", {}).get("published")):
+        available = {PolicyVersion.parse(saved)}  # the commit note holds an emulated trainer's checkpoint
+    in_lineage = {each for each in available if whole.is_in_lineage(each)}
+    if wanted is not None and wanted not in in_lineage:
+        existing = ", ".join(map(str, sorted(in_lineage))) or "none"
+        raise TrimRefused(
+            f"version {wanted} is not an ancestor of the newest version with a checkpoint; available: {existing}"
+        )
+    if not in_lineage:
+        raise TrimRefused(
+            f"run {run} has no checkpoint yet (see trainer.checkpoint_every), and a replay must start from one"
+        )
+    target = max(in_lineage) if wanted is None else wanted
+    if earlier is not None and target <= earlier.version:
+        raise TrimRefused(f"the log of run {run} begins at version {earlier.version}; {target} is not newer")
+    return target
 
 
 def _closed_below(client: ClientProperties, run: str, whole: AuditFold, last: int, needs: Needs) -> dict[Purpose, int]:
-    """As the fold has it, but not beyond the first prompt that placement has yet to dispatch: no topic names its
-    trajectories, and they may come late.
+    """The audit's bounds, but at most the first prompt that placement has not dispatched: no topic names its
+    trajectories yet, and they may appear later.
     """
     closed = whole.closed_below(last)
     topics: dict[Purpose, Topic] = {"train": PROMPTS, "evaluation": EVAL_PROMPTS}
@@ -172,34 +176,34 @@ def _cuts(
 ) -> dict[LogPartition, Cut]:
     prefix = run_prefix(run)
     with admin_client(client) as admin:
-        there = set(list_topics(admin, prefix))
-        topics = [t for t in (*OF_TRAJECTORIES, RELAY, *OF_RESTARTS) if t.name(run) in there]
+        existing = set(list_topics(admin, prefix))
+        topics = [t for t in (*OF_TRAJECTORIES, RELAY, *OF_RESTARTS) if t.name(run) in existing]
         names = [topic.name(run) for topic in topics]
         begins, ends = beginning_offsets(admin, names), end_offsets(admin, names)
     closed = AuditFold(before=rest)
 
-    def cut(topic: Topic, partition: int, stays: Stays, most: int | None = None) -> Cut:
+    def cut(topic: Topic, partition: int, retain_reason: RetainReason, upper_limit: int | None = None) -> Cut:
         where = next(each for each in begins if each == (topic.name(run), partition))
         need = needs.of(LogPartition(topic.short_name, partition))
         end = min(snapshot.ends.get(where.topic, {}).get(partition, ends[where]), ends[where])
         limits = [(end, "the end of the topic")]
-        limits.append((begins[where], "nobody has read it") if need is None else (need.offset, need.who))
-        if most is not None:
-            limits.append((most, f"the checkpoint of version {rest.version}"))
+        limits.append((begins[where], "no consumer has committed") if need is None else (need.offset, need.who))
+        if upper_limit is not None:
+            limits.append((upper_limit, f"the checkpoint of version {rest.version}"))
         limit, held_by = min(limits)
-        return find_cut(client, where.topic, partition, begins[where], limit, held_by, stays)
+        return find_cut(client, where.topic, partition, begins[where], limit, held_by, retain_reason)
 
     cuts: dict[LogPartition, Cut] = {}
     after = dict(enumerate(manifests[rest.version].batch_offsets))
-    of_trajectories = stays_of_trajectories(closed.is_closed, rest.batch)
+    retain_for_trajectories = retain_trajectories(closed.is_closed, rest.batch)
     for topic in topics:
         if topic is RELAY:
             continue
         for partition in sorted(each.partition for each in begins if each.topic == topic.name(run)):
-            stays = of_trajectories if topic in OF_TRAJECTORIES else (lambda row: None)
-            most = after.get(partition) if topic is BATCHES else None
-            cuts[LogPartition(topic.short_name, partition)] = cut(topic, partition, stays, most)
+            retain_reason = retain_for_trajectories if topic in OF_TRAJECTORIES else (lambda row: None)
+            upper_limit = after.get(partition) if topic is BATCHES else None
+            cuts[LogPartition(topic.short_name, partition)] = cut(topic, partition, retain_reason, upper_limit)
     first_batch = min((each.batch for each in cuts.values() if each.batch is not None), default=rest.batch + 1)
     if RELAY in topics:
-        cuts[LogPartition(RELAY.short_name, 0)] = cut(RELAY, 0, stays_of_manifests(first_batch, rest.version))
+        cuts[LogPartition(RELAY.short_name, 0)] = cut(RELAY, 0, retain_manifests(first_batch, rest.version))
     return cuts

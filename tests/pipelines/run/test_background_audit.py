@@ -12,7 +12,7 @@ import pytest
 
 from pipelines.inspect.audit.result import Audit
 from pipelines.run import background_audit
-from pipelines.run.background_audit import PAUSES, BackgroundAudit
+from pipelines.run.background_audit import PAUSE_FACTOR, BackgroundAudit
 
 
 class Scripted:
@@ -38,7 +38,7 @@ class Scripted:
     def until(self, end: int) -> None:
         while self.now < end:
             self.now += 1
-            self.audits.tend()
+            self.audits.poll()
 
 
 def result(**changes: Any) -> dict[str, Any]:
@@ -49,8 +49,8 @@ def test_background_audit_pauses_for_a_multiple_of_what_an_audit_takes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     run = Scripted(monkeypatch, tmp_path, result(), result())
-    run.until(10 + 1 + int(PAUSES) + 1)
-    assert run.starts == [10, 11 + PAUSES]
+    run.until(10 + 1 + int(PAUSE_FACTOR) + 1)
+    assert run.starts == [10, 11 + PAUSE_FACTOR]
     assert (run.notes, run.found[0]["trained"], run.found[0]["took_s"]) == ([], 7, 1)
 
 
@@ -59,8 +59,8 @@ def test_background_audit_reports_a_new_finding_once(monkeypatch: pytest.MonkeyP
     run = Scripted(monkeypatch, tmp_path, lost, lost, result(passed=False, lost=2, trained_twice=1))
     run.until(60)
     assert [note.partition(";")[0] for note in run.notes] == [
-        "the audit of the run so far FAILED: 2 lost",
-        "the audit of the run so far FAILED: 2 lost, 1 trained twice",
+        "the background audit FAILED: 2 lost",
+        "the background audit FAILED: 2 lost, 1 trained twice",
     ]
 
 
@@ -69,4 +69,4 @@ def test_background_audit_that_ends_without_a_result_is_reported(
 ) -> None:
     run = Scripted(monkeypatch, tmp_path, None)
     run.until(12)
-    assert run.notes == [f"an audit of the run so far failed: see {tmp_path / 'logs' / 'audit.log'}"]
+    assert run.notes == [f"the background audit did not finish: see {tmp_path / 'logs' / 'audit.log'}"]

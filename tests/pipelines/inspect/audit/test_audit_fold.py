@@ -25,8 +25,8 @@ def folded(*rows: object, done: bool = True, trimmed: tuple[str, ...] = ()) -> A
         "Settled": fold.settled,
         "MicroBatch": fold.batch,
         "Assignment": lambda row: fold.assignment(key(row.trajectory_id)),
-        "Experience": lambda row: fold.experience(key(row.trajectory.trajectory_id), done=done),
-        "Trajectory": lambda row: fold.trajectory(key(row.trajectory_id), done=done),
+        "Experience": lambda row: fold.experience(key(row.trajectory.trajectory_id), consumed=done),
+        "Trajectory": lambda row: fold.trajectory(key(row.trajectory_id), consumed=done),
     }
     for row in sorted(rows, key=lambda row: ORDER.index(type(row).__name__)):
         enter[type(row).__name__](row)
@@ -61,7 +61,7 @@ ORDER = ("WeightVersion", "Settled", "MicroBatch", "Experience", "Trajectory", "
     ],
 )
 def test_every_story_has_its_place(rows: tuple[object, ...], done: bool, number: str) -> None:
-    audit = folded(*rows, done=done)
+    audit = folded(*rows, consumed=done)
     assert audit.passed
     assert audit.numbers()[number] == 1
     assert audit.accounted == 1
