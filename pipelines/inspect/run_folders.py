@@ -101,7 +101,7 @@ def find_run(runs: Path, name: str | None) -> RunFolder:
         return read_run(runs / (runs / "latest").resolve().name)
     known = list_runs(runs)
     if not known:
-        raise NoSuchRun(f"there is no run under {runs}/")
+        raise NoSuchRun(f"there is no run yet under {runs}/")
     return known[0]
 
 

@@ -103,7 +103,7 @@ class Supervisor:
         deadline = time.monotonic() + (CLEANUP_S if self._resumed else 0.0)
         while (busy := _in_use(store)) is not None:
             if time.monotonic() > deadline:
-                raise ConfigError(f"a run {self.config.run.name!r} is active on this machine: {busy}")
+                raise ConfigError(f"run {self.config.run.name!r} is active on this machine: {busy}")
             self._stops.check()
             time.sleep(TICK_S)
         self.config = replace(self.config, relay=replace(self.config.relay, store=str(store)))

@@ -54,7 +54,7 @@ def ended(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         run.end()
 
 
-def test_it_reaches_its_goal_and_its_books_balance(ended: LaminarRun) -> None:
+def test_emulated_run_reaches_its_goal_and_passes_the_audit(ended: LaminarRun) -> None:
     assert ended.exit_code() == 0, ended.said()
     audit = ended.audit()
     assert audit["passed"]
@@ -62,29 +62,27 @@ def test_it_reaches_its_goal_and_its_books_balance(ended: LaminarRun) -> None:
     assert ended.traces() == []
 
 
-def test_its_steps_take_what_their_table_says(ended: LaminarRun) -> None:
+def test_emulated_steps_take_their_configured_time(ended: LaminarRun) -> None:
     trained = batches(read_metrics(ended.folder / "metrics.jsonl"))
     assert [each.step for each in trained] == list(range(1, STEPS + 1))
     for each in trained:
         assert each.values["time/update"] * 100 == pytest.approx(10 + 8 * each.values["tokens"] / 10_000, rel=1e-6)
 
 
-def test_it_runs_without_model_evaluation_relay_and_torch(ended: LaminarRun) -> None:
+def test_emulated_run_needs_no_model_relay_or_torch(ended: LaminarRun) -> None:
     assert set(ended.state()["roles"]) == {"prompts", "placement", "rollout-0", "score", "experience", "trainer"}
     assert not (ended.folder / "model").exists()
     assert load_config(ended.folder / "config.toml").emulated
     assert "<svg" in (ended.folder / "report.html").read_text()
 
 
-def test_every_replica_has_worked(ended: LaminarRun) -> None:
+def test_emulated_run_uses_every_replica(ended: LaminarRun) -> None:
     metrics = read_metrics(ended.folder / "metrics.jsonl")
     worked = {each.step for each in metrics if each.name == "replica" and each.values["tokens_generated"]}
     assert worked == {0, 1, 2, 3}
 
 
-def test_a_run_whose_books_do_not_balance_ends_with_1(
-    nursery: Nursery, broker: Broker, run_id: str, tmp_path: Path
-) -> None:
+def test_run_exits_with_1_if_the_audit_fails(nursery: Nursery, broker: Broker, run_id: str, tmp_path: Path) -> None:
     config = tmp_path / "emulated.toml"
     kafka, trainer = {"bootstrap_servers": broker.bootstrap_servers}, {**SMALL["trainer"], "optimizer_steps": 1}
     config.write_text(tomli_w.dumps({**SMALL, "kafka": kafka, "trainer": trainer}))
@@ -103,7 +101,7 @@ def test_a_run_whose_books_do_not_balance_ends_with_1(
     assert "The audit does NOT balance: 1 lost" in run.said()
 
 
-def test_what_an_emulation_imports_is_light() -> None:
+def test_emulated_zygote_imports_no_torch() -> None:
     code = (
         "import sys; from pipelines.run.zygote import import_role_modules; from pipelines.roles import EMULATED;"
         "import_role_modules(EMULATED); print(*{'torch', 'transformers', 'reasoning_gym'} & set(sys.modules))"

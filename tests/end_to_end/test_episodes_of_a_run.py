@@ -147,7 +147,7 @@ def test_episodes_are_generated_scored_and_trained(run: tuple[LaminarRun, object
     assert [metric.step for metric in trained] == list(range(1, STEPS + 1))
 
 
-def test_tasks_have_rewards_and_figures_of_their_own(run: tuple[LaminarRun, object], broker: Broker) -> None:
+def test_tasks_have_separate_rewards_and_metrics(run: tuple[LaminarRun, object], broker: Broker) -> None:
     experiences = list(written(broker, run[0], EXPERIENCES, Experience))
     rewards = {(each.trajectory.prompt.task, each.components[0].name) for each in experiences}
     assert rewards == {("talk", "environment"), ("sums", "length")}
@@ -161,7 +161,7 @@ def test_tasks_have_rewards_and_figures_of_their_own(run: tuple[LaminarRun, obje
         assert sum(metric.values.get(f"trajectories/{task}", 0.0) for metric in metrics) == count
 
 
-def test_an_episode_whose_replica_is_killed_in_its_third_turn_ends_as_it_would_have(
+def test_episode_of_a_killed_replica_resumes_identically(
     run: tuple[LaminarRun, dict[str, list[int]]], broker: Broker, caller: Path, pool: EnvironmentPool
 ) -> None:
     """It goes on from what was told of it, and gets the tokens and rewards that one gets whom nobody kills."""

@@ -18,7 +18,7 @@ STEPS = 30
 
 
 @pytest.mark.parametrize("phase", ["starting", "training", "final evaluation", "draining"])
-def test_ctrl_c_ends_a_run_in_every_phase(phase: str, start_run: StartRun, broker: Broker, run_id: str) -> None:
+def test_ctrl_c_stops_a_run_in_every_phase(phase: str, start_run: StartRun, broker: Broker, run_id: str) -> None:
     run = start_run(
         run_id,
         f"kafka.bootstrap_servers={broker.bootstrap_servers}",
@@ -30,7 +30,7 @@ def test_ctrl_c_ends_a_run_in_every_phase(phase: str, start_run: StartRun, broke
 
 @pytest.mark.parametrize(("phase", "left_in"), [("audit", {"stopped", "ended"}), ("ended", {"ended"})])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_run_that_has_drained_is_stopped_or_has_all_of_its_files(
+def test_ctrl_c_after_the_drain_leaves_consistent_files(
     number: int, phase: str, left_in: set[str], start_run: StartRun, broker: Broker, run_id: str
 ) -> None:
     run = start_run(run_id, f"kafka.bootstrap_servers={broker.bootstrap_servers}", "trainer.optimizer_steps=2")
@@ -38,13 +38,13 @@ def test_a_run_that_has_drained_is_stopped_or_has_all_of_its_files(
     assert stop(run, number) in left_in
 
 
-def test_ctrl_c_ends_a_run_whose_broker_is_starting(start_run: StartRun, run_id: str) -> None:
+def test_ctrl_c_stops_a_run_with_a_starting_broker(start_run: StartRun, run_id: str) -> None:
     run = start_run(run_id)
     run.until((run.folder / "kafka" / "server.properties").exists, 60, "a broker's start")
     stop_cleanly(run, signal.SIGINT)
 
 
-def test_ctrl_c_ends_a_warm_start(start_run: StartRun, broker: Broker, run_id: str) -> None:
+def test_ctrl_c_stops_a_warm_start(start_run: StartRun, broker: Broker, run_id: str) -> None:
     servers = f"kafka.bootstrap_servers={broker.bootstrap_servers}"
     run = start_run(run_id, servers, "model.path=''", "warm_start={steps = 100000}")
     run.until((run.folder / "warm_start.json").exists, 60, "the warm start")
@@ -52,19 +52,19 @@ def test_ctrl_c_ends_a_warm_start(start_run: StartRun, broker: Broker, run_id: s
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_so_does_being_asked_otherwise(number: int, start_run: StartRun, broker: Broker, run_id: str) -> None:
+def test_other_stop_signals_stop_a_run(number: int, start_run: StartRun, broker: Broker, run_id: str) -> None:
     run = start_run(run_id, f"kafka.bootstrap_servers={broker.bootstrap_servers}")
     run.until_phase("starting")
     stop_cleanly(run, number)
 
 
-def test_ctrl_c_at_a_random_moment(start_run: StartRun, run_id: str) -> None:
+def test_ctrl_c_stops_a_run_at_a_random_time(start_run: StartRun, run_id: str) -> None:
     seed = random.SystemRandom().randrange(10**6)
     print("seed", seed)
     stop_at_a_random_moment(start_run(run_id), seed)
 
 
-def test_ctrl_c_ends_a_run_whose_kafka_is_gone(
+def test_ctrl_c_stops_a_run_without_kafka(
     start_run: StartRun, run_id: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     with start_broker(BrokerConfig(tmp_path_factory.mktemp("kafka"))) as gone:
@@ -75,7 +75,7 @@ def test_ctrl_c_ends_a_run_whose_kafka_is_gone(
         stop_cleanly(run, signal.SIGINT)
 
 
-def test_a_run_whose_kafka_stays_away_ends(
+def test_run_fails_after_a_long_kafka_outage(
     start_run: StartRun, run_id: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     with start_broker(BrokerConfig(tmp_path_factory.mktemp("kafka"))) as gone:
@@ -94,7 +94,7 @@ def test_a_run_whose_kafka_stays_away_ends(
     run.seconds_until_gone(1.0)
 
 
-def test_a_killed_run_takes_everything_with_it_and_one_command_goes_on(start_run: StartRun, run_id: str) -> None:
+def test_killed_run_cleans_up_and_resumes(start_run: StartRun, run_id: str) -> None:
     run = start_run(run_id, f"trainer.optimizer_steps={STEPS}")
     run.until(run.checkpoints, 90, "a checkpoint")
     assert len(run.processes()) >= 11  # the run, its zygote, its broker, eight roles

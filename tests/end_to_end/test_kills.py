@@ -40,7 +40,7 @@ LEVELS = (
 """Sums of three terms and of four by turns; the next level after 64 answers, which are all worth something."""
 
 
-def test_the_process_that_starts_roles_may_be_killed(start_run: StartRun, broker: Broker, run_id: str) -> None:
+def test_run_survives_a_killed_zygote(start_run: StartRun, broker: Broker, run_id: str) -> None:
     servers, steps = f"kafka.bootstrap_servers={broker.bootstrap_servers}", 30
     run = start_run(run_id, servers, f"trainer.optimizer_steps={steps}")
     run.until_phase("training")
@@ -52,11 +52,11 @@ def test_the_process_that_starts_roles_may_be_killed(start_run: StartRun, broker
     assert audit["passed"]
     assert (audit["trained"], audit["lost"], audit["trained_twice"]) == (steps * 16, 0, 0)
     assert [role["restarts"] for role in run.state()["roles"].values()] == [1] * len(ROLES)
-    assert "the process that starts roles was ended by SIGKILL" in run.said()
+    assert "the zygote process was killed by SIGKILL" in run.said()
     assert not run.traces()
 
 
-def test_a_warm_start_that_is_killed_is_begun_again(start_run: StartRun, broker: Broker, run_id: str) -> None:
+def test_run_restarts_a_killed_warm_start(start_run: StartRun, broker: Broker, run_id: str) -> None:
     servers = f"kafka.bootstrap_servers={broker.bootstrap_servers}"
     run = start_run(run_id, servers, "model.path=''", "warm_start={steps = 100000}")
     progress = run.folder / "warm_start.json"
@@ -68,7 +68,7 @@ def test_a_warm_start_that_is_killed_is_begun_again(start_run: StartRun, broker:
 
 
 @pytest.mark.timeout(480)
-def test_each_process_may_be_killed(start_run: StartRun, run_id: str, model_folder: Path) -> None:
+def test_run_survives_the_kill_of_each_process(start_run: StartRun, run_id: str, model_folder: Path) -> None:
     run = start_run(run_id, f"trainer.optimizer_steps={STEPS}", "trainer.checkpoint_every=5", LEARNS, *LEVELS)
     run.until_phase("training")
     for name in itertools.islice(rounds(seed=1), KILLS * len(ALL)):
@@ -80,7 +80,7 @@ def test_each_process_may_be_killed(start_run: StartRun, run_id: str, model_fold
     assert audit["trained"] == STEPS * 16
     restarts = {name: role["restarts"] for name, role in run.state()["roles"].items()}
     assert all(restarts[role] >= 2 * KILLS for role in ROLES), restarts  # its own, and those of the zygote
-    assert "the broker has died (its process is gone); starting it again" in run.said()
+    assert "the broker has died (its process is gone); restarting it" in run.said()
     assert not run.traces()
     every_level_was_asked_for_and_begun_once(run)
     command = [sys.executable, "-c", "from pipelines.cli.main import main; main()"]

@@ -66,7 +66,7 @@ def assert_balanced(run: LaminarRun, trained: int) -> None:
     assert (audit["trained"], audit["lost"], audit["trained_twice"], audit["failed"]) == (trained, 0, 0, 0)
 
 
-def test_repack_moves_what_then_finishes_elsewhere_with_its_kv(
+def test_repack_transfers_kv_to_the_destination(
     start_run: StartRun, client: ClientProperties, broker: Broker, run_id: str, tmp_path: Path
 ) -> None:
     """Two rollouts of the engine that really generates hand trajectories to each other, in the middle of answers.
@@ -129,7 +129,7 @@ def assert_drawn_from(model: torch.nn.Module, each: Trajectory) -> None:
     assert np.abs(expected.numpy() - each.response.logprobs.to_numpy()).max() <= 1e-4
 
 
-def test_what_a_killed_or_silent_rollout_had_goes_on_from_what_it_had(
+def test_trajectories_of_a_dead_rollout_resume_elsewhere(
     nursery: Nursery, client: ClientProperties, broker: Broker, run_id: str, tmp_path: Path
 ) -> None:
     """Answers take seconds and placement is told of them all the while, so each kill meets some half done.

@@ -36,7 +36,7 @@ def generated(
 
 
 @pytest.mark.parametrize("generated", ["partial_rollout"], indirect=True)
-def test_in_partial_rollout_each_token_carries_the_version_that_made_it(
+def test_partial_rollout_records_the_version_of_each_token(
     generated: tuple[list[Trajectory], dict[int, int]],
 ) -> None:
     trajectories, _ = generated
@@ -48,7 +48,7 @@ def test_in_partial_rollout_each_token_carries_the_version_that_made_it(
 
 
 @pytest.mark.parametrize("generated", ["synchronous"], indirect=True)
-def test_synchronous_trains_what_the_newest_weights_have_made(
+def test_synchronous_schedule_trains_on_newest_weights(
     generated: tuple[list[Trajectory], dict[int, int]],
 ) -> None:
     trajectories, staleness = generated

@@ -27,7 +27,7 @@ CHANGES = ("trainer.ranks=2", f"trainer.optimizer_steps={STEPS}", "trainer.check
 SHARDS = ("experience.shards=2", "kafka.partitions=2")
 
 
-def test_two_ranks_that_are_killed_train_what_two_undisturbed_and_one_alone_do(
+def test_killed_ranks_train_the_same_weights(
     start_run: StartRun, nursery: Nursery, broker: Broker, run_id: str
 ) -> None:
     servers = f"kafka.bootstrap_servers={broker.bootstrap_servers}"

@@ -160,7 +160,7 @@ def kill_during_broadcast(tier: Tier, victim: int, *, number: int, successor: in
     assert len(tier.weights(number)) == 1
 
 
-def test_weights_arrive_whoever_is_killed_and_nobody_is_restarted(tier: Tier) -> None:
+def test_relays_deliver_weights_despite_kills(tier: Tier) -> None:
     tier.until_all_have(0)
     master, middle, last = tier.until_chain()
     assert master == 0  # it has the trainer's memory

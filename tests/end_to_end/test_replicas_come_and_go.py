@@ -17,7 +17,7 @@ from schemas.topics import INBOX, REPLICAS
 JOINED, DRAINED = 2, 0
 
 
-def test_one_joins_and_one_drains(nursery: Nursery, broker: Broker, run_id: str, tmp_path: Path) -> None:
+def test_rollout_joins_and_another_drains(nursery: Nursery, broker: Broker, run_id: str, tmp_path: Path) -> None:
     client = ClientProperties.at(broker.bootstrap_servers)
     config = tmp_path / "emulated.toml"
     changes = {

@@ -28,7 +28,7 @@ CHANGES = ("rollout.engine=vllm", "rollout.replicas=2", "rollout.heartbeat_s=0.5
 
 
 @pytest.mark.timeout(3 * AT_MOST_S)
-def test_it_learns_from_what_vllm_generates_and_outlives_its_death(
+def test_run_with_vllm_trains_after_a_killed_rollout(
     start_run: StartRun, broker: Broker, run_id: str, model_folder: Path
 ) -> None:
     servers = broker.bootstrap_servers

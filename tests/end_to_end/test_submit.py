@@ -147,7 +147,7 @@ def submitted(
             remove_store(default_root(run), in_use=True)
 
 
-def test_pipelines_listen_on_loopback_alone(submitted: Submitted, runner: Runner) -> None:
+def test_pipelines_listen_on_loopback_only(submitted: Submitted, runner: Runner) -> None:
     """Runs first: the pipelines and what they started, and the secure broker. Flink's job server is allowed more."""
     processes = [process for command in submitted.commands.values() for process in command.processes()]
     if runner != "flink":
@@ -158,7 +158,7 @@ def test_pipelines_listen_on_loopback_alone(submitted: Submitted, runner: Runner
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES)
-def test_a_pipeline_alone_works_until_it_is_stopped(pipeline: str, submitted: Submitted) -> None:
+def test_submitted_pipeline_runs_until_it_is_stopped(pipeline: str, submitted: Submitted) -> None:
     assert submitted.rows(*WRITES[pipeline])
     command = submitted.commands[pipeline]
     command.signal(signal.SIGTERM)
@@ -169,7 +169,7 @@ def test_a_pipeline_alone_works_until_it_is_stopped(pipeline: str, submitted: Su
     assert not command.processes()
 
 
-def test_the_books_of_all_of_them_balance(submitted: Submitted) -> None:
+def test_submitted_pipelines_pass_the_audit(submitted: Submitted) -> None:
     found = audit(submitted.config.kafka.client(), submitted.config.run.name)
     assert found.passed
     assert found.trained == STEPS * 16
@@ -180,15 +180,15 @@ def test_the_books_of_all_of_them_balance(submitted: Submitted) -> None:
     ("words", "code", "expected"),
     [
         (("scores", "CONFIG"), 2, "there is no pipeline 'scores'; there are prompts, placement"),
-        (("score", "nowhere.toml"), 1, "there is no config file nowhere.toml"),
+        (("score", "nowhere.toml"), 1, "config file nowhere.toml does not exist"),
         (("score", "CONFIG", "--set", "run.name=''"), 1, "run.name is not set"),
-        (("rollout", "CONFIG", "--replica", "8"), 1, "would host replica 8, but there are inboxes for 8"),
+        (("rollout", "CONFIG", "--replica", "8"), 1, "would host replica 8, but the inbox topic has 8 partitions"),
         (("score", "CONFIG", "--replica", "1"), 2, "--replica is for rollout"),
         (("trainer", "CONFIG", "--set", "model.path=''"), 1, "model.path is not set"),
         (("score", "CONFIG", "--runner", "spark"), 2, "spark"),
     ],
 )
-def test_what_cannot_be_submitted_is_named(
+def test_submit_names_configuration_errors(
     words: tuple[str, ...], code: int, expected: str, nursery: Nursery, config: Path, tmp_path: Path
 ) -> None:
     command = submit(nursery, tmp_path, *(str(config) if word == "CONFIG" else word for word in words))

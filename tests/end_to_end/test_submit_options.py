@@ -56,7 +56,7 @@ def file(broker: Broker, model_folder: Path, run_id: str, tmp_path: Path) -> Pat
 
 
 @pytest.mark.parametrize(("what", "runner"), [("nothing", "flink"), ("another", "portable"), ("no host", "portable")])
-def test_a_wrong_endpoint_is_named(
+def test_submit_names_an_unreachable_endpoint(
     what: str, runner: str, nursery: Nursery, broker: Broker, file: Path, tmp_path: Path
 ) -> None:
     """Nothing listens there, or what is no job server, or there is no such host."""
@@ -77,7 +77,7 @@ def test_a_wrong_endpoint_is_named(
     assert said.startswith(f"laminar: no job server answers at {endpoint}, tried for 1 s: ")
 
 
-def test_runner_and_options_reach_the_job_server(
+def test_submit_passes_options_to_the_job_server(
     job_server: RefusingJobServer, nursery: Nursery, file: Path, tmp_path: Path
 ) -> None:
     endpoint = f"--job_endpoint=127.0.0.1:{job_server.port}"

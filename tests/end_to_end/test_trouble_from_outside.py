@@ -121,7 +121,7 @@ def ended(start_run: StartRun, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 @pytest.mark.parametrize("name", ["troubled", "calm"])
-def test_both_reach_their_goal_and_balance(name: str, ended: Ended) -> None:
+def test_disturbed_runs_reach_their_goal_and_pass_the_audit(name: str, ended: Ended) -> None:
     run = {"troubled": ended.troubled, "calm": ended.calm}[name]
     assert run.exit_code() == 0, run.said()
     audit = run.audit()
@@ -131,7 +131,7 @@ def test_both_reach_their_goal_and_balance(name: str, ended: Ended) -> None:
     assert not run.traces()
 
 
-def test_neither_sees_the_other(ended: Ended) -> None:
+def test_runs_on_one_broker_are_isolated(ended: Ended) -> None:
     tasks = {
         run.name: {experience.trajectory.prompt.task for experience in ended.records(run, EXPERIENCES)}
         for run in (ended.troubled, ended.calm)
@@ -139,14 +139,14 @@ def test_neither_sees_the_other(ended: Ended) -> None:
     assert tasks == {"troubled": {"questions"}, "calm": {"chain_sum"}}
 
 
-def test_what_is_no_record_is_kept_whole_in_the_dead_letters(ended: Ended) -> None:
+def test_invalid_records_are_copied_to_dead_letters(ended: Ended) -> None:
     letters = letters_by_place(ended.client, ended.troubled)
     for where, payload in read_by_pipelines(ended.garbage).items():
         assert letters[where].payload == payload
         assert letters[where].reason
 
 
-def test_what_is_no_record_is_told_of_where_only_people_read(ended: Ended) -> None:
+def test_invalid_records_of_observed_topics_are_counted(ended: Ended) -> None:
     summary = json.loads((ended.troubled.folder / "summary.json").read_text())
     assert summary["unreadable_records"] == {"metrics": 3, "relay": 3, "replicas": 3}
     for short_name in summary["unreadable_records"]:
@@ -158,7 +158,7 @@ def test_what_is_no_record_is_told_of_where_only_people_read(ended: Ended) -> No
         assert sum(record.error is not None for record in records) == 2
 
 
-def test_bad_questions_are_named_and_the_rest_is_asked(ended: Ended) -> None:
+def test_invalid_questions_are_reported_and_skipped(ended: Ended) -> None:
     letters = [letter for letter in ended.records(ended.troubled, DEAD_LETTERS) if letter.step == "draw prompts"]
     broken = [letter for letter in letters if "not JSON" in letter.reason]
     too_long = [letter for letter in letters if letter.payload == TOO_LONG.encode()]
@@ -169,7 +169,7 @@ def test_bad_questions_are_named_and_the_rest_is_asked(ended: Ended) -> None:
     assert "512" in too_long[0].reason
 
 
-def test_a_verifier_that_raises_leaves_an_experience_that_says_so(ended: Ended) -> None:
+def test_verifier_error_is_written_to_the_experience(ended: Ended) -> None:
     experiences: list[Experience] = ended.records(ended.troubled, EXPERIENCES)
     failed = [experience for experience in experiences if experience.error]
     assert failed

@@ -41,23 +41,24 @@ def refusal(run: LaminarRun) -> str:
         ("experience=3", "experience: "),
         ("nonsense", "--set 'nonsense': expected section.key=value"),
         ("model.path=/nowhere/at/all", "model.path: there is no folder /nowhere/at/all"),
-        ('prompts={source = "jsonl", path = "/nowhere.jsonl"}', "prompts.path: there is no /nowhere.jsonl"),
-        ('score.rewards=[{name = "/nowhere.py:mine"}]', "score.rewards: there is no /nowhere.py"),
-        ("kafka.client_properties=/nowhere.properties", "kafka.client_properties: there is no /nowhere.properties"),
+        ('prompts={source = "jsonl", path = "/nowhere.jsonl"}', "prompts.path: /nowhere.jsonl does not exist"),
+        ('score.rewards=[{name = "/nowhere.py:mine"}]', "score.rewards: /nowhere.py does not exist"),
+        ("kafka.client_properties=/nowhere.properties", "kafka.client_properties: /nowhere.properties does not exist"),
         ("kafka.bootstrap_servers=nowhere", "kafka: bootstrap.servers='nowhere': not a list of host:port"),
         ("relay.token_file=/dev/null", "relay: token_file /dev/null has no secret in its first line"),
         ("rollout.replicas=99", "placement.max_replicas"),
-        ("prompts.samples_per_prompt=64", "prompts.samples_per_prompt = 64 is more than may be outstanding"),
+        (
+            "prompts.samples_per_prompt=64",
+            "prompts.samples_per_prompt = 64 is more than the limit of",
+        ),
         pytest.param(
             "rollout.engine=vllm",
-            "rollout.engine is vllm, which is not installed: pip install 'laminar-rl[vllm]'",
+            "rollout.engine is 'vllm', which is not installed: pip install 'laminar-rl[vllm]'",
             marks=pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is here"),
         ),
     ],
 )
-def test_a_bad_configuration_is_named_and_nothing_is_started(
-    change: str, expected: str, start_run: StartRun, run_id: str
-) -> None:
+def test_run_rejects_an_invalid_configuration(change: str, expected: str, start_run: StartRun, run_id: str) -> None:
     run = start_run(run_id, change)
     line = refusal(run)
     assert line.startswith("laminar: ")
@@ -66,7 +67,7 @@ def test_a_bad_configuration_is_named_and_nothing_is_started(
 
 
 @pytest.mark.parametrize("lacking", ["config.json", "model.safetensors", "tokenizer"])
-def test_what_a_model_folder_lacks_is_named(
+def test_run_names_missing_model_files(
     lacking: str, model_folder: Path, tmp_path: Path, start_run: StartRun, run_id: str
 ) -> None:
     folder = tmp_path / "model"
@@ -78,15 +79,15 @@ def test_what_a_model_folder_lacks_is_named(
     assert not run.folder.exists()
 
 
-def test_the_folder_of_another_run_is_not_touched(start_run: StartRun, run_id: str, tmp_path: Path) -> None:
+def test_run_rejects_an_existing_run_folder(start_run: StartRun, run_id: str, tmp_path: Path) -> None:
     state = tmp_path / "runs" / run_id / "state.json"
     state.parent.mkdir(parents=True)
     state.write_text("{}")
-    assert f"there is a run {run_id!r} in" in refusal(start_run(run_id, here=tmp_path))
+    assert f"run {run_id!r} exists already in" in refusal(start_run(run_id, here=tmp_path))
     assert state.read_text() == "{}"
 
 
-def test_a_broker_that_does_not_answer_is_named_with_the_time(
+def test_run_names_an_unreachable_broker(
     small_config: Path, tmp_path: Path, run_id: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(kafka_of_run, "WAIT_S", 1.5)
@@ -104,9 +105,7 @@ def test_a_broker_that_does_not_answer_is_named_with_the_time(
     assert '"phase": "failed"' in (tmp_path / run_id / "state.json").read_text()
 
 
-def test_the_topics_of_another_run_are_not_touched(
-    start_run: StartRun, broker: Broker, small_config: Path, run_id: str
-) -> None:
+def test_run_rejects_existing_topics(start_run: StartRun, broker: Broker, small_config: Path, run_id: str) -> None:
     client = ClientProperties.at(broker.bootstrap_servers)
     changes = [f"run.name={run_id}", f"kafka.bootstrap_servers={broker.bootstrap_servers}"]
     make_topics(load_config(small_config, changes))
@@ -114,15 +113,16 @@ def test_the_topics_of_another_run_are_not_touched(
     assert run.wait(60) == 1
     last = run.said().splitlines()[-1]
     assert (
-        last == f"laminar: Kafka at {client.bootstrap_servers} holds a run {run_id!r} already: choose another run.name"
+        last
+        == f"laminar: Kafka at {client.bootstrap_servers} already has topics of a run {run_id!r}: choose another run.name"
     )
     assert not run.traces()
 
 
-def test_the_weights_of_a_run_at_work_are_not_touched(start_run: StartRun, run_id: str) -> None:
+def test_run_rejects_the_store_of_an_active_run(start_run: StartRun, run_id: str) -> None:
     with WeightStore(default_root(run_id), 1):
         run = start_run(run_id)
         assert run.wait(60) == 1
-        assert f"laminar: a run {run_id!r} is at work on this machine" in run.said()
+        assert f"laminar: run {run_id!r} is active on this machine" in run.said()
         assert not run.processes()
     remove_store(default_root(run_id))

@@ -80,7 +80,7 @@ def ended(small_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Lamin
     return run
 
 
-def test_it_ends_well_and_its_books_balance(ended: LaminarRun) -> None:
+def test_run_reaches_its_goal_and_passes_the_audit(ended: LaminarRun) -> None:
     assert ended.exit_code() == 0, ended.said()
     audit = ended.audit()
     assert audit["passed"]
@@ -98,7 +98,7 @@ def summary_of(run: LaminarRun) -> dict[str, Any]:
     return dict(json.loads((run.folder / "summary.json").read_text()))
 
 
-def test_its_summary_tells_all_of_it(ended: LaminarRun) -> None:
+def test_run_summary_is_complete(ended: LaminarRun) -> None:
     summary, audit, state = summary_of(ended), ended.audit(), ended.state()
     told = {"run": NAME, "reached": True, "error": None, "audit_passed": True, "lost": 0, "trained_twice": 0}
     told |= {"trajectories_trained": STEPS * 16, "optimizer_steps": STEPS}
@@ -113,9 +113,7 @@ def test_its_summary_tells_all_of_it(ended: LaminarRun) -> None:
     assert summary["wall_seconds"] == pytest.approx(state["ended_at"] - state["started_at"])
 
 
-def test_the_next_run_finds_the_warm_start_made(
-    ended: LaminarRun, start_run: StartRun, broker: Broker, run_id: str
-) -> None:
+def test_next_run_finds_the_warm_start(ended: LaminarRun, start_run: StartRun, broker: Broker, run_id: str) -> None:
     servers = f"kafka.bootstrap_servers={broker.bootstrap_servers}"
     run = start_run(run_id, servers, *WARM_START, "trainer.optimizer_steps=1", here=ended.here)
     assert run.wait() == 0, run.said()
@@ -128,7 +126,7 @@ def test_the_next_run_finds_the_warm_start_made(
     assert (run.folder.parent / "latest").resolve() == run.folder
 
 
-def test_a_warm_start_that_fails_ends_the_run_with_its_reason(start_run: StartRun, broker: Broker, run_id: str) -> None:
+def test_failed_warm_start_ends_the_run_with_its_error(start_run: StartRun, broker: Broker, run_id: str) -> None:
     servers = f"kafka.bootstrap_servers={broker.bootstrap_servers}"
     learning = "warm_start={examples = 8, model = {task = 'leg_counting'}}"
     run = start_run(run_id, servers, "model.path=''", learning, "prompts.task=leg_counting", "prompts.task_args={}")
@@ -136,12 +134,12 @@ def test_a_warm_start_that_fails_ends_the_run_with_its_reason(start_run: StartRu
     why = "there are no worked answers for 'leg_counting', only for chain_sum, gcd"
     reason = f"the warm start failed: ValueError: {why}"
     last = run.said().splitlines()[-1]
-    assert last.startswith(f"laminar: {reason} (see {run.folder / 'logs' / 'warm-start.log'}); once that is mended, ")
+    assert last.startswith(f"laminar: {reason} (see {run.folder / 'logs' / 'warm-start.log'}); once that is fixed, ")
     assert reason in run.state()["error"]
     assert not run.traces()
 
 
-def test_the_folder_holds_all_of_it(ended: LaminarRun) -> None:
+def test_run_folder_is_complete(ended: LaminarRun) -> None:
     folder = ended.folder
     config = load_config(folder / "config.toml")
     assert (config.run.name, config.run_folder) == (NAME, folder)
@@ -159,14 +157,14 @@ def test_the_folder_holds_all_of_it(ended: LaminarRun) -> None:
     assert "<svg" in (folder / "report.html").read_text()
 
 
-def test_its_files_are_their_owners_alone(ended: LaminarRun) -> None:
+def test_run_files_are_private_to_their_owner(ended: LaminarRun) -> None:
     found = [ended.folder, *ended.folder.rglob("*")]
     assert {path.relative_to(ended.folder).parts[0] for path in found[1:]} >= {"kafka", "logs", "checkpoints", "model"}
     modes = {path: path.lstat().st_mode for path in found if not path.is_symlink()}
     assert not [str(path) for path, mode in modes.items() if mode & 0o077]
 
 
-def test_its_model_and_checkpoints_load(ended: LaminarRun) -> None:
+def test_run_model_and_checkpoints_load(ended: LaminarRun) -> None:
     checkpoints = list_checkpoints(ended.folder / "checkpoints")
     assert [read_position(folder).version for folder in checkpoints] == [PolicyVersion(1, 6), PolicyVersion(1, 8)]
     model = AutoModelForCausalLM.from_pretrained(ended.folder / "model", local_files_only=True)
@@ -174,7 +172,7 @@ def test_its_model_and_checkpoints_load(ended: LaminarRun) -> None:
     assert model.generate(**tokenizer("1 + 1 =", return_tensors="pt"), max_new_tokens=2).shape[0] == 1
 
 
-def test_what_the_command_imports_itself_is_light() -> None:
+def test_run_command_imports_no_heavy_modules() -> None:
     code = "import sys, pipelines.run.local; print(*{'torch', 'apache_beam', 'transformers'} & set(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True, timeout=120

@@ -1,4 +1,4 @@
-"""Configurations: every example loads, a mistake is named with what would do, and what is saved reads back the same."""
+"""Configurations: examples load, errors name the key and suggest another, saved files load equal."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from pipelines.run.paths import files_read, with_absolute_paths
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.toml"))
 
 
-def refusal(table: dict[str, Any]) -> str:
+def error_of(table: dict[str, Any]) -> str:
     with pytest.raises(ConfigError) as caught:
         parse_config(table, "my.toml")
     return str(caught.value)
 
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
-def test_every_example_loads_and_reads_back_the_same(file: Path, tmp_path: Path) -> None:
+def test_save_config_round_trips_every_example(file: Path, tmp_path: Path) -> None:
     config = load_config(file)
     saved = tmp_path / "config.toml"
     save_config(config, saved)
     assert load_config(saved) == config
 
 
-def test_there_are_examples() -> None:
+def test_examples_exist() -> None:
     assert len(EXAMPLES) >= 3
 
 
-def test_the_example_of_a_kafka_with_login_has_its_properties(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_my_kafka_example_has_authentication_properties(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(EXAMPLES[0].parents[1])
     monkeypatch.setenv("KAFKA_PASSWORD", "hush")
     arguments = load_config(Path("examples/my_kafka.toml")).kafka.client().admin()
@@ -41,14 +41,14 @@ def test_the_example_of_a_kafka_with_login_has_its_properties(monkeypatch: pytes
     assert (arguments["security_protocol"], arguments["sasl_plain_password"]) == ("SASL_SSL", "hush")
 
 
-def test_nothing_said_is_a_config_too(tmp_path: Path) -> None:
+def test_load_config_accepts_an_empty_file(tmp_path: Path) -> None:
     file = tmp_path / "empty.toml"
     file.write_text("")
     assert load_config(file) == Config()
 
 
 @pytest.mark.parametrize(
-    ("table", "says"),
+    ("table", "message"),
     [
         ({"trainr": {}}, "my.toml: unknown key trainr; did you mean 'trainer'?"),
         ({"trainer": {"optimiser_steps": 3}}, "unknown key trainer.optimiser_steps; did you mean 'optimizer_steps'?"),
@@ -72,12 +72,12 @@ def test_nothing_said_is_a_config_too(tmp_path: Path) -> None:
         ({"warm_start": {"step": 5}}, "unknown key warm_start.step; did you mean 'steps'?"),
     ],
 )
-def test_an_unknown_key_is_named_with_the_nearest(table: dict[str, Any], says: str) -> None:
-    assert says in refusal(table)
+def test_parse_config_suggests_the_nearest_key(table: dict[str, Any], message: str) -> None:
+    assert message in error_of(table)
 
 
 @pytest.mark.parametrize(
-    ("table", "says"),
+    ("table", "message"),
     [
         (
             {"trainer": {"optimizer_steps": "12"}},
@@ -97,12 +97,12 @@ def test_an_unknown_key_is_named_with_the_nearest(table: dict[str, Any], says: s
         ({"run": 5}, "my.toml: run: Input should be an object (it is 5)"),
     ],
 )
-def test_a_value_of_another_type_is_not_converted(table: dict[str, Any], says: str) -> None:
-    assert says in refusal(table)
+def test_parse_config_rejects_values_of_wrong_types(table: dict[str, Any], message: str) -> None:
+    assert message in error_of(table)
 
 
 @pytest.mark.parametrize(
-    ("table", "says"),
+    ("table", "message"),
     [
         ({"placement": {"max_attempts": 0}}, "placement: max_attempts must be at least 1, not 0"),
         ({"placement": {"heartbeat_timeout_s": 0.0}}, "placement: heartbeat_timeout_s must be positive"),
@@ -116,13 +116,13 @@ def test_a_value_of_another_type_is_not_converted(table: dict[str, Any], says: s
         ({"run": {"name": "a run"}}, "run: run name 'a run' must be"),
     ],
 )
-def test_a_value_that_does_not_fit_is_named(table: dict[str, Any], says: str) -> None:
-    assert says in refusal(table)
+def test_parse_config_rejects_values_out_of_range(table: dict[str, Any], message: str) -> None:
+    assert message in error_of(table)
 
 
-def test_every_mistake_of_one_kind_is_told_at_once() -> None:
-    told = refusal({"rollout": {"slots": "a"}, "trainer": {"threads": "b"}})
-    assert [line.split(": ")[1] for line in told.splitlines()] == ["rollout.slots", "trainer.threads"]
+def test_parse_config_reports_all_type_errors() -> None:
+    error = error_of({"rollout": {"slots": "a"}, "trainer": {"threads": "b"}})
+    assert [line.split(": ")[1] for line in error.splitlines()] == ["rollout.slots", "trainer.threads"]
 
 
 @pytest.mark.parametrize(
@@ -141,43 +141,43 @@ def test_every_mistake_of_one_kind_is_told_at_once() -> None:
         ("prompts.task_args={max_terms = 3}", lambda c: c.prompts.task_args == {"max_terms": 3}),
     ],
 )
-def test_a_change_on_the_command_line_wins(tmp_path: Path, change: str, value: Any) -> None:
+def test_load_config_applies_changes(tmp_path: Path, change: str, value: Any) -> None:
     file = tmp_path / "a.toml"
     file.write_text('[trainer]\noptimizer_steps = 3\n[prompts]\ntask = "gcd"\n[run]\nfolder = "x"\n')
     assert value(load_config(file, [change]))
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ("trainer.optimizer_steps", "expected section.key=value"),
         ("=5", "expected section.key=value"),
-        ("trainer.optimizer_steps.x=5", "optimizer_steps is no section"),
+        ("trainer.optimizer_steps.x=5", "optimizer_steps is not a section"),
         ("trainer.optimizer_step=5", "did you mean 'optimizer_steps'?"),
         ("trainer.optimizer_steps=many", "Input should be a valid integer (it is 'many')"),
     ],
 )
-def test_a_change_that_means_nothing_is_said(tmp_path: Path, change: str, says: str) -> None:
+def test_load_config_rejects_invalid_changes(tmp_path: Path, change: str, message: str) -> None:
     file = tmp_path / "a.toml"
     file.write_text("[trainer]\noptimizer_steps = 3\n")
     with pytest.raises(ConfigError) as caught:
         load_config(file, [change])
-    assert says in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
-    [(None, "there is no config file"), (b"a = [", "is not TOML"), (b"\xff\xfe", "is not TOML")],
+    ("content", "message"),
+    [(None, "does not exist"), (b"a = [", "is not valid TOML"), (b"\xff\xfe", "is not valid TOML")],
 )
-def test_a_file_that_is_no_config_is_said(tmp_path: Path, content: bytes | None, says: str) -> None:
+def test_load_config_rejects_invalid_files(tmp_path: Path, content: bytes | None, message: str) -> None:
     file = tmp_path / "a.toml"
     if content is not None:
         file.write_bytes(content)
-    with pytest.raises(ConfigError, match=says):
+    with pytest.raises(ConfigError, match=message):
         load_config(file)
 
 
-def test_a_folder_is_no_config_file(tmp_path: Path) -> None:
+def test_load_config_rejects_a_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
         load_config(tmp_path)
 
@@ -192,7 +192,7 @@ def test_a_folder_is_no_config_file(tmp_path: Path) -> None:
         ({}, 0, None),
     ],
 )
-def test_the_runs_seed_is_that_of_sections_without_one(table: dict[str, Any], prompts: int, warm: int | None) -> None:
+def test_sections_inherit_the_seed_of_the_run(table: dict[str, Any], prompts: int, warm: int | None) -> None:
     config = parse_config(table, "my.toml")
     assert config.prompts.seed == prompts
     assert (config.warm_start.seed if config.warm_start is not None else None) == warm
@@ -218,27 +218,27 @@ MIXED: dict[str, Any] = {
 }
 
 
-def test_a_task_has_what_its_section_says_unless_it_says_otherwise(tmp_path: Path) -> None:
+def test_tasks_inherit_keys_of_their_section(tmp_path: Path) -> None:
     config = parse_config(MIXED, "my.toml")
-    told = [(t.called, t.weight, t.max_new_tokens, t.heldout, t.seed) for t in config.prompts.mixture]
-    assert told == [("sums", 3.0, 40, 9, 7), ("gcd", 1.0, 200, 5, 7), ("mine", 1.0, 40, 5, 1)]
+    tasks = [(t.called, t.weight, t.max_new_tokens, t.heldout, t.seed) for t in config.prompts.mixture]
+    assert tasks == [("sums", 3.0, 40, 9, 7), ("gcd", 1.0, 200, 5, 7), ("mine", 1.0, 40, 5, 1)]
     rubrics = {rubric.name: (rubric.answer, rubric.rewards[0].name) for rubric in config.score.tasks}
     assert rubrics == {"gcd": ("whole", "numeric"), "mine": ("boxed", "exact")}
     save_config(config, tmp_path / "saved.toml")
     assert load_config(tmp_path / "saved.toml") == config
-    whole = with_absolute_paths(config)
-    assert [task.path for task in whole.prompts.mixture] == ["", "", str(Path("a.jsonl").absolute())]
+    absolute = with_absolute_paths(config)
+    assert [task.path for task in absolute.prompts.mixture] == ["", "", str(Path("a.jsonl").absolute())]
     assert ("prompts.path", Path("a.jsonl")) in list(files_read(config))
 
 
-def test_without_tasks_the_section_is_the_task() -> None:
+def test_section_without_tasks_is_the_only_task() -> None:
     config = parse_config({"prompts": {"task": "gcd"}}, "my.toml")
     assert config.prompts.mixture == (config.prompts,)
     assert config.score.rubrics == (config.score,)
 
 
 @pytest.mark.parametrize(
-    ("table", "says"),
+    ("table", "message"),
     [
         ({"prompts": {"tasks": [{"tsk": "gcd"}]}}, "unknown key prompts.tasks.tsk; did you mean 'task'?"),
         ({"prompts": {"tasks": [{"name": "a"}]}}, "prompts.tasks.0: task must name a reasoning-gym task"),
@@ -258,24 +258,24 @@ def test_without_tasks_the_section_is_the_task() -> None:
         ),
     ],
 )
-def test_a_mistake_in_a_task_is_named(table: dict[str, Any], says: str) -> None:
-    assert says in refusal(table)
+def test_parse_config_rejects_invalid_tasks(table: dict[str, Any], message: str) -> None:
+    assert message in error_of(table)
 
 
-def test_rows_of_files_name_tasks_that_no_configuration_knows() -> None:
+def test_rubrics_accept_any_task_name_for_files() -> None:
     prompts = {"source": "parquet", "path": "a.parquet"}
     config = parse_config({"prompts": prompts, "score": {"tasks": [{"name": "openai/gsm8k"}]}}, "my.toml")
     assert [task.name for task in config.score.tasks] == ["openai/gsm8k"]
 
 
-def test_the_table_that_is_parsed_stays_as_it_was() -> None:
+def test_parse_config_does_not_modify_its_table() -> None:
     table: dict[str, Any] = {"run": {"seed": 7}, "prompts": {"task": "gcd"}}
     parse_config(table, "my.toml")
     assert table == {"run": {"seed": 7}, "prompts": {"task": "gcd"}}
 
 
-def test_what_may_be_left_out_is_left_out_by_default() -> None:
-    """A saved config has no None: a field that may be None and is not by default would come back as that default."""
+def test_optional_fields_default_to_none() -> None:
+    """Saved files omit None, so a field that may be None must have that default, or it would load as another value."""
     for kind in _dataclasses(Config):
         hints = get_type_hints(kind)
         for field in dataclasses.fields(kind):
@@ -291,7 +291,7 @@ def _dataclasses(kind: type) -> list[type]:
     return found
 
 
-def test_there_is_no_kafka_without_an_address(tmp_path: Path) -> None:
+def test_kafka_client_requires_an_address(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="bootstrap_servers is not set"):
         KafkaConfig().client()
     properties = tmp_path / "client.properties"
@@ -301,7 +301,7 @@ def test_there_is_no_kafka_without_an_address(tmp_path: Path) -> None:
     assert both.bootstrap_servers == "two:2"
 
 
-def test_a_model_folder_must_be_there(tmp_path: Path) -> None:
+def test_model_folder_must_exist(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="path is not set"):
         Config().model_folder()
     missing = parse_config({"model": {"path": str(tmp_path / "no")}}, "my.toml")

@@ -41,11 +41,11 @@ def settings(example: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
-def test_effective_settings_of_example_are_as_read(example: Path) -> None:
+def test_effective_settings_of_example_match_golden_file(example: Path) -> None:
     assert settings(example) == json.loads(GOLDEN.read_text())[example.name]
 
 
-def test_examples_of_an_own_model_learn_at_a_rate_for_it() -> None:
+def test_model_examples_use_a_small_learning_rate() -> None:
     for example in EXAMPLES:
         config = load_config(example, [])
         if str(config.model.path or "").startswith("/models/"):

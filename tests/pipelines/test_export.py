@@ -14,9 +14,7 @@ from infra.kafka.admin import TopicSpec, admin_client, create_topics, delete_top
 from schemas.topics import EXPERIENCES
 
 
-def test_committed_rows_are_exported_once_and_the_next_export_goes_on(
-    topics: Topics, laminar: Laminar, tmp_path: Path
-) -> None:
+def test_export_resumes_and_writes_committed_rows_once(topics: Topics, laminar: Laminar, tmp_path: Path) -> None:
     folder = str(tmp_path / "full")
     topics.write(range(6))
     topics.write(range(100, 104), commit=False)
@@ -56,7 +54,7 @@ def _remove_a_row(folder: Path) -> None:
     manifest.write_text(json.dumps(said))
 
 
-def test_conditions_views_and_starts(topics: Topics, laminar: Laminar, tmp_path: Path) -> None:
+def test_export_applies_filters_views_and_offsets(topics: Topics, laminar: Laminar, tmp_path: Path) -> None:
     topics.write(range(6))
     where = ("--where", "reward > 0.5", "--since-version", "2", "--since-offset", "1", "--view", "trl")
     code, out, err = laminar(
@@ -70,7 +68,7 @@ def test_conditions_views_and_starts(topics: Topics, laminar: Laminar, tmp_path:
     assert laminar("export", "verify", str(tmp_path), "--log")[0] == 0
 
 
-def test_small_records_in_json_are_exported_too(topics: Topics, laminar: Laminar, tmp_path: Path) -> None:
+def test_export_of_json_records_is_verified(topics: Topics, laminar: Laminar, tmp_path: Path) -> None:
     topics.write_metrics(range(5))
     assert laminar("export", "metrics", str(tmp_path), "--run", topics.run, "--format", "arrow")[0] == 0
     assert laminar("export", "verify", str(tmp_path), "--log")[0] == 0
@@ -86,7 +84,7 @@ def test_small_records_in_json_are_exported_too(topics: Topics, laminar: Laminar
         (("experiences",), "Missing argument"),
     ],
 )
-def test_wrong_use_exits_with_2_and_makes_no_folder(
+def test_export_exits_with_2_on_invalid_arguments(
     laminar: Laminar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], reason: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -96,7 +94,7 @@ def test_wrong_use_exits_with_2_and_makes_no_folder(
     assert not list(tmp_path.iterdir())
 
 
-def test_what_the_topic_no_longer_has_is_told(topics: Topics, laminar: Laminar, tmp_path: Path) -> None:
+def test_export_fails_for_a_recreated_topic(topics: Topics, laminar: Laminar, tmp_path: Path) -> None:
     topics.write(range(4))
     words = ("export", "experiences", str(tmp_path), "--run", topics.run)
     assert laminar(*words)[0] == 0
@@ -109,7 +107,7 @@ def test_what_the_topic_no_longer_has_is_told(topics: Topics, laminar: Laminar, 
     assert len(err.strip().splitlines()[-1].split("\n")) == 1
 
 
-def test_topic_is_exported_to_an_object_store_and_verified_there(topics: Topics, laminar: Laminar) -> None:
+def test_export_to_object_store_is_verified(topics: Topics, laminar: Laminar) -> None:
     with object_store() as store:
         uri = store.bucket("answers")
         topics.write(range(6))

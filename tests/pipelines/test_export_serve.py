@@ -44,7 +44,7 @@ def read(client: flight.FlightClient, ticket: dict[str, Any]) -> tuple[list[str]
     return names, said
 
 
-def test_flights_are_topics_and_their_tickets_bring_what_was_there(topics: Topics, client: flight.FlightClient) -> None:
+def test_flight_ticket_returns_rows_committed_at_its_creation(topics: Topics, client: flight.FlightClient) -> None:
     topics.write(range(6))
     topics.write(range(100, 102), commit=False)
     topics.write_garbage()
@@ -62,7 +62,7 @@ def test_flights_are_topics_and_their_tickets_bring_what_was_there(topics: Topic
     assert shown == ["experiences", "metrics", "restore"]
 
 
-def test_who_was_cut_off_goes_on_from_what_the_last_batch_said(
+def test_flight_stream_resumes_from_next_offset(
     topics: Topics, client: flight.FlightClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(serving, "BATCH_ROWS", 4)
@@ -76,7 +76,7 @@ def test_who_was_cut_off_goes_on_from_what_the_last_batch_said(
     assert first + rest == [f"p{n}.{m}" for n in range(0, 20, 2) for m in (0, 1)]
 
 
-def test_conditions_views_and_places(topics: Topics, client: flight.FlightClient) -> None:
+def test_flight_applies_filters_views_and_offsets(topics: Topics, client: flight.FlightClient) -> None:
     topics.write(range(6))
     asked = {"topic": "experiences", "where": "reward > 0.5", "from": "-3", "view": "trl"}
     stream = client.do_get(flight.Ticket(json.dumps(asked).encode()))
@@ -86,7 +86,7 @@ def test_conditions_views_and_places(topics: Topics, client: flight.FlightClient
     assert read(client, {"topic": "experiences", "from": "end"})[0] == []
 
 
-def test_what_follows_brings_rows_as_they_are_written(topics: Topics, client: flight.FlightClient) -> None:
+def test_flight_follow_streams_new_rows(topics: Topics, client: flight.FlightClient) -> None:
     topics.write(range(2))
     ticket = flight.Ticket(json.dumps({"topic": "experiences", "follow": True}).encode())
     stream = client.do_get(ticket)
@@ -121,17 +121,17 @@ def test_what_follows_brings_rows_as_they_are_written(topics: Topics, client: fl
         (b'{"topic": "prompts"}', "there is no topic"),
     ],
 )
-def test_a_bad_ticket_is_told_what_is_wrong(client: flight.FlightClient, ticket: bytes, reason: str) -> None:
+def test_flight_rejects_invalid_tickets(client: flight.FlightClient, ticket: bytes, reason: str) -> None:
     with pytest.raises((pa.ArrowInvalid, flight.FlightServerError), match=reason):
         client.do_get(flight.Ticket(ticket)).read_all()
 
 
-def test_a_ticket_travels_unchanged() -> None:
+def test_ticket_round_trips() -> None:
     ticket = Ticket("experiences", "reward > 1", "trl", {0: 5}, {0: 9})
     assert parse_ticket(ticket.encode()) == ticket
 
 
-def test_nobody_writes(client: flight.FlightClient) -> None:
+def test_flight_rejects_writes_and_actions(client: flight.FlightClient) -> None:
     descriptor = flight.FlightDescriptor.for_path("experiences")
     with pytest.raises(NotImplementedError):
         client.do_put(descriptor, pa.schema([]))[0].close()
@@ -139,7 +139,7 @@ def test_nobody_writes(client: flight.FlightClient) -> None:
         list(client.do_action(flight.Action("delete", b"")))
 
 
-def test_streams_are_bounded_and_given_back(
+def test_flight_bounds_streams_and_releases_them(
     topics: Topics, client: flight.FlightClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topics.write(range(2))
@@ -152,7 +152,7 @@ def test_streams_are_bounded_and_given_back(
             read(other, {"topic": "experiences"})
 
 
-def test_streams_whose_readers_leave_are_given_back(topics: Topics) -> None:
+def test_flight_releases_streams_of_disconnected_readers(topics: Topics) -> None:
     topics.write(range(2))
     ticket, chances = flight.Ticket(b'{"topic": "experiences"}'), random.Random(0)
     with TopicServer(topics.client, topics.run) as server:
@@ -169,7 +169,7 @@ def test_streams_whose_readers_leave_are_given_back(topics: Topics) -> None:
         assert server._streams._value == serving.MOST_STREAMS
 
 
-def test_a_stream_that_nobody_begins_to_read_gives_its_slot_back() -> None:
+def test_flight_releases_a_stream_that_is_never_read() -> None:
     given_back: list[int] = []
     stream = serving._Stream(lambda: given_back.append(1))
     stream.batches = iter([(pa.RecordBatch.from_pylist([], schema=pa.schema([])), b"")])
@@ -181,7 +181,7 @@ def test_a_stream_that_nobody_begins_to_read_gives_its_slot_back() -> None:
     assert given_back == [1, 2]
 
 
-def test_who_bears_no_token_gets_nothing(topics: Topics, tmp_path: Path) -> None:
+def test_flight_rejects_clients_without_token(topics: Topics, tmp_path: Path) -> None:
     (tmp_path / "token").write_text(f"{TOKEN}\n")
     topics.write(range(2))
     token = read_token(tmp_path / "token")
@@ -203,25 +203,27 @@ def test_who_bears_no_token_gets_nothing(topics: Topics, tmp_path: Path) -> None
         (("--key", "x"), "give both or neither"),
     ],
 )
-def test_what_would_be_open_to_all_is_refused(laminar: Laminar, words: tuple[str, ...], reason: str) -> None:
+def test_export_serve_requires_token_beyond_loopback(
+    laminar: Laminar, words: tuple[str, ...], reason: str
+) -> None:
     code, _, err = laminar("export", "serve", *words)
     assert code == 2
     assert reason in " ".join(err.replace("│", " ").split())
 
 
 @pytest.mark.parametrize("token", ["", TOKEN])
-def test_an_endpoint_beyond_loopback_needs_token_and_tls(token: str) -> None:
+def test_topic_server_requires_token_and_tls_beyond_loopback(token: str) -> None:
     with pytest.raises(ValueError, match=r"0\.0\.0\.0 is reached from other machines, and there is not a "):
         TopicServer(ClientProperties.at("127.0.0.1:1"), "a-run", "0.0.0.0", token=token)
 
 
-def test_a_short_token_is_refused(tmp_path: Path) -> None:
+def test_read_token_rejects_a_short_token(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("short\n")
     with pytest.raises(ValueError, match="16 characters"):
         read_token(tmp_path / "token")
 
 
-def test_served_until_it_is_asked_to_stop(topics: Topics) -> None:
+def test_export_serve_stops_on_sigterm(topics: Topics) -> None:
     topics.write(range(2))
     brokers = ClientProperties.at(topics.client.bootstrap_servers).bootstrap_servers
     words = [

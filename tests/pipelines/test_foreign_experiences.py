@@ -42,7 +42,7 @@ def config(broker: Broker, run_id: str, tmp_path: Path) -> Iterator[Config]:
     close_shards()
 
 
-def test_numbers_and_tokens_that_are_none_are_dead_letters_and_what_is_sound_is_batched(config: Config) -> None:
+def test_experience_writes_dead_letters_for_invalid_values(config: Config) -> None:
     nan = float("nan")
     patched = encode(experience(0, 0))
     write(

@@ -31,14 +31,14 @@ def config(model: Path, context: int, heldout: int = 8, **more: Any) -> Config:
     )
 
 
-def test_held_out_prompts_are_of_evaluation_and_sampled_once(model: Path) -> None:
+def test_heldout_prompts_are_for_evaluation_and_sampled_once(model: Path) -> None:
     made = HeldoutPrompts(config(model, 200))()
     assert len(made) == 8
     assert {(prompt.purpose, prompt.samples) for prompt in made} == {("evaluation", 1)}
     assert len({prompt.text for prompt in made}) == 8
 
 
-def test_what_leaves_no_room_is_passed_over_and_said(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_heldout_prompts_skip_and_log_long_questions(model: Path, caplog: pytest.LogCaptureFixture) -> None:
     lengths = sorted(len(prompt.token_ids) for prompt in HeldoutPrompts(config(model, 200))())
     assert lengths[0] < lengths[-1]
     made = HeldoutPrompts(config(model, lengths[-1]))()
@@ -48,7 +48,7 @@ def test_what_leaves_no_room_is_passed_over_and_said(model: Path, caplog: pytest
         HeldoutPrompts(config(model, 2))()
 
 
-def test_any_number_of_the_first_questions_has_its_share_of_each_task(model: Path) -> None:
+def test_heldout_prompts_interleave_tasks_in_proportion(model: Path) -> None:
     tasks = [{"name": "many", "heldout": 9}, {"name": "none", "heldout": 0}, {"name": "few", "heldout": 3}]
     made = HeldoutPrompts(config(model, 200, tasks=tasks))()
     assert [prompt.number for prompt in made] == list(range(12))
@@ -58,5 +58,5 @@ def test_any_number_of_the_first_questions_has_its_share_of_each_task(model: Pat
         assert of.count("none") == 0
 
 
-def test_none_are_made_where_none_are_asked_for(model: Path) -> None:
+def test_heldout_prompts_are_empty_without_evaluated_tasks(model: Path) -> None:
     assert HeldoutPrompts(config(model, 200, heldout=0))() == []

@@ -29,7 +29,7 @@ def experiences(topics: Topics, run: str) -> list[Experience]:
     return [row for record in read_topic(topics.client, EXPERIENCES.name(run)) for row in record.rows]
 
 
-def test_a_killed_import_goes_on_and_every_row_is_there_once(
+def test_import_resumes_after_a_kill_without_duplicates(
     broker: Broker, topics: Topics, laminar: Laminar, tmp_path: Path
 ) -> None:
     other = Topics(broker, f"{topics.run}-b")
@@ -64,7 +64,7 @@ def test_a_killed_import_goes_on_and_every_row_is_there_once(
 @pytest.mark.parametrize(
     ("words", "reason"), [(("nowhere",), "holds no export"), ((), "Missing argument"), (("DIR",), "there is no topic")]
 )
-def test_what_cannot_be_imported_is_one_line(
+def test_import_reports_errors_in_one_line(
     topics: Topics, laminar: Laminar, tmp_path: Path, words: tuple[str, ...], reason: str
 ) -> None:
     if "DIR" in words:

@@ -58,9 +58,7 @@ def reads_of(shard: ShardConfig) -> set[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("role", PIPELINES)
-def test_table_of_bounds_has_what_the_sources_of_a_role_read(
-    config: Config, role: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_restart_reads_lists_all_inputs_of_a_role(config: Config, role: str, monkeypatch: pytest.MonkeyPatch) -> None:
     levels = {"": 3}
     monkeypatch.setattr(type(config.prompts), "curricula", property(lambda self: levels))
     if role == "trainer":
@@ -70,7 +68,7 @@ def test_table_of_bounds_has_what_the_sources_of_a_role_read(
 
 
 @pytest.mark.parametrize("role", PIPELINES)
-def test_no_role_starts_at_the_beginning_of_a_topic_that_only_grows(config: Config, role: str) -> None:
+def test_roles_do_not_read_growing_topics_from_the_beginning(config: Config, role: str) -> None:
     for shard in shards_of(config, role):
         for reading in shard.inputs:
             assert reading.start != "earliest" or reading.topic.retention == "newest", reading.topic.short_name
@@ -78,9 +76,9 @@ def test_no_role_starts_at_the_beginning_of_a_topic_that_only_grows(config: Conf
                 assert reading.newest is not None, "one that joins a long run has committed nothing"
 
 
-def test_observers_have_bounds_for_what_they_read() -> None:
+def test_restart_reads_lists_all_topics_of_observers() -> None:
     assert set(OBSERVERS) == {METRICS.short_name, RELAY.short_name, REPLICAS.short_name}
 
 
-def test_topics_that_are_compacted_are_those_that_keep_the_newest() -> None:
+def test_compacted_topics_have_newest_retention() -> None:
     assert [t.short_name for t in CATALOGUE.values() if (t.cleanup == "compact") != (t.retention == "newest")] == []

@@ -76,7 +76,7 @@ def fold_run(
 
 @dataclass(frozen=True)
 class Snapshot:
-    """End offsets, trimmed topics (short names), and committed offsets by pipeline: what to read and what is processed."""
+    """End offsets, trimmed topics (short names), and committed offsets by pipeline."""
 
     ends: Mapping[str, Mapping[int, int]]
     trimmed: frozenset[str]

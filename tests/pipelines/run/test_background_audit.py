@@ -45,7 +45,7 @@ def result(**changes: Any) -> dict[str, Any]:
     return Audit(dispatched=7, trained=7).to_json() | changes
 
 
-def test_background_audit_pauses_for_a_multiple_of_what_an_audit_takes(
+def test_background_audit_pauses_for_a_multiple_of_its_duration(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     run = Scripted(monkeypatch, tmp_path, result(), result())

@@ -58,7 +58,7 @@ def kafka(tmp_path: Path, notes: list[str]) -> Iterator[RunKafka]:
     made.close()
 
 
-def test_broker_killed_while_it_starts_is_started_again(kafka: RunKafka, tmp_path: Path, notes: list[str]) -> None:
+def test_run_kafka_restarts_a_broker_killed_while_starting(kafka: RunKafka, tmp_path: Path, notes: list[str]) -> None:
     killer = Killer(tmp_path / "kafka", 1)
     killer.start()
     kafka.start()  # the first start of all
@@ -70,14 +70,14 @@ def test_broker_killed_while_it_starts_is_started_again(kafka: RunKafka, tmp_pat
     deadline = time.monotonic() + DEADLINE_S
     while not (killer.killed and kafka.answers()):
         assert time.monotonic() < deadline
-        kafka.tend()
+        kafka.poll()
         time.sleep(0.02)
     said = [note for note in notes if "has died" in note]
     assert len(said) == 3
     assert sum("was ended by SIGKILL while starting" in note for note in said) == 2
 
 
-def test_broker_that_never_starts_is_given_up_with_its_reason(kafka: RunKafka, tmp_path: Path) -> None:
+def test_run_kafka_fails_when_the_broker_never_starts(kafka: RunKafka, tmp_path: Path) -> None:
     starts: list[float] = []
 
     class Broker(kafka_of_run.Broker):
@@ -87,11 +87,11 @@ def test_broker_that_never_starts_is_given_up_with_its_reason(kafka: RunKafka, t
             raise BrokerDied("it was ended by SIGKILL while starting; it wrote nothing")
 
     kafka._own = Broker(kafka_of_run.BrokerConfig(tmp_path / "kafka"))
-    with pytest.raises(BrokerStartError, match=r"(?s)died 7 times in 60 s, the last time: .*SIGKILL.*broker.log"):
-        kafka._bring_up()
+    with pytest.raises(BrokerStartError, match=r"(?s)died 7 times in 60 s, last error: .*SIGKILL.*broker.log"):
+        kafka._start_broker()
     assert len(starts) == 7
     kafka.config = replace(kafka.config, outage_timeout_s=1e-9)
     kafka._restarts = kafka_of_run.Restarts()
     with pytest.raises(BrokerStartError, match=r"kafka\.outage_timeout_s = 1e-09 s"):
-        kafka._bring_up()
+        kafka._start_broker()
     kafka._own = None

@@ -26,9 +26,7 @@ def config(tmp_path: Path) -> Config:
     return replace(config, prompts=replace(config.prompts, task="chain_sum", heldout=4))
 
 
-def test_it_is_found_by_the_next_run_without_drawing_a_question(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_find_warm_start_finds_it_without_drawing_questions(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_warm_start(config) is None
     config.run_folder.mkdir()
     make_warm_start(config)

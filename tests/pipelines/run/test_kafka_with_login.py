@@ -138,7 +138,7 @@ def _password(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kind", ["password", "certificate"])
-def test_a_session_reads_and_writes(kind: str, guarded: Guarded, run_id: str) -> None:
+def test_session_authenticates_and_commits(kind: str, guarded: Guarded, run_id: str) -> None:
     client = KafkaConfig(client_properties=str(guarded.file(kind))).client()
     asked, answered, restore = (Partition(f"{run_id}-{short_name}", 0) for short_name in ("in", "out", "restore"))
     with admin_client(client) as admin:
@@ -158,11 +158,11 @@ def test_a_session_reads_and_writes(kind: str, guarded: Guarded, run_id: str) ->
 
 
 @pytest.mark.parametrize("kind", ["password", "certificate"])
-def test_properties_alone_name_the_kafka_of_a_run(kind: str, guarded: Guarded, run_id: str, tmp_path: Path) -> None:
+def test_run_kafka_uses_client_properties(kind: str, guarded: Guarded, run_id: str, tmp_path: Path) -> None:
     notes: list[str] = []
     kafka = RunKafka(KafkaConfig(client_properties=str(guarded.file(kind))), tmp_path / "kafka", notes.append)
     kafka.start()
-    kafka.refuse_known(run_id)
+    kafka.refuse_existing(run_id)
     assert kafka.answers()
     kafka.close()
     assert not (tmp_path / "kafka").exists()
@@ -178,7 +178,7 @@ def test_properties_alone_name_the_kafka_of_a_run(kind: str, guarded: Guarded, r
         ("certificate", {"ssl_keystore_location": "", "ssl_key_password": ""}),
     ],
 )
-def test_who_is_not_known_does_not_get_in(kind: str, others: dict[str, str], guarded: Guarded) -> None:
+def test_why_unreachable_reports_failed_authentication(kind: str, others: dict[str, str], guarded: Guarded) -> None:
     meant = {"certificate": guarded.by_certificate, "stranger": str(guarded.folder / "stranger.pem")}
     file = guarded.file(kind, **{name: meant.get(value, value) for name, value in others.items()})
     said = why_unreachable(ClientProperties.from_file(file).admin(), timeout_s=3.0)

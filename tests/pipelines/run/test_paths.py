@@ -21,7 +21,7 @@ TABLE: dict[str, Any] = {
 }
 
 
-def test_paths_are_made_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_absolute_paths_makes_all_paths_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/me")
     whole = with_absolute_paths(parse_config(TABLE, "my.toml"))
@@ -42,5 +42,5 @@ def test_paths_are_made_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert with_absolute_paths(whole) == whole
 
 
-def test_what_is_not_said_stays_so() -> None:
+def test_with_absolute_paths_keeps_empty_paths() -> None:
     assert not list(files_read(with_absolute_paths(parse_config({}, "my.toml"))))

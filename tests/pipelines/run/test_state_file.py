@@ -21,8 +21,8 @@ def written(state: RunStateFile) -> dict[str, Any]:
     return dict(json.loads((state.folder / STATE_FILE).read_text()))
 
 
-def test_it_names_the_process_and_the_phase(state: RunStateFile) -> None:
-    state.enter("broker")
+def test_state_file_has_process_and_phase(state: RunStateFile) -> None:
+    state.enter_phase("broker")
     assert written(state)["pid"] == os.getpid()
     assert written(state)["phase"] == "broker"
     assert list(written(state)["phases"]) == ["starting"]
@@ -32,10 +32,10 @@ def test_it_names_the_process_and_the_phase(state: RunStateFile) -> None:
 @pytest.mark.parametrize(
     ("error", "phase", "expected"), [(None, "", "ended"), ("it broke", "", "failed"), ("Ctrl-C", "stopped", "stopped")]
 )
-def test_after_the_end_no_role_is_alive_and_restarts_are_remembered(
+def test_state_file_after_the_end_has_no_live_role(
     error: str | None, phase: str, expected: str, state: RunStateFile
 ) -> None:
-    state.see({"score": {"pid": 17, "restarts": 2, "alive": True, "status": "up"}})
+    state.set_roles({"score": {"pid": 17, "restarts": 2, "alive": True, "status": "up"}})
     state.end(error, phase)
     told = written(state)
     assert told["roles"] == {"score": {"pid": None, "restarts": 2, "alive": False, "status": "ended"}}
@@ -43,16 +43,16 @@ def test_after_the_end_no_role_is_alive_and_restarts_are_remembered(
     assert told["ended_at"] >= told["started_at"]
 
 
-def test_it_is_written_when_something_changes_and_only_then(state: RunStateFile) -> None:
-    state.see({"score": {"pid": 17}})
+def test_state_file_is_written_only_on_a_change(state: RunStateFile) -> None:
+    state.set_roles({"score": {"pid": 17}})
     (state.folder / STATE_FILE).unlink()
-    state.see({"score": {"pid": 17}})
+    state.set_roles({"score": {"pid": 17}})
     assert not (state.folder / STATE_FILE).exists()
-    state.see({"score": {"pid": 18}})
+    state.set_roles({"score": {"pid": 18}})
     assert written(state)["roles"] == {"score": {"pid": 18}}
 
 
-def test_latest_points_to_the_newest(tmp_path: Path) -> None:
+def test_link_latest_points_to_the_newest_run(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         link_latest(tmp_path / name)

@@ -19,20 +19,20 @@ def stops() -> Iterator[StopRequests]:
         yield stops
 
 
-def test_nothing_is_raised_while_nobody_asks(stops: StopRequests) -> None:
+def test_stop_requests_raise_nothing_without_a_signal(stops: StopRequests) -> None:
     stops.check()
     with stops.interruptible():
         pass
 
 
-def test_a_request_is_held_until_it_is_looked_for(stops: StopRequests) -> None:
+def test_stop_requests_defer_a_signal_to_the_next_check(stops: StopRequests) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     with pytest.raises(Interrupted, match="SIGTERM") as interrupted:
         stops.check()
     assert interrupted.value.exit_code == 143
 
 
-def test_a_long_call_is_given_up_at_once(stops: StopRequests) -> None:
+def test_interruptible_block_raises_at_once(stops: StopRequests) -> None:
     reached = []
 
     def call() -> None:
@@ -45,13 +45,13 @@ def test_a_long_call_is_given_up_at_once(stops: StopRequests) -> None:
     assert not reached
 
 
-def test_a_request_from_before_a_long_call_keeps_it_from_beginning(stops: StopRequests) -> None:
+def test_interruptible_block_does_not_begin_after_a_request(stops: StopRequests) -> None:
     os.kill(os.getpid(), signal.SIGINT)
     with pytest.raises(Interrupted), stops.interruptible():
         pytest.fail("it began")
 
 
-def test_what_cleans_up_is_not_interrupted(stops: StopRequests) -> None:
+def test_cleanup_of_interruptible_block_is_not_interrupted(stops: StopRequests) -> None:
     cleaned = []
 
     def call() -> None:
@@ -67,7 +67,7 @@ def test_what_cleans_up_is_not_interrupted(stops: StopRequests) -> None:
     assert cleaned == ["up"]
 
 
-def test_handlers_are_put_back() -> None:
+def test_stop_requests_restore_the_signal_handlers() -> None:
     before = signal.getsignal(signal.SIGINT)
     with StopRequests():
         assert signal.getsignal(signal.SIGINT) is not before
@@ -79,18 +79,18 @@ def run_code(code: str) -> int:
     return subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode
 
 
-def test_whoever_asks_thrice_does_not_wait() -> None:
+def test_third_stop_request_exits_at_once() -> None:
     asks = "os.kill(os.getpid(), signal.SIGINT)\n" * FORCED_EXIT_AFTER
     assert run_code(f"StopRequests().__enter__()\n{asks}os._exit(0)") == 130
 
 
 @pytest.mark.parametrize(("final", "code"), [("True", 0), ("False", -signal.SIGHUP)])
-def test_who_is_at_the_end_is_not_to_be_stopped(final: str, code: int) -> None:
+def test_final_stop_requests_ignore_later_signals(final: str, code: int) -> None:
     asks = "import atexit\natexit.register(os.kill, os.getpid(), signal.SIGHUP)\n"
     assert run_code(f"{asks}with StopRequests(final={final}): pass") == code
 
 
-def test_what_the_parent_has_had_ignored_stays_ignored() -> None:
+def test_stop_requests_keep_signals_ignored_by_the_parent() -> None:
     code = """
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
 with StopRequests() as stops:
@@ -101,7 +101,7 @@ os._exit(7)
     assert run_code(code) == 7
 
 
-def test_a_terminal_that_goes_away_is_written_to_no_more() -> None:
+def test_stop_requests_redirect_output_of_a_closed_terminal() -> None:
     code = """
 import pty, sys
 ours, theirs = pty.openpty()

@@ -51,7 +51,7 @@ def until(condition: Callable[[], Any], what: str, seconds: float = 120.0) -> An
     return found
 
 
-def test_a_lost_job_is_submitted_again_and_after_a_restart_one_command_goes_on(
+def test_respawner_resubmits_a_lost_job_and_resumes(
     broker: Broker, run_id: str, runs: Path, tmp_path: Path, laminar: Laminar
 ) -> None:
     file = tmp_path / "run.toml"
@@ -94,7 +94,7 @@ def test_a_lost_job_is_submitted_again_and_after_a_restart_one_command_goes_on(
     assert "Traceback" not in log.read_text().partition("start 3 of")[2]
 
 
-def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+def test_read_submission_names_a_damaged_file(tmp_path: Path) -> None:
     (tmp_path / "score.json").write_text("{")
     with pytest.raises(ValueError, match=r"score\.json is damaged"):
         read_submission(tmp_path / "score.json")

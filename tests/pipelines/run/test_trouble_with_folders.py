@@ -27,7 +27,7 @@ from pipelines.run.supervisor import CONFIG_FILE, RunFolderDeleted, Supervisor
 EXAMPLE = Path(__file__).parents[3] / "examples" / "chain_sum.toml"
 
 
-def test_full_disk_is_named_and_noted_in_state_json(tmp_path: Path) -> None:
+def test_end_failed_reports_a_full_disk_in_state_json(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 256) as disk:
         folder = disk / "first"
         folder.mkdir()
@@ -41,21 +41,20 @@ def test_full_disk_is_named_and_noted_in_state_json(tmp_path: Path) -> None:
         run = read_run(folder)
         assert run.status == "failed"
         assert f"0 of 262,144 bytes are free on the disk of {folder}" in str(run.state["error"])
-        assert "`" in raised.value.__notes__[-1]
-        assert raised.value.__notes__[-1].endswith("runs resume --run first` goes on with the run")
+        assert raised.value.__notes__[-1].endswith("runs resume --run first`")
 
 
-def test_broker_that_died_on_a_full_disk_is_not_started_again(tmp_path: Path) -> None:
+def test_run_kafka_does_not_restart_a_broker_on_a_full_disk(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 256) as disk:
         kafka = RunKafka(KafkaConfig(), disk, lambda line: None)
         kafka._own = Broker(BrokerConfig(disk))  # its process is gone
         (disk / "log").mkdir()
         (disk / "log" / "meta.properties").write_text("")
         with pytest.raises(BrokerStartError, match=rf"disk is full, .* free on the disk of {disk}: .*broker\.log"):
-            kafka.tend()
+            kafka.poll()
 
 
-def test_state_too_long_for_a_full_disk_stays_as_it_was(tmp_path: Path) -> None:
+def test_write_anyway_keeps_the_file_on_a_full_disk(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 64) as disk:
         file = disk / "state.json"
         write_even_if_disk_full(file, json.dumps({"a": 1}))
@@ -70,13 +69,13 @@ def test_state_too_long_for_a_full_disk_stays_as_it_was(tmp_path: Path) -> None:
         assert is_full(disk)
 
 
-def test_error_of_a_run_without_folder_is_not_hidden(tmp_path: Path) -> None:
+def test_end_failed_keeps_the_error_without_a_folder(tmp_path: Path) -> None:
     error = RuntimeError("the cause")
     _end_failed(RunStateFile(tmp_path / "gone", "gone", 8), error)
-    assert "does not say so" in error.__notes__[0]
+    assert "could not be written" in error.__notes__[0]
 
 
-def test_deleted_run_folder_ends_the_run(tmp_path: Path) -> None:
+def test_supervisor_fails_when_the_run_folder_is_deleted(tmp_path: Path) -> None:
     config = load_config(EXAMPLE, ["run.name=gone", f"run.folder={tmp_path}"])
     config.run_folder.mkdir()
     state = RunStateFile(config.run_folder, "gone", 8)
@@ -87,7 +86,7 @@ def test_deleted_run_folder_ends_the_run(tmp_path: Path) -> None:
             supervisor._tick()
 
 
-def test_deleted_topics_end_the_run(broker: Broker, run_id: str, tmp_path: Path) -> None:
+def test_run_kafka_fails_when_topics_are_deleted(broker: Broker, run_id: str, tmp_path: Path) -> None:
     names = [f"{run_id}-{each}" for each in ("kept", "gone")]
     with admin_client(broker.client()) as admin:
         create_topics(admin, [TopicSpec(name, 1) for name in names])
@@ -101,20 +100,20 @@ def test_deleted_topics_end_the_run(broker: Broker, run_id: str, tmp_path: Path)
         kafka.answers()
 
 
-def test_deleted_data_of_the_own_broker_end_the_run(tmp_path: Path) -> None:
+def test_run_kafka_fails_when_broker_data_is_deleted(tmp_path: Path) -> None:
     kafka = RunKafka(KafkaConfig(), tmp_path / "kafka", lambda line: None)
     kafka.start()
     try:
         assert kafka._own is not None
         kafka._own.kill()
         shutil.rmtree(tmp_path / "kafka")
-        with pytest.raises(BrokerStartError, match=r"data in .*kafka have been deleted"):
-            kafka.tend()
+        with pytest.raises(BrokerStartError, match=r"data in .*kafka has been deleted"):
+            kafka.poll()
     finally:
         kafka.close()
 
 
-def test_damaged_state_json_names_the_way_on(tmp_path: Path) -> None:
+def test_read_run_names_the_remedy_for_damaged_state_json(tmp_path: Path) -> None:
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / STATE_FILE).write_text("{")
     with pytest.raises(ValueError, match=r"state\.json is not JSON: .*`laminar runs resume --run bad`"):

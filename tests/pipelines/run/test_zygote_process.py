@@ -10,7 +10,7 @@ import pytest
 from pipelines.run.zygote_process import temporary_folder
 
 
-def test_temporary_folder_of_a_resumed_run_is_the_emptied_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_temporary_folder_of_a_resumed_run_is_emptied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     first = Path(temporary_folder(Path("runs/first/logs")))
     (first / "beam-pipeline-temp").mkdir()
@@ -21,7 +21,7 @@ def test_temporary_folder_of_a_resumed_run_is_the_emptied_one(tmp_path: Path, mo
     assert other != first
 
 
-def test_temporary_folder_that_is_somebody_elses_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_temporary_folder_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     taken = Path(temporary_folder(Path("runs/first/logs")))
     taken.rmdir()

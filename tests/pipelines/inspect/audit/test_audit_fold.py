@@ -18,15 +18,15 @@ SCORED = (experience("p1.0"), trajectory("p1.0"), ASKED)
 BATCHED = (settled("p1.0", batch=3), micro_batch(3, "p1.0"), *SCORED)
 
 
-def folded(*rows: object, done: bool = True, trimmed: tuple[str, ...] = ()) -> Audit:
+def folded(*rows: object, consumed: bool = True, trimmed: tuple[str, ...] = ()) -> Audit:
     fold = AuditFold(trimmed)
     enter: dict[str, Callable[..., None]] = {
         "WeightVersion": fold.manifest,
         "Settled": fold.settled,
         "MicroBatch": fold.batch,
         "Assignment": lambda row: fold.assignment(key(row.trajectory_id)),
-        "Experience": lambda row: fold.experience(key(row.trajectory.trajectory_id), consumed=done),
-        "Trajectory": lambda row: fold.trajectory(key(row.trajectory_id), consumed=done),
+        "Experience": lambda row: fold.experience(key(row.trajectory.trajectory_id), consumed=consumed),
+        "Trajectory": lambda row: fold.trajectory(key(row.trajectory_id), consumed=consumed),
     }
     for row in sorted(rows, key=lambda row: ORDER.index(type(row).__name__)):
         enter[type(row).__name__](row)
@@ -37,7 +37,7 @@ ORDER = ("WeightVersion", "Settled", "MicroBatch", "Experience", "Trajectory", "
 
 
 @pytest.mark.parametrize(
-    ("rows", "done", "number"),
+    ("rows", "consumed", "number"),
     [
         ((manifest("1.1", None, 3), *BATCHED), True, "trained"),
         ((manifest("1.1", None, 3), manifest("1.2", "1.1"), *BATCHED), True, "trained"),
@@ -60,8 +60,8 @@ ORDER = ("WeightVersion", "Settled", "MicroBatch", "Experience", "Trajectory", "
         ((manifest("1.0", None), manifest("1.1", "1.0", 3), manifest("2.1", "1.0", 2), *BATCHED), True, "in_flight"),
     ],
 )
-def test_every_story_has_its_place(rows: tuple[object, ...], done: bool, number: str) -> None:
-    audit = folded(*rows, consumed=done)
+def test_audit_fold_counts_each_outcome(rows: tuple[object, ...], consumed: bool, number: str) -> None:
+    audit = folded(*rows, consumed=consumed)
     assert audit.passed
     assert audit.numbers()[number] == 1
     assert audit.accounted == 1
@@ -79,7 +79,7 @@ def test_every_story_has_its_place(rows: tuple[object, ...], done: bool, number:
         ((manifest("1.1", None, 4), *BATCHED), "training"),
     ],
 )
-def test_what_a_stage_let_go_of_is_lost(rows: tuple[object, ...], stage: str) -> None:
+def test_audit_fold_finds_lost_trajectories(rows: tuple[object, ...], stage: str) -> None:
     audit = folded(*rows)
     names = {row.trajectory_id for row in rows if hasattr(row, "trajectory_id") and not hasattr(row, "reason")}
     assert audit.lost == tuple(ReachedStage(name, stage) for name in sorted(names))
@@ -96,7 +96,7 @@ def test_what_a_stage_let_go_of_is_lost(rows: tuple[object, ...], stage: str) ->
         ((manifest("1.2", "1.1", 9), *BATCHED), "relay"),
     ],
 )
-def test_what_retention_took_is_expired(rows: tuple[object, ...], trimmed: str) -> None:
+def test_audit_fold_counts_expired_trajectories(rows: tuple[object, ...], trimmed: str) -> None:
     audit = folded(*rows, trimmed=(trimmed,))
     assert audit.passed
     assert audit.numbers()["expired"] == 1
@@ -111,14 +111,14 @@ def test_what_retention_took_is_expired(rows: tuple[object, ...], trimmed: str) 
         (manifest("1.1", None, 3), manifest("1.2", "1.1", 3), *BATCHED),
     ],
 )
-def test_trained_twice_is_named(rows: tuple[object, ...]) -> None:
+def test_audit_fold_names_trajectories_trained_twice(rows: tuple[object, ...]) -> None:
     audit = folded(*rows)
     assert len(audit.trained_twice) == 1
     assert audit.trained_twice[0] in ("p1.0", "p2.0")
     assert not audit.passed
 
 
-def test_in_two_batches_of_which_one_is_an_orphan_s_is_trained_once() -> None:
+def test_audit_fold_ignores_batches_of_an_orphaned_version() -> None:
     line = (manifest("1.0", None), manifest("1.1", "1.0", 4), manifest("2.1", "1.0", 3))
     audit = folded(*line, micro_batch(4, "p1.0"), *BATCHED)
     assert audit.trained == 1
@@ -126,19 +126,19 @@ def test_in_two_batches_of_which_one_is_an_orphan_s_is_trained_once() -> None:
 
 
 @pytest.mark.parametrize("reason", ["", "  "])
-def test_a_drop_without_a_reason_is_named(reason: str) -> None:
+def test_audit_fold_names_drops_without_a_reason(reason: str) -> None:
     audit = folded(settled("p1.0", "dropped", reason), *SCORED)
     assert audit.without_reason == ("p1.0",)
     assert not audit.passed
 
 
-def test_trained_though_dropped_is_a_contradiction() -> None:
+def test_audit_fold_names_contradictions() -> None:
     audit = folded(manifest("1.1", None, 3), settled("p1.0", "dropped", "old"), micro_batch(3, "p1.0"), *SCORED)
     assert audit.contradictions == ("p1.0",)
     assert not audit.passed
 
 
-def test_repeats_are_counted_and_change_nothing() -> None:
+def test_audit_fold_ignores_repeated_records() -> None:
     repeats = (trajectory("p1.0"), ASKED, settled("p1.0", "dropped", "again"))
     audit = folded(manifest("1.1", None, 3), *BATCHED, *repeats)
     assert audit.passed
@@ -147,7 +147,7 @@ def test_repeats_are_counted_and_change_nothing() -> None:
     assert audit.settled_again == 1
 
 
-def test_a_hand_over_is_no_second_dispatch() -> None:
+def test_audit_fold_counts_a_hand_over_as_one_dispatch() -> None:
     handed_over = replace(ASKED, lease=2, replica=1)
     under_way = folded(ASKED, handed_over)
     assert (under_way.passed, under_way.dispatched, under_way.in_flight) == (True, 1, {"generation": 1})
@@ -155,15 +155,17 @@ def test_a_hand_over_is_no_second_dispatch() -> None:
     assert (ended.passed, ended.dispatched, ended.trained, ended.duplicate_finishes) == (True, 1, 1, 0)
 
 
-def test_the_first_finish_is_the_one_that_is_waited_for() -> None:
+def test_audit_fold_uses_the_first_finished_record() -> None:
     fold = AuditFold()
-    fold.trajectory(key("p1.0"), done=False)
-    fold.trajectory(key("p1.0"), done=True)
+    fold.trajectory(key("p1.0"), consumed=False)
+    fold.trajectory(key("p1.0"), consumed=True)
     assert fold.audit().lost == ()
 
 
-def test_what_waits_is_named_where_it_waits() -> None:
-    audit = folded(ASKED, trajectory("p0.7"), assignment("p0.7"), assignment("p0.8"), experience("e3.1"), done=False)
+def test_audit_fold_names_trajectories_in_flight() -> None:
+    audit = folded(
+        ASKED, trajectory("p0.7"), assignment("p0.7"), assignment("p0.8"), experience("e3.1"), consumed=False
+    )
     assert audit.still_in_flight == (
         ReachedStage("p0.7", "score"),
         ReachedStage("p0.8", "generation"),
@@ -173,13 +175,13 @@ def test_what_waits_is_named_where_it_waits() -> None:
     assert audit.undispatched == 1
 
 
-def test_identities_of_any_size_come_back_as_they_were() -> None:
+def test_audit_fold_preserves_large_identities() -> None:
     names = ["p0.0", "e0.0", "p0.999999", f"e{10**18 - 1}.999999", f"p{10**18 - 1}.0"]
     audit = folded(*map(assignment, names))
     assert {each.trajectory_id for each in audit.still_in_flight} == set(names)
 
 
-def test_a_million_trajectories_fit_into_memory() -> None:
+def test_audit_fold_memory_is_bounded_per_trajectory() -> None:
     thousand = 1000  # measured small and scaled, for a million would take a minute
     fold = AuditFold()
     tracemalloc.start()

@@ -45,7 +45,7 @@ class Run:
             self.producer.send(topic.name(self.run), value, headers=list(headers), partition=partition)
         self.producer.flush()
 
-    def done(self, pipeline: str, topic: Topic, offset: int, partition: int = 0) -> None:
+    def commit_offset(self, pipeline: str, topic: Topic, offset: int, partition: int = 0) -> None:
         """Commit `offset` as the pipeline's restore offset."""
         consumer = KafkaConsumer(
             bootstrap_servers=self.servers, group_id=group_name(self.run, pipeline), enable_auto_commit=False
@@ -58,29 +58,29 @@ class Run:
         self.write(INBOX, *map(assignment, NAMES))
         self.write(TRAJECTORIES, *map(trajectory, NAMES))
         self.write(EXPERIENCES, *map(experience, NAMES[:7]))
-        self.done("score", TRAJECTORIES, 7)
+        self.commit_offset("score", TRAJECTORIES, 7)
         for batch, names in ((0, NAMES[0:3]), (1, NAMES[3:6])):
             self.write(SETTLED, *(settled(name, batch=batch) for name in names))
             self.write(BATCHES, micro_batch(batch, *names))
         self.write(SETTLED, settled(NAMES[6], "dropped", "over-age"))
-        self.done("experience", EXPERIENCES, 7)
+        self.commit_offset("experience", EXPERIENCES, 7)
         self.write(RELAY, manifest("1.0", None), manifest("1.1", "1.0", 0), manifest("1.2", "1.1", 1))
 
 
 def lose_at_score(run: Run) -> None:
-    run.done("score", TRAJECTORIES, 8)
+    run.commit_offset("score", TRAJECTORIES, 8)
 
 
 def lose_in_the_buffer(run: Run) -> None:
     run.write(INBOX, assignment("p8.0"))
     run.write(TRAJECTORIES, trajectory("p8.0"), partition=1)
     run.write(EXPERIENCES, experience("p8.0"), partition=1)
-    run.done("experience", EXPERIENCES, 1, partition=1)
+    run.commit_offset("experience", EXPERIENCES, 1, partition=1)
 
 
 def lose_in_evaluation(run: Run) -> None:
     run.write(EXPERIENCES, experience("e9.0"), partition=1)
-    run.done("evaluation", EXPERIENCES, 2, partition=1)
+    run.commit_offset("evaluation", EXPERIENCES, 2, partition=1)
 
 
 def lose_on_the_way_to_a_batch(run: Run) -> None:
@@ -120,7 +120,7 @@ def damaged(broker: Broker) -> Iterator[Run]:
     made.producer.close()
 
 
-def test_a_run_at_work_balances(sound: Run) -> None:
+def test_audit_of_an_active_run_passes(sound: Run) -> None:
     found = audit(sound.client, sound.run)
     assert found.passed
     numbers = {name: number for name, number in found.numbers().items() if number}
@@ -129,7 +129,7 @@ def test_a_run_at_work_balances(sound: Run) -> None:
     assert found.in_flight == {"score": 1}
 
 
-def test_what_is_wrong_is_named_and_nothing_else(damaged: Run) -> None:
+def test_audit_names_exactly_the_planted_faults(damaged: Run) -> None:
     found = audit(damaged.client, damaged.run)
     assert found.lost == (
         ReachedStage("p3.1", "score"),
@@ -144,7 +144,7 @@ def test_what_is_wrong_is_named_and_nothing_else(damaged: Run) -> None:
     assert found.accounted == found.dispatched + found.undispatched
 
 
-def test_an_audit_in_the_background_finds_the_same(damaged: Run, tmp_path: Path) -> None:
+def test_background_process_writes_the_result_of_the_audit(damaged: Run, tmp_path: Path) -> None:
     config, out = tmp_path / "config.toml", tmp_path / "audit.json"
     config.write_text(f'[run]\nname = "{damaged.run}"\n[kafka]\nbootstrap_servers = "{damaged.servers}"\n')
     log = tmp_path / "audit.log"
@@ -154,7 +154,7 @@ def test_an_audit_in_the_background_finds_the_same(damaged: Run, tmp_path: Path)
     assert json.loads(out.read_text()) == audit(damaged.client, damaged.run).to_json()
 
 
-def test_what_is_aborted_does_not_count_and_what_is_open_hides_the_rest(broker: Broker, run_id: str) -> None:
+def test_audit_ignores_aborted_and_waits_for_open_transactions(broker: Broker, run_id: str) -> None:
     run = Run(broker, run_id)
     run.write(INBOX, assignment("p0.0"))
     run.write(TRAJECTORIES, trajectory("p0.0"))
@@ -173,7 +173,7 @@ def test_what_is_aborted_does_not_count_and_what_is_open_hides_the_rest(broker: 
     run.producer.close()
 
 
-def test_what_retention_took_is_expired_not_lost(broker: Broker, run_id: str) -> None:
+def test_audit_counts_deleted_records_as_expired(broker: Broker, run_id: str) -> None:
     run = Run(broker, run_id)
     run.live()
     run.producer.close()
@@ -185,8 +185,8 @@ def test_what_retention_took_is_expired_not_lost(broker: Broker, run_id: str) ->
     assert found.passed
 
 
-def test_a_run_that_is_not_there_is_an_error(sound: Run) -> None:
-    with pytest.raises(RuntimeError, match="nothing to audit"):
+def test_audit_fails_for_an_unknown_run(sound: Run) -> None:
+    with pytest.raises(RuntimeError, match="cannot be audited"):
         audit(sound.client, "never-was")
 
 
@@ -196,7 +196,7 @@ def laminar(run: Run, *words: str) -> int:
     return int(ended.value.code or 0)
 
 
-def test_the_command_prints_the_balance(sound: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_audit_command_prints_a_passed_audit(sound: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert laminar(sound) == 0
     printed = capsys.readouterr().out
     assert "passes the audit" in printed
@@ -207,10 +207,10 @@ def test_the_command_prints_the_balance(sound: Run, capsys: pytest.CaptureFixtur
     assert found["named"]["in_flight"] == [{"trajectory_id": NAMES[7], "stage": "score"}]
 
 
-def test_the_command_names_everything_that_is_wrong(damaged: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_audit_command_names_all_faults(damaged: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert laminar(damaged) == 1
     printed = capsys.readouterr().out.splitlines()
-    assert "NOT BALANCED" in printed[0]
+    assert "FAILS THE AUDIT" in printed[0]
     for line in (
         "lost at score: p3.1",
         "lost at experience: p8.0, p9.0",

@@ -19,7 +19,7 @@ from schemas.topics import SETTLED
 RECORDS = 5_000
 
 
-def test_they_grow(broker: Broker, run_id: str) -> None:
+def test_read_chunks_begins_with_small_chunks(broker: Broker, run_id: str) -> None:
     client, name = ClientProperties.at(broker.bootstrap_servers), SETTLED.name(run_id)
     with admin_client(client) as admin:
         create_topics(admin, [TopicSpec(name, 1)])

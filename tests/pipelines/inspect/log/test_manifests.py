@@ -17,7 +17,7 @@ from schemas.records import PolicyVersion, RelayChain, WeightVersion
 from schemas.topics import RELAY
 
 
-def test_only_what_is_asked_for_is_decoded(broker: Broker, run_id: str) -> None:
+def test_manifests_are_decoded_on_access(broker: Broker, run_id: str) -> None:
     client, name = ClientProperties.at(broker.bootstrap_servers), RELAY.name(run_id)
     with admin_client(client) as admin:
         create_topics(admin, [TopicSpec(name, 1)])
@@ -33,6 +33,6 @@ def test_only_what_is_asked_for_is_decoded(broker: Broker, run_id: str) -> None:
     assert list(map(str, found)) == ["1.9", "1.10", "1.11", "2.9"]
     assert found[PolicyVersion(2, 9)].version == PolicyVersion(2, 9)
     assert [str(manifest.version) for manifest in found.readable()] == ["1.9", "1.10", "2.9"]
-    with pytest.raises(RuntimeError, match=r"the manifest of 1\.11 at offset 3 cannot be read: .*not JSON"):
+    with pytest.raises(RuntimeError, match=r"the manifest of 1\.11 at offset 3 cannot be decoded: .*not JSON"):
         found[PolicyVersion(1, 11)]
     assert PolicyVersion(3, 3) not in found

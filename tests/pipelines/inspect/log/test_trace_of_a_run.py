@@ -26,7 +26,7 @@ def at(seconds: float) -> datetime:
     return datetime.fromtimestamp(1000 + seconds, UTC)
 
 
-def test_the_file_is_a_trace_of_every_trajectory(laminar: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+def test_trace_file_has_spans_of_every_trajectory(laminar: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
     file = tmp_path / "trace.json"
     code, out, _ = laminar("trace", "--out", str(file), "--json")
     events = json.loads(file.read_text())["traceEvents"]
@@ -44,7 +44,7 @@ def test_the_file_is_a_trace_of_every_trajectory(laminar: Callable[..., tuple[in
     assert {event["args"]["traceparent"] for event in spans if event["id"].startswith("p3.")} == {trace_id(RUN, "p3")}
 
 
-def test_spans_of_a_trajectory_and_of_a_step() -> None:
+def test_trace_events_of_a_trajectory_and_a_step() -> None:
     row = {
         "trajectory_id": "p1.0",
         "group_id": "p1",
@@ -73,7 +73,7 @@ def test_spans_of_a_trajectory_and_of_a_step() -> None:
     assert (counter["ph"], counter["args"]) == ("C", {"value": 0.5})
 
 
-def test_records_of_a_prompt_carry_its_trace() -> None:
+def test_coalesced_records_carry_the_trace_of_their_prompt() -> None:
     settled = Block.of([SAMPLES[r.Settled]])
     outputs = [
         Output(TRAJECTORIES, "p12", SAMPLES[r.Trajectory]),

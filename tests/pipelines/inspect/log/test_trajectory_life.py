@@ -22,7 +22,7 @@ RUN = "a-run-to-read"
 Laminar = Callable[..., tuple[int, str, str]]
 
 
-def test_every_record_of_it_in_the_order_of_its_story(laminar: Laminar) -> None:
+def test_trajectory_lists_its_records_in_causal_order(laminar: Laminar) -> None:
     code, out, _ = laminar("trajectory", "p3.1", "--json")
     told = json.loads(out)
     assert code == 0
@@ -44,7 +44,7 @@ def test_every_record_of_it_in_the_order_of_its_story(laminar: Laminar) -> None:
         ("relay", 0, 3),
     ]
     assert told["outcome"] == (
-        "chain_sum, stop after 6 tokens, under version 1.1, reward 1.25, in batch 7, which made version 1.2"
+        "chain_sum, stop after 6 tokens, under version 1.1, reward 1.25, in batch 7, trained into version 1.2"
     )
     tokens = told["tokens"]
     assert (tokens["ids"], tokens["texts"], tokens["versions"]) == ([0, 1, 2, 3, 4, 5], None, ["1.1"] * 6)
@@ -52,47 +52,47 @@ def test_every_record_of_it_in_the_order_of_its_story(laminar: Laminar) -> None:
     assert tokens["made_by_policy"] == [True, True, True, True, False, True]
 
 
-def test_in_words(laminar: Laminar) -> None:
+def test_trajectory_describes_its_records(laminar: Laminar) -> None:
     lines = laminar("trajectory", "p3.1")[1].splitlines()
     assert [line.split(maxsplit=4)[4] for line in lines[:7]] == [
         "prompt, 2 samples: What is 3 + 1?",
         "assigned to replica 0, lease 1",
-        "replica 0, lease 1: 2 tokens after 0",
+        "replica 0, lease 1: 2 tokens after the first 0",
         "plan 1-1 (repack) moves it",
-        "replica 1 keeps room for it, plan 1-1",
-        "replica 0 is to hand it over to replica 1, plan 1-1",
-        "replica 0, lease 1: 1 tokens after 2; handed over to replica 1, lease 2",
+        "replica 1 reserves capacity for it, plan 1-1",
+        "replica 0 must hand it over to replica 1, plan 1-1",
+        "replica 0, lease 1: 1 tokens after the first 2; handed over to replica 1, lease 2",
     ]
-    assert lines[7].endswith("assigned to replica 1 under 1.1, lease 2, to go on after 3 tokens")
+    assert lines[7].endswith("assigned to replica 1 under 1.1, lease 2, to resume after 3 tokens")
     assert any(line.startswith("p3.1: chain_sum, stop after 6 tokens") for line in lines)
 
 
-def test_of_one_that_is_under_way(laminar: Laminar) -> None:
+def test_trajectory_in_flight_is_not_finished(laminar: Laminar) -> None:
     told = json.loads(laminar("trajectory", "p9.0", "--json")[1])
     assert [event["topic"] for event in told["events"]] == ["prompts", "plans", "progress"]
     assert (told["outcome"], told["tokens"]) == ("not finished", None)
 
 
-def test_an_unknown_one_and_no_id(laminar: Laminar) -> None:
+def test_trajectory_rejects_unknown_and_invalid_ids(laminar: Laminar) -> None:
     assert laminar("trajectory", "p77.0")[::2] == (1, f"laminar: the log of run {RUN} knows no trajectory p77.0\n")
     assert laminar("trajectory", "seven")[0] == 2
 
 
 @pytest.mark.parametrize(("number", "offset"), [(0, 0), (3, 3), (9, 9), (10, None)])
-def test_a_prompt_is_found_by_looking(
+def test_first_offset_finds_a_prompt_by_bisection(
     laminar: Laminar, story: ClientProperties, number: int, offset: int | None
 ) -> None:
     assert first_offset(story, PROMPTS.name(RUN), 0, _prompt_number, number) == offset
 
 
-def test_looking_joins_no_group(laminar: Laminar, story: ClientProperties) -> None:
+def test_inspection_joins_no_consumer_group(laminar: Laminar, story: ClientProperties) -> None:
     laminar("trajectory", "p3.1")
     laminar("lineage", "latest")
     with admin_client(story) as admin:
         assert list_groups(admin, run_prefix(RUN)) == []
 
 
-def test_tokens_are_spelt_one_by_one(tmp_path: Path) -> None:
+def test_token_texts_join_to_the_text(tmp_path: Path) -> None:
     tokenizer = build_demo_tokenizer(["the answer is"])
     tokenizer.save_pretrained(tmp_path)
     text = "the answer is 12 €!"
@@ -105,7 +105,7 @@ def test_tokens_are_spelt_one_by_one(tmp_path: Path) -> None:
         token_texts(tmp_path / "nowhere", ids)
 
 
-def test_colours_tell_how_likely_a_token_was_or_who_made_it() -> None:
+def test_coloured_tokens_by_logprob_or_version() -> None:
     tokens = Tokens([5, 6, 7], ["a", "b", "c"], [-0.01, -9.0, 0.0], [True, True, False], ["1.1", "1.2", "1.2"])
 
     def colours(by: str) -> list[str]:

@@ -17,7 +17,7 @@ Laminar = Callable[..., tuple[int, str, str]]
 MANIFEST = next(each for each in SAMPLES.values() if isinstance(each, WeightVersion))
 
 
-def test_a_version_back_to_its_prompts(laminar: Laminar) -> None:
+def test_lineage_lists_batches_and_prompts_of_a_version(laminar: Laminar) -> None:
     code, out, _ = laminar("lineage", "1.2", "--json")
     (told,) = [json.loads(line) for line in out.splitlines()]
     assert code == 0
@@ -44,7 +44,7 @@ def test_a_version_back_to_its_prompts(laminar: Laminar) -> None:
     ]
 
 
-def test_all_the_way_back(laminar: Laminar) -> None:
+def test_lineage_follows_ancestors_to_the_first_version(laminar: Laminar) -> None:
     words = ("lineage", "latest", "--depth", "0", "--no-texts")
     told = [json.loads(line) for line in laminar(*words, "--json")[1].splitlines()]
     assert [each["version"] for each in told] == ["2.2", "1.1", "1.0"]
@@ -54,7 +54,7 @@ def test_all_the_way_back(laminar: Laminar) -> None:
     assert "mean reward 0.583" in laminar(*words)[1]
 
 
-def test_the_first_line_waits_for_no_batches(laminar: Laminar, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lineage_prints_the_manifest_before_reading_batches(laminar: Laminar, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*_: object) -> None:
         raise RuntimeError("they are not to be had")
 
@@ -64,7 +64,7 @@ def test_the_first_line_waits_for_no_batches(laminar: Laminar, monkeypatch: pyte
     assert "they are not to be had" in err
 
 
-def test_a_version_that_is_not_there(laminar: Laminar) -> None:
+def test_lineage_rejects_an_unknown_version(laminar: Laminar) -> None:
     assert laminar("lineage", "7.7")[0] == 1
     assert laminar("lineage", "seven")[0] == 2
 
@@ -78,7 +78,7 @@ def test_a_version_that_is_not_there(laminar: Laminar) -> None:
         ((0, 0), (99, 99), {0: (2, 20), 1: (0, 20)}),
     ],
 )
-def test_only_the_batches_between_two_versions_are_read(
+def test_batch_ranges_lie_between_two_manifests(
     before: tuple[int, int] | None, after: tuple[int, int], expected: dict[int, tuple[int, int]]
 ) -> None:
     held = {0: PartitionRange(0 if before != (0, 0) else 2, 20), 1: PartitionRange(0, 20)}

@@ -16,7 +16,7 @@ RUN = "a-run-to-read"
 Laminar = Callable[..., tuple[int, str, str]]
 
 
-def test_a_snapshot_where_there_is_no_terminal(laminar: Laminar) -> None:
+def test_watch_prints_a_snapshot_without_a_terminal(laminar: Laminar) -> None:
     told = json.loads(laminar("watch", "--json")[1])
     assert (told["optimizer_steps"], told["reward"], told["trajectories_trained"]) == (2, 0.5, 3)
     assert (told["weight_version"], told["weight_versions"]) == ("2.2", 4)
@@ -26,7 +26,7 @@ def test_a_snapshot_where_there_is_no_terminal(laminar: Laminar) -> None:
     assert "0.50 now" in shown
 
 
-def test_prometheus_reads_a_run(story: ClientProperties) -> None:
+def test_metrics_serve_exposes_a_run_to_prometheus(story: ClientProperties) -> None:
     words = ["metrics", "serve", "--port", "0", "--run", RUN, "-b", story.bootstrap_servers]
     code = f"from pipelines.cli.main import main; main({words!r})"
     serving = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)

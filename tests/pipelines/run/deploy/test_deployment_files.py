@@ -39,17 +39,17 @@ def indexed(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_the_files_in_the_repository_are_those_of_the_configuration(name: str) -> None:
+def test_deployment_files_in_the_repository_are_current(name: str) -> None:
     text = (ROOT / "infra" / "deploy" / "files" / name).read_text()
     assert text == FILES[name], f"`laminar deploy {EXAMPLE} infra/deploy/files` writes what it should be"
 
 
-def test_there_is_no_other_file() -> None:
+def test_deployment_folder_has_no_other_files() -> None:
     folder = ROOT / "infra" / "deploy" / "files"
     assert sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()) == sorted(FILES)
 
 
-def test_compose_has_a_service_for_every_role() -> None:
+def test_compose_file_has_a_service_for_every_role() -> None:
     said = yaml.safe_load(FILES["compose.yaml"])
     services = {name: each for name, each in said["services"].items() if "laminar" in str(each.get("command"))}
     assert sorted(submitted(each["command"]) for each in services.values()) == sorted(map(indexed, ROLES))
@@ -61,7 +61,7 @@ def test_compose_has_a_service_for_every_role() -> None:
     assert said["services"]["flink"]["profiles"] == ["flink"]
 
 
-def test_kubernetes_has_a_workload_for_every_role_with_probes_and_requests() -> None:
+def test_kubernetes_has_a_workload_with_probes_for_every_role() -> None:
     documents = list(yaml.safe_load_all(FILES["kubernetes.yaml"]))
     assert documents[0]["data"]["run.toml"] == (ROOT / EXAMPLE).read_text()
     workloads = [each for each in documents if each["kind"] in ("Deployment", "StatefulSet")]
@@ -115,7 +115,7 @@ def test_systemd_units_start_every_role(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
 
 
-def test_accelerators_are_asked_for_where_the_engine_needs_them() -> None:
+def test_units_request_gpus_for_vllm_only() -> None:
     config = load_config(ROOT / EXAMPLE)
     with_vllm = replace(config, rollout=replace(config.rollout, engine="vllm"))
     assert {unit.name for unit in units_of(with_vllm) if unit.gpus} == {"rollout", "trainer"}

@@ -37,7 +37,7 @@ WHOLE = Machine(
 )
 
 
-def test_a_whole_machine_lacks_nothing() -> None:
+def test_judge_finds_nothing_missing_on_a_complete_machine() -> None:
     findings = judge(WHOLE)
     assert {finding.verdict for finding in findings} == {"ok"}
     assert not any(finding.fix for finding in findings)
@@ -50,7 +50,7 @@ def test_a_whole_machine_lacks_nothing() -> None:
         ({"packages": (Package("torch>=2", None, False),)}, "packages", "missing", "torch>=2: not installed"),
         ({"packages": (Package("torch>=2", "1.9", False),)}, "packages", "missing", "torch>=2: 1.9 is installed"),
         ({"java": None}, "kafka", "missing", "no Java"),
-        ({"broker_jars": False}, "kafka", "limited", "4.3.1 are not here yet"),
+        ({"broker_jars": False}, "kafka", "limited", "4.3.1 are not installed yet"),
         ({"broker": "a:1: Connection refused", "java": None}, "kafka", "missing", "Connection refused"),
         ({"prism": None}, "prism", "limited", "nor Go"),
         ({"prism": None, "go": Path("/go")}, "prism", "limited", "not built yet"),
@@ -63,16 +63,14 @@ def test_a_whole_machine_lacks_nothing() -> None:
             {"stale_stores": (StaleStore(Path("/s"), GIB, None),)},
             "stale store",
             "limited",
-            "/s is of a run that is gone",
+            "/s belongs to a run that has ended",
         ),
         ({"disk_free": GIB // 2}, "disk", "missing", "0.5 GiB free"),
-        ({"memory": 2 * GIB}, "memory", "missing", "2.0 GiB of 3.0 GiB"),
-        ({"cores": 2}, "cores", "limited", "take turns"),
+        ({"memory": 2 * GIB}, "memory", "missing", "2.0 GiB, 3.0 GiB needed"),
+        ({"cores": 2}, "cores", "limited", "share them"),
     ],
 )
-def test_what_is_missing_is_said_with_what_mends_it(
-    change: dict[str, object], name: str, verdict: str, detail: str
-) -> None:
+def test_judge_reports_a_defect_with_its_fix(change: dict[str, object], name: str, verdict: str, detail: str) -> None:
     findings = judge(replace(WHOLE, **change))
     (wrong,) = (finding for finding in findings if finding.verdict != "ok")
     assert (wrong.name, wrong.verdict) == (name, verdict)
@@ -85,25 +83,25 @@ def test_what_is_missing_is_said_with_what_mends_it(
     ("where", "fatal", "verdict"),
     [("broker 1", True, "missing"), ("broker 1", False, "limited"), ("laminar.old.settled", True, "limited")],
 )
-def test_doctor_reports_settings_that_lose_records(where: str, fatal: bool, verdict: str) -> None:
+def test_judge_reports_settings_that_lose_records(where: str, fatal: bool, verdict: str) -> None:
     problem = SettingProblem(where, "retention.ms", "1", "-1", "records would go", fatal)
     (finding,) = [each for each in judge(replace(WHOLE, broker="", settings=(problem,))) if each.fix]
     assert (finding.name, finding.verdict) == ("kafka settings", verdict)
     assert finding.fix == "kafka-configs.sh --alter, retention.ms: -1"
 
 
-def test_a_broker_elsewhere_needs_no_java_here() -> None:
+def test_judge_needs_no_java_for_a_remote_broker() -> None:
     assert can_run(judge(replace(WHOLE, java=None, broker_jars=False, broker="")))
 
 
-def test_commands_that_mend_can_be_pasted() -> None:
+def test_fixes_are_valid_shell_commands() -> None:
     poor = replace(WHOLE, packages=(Package("kafka-python[lz4]>=3", None, False),), prism=None, go=Path("/go"))
     fixes = [finding.fix for finding in judge(poor) if finding.fix]
     assert shlex.split(fixes[0]) == ["pip", "install", "kafka-python[lz4]>=3"]
     assert "make prism" in fixes[1]
 
 
-def test_this_machine_is_seen_as_it_is() -> None:
+def test_observe_describes_this_machine() -> None:
     machine = observe()
     assert {"pyarrow", "torch"} <= {package.requirement.split("<")[0].split(">")[0] for package in machine.packages}
     assert all(package.fits for package in machine.packages)
@@ -113,7 +111,7 @@ def test_this_machine_is_seen_as_it_is() -> None:
     assert machine.broker is None
 
 
-def test_stores_that_nobody_uses_are_removed_and_others_stay(tmp_path: Path) -> None:
+def test_remove_stale_stores_keeps_stores_in_use(tmp_path: Path) -> None:
     used, stale, other = tmp_path / "laminar-used", tmp_path / "laminar-stale", tmp_path / "laminar-not-a-store"
     lock = open_folder(used)
     open_folder(stale).release()
@@ -130,7 +128,7 @@ def laminar(*words: str) -> int:
     return int(ended.value.code or 0)
 
 
-def test_the_command_says_whether_a_run_can_work(broker: Broker, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_command_reports_whether_a_run_can_work(broker: Broker, capsys: pytest.CaptureFixture[str]) -> None:
     assert laminar("-b", broker.bootstrap_servers) == 0
     assert "laminar run can work here" in capsys.readouterr().out
     assert laminar("-b", "127.0.0.1:1", "--json") == 1

@@ -28,7 +28,7 @@ def config(servers: str = "localhost:1", run: str = "first") -> Config:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_an_outline_has_the_topics_of_the_catalogue_and_the_steps_of_the_graph(role: str) -> None:
+def test_outline_lists_topics_and_steps(role: str) -> None:
     found = outline(config(), Role(role), "embedded", ["--streaming"])
     assert found.missing == ()
     assert [use.name for use in found.reads] == [t.name("first") for t in CATALOGUE.values() if role in t.consumers]
@@ -52,7 +52,7 @@ def test_an_outline_has_the_topics_of_the_catalogue_and_the_steps_of_the_graph(r
         ({}, "prism", ("--prism_location=x",), ""),
     ],
 )
-def test_what_is_missing_is_named(changes: dict, runner: str, options: tuple[str, ...], reason: str) -> None:
+def test_outline_lists_what_is_missing(changes: dict, runner: str, options: tuple[str, ...], reason: str) -> None:
     wanted = config()
     if "model" in changes:
         wanted = replace(wanted, model=replace(wanted.model, path=changes["model"]))
@@ -62,7 +62,7 @@ def test_what_is_missing_is_named(changes: dict, runner: str, options: tuple[str
     assert [reason in each for each in found.missing] == ([True] if reason else [])
 
 
-def test_the_drawing_has_all_of_it_and_is_sound_xml() -> None:
+def test_drawing_is_valid_svg_with_all_elements() -> None:
     uses = (TopicUse("laminar.first.trajectories", 2, 2), TopicUse("laminar.first.<&>", 2))
     steps = (("read <it>", "ReadTopics"), ("write", "WriteTransactionally"))
     made = Outline("score", "first", "embedded", uses, steps, uses[:1], ("--x",), ("no model",))
@@ -72,13 +72,13 @@ def test_the_drawing_has_all_of_it_and_is_sound_xml() -> None:
     assert sum("edge" in each.attrib.get("class", "") for each in drawn.iter()) == 4
     said = [each.text for each in drawn.iter() if each.tag.endswith("text")]
     assert "read <it>" in said
-    assert "2 partitions, to be made" in said
+    assert "2 partitions, not created yet" in said
     lines = text(made)
-    for part in ("read <it>", "laminar.first.<&>", "--x", "no model", "2 partitions, to be made"):
+    for part in ("read <it>", "laminar.first.<&>", "--x", "no model", "2 partitions, not created yet"):
         assert part in lines
 
 
-def test_the_command_prints_it_and_exits_with_1_where_something_is_missing(
+def test_submit_dry_run_exits_with_1_if_incomplete(
     broker: Broker, run_id: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, drawing = tmp_path / "run.toml", tmp_path / "score.svg"
@@ -92,7 +92,7 @@ def test_the_command_prints_it_and_exits_with_1_where_something_is_missing(
 
     code, out = said(*sets, "--svg", str(drawing))
     assert code == 0
-    assert "to be made" in out
+    assert "not created yet" in out
     assert "ScoreTrajectories" in out
     ElementTree.fromstring(drawing.read_text())
     make_topics(config(broker.bootstrap_servers, run_id))
