@@ -111,11 +111,9 @@ def test_run_rejects_existing_topics(start_run: StartRun, broker: Broker, small_
     make_topics(load_config(small_config, changes))
     run = start_run(run_id, changes[1])
     assert run.wait(60) == 1
-    last = run.said().splitlines()[-1]
-    assert (
-        last
-        == f"laminar: Kafka at {client.bootstrap_servers} already has topics of a run {run_id!r}: choose another run.name"
-    )
+    where = f"Kafka at {client.bootstrap_servers}"
+    expected = f"laminar: {where} already has topics of a run {run_id!r}: choose another run.name"
+    assert run.said().splitlines()[-1] == expected
     assert not run.traces()
 
 

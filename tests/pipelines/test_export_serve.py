@@ -203,9 +203,7 @@ def test_flight_rejects_clients_without_token(topics: Topics, tmp_path: Path) ->
         (("--key", "x"), "give both or neither"),
     ],
 )
-def test_export_serve_requires_token_beyond_loopback(
-    laminar: Laminar, words: tuple[str, ...], reason: str
-) -> None:
+def test_export_serve_requires_token_beyond_loopback(laminar: Laminar, words: tuple[str, ...], reason: str) -> None:
     code, _, err = laminar("export", "serve", *words)
     assert code == 2
     assert reason in " ".join(err.replace("│", " ").split())
