@@ -1,1 +1,1 @@
-"""What travels: frozen records, their encodings and the topics that carry them. Standard library and pyarrow only."""
+"""Frozen records, their encodings and the topics that carry them. Standard library and pyarrow only."""

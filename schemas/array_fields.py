@@ -1,4 +1,4 @@
-"""How records name their array fields: each is an immutable Arrow array of the element type that stands beside it."""
+"""Types of array fields of records: immutable Arrow arrays of the annotated element type."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 if TYPE_CHECKING:
     from pyarrow import Array
 else:
-    Array = Any  # whoever reads control records alone goes without pyarrow, see `codec`
+    Array = Any  # readers of control records do not import pyarrow, see `codec`
 
 TokenIds: TypeAlias = Annotated[Array, "int32"]
 """int32[n] token ids."""

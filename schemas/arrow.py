@@ -1,8 +1,8 @@
-"""Arrow encoding: records of one kind as a record batch, nested records flattened to dotted columns.
+"""Arrow encoding: records of one class as a record batch, with nested records flattened to dotted columns.
 
-The batch travels without its schema, which the record's header names: a short trajectory is a third of the bytes so,
-and the reader validates every batch against its own schema anyway. All columns cross into Arrow in one call, and
-records are built a column at a time: a call into Arrow costs microseconds, whatever it carries.
+The batch is sent without its schema, which the record's header names: this cuts a short trajectory to a third of the
+bytes, and the reader validates every batch against its own schema anyway. One call converts all columns to Arrow, and
+records are built column by column, because a call into Arrow costs microseconds whatever its size.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import pyarrow.compute as pc
 
 from schemas.arrow_types import ELEMENTS, arrow_type
 from schemas.flatbuffer import field_of, table_at
-from schemas.scalars import finite, fitted
+from schemas.scalars import checked_float, checked_scalar
 from schemas.shape import Field, fields_of
 from schemas.stack import read_stacked
 
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """The columns of a record kind. `row_bytes` is what a row takes at the least, with empty lists and strings."""
+    """The columns of a record class. `row_bytes` is the minimum size of a row: all lists and strings empty."""
 
     columns: tuple[tuple[str, Field, bool], ...]
     schema: pa.Schema
@@ -36,7 +36,7 @@ class _Layout:
 
 
 def encode_arrow(rows: Sequence[Any]) -> bytes:
-    """`rows`, one or more records of one class, as an Arrow IPC record batch message.
+    """Encode `rows`, one or more records of one class, as an Arrow IPC record batch message.
 
     Raises TypeError or ValueError if a value does not fit its field.
     """
@@ -56,9 +56,9 @@ def decode_columns(kind: type, data: bytes) -> pa.RecordBatch:
 
 
 def decode_many(kind: type, values: Sequence[bytes]) -> tuple[pa.RecordBatch, list[int]]:
-    """What `decode_columns` returns for each of `values`, one or more, as one, and how many rows are each one's.
+    """Decode one or more `values` as `decode_columns` does, into one batch, and count the rows of each value.
 
-    The more there are, the less each costs. Raises ValueError if it would for one of them.
+    The cost per value falls with their number. Raises ValueError if one of them is invalid.
     """
     try:
         batch, counts = read_stacked(_layout(kind).schema, values, partial(_read, kind))
@@ -74,12 +74,12 @@ def flatten_records(rows: Sequence[Any]) -> pa.RecordBatch:
     flat = []
     for row in rows:
         if type(row) is not kind:
-            raise TypeError(f"rows of {kind.__name__} and of {type(row).__name__} do not travel together")
+            raise TypeError(f"rows of {kind.__name__} and {type(row).__name__} cannot be in one record")
         values: dict[str, Any] = {}
         _flatten(kind, row, "", values)
         flat.append(values)
     try:
-        # Its schema is set again: a struct array forgets which of its fields may be null.
+        # Set the schema again: a struct array loses the nullability of its fields.
         batch = pa.RecordBatch.from_struct_array(pa.array(flat, _layout(kind).rows))
         return pa.RecordBatch.from_arrays(batch.columns, schema=_layout(kind).schema)
     except OverflowError as error:
@@ -87,7 +87,7 @@ def flatten_records(rows: Sequence[Any]) -> pa.RecordBatch:
 
 
 def build_records(kind: type, batch: pa.RecordBatch) -> list[Any]:
-    """The records of class `kind` whose columns `batch` has. Raises ValueError if they are none."""
+    """The records of class `kind` with the columns of `batch`. Raises ValueError if a value is invalid."""
     arrays = _layout(kind).arrays
     try:
         values = {
@@ -100,7 +100,7 @@ def build_records(kind: type, batch: pa.RecordBatch) -> list[Any]:
 
 
 def arrow_schema(kind: type) -> pa.Schema:
-    """The flat Arrow schema in which records of class `kind` travel."""
+    """The flat Arrow schema of records of class `kind`."""
     return _layout(kind).schema
 
 
@@ -133,11 +133,11 @@ def _columns(kind: type, prefix: str, *, nullable: bool) -> list[tuple[str, Fiel
 
 
 def _flatten(kind: type, row: Any, prefix: str, into: dict[str, Any]) -> None:
-    """Put the fields of `row` (None for an absent optional record) into `into`, by dotted name."""
+    """Write the fields of `row` (None for an absent optional record) to `into`, by dotted name."""
     for name, field in _named(kind, prefix):
         value = None if row is None else getattr(row, field.name)
         if type(value) is field.of and field.plain:
-            into[name] = value  # Arrow itself checks what is left to check of these
+            into[name] = value  # Arrow performs the remaining checks
         elif value is None and row is not None and not field.optional:
             raise ValueError(f"{name} must not be null")
         elif field.kind == "record":
@@ -145,11 +145,11 @@ def _flatten(kind: type, row: Any, prefix: str, into: dict[str, Any]) -> None:
         elif value is None:
             into[name] = None
         elif field.kind == "scalar":
-            into[name] = fitted(name, field.of, field.chosen(name, value))
+            into[name] = checked_scalar(name, field.of, field.checked_choice(name, value))
         elif field.kind == "array":
             if value.type != ELEMENTS[field.of] or value.null_count:
                 raise TypeError(f"{name} must be {field.of} without nulls, not {value.type}")
-            into[name] = value.to_numpy(zero_copy_only=False)  # which Arrow copies whole, where it would walk a list
+            into[name] = value.to_numpy(zero_copy_only=False)  # Arrow copies an array at once, but iterates over a list
         else:
             into[name] = _plain(name, field, value)
 
@@ -159,23 +159,23 @@ def _plain(where: str, field: Field, value: Any) -> Any:
         item = field._replace(kind="record" if is_dataclass(field.of) else "scalar")
         return [_plain(where, item, each) for each in value]
     if field.kind == "mapping":
-        return {fitted(where, str, key): fitted(where, field.of, each) for key, each in value.items()}
+        return {checked_scalar(where, str, key): checked_scalar(where, field.of, each) for key, each in value.items()}
     if field.kind == "record":
         return {
             part.name: _plain(f"{where}.{part.name}", part, getattr(value, part.name)) for part in fields_of(field.of)
         }
-    return fitted(where, field.of, value)
+    return checked_scalar(where, field.of, value)
 
 
 def _read(kind: type, data: bytes) -> pa.RecordBatch:
-    """The columns in `data`: valid Arrow, whatever their values. Raises ValueError."""
+    """The columns in `data`, valid as Arrow data; values are not checked. Raises ValueError."""
     layout = _layout(kind)
     try:
         message = pa.ipc.read_message(pa.py_buffer(data))
-        _refuse_compression(message.metadata)
+        _reject_compression(message.metadata)
         batch = pa.ipc.read_record_batch(message, layout.schema)
         rows = batch.num_rows
-        # Columns that share their bytes would make many values of few.
+        # Columns that share buffers could expand few bytes to many values.
         if not 0 < rows * layout.row_bytes <= len(data):
             raise OverflowError(f"{rows} rows in {len(data)} bytes")
         batch.validate(full=True)
@@ -185,20 +185,20 @@ def _read(kind: type, data: bytes) -> pa.RecordBatch:
 
 
 def _check_values(kind: type, batch: pa.RecordBatch) -> None:
-    """Raise ValueError for what Arrow lets a column hold and a record does not."""
+    """Raise ValueError for a value that Arrow permits and the record does not."""
     for (name, field, _), column in zip(_layout(kind).columns, batch.columns, strict=True):
         _check(name, batch.schema.field(name), column)
         if field.choices is None:
             continue
-        chosen = pc.is_in(column.drop_null(), pa.array(sorted(field.choices)))
-        if not pc.all(chosen, min_count=0).as_py():
+        checked_choice = pc.is_in(column.drop_null(), pa.array(sorted(field.choices)))
+        if not pc.all(checked_choice, min_count=0).as_py():
             raise ValueError(f"{name}: a value is not one of {sorted(field.choices)}")
 
 
 def _check(where: str, field: pa.Field, column: pa.Array) -> None:
-    """Raise ValueError for a null where there must be none, and for a number of double precision that is not finite."""
+    """Raise ValueError for a null in a required column, and for a float64 that is not finite."""
     if not field.nullable and column.null_count:
-        raise ValueError(f"{where} is null, or holds a null")
+        raise ValueError(f"{where} is null or contains a null")
     if pa.types.is_float64(column.type):
         if not pc.all(pc.is_finite(column)).as_py() and len(column) > column.null_count:
             raise ValueError(f"{where}: a number is not finite")
@@ -209,8 +209,8 @@ def _check(where: str, field: pa.Field, column: pa.Array) -> None:
             _check(f"{where}.{part.name}", part, values)
 
 
-def _refuse_compression(metadata: pa.Buffer) -> None:
-    """Raise OverflowError if the batch is compressed: ours never are, and Arrow allocates what their bytes claim."""
+def _reject_compression(metadata: pa.Buffer) -> None:
+    """Raise OverflowError if the batch is compressed: Laminar writes none, and Arrow trusts the declared size."""
     batch = table_at(metadata, field_of(metadata, table_at(metadata, 0), 2))
     if field_of(metadata, batch, 3):
         raise OverflowError("compressed buffers are not accepted")
@@ -219,7 +219,7 @@ def _refuse_compression(metadata: pa.Buffer) -> None:
 def _arrays(column: pa.ListArray) -> list[pa.Array | None]:
     arrays = [scalar.values for scalar in column]
     if any(array is not None and array.null_count for array in arrays):
-        raise OverflowError("nulls inside a list")
+        raise OverflowError("a list contains nulls")
     return arrays
 
 
@@ -227,7 +227,7 @@ Columns = Mapping[str, list[Any]]
 
 
 def _build(kind: type, prefix: str, columns: Columns) -> list[Any]:
-    """The records whose columns, by dotted name, are `columns`."""
+    """The records with `columns`, by dotted name."""
     values = []
     for name, field in _named(kind, prefix):
         if field.kind == "record":
@@ -243,7 +243,7 @@ def _build(kind: type, prefix: str, columns: Columns) -> list[Any]:
 
 
 def _field_values(name: str, field: Field, column: list[Any]) -> list[Any]:
-    if not field.optional and any([value is None for value in column]):  # noqa: C419 - a list is faster, and short
+    if not field.optional and any([value is None for value in column]):  # noqa: C419 - a short list is faster
         raise ValueError(f"{name} is null")
     if field.kind == "array":
         return column
@@ -251,11 +251,13 @@ def _field_values(name: str, field: Field, column: list[Any]) -> list[Any]:
         return [None if items is None else tuple([_revive(name, field.of, item) for item in items]) for items in column]
     if field.kind == "mapping":
         return [None if items is None else dict(items) for items in column]
-    return [None if value is None else fitted(name, field.of, field.chosen(name, value)) for value in column]
+    return [
+        None if value is None else checked_scalar(name, field.of, field.checked_choice(name, value)) for value in column
+    ]
 
 
 def _build_present(kind: type, prefix: str, columns: Columns) -> list[Any]:
-    """As `_build`, with None where every column is null."""
+    """Like `_build`, with None for rows in which every column is null."""
     parts = [columns[name] for name in _leaves(kind, prefix)]
     present = [row.count(None) < len(row) for row in zip(*parts, strict=True)]
     if all(present):
@@ -272,9 +274,9 @@ def _leaves(kind: Any, prefix: str) -> tuple[str, ...]:
 
 def _revive(where: str, of: Any, item: Any) -> Any:
     if item is None:
-        raise ValueError(f"{where} holds a null")
+        raise ValueError(f"{where} contains a null")
     if isinstance(item, dict):
         return of(*[_revive(f"{where}.{field.name}", field.of, item[field.name]) for field in fields_of(of)])
     if isinstance(item, list):
         return tuple([_revive(where, of, part) for part in item])
-    return finite(where, item) if of is float else item
+    return checked_float(where, item) if of is float else item

@@ -16,7 +16,7 @@ ELEMENTS: Mapping[str, pa.DataType] = {
     "float": pa.float32(),
     "bool": pa.bool_(),
 }
-"""Of array fields, by name."""
+"""Element types of array fields, by name."""
 _SCALARS: Mapping[type, pa.DataType] = {
     str: pa.utf8(),
     int: pa.int64(),
@@ -28,7 +28,7 @@ _SCALARS: Mapping[type, pa.DataType] = {
 
 @cache
 def arrow_type(field: Field) -> pa.DataType:
-    """In which the values of `field` travel."""
+    """The Arrow type of `field`."""
     if field.kind == "array":
         return _list(ELEMENTS[field.of])
     if field.kind == "tuple":

@@ -1,6 +1,6 @@
-"""Records of one kind as columns: for steps that look at many at a time and at few of their fields.
+"""Records of one class as columns, for steps that process many records but few of their fields.
 
-A record costs tens of microseconds to build from its columns, a column some nanoseconds a row to look at.
+Building a record from its columns takes tens of microseconds; reading a column takes nanoseconds per row.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from schemas.arrow import arrow_schema, build_records, flatten_records
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """Records of class `kind`; `batch` has a column for each field, those of nested records by dotted name."""
+    """Records of class `kind`. `batch` has a column for each field; fields of nested records have dotted names."""
 
     kind: type
     batch: pa.RecordBatch
@@ -31,9 +31,9 @@ class Block:
 
     @classmethod
     def from_columns(cls, kind: type, columns: Mapping[str, Any]) -> Block:
-        """Records of class `kind` by column: Arrow or NumPy arrays or sequences, all columns and equally long.
+        """Records of class `kind` from `columns`: Arrow or NumPy arrays or sequences of equal length, for every column.
 
-        Raises KeyError, TypeError or ValueError (pyarrow's) where they do not make up such records.
+        Raises KeyError, TypeError or ValueError (pyarrow's) if a column is missing or has the wrong type or length.
         """
         schema = arrow_schema(kind)
         arrays = [
@@ -43,22 +43,22 @@ class Block:
         return cls(kind, pa.RecordBatch.from_arrays(arrays, schema=schema))
 
     @classmethod
-    def concatenated(cls, blocks: Sequence[Block]) -> Block:
-        """One or more blocks of one kind, one after the other."""
+    def concat(cls, blocks: Sequence[Block]) -> Block:
+        """One or more blocks of one class as one block."""
         return blocks[0] if len(blocks) == 1 else cls(blocks[0].kind, pa.concat_batches([b.batch for b in blocks]))
 
     def column(self, name: str) -> pa.Array:
         """The values of field `name`. Raises KeyError."""
         return self.batch.column(name)
 
-    def part(self, first: int, count: int) -> Block:
-        """`count` records from number `first` on, without a copy."""
+    def slice(self, first: int, count: int) -> Block:
+        """`count` records from index `first` on, without a copy."""
         return Block(self.kind, self.batch.slice(first, count))
 
     def take(self, rows: Sequence[int]) -> Block:
-        """Those records, in that order."""
+        """The records at indices `rows`, in that order."""
         return Block(self.kind, self.batch.take(pa.array(rows, pa.int64())))
 
     def records(self) -> list[Any]:
-        """The records themselves. Raises ValueError where a value does not fit its field."""
+        """The records as objects. Raises ValueError if a value does not fit its field."""
         return build_records(self.kind, self.batch)

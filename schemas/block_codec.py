@@ -1,4 +1,4 @@
-"""Values as columns: what `codec` says of one record said of many rows, which are never built one by one."""
+"""Like `codec`, for many rows as columns: no record objects are built."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from schemas.codec import (
     RecordType,
     UndecodableRecord,
     ValueTooLarge,
+    identify,
     record_type,
-    typed,
-    within_bounds,
+    with_headers,
 )
 from schemas.plain import decode_json
 
 
 def encode_block(block: Block) -> Iterator[tuple[bytes, Headers]]:
-    """`block`, of an Arrow-encoded class, in as few values as the bounds allow. Raises ValueError as `encode_all`."""
+    """Encode `block`, of an Arrow-encoded class, in as few values as the bounds allow. Raises ValueError."""
     entry = record_type(block.kind)
     for first in range(0, len(block), MAX_ROWS):
-        part = block.part(first, MAX_ROWS)
+        part = block.slice(first, MAX_ROWS)
         try:
-            yield within_bounds(entry, part.batch.serialize().to_pybytes())
+            yield with_headers(entry, part.batch.serialize().to_pybytes())
         except ValueTooLarge:
             half = len(part) // 2
             if not half:
                 raise
-            yield from encode_block(part.part(0, half))
-            yield from encode_block(part.part(half, len(part) - half))
+            yield from encode_block(part.slice(0, half))
+            yield from encode_block(part.slice(half, len(part) - half))
 
 
 def decode_as_block(value: bytes | None, headers: Iterable[tuple[str, bytes]]) -> Block:
-    """As `decode_block`, and of JSON-encoded classes as well, one by one. Raises UndecodableRecord."""
-    return _as_block(*typed(value, headers))
+    """Like `decode_block`, also for JSON-encoded classes. Raises UndecodableRecord."""
+    return _as_block(*identify(value, headers))
 
 
 def decode_block(value: bytes | None, headers: Iterable[tuple[str, bytes]]) -> Block:
-    """The records in `value`, at least one, as columns; of an Arrow-encoded class. Raises UndecodableRecord."""
-    entry, value = typed(value, headers)
+    """The records in `value`, at least one, of an Arrow-encoded class, as columns. Raises UndecodableRecord."""
+    entry, value = identify(value, headers)
     if entry.encoding != "arrow":
-        raise UndecodableRecord(f"{entry.schema} does not travel as columns")
+        raise UndecodableRecord(f"{entry.schema} is JSON and cannot be read as columns")
     return _as_block(entry, value)
 
 
@@ -61,53 +61,53 @@ def _as_block(entry: RecordType, value: bytes) -> Block:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What many values hold: of each class all rows, in the order of the values, and what is each value's.
+    """The contents of many values: `blocks` has all rows of each class, in the order of the values.
 
-    That is its class and how many rows, or the reason why it holds none.
+    `contents` has for each value its class and number of rows, or the reason why it could not be decoded.
     """
 
     blocks: Mapping[type, Block]
-    held: Sequence[tuple[type, int] | str]
+    contents: Sequence[tuple[type, int] | str]
 
-    def apart(self) -> list[Block | str]:
-        """The rows of each value by themselves, or the reason."""
+    def per_value(self) -> list[Block | str]:
+        """The rows of each value, or the reason why it could not be decoded."""
         taken: Counter[type] = Counter()
         found: list[Block | str] = []
-        for each in self.held:
+        for each in self.contents:
             if isinstance(each, str):
                 found.append(each)
             else:
                 kind, rows = each
-                found.append(self.blocks[kind].part(taken[kind], rows))
+                found.append(self.blocks[kind].slice(taken[kind], rows))
                 taken[kind] += rows
         return found
 
 
 def decode_all(values: Sequence[bytes | None], headers: Sequence[Headers]) -> Decoded:
-    """What `decode_as_block` returns for each value and headers, or raises; small records cost a fraction so."""
-    held: list[tuple[type, int] | str] = [""] * len(values)
+    """Decode each value as `decode_as_block` does; many small records together cost a fraction."""
+    contents: list[tuple[type, int] | str] = [""] * len(values)
     kinds: dict[RecordType, list[int]] = {}
-    last, places = None, []
-    for at, (value, told) in enumerate(zip(values, headers, strict=True)):
-        if told is not last or value is None or len(value) > MAX_VALUE_BYTES:  # most come one after the other
+    last, indices = None, []
+    for at, (value, header) in enumerate(zip(values, headers, strict=True)):
+        if header is not last or value is None or len(value) > MAX_VALUE_BYTES:  # equal headers mostly come in runs
             try:
-                places = kinds.setdefault(typed(value, told)[0], [])
+                indices = kinds.setdefault(identify(value, header)[0], [])
             except UndecodableRecord as error:
-                held[at] = str(error)
+                contents[at] = str(error)
                 continue
-            last = told
-        places.append(at)
+            last = header
+        indices.append(at)
     blocks = {}
-    for entry, places in kinds.items():
-        same = [values[at] or b"" for at in places]
+    for entry, indices in kinds.items():
+        same = [values[at] or b"" for at in indices]
         try:
             blocks[entry.kind], counts = _TOGETHER[entry.encoding](entry.kind, same)
-        except (ValueError, TypeError):  # of one of them at least
+        except (ValueError, TypeError):  # at least one of them is invalid
             found, counts = _one_by_one(entry, same)
-            blocks |= {entry.kind: Block.concatenated(found)} if found else {}
-        for at, count in zip(places, counts, strict=True):
-            held[at] = count if isinstance(count, str) else (entry.kind, count)
-    return Decoded(blocks, held)
+            blocks |= {entry.kind: Block.concat(found)} if found else {}
+        for at, count in zip(indices, counts, strict=True):
+            contents[at] = count if isinstance(count, str) else (entry.kind, count)
+    return Decoded(blocks, contents)
 
 
 def _columns_together(kind: type, values: Sequence[bytes]) -> tuple[Block, list[int | str]]:
@@ -123,7 +123,7 @@ _TOGETHER = {"arrow": _columns_together, "json": _objects_together}
 
 
 def _one_by_one(entry: RecordType, values: Sequence[bytes]) -> tuple[list[Block], list[int | str]]:
-    """The rows of those that can be decoded, and of each how many it has, or why none."""
+    """The rows of the values that can be decoded, and for each value its number of rows or the reason."""
     blocks: list[Block] = []
     counts: list[int | str] = []
     for value in values:

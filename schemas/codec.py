@@ -1,8 +1,8 @@
-"""One way in and one way out for every record on a topic: value bytes plus the headers that say what they are.
+"""The codec of every record on a topic: value bytes, and headers that identify them.
 
-A reader needs no decoding to know what it looks at: `content-type`, `laminar-schema` ("Trajectory/2") and, where there
-is one, `policy-version` are headers. Whatever cannot be decoded raises `UndecodableRecord`, which callers turn into a
-dead letter.
+A reader identifies a record without decoding it: `content-type`, `laminar-schema` ("Trajectory/2") and, if the record
+has one, `policy-version` are headers. Bytes that cannot be decoded raise `UndecodableRecord`, which callers turn into a
+dead letter; a record of release 0.1.0 raises `RecordOfOldRelease`, which ends the reader.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from schemas import records
 from schemas.plain import decode_json, encode_json
 
 MAX_VALUE_BYTES = 8 * 1024 * 1024
-"""The largest value that is written or read. The broker's own bound lies above it."""
+"""The largest value that is written or read. The broker's limit is higher."""
 
 MAX_ROWS = 256
-"""The most rows in one value."""
+"""The maximum number of rows in one value."""
 
 Headers = tuple[tuple[str, bytes], ...]
 Encoding = Literal["arrow", "json"]
@@ -32,26 +32,26 @@ _CONTENT_TYPES: Mapping[Encoding, bytes] = {
 
 
 class ValueTooLarge(ValueError):
-    """A value beyond `MAX_VALUE_BYTES`."""
+    """A value is larger than `MAX_VALUE_BYTES`."""
 
 
 class UndecodableRecord(ValueError):
-    """Bytes on a topic that are no record of ours: garbage, an unknown schema or version, or beyond the size bound."""
+    """Bytes on a topic that are not a valid record: garbage, an unknown schema or version, or over the size bound."""
 
 
-class RecordOfFirstRelease(UndecodableRecord):
-    """A record that release 0.1.0 wrote. Later releases have other records and cannot work on its runs."""
+class RecordOfOldRelease(UndecodableRecord):
+    """A record of release 0.1.0, whose runs later releases cannot read."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordType:
-    """How a record class travels: its name and version on the wire, and its encoding."""
+    """The encoding of a record class: its name and version on the wire, and its format."""
 
     kind: type
     version: int
     encoding: Encoding
     rows: bool
-    """Whether several of them may travel as rows of one record."""
+    """Whether one Kafka record may hold several of them as rows."""
 
     @property
     def schema(self) -> str:
@@ -68,12 +68,12 @@ _ARROW = {
     records.MicroBatch,
     records.DeadLetter,
 }
-_APART = {records.MicroBatch, records.DeadLetter}
+_SINGLE_ROW = {records.MicroBatch, records.DeadLetter}
 _VERSIONS: Mapping[type, int] = {records.WeightVersion: 3}
 """Schema versions; 2 for all other records."""
-_OF_FIRST_RELEASE = re.compile(rb"[A-Za-z]{1,40}/1|WeightVersion/2")
+_OLD_SCHEMAS = re.compile(rb"[A-Za-z]{1,40}/1|WeightVersion/2")
 RECORD_TYPES: tuple[RecordType, ...] = tuple(
-    RecordType(kind, _VERSIONS.get(kind, 2), "arrow" if kind in _ARROW else "json", rows=kind in _ARROW - _APART)
+    RecordType(kind, _VERSIONS.get(kind, 2), "arrow" if kind in _ARROW else "json", rows=kind in _ARROW - _SINGLE_ROW)
     for kind in records.RECORDS
 )
 _BY_KIND = {entry.kind: entry for entry in RECORD_TYPES}
@@ -81,17 +81,17 @@ _BY_SCHEMA = {entry.schema.encode(): entry for entry in RECORD_TYPES}
 
 
 def record_type(kind: type) -> RecordType:
-    """How `kind` travels. Raises KeyError for a class that does not."""
+    """The encoding of `kind`. Raises KeyError if it is not a record class."""
     return _BY_KIND[kind]
 
 
 def encode(*rows: Any) -> tuple[bytes, Headers]:
-    """Value and headers of `rows`: one record, or several of one Arrow-encoded class that share a key.
+    """Value and headers of `rows`: one record, or several of one Arrow-encoded class with the same key.
 
     Raises ValueError if the value is larger than `MAX_VALUE_BYTES` or a row does not fit its schema.
     """
     entry = _BY_KIND[type(rows[0])]
-    value, headers = within_bounds(
+    value, headers = with_headers(
         entry, _arrow().encode_arrow(rows) if entry.encoding == "arrow" else encode_json(*rows)
     )
     version = getattr(rows[0], "policy_version", None)
@@ -101,7 +101,7 @@ def encode(*rows: Any) -> tuple[bytes, Headers]:
 
 
 def encode_all(rows: Sequence[Any]) -> Iterator[tuple[bytes, Headers]]:
-    """`rows` of one class in as few values as the bounds allow. Raises ValueError for a row that alone is too large."""
+    """Encode `rows` of one class in as few values as the bounds allow. Raises ValueError if one row is too large."""
     for first in range(0, len(rows), MAX_ROWS):
         part = rows[first : first + MAX_ROWS]
         try:
@@ -115,7 +115,7 @@ def encode_all(rows: Sequence[Any]) -> Iterator[tuple[bytes, Headers]]:
 
 def decode(value: bytes | None, headers: Iterable[tuple[str, bytes]]) -> list[Any]:
     """The records in `value`, at least one. Raises UndecodableRecord."""
-    entry, value = typed(value, headers)
+    entry, value = identify(value, headers)
     try:
         if entry.encoding == "json":
             return [decode_json(entry.kind, value)]
@@ -124,25 +124,25 @@ def decode(value: bytes | None, headers: Iterable[tuple[str, bytes]]) -> list[An
         raise UndecodableRecord(str(error)) from error
 
 
-def within_bounds(entry: RecordType, value: bytes) -> tuple[bytes, Headers]:
-    """`value` with the headers that say what it is. Raises ValueTooLarge."""
+def with_headers(entry: RecordType, value: bytes) -> tuple[bytes, Headers]:
+    """`value` with the headers that identify it. Raises ValueTooLarge."""
     if len(value) > MAX_VALUE_BYTES:
         raise ValueTooLarge(f"{entry.schema} of {len(value)} bytes is larger than {MAX_VALUE_BYTES}")
     return value, (("content-type", _CONTENT_TYPES[entry.encoding]), ("laminar-schema", entry.schema.encode()))
 
 
-def typed(value: bytes | None, headers: Iterable[tuple[str, bytes]]) -> tuple[RecordType, bytes]:
-    """What `value` says it is, and itself, within bounds. Raises UndecodableRecord."""
+def identify(value: bytes | None, headers: Iterable[tuple[str, bytes]]) -> tuple[RecordType, bytes]:
+    """The record type of `value` by its headers, and `value` within bounds. Raises UndecodableRecord."""
     if value is None:
         raise UndecodableRecord("no value (a tombstone)")
     if len(value) > MAX_VALUE_BYTES:
-        raise UndecodableRecord(f"{len(value)} bytes are more than the bound of {MAX_VALUE_BYTES}")
+        raise UndecodableRecord(f"{len(value)} bytes are over the limit of {MAX_VALUE_BYTES}")
     schema = next((header for name, header in headers if name == "laminar-schema"), None)
     if schema is None:
         raise UndecodableRecord("no laminar-schema header")
     entry = _BY_SCHEMA.get(schema)
-    if entry is None and _OF_FIRST_RELEASE.fullmatch(schema):
-        raise RecordOfFirstRelease(f"{schema.decode()} was written by release 0.1.0; only that release reads this run")
+    if entry is None and _OLD_SCHEMAS.fullmatch(schema):
+        raise RecordOfOldRelease(f"{schema.decode()} was written by release 0.1.0: use release 0.1.0 for this run")
     if entry is None:
         raise UndecodableRecord(f"unknown schema {schema[:80]!r}")
     return entry, value
@@ -150,7 +150,7 @@ def typed(value: bytes | None, headers: Iterable[tuple[str, bytes]]) -> tuple[Re
 
 @cache
 def _arrow() -> Any:
-    # pyarrow takes longer to import than most looks into a topic, and whoever sees control records alone needs none.
+    # Imported on first use: importing pyarrow takes longer than most reads of control records, which do not need it.
     from schemas import arrow
 
     return arrow

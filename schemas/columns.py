@@ -1,4 +1,4 @@
-"""The values of array fields: immutable Arrow arrays, which compare by value and cross to NumPy without a copy."""
+"""Constructors of array fields: immutable Arrow arrays, which compare by value and convert to NumPy without a copy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def integers(values: object) -> pa.Array:
 
 
 def array_of(where: str, element: str, values: object) -> pa.Array:
-    """An Arrow array of `values` for the field `where`, whose elements' type has that name. Raises ValueError."""
+    """An Arrow array of `values` for the field `where`, with the element type named `element`. Raises ValueError."""
     try:
         return pa.array(values, ELEMENTS[element])
     except (pa.ArrowException, TypeError, OverflowError) as error:
@@ -36,7 +36,9 @@ def array_of(where: str, element: str, values: object) -> pa.Array:
 
 
 def one_list(kind: pa.DataType, values: object) -> pa.Array:
-    """A column of list type `kind` with one row, which has `values`; an Arrow array or a NumPy one of its element's
-    type is not copied."""
+    """A column of list type `kind` with one row, `values`.
+
+    An Arrow or NumPy array of the element type is not copied.
+    """
     items = values if isinstance(values, pa.Array) else pa.array(values, kind.value_type)
     return pa.ListArray.from_arrays(pa.array([0, len(items)], pa.int32()), items, type=kind)

@@ -1,4 +1,4 @@
-"""A few looks into flatbuffers, in which Arrow writes the metadata of its messages."""
+"""Minimal flatbuffer access: Arrow encodes the metadata of its messages as flatbuffers."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import struct
 import pyarrow as pa
 
 
-def table_at(data: bytes | pa.Buffer, place: int) -> int:
-    """Where what the reference at `place` refers to stands. Raises struct.error beyond the data."""
-    return place + int(struct.unpack_from("<I", data, place)[0])
+def table_at(data: bytes | pa.Buffer, position: int) -> int:
+    """The position to which the reference at `position` points. Raises struct.error beyond the data."""
+    return position + int(struct.unpack_from("<I", data, position)[0])
 
 
 def field_of(data: bytes | pa.Buffer, table: int, number: int) -> int:
-    """Where field `number` of a table stands, by the table's vtable; 0 where it is absent. Raises struct.error."""
-    (back,) = struct.unpack_from("<i", data, table)
-    (size,) = struct.unpack_from("<H", data, table - back)
+    """The position of field `number` of `table`, by its vtable; 0 if it is absent. Raises struct.error."""
+    (distance,) = struct.unpack_from("<i", data, table)
+    (size,) = struct.unpack_from("<H", data, table - distance)
     entry = 4 + 2 * number
-    offset = int(struct.unpack_from("<H", data, table - back + entry)[0]) if entry < size else 0
+    offset = int(struct.unpack_from("<H", data, table - distance + entry)[0]) if entry < size else 0
     return table + offset if offset else 0

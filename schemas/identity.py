@@ -1,8 +1,8 @@
 """Identities of prompts and trajectories: readable strings that carry a dense number.
 
-Numbers rise from 0 without gaps within a purpose, so the set of finished ones is a low mark plus a few exceptions.
-`p12` is training prompt 12 and also the group of its samples; `p12.3` is its fourth trajectory; `e7` is an evaluation
-prompt; `i4` is a group that was imported, which nobody was asked for.
+Numbers rise from 0 without gaps within a purpose, so the set of finished ones is a low-water mark plus a few
+exceptions. `p12` is training prompt 12 and also the group of its samples; `p12.3` is its fourth trajectory; `e7` is an
+evaluation prompt; `i4` is an imported group, which was never a prompt of the run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 Purpose = Literal["train", "evaluation", "imported"]
 
 LETTERS: Mapping[Purpose, str] = {"train": "p", "evaluation": "e", "imported": "i"}
-"""What ids begin with."""
+"""The first letter of ids, by purpose."""
 PURPOSES: Mapping[str, Purpose] = {letter: purpose for purpose, letter in LETTERS.items()}
 _TRAJECTORY = re.compile(r"([pei])(0|[1-9]\d{0,17})\.(0|[1-9]\d{0,5})")
 
@@ -38,7 +38,7 @@ def trajectory_id(purpose: Purpose, number: int, member: int) -> str:
 
 
 def is_trajectory_id(text: str) -> bool:
-    """Whether `text` can be parsed as one."""
+    """Whether `text` is a trajectory id."""
     return _TRAJECTORY.fullmatch(text) is not None
 
 
@@ -46,5 +46,5 @@ def parse_trajectory_id(text: str) -> TrajectoryKey:
     """The parts of `text`. Raises ValueError if it is not a trajectory id."""
     match = _TRAJECTORY.fullmatch(text)
     if match is None:
-        raise ValueError(f"not a trajectory id: {text[:80]!r} (expected something like 'p12.3')")
+        raise ValueError(f"not a trajectory id: {text[:80]!r} (expected e.g. 'p12.3')")
     return TrajectoryKey(PURPOSES[match[1]], int(match[2]), int(match[3]))

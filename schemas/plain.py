@@ -1,4 +1,4 @@
-"""JSON encoding of the small control records, so that any Kafka tool can read them."""
+"""JSON encoding of the small control records, readable by any Kafka tool."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from schemas.scalars import all_int64, fitted
+from schemas.scalars import all_int64, checked_scalar
 from schemas.shape import Field, fields_of
 
 
 def to_plain(record: Any) -> dict[str, Any]:
     """`record` as JSON-ready dictionaries, lists and scalars; policy versions as "epoch.number"; bytes in base64.
 
-    Raises TypeError or ValueError naming the field whose value does not fit it.
+    Raises TypeError or ValueError that names the field with an invalid value.
     """
     kind: Any = type(record)
     return {
@@ -30,9 +30,9 @@ def encode_json(record: Any) -> bytes:
 
 
 def decode_json(kind: type, data: bytes) -> Any:
-    """The `kind` in `data`.
+    """The record of class `kind` in `data`.
 
-    Raises TypeError or ValueError naming the field that is missing, unknown or of the wrong type.
+    Raises TypeError or ValueError that names the field that is missing, unknown or of the wrong type.
     """
     try:
         value = json.loads(data, parse_constant=_no_constant)
@@ -42,7 +42,7 @@ def decode_json(kind: type, data: bytes) -> Any:
 
 
 def from_plain(kind: type, value: Any) -> Any:
-    """The `kind` that `to_plain` made `value` of. Raises TypeError or ValueError."""
+    """The record of class `kind` from `value`, the output of `to_plain`. Raises TypeError or ValueError."""
     if hasattr(kind, "parse") and isinstance(value, str):
         return kind.parse(value)
     if not isinstance(value, dict):
@@ -55,12 +55,12 @@ def from_plain(kind: type, value: Any) -> Any:
 
 @cache
 def _named(kind: Any) -> dict[str, tuple[str, Field]]:
-    """The fields of `kind` by name, each with how errors call it."""
+    """The fields of `kind` by name, each with its name in errors."""
     return {field.name: (f"{kind.__name__}.{field.name}", field) for field in fields_of(kind)}
 
 
 def _check_fields(kind: type, value: Mapping[str, Any]) -> None:
-    """Raises ValueError for an unknown field, and for a missing one that is not optional."""
+    """Raise ValueError for an unknown field, and for a missing one that is not optional."""
     fields = _named(kind)
     unknown = value.keys() - fields.keys()
     if unknown:
@@ -84,8 +84,8 @@ def _to_plain(where: str, field: Field, value: Any) -> Any:
     if field.kind == "tuple":
         return [_to_plain_item(where, field.of, item) for item in value]
     if field.kind == "mapping":
-        return {fitted(where, str, name): _to_plain_item(where, field.of, item) for name, item in value.items()}
-    return _to_plain_item(where, field.of, field.chosen(where, value))
+        return {checked_scalar(where, str, name): _to_plain_item(where, field.of, item) for name, item in value.items()}
+    return _to_plain_item(where, field.of, field.checked_choice(where, value))
 
 
 def _to_plain_item(where: str, of: Any, value: Any) -> Any:
@@ -93,7 +93,7 @@ def _to_plain_item(where: str, of: Any, value: Any) -> Any:
         if not isinstance(value, of):
             raise TypeError(f"{where}: expected {of.__name__}, got {type(value).__name__}")
         return _parseable(of, value) if hasattr(of, "parse") else to_plain(value)
-    value = fitted(where, of, value)
+    value = checked_scalar(where, of, value)
     return base64.b64encode(value).decode() if of is bytes else value
 
 
@@ -107,22 +107,22 @@ def _from_plain(where: str, field: Field, value: Any) -> Any:
     if value is None:
         return _absent(where, field)
     if field.kind == "scalar":
-        return _from_plain_item(where, field.of, field.chosen(where, value))
+        return _from_plain_item(where, field.of, field.checked_choice(where, value))
     if field.kind == "record":
         return from_plain(field.of, value)
     if field.kind == "array":
-        from schemas.columns import array_of  # here: see `codec`
+        from schemas.columns import array_of  # imported on first use, see `codec`
 
         return array_of(where, field.of, value)
     if field.kind == "tuple":
         if not isinstance(value, list):
             raise ValueError(f"{where}: expected a list, got {type(value).__name__}")
-        if field.of is int and all_int64(value):  # a large file has many thousands of chunks
+        if field.of is int and all_int64(value):  # fast path: a large file has many thousands of chunks
             return tuple(value)
         return tuple([_from_plain_item(where, field.of, item) for item in value])
     if not isinstance(value, dict):
         raise ValueError(f"{where}: expected an object, got {type(value).__name__}")
-    return {fitted(where, str, name): _from_plain_item(where, field.of, item) for name, item in value.items()}
+    return {checked_scalar(where, str, name): _from_plain_item(where, field.of, item) for name, item in value.items()}
 
 
 def _from_plain_item(where: str, of: Any, value: Any) -> Any:
@@ -130,7 +130,7 @@ def _from_plain_item(where: str, of: Any, value: Any) -> Any:
         return from_plain(of, value)
     if of is bytes and isinstance(value, str):
         return base64.b64decode(value, validate=True)
-    return fitted(where, of, value)
+    return checked_scalar(where, of, value)
 
 
 def _absent(where: str, field: Field) -> None:

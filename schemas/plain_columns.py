@@ -1,4 +1,4 @@
-"""Columns as JSON-ready rows: what `plain.to_plain` makes of each record, without building the records."""
+"""Columns as JSON-ready rows: the output of `plain.to_plain` for each record, without building the records."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ def _values(name: str, field: Field, columns: Columns) -> list[Any]:
         built = _rows(field.of, f"{name}.", columns)
         if not field.optional:
             return built
-        parts = [held for path, held in columns.items() if path.startswith(f"{name}.")]
+        parts = [values for path, values in columns.items() if path.startswith(f"{name}.")]
         absent = [all(part is None for part in row) for row in zip(*parts, strict=True)]
-        return [None if gone else each for gone, each in zip(absent, built, strict=True)]
-    held = columns[name]
+        return [None if missing else each for missing, each in zip(absent, built, strict=True)]
+    values = columns[name]
     if field.kind == "mapping":
-        return [None if pairs is None else dict(pairs) for pairs in held]
+        return [None if pairs is None else dict(pairs) for pairs in values]
     if field.kind == "tuple" and hasattr(field.of, "__dataclass_fields__"):
-        return [None if items is None else [_item(field.of, item) for item in items] for items in held]
+        return [None if items is None else [_item(field.of, item) for item in items] for items in values]
     if field.of is bytes:
-        return [None if value is None else base64.b64encode(value).decode() for value in held]
-    return held
+        return [None if value is None else base64.b64encode(value).decode() for value in values]
+    return values
 
 
 def _item(kind: Any, item: Mapping[str, Any]) -> Any:
-    """A nested record that Arrow gives as a dictionary."""
+    """A nested record, which Arrow returns as a dictionary."""
     if hasattr(kind, "parse"):
         return str(kind(*item.values()))
     return {

@@ -1,4 +1,4 @@
-"""What a scalar field may hold: the check that both encodings make, so that what is written can be read."""
+"""Checks of scalar values, shared by both encodings, so that every written record can be read."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 _INT64 = range(-(2**63), 2**63)
 
 
-def fitted(where: str, of: type, value: Any) -> Any:
-    """`value` as the scalar type `of`: str, int, float, bool or bytes. NumPy's numbers do, and whole ones for floats.
+def checked_scalar(where: str, of: type, value: Any) -> Any:
+    """`value` as the scalar type `of`: str, int, float, bool or bytes.
 
-    Raises TypeError for another type, ValueError for an integer beyond 64 bits, a float that is not finite, and a text
-    with lone surrogates.
+    NumPy numbers are accepted, and integers for floats. Raises TypeError for another type, ValueError for an integer
+    beyond 64 bits, a float that is not finite, and a string with lone surrogates.
     """
     if of is float and type(value) is float and math.isfinite(value):
         return value
@@ -29,18 +29,18 @@ def fitted(where: str, of: type, value: Any) -> Any:
             raise ValueError(f"{where}: an integer beyond 64 bits")
         return number
     if of is float and hasattr(value, "__float__") and not isinstance(value, bool):
-        return finite(where, value)
+        return checked_float(where, value)
     if of in (bool, bytes) and isinstance(value, of):
         return value
     raise TypeError(f"{where}: expected {of.__name__}, got {type(value).__name__}")
 
 
 def all_int64(values: list[Any]) -> bool:
-    """Whether `values` are plain integers within 64 bits, every one."""
+    """Whether all `values` are plain integers within 64 bits."""
     return set(map(type, values)) <= {int} and (not values or (min(values) in _INT64 and max(values) in _INT64))
 
 
-def finite(where: str, value: Any) -> float:
+def checked_float(where: str, value: Any) -> float:
     """`value` as a float. Raises ValueError if it is not finite."""
     try:
         number = float(value)

@@ -1,4 +1,4 @@
-"""The shape of a record: its fields, read once from the dataclass, as the two encodings need them."""
+"""The fields of a record class, read once from the dataclass, as the two encodings need them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SCALARS = (str, int, float, bool, bytes)
 class Field(NamedTuple):
     """One field: `kind` is scalar, array (an Arrow array), tuple, mapping or record.
 
-    `of` is its element's Python type, for an array the name of Arrow's.
+    `of` is the Python type of its elements, for an array the name of the Arrow type.
     """
 
     name: str
@@ -23,8 +23,8 @@ class Field(NamedTuple):
     choices: frozenset[str] | None = None
     plain: bool = False
 
-    def chosen(self, where: str, value: Any) -> Any:
-        """`value`, if the field has no choices or it is one of them. Raises ValueError naming them."""
+    def checked_choice(self, where: str, value: Any) -> Any:
+        """`value`, if the field has no choices or it is one of them. Raises ValueError with the choices."""
         if self.choices is not None and value not in self.choices:
             raise ValueError(f"{where}: {str(value)[:80]!r} is not one of {sorted(self.choices)}")
         return value
@@ -32,7 +32,7 @@ class Field(NamedTuple):
 
 @cache
 def fields_of(record: Any) -> tuple[Field, ...]:
-    """The fields of dataclass `record`, in order. Raises TypeError for an annotation that has no encoding."""
+    """The fields of dataclass `record`, in order. Raises TypeError for an annotation without an encoding."""
     hints = get_type_hints(record, include_extras=True)
     return tuple(_field(field.name, hints[field.name]) for field in dataclasses.fields(record))
 

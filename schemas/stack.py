@@ -1,8 +1,8 @@
-"""Arrow messages of one layout read as one, for what they cost together rather than each.
+"""Decoding of many Arrow messages of one layout in one pass.
 
-Reading a message takes Arrow 10 to 20 µs, whatever is in it. Messages with the same metadata have the same buffers at
-the same places, so that the buffers of many are columns of one table of bytes, cut out of it at a fraction of a
-microsecond a message. What is not so, or too seldom, is read by itself.
+Arrow needs 10 to 20 µs to read a message, whatever its size. Messages with the same metadata have the same buffers at
+the same positions, so the messages form a table of bytes, from which the buffers of all are sliced as columns, at a
+fraction of a microsecond per message. Messages of other or rare layouts are read one by one.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import pyarrow.compute as pc
 
 from schemas.flatbuffer import field_of, table_at
 
-FEWEST = 8
-LARGEST = 4096
-"""So many messages of one layout, none of more bytes, are read as one; of larger ones it is the bytes that cost."""
+MIN_STACKED = 8
+MAX_STACKED_BYTES = 4096
+"""Messages of one layout are stacked if there are `MIN_STACKED`, of at most `MAX_STACKED_BYTES`; more gain nothing."""
 
-_PREFIX = 8  # a mark, and the length of the metadata
+_PREFIX = 8  # continuation marker and length of the metadata
 _OFFSET = struct.calcsize("i")
 
 
 def read_stacked(
     schema: pa.Schema, values: Sequence[bytes], read: Callable[[bytes], pa.RecordBatch]
 ) -> tuple[pa.RecordBatch, list[int]]:
-    """The rows of all of `values`, one or more, in their order, and how many each has.
+    """The rows of one or more `values`, in their order, and the number of rows of each.
 
-    `read` reads one and raises where it is not valid; that is raised, and pa.ArrowInvalid.
+    `read` reads one value. Raises what `read` raises for an invalid one, and pa.ArrowInvalid.
     """
     layouts: dict[tuple[bytes, int], list[int]] = {}
     for at, value in enumerate(values):
@@ -40,18 +40,20 @@ def read_stacked(
     for (metadata, size), members in layouts.items():
         same = [values[at] for at in members]
         first = read(same[0])
-        stacked = _stacked(schema, metadata, same) if len(same) >= FEWEST and size <= LARGEST else None
+        stacked = (
+            _read_stack(schema, metadata, same) if len(same) >= MIN_STACKED and size <= MAX_STACKED_BYTES else None
+        )
         found = [first, *map(read, same[1:])] if stacked is None else [stacked]
         for number, at in enumerate(members):
             counts[at] = found[number].num_rows if stacked is None else first.num_rows
         batches += found
         order += members
     rows = pa.concat_batches(batches)
-    return (rows if len(layouts) == 1 else rows.take(_places(order, counts))), counts
+    return (rows if len(layouts) == 1 else rows.take(_row_indices(order, counts))), counts
 
 
-def _places(order: Sequence[int], counts: Sequence[int]) -> pa.Array:
-    """Where the rows of each message stand, message by message, if the messages lie in `order`."""
+def _row_indices(order: Sequence[int], counts: Sequence[int]) -> pa.Array:
+    """The index of each row, message by message, if the messages are stored in `order`."""
     starts, at = [0] * len(order), 0
     for message in order:
         starts[message] = at
@@ -59,25 +61,25 @@ def _places(order: Sequence[int], counts: Sequence[int]) -> pa.Array:
     return pa.array([row for start, count in zip(starts, counts, strict=True) for row in range(start, start + count)])
 
 
-def _stacked(schema: pa.Schema, metadata: bytes, messages: Sequence[bytes]) -> pa.RecordBatch | None:
-    """The rows of `messages`, which all have `metadata`, of which one has been found valid; None if they differ."""
+def _read_stack(schema: pa.Schema, metadata: bytes, messages: Sequence[bytes]) -> pa.RecordBatch | None:
+    """The rows of `messages`, which all have `metadata` and of which the first is valid; None if layouts differ."""
     try:
-        cut = _Cut(metadata, messages)
-        made = pa.RecordBatch.from_arrays([cut.array(field.type) for field in schema], schema=schema)
-    except _Differ:
+        stack = _StackedMessages(metadata, messages)
+        batch = pa.RecordBatch.from_arrays([stack.array(field.type) for field in schema], schema=schema)
+    except _LayoutsDiffer:
         return None
-    made.validate(full=True)
-    return made
+    batch.validate(full=True)
+    return batch
 
 
-class _Differ(Exception):
-    """Lists or strings of messages do not begin and end at the same places, or other values are null."""
+class _LayoutsDiffer(Exception):
+    """Lists or strings of the messages have different offsets, or different values are null."""
 
 
-class _Cut:
-    """Messages with the same metadata as a table of bytes, and their arrays as columns cut out of it, in their order.
+class _StackedMessages:
+    """Messages with the same metadata as a table of bytes, and their arrays as columns sliced from it, in order.
 
-    A node of the metadata is an array's length and its nulls, a buffer a place in the body, as Arrow's format has them.
+    In the metadata a node is the length and null count of an array, a buffer is a position in the body (Arrow format).
     """
 
     def __init__(self, metadata: bytes, messages: Sequence[bytes]) -> None:
@@ -91,10 +93,10 @@ class _Cut:
         self._bits = pa.FixedSizeListArray.from_arrays(bits, 8 * width)
 
     def array(self, kind: pa.DataType) -> pa.Array:
-        """The next array, which is of type `kind`, of all messages, one after the other. Raises _Differ."""
+        """The next array, of type `kind`, of all messages concatenated. Raises _LayoutsDiffer."""
         length, nulls = next(self._nodes)
-        place = self._next_place()
-        buffers, children = [self._cut_validity(place, length) if nulls else None], []
+        position = self._next_position()
+        buffers, children = [self._cut_validity(position, length) if nulls else None], []
         if pa.types.is_struct(kind):
             children = [self.array(field.type) for field in kind]
         elif pa.types.is_list(kind) or pa.types.is_map(kind):
@@ -102,61 +104,61 @@ class _Cut:
             buffers.append(offsets)
             children = [self.array(_item(kind))]
             if len(children[0]) != items * self._count:
-                raise _Differ
+                raise _LayoutsDiffer
         elif pa.types.is_string(kind) or pa.types.is_binary(kind):
             offsets, size = self._cut_offsets(length)
-            buffers += [offsets, self._cut(self._next_place(), size)]
+            buffers += [offsets, self._cut(self._next_position(), size)]
         elif pa.types.is_boolean(kind):
-            buffers.append(self._cut_bits(self._next_place(), length))
+            buffers.append(self._cut_bits(self._next_position(), length))
         else:
-            buffers.append(self._cut(self._next_place(), length * kind.bit_width // 8))
-        made = pa.Array.from_buffers(kind, length * self._count, buffers, children=children)
-        if made.null_count != nulls * self._count:
-            raise _Differ
-        return made
+            buffers.append(self._cut(self._next_position(), length * kind.bit_width // 8))
+        stacked = pa.Array.from_buffers(kind, length * self._count, buffers, children=children)
+        if stacked.null_count != nulls * self._count:
+            raise _LayoutsDiffer
+        return stacked
 
-    def _next_place(self) -> int:
+    def _next_position(self) -> int:
         return self._body + next(self._buffers)[0]
 
-    def _cut(self, place: int, size: int) -> pa.Buffer:
-        """The `size` bytes at `place` of each message."""
-        return pc.binary_slice(self._table, place, place + size).buffers()[1]
+    def _cut(self, position: int, size: int) -> pa.Buffer:
+        """The `size` bytes at `position` of each message."""
+        return pc.binary_slice(self._table, position, position + size).buffers()[1]
 
-    def _cut_bits(self, place: int, count: int) -> pa.Buffer:
-        """The `count` bits at `place` of each message."""
-        cut = pc.list_slice(self._bits, 8 * place, 8 * place + count, return_fixed_size_list=True)
+    def _cut_bits(self, position: int, count: int) -> pa.Buffer:
+        """The `count` bits at `position` of each message."""
+        cut = pc.list_slice(self._bits, 8 * position, 8 * position + count, return_fixed_size_list=True)
         return cut.flatten().buffers()[1]
 
-    def _shared(self, place: int, size: int) -> bytes:
-        """The `size` bytes at `place` of each message, which are the same in all. Raises _Differ."""
-        all_of_them: bytes = self._cut(place, size).to_pybytes()
-        if all_of_them != all_of_them[:size] * self._count:
-            raise _Differ
-        return all_of_them[:size]
+    def _shared(self, position: int, size: int) -> bytes:
+        """The `size` bytes at `position`, equal in all messages. Raises _LayoutsDiffer."""
+        found: bytes = self._cut(position, size).to_pybytes()
+        if found != found[:size] * self._count:
+            raise _LayoutsDiffer
+        return found[:size]
 
-    def _cut_validity(self, place: int, length: int) -> pa.Buffer:
-        self._shared(place, -(-length // 8))
-        return self._cut_bits(place, length)
+    def _cut_validity(self, position: int, length: int) -> pa.Buffer:
+        self._shared(position, -(-length // 8))
+        return self._cut_bits(position, length)
 
     def _cut_offsets(self, length: int) -> tuple[pa.Buffer, int]:
-        """The next offsets, of arrays of `length` each, and where those of one message end. Raises _Differ."""
+        """The next offsets, for arrays of `length` each, and the end offset of one message. Raises _LayoutsDiffer."""
         offsets = array(
-            "i", self._shared(self._next_place(), (length + 1) * _OFFSET if length else 0) or bytes(_OFFSET)
+            "i", self._shared(self._next_position(), (length + 1) * _OFFSET if length else 0) or bytes(_OFFSET)
         )
         end = offsets.pop()
         if length and offsets[0]:
-            raise _Differ
+            raise _LayoutsDiffer
         shifted = [message * end + offset for message in range(self._count) for offset in offsets]
         return pa.py_buffer(array("i", [*shifted, end * self._count])), end
 
 
 def _item(kind: pa.DataType) -> pa.DataType:
-    """The type of what lists, or maps, of type `kind` hold."""
+    """The item type of the list or map type `kind`."""
     return pa.struct([kind.key_field, kind.item_field]) if pa.types.is_map(kind) else kind.value_type
 
 
-def _pairs(metadata: bytes, place: int) -> Iterator[tuple[int, int]]:
-    """A vector of structs of two int64."""
-    start = table_at(metadata, place)
+def _pairs(metadata: bytes, position: int) -> Iterator[tuple[int, int]]:
+    """The pairs of a vector of structs of two int64."""
+    start = table_at(metadata, position)
     (count,) = struct.unpack_from("<I", metadata, start)
     return struct.iter_unpack("<qq", metadata[start + 4 : start + 4 + 16 * count])

@@ -1,4 +1,4 @@
-"""W3C trace context: which records belong together. Ids are a function of run and prompt, so nobody hands them on."""
+"""W3C trace context. Trace ids are a function of run and prompt, so they need not be propagated."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ TRACEPARENT = "traceparent"
 
 
 def trace_id(run: str, group: str) -> str:
-    """The 32 hex digits of the trace of a prompt, by the id of its group, and of its samples."""
+    """The trace id, 32 hex digits, of a prompt and its samples, by the id of their group."""
     return hashlib.blake2b(f"{run}/{group}".encode(), digest_size=16).hexdigest()
 
 
-def traceparent(run: str, group: str, what: str) -> bytes:
-    """The header's value for a record of that trace; `what` tells the record from the others: its kind and identity."""
-    span = hashlib.blake2b(f"{run}/{group}/{what}".encode(), digest_size=8).hexdigest()
+def traceparent(run: str, group: str, record: str) -> bytes:
+    """The header value of one record of that trace; `record` identifies it within the trace (class and id)."""
+    span = hashlib.blake2b(f"{run}/{group}/{record}".encode(), digest_size=8).hexdigest()
     return f"00-{trace_id(run, group)}-{span}-01".encode()

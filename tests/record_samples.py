@@ -1,4 +1,4 @@
-"""One plain record of every class: what the golden files hold, and what tests damage."""
+"""One sample record of every class, for golden files and for tests that damage records."""
 
 from __future__ import annotations
 

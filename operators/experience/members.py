@@ -240,7 +240,7 @@ class GroupMember:
 
     def experience(self) -> Experience:
         """The complete record."""
-        experience: Experience = self.block.records.part(self.row, 1).records()[0]
+        experience: Experience = self.block.records.slice(self.row, 1).records()[0]
         return experience
 
 

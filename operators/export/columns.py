@@ -115,7 +115,7 @@ def as_table(topic: Topic, partition: int, placed: Sequence[RecordRows]) -> pa.T
 
 
 def _of_one_kind(topic: Topic, schema: pa.Schema, partition: int, placed: Sequence[RecordRows]) -> pa.Table:
-    block = Block.concatenated([each.block for each in placed])
+    block = Block.concat([each.block for each in placed])
     rows = len(block)
     made = {column.field.name: column.make(block.batch) for column in columns_of(block.kind)}
     counts, offsets, timestamps = (

@@ -74,4 +74,4 @@ def _fits_one_record(first: Any, record: Any) -> bool:
 
 
 def _encoded(run: Sequence[Any]) -> Iterator[tuple[bytes, Headers]]:
-    return encode_block(Block.concatenated(run)) if isinstance(run[0], Block) else encode_all(run)
+    return encode_block(Block.concat(run)) if isinstance(run[0], Block) else encode_all(run)

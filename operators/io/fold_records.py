@@ -146,7 +146,7 @@ def _without_rows(received: ReceivedRecord, rows: set[int], now: int) -> tuple[l
     good = [row for row in range(len(block)) if row not in rows]
     letters = []
     for row in sorted(rows):
-        (record,) = block.part(row, 1).records()
+        (record,) = block.slice(row, 1).records()
         reason = invalid_reason(record) or "member is not below the samples of its prompt"
         letters.append(dead_letter(received._replace(record=record), f"read {received.topic}", reason, now))
     return ([received._replace(record=block.take(good))] if good else []), letters

@@ -52,14 +52,14 @@ class _Scoring:
                 blocks.append(block)
         if not blocks:
             return []
-        scored = score_trajectories(Block.concatenated(blocks), self._scorer, self._now())
+        scored = score_trajectories(Block.concat(blocks), self._scorer, self._now())
         ends = accumulate(map(len, blocks))
-        parts = [scored.part(end - len(block), len(block)) for end, block in zip(ends, blocks, strict=True)]
+        parts = [scored.slice(end - len(block), len(block)) for end, block in zip(ends, blocks, strict=True)]
         merged: dict[tuple[int, Purpose], list[Block]] = {}
         for destination, part in zip(destinations, parts, strict=True):
             merged.setdefault(destination, []).append(part)
         return [
-            Output(EXPERIENCES, _first_group(purpose, group[0]), Block.concatenated(group), partition)
+            Output(EXPERIENCES, _first_group(purpose, group[0]), Block.concat(group), partition)
             for (partition, purpose), group in merged.items()
         ]
 

@@ -78,7 +78,7 @@ def _record_seeds() -> list[bytes]:
 
 def _many(data: bytes) -> None:
     parts = [_typed(part) for part in data.split(b"\n--\n")[:8]]
-    decode_all([value for value, _ in parts], [headers for _, headers in parts]).apart()
+    decode_all([value for value, _ in parts], [headers for _, headers in parts]).per_value()
 
 
 def _kv(data: bytes) -> None:

@@ -1,6 +1,6 @@
-"""The golden file of a record class: its fields as text and an encoded sample, by schema version.
+"""Golden files of the record classes: fields as text and an encoded sample, by schema version.
 
-`python tests/schemas/golden_files.py` writes those that are missing; it never changes one that is there.
+`python tests/schemas/golden_files.py` writes the missing files; it never changes an existing one.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ FOLDER = Path(__file__).parent / "golden"
 
 
 def path_of(entry: RecordType) -> Path:
-    """Where the golden file of `entry` lies."""
+    """The path of the golden file of `entry`."""
     return FOLDER / f"{entry.kind.__name__}-{entry.version}.json"
 
 
 def field_lines(kind: type, prefix: str = "") -> Iterator[str]:
-    """The fields of `kind`, nested ones with dotted names, a line each: name, kind, type, nullable or not, choices."""
+    """The fields of `kind`, one per line, nested ones with dotted names: name, kind, type, nullable, choices."""
     for field in fields_of(kind):
         optional = " or null" if field.optional else ""
         choices = f" {sorted(field.choices)}" if field.choices else ""
@@ -35,7 +35,7 @@ def field_lines(kind: type, prefix: str = "") -> Iterator[str]:
 
 
 def write_missing() -> list[Path]:
-    """Write the golden files that are missing, and return them."""
+    """Write the missing golden files, and return their paths."""
     written = []
     for entry in RECORD_TYPES:
         path = path_of(entry)
@@ -54,4 +54,4 @@ def write_missing() -> list[Path]:
 
 
 if __name__ == "__main__":
-    print("\n".join(map(str, write_missing())) or "nothing is missing")
+    print("\n".join(map(str, write_missing())) or "no file is missing")

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for records, made from their annotations: every value that a field may hold."""
+"""Hypothesis strategies for records, generated from their annotations: every valid value of a field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every record survives its encoding, alone and with others in one value."""
+"""Every record is restored from its encoding, alone and with others in one value."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ quick = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCh
 @KINDS
 @quick
 @given(data=st.data())
-def test_decoding_undoes_encoding(kind: type, data: st.DataObject) -> None:
+def test_decode_restores_encoded_record(kind: type, data: st.DataObject) -> None:
     record = data.draw(records_of(kind))
     assert decode(*encode(record)) == [record]
 
@@ -41,7 +41,7 @@ def test_decoding_undoes_encoding(kind: type, data: st.DataObject) -> None:
 @KINDS
 @quick
 @given(data=st.data())
-def test_both_encodings_carry_every_record(kind: type, data: st.DataObject) -> None:
+def test_both_encodings_restore_every_record(kind: type, data: st.DataObject) -> None:
     record = data.draw(records_of(kind))
     assert decode_arrow(kind, encode_arrow([record])) == [record]
     assert decode_json(kind, encode_json(record)) == record
@@ -51,27 +51,27 @@ def test_both_encodings_carry_every_record(kind: type, data: st.DataObject) -> N
 @pytest.mark.parametrize("entry", [e for e in RECORD_TYPES if e.encoding == "arrow"], ids=lambda entry: entry.schema)
 @quick
 @given(data=st.data())
-def test_rows_of_one_value_keep_their_order(entry: RecordType, data: st.DataObject) -> None:
+def test_decode_arrow_keeps_order_of_rows(entry: RecordType, data: st.DataObject) -> None:
     rows = data.draw(st.lists(records_of(entry.kind), min_size=1, max_size=5))
     assert decode_arrow(entry.kind, encode_arrow(rows)) == rows
 
 
 @KINDS
-def test_there_is_a_sample_and_it_says_what_it_is(kind: type) -> None:
+def test_sample_names_its_schema_in_headers(kind: type) -> None:
     _, headers = encode(SAMPLES[kind])
     schema = record_type(kind).schema
     assert re.fullmatch(rf"{kind.__name__}/\d+", schema)
     assert ("laminar-schema", schema.encode()) in headers
 
 
-def test_rows_of_two_classes_do_not_travel_together() -> None:
+def test_encode_rejects_rows_of_two_classes() -> None:
     first, second = list(SAMPLES.values())[:2]
-    with pytest.raises(TypeError, match="travel together"):
+    with pytest.raises(TypeError, match="cannot be in one record"):
         encode(first, second)
 
 
 @pytest.mark.parametrize("text_bytes", [0, 1 << 16, 1 << 20])
-def test_many_rows_take_few_values_and_keep_their_order(text_bytes: int) -> None:
+def test_encode_all_uses_few_values_in_order(text_bytes: int) -> None:
     rows = [replace(PROMPT, number=number, text="x" * text_bytes) for number in range(MAX_ROWS + 3)]
     values = list(encode_all(rows)) if text_bytes < 1 << 20 else list(encode_all(rows[:20]))
     decoded = [row for value, headers in values for row in decode(value, headers)]
@@ -80,6 +80,6 @@ def test_many_rows_take_few_values_and_keep_their_order(text_bytes: int) -> None
     assert len(values) <= 2 + 2 * len(decoded) * text_bytes // MAX_VALUE_BYTES
 
 
-def test_a_row_too_large_alone_is_an_error() -> None:
+def test_encode_all_rejects_row_over_size_limit() -> None:
     with pytest.raises(ValueTooLarge):
         list(encode_all([PROMPT, replace(PROMPT, text="x" * MAX_VALUE_BYTES)]))

@@ -40,28 +40,28 @@ class LogChunk:
     @cached_property
     def decoded_records(self) -> list[Block | str]:
         """Each record's rows, or its error."""
-        return self.decoded.apart()
+        return self.decoded.per_value()
 
     @property
     def errors(self) -> list[str | None]:
         """Each record's error; None if it has rows."""
-        return [each if isinstance(each, str) else None for each in self.decoded.held]
+        return [each if isinstance(each, str) else None for each in self.decoded.contents]
 
     def record_numbers(self, kind: type) -> list[int]:
         """The record number of each row of class `kind`."""
-        held = enumerate(self.decoded.held)
+        held = enumerate(self.decoded.contents)
         return [at for at, each in held if not isinstance(each, str) and each[0] is kind for _ in range(each[1])]
 
     def table(self) -> pa.Table:
         """All rows, in the schema `columns.row_schema`."""
         parts: list[RecordRows] = []
         taken: Counter[type] = Counter()
-        rows = zip(self.decoded.held, self.records.offsets, self.records.timestamps, strict=True)
+        rows = zip(self.decoded.contents, self.records.offsets, self.records.timestamps, strict=True)
         for kind, run in groupby(rows, key=lambda row: None if isinstance(row[0], str) else row[0][0]):
             if kind is not None:
                 held, offsets, timestamps = zip(*run, strict=True)
                 counts = [count for _, count in held]
-                block = self.decoded.blocks[kind].part(taken[kind], sum(counts))
+                block = self.decoded.blocks[kind].slice(taken[kind], sum(counts))
                 parts.append(RecordRows(block, offsets, timestamps, counts))
                 taken[kind] += len(block)
         return as_table(self.topic, self.records.partition, parts)
@@ -69,7 +69,7 @@ class LogChunk:
     def plain(self) -> list[list[dict[str, Any]]]:
         """The rows of each record, JSON-ready; none if it could not be decoded."""
         made = {kind: iter(plain_rows(block)) for kind, block in self.decoded.blocks.items()}
-        return [[] if isinstance(each, str) else list(islice(made[each[0]], each[1])) for each in self.decoded.held]
+        return [[] if isinstance(each, str) else list(islice(made[each[0]], each[1])) for each in self.decoded.contents]
 
 
 def read_chunks(
@@ -122,7 +122,7 @@ def decoded(topic: Topic, records: RecordBatch) -> LogChunk:
     if foreign := results.blocks.keys() - set(topic.record_classes):
         errors = {kind: f"{kind.__name__} is not a record type of this topic" for kind in foreign}
         blocks = {kind: block for kind, block in results.blocks.items() if kind not in foreign}
-        held = [each if isinstance(each, str) else errors.get(each[0], each) for each in results.held]
+        held = [each if isinstance(each, str) else errors.get(each[0], each) for each in results.contents]
         results = Decoded(blocks, held)
     return LogChunk(topic, records, results)
 

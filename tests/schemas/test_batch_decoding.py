@@ -1,4 +1,4 @@
-"""Many values decoded together are what each is alone: the same rows, or the same reason."""
+"""Decoding many values together gives the same rows and errors as decoding each one."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from schemas.block import Block
 from schemas.block_codec import decode_all, decode_as_block
 from schemas.codec import RECORD_TYPES, Headers, UndecodableRecord, encode
 from schemas.records import DeadLetter, Experience, MicroBatch, Settled
-from schemas.stack import FEWEST, read_stacked
+from schemas.stack import MIN_STACKED, read_stacked
 
 Raw = tuple[bytes | None, Headers]
 
 
 def patched(kind: type, column: str, value: object) -> Raw:
-    """A sample with `value` in `column`, as a writer without our checks would send it."""
+    """A sample with `value` in `column`, as a writer without checks would send it."""
     encoded, headers = encode(SAMPLES[kind])
     batch = pa.ipc.read_record_batch(pa.py_buffer(encoded), arrow_schema(kind))
-    place = batch.schema.get_field_index(column)
-    field = batch.schema.field(place)
-    return batch.set_column(place, field, pa.array([value], field.type)).serialize().to_pybytes(), headers
+    index = batch.schema.get_field_index(column)
+    field = batch.schema.field(index)
+    return batch.set_column(index, field, pa.array([value], field.type)).serialize().to_pybytes(), headers
 
 
-SOUND: list[Raw] = [encode(SAMPLES[kind]) for kind in SAMPLES]
-BROKEN: list[Raw] = [
+VALID: list[Raw] = [encode(SAMPLES[kind]) for kind in SAMPLES]
+INVALID: list[Raw] = [
     (None, ()),
     (b"x", ()),
     (b"x", (("laminar-schema", b"Settled/9"),)),
@@ -43,68 +43,68 @@ BROKEN: list[Raw] = [
 ]
 
 
-def alone(raw: Raw) -> str:
+def decode_one(raw: Raw) -> str:
     try:
         return as_text(decode_as_block(*raw))
     except UndecodableRecord as error:
         return str(error)
 
 
-def together(raws: list[Raw]) -> list[str]:
-    found = decode_all([value for value, _ in raws], [headers for _, headers in raws]).apart()
+def decode_together(raws: list[Raw]) -> list[str]:
+    found = decode_all([value for value, _ in raws], [headers for _, headers in raws]).per_value()
     return [as_text(each) if isinstance(each, Block) else each for each in found]
 
 
 def as_text(block: Block) -> str:
-    """As text, in which what is no number equals itself."""
+    """`block` as text, so that NaN equals itself."""
     return f"{block.kind.__name__}: {block.batch.to_pylist()}"
 
 
 @pytest.mark.parametrize(
-    "raws", [[], SOUND, BROKEN, [*SOUND, *BROKEN, *SOUND]], ids=["none", "sound", "broken", "both"]
+    "raws", [[], VALID, INVALID, [*VALID, *INVALID, *VALID]], ids=["none", "valid", "invalid", "both"]
 )
-def test_together_as_alone(raws: list[Raw]) -> None:
-    assert together(raws) == [alone(raw) for raw in raws]
+def test_decode_all_matches_single_decoding(raws: list[Raw]) -> None:
+    assert decode_together(raws) == [decode_one(raw) for raw in raws]
 
 
-def test_they_keep_their_order() -> None:
+def test_decode_all_keeps_order() -> None:
     rows = [replace(SAMPLES[Settled], tokens=number) for number in range(50)]  # type: ignore[type-var]
-    assert together([encode(row) for row in rows]) == [as_text(Block.of([row])) for row in rows]
+    assert decode_together([encode(row) for row in rows]) == [as_text(Block.of([row])) for row in rows]
 
 
-COLUMNAR = pytest.mark.parametrize(
+ARROW_KINDS = pytest.mark.parametrize(
     "kind", [entry.kind for entry in RECORD_TYPES if entry.encoding == "arrow"], ids=lambda kind: kind.__name__
 )
 
 
-@COLUMNAR
+@ARROW_KINDS
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
-def test_values_of_few_layouts_as_alone(kind: type, data: st.DataObject) -> None:
-    together_in_one = 1 if kind in (MicroBatch, DeadLetter) else 3
-    several = st.lists(records_of(kind), min_size=1, max_size=together_in_one)
+def test_decode_all_matches_single_decoding_for_few_layouts(kind: type, data: st.DataObject) -> None:
+    max_rows = 1 if kind in (MicroBatch, DeadLetter) else 3
+    several = st.lists(records_of(kind), min_size=1, max_size=max_rows)
     raws = [encode(*rows) for rows in data.draw(st.lists(several, min_size=1, max_size=3))]
-    many = [raws[at] for at in data.draw(st.permutations([*range(len(raws))] * FEWEST))]
-    assert together(many) == [alone(raw) for raw in many]
+    many = [raws[at] for at in data.draw(st.permutations([*range(len(raws))] * MIN_STACKED))]
+    assert decode_together(many) == [decode_one(raw) for raw in many]
 
 
-@COLUMNAR
+@ARROW_KINDS
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
-def test_damaged_values_of_one_layout_as_alone(kind: type, data: st.DataObject) -> None:
-    """Values that only differ beyond their metadata: numbers, but also offsets, letters, and what is null."""
+def test_decode_all_matches_single_decoding_of_damaged_values(kind: type, data: st.DataObject) -> None:
+    """The values differ only after their metadata: in numbers, offsets, characters and nulls."""
     value, headers = encode(SAMPLES[kind])
     body = 8 + int.from_bytes(value[4:8], "little")
     many = []
-    for _ in range(FEWEST):
+    for _ in range(MIN_STACKED):
         damaged = bytearray(value)
         for at in data.draw(st.lists(st.integers(body, len(value) - 1), max_size=2)):
             damaged[at] ^= 1 << data.draw(st.integers(0, 7))
         many.append((bytes(damaged), headers))
-    assert together(many) == [alone(raw) for raw in many]
+    assert decode_together(many) == [decode_one(raw) for raw in many]
 
 
-def test_few_layouts_are_read_a_few_times() -> None:
+def test_read_stacked_reads_once_per_layout() -> None:
     reads = []
 
     def read(value: bytes) -> pa.RecordBatch:
@@ -115,4 +115,4 @@ def test_few_layouts_are_read_a_few_times() -> None:
     batch, counts = read_stacked(arrow_schema(Settled), [encode(row)[0] for row in rows], read)
     assert batch.column("trajectory_id").to_pylist() == [row.trajectory_id for row in rows]
     assert counts == [1] * 1000
-    assert len(reads) == 3  # ids of four, five and six letters
+    assert len(reads) == 3  # ids of four, five and six characters
