@@ -26,7 +26,7 @@ from operators.io.coalesce import coalesce
 from operators.io.config import ShardConfig
 from operators.io.elements import Output, PartitionKey, Polled, ReceivedRecord, Restored
 from operators.placement.config import PlacementConfig
-from operators.placement.place_trajectories import PlaceTrajectories, _Placing
+from operators.placement.place_trajectories import PlacementFold, PlaceTrajectories
 from operators.placement.repack import Load, plan_repack
 from schemas.codec import decode, encode
 from schemas.columns import flags, floats, token_ids
@@ -132,7 +132,7 @@ class _Bench:
         )
         self.now = 0.0
         restored = Restored("", 1, (), {}, {})
-        self._placing = _Placing(step, restored, lambda process: None, lambda: self.now, lambda: 0)
+        self._placing = PlacementFold(step, restored, lambda process: None, lambda: self.now, lambda: 0)
         self._replicas, self._trajectories = replicas, trajectories
         self._offsets: dict[PartitionKey, int] = {}
         self.seconds = 0.0

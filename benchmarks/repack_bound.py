@@ -22,7 +22,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from operators.placement.lengths import LengthsSeen
+from operators.placement.length_statistics import LengthStatistics
 from operators.placement.queue_balancing import plan_queue_balancing
 from operators.placement.repack import Load, plan_repack
 from operators.rollout.emulated_engine import EmulatedEngine, emulated_scheduling
@@ -94,7 +94,7 @@ class Simulation:
     def __init__(self, cluster: Cluster, free: bool) -> None:
         self.cluster, self.now = cluster, 0.0
         self._next = self.finished = self.moved = 0
-        self.lengths = LengthsSeen()
+        self.lengths = LengthStatistics()
         self._latencies: list[tuple[float, float]] = []
         self._kv: list[tuple[float, float]] = []
         self._tokens: list[tuple[float, int]] = []

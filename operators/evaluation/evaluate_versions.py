@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from operators.evaluation.config import EvaluationConfig
-from operators.evaluation.rounds import Announced, Mode, Round, modes_due, open_round, round_name
+from operators.evaluation.rounds import AnnouncedVersion, Mode, Round, modes_due, open_round, round_name
 from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, ReceivedRecord, Restored
 from operators.io.pending import PendingOffsets
 from schemas.records import Experience, Metric, PolicyVersion, Prompt, Settled, WeightVersion
@@ -25,11 +25,11 @@ class EvaluateVersions:
     config: EvaluationConfig
     questions: Callable[[], Sequence[Prompt]]
 
-    def restore(self, restored: Restored) -> _Evaluating:
-        return _Evaluating(self.config, self.questions(), restored)
+    def restore(self, restored: Restored) -> EvaluationFold:
+        return EvaluationFold(self.config, self.questions(), restored)
 
 
-class _Evaluating:
+class EvaluationFold:
     """Answers are held, unsettled, until their round is complete: a restart reads them again.
 
     Which rounds are open, and with which prompt numbers, is in the note of every commit: a few short entries.
@@ -49,7 +49,7 @@ class _Evaluating:
         self._pending = PendingOffsets()
         self._places: dict[int, tuple[PartitionKey, int]] = {}
         newest, is_last = restored.state.get("newest", (None, False))
-        self._newest = Announced(PolicyVersion.parse(newest), is_last) if newest else None
+        self._newest = AnnouncedVersion(PolicyVersion.parse(newest), is_last) if newest else None
         self._results = {mode: Metric(_NAME, *each) for mode, each in restored.state.get("results", {}).items()}
         """Of the final version, by mode."""
         self._repeat = list(self._results.values())
@@ -62,7 +62,7 @@ class _Evaluating:
         self._repeat = []
         for received in polled.records:
             if isinstance(received.record, WeightVersion):
-                announced = Announced(received.record.version, received.record.final)
+                announced = AnnouncedVersion(received.record.version, received.record.final)
                 if self._newest is None or announced.version > self._newest.version:
                     self._newest = announced
                 if announced.version.number == 0:  # always asked, however late this process is
@@ -89,7 +89,7 @@ class _Evaluating:
     def close(self) -> None:
         pass
 
-    def _ask(self, manifest: Announced) -> list[Output]:
+    def _ask(self, manifest: AnnouncedVersion) -> list[Output]:
         asked_before = self._final is not None and not (self._lost and manifest.version > self._final)
         if not self._questions or (manifest.final and asked_before):
             return []
@@ -102,7 +102,7 @@ class _Evaluating:
                 self._final, self._lost = manifest.version, False
         return outputs
 
-    def _prompts(self, manifest: Announced, mode: Mode, whole: bool) -> list[Output]:
+    def _prompts(self, manifest: AnnouncedVersion, mode: Mode, whole: bool) -> list[Output]:
         name = round_name(manifest.version, mode, manifest.final)
         asked = self._questions if whole else self._questions[: self._config.periodic_questions]
         self._rounds[name] = open_round(name, range(self._number, self._number + len(asked)))

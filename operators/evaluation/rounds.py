@@ -15,7 +15,7 @@ Mode = Literal["greedy", "sampled"]
 
 
 @dataclass(frozen=True, slots=True)
-class Announced:
+class AnnouncedVersion:
     """What evaluation needs of a weight manifest: its version, and whether it is the run's last."""
 
     version: PolicyVersion
@@ -88,7 +88,9 @@ def open_round(name: str, expected: range) -> Round:
     return Round(PolicyVersion.parse(version), "greedy" if mode == "greedy" else "sampled", final == "final", expected)
 
 
-def modes_due(manifest: Announced, last: int | None, config: EvaluationConfig, open_rounds: int) -> tuple[Mode, ...]:
+def modes_due(
+    manifest: AnnouncedVersion, last: int | None, config: EvaluationConfig, open_rounds: int
+) -> tuple[Mode, ...]:
     """In which modes to evaluate `manifest`, when version number `last` was the last evaluated one (None: none was).
 
     The first and the final version always are; a periodic round is put off while another is under way.

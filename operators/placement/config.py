@@ -1,4 +1,4 @@
-"""How placement admits, dispatches, moves and gives up."""
+"""Configuration of placement: admission, dispatch, moves and time-outs."""
 
 from __future__ import annotations
 
@@ -9,36 +9,35 @@ from operators.placement.schedules import SCHEDULES, Refresh, Rules, Schedule
 
 @dataclass(frozen=True)
 class PlacementConfig:
-    """Raises ValueError naming the field that does not fit."""
+    """Raises ValueError naming the invalid field."""
 
     schedule: Schedule = "laminar"
-    """Whose way of letting trajectories and weights meet; the next three change single knobs of it."""
+    """Schedule of generation and weight updates (see `schedules`); the next three fields override its rules."""
     admitted_batches: int | None = None
-    """Global batches that may be outstanding; None: as the schedule has it."""
+    """Global batches that may be outstanding; None: set by the schedule."""
     refresh: Refresh | None = None
-    """When replicas take newer weights; None: as the schedule has it."""
+    """When replicas load newer weights; None: set by the schedule."""
     repack: bool | None = None
-    """Whether trajectories move, so that replicas are free for newer weights; None: as the schedule has it."""
+    """Whether trajectories move, so that replicas are free for newer weights; None: set by the schedule."""
     repack_s: float = 5.0
-    """How often moves are planned, in seconds; after each global batch besides."""
+    """Period in seconds of planning moves; they are planned after each global batch too."""
     repack_kv: float = 0.99
-    """The share of a replica's KV that moves may fill."""
+    """Share of a replica's KV that moves may fill."""
     repack_requests: int | None = None
-    """Requests that a replica may have by moves, where its decoding stops being free; None: its slots."""
+    """Requests that moves may bring a replica to, where further ones slow its decoding; None: its slots."""
     replica_batch: int | None = None
-    """Most training assignments a replica gets under one weight version; None: as many as it has slots."""
+    """Maximum training assignments of a replica under one weight version; None: its slots."""
     max_replicas: int = 8
-    """Replicas that a run can grow to: the inbox has a partition for each."""
+    """Maximum replicas of a run: the inbox has a partition for each."""
     prefetch: int | None = None
-    """Assignments a replica may hold beyond what its slots and its KV take at once, by the lengths seen last. None:
-    its batch as a whole, of which the engine lets in what fits, so that its KV is full until nothing waits any more."""
+    """Assignments that a replica may hold beyond those that run at once, by its slots and by its KV at the observed
+    lengths. None: a whole batch, of which the engine admits what fits, so that its KV is full until none waits."""
     prompt_lead: int = 64
-    """How many prompts the prompts pipeline stays ahead of dispatch."""
+    """How many prompts the prompts pipeline is ahead of dispatch."""
     heartbeat_timeout_s: float = 10.0
-    """Silence after which a replica is fenced and its work goes on elsewhere."""
+    """Seconds without a heartbeat after which a replica is fenced and its work is assigned to others."""
     max_attempts: int = 4
-    """Starts of a trajectory that come to nothing before it is finished as failed, so that a prompt that crashes
-    engines ends."""
+    """Starts without tokens after which a trajectory fails, so that a prompt that crashes engines ends."""
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -61,11 +60,13 @@ class PlacementConfig:
 
     @property
     def rules(self) -> Rules:
-        """The schedule's rules, with what this configuration changes."""
-        knobs = {name: getattr(self, name) for name in ("admitted_batches", "refresh", "repack")}
-        return replace(SCHEDULES[self.schedule], **{name: knob for name, knob in knobs.items() if knob is not None})
+        """The rules of the schedule, with the overrides of this configuration."""
+        overrides = {name: getattr(self, name) for name in ("admitted_batches", "refresh", "repack")}
+        return replace(
+            SCHEDULES[self.schedule], **{name: value for name, value in overrides.items() if value is not None}
+        )
 
     def admitted(self, global_batch: int, max_staleness: int) -> int:
-        """Training trajectories that may be dispatched and not settled."""
+        """Maximum training trajectories that are dispatched and not settled."""
         batches = self.rules.admitted_batches
         return global_batch * (max_staleness + 1 if batches is None else batches)

@@ -1,6 +1,6 @@
-"""Who gets which work: by credit, so that no replica hoards prompts, and under the newest weights alone.
+"""Assigns work to replicas: fresh work by credit, so that no replica hoards prompts, and under the newest weights only.
 
-What has lost its owner goes on where its version is loaded, or on an idle replica, which then loads it.
+Trajectories that lost their owner resume where their version is loaded, or on an idle replica, which then loads it.
 """
 
 from __future__ import annotations
@@ -11,28 +11,28 @@ from heapq import heapify, heappop, heappush
 
 from operators.placement.config import PlacementConfig
 from operators.placement.leases import Leases
-from operators.placement.pool import PooledPartial
+from operators.placement.partial_pool import PooledPartial
 from operators.placement.replicas import TrackedReplica
 from operators.placement.rounds import Rounds
-from operators.placement.tracking import Tracking
-from operators.placement.waiting import WaitingWork
-from operators.placement.work import Owned, Owner, Work, assignment, under_lease
+from operators.placement.tracking import TrajectoryTracker
+from operators.placement.waiting_work import WaitingWork
+from operators.placement.work_table import Owned, Owner, Work, assignment, under_lease
 from schemas.bounds import fits_inbox
 from schemas.identity import Purpose
 from schemas.records import Assignment, PolicyVersion
 
 
 class Dispatcher:
-    """Gives work to replicas. `admitted` bounds the training work dispatched and not released.
+    """Assigns work to replicas. `admitted` bounds the training trajectories dispatched and not released.
 
-    `is_moving` tells of replicas that give or get trajectories: no fresh work goes there meanwhile.
+    `is_moving(owner)` is True for the source or destination of a move; it gets no fresh work meanwhile.
     """
 
     def __init__(
         self,
         config: PlacementConfig,
         admitted: int,
-        tracking: Tracking,
+        tracking: TrajectoryTracker,
         waiting: WaitingWork,
         leases: Leases,
         rounds: Rounds,
@@ -43,23 +43,24 @@ class Dispatcher:
         self._waiting, self._leases, self._rounds, self._is_moving = waiting, leases, rounds, is_moving
         self._now = now
         self._emission = 0
-        self._awaited: Owner | None = None
-        """Who gets nothing fresh, to be free for evaluation: where weights interrupt nobody is so by itself."""
+        self._draining: Owner | None = None
+        """The replica that gets no fresh work, so that it becomes free for evaluation. Needed only where newer weights
+        interrupt trajectories, since no replica drains there."""
 
     def dispatch(self, replicas: Sequence[TrackedReplica], emission: int) -> list[Assignment]:
-        """Assignments to `replicas`, which run; `emission` is the one that will write them."""
+        """Assignments for `replicas`, which are alive; emission number `emission` will write them."""
         self._emission = emission
         sent: list[Assignment] = []
         running = [replica for replica in replicas if replica.status.state == "running"]
         if self._has("evaluation"):
             for replica in running:
-                sent += self._evaluation(replica)
-        self._awaited = self._await(running)
+                sent += self._dispatch_evaluation(replica)
+        self._draining = self._drain_for_evaluation(running)
         if self._has("train") and not self._tracking.final:
             if self._tracking.table.lost("train"):
-                sent += self._resumed(running)
-            if not self.nothing_fresh():
-                sent += self._training(running)
+                sent += self._resume_lost(running)
+            if not self.has_no_fresh_work():
+                sent += self._dispatch_fresh(running)
         return sent
 
     def _has(self, purpose: Purpose) -> bool:
@@ -67,8 +68,8 @@ class Dispatcher:
 
     # -- evaluation ---------------------------------------------------------------------------------------------------
 
-    def _evaluation(self, replica: TrackedReplica) -> list[Assignment]:
-        """Evaluation names its version: it goes where that is loaded, or to an idle replica, which then loads it."""
+    def _dispatch_evaluation(self, replica: TrackedReplica) -> list[Assignment]:
+        """Evaluation work names its version: it runs where that is loaded, or on an idle replica, which loads it."""
         owner, table, waiting = replica.owner, self._tracking.table, self._waiting
         busy = table.load(owner, "evaluation")
         lost, head = table.lost("evaluation"), waiting.head("evaluation")
@@ -87,19 +88,19 @@ class Dispatcher:
             head = waiting.head("evaluation")
         return sent
 
-    def _await(self, running: Sequence[TrackedReplica]) -> Owner | None:
-        """Who is to be free for evaluation next: the same until it is."""
+    def _drain_for_evaluation(self, running: Sequence[TrackedReplica]) -> Owner | None:
+        """The replica to drain for evaluation; it stays the same until it is free."""
         if self._rules.refresh != "interrupt" or not self._has("evaluation") or any(each.target for each in running):
             return None
         loads = {replica.owner: self._tracking.table.load(replica.owner) for replica in running}
-        return self._awaited if self._awaited in loads else min(loads, key=loads.__getitem__, default=None)
+        return self._draining if self._draining in loads else min(loads, key=loads.__getitem__, default=None)
 
-    # -- what goes on -------------------------------------------------------------------------------------------------
+    # -- lost trajectories --------------------------------------------------------------------------------------------
 
-    def _resumed(self, replicas: Sequence[TrackedReplica]) -> list[Assignment]:
-        """What was lost with some tokens goes on under its version: where that is loaded, or where nothing runs."""
+    def _resume_lost(self, replicas: Sequence[TrackedReplica]) -> list[Assignment]:
+        """Resume lost trajectories that have tokens under their version: where it is loaded, or on a free replica."""
         if self._rules.refresh == "interrupt":
-            return []  # it goes on under any version, as fresh work does
+            return []  # they resume under any version, with the fresh work
         partials = [(owned.work, self._partial(owned.work)) for owned in self._tracking.table.lost("train")]
         by_version: dict[PolicyVersion, list[Work]] = {}
         for work, partial in partials:
@@ -126,10 +127,10 @@ class Dispatcher:
             del by_version[version]
         return [self._assign(work, replica) for work in here]
 
-    # -- what is fresh ------------------------------------------------------------------------------------------------
+    # -- fresh work ----------------------------------------------------------------------------------------------------
 
-    def _training(self, replicas: Sequence[TrackedReplica]) -> list[Assignment]:
-        """Fresh work, each group to whoever has least and its rest to the next: all replicas begin alike."""
+    def _dispatch_fresh(self, replicas: Sequence[TrackedReplica]) -> list[Assignment]:
+        """Assign fresh work: each group to the least loaded replica and its rest to the next, so loads are equal."""
         takers = []
         for replica in replicas:
             room = self._room_for_fresh(replica)
@@ -142,8 +143,8 @@ class Dispatcher:
         sent: list[Assignment] = []
         while takers:
             load, index, replica, room = heappop(takers)
-            again = self._afresh(fresh, replica)
-            here = self._group(replica, room) if again is None else [self._assign(again, replica)]
+            restarted = self._pop_restart(fresh, replica)
+            here = self._assign_group(replica, room) if restarted is None else [self._assign(restarted, replica)]
             if not here:
                 break
             replica.sent += len(here)
@@ -152,15 +153,16 @@ class Dispatcher:
             sent += here
         return sent
 
-    def _afresh(self, fresh: deque[Work], replica: TrackedReplica) -> Work | None:
-        """The first of what starts afresh that may do so here.
+    def _pop_restart(self, fresh: deque[Work], replica: TrackedReplica) -> Work | None:
+        """The first lost trajectory that may start afresh on `replica`.
 
-        One whose last start it is shares its replica with no other such: what crashes engines is to end alone.
+        A replica gets at most one trajectory at its last attempt: suspected poison prompts are isolated, so that one
+        which crashes engines does not take another with it.
         """
         last = self._config.max_attempts
         for work in fresh:
             if 1 <= work.attempt == last - 1:
-                others = self._tracking.table.at(replica.owner)
+                others = self._tracking.table.owned_by(replica.owner)
                 if any(owned.work.attempt >= last for owned in others):
                     continue
             fresh.remove(work)
@@ -168,22 +170,22 @@ class Dispatcher:
         return None
 
     def _room_for_fresh(self, replica: TrackedReplica) -> int:
-        """Room under the newest version only: what was announced since is taken between two batches."""
+        """Room for fresh work: under the newest version only, and none while the replica has to take newer weights."""
         table, owner = self._tracking.table, replica.owner
         if table.load(owner) == 0:
             replica.target = replica.resumed = None
         version, newest, interrupts = replica.version, self._tracking.newest, self._rules.refresh == "interrupt"
         if version is None or newest is None or (version < newest and not interrupts) or self._is_moving(owner):
             return 0
-        if owner == self._awaited:
+        if owner == self._draining:
             return 0
         room = self._room(replica)
         if self._rules.refresh == "drain":
             room = min(room, replica.quota(table.load(owner, "train"), self._config.replica_batch))
         return room
 
-    def _group(self, replica: TrackedReplica, room: int) -> list[Assignment]:
-        """What waits of the next group, if it may begin: members of one place compute their prompt once."""
+    def _assign_group(self, replica: TrackedReplica, room: int) -> list[Assignment]:
+        """Assign up to `room` members of the next group; members on one replica share the prefill of their prompt."""
         sent: list[Assignment] = []
         first = self._waiting.head("train")
         if first is None or not self._admits(first):
@@ -195,27 +197,29 @@ class Dispatcher:
             work = self._waiting.head("train")
         return sent
 
-    def nothing_fresh(self) -> bool:
-        """Whether no replica, whatever its room, would get anything fresh."""
+    def has_no_fresh_work(self) -> bool:
+        """Whether there is no fresh work to assign, regardless of room."""
         head = self._waiting.head("train")
         return not self._tracking.table.lost("train") and (head is None or not self._admits(head))
 
     def _admits(self, work: Work) -> bool:
         """Whether `work` may begin.
 
-        A group is admitted whole, and as long as there is any room: what is settled is whole groups that make up a
-        batch at least, so a bound that they fill only in part must not stop the next one for good.
+        A group is admitted whole, while there is any room. Groups are settled in batches, so a bound that whole groups
+        fill only in part would otherwise block the next group for ever.
         """
         if work.member:
             return True
         table = self._tracking.table
-        room = self._admitted - table.training()
-        return room > 0 and (self._rules.refresh != "boundary" or self._rounds.admits(table.under_way(), room))
+        room = self._admitted - table.outstanding_training()
+        return room > 0 and (
+            self._rules.refresh != "boundary" or self._rounds.admits(table.unfinished_training(), room)
+        )
 
     def _room(self, replica: TrackedReplica) -> int:
-        """How many more trajectories it may have: its batch, or what runs at once by the lengths seen, and a few."""
+        """How many more trajectories a replica may hold: its batch, or with `prefetch` what runs at once plus that."""
         status, table, config = replica.status, self._tracking.table, self._config
-        load = table.load(replica.owner) + table.expected(replica.owner)
+        load = table.load(replica.owner) + table.incoming(replica.owner)
         training = load - table.load(replica.owner, "evaluation")
         if config.prefetch is None:
             return max(0, max(status.capacity, config.replica_batch or 0) - training)
@@ -227,7 +231,7 @@ class Dispatcher:
 
     def _is_free(self, replica: TrackedReplica) -> bool:
         table, owner = self._tracking.table, replica.owner
-        return table.load(owner) == 0 and not table.expected(owner) and not self._is_moving(owner)
+        return table.load(owner) == 0 and not table.incoming(owner) and not self._is_moving(owner)
 
     def _partial(self, work: Work) -> PooledPartial | None:
         return self._tracking.pool.get(work.trajectory_id)
@@ -239,7 +243,7 @@ class Dispatcher:
         partial = self._partial(work)
         if partial is not None and not fits_inbox(work.prompt, len(partial)):
             partial, gained = None, False
-            tracking.pool.begin(name, work.lease, None)
+            tracking.pool.start_lease(name, work.lease, None)
         owned = Owned(under_lease(work, self._leases.mint(), gained), owner.replica, owner.incarnation, self._emission)
         tracking.assign(owned)
         pinned = partial is not None and self._rules.refresh != "interrupt"

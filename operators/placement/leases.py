@@ -1,10 +1,10 @@
-"""Leases: who minted which. Only placement does, so the last one says which there can be."""
+"""Leases. Only placement mints them, so a lease above the last one is invalid."""
 
 from __future__ import annotations
 
 
 class Leases:
-    """Rising numbers; `last` is the latest that was given."""
+    """Rising numbers; `last` is the latest one minted."""
 
     def __init__(self, last: int) -> None:
         self.last = last

@@ -1,4 +1,4 @@
-"""What becomes of planned moves: each move is told of once that is known of all its trajectories."""
+"""Outcomes of planned moves: a move is reported once the outcomes of all its trajectories are known."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class _Move:
 
 
 class MoveOutcomes:
-    """Moves under way. A trajectory is in one of them at most, and the first that is known of it counts."""
+    """Open moves. A trajectory is in one of them at most, and its first outcome counts."""
 
     def __init__(self) -> None:
         self._moves: dict[str, _Move] = {}
         self._ended: list[_Move] = []
 
     def plan(self, plan_id: str, source: int, destination: int, names: Iterable[str]) -> None:
-        """Trajectories `names` are to go from one replica to another."""
+        """Record a planned move of trajectories `names`."""
         move = _Move(plan_id, source, destination, set(names))
         self._moves |= dict.fromkeys(move.open, move)
 
     def record(self, name: str, outcome: OutcomeOfMove) -> None:
-        """What has become of a trajectory, if it was to move."""
+        """Record the outcome of a trajectory, if it is in an open move."""
         move = self._moves.pop(name, None)
         if move is None:
             return
@@ -43,7 +43,7 @@ class MoveOutcomes:
             self._ended.append(move)
 
     def take_ended(self, now: int) -> list[MoveOutcome]:
-        """The moves of which all is known since this was asked last."""
+        """The moves completed since the last call."""
         ended, self._ended = self._ended, []
         return [
             MoveOutcome(

@@ -1,4 +1,4 @@
-"""Records that a restart must read again while what they say of a trajectory is not said elsewhere."""
+"""Records that a restart must read again until a later record supersedes them."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from operators.io.pending import PendingOffsets
 
 
 class PendingRecords:
-    """One record a trajectory, by trajectory id; `pending` keeps its offset above the low-water mark."""
+    """One record per trajectory, by trajectory id; `pending` keeps the low-water mark at or below it."""
 
     def __init__(self, pending: PendingOffsets) -> None:
         self._pending = pending
-        self._held: dict[str, tuple[PartitionKey, int]] = {}
+        self._kept: dict[str, tuple[PartitionKey, int]] = {}
 
-    def hold(self, name: str, received: ReceivedRecord) -> None:
-        """Keep what was `received` of trajectory `name`, instead of what was kept before."""
-        place = PartitionKey(received.topic, received.partition)
-        self._pending.add(place, received.offset)
-        self.let_go(name)
-        self._held[name] = (place, received.offset)
+    def keep(self, name: str, received: ReceivedRecord) -> None:
+        """Keep the record of trajectory `name` instead of an earlier one."""
+        key = PartitionKey(received.topic, received.partition)
+        self._pending.add(key, received.offset)
+        self.release(name)
+        self._kept[name] = (key, received.offset)
 
-    def hold_first(self, name: str, received: ReceivedRecord) -> None:
-        """Keep what was `received` of trajectory `name`, unless something before it is kept."""
-        if name not in self._held:
-            self.hold(name, received)
+    def keep_first(self, name: str, received: ReceivedRecord) -> None:
+        """Keep the record of trajectory `name` unless an earlier one is kept."""
+        if name not in self._kept:
+            self.keep(name, received)
 
-    def let_go(self, name: str) -> None:
-        """Nothing more is needed of trajectory `name`."""
-        held = self._held.pop(name, None)
-        if held is not None:
-            self._pending.remove(*held)
+    def release(self, name: str) -> None:
+        """Stop keeping the record of trajectory `name`, if there is one."""
+        kept = self._kept.pop(name, None)
+        if kept is not None:
+            self._pending.remove(*kept)

@@ -1,8 +1,7 @@
 """PlaceTrajectories: the rollout manager. It alone mints leases and decides where each trajectory runs.
 
-A restart rebuilds what is known of trajectories from what placement wrote (the inboxes), what replicas wrote (progress,
-hand-overs, trajectories) and what was settled; it decides nothing before it has seen all that had been written when it
-started.
+A restart rebuilds the state of trajectories from the records of placement (the inboxes), of replicas (progress,
+hand-overs, trajectories) and from settled. It decides nothing before it has read all records written before its start.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Rece
 from operators.placement.config import PlacementConfig
 from operators.placement.dispatch import Dispatcher
 from operators.placement.leases import Leases
-from operators.placement.moving import Moving
+from operators.placement.moves import MoveCoordinator
 from operators.placement.prompt_numbers import PromptNumbers
-from operators.placement.relay_chain import RelayChainKeeper
+from operators.placement.relay_chain import RelayChainManager
 from operators.placement.replicas import ReplicaTable
 from operators.placement.rounds import Rounds
-from operators.placement.tracking import Tracking
-from operators.placement.waiting import WaitingWork
+from operators.placement.tracking import TrajectoryTracker
+from operators.placement.waiting_work import WaitingWork
 from schemas.bounds import fits_inbox
 from schemas.records import (
     AssignmentRejected,
@@ -44,10 +43,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PlaceTrajectories:
-    """`admitted` bounds the training trajectories dispatched and not settled, of which `global_batch` make a batch.
+    """`admitted` bounds the training trajectories dispatched and not settled; `global_batch` of them are a batch.
 
-    The group that crosses the bound is still admitted. A rollout process hosts `hosted` replicas, those of process 0
-    first; there are inboxes for `replicas`.
+    The group that crosses the bound is still admitted. Each rollout process hosts `hosted` replicas, in order of
+    process number; there are inboxes for `replicas`.
     """
 
     config: PlacementConfig
@@ -59,14 +58,14 @@ class PlaceTrajectories:
     global_batch: int = 1
     relay_schedule: str = "chain"
 
-    def restore(self, restored: Restored) -> _Placing:
-        return _Placing(self, restored, self._fence)
+    def restore(self, restored: Restored) -> PlacementFold:
+        return PlacementFold(self, restored, self._fence)
 
     def _fence(self, process: int) -> None:
         fence(self.shard.client, group_name(self.shard.run, "rollout", process))
 
 
-class _Placing:
+class PlacementFold:
     def __init__(
         self,
         step: PlaceTrajectories,
@@ -78,18 +77,18 @@ class _Placing:
         self._step, self._fence, self._clock, config = step, fence_process, clock, step.config
         self._now = now
         self._leases = Leases(restored.state.get("lease", 0))
-        self._tracking = Tracking(restored, step.partitions, config.max_attempts, self._leases, now)
+        self._tracking = TrajectoryTracker(restored, step.partitions, config.max_attempts, self._leases, now)
         self._waiting = WaitingWork(self._tracking.pending, self._tracking.is_known)
         self._replicas = ReplicaTable()
-        self._relays = RelayChainKeeper(config.heartbeat_timeout_s, step.relay_schedule, restored.state.get("chain"))
-        self._moving = Moving(
+        self._relays = RelayChainManager(config.heartbeat_timeout_s, step.relay_schedule, restored.state.get("chain"))
+        self._moves = MoveCoordinator(
             config,
             self._tracking,
             self._replicas,
             self._leases,
             restored.start,
             now,
-            nothing_fresh=lambda: self._dispatcher.nothing_fresh(),
+            has_no_fresh_work=lambda: self._dispatcher.has_no_fresh_work(),
         )
         self._rounds = Rounds(config.rules.round_batches * step.global_batch, restored.state.get("round", 0))
         self._dispatcher = Dispatcher(
@@ -99,12 +98,12 @@ class _Placing:
             self._waiting,
             self._leases,
             self._rounds,
-            self._moving.involves,
+            self._moves.involves,
             now,
         )
         self._numbers = PromptNumbers(restored.state.get("prompts") if restored.state else {})
         self._ready = False
-        self._started_at = self._turned_at = clock()
+        self._started_at = self._folded_at = clock()
         self._emissions = 0
 
     # -- folding ------------------------------------------------------------------------------------------------------
@@ -112,26 +111,26 @@ class _Placing:
     def fold(self, polled: Polled) -> list[Output]:
         self._emissions += 1
         now = self._clock()
-        if now - self._turned_at > self._step.config.heartbeat_timeout_s / 2:
-            self._replicas.forgive(now)
-            self._relays.forgive(now)
+        if now - self._folded_at > self._step.config.heartbeat_timeout_s / 2:
+            self._replicas.reset_timeouts(now)
+            self._relays.reset_timeouts(now)
             self._started_at = now
-        self._turned_at = now
-        outputs, self._tracking.rejections = self._tracking.rejections, []
+        self._folded_at = now
+        outputs, self._tracking.dead_letters = self._tracking.dead_letters, []
         for received in polled.records:
-            outputs += self._take(received, now)
+            outputs += self._handle(received, now)
         if polled.caught_up:
             if not self._ready:
                 self._ready = True
-                self._tracking.forget_released()
-                self._moving.resume(now)
+                self._tracking.drop_released()
+                self._moves.resume(now)
                 self._started_at = now
             outputs += self._recover(now)
             outputs += self._dispatch(now)
-            if (chain := self._relays.decide(now, self._tracking.newest, self._now())) is not None:
+            if (chain := self._relays.next_chain(now, self._tracking.newest, self._now())) is not None:
                 outputs.append(Output(RELAY_CHAIN, self._step.shard.run, chain))
-        # First: what is given to a replica after its cancellation elsewhere, or in another plan, is to stay.
-        return [*self._tracking.take_cancels(), *outputs]
+        # Cancels come first: they must not affect work that this emission assigns to the same replica.
+        return [*self._tracking.cancels.take(), *outputs]
 
     def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
         tracking = self._tracking
@@ -153,24 +152,24 @@ class _Placing:
     def close(self) -> None:
         pass
 
-    def _take(self, received: ReceivedRecord, now: float) -> list[Output]:
+    def _handle(self, received: ReceivedRecord, now: float) -> list[Output]:
         match received.record:
             case Prompt() as prompt:
                 if prompt.purpose == "imported":
-                    return [self._tracking.reject(received, f"{prompt.prompt_id}: what is imported is not asked for")]
-                if (strange := self._numbers.refuse(prompt.purpose, prompt.number)) is not None:
-                    return [self._tracking.reject(received, strange)]
+                    return [self._tracking.reject(received, f"{prompt.prompt_id}: imported prompts are not generated")]
+                if (invalid := self._numbers.invalid_reason(prompt.purpose, prompt.number)) is not None:
+                    return [self._tracking.reject(received, invalid)]
                 if not fits_inbox(prompt, 0):
-                    reason = f"{prompt.prompt_id}: a prompt so large fits into no inbox"
-                    return [self._tracking.reject(received, reason), *self._tracking.turn_away(prompt, reason)]
+                    reason = f"{prompt.prompt_id}: the prompt is too large for an inbox"
+                    return [self._tracking.reject(received, reason), *self._tracking.reject_prompt(prompt, reason)]
                 self._waiting.add(received)
             case ReplicaStatus() as status:
-                return self._hear(received, status, now)
+                return self._record_heartbeat(received, status, now)
             case RelayStatus() as relay:
-                self._relays.hear(relay, now)
+                self._relays.record_heartbeat(relay, now)
             case RelayChain() as chain:
-                if not self._relays.learn(chain, now):
-                    reason = f"chain {chain.number} is not of placement, whose last is {self._relays.number}"
+                if not self._relays.record_chain(chain, now):
+                    reason = f"chain {chain.number} was not written by placement, whose last is {self._relays.number}"
                     return [self._tracking.reject(received, reason)]
             case Trajectory() as trajectory:
                 return self._tracking.finish(received, trajectory)
@@ -181,37 +180,37 @@ class _Placing:
             case Progress() as progress:
                 return self._tracking.progress(received, progress, self._replicas.is_alive)
             case AssignmentRejected() as refused:
-                return self._tracking.refuse(received, refused)
+                return self._tracking.reject_assignment(received, refused)
         return []
 
-    def _hear(self, received: ReceivedRecord, status: ReplicaStatus, now: float) -> list[Output]:
+    def _record_heartbeat(self, received: ReceivedRecord, status: ReplicaStatus, now: float) -> list[Output]:
         run, replicas = self._step.shard.run, self._step.replicas
         if status.run != run:
-            return [self._tracking.reject(received, f"a heartbeat of run {status.run!r}, not of {run!r}")]
+            return [self._tracking.reject(received, f"heartbeat of run {status.run!r}, not of {run!r}")]
         if not 0 <= status.replica < replicas:
             return [self._tracking.reject(received, f"replica {status.replica} has no inbox: there are {replicas}")]
-        self._replicas.hear(status, now)
+        self._replicas.record_heartbeat(status, now)
         return []
 
-    # -- deciding -----------------------------------------------------------------------------------------------------
+    # -- decisions ---------------------------------------------------------------------------------------------------
 
     def _recover(self, now: float) -> list[Output]:
-        """Work of replicas that are gone goes on elsewhere, under the next lease."""
+        """Fence replicas that timed out, and record that their work is lost; it resumes elsewhere under a new lease."""
         timeout, table = self._step.config.heartbeat_timeout_s, self._tracking.table
-        gone = self._replicas.silent(now, timeout)
-        if now - self._started_at >= timeout:  # until then one never heard of may be alive: its heartbeats come in now
-            gone += [owner for owner in table.owners() if not self._replicas.heard_of(owner)]
+        gone = self._replicas.timed_out(now, timeout)
+        if now - self._started_at >= timeout:  # until then a replica without a heartbeat may be alive
+            gone += [owner for owner in table.owners() if not self._replicas.is_known(owner)]
         try:
             for process in sorted({owner.replica // self._step.hosted for owner in gone}):
                 self._fence(process)
-            self._replicas.presume_gone(gone)
+            self._replicas.mark_fenced(gone)
         except CannotFence as error:
-            log.warning("nobody is given up while Kafka is away: %s", error)
-            self._replicas.forgive(now)
+            log.warning("time-outs of replicas restart, since none can be fenced while Kafka is unavailable: %s", error)
+            self._replicas.reset_timeouts(now)
             self._started_at = now
-        return [output for owned in table.orphans(self._replicas.is_over) for output in self._tracking.lose(owned)]
+        return [output for owned in table.orphans(self._replicas.has_ended) for output in self._tracking.lose(owned)]
 
     def _dispatch(self, now: float) -> list[Output]:
-        moves = self._moving.go_on(now)
+        moves = self._moves.advance(now)
         sent = self._dispatcher.dispatch(self._replicas.alive(), self._emissions)
         return [*moves, *(Output(INBOX, "", each, each.replica) for each in sent)]

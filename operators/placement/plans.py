@@ -1,4 +1,4 @@
-"""A plan as a record: which trajectories go where, and the load of all it touches before and after."""
+"""The record of a plan: its moves, and the loads of the replicas involved before and after."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ def plan_record(
     names_at: Callable[[int], Sequence[str]],
     now: int,
 ) -> RepackPlan:
-    """The plan to make `moves` among replicas with these `loads`; `names_at` tells what a source has, oldest first."""
+    """The plan with `moves` among replicas with `loads`; `names_at` returns the ids at a source, oldest first."""
     left: dict[int, list[str]] = {}
     planned = []
     for move in moves:
         names = left.setdefault(move.source, list(names_at(move.source)))
-        taken = slice(len(names) - move.requests, None) if move.waiting else slice(move.requests)
-        planned.append(PlannedMove(move.source, move.destination, tuple(names[taken]), move.kv))
-        del names[taken]
-    touched = [load for load in loads if any(load.replica in (move.source, move.destination) for move in moves)]
+        chosen = slice(len(names) - move.requests, None) if move.waiting else slice(move.requests)
+        planned.append(PlannedMove(move.source, move.destination, tuple(names[chosen]), move.kv))
+        del names[chosen]
+    involved = [load for load in loads if any(load.replica in (move.source, move.destination) for move in moves)]
     return RepackPlan(
         plan_id=plan_id,
         policy_version=version,
         moves=tuple(planned),
-        before=tuple(ReplicaLoad(load.replica, load.kv_used, load.kv_capacity, load.requests) for load in touched),
-        after=tuple(_after(load, moves) for load in touched),
-        reason=_reason(touched, moves),
+        before=tuple(ReplicaLoad(load.replica, load.kv_used, load.kv_capacity, load.requests) for load in involved),
+        after=tuple(_after(load, moves) for load in involved),
+        reason=_reason(involved, moves),
         planned_at=now,
     )
 
 
-def _reason(touched: Sequence[Load], moves: Sequence[Move]) -> Literal["repack", "drain", "balance"]:
-    """What most of a plan is for."""
+def _reason(involved: Sequence[Load], moves: Sequence[Move]) -> Literal["repack", "drain", "balance"]:
+    """The reason to record for a plan."""
     if all(move.waiting for move in moves):
         return "balance"
     sources = {move.source for move in moves}
-    return "drain" if all(load.leaving for load in touched if load.replica in sources) else "repack"
+    return "drain" if all(load.leaving for load in involved if load.replica in sources) else "repack"
 
 
 def _after(load: Load, moves: Sequence[Move]) -> ReplicaLoad:

@@ -1,4 +1,4 @@
-"""Prompts are numbered densely: which number can come next, so that an absurd one does not leave a gap for ever."""
+"""Prompts are numbered densely: validates the next number, so that a wrong one does not leave a permanent gap."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ from collections.abc import Mapping
 
 from schemas.identity import Purpose
 
-MOST_AHEAD = 10_000
-"""How far a prompt's number may be ahead of all before it."""
+MAX_AHEAD = 10_000
+"""How far the number of a prompt may be ahead of all earlier ones."""
 
 
 class PromptNumbers:
-    """The next number of each purpose, 0 where none has come.
+    """The next number of each purpose, 0 before the first prompt.
 
-    `state` are those of the last commit, {} before the first; None where its note does not name them: then the first of
-    each purpose may have any number.
+    `state` is that of the last commit, {} before the first commit. None if its note has no such state: the first prompt
+    of each purpose may then have any number.
     """
 
     def __init__(self, state: Mapping[Purpose, int] | None) -> None:
         self._next: dict[Purpose, int] = dict(state or {})
-        self._any = state is None
+        self._accepts_any = state is None
 
-    def refuse(self, purpose: Purpose, number: int) -> str | None:
-        """Why no prompt has this number by now; None: one may, and is taken note of."""
-        due = self._next.get(purpose, number if self._any else 0)
-        if number > due + MOST_AHEAD:
-            return f"a prompt of number {number} does not follow number {due - 1}"
-        self._next[purpose] = max(due, number + 1)
+    def invalid_reason(self, purpose: Purpose, number: int) -> str | None:
+        """Why the number is invalid; None if it is valid, which is recorded."""
+        expected = self._next.get(purpose, number if self._accepts_any else 0)
+        if number > expected + MAX_AHEAD:
+            return f"prompt number {number} is more than {MAX_AHEAD} ahead of number {expected - 1}"
+        self._next[purpose] = max(expected, number + 1)
         return None
 
     def state(self) -> Mapping[Purpose, int]:
-        """What a commit's note says of it."""
+        """The next numbers, for the commit note."""
         return self._next

@@ -1,9 +1,9 @@
-"""In what order relays stand: from the live ones and what they hold to the chain, and who is new in it. Pure but for
-the keeper, which remembers heartbeats.
+"""The order of the relays: from the live relays and the versions they hold to the chain and its joining relays.
 
-Placement alone decides it (design §7). An order once found stays: relays that are gone leave it, new ones come last.
-The master stays while it lives; when it is gone, or has nothing while another has something, the first that is complete
-takes its place: the relay beside the trainer may be the last to be heard.
+Only placement decides it (design §7). The order is stable: relays that are gone leave it, and new ones are appended.
+The master stays while it is alive. If it is gone, or holds no version while another relay does, the first relay with
+the newest version replaces it: the relay on the trainer's machine may be the last to send a heartbeat. The functions
+are pure; the manager keeps the heartbeats.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from schemas.records import PolicyVersion, RelayChain, RelayLink, RelayStatus
 
 @dataclass(frozen=True, slots=True)
 class LiveRelay:
-    """A relay that is alive; `newest` is the newest version that it holds, `complete` whether that is the run's,
-    `empty` whether it has said to hold none."""
+    """A live relay: the `newest` version it holds, whether that is the newest of the run (`complete`), and whether it
+    has reported to hold none (`empty`)."""
 
     link: RelayLink
     newest: PolicyVersion | None
@@ -25,10 +25,10 @@ class LiveRelay:
     empty: bool = False
 
 
-def chain_of(
+def plan_chain(
     before: RelayChain | None, alive: Mapping[int, LiveRelay]
 ) -> tuple[tuple[RelayLink, ...], tuple[int, ...]]:
-    """Links and joining of the chain that follows `before`; `before`'s own while nobody is alive."""
+    """Links and joining relays of the chain after `before`; those of `before` while no relay is alive."""
     known = [] if before is None else [link.relay for link in before.links]
     if not alive:
         return (before.links, before.joining) if before is not None else ((), ())
@@ -36,33 +36,34 @@ def chain_of(
     new = sorted(alive.keys() - set(stayed))
     joined = {*new, *(before.joining if before is not None else ())}
     order = [*stayed, *new]
-    idle = bool(stayed) and alive[stayed[0]].empty and any(each.newest is not None for each in alive.values())
-    if not stayed or stayed[0] != known[0] or idle:  # there is no master, it is gone, or it has nothing to hand out
-        master = max(order, key=lambda relay: _rank(alive[relay].newest))  # the first of the best
+    any_version = any(each.newest is not None for each in alive.values())
+    master_is_empty = bool(stayed) and alive[stayed[0]].empty and any_version
+    if not stayed or stayed[0] != known[0] or master_is_empty:  # no master, or it is gone, or has no version to send
+        master = max(order, key=lambda relay: _rank(alive[relay].newest))  # the first of those with the newest version
         order = [master, *(relay for relay in order if relay != master)]
-    someone = any(each.complete for each in alive.values())
-    joining = [relay for relay in order[1:] if relay in joined and someone and not alive[relay].complete]
+    any_complete = any(each.complete for each in alive.values())
+    joining = [relay for relay in order[1:] if relay in joined and any_complete and not alive[relay].complete]
     return tuple(alive[relay].link for relay in order), tuple(joining)
 
 
-class RelayChainKeeper:
-    """Hears heartbeats and says when a new chain is due. A relay that is silent for `timeout_s` seconds is gone.
+class RelayChainManager:
+    """Records heartbeats and decides when to write a new chain. A relay without a heartbeat for `timeout_s` is gone.
 
-    `number` is that of the last chain that placement has committed; None: not known. Any beyond is of someone else.
+    `number` is that of the last chain that placement has committed (None: unknown); a greater number is foreign.
     """
 
     def __init__(self, timeout_s: float, schedule: str, number: int | None = None) -> None:
         self._timeout_s, self._schedule = timeout_s, schedule
         self.number = number
         self._superseded = False
-        """Whether someone else's chain stands in the log after the last of placement."""
-        self._heard: dict[int, tuple[RelayStatus | None, float]] = {}
+        """Whether a foreign chain follows the last one of placement in the log."""
+        self._heartbeats: dict[int, tuple[RelayStatus | None, float]] = {}
         self._chain: RelayChain | None = None
 
-    def learn(self, chain: RelayChain, now: float) -> bool:
-        """This chain is in the log; who stands in it has a time-out's time to be heard of.
+    def record_chain(self, chain: RelayChain, now: float) -> bool:
+        """Record a chain read from the log; its relays have `timeout_s` to send a heartbeat.
 
-        False: it is of someone else, and the next one of placement takes its place.
+        False if the chain is foreign; the next chain of placement replaces it.
         """
         if self.number is not None and chain.number > self.number:
             self._superseded = True
@@ -70,25 +71,27 @@ class RelayChainKeeper:
         if self._chain is None or chain.number > self._chain.number:
             self._chain = chain
         for link in chain.links:
-            self._heard.setdefault(link.relay, (None, now))
+            self._heartbeats.setdefault(link.relay, (None, now))
         return True
 
-    def hear(self, status: RelayStatus, now: float) -> None:
-        """A heartbeat came; one without an address is of no data plane."""
+    def record_heartbeat(self, status: RelayStatus, now: float) -> None:
+        """Record a heartbeat; a status without an address has no data plane and is ignored."""
         if status.address:
-            self._heard[status.relay] = (status, now)
+            self._heartbeats[status.relay] = (status, now)
 
-    def forgive(self, now: float) -> None:
-        """Start every time-out anew: it was placement itself that paused."""
-        self._heard = {relay: (status, now) for relay, (status, _) in self._heard.items()}
+    def reset_timeouts(self, now: float) -> None:
+        """Restart all time-outs, since placement itself was paused."""
+        self._heartbeats = {relay: (status, now) for relay, (status, _) in self._heartbeats.items()}
 
-    def decide(self, now: float, newest: PolicyVersion | None, wall_ms: int) -> RelayChain | None:
-        """The chain that must be written now, None while the last one stands."""
-        self._heard = {relay: heard for relay, heard in self._heard.items() if now - heard[1] <= self._timeout_s}
+    def next_chain(self, now: float, newest: PolicyVersion | None, wall_ms: int) -> RelayChain | None:
+        """The chain to write now; None if the last one is unchanged."""
+        self._heartbeats = {
+            relay: heartbeat for relay, heartbeat in self._heartbeats.items() if now - heartbeat[1] <= self._timeout_s
+        }
         before = self._chain
-        if self.number is None:  # the first decision of a run, or a note that does not name the last one
+        if self.number is None:  # the first chain of a run, or a commit note without its number
             self.number = 0 if before is None else before.number
-        links, joining = chain_of(before, self._alive(newest))
+        links, joining = plan_chain(before, self._alive(newest))
         if not links:
             return None
         made = RelayChain(0 if before is None else before.number, links, joining, self._schedule, wall_ms)
@@ -102,7 +105,7 @@ class RelayChainKeeper:
     def _alive(self, newest: PolicyVersion | None) -> dict[int, LiveRelay]:
         known = {} if self._chain is None else {link.relay: link for link in self._chain.links}
         alive = {}
-        for relay, (status, _) in self._heard.items():
+        for relay, (status, _) in self._heartbeats.items():
             if status is None:
                 alive[relay] = LiveRelay(known[relay], None, False)
                 continue

@@ -1,7 +1,7 @@
-"""Which replicas give up their trajectories to which, so that they are free for newer weights (Laminar §5).
+"""Repack: moves trajectories together, so that the emptied replicas are free for newer weights (Laminar §5).
 
-Best fit: sources by rising KV use, each whole to the fullest destination that still takes it. A replica that is to
-receive never gives; what fits includes what the moved trajectories may still grow.
+Best fit: sources by rising KV use, each as a whole to the fullest destination with enough room. A destination is never
+a source. The room includes the expected growth of the moved trajectories.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 class Load:
     """One replica of a weight version, KV in tokens.
 
-    `kv_before` is its KV use a period ago (None: unknown), `growth` what its requests may still gain, `most_requests`
-    what it may have at once. One that is `leaving` gives whatever anybody takes.
+    `kv_before` is its KV use one period ago (None: unknown), `growth` the expected further KV of its requests,
+    `most_requests` their maximum number. A `leaving` replica drains: it gives away every request that finds room.
     """
 
     replica: int
@@ -33,9 +33,9 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """`requests` requests of `source` go to `destination`, with `kv` tokens as of now.
+    """`requests` requests of `source` move to `destination`, with `kv` tokens at present.
 
-    They are the oldest there that no earlier move of the plan takes; or, `waiting`, the youngest, which hold no KV yet.
+    They are the oldest that no earlier move of the plan takes; with `waiting` the youngest, which hold no KV yet.
     """
 
     source: int
@@ -46,9 +46,9 @@ class Move:
 
 
 def is_idle(load: Load, kv_share: float) -> bool:
-    """Whether a replica is past its peak: nothing waits, or its KV use is below what it had and may have.
+    """Whether a replica is past its peak: no request waits, or its KV use has fallen below both before and its limit.
 
-    A few stragglers whose KV still grows have nothing waiting behind them, so they are seen too.
+    A replica with a few stragglers whose KV still grows counts too, since no request waits there.
     """
     if load.requests >= load.most_requests:
         return False
@@ -57,10 +57,10 @@ def is_idle(load: Load, kv_share: float) -> bool:
 
 
 def plan_repack(loads: Sequence[Load], kv_share: float = 0.99, *, only_leaving: bool = False) -> list[Move]:
-    """Moves among the replicas of one weight version, so that as many as possible are emptied.
+    """Moves among the replicas of one weight version that empty as many replicas as possible.
 
-    No destination is filled beyond `kv_share` of its KV, growth counted, nor beyond its requests. With `only_leaving`
-    the others stay as they are.
+    No destination exceeds `kv_share` of its KV, growth included, or `most_requests`. With `only_leaving` only leaving
+    replicas are sources.
     """
     idle = [load for load in loads if load.requests and not load.leaving and is_idle(load, kv_share)]
     room = _Room([load for load in loads if not load.leaving], kv_share)
@@ -72,7 +72,7 @@ def plan_repack(loads: Sequence[Load], kv_share: float = 0.99, *, only_leaving: 
         return moves
     room.keep([load.replica for load in idle])
     received = {move.destination for move in moves}
-    most = math.inf  # requests of what found no room; what comes later is larger, and there is less
+    most = math.inf  # requests of a source that found no room: later ones are larger, and the room only shrinks
     for load in sorted(idle, key=lambda load: (load.kv_used + load.growth, load.requests)):
         if load.replica in received or load.requests >= most:
             continue
@@ -85,7 +85,7 @@ def plan_repack(loads: Sequence[Load], kv_share: float = 0.99, *, only_leaving: 
 
 
 class _Room:
-    """Free KV and free requests of those that may receive, ordered by free KV: the fullest first."""
+    """Free KV and free requests of the destinations, ordered by free KV: the fullest first."""
 
     def __init__(self, loads: Sequence[Load], kv_share: float) -> None:
         self._free = {
@@ -95,25 +95,25 @@ class _Room:
         self._order = sorted((kv, replica) for replica, (kv, requests) in self._free.items() if kv > 0 < requests)
 
     def keep(self, replicas: Collection[int]) -> None:
-        """None but these receive from now on."""
+        """Limit the destinations to `replicas`."""
         kept = set(replicas)
         self._order = [(kv, replica) for kv, replica in self._order if replica in kept]
 
     def take(self, load: Load, *, whole: bool = False) -> list[Move]:
-        """Moves of `load` to the fullest that takes it all, else in parts. Who gives receives no more.
+        """Moves of `load` to the fullest destination with room for all of it, else in parts; a source receives no more.
 
-        Parts go to as few as possible, as far as there is room; where it is to be the `whole` or nothing they go to
-        the fullest, so that the emptier ones may still give.
+        Parts go to as few destinations as possible, and may leave a rest. With `whole` there is no move unless all
+        fits, and parts go to the fullest destinations, so that the emptier ones can still be sources.
         """
-        parts = self._one(load) or self._several(load, fullest_first=whole)
+        parts = self._fit_whole(load) or self._fit_parts(load, fullest_first=whole)
         if whole and sum(requests for _, requests in parts) < load.requests:
             return []
         if parts:
             self._close(load.replica)
         return [self._move(load, replica, requests) for replica, requests in parts]
 
-    def _one(self, load: Load) -> list[tuple[int, int]]:
-        """Who takes all of `load`, if there is one."""
+    def _fit_whole(self, load: Load) -> list[tuple[int, int]]:
+        """The fullest destination with room for all of `load`, if any."""
         first = bisect_left(self._order, (load.kv_used + load.growth, -1))
         for place in range(first, len(self._order)):
             replica = self._order[place][1]
@@ -121,12 +121,12 @@ class _Room:
                 return [(replica, load.requests)]
         return []
 
-    def _several(self, load: Load, *, fullest_first: bool) -> list[tuple[int, int]]:
-        """Who takes how many of its requests, of those that take one at all."""
+    def _fit_parts(self, load: Load, *, fullest_first: bool) -> list[tuple[int, int]]:
+        """Destinations and request counts that together take `load`, as far as there is room."""
         parts, left = [], load.requests
         each = max(1, -(-(load.kv_used + load.growth) // load.requests))
-        takers = self._order[bisect_left(self._order, (each, -1)) :]
-        for kv, replica in takers if fullest_first else reversed(takers):
+        destinations = self._order[bisect_left(self._order, (each, -1)) :]
+        for kv, replica in destinations if fullest_first else reversed(destinations):
             if not left:
                 break
             count = min(left, self._free[replica][1], kv // each)
@@ -136,7 +136,7 @@ class _Room:
         return parts
 
     def _move(self, load: Load, destination: int, requests: int) -> Move:
-        """Enter a move, and what it takes."""
+        """Record a move and the room that it takes."""
         kv, free = self._free[destination]
         share = requests / load.requests
         self._close(destination)
@@ -146,7 +146,7 @@ class _Room:
         return Move(load.replica, destination, requests, int(load.kv_used * share))
 
     def _close(self, replica: int) -> None:
-        """`replica` receives no more."""
+        """Remove `replica` from the destinations."""
         entry = (self._free.get(replica, (0, 0))[0], replica)
         place = bisect_left(self._order, entry)
         if self._order[place : place + 1] == [entry]:

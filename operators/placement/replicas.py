@@ -1,26 +1,27 @@
-"""What placement knows of replicas: their last heartbeats, by its own clock, and what it has sent them."""
+"""The replicas as placement tracks them: last heartbeats, by its own clock, and the work assigned."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from operators.placement.work import Owner
+from operators.placement.work_table import Owner
 from schemas.records import PolicyVersion, ReplicaStatus
 
 
 @dataclass(slots=True)
 class TrackedReplica:
-    """One replica. `heard_at` is monotonic seconds at receipt; `sent` counts training assignments under `sent_under`.
+    """One replica. `last_heartbeat_at` is the receipt time in monotonic seconds.
 
-    `target` is the version that evaluation work makes it load, `resumed` that of trajectories that go on in it, while
-    it has such work. `kv_before` is its KV use when moves were last planned.
+    `sent` counts training assignments under `sent_version`. While it has such work, `target` is the version that
+    evaluation makes it load, and `resumed` that of resumed trajectories. `kv_before` is its KV use when moves were last
+    planned.
     """
 
     status: ReplicaStatus
-    heard_at: float
+    last_heartbeat_at: float
     sent: int = 0
-    sent_under: PolicyVersion | None = None
+    sent_version: PolicyVersion | None = None
     target: PolicyVersion | None = None
     resumed: PolicyVersion | None = None
     kv_before: int | None = None
@@ -32,43 +33,43 @@ class TrackedReplica:
 
     @property
     def version(self) -> PolicyVersion | None:
-        """The version that it has loaded, and is to keep while it has what it has."""
+        """The loaded version; None if the replica's work makes it load another."""
         loaded = self.status.policy_version
         return loaded if self.target in (None, loaded) and self.resumed in (None, loaded) else None
 
     def quota(self, load: int, replica_batch: int | None) -> int:
         """Training assignments it may still get under its version; a drained replica begins a new batch.
 
-        What it has when its version is first seen counts: it was sent before a restart, or while it loaded.
+        Work that it holds when its version is first reported counts: it was sent before a restart, or during the load.
         """
-        if load == 0 or self.sent_under != self.status.policy_version:
-            self.sent, self.sent_under = load, self.status.policy_version
+        if load == 0 or self.sent_version != self.status.policy_version:
+            self.sent, self.sent_version = load, self.status.policy_version
         return (replica_batch or self.status.capacity) - self.sent
 
 
 class ReplicaTable:
-    """Replicas by index; each has one live incarnation at most, the highest one heard of."""
+    """Replicas by index. Each has at most one live incarnation, the highest one reported."""
 
     def __init__(self) -> None:
         self._replicas: dict[int, TrackedReplica] = {}
-        self._presumed_gone: dict[int, int] = {}
+        self._fenced: dict[int, int] = {}
 
-    def hear(self, status: ReplicaStatus, now: float) -> None:
-        """Take in a heartbeat; those of older incarnations are ignored."""
-        if status.incarnation <= self._presumed_gone.get(status.replica, -1):
-            return  # fenced unheard
+    def record_heartbeat(self, status: ReplicaStatus, now: float) -> None:
+        """Record a heartbeat; those of older incarnations are ignored."""
+        if status.incarnation <= self._fenced.get(status.replica, -1):
+            return  # fenced before its first heartbeat
         known = self._replicas.get(status.replica)
         if known is not None and status.incarnation < known.status.incarnation:
             return
         if known is None or status.incarnation > known.status.incarnation:
             self._replicas[status.replica] = known = TrackedReplica(status, now)
         elif known.gone:
-            return  # fenced: whatever it still says, its work is with others
-        known.status, known.heard_at = status, now
+            return  # fenced: its work is assigned to others
+        known.status, known.last_heartbeat_at = status, now
         known.gone = status.state == "stopped"
 
     def alive(self) -> list[TrackedReplica]:
-        """Replicas that are up, in order of index."""
+        """Live replicas, by index."""
         return [replica for _, replica in sorted(self._replicas.items()) if not replica.gone]
 
     def incarnation(self, replica: int) -> int | None:
@@ -77,35 +78,35 @@ class ReplicaTable:
         return None if known is None or known.gone else known.status.incarnation
 
     def find(self, owner: Owner) -> TrackedReplica | None:
-        """The replica in this life; None if it is over."""
+        """The replica in this incarnation; None if that has ended."""
         return self._replicas[owner.replica] if self.is_alive(owner) else None
 
     def is_alive(self, owner: Owner) -> bool:
-        """Whether this life of a replica goes on."""
+        """Whether this incarnation of a replica is alive."""
         return self.incarnation(owner.replica) == owner.incarnation
 
-    def heard_of(self, owner: Owner) -> bool:
-        """Whether this life of a replica, or a later one, was heard of in this start, or is presumed to be gone."""
+    def is_known(self, owner: Owner) -> bool:
+        """Whether this incarnation, or a later one, has sent a heartbeat in this start, or was fenced."""
         known = self._replicas.get(owner.replica)
         latest = -1 if known is None else known.status.incarnation
-        return owner.incarnation <= max(latest, self._presumed_gone.get(owner.replica, -1))
+        return owner.incarnation <= max(latest, self._fenced.get(owner.replica, -1))
 
-    def is_over(self, owner: Owner) -> bool:
-        """Whether this life of a replica is known to have ended; one that was not heard of yet may go on."""
-        return self.heard_of(owner) and not self.is_alive(owner)
+    def has_ended(self, owner: Owner) -> bool:
+        """Whether this incarnation is known to have ended; one without a heartbeat yet may be alive."""
+        return self.is_known(owner) and not self.is_alive(owner)
 
-    def presume_gone(self, owners: Iterable[Owner]) -> None:
-        """These lives of replicas, never heard of, are over."""
+    def mark_fenced(self, owners: Iterable[Owner]) -> None:
+        """Record that these incarnations are fenced, and so have ended."""
         for replica, incarnation in owners:
-            self._presumed_gone[replica] = max(incarnation, self._presumed_gone.get(replica, -1))
+            self._fenced[replica] = max(incarnation, self._fenced.get(replica, -1))
             if (known := self._replicas.get(replica)) is not None and known.status.incarnation <= incarnation:
                 known.gone = True
 
-    def silent(self, now: float, timeout: float) -> list[Owner]:
-        """Replicas not heard of for longer than `timeout` seconds."""
-        return [replica.owner for replica in self.alive() if now - replica.heard_at > timeout]
+    def timed_out(self, now: float, timeout: float) -> list[Owner]:
+        """Live replicas without a heartbeat for longer than `timeout` seconds."""
+        return [replica.owner for replica in self.alive() if now - replica.last_heartbeat_at > timeout]
 
-    def forgive(self, now: float) -> None:
-        """Start every time-out anew: it was placement itself that paused."""
+    def reset_timeouts(self, now: float) -> None:
+        """Restart all time-outs, since placement itself was paused."""
         for replica in self._replicas.values():
-            replica.heard_at = now
+            replica.last_heartbeat_at = now

@@ -1,7 +1,7 @@
-"""What has become of every trajectory: dispatched, under way with what it has so far, finished, settled.
+"""The state of every trajectory: dispatched, generating with a partial response, finished, settled.
 
-The one fold of what replicas, score and the buffer write. Between topics there is no order: a trajectory may be settled
-here before it has finished here, and an owner's last words may come after its successor's first.
+The tracker folds the records of replicas, score and the buffer. There is no order between topics: a trajectory may be
+settled here before it has finished here, and the last records of an owner may arrive after the first of its successor.
 """
 
 from __future__ import annotations
@@ -14,35 +14,33 @@ from operators.io.dead_letters import dead_letter
 from operators.io.elements import Output, PartitionKey, ReceivedRecord, Restored
 from operators.io.ledger import TrajectoryLedger
 from operators.io.pending import PendingOffsets
+from operators.placement.cancels import PendingCancels
 from operators.placement.coverage import Coverage
-from operators.placement.ending import failed_trajectory
+from operators.placement.inbox_ledger import restore_inboxes
 from operators.placement.leases import Leases
-from operators.placement.lengths import LengthsSeen
+from operators.placement.length_statistics import LengthStatistics
 from operators.placement.move_outcomes import MoveOutcomes
+from operators.placement.partial_pool import PartialPool, PooledPartial
 from operators.placement.pending_records import PendingRecords
-from operators.placement.pool import PartialPool, PooledPartial
-from operators.placement.work import HandOver, Owned, Owner, Work, WorkTable
+from operators.placement.work_table import Owned, Owner, Work, WorkTable, failed_trajectory
 from schemas.identity import TrajectoryKey, parse_trajectory_id
 from schemas.records import (
-    Assignment,
     AssignmentRejected,
-    Cancel,
     PolicyVersion,
     Progress,
     Prompt,
-    Release,
     Settled,
     Trajectory,
     TrajectoryClosed,
     WeightVersion,
 )
-from schemas.topics import INBOX, PROGRESS, SETTLED, TRAJECTORIES, partition_of
+from schemas.topics import PROGRESS, SETTLED, TRAJECTORIES, partition_of
 
 
-class Tracking:
-    """Holds the table of work, the pool, and the offsets that a restart must read again for them.
+class TrajectoryTracker:
+    """Holds the work table, the partial pool, and the offsets that a restart must read again for them.
 
-    Methods that take a record in return what is to be written because of it.
+    Methods that take a record return the outputs that it causes.
     """
 
     def __init__(
@@ -52,112 +50,115 @@ class Tracking:
         self.pending = PendingOffsets()
         self.table = WorkTable()
         self.pool = PartialPool()
-        self.lengths = LengthsSeen()
+        self.lengths = LengthStatistics()
         self.outcomes = MoveOutcomes()
+        self.cancels = PendingCancels()
         newest, self.final, covered = restored.state.get("manifests", (None, False, -1))
         self.newest = PolicyVersion.parse(newest) if newest else None
         self._leases = leases
         self._released = TrajectoryLedger(partitions, restored.state.get("released"))
         self._coverage = Coverage(covered)
-        self._finished = PendingRecords(self.pending)  # until they are settled
-        self._refused = PendingRecords(
-            self.pending
-        )  # until they are assigned again: the inbox says that their owners have them
-        self._told = PendingRecords(self.pending)  # the first Progress under a lease, until there is a later assignment
-        self._cancels: dict[Owner, dict[str, int]] = {}
-        self.rejections = self._remember(restored.ledger)
-        """What cannot be right of all that was read back."""
+        self._finished = PendingRecords(self.pending)
+        """Trajectory records, until they are settled."""
+        self._rejections = PendingRecords(self.pending)
+        """AssignmentRejected records, until the next assignment: the inbox still names the owner that rejected."""
+        self._progress = PendingRecords(self.pending)
+        """The first Progress under each lease, until a later assignment."""
+        invalid = restore_inboxes(restored.ledger, leases.last, self.table, self.pool, self.outcomes)
+        self.dead_letters = [self.reject(received, reason) for received, reason in invalid]
+        """Dead letters for invalid records of the inboxes that were read back."""
 
-    # -- what is read -------------------------------------------------------------------------------------------------
+    # -- records ------------------------------------------------------------------------------------------------------
 
     def finish(self, received: ReceivedRecord, trajectory: Trajectory) -> list[Output]:
-        """A trajectory has been generated. The first word of it counts, whatever its lease."""
+        """Record a generated trajectory. Its first record counts, whatever its lease."""
         name = trajectory.trajectory_id
         if parse_trajectory_id(name) in self._released:
             return []
-        self._finished.hold(name, received)
+        self._finished.keep(name, received)
         if trajectory.finish_reason != "failed":
             self.lengths.add(len(trajectory.prompt.token_ids), len(trajectory.response.token_ids))
         return self._end(name, trajectory.lease)
 
     def settle(self, received: ReceivedRecord, settled: Settled) -> list[Output]:
-        """A trajectory's story has ended."""
+        """Record that a trajectory is settled."""
         name = settled.trajectory_id
         try:
             key = parse_trajectory_id(name)
         except ValueError as error:
             return [self.reject(received, str(error))]
         self._released.add(key, settled.group_size, received.offset)
-        self._finished.let_go(name)
+        self._finished.release(name)
         outputs = self._end(name, None)
         if not self._coverage.settle(settled, received.offset):
             self.table.release(name)
         return outputs
 
     def cover(self, version: WeightVersion) -> None:
-        """A weight version was published: the batches that it covers count no more."""
+        """Record a published weight version; the batches that it covers are no longer outstanding."""
         self.newest = max(filter(None, (self.newest, version.version)))
         self.final = self.final or version.final
         for name in self._coverage.cover(version.batches):
             self.table.release(name)
 
-    def refuse(self, received: ReceivedRecord, refused: AssignmentRejected) -> list[Output]:
-        """An owner cannot run its trajectory: it starts afresh elsewhere, or ends with its group if nobody can."""
-        name = refused.trajectory_id
-        owned = self.table.owner(name)
-        if owned is None or owned.work.lease != refused.lease:
+    def reject_assignment(self, received: ReceivedRecord, rejected: AssignmentRejected) -> list[Output]:
+        """Record that an owner cannot run a trajectory: it starts afresh elsewhere, or fails with its group."""
+        name = rejected.trajectory_id
+        owned = self.table.owned(name)
+        if owned is None or owned.work.lease != rejected.lease:
             return []
-        if refused.retry:
-            self._refused.hold(name, received)
+        if rejected.retry:
+            self._rejections.keep(name, received)
             if name in self.pool:
-                self.pool.begin(name, refused.lease, None)
+                self.pool.start_lease(name, rejected.lease, None)
             return self.lose(owned)
-        # No replica can run it: the whole group ends, so that its other members wait for nothing.
+        # No replica can run it. The whole group ends, so that nothing waits for its other members.
         prompt = owned.work.prompt
         members = [self.table.unfinished(f"{prompt.prompt_id}.{member}") for member in range(prompt.samples)]
         outputs: list[Output] = []
         for member in filter(None, members):
-            if member is not owned and self.table.owner(member.work.trajectory_id) is member:
-                self._cancel(member.owner, member.work.trajectory_id, member.work.lease)
-            outputs += self.fail(member, refused.reason)
+            if member is not owned and self.table.owned(member.work.trajectory_id) is member:
+                self.cancels.add(member.owner, member.work.trajectory_id, member.work.lease)
+            outputs += self.fail(member, rejected.reason)
         return outputs
 
     def progress(self, received: ReceivedRecord, record: Progress, is_alive: Callable[[Owner], bool]) -> list[Output]:
-        """An owner says what its trajectory has gained, or that it has given it away."""
+        """Record the tokens that an owner has generated, or the hand-over to its next owner."""
         name, to = record.trajectory_id, record.next_owner
         latest = max(record.lease, 0 if to is None else to.lease)
         if latest > self._leases.last:
-            return [self.reject(received, f"{name}: lease {latest} was never given, the last is {self._leases.last}")]
+            reason = f"{name}: lease {latest} was never minted, the last is {self._leases.last}"
+            return [self.reject(received, reason)]
         current = self.table.unfinished(name)
-        if current is None:  # it has ended meanwhile, so its next owner need not go on
+        if current is None:  # it has ended in the meantime, so its next owner must stop
             if to is not None and is_alive(Owner(to.replica, to.incarnation)):
-                self._cancel(Owner(to.replica, to.incarnation), name, to.lease)
+                self.cancels.add(Owner(to.replica, to.incarnation), name, to.lease)
             return []
-        teller = Owner(record.replica, record.incarnation)
+        sender = Owner(record.replica, record.incarnation)
         if record.lease < current.work.lease:
             if to is not None and to.lease == current.work.lease:
-                return []  # known from the inbox
-            late = teller if to is None else Owner(to.replica, to.incarnation)
-            if late != current.owner and is_alive(late):
-                self._cancel(late, name, latest)  # it works on what is another's
+                return []  # the hand-over was restored from the inbox
+            stale = sender if to is None else Owner(to.replica, to.incarnation)
+            if stale != current.owner and is_alive(stale):
+                self.cancels.add(stale, name, latest)  # it generates a trajectory that another replica owns
             return []
-        if record.lease == current.work.lease and teller != current.owner:
+        if record.lease == current.work.lease and sender != current.owner:
             return [self.reject(received, f"{name}: replica {record.replica} does not have lease {record.lease}")]
-        whole = self.pool.fold(record)
+        complete = self.pool.fold(record)
         if to is not None:
-            self.table.hand_over(name, to.lease, Owner(to.replica, to.incarnation))
+            self.table.complete_hand_over(name, to.lease, Owner(to.replica, to.incarnation))
             self.outcomes.record(name, "handed_over")
             self.pool.hand_over(name, to.lease)
-            self._told.let_go(name)  # the next owner's assignment holds it all
+            self._progress.release(name)  # the next owner's assignment contains it
         else:
-            self._told.hold_first(name, received)
-        reason = f"{name}: what came before token {record.start} is missing; it will start afresh if its owner is lost"
-        return [] if whole else [self.reject(received, reason)]
+            self._progress.keep_first(name, received)
+        reason = f"{name}: tokens before {record.start} are missing; it will start afresh if its owner is lost"
+        return [] if complete else [self.reject(received, reason)]
 
-    # -- what is decided ----------------------------------------------------------------------------------------------
+    # -- decisions ----------------------------------------------------------------------------------------------------
 
     def lose(self, owned: Owned) -> list[Output]:
-        """The owner is gone: the trajectory waits for its next one, or ends if it has come to nothing too often."""
+        """Record that the owner is lost. The trajectory waits for another, or fails after its last attempt."""
         name = owned.work.trajectory_id
         self.outcomes.record(name, "lost")
         if owned.work.attempt >= self._max_attempts and not self.pool.gained(name):
@@ -166,7 +167,7 @@ class Tracking:
         return []
 
     def fail(self, owned: Owned, reason: str) -> list[Output]:
-        """End a trajectory that nobody will generate."""
+        """Finish a trajectory as failed."""
         prompt, name = owned.work.prompt, owned.work.trajectory_id
         self.outcomes.record(name, "finished")
         self.table.finish(name)
@@ -174,47 +175,39 @@ class Tracking:
         where = partition_of(prompt.number, self._partitions)
         return [Output(TRAJECTORIES, prompt.prompt_id, record, where), *self._close(name)]
 
-    def turn_away(self, prompt: Prompt, reason: str) -> list[Output]:
-        """End every trajectory of a prompt that fits nowhere, so that whoever waits for its group goes on.
+    def reject_prompt(self, prompt: Prompt, reason: str) -> list[Output]:
+        """Fail every trajectory of a prompt that is too large for any inbox, so that its group completes.
 
-        What is said of them is without the prompt's content: that would fit into no record either.
+        The failed trajectories omit the content of the prompt, which would fit into no record either.
         """
-        without = replace(prompt, text="", reference="{}", token_ids=prompt.token_ids.slice(0, 0))
-        works = [Work(without, member) for member in range(prompt.samples)]
-        nobody = Owner(-1, 0)
-        ended = [self.fail(Owned(work, *nobody, 0), reason) for work in works if not self.is_known(work)]
-        return [output for outputs in ended for output in outputs]
+        without_content = replace(prompt, text="", reference="{}", token_ids=prompt.token_ids.slice(0, 0))
+        works = [Work(without_content, member) for member in range(prompt.samples)]
+        no_owner = Owner(-1, 0)
+        failed = [self.fail(Owned(work, *no_owner, 0), reason) for work in works if not self.is_known(work)]
+        return [output for outputs in failed for output in outputs]
 
     def assign(self, owned: Owned) -> PooledPartial | None:
-        """`owned` is to be written as an assignment; returns what it resumes from."""
+        """Record an assignment that is about to be written; return the partial response that it resumes from."""
         name = owned.work.trajectory_id
         self.table.assign(owned)
-        self._refused.let_go(name)
+        self._rejections.release(name)
         if name not in self.pool:
             return None
         partial = self.pool.get(name)
-        self.pool.begin(name, owned.work.lease, partial)
-        self._told.let_go(name)
+        self.pool.start_lease(name, owned.work.lease, partial)
+        self._progress.release(name)
         return partial
 
     def is_known(self, work: Work) -> bool:
-        """Whether `work` was dispatched, or has ended without it."""
+        """Whether `work` was dispatched, or has ended without dispatch."""
         key = TrajectoryKey(work.prompt.purpose, work.prompt.number, work.member)
         return work.trajectory_id in self.table or key in self._released
 
-    def call_off(self, owner: Owner, name: str) -> None:
-        """Tell `owner` to wait no more for trajectory `name`; if it has it meanwhile it keeps it."""
-        self._cancel(owner, name, 0)
+    def reject(self, received: ReceivedRecord, reason: str) -> Output:
+        """The dead letter for an invalid record."""
+        return dead_letter(received, "place trajectories", reason, self._now())
 
-    def take_cancels(self) -> list[Output]:
-        """Who is to stop what."""
-        cancels, self._cancels = self._cancels, {}
-        return [
-            Output(INBOX, "", Cancel(tuple(names), tuple(names.values()), *to), to.replica)
-            for to, names in cancels.items()
-        ]
-
-    # -- what a restart needs -----------------------------------------------------------------------------------------
+    # -- restarts -----------------------------------------------------------------------------------------------------
 
     def low_water(self, positions: Mapping[PartitionKey, int]) -> dict[PartitionKey, int]:
         """The offsets from which a restart must read again."""
@@ -225,75 +218,33 @@ class Tracking:
         return low_water
 
     def state(self) -> dict[str, Any]:
-        """For a commit's note: the trajectories that have been settled, and what the manifests said until now, which a
-        restart does not read again.
-        """
+        """For the commit note: the settled trajectories, and what a restart needs of manifests, not read again."""
         newest = None if self.newest is None else str(self.newest)
         return {"released": self._released.state(), "manifests": [newest, self.final, self._coverage.covered]}
 
-    def forget_released(self) -> None:
-        """All that was written before this start has been seen: what was settled then is not under way."""
+    def drop_released(self) -> None:
+        """Drop trajectories settled before this start; call it once all records written before it are folded."""
         for name in self.table.names():
             if name not in self._coverage and parse_trajectory_id(name) in self._released:
                 self.table.release(name)
                 self.pool.drop(name)
 
-    def reject(self, received: ReceivedRecord, reason: str) -> Output:
-        """Set aside a record that cannot be right."""
-        return dead_letter(received, "place trajectories", reason, self._now())
-
-    def _remember(self, ledger: tuple[ReceivedRecord, ...]) -> list[Output]:
-        """Enter what the inboxes say: who was given what, by placement or by the owner before."""
-        releases, rejections = [], []
-        for received in ledger:
-            record = received.record
-            if isinstance(record, Release):
-                releases.append(record)
-            elif isinstance(record, Assignment):
-                name = record.trajectory_id
-                if record.lease > self._leases.last:
-                    reason = f"{name}: lease {record.lease} was never given, the last is {self._leases.last}"
-                    rejections.append(self.reject(received, reason))
-                    continue
-                before = self.table.owner(name)
-                if before is not None and before.work.lease >= record.lease:
-                    continue
-                work = Work(record.prompt, record.member, record.lease, record.attempt)
-                self.table.assign(Owned(work, record.replica, record.incarnation, 0))
-                if record.partial is not None:
-                    self.pool.begin(name, record.lease, PooledPartial(record.partial, record.version_spans))
-                else:
-                    self.pool.drop(name)
-        for order in releases:
-            leaving = []
-            for name, lease in zip(order.trajectory_ids, order.leases, strict=False):
-                owned = self.table.owner(name)
-                if owned is not None and owned.owner == (order.replica, order.incarnation) and owned.work.lease < lease:
-                    to = Owner(order.destination, order.destination_incarnation)
-                    self.table.release_to(name, HandOver(lease, to))
-                    leaving.append(name)
-            self.outcomes.plan(order.plan_id.rpartition(".")[0], order.replica, order.destination, leaving)
-        return rejections
-
-    # -- endings ------------------------------------------------------------------------------------------------------
+    # -- ends ---------------------------------------------------------------------------------------------------------
 
     def _end(self, name: str, lease: int | None) -> list[Output]:
-        """The trajectory goes on no more; whoever else works on it or waits for it is told."""
-        self._refused.let_go(name)
-        leaving = self.table.leaving(name)
-        if leaving is not None:
-            self._cancel(leaving.to, name, leaving.lease)
-        self.outcomes.record(name, "finished" if leaving is None or lease != leaving.lease else "handed_over")
+        """End a trajectory, and cancel it wherever else it is generated or expected."""
+        self._rejections.release(name)
+        hand_over = self.table.hand_over_of(name)
+        if hand_over is not None:
+            self.cancels.add(hand_over.to, name, hand_over.lease)
+        self.outcomes.record(name, "finished" if hand_over is None or lease != hand_over.lease else "handed_over")
         owned = self.table.finish(name)
-        # Settled before its finish is seen here, it may be its owner that finished it: then it passes the word over.
+        # If it is settled here before its finish is read, its owner may have finished it; the owner ignores the cancel.
         if owned is not None and owned.work.lease != lease:
-            self._cancel(owned.owner, name, owned.work.lease)
+            self.cancels.add(owned.owner, name, owned.work.lease)
         return self._close(name)
 
     def _close(self, name: str) -> list[Output]:
-        self._told.let_go(name)
+        """Release what is held for a trajectory; readers of Progress learn that it is closed."""
+        self._progress.release(name)
         return [Output(PROGRESS, name, TrajectoryClosed(name))] if self.pool.drop(name) else []
-
-    def _cancel(self, owner: Owner, name: str, lease: int) -> None:
-        names = self._cancels.setdefault(owner, {})
-        names[name] = max(lease, names.get(name, 0))

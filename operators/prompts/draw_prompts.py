@@ -21,7 +21,7 @@ from operators.prompts.synthetic import SyntheticTokenizer
 from schemas.records import DeadLetter, LevelReply, LevelRequest
 from schemas.topics import CURRICULUM, DEAD_LETTERS, LEVEL_REPLY, PROMPTS, group_name
 
-LOOK_EVERY_S = 0.5
+POLL_EVERY_S = 0.5
 """How often placement's progress is looked up."""
 
 log = logging.getLogger(__name__)
@@ -40,9 +40,9 @@ class DrawPrompts:
     context: int
     lead: int
 
-    def restore(self, restored: Restored) -> _Drawing:
+    def restore(self, restored: Restored) -> PromptFold:
         backlog = Backlog(self.shard.client, group_name(self.shard.run, "placement"), PROMPTS.name(self.shard.run))
-        return _Drawing(self, self._tasks(), backlog, restored.state)
+        return PromptFold(self, self._tasks(), backlog, restored.state)
 
     def _tasks(self) -> list[_Task]:
         tasks, sources = self.config.mixture, open_tasks(self.config)
@@ -87,7 +87,7 @@ class _Task:
         return self.source.total is not None and self.cursor >= self.source.total
 
 
-class _Drawing:
+class PromptFold:
     """`number` counts prompts made of the questions that were taken: unusable ones leave no gap.
 
     A level begins where it is asked for, whatever was drawn by then, and goes on where it was left: which prompt is of
@@ -130,9 +130,9 @@ class _Drawing:
     def _draw_ahead(self) -> list[Output]:
         now = self._clock()
         if self._exhausted or now < self._look_at:
-            self._sleep(LOOK_EVERY_S if self._exhausted else self._look_at - now)  # nothing else paces this source
+            self._sleep(POLL_EVERY_S if self._exhausted else self._look_at - now)  # nothing else paces this source
             return []
-        self._look_at = now + LOOK_EVERY_S
+        self._look_at = now + POLL_EVERY_S
         bad_rows, self._bad_rows = self._bad_rows, []
         outputs = [_letter(task, row.reason, row.line, b"") for task, row in bad_rows]
         for _ in range(self._step.lead - self._backlog.records()):

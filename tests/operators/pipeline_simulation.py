@@ -20,13 +20,13 @@ from simulation_config import TIMEOUT_S, SimulationConfig
 from toy_trainer import ToyTrainer
 
 from operators.evaluation.config import EvaluationConfig
-from operators.evaluation.evaluate_versions import _Evaluating
+from operators.evaluation.evaluate_versions import EvaluationFold
 from operators.experience.config import ExperienceConfig
 from operators.io.config import TopicInput
 from operators.io.elements import Output, Restored
 from operators.io.fold_records import ShardFold
 from operators.io.ledger import TrajectoryLedger
-from operators.placement.place_trajectories import PlaceTrajectories, _Placing
+from operators.placement.place_trajectories import PlacementFold, PlaceTrajectories
 from operators.rollout.config import RolloutConfig
 from operators.rollout.generate_trajectories import RolloutFold
 from operators.rollout.heartbeats import replica_status
@@ -317,7 +317,7 @@ class PipelineSimulation:
             MAX_REPLICAS,
             shape.global_batch,
         )
-        return _Placing(step, restored, self._fence, lambda: self.now, lambda: 0)
+        return PlacementFold(step, restored, self._fence, lambda: self.now, lambda: 0)
 
     def _fence(self, process: int) -> None:
         if process < len(self.rollouts):  # heartbeats may be of a process that is none
@@ -366,7 +366,7 @@ class PipelineSimulation:
 
     def _restore_evaluation(self, restored: Restored) -> ShardFold:
         questions = [prompt(n, 1, purpose="evaluation") for n in range(self.shape.questions)]
-        return _Evaluating(EvaluationConfig(every=2, periodic_questions=2), questions, restored, lambda: 0)
+        return EvaluationFold(EvaluationConfig(every=2, periodic_questions=2), questions, restored, lambda: 0)
 
 
 def _token(number: int, position: int) -> int:

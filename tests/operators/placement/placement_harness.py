@@ -1,4 +1,4 @@
-"""Placement on a log in memory, with a clock of the test's own and a list of what it fenced."""
+"""Placement on a log in memory, with a test clock and a list of the processes that it fenced."""
 
 from __future__ import annotations
 
@@ -11,8 +11,19 @@ from infra.kafka.fencing import CannotFence
 from operators.io.elements import Output, Restored
 from operators.io.fold_records import ShardFold
 from operators.placement.config import PlacementConfig
-from operators.placement.place_trajectories import PlaceTrajectories, _Placing
-from schemas.records import Assignment, Cancel, PolicyVersion, RelayStatus, Trajectory
+from operators.placement.place_trajectories import PlacementFold, PlaceTrajectories
+from schemas.columns import flags, floats, token_ids
+from schemas.records import (
+    Assignment,
+    Cancel,
+    DeadLetter,
+    PolicyVersion,
+    Progress,
+    RelayStatus,
+    Response,
+    Trajectory,
+    VersionSpan,
+)
 from schemas.topics import (
     EVAL_PROMPTS,
     INBOX,
@@ -28,11 +39,11 @@ from schemas.topics import (
 
 TIMEOUT_S = 10.0
 BOTH = [("p0.0", 0, 1), ("p0.1", 0, 1)]
-"""Where the two samples of one prompt are at first, see `with_one_prompt`."""
+"""The first assignments of the two samples of one prompt, see `with_one_prompt`."""
 
 
 class Placement:
-    """What is written to its topics it sees at the next `run`, which returns what came of it and commits."""
+    """`run` reads the records written to its topics, commits, and returns the outputs."""
 
     def __init__(self, admitted: int = 100, hosted: int = 1, global_batch: int = 1, **config: Any) -> None:
         self.log = Log()
@@ -45,11 +56,11 @@ class Placement:
         self.shard.start()
 
     def _restore(self, restored: Restored) -> ShardFold:
-        return _Placing(self._step, restored, self._fence, lambda: self.now, lambda: 0)
+        return PlacementFold(self._step, restored, self._fence, lambda: self.now, lambda: 0)
 
     def _fence(self, process: int) -> None:
         if self.kafka_is_away:
-            raise CannotFence("nobody answers")
+            raise CannotFence("no broker responds")
         self.fenced.append(process)
 
     def run(self, seconds: float = 0.0) -> list[Output]:
@@ -57,7 +68,7 @@ class Placement:
         return self.shard.run()
 
     def restart(self) -> None:
-        """Die, and come back; what was not committed is lost."""
+        """Crash and start again; uncommitted outputs are lost."""
         self.shard.start()
 
     def prompts(self, *numbers: int, samples: int = 2) -> None:
@@ -73,8 +84,8 @@ class Placement:
         self.log.append(REPLICAS, status(replica, under, incarnation, **changes), f"rollout-{replica}")
 
     def relay_beats(self, relay: int) -> None:
-        said = RelayStatus(relay, (), 0, "host", 1, 0, address="host:1", store="/store")
-        self.log.append(REPLICAS, said, f"relay-{relay}")
+        status_record = RelayStatus(relay, (), 0, "host", 1, 0, address="host:1", store="/store")
+        self.log.append(REPLICAS, status_record, f"relay-{relay}")
 
     def publish(self, number: int, *batches: int, epoch: int = 1, final: bool = False) -> PolicyVersion:
         of = version(number, epoch)
@@ -86,13 +97,13 @@ class Placement:
             where = partition_of(record.prompt.number, PARTITIONS)
             self.log.append(TRAJECTORIES, record, record.prompt.prompt_id, where)
 
-    def tell(self, topic: Any, *records: Any) -> None:
+    def write(self, topic: Any, *records: Any) -> None:
         for record in records:
             self.log.append(topic, record)
 
 
 def with_one_prompt() -> Placement:
-    """One prompt of two samples, both at replica 0."""
+    """One prompt of two samples, both assigned to replica 0."""
     placement = Placement()
     placement.prompts(0)
     placement.beat(0, placement.publish(0))
@@ -116,7 +127,7 @@ def leases(outputs: list[Output]) -> dict[str, int]:
 
 
 def cancelled(outputs: list[Output]) -> set[tuple[str, int, int]]:
-    """Trajectory, replica and incarnation of what is cancelled."""
+    """Trajectory, replica and incarnation of each cancel."""
     return {
         (name, output.record.replica, output.record.incarnation)
         for output in outputs
@@ -125,9 +136,43 @@ def cancelled(outputs: list[Output]) -> set[tuple[str, int, int]]:
     }
 
 
-def given_up(outputs: list[Output]) -> dict[str, str | None]:
-    """Trajectories that placement itself ends, and why."""
+def failed_by_placement(outputs: list[Output]) -> dict[str, str | None]:
+    """Trajectories that placement finishes as failed, and the reason."""
     return {o.record.trajectory_id: o.record.error for o in outputs if isinstance(o.record, Trajectory)}
+
+
+def response(tokens: list[int]) -> Response:
+    return Response(token_ids(tokens), floats([-t / 8 for t in tokens]), flags([True] * len(tokens)))
+
+
+def progress(name: str, tokens: list[int], lease: int, start: int = 0, under: int = 0, **changes: Any) -> Progress:
+    fields = {
+        "trajectory_id": name,
+        "lease": lease,
+        "attempt": 1,
+        "replica": 0,
+        "incarnation": 1,
+        "start": start,
+        "gained": response(tokens),
+        "version_spans": (VersionSpan(version(under), len(tokens)),),
+        "next_owner": None,
+        "first_token_at": None,
+        "written_at": 0,
+    }
+    return Progress(**(fields | changes))
+
+
+def partials(outputs: list[Output]) -> dict[str, tuple[list[int], PolicyVersion | None]]:
+    """The tokens that each assignment resumes from, and its version."""
+    records = [output.record for output in outputs if isinstance(output.record, Assignment)]
+    return {
+        r.trajectory_id: ([] if r.partial is None else r.partial.token_ids.to_pylist(), r.policy_version)
+        for r in records
+    }
+
+
+def dead_letters(outputs: list[Output]) -> list[str]:
+    return [output.record.reason for output in outputs if isinstance(output.record, DeadLetter)]
 
 
 _COMMITTED = tuple(topic_input(topic) for topic in (PROMPTS, EVAL_PROMPTS, PROGRESS, TRAJECTORIES, SETTLED))

@@ -1,4 +1,4 @@
-"""Who gets which work: credit, versions, admission, and evaluation beside training."""
+"""Dispatch: credit, versions, admission, and evaluation beside training."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def names(outputs: list) -> list[str]:
         (4, None, 3, 3),
     ],
 )
-def test_a_replica_gets_what_it_has_room_for(
+def test_dispatch_fills_the_room_of_a_replica(
     capacity: int, prefetch: int | None, replica_batch: int | None, expected: int
 ) -> None:
     placement = Placement(prefetch=prefetch, replica_batch=replica_batch)
@@ -38,7 +38,7 @@ def test_a_replica_gets_what_it_has_room_for(
     assert names(placement.run()) == []
 
 
-def test_a_group_may_go_to_several_replicas() -> None:
+def test_dispatch_splits_a_group_over_replicas_if_needed() -> None:
     placement = Placement()
     placement.prompts(0, samples=6)
     first = placement.publish(0)
@@ -50,7 +50,7 @@ def test_a_group_may_go_to_several_replicas() -> None:
     ]
 
 
-def test_groups_go_to_whoever_has_least() -> None:
+def test_dispatch_assigns_groups_to_the_least_loaded_replica() -> None:
     placement = Placement(admitted=8)
     placement.prompts(*range(9), samples=2)
     first = placement.publish(0)
@@ -59,13 +59,13 @@ def test_groups_go_to_whoever_has_least() -> None:
     placement.run()
     placement.beat(3, first, capacity=50)
     placement.finish(trajectory(prompt(0), 0), trajectory(prompt(1), 0))
-    placement.tell(SETTLED, *(settled(f"p{n}.{m}", outcome="dropped") for n in (0, 1) for m in (0, 1)))
+    placement.write(SETTLED, *(settled(f"p{n}.{m}", outcome="dropped") for n in (0, 1) for m in (0, 1)))
     given = assigned(placement.run())
     assert [(name, replica) for name, replica, _ in given] == [("p4.0", 1), ("p4.1", 1), ("p5.0", 3), ("p5.1", 3)]
 
 
 @pytest.mark.parametrize(("prefetch", "expected"), [(0, 1), (3, 4), (None, 10)])
-def test_beyond_what_its_kv_takes_a_replica_holds_what_it_prefetches(prefetch: int | None, expected: int) -> None:
+def test_dispatch_prefetches_beyond_the_kv_of_a_replica(prefetch: int | None, expected: int) -> None:
     placement = Placement(prefetch=prefetch)
     placement.prompts(0, samples=1)
     first = placement.publish(0)
@@ -77,14 +77,14 @@ def test_beyond_what_its_kv_takes_a_replica_holds_what_it_prefetches(prefetch: i
 
 
 @pytest.mark.parametrize("state", ["starting", "loading", "stopped"])
-def test_only_what_runs_gets_work(state: str) -> None:
+def test_dispatch_skips_replicas_that_are_not_running(state: str) -> None:
     placement = Placement()
     placement.prompts(0)
     placement.beat(0, placement.publish(0), state=state)
     assert placement.run() == []
 
 
-def test_no_fresh_work_under_weights_that_are_not_the_newest() -> None:
+def test_dispatch_gives_no_fresh_work_under_older_weights() -> None:
     placement = Placement()
     placement.prompts(*range(9))
     old = placement.publish(0)
@@ -98,7 +98,7 @@ def test_no_fresh_work_under_weights_that_are_not_the_newest() -> None:
     assert len(names(placement.run())) == 4
 
 
-def test_a_replica_begins_its_next_batch_when_the_last_has_drained() -> None:
+def test_dispatch_begins_a_batch_once_the_last_has_drained() -> None:
     placement = Placement()
     placement.prompts(*range(9))
     placement.beat(0, placement.publish(0))
@@ -109,7 +109,7 @@ def test_a_replica_begins_its_next_batch_when_the_last_has_drained() -> None:
     assert len(names(placement.run())) == 4
 
 
-def test_a_replica_batch_holds_across_a_restart() -> None:
+def test_replica_batch_is_kept_across_a_restart() -> None:
     placement = Placement(replica_batch=3)
     placement.prompts(*range(9))
     first = placement.publish(0)
@@ -124,44 +124,44 @@ def test_a_replica_batch_holds_across_a_restart() -> None:
     ("admitted", "samples", "expected"),
     [(4, 2, 4), (5, 2, 6), (1, 2, 2), (2, 6, 6), (8, 2, 8)],
 )
-def test_groups_are_admitted_whole_while_there_is_any_room(admitted: int, samples: int, expected: int) -> None:
+def test_admission_takes_whole_groups_while_there_is_room(admitted: int, samples: int, expected: int) -> None:
     placement = Placement(admitted=admitted)
     placement.prompts(*range(9), samples=samples)
     placement.beat(0, placement.publish(0), capacity=50)
     assert len(names(placement.run())) == expected
 
 
-def test_what_is_settled_makes_room_once_a_version_covers_its_batch() -> None:
+def test_admission_frees_batched_work_once_a_version_covers_it() -> None:
     placement = Placement(admitted=4)
     placement.prompts(*range(9))
     first = placement.publish(0)
     placement.beat(0, first, capacity=50)
     placement.run()
     placement.finish(*(trajectory(prompt(n), m) for n in (0, 1) for m in (0, 1)))
-    placement.tell(SETTLED, *(settled(f"p{n}.{m}", batch=0) for n in (0, 1) for m in (0, 1)))
+    placement.write(SETTLED, *(settled(f"p{n}.{m}", batch=0) for n in (0, 1) for m in (0, 1)))
     assert names(placement.run()) == []
     placement.beat(0, placement.publish(1, 0), capacity=50)
     assert len(names(placement.run())) == 4
 
 
 @pytest.mark.parametrize("outcome", ["dropped", "failed", "imported"])
-def test_what_is_settled_otherwise_makes_room_at_once(outcome: str) -> None:
+def test_admission_frees_unbatched_work_at_once(outcome: str) -> None:
     placement = Placement(admitted=2)
     placement.prompts(*range(9))
     placement.beat(0, placement.publish(0), capacity=50)
     placement.run()
-    placement.tell(SETTLED, settled("p0.0", outcome=outcome), settled("p0.1", outcome=outcome))
+    placement.write(SETTLED, settled("p0.0", outcome=outcome), settled("p0.1", outcome=outcome))
     assert names(placement.run()) == ["p1.0", "p1.1"]
 
 
-def test_the_bound_holds_across_a_restart_between_settling_and_training() -> None:
+def test_admission_bound_holds_across_a_restart() -> None:
     placement = Placement(admitted=4)
     placement.prompts(*range(9))
     first = placement.publish(0)
     placement.beat(0, first, capacity=50)
     placement.run()
     placement.finish(*(trajectory(prompt(n), m) for n in (0, 1) for m in (0, 1)))
-    placement.tell(SETTLED, *(settled(f"p{n}.{m}", batch=0) for n in (0, 1) for m in (0, 1)))
+    placement.write(SETTLED, *(settled(f"p{n}.{m}", batch=0) for n in (0, 1) for m in (0, 1)))
     placement.run()
     placement.restart()
     placement.beat(0, first, capacity=50)
@@ -170,7 +170,7 @@ def test_the_bound_holds_across_a_restart_between_settling_and_training() -> Non
     assert len(names(placement.run())) == 4
 
 
-def test_no_training_work_after_the_last_version() -> None:
+def test_dispatch_gives_no_training_work_after_the_final_version() -> None:
     placement = Placement()
     placement.prompts(0)
     last = placement.publish(5, final=True)
@@ -179,7 +179,7 @@ def test_no_training_work_after_the_last_version() -> None:
     assert names(placement.run()) == ["e0.0"]
 
 
-def test_evaluation_goes_where_its_version_is_loaded_beside_training() -> None:
+def test_evaluation_runs_beside_training_under_its_version() -> None:
     placement = Placement()
     placement.prompts(0, 1)
     first = placement.publish(0)
@@ -189,7 +189,7 @@ def test_evaluation_goes_where_its_version_is_loaded_beside_training() -> None:
     assert assigned(placement.run()) == [("e0.0", 0, 1)]
 
 
-def test_evaluation_of_another_version_waits_for_an_idle_replica_which_then_trains_nothing() -> None:
+def test_evaluation_of_an_older_version_waits_for_an_idle_replica() -> None:
     placement = Placement()
     old, new = placement.publish(0), placement.publish(1)
     placement.prompts(0)
@@ -209,7 +209,7 @@ def test_evaluation_of_another_version_waits_for_an_idle_replica_which_then_trai
     assert names(placement.run()) == ["p2.0", "p2.1"]
 
 
-def test_evaluation_takes_no_more_than_the_slots() -> None:
+def test_evaluation_uses_at_most_the_slots() -> None:
     placement = Placement()
     first = placement.publish(0)
     placement.questions(*range(6), under=first)
@@ -222,7 +222,7 @@ def test_evaluation_takes_no_more_than_the_slots() -> None:
     assert names(placement.run()) == ["e3.0", "e4.0", "e5.0"]
 
 
-def test_lost_questions_go_only_where_their_version_is_or_can_be_loaded() -> None:
+def test_lost_evaluation_resumes_only_under_its_version() -> None:
     placement = Placement()
     old, new = placement.publish(0), placement.publish(1)
     placement.questions(0, under=old)
@@ -237,18 +237,18 @@ def test_lost_questions_go_only_where_their_version_is_or_can_be_loaded() -> Non
     assert names(placement.run()) == ["e0.0"]
 
 
-def test_a_batch_that_was_covered_before_it_was_settled_here_does_not_count() -> None:
+def test_admission_ignores_batches_covered_before_settling() -> None:
     placement = Placement(admitted=2)
     placement.prompts(*range(3))
     placement.beat(0, placement.publish(0), capacity=50)
     placement.run()
     placement.beat(0, placement.publish(1, 0), capacity=50)
     placement.run()
-    placement.tell(SETTLED, settled("p0.0", batch=0), settled("p0.1", batch=0))
+    placement.write(SETTLED, settled("p0.0", batch=0), settled("p0.1", batch=0))
     assert names(placement.run()) == ["p1.0", "p1.1"]
 
 
-def test_evaluation_does_not_count_towards_admission() -> None:
+def test_admission_does_not_count_evaluation() -> None:
     placement = Placement(admitted=2)
     first = placement.publish(0)
     placement.questions(*range(4), under=first)
@@ -257,7 +257,7 @@ def test_evaluation_does_not_count_towards_admission() -> None:
     assert names(placement.run()) == ["e0.0", "e1.0", "e2.0", "e3.0", "p0.0", "p0.1"]
 
 
-def test_lost_questions_of_another_version_do_not_stand_in_the_way() -> None:
+def test_lost_evaluation_does_not_block_other_versions() -> None:
     placement = Placement()
     old, new = placement.publish(0), placement.publish(1)
     placement.questions(*range(4), under=old)
@@ -266,13 +266,13 @@ def test_lost_questions_of_another_version_do_not_stand_in_the_way() -> None:
     placement.questions(4, under=new)
     placement.beat(0, old, incarnation=2, state="stopped")
     placement.beat(1, new, capacity=2)
-    assert names(placement.run()) == ["e0.0", "e1.0"]  # idle, so it loads what has waited longest
+    assert names(placement.run()) == ["e0.0", "e1.0"]  # idle, so it loads the version that has waited longest
     placement.beat(2, new, capacity=2, running=0)
     placement.prompts(0)
     assert names(placement.run()) == ["e2.0", "e3.0"]
 
 
-def test_nobody_is_told_to_stop_what_it_finished() -> None:
+def test_finished_trajectory_is_not_cancelled_at_its_owner() -> None:
     placement = Placement()
     placement.prompts(0)
     placement.beat(0, placement.publish(0))
@@ -281,7 +281,7 @@ def test_nobody_is_told_to_stop_what_it_finished() -> None:
     assert cancelled(placement.run()) == set()
 
 
-def test_versions_are_ordered_by_epoch_first() -> None:
+def test_newest_version_is_by_epoch_first() -> None:
     placement = Placement()
     placement.prompts(0)
     placement.publish(9)
@@ -292,7 +292,7 @@ def test_versions_are_ordered_by_epoch_first() -> None:
     assert names(placement.run()) == ["p0.0", "p0.1"]
 
 
-def test_where_weights_interrupt_a_replica_is_kept_free_for_evaluation_of_weights_that_nobody_has() -> None:
+def test_interrupt_schedule_drains_one_replica_for_evaluation() -> None:
     placement = Placement(schedule="partial_rollout", admitted=1000)
     placement.prompts(*range(20), samples=4)
     first = placement.publish(0)
@@ -304,7 +304,7 @@ def test_where_weights_interrupt_a_replica_is_kept_free_for_evaluation_of_weight
     for replica in (0, 1):
         placement.beat(replica, second)
     assert assigned(placement.run()) == []
-    for number, replicas in ((0, []), (1, [1])):  # replica 0 is to be free, whoever has less
+    for number, replicas in ((0, []), (1, [1])):  # replica 0 is drained, whichever has less
         placement.finish(*(trajectory(prompt(number, 4), m, lease=given[f"p{number}.{m}"]) for m in (0, 1)))
         assert sorted({replica for _, replica, _ in assigned(placement.run())}) == replicas
     placement.finish(*(trajectory(prompt(0, 4), m, lease=given[f"p0.{m}"]) for m in (2, 3)))

@@ -1,4 +1,4 @@
-"""The pool holds what the replicas hold, whatever order, doubling or loss of records, owners and leases there is."""
+"""PartialPool: it equals what replicas hold under any order, repetition or loss of records, owners and leases."""
 
 from __future__ import annotations
 
@@ -7,17 +7,13 @@ from dataclasses import dataclass, replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from placement_harness import response
 from record_factories import version
 
-from operators.placement.pool import PartialPool, PooledPartial, cut_spans, join_spans
-from schemas.columns import flags, floats, token_ids
-from schemas.records import Progress, Response, VersionSpan
+from operators.placement.partial_pool import PartialPool, PooledPartial, cut_spans, join_spans
+from schemas.records import Progress, VersionSpan
 
 NAMES = ("p0.0", "p0.1", "p7.3")
-
-
-def response(tokens: list[int]) -> Response:
-    return Response(token_ids(tokens), floats([-t / 8 for t in tokens]), flags([True] * len(tokens)))
 
 
 def progress(tokens: list[int], start: int, lease: int, name: str = "p0.0", number: int = 0) -> Progress:
@@ -32,16 +28,16 @@ def held(pool: PartialPool, name: str = "p0.0") -> list[int]:
 
 @dataclass
 class Holder:
-    """A replica that has one trajectory: what it holds, and how much of that it has told."""
+    """A replica with one trajectory: its tokens, and how many of them it has reported."""
 
     lease: int
     tokens: list[int]
-    told: int
+    reported: int
 
 
 OPERATIONS = st.lists(
     st.tuples(
-        st.sampled_from(["step", "step", "tell", "tell", "again", "lose", "move", "zombie"]),
+        st.sampled_from(["step", "step", "report", "report", "again", "lose", "move", "zombie"]),
         st.sampled_from(NAMES),
         st.integers(1, 4),
     ),
@@ -51,36 +47,36 @@ OPERATIONS = st.lists(
 
 @given(OPERATIONS, st.randoms(use_true_random=False))
 @settings(max_examples=300, deadline=None)
-def test_the_fold_is_what_the_replica_holds(operations: list[tuple[str, str, int]], rng) -> None:
-    """Owners step, tell, are lost and hand over; what was told comes again, and former owners go on talking."""
+def test_pool_equals_what_the_replica_holds(operations: list[tuple[str, str, int]], rng) -> None:
+    """Owners step, report, are lost and hand over; records are repeated, and former owners continue to report."""
     pool, lease = PartialPool(), len(NAMES)
     holders = {name: Holder(i, [], 0) for i, name in enumerate(NAMES)}
     log: list[Progress] = []
     zombies: list[tuple[str, Holder]] = []
 
-    def tell(name: str, holder: Holder) -> Progress:
-        record = progress(holder.tokens[holder.told :], holder.told, holder.lease, name)
-        holder.told = len(holder.tokens)
+    def report(name: str, holder: Holder) -> Progress:
+        record = progress(holder.tokens[holder.reported :], holder.reported, holder.lease, name)
+        holder.reported = len(holder.tokens)
         return record
 
     for what, name, size in operations:
         holder = holders[name]
         if what == "step":
             holder.tokens += [rng.randrange(100) for _ in range(size)]
-        elif what == "tell":
-            log.append(tell(name, holder))
+        elif what == "report":
+            log.append(report(name, holder))
             assert pool.fold(log[-1])
         elif what == "again" and log:
-            assert pool.fold(rng.choice(log))  # delivered a second time, at any later time
+            assert pool.fold(rng.choice(log))  # repeated at any later time
         elif what == "lose":
             zombies.append((name, replace(holder, tokens=list(holder.tokens))))
             lease += 1
             partial = pool.get(name)
-            pool.begin(name, lease, partial)
+            pool.start_lease(name, lease, partial)
             kept = [] if partial is None else partial.response.token_ids.to_pylist()
             holders[name] = Holder(lease, kept, len(kept))
         elif what == "move":
-            log.append(tell(name, holder))
+            log.append(report(name, holder))
             assert pool.fold(log[-1])
             zombies.append((name, replace(holder, tokens=list(holder.tokens))))
             lease += 1
@@ -89,14 +85,14 @@ def test_the_fold_is_what_the_replica_holds(operations: list[tuple[str, str, int
         elif what == "zombie" and zombies:
             whose, zombie = rng.choice(zombies)
             zombie.tokens += [rng.randrange(100, 200) for _ in range(size)]
-            pool.fold(tell(whose, zombie))  # with tokens of its own, and gaps: no matter
+            pool.fold(report(whose, zombie))  # its own tokens and gaps have no effect
     for name, holder in holders.items():
-        assert held(pool, name) == holder.tokens[: holder.told]
+        assert held(pool, name) == holder.tokens[: holder.reported]
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=8), st.integers(0, 7), st.data())
 @settings(max_examples=150, deadline=None)
-def test_a_record_that_is_missing_is_seen_and_nothing_is_made_up(sizes: list[int], gone: int, data) -> None:
+def test_pool_detects_a_missing_record(sizes: list[int], gone: int, data) -> None:
     tokens = list(range(sum(sizes)))
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     pool, folded = PartialPool(), []
@@ -112,7 +108,7 @@ def test_a_record_that_is_missing_is_seen_and_nothing_is_made_up(sizes: list[int
         assert not pool.gained("p0.0")
 
 
-def test_a_later_lease_cuts_back_to_where_it_starts() -> None:
+def test_pool_truncates_to_the_start_of_a_later_lease() -> None:
     pool = PartialPool()
     pool.fold(progress([1, 2, 3], 0, 1))
     pool.fold(progress([4, 5, 6], 3, 1))
@@ -124,7 +120,7 @@ def test_a_later_lease_cuts_back_to_where_it_starts() -> None:
     assert held(pool) == [0]
 
 
-def test_logprobs_masks_and_versions_go_with_their_tokens() -> None:
+def test_pool_keeps_logprobs_masks_and_versions_with_tokens() -> None:
     pool = PartialPool()
     pool.fold(progress([8, 16], 0, 1, number=0))
     pool.fold(progress([16, 24, 32], 1, 1, number=1))
@@ -136,11 +132,11 @@ def test_logprobs_masks_and_versions_go_with_their_tokens() -> None:
     assert PooledPartial(response([8]), (VersionSpan(version(3), 1),)).version == version(3)
 
 
-def test_only_what_the_present_owner_added_is_its_gain() -> None:
+def test_pool_gained_counts_only_the_present_owner() -> None:
     pool = PartialPool()
     pool.fold(progress([1], 0, 1))
     assert pool.gained("p0.0")
-    pool.begin("p0.0", 2, pool.get("p0.0"))
+    pool.start_lease("p0.0", 2, pool.get("p0.0"))
     assert not pool.gained("p0.0")
     pool.fold(progress([2], 1, 1))
     assert not pool.gained("p0.0")
@@ -156,11 +152,11 @@ def test_only_what_the_present_owner_added_is_its_gain() -> None:
     ("start", "stop", "expected"),
     [(0, 5, [(0, 2), (1, 3)]), (1, 3, [(0, 1), (1, 1)]), (2, 5, [(1, 3)]), (0, 0, []), (4, 9, [(1, 1)])],
 )
-def test_spans_are_cut_with_their_tokens(start: int, stop: int, expected: list[tuple[int, int]]) -> None:
+def test_cut_spans_returns_the_spans_of_a_token_range(start: int, stop: int, expected: list[tuple[int, int]]) -> None:
     spans = (VersionSpan(version(0), 2), VersionSpan(version(1), 3))
     assert cut_spans(spans, start, stop) == tuple(VersionSpan(version(n), length) for n, length in expected)
 
 
-def test_spans_of_one_version_become_one() -> None:
+def test_join_spans_merges_neighbours_of_one_version() -> None:
     a, b = VersionSpan(version(0), 2), VersionSpan(version(1), 3)
     assert join_spans([(a,), (a, b), (b, a)]) == (VersionSpan(version(0), 4), VersionSpan(version(1), 6), a)

@@ -1,11 +1,10 @@
-"""Moves: planned, reserved, released, handed over; and what becomes of them when anything dies, ends or is late."""
+"""Moves: planned, reserved, released, handed over; and their outcomes after failures, finishes and delays."""
 
 from __future__ import annotations
 
 import pytest
-from placement_harness import TIMEOUT_S, Placement, assigned, cancelled, leases
+from placement_harness import TIMEOUT_S, Placement, assigned, cancelled, leases, partials, progress
 from record_factories import prompt, trajectory, version
-from test_placement_resumes import partials, progress
 
 from operators.io.elements import Output
 from schemas.records import (
@@ -31,7 +30,7 @@ def of(kind: type, outputs: list[Output]) -> list:
 
 @pytest.fixture
 def placement() -> Placement:
-    """Two replicas of four slots, both with two trajectories of a batch that was four; the rest has finished."""
+    """Two replicas of four slots, each with two unfinished trajectories of a batch of four."""
     placement = Placement(repack_s=PERIOD_S)
     nearly_done(placement, placement.publish(0), first=0)
     return placement
@@ -50,7 +49,7 @@ def nearly_done(placement: Placement, under: PolicyVersion, first: int) -> None:
 
 
 def ended(outputs: list[Output], plan_id: str = "1-1") -> dict[str, tuple[str, ...]]:
-    """What became of the move from replica 0 to 1 of a plan, which is told once."""
+    """The outcomes of the move from replica 0 to 1 of a plan, which are reported once."""
     (end,) = of(MoveOutcome, outputs)
     assert (end.plan_id, end.source, end.destination) == (plan_id, 0, 1)
     outcomes = {outcome: getattr(end, outcome) for outcome in ("handed_over", "finished", "rejected", "lost")}
@@ -75,21 +74,21 @@ def released(placement: Placement) -> Release:
     return order
 
 
-def hand_over(placement: Placement, order: Release, *, told: bool = True) -> None:
-    """What replica 0 writes in one transaction; placement reads of it what it is `told`."""
+def hand_over(placement: Placement, order: Release, *, with_progress: bool = True) -> None:
+    """The transaction of replica 0; placement reads its Progress only if `with_progress`."""
     for name, lease in zip(order.trajectory_ids, order.leases, strict=True):
         asked, member = prompt(0, 4), int(name[-1])
         gained = progress(name, [7], member + 1, next_owner=NextOwner(lease, 1, 1))
         spans = gained.version_spans
         record = Assignment(asked, member, lease, 1, 1, 1, version(0), gained.gained, 0, spans)
         placement.log.append(INBOX, record, partition=1)
-        if told:
-            placement.tell(PROGRESS, gained)
+        if with_progress:
+            placement.write(PROGRESS, gained)
 
 
-def test_what_a_replica_was_given_since_its_heartbeat_counts(placement: Placement) -> None:
+def test_load_counts_requests_assigned_since_the_heartbeat(placement: Placement) -> None:
     placement.beat(0, version(0), running=2, kv_used=10)
-    placement.beat(1, version(0), running=0, kv_used=0)  # it has only begun: not one that is nearly done
+    placement.beat(1, version(0), running=0, kv_used=0)  # it has just started, so it is not nearly done
     assert of(RepackPlan, placement.run(PERIOD_S)) == []
     placement.beat(1, version(0), running=1, kv_used=10)
     (plan,) = of(RepackPlan, placement.run(PERIOD_S))
@@ -97,7 +96,7 @@ def test_what_a_replica_was_given_since_its_heartbeat_counts(placement: Placemen
     assert ReplicaLoad(1, 10 + int(each), 100, 2) in plan.before
 
 
-def test_room_is_reserved_before_anything_is_let_go(placement: Placement) -> None:
+def test_move_reserves_room_before_the_release(placement: Placement) -> None:
     outputs = planned(placement)
     names = ("p0.2", "p0.3")
     assert of(Reserve, outputs) == [Reserve("1-1.1", version(0), names, 10, 1, 1)]
@@ -115,7 +114,7 @@ def test_room_is_reserved_before_anything_is_let_go(placement: Placement) -> Non
     assert [output.partition for output in outputs if output.topic is INBOX] == [1]
     assert [output.key for output in outputs if output.topic is PLANS] == ["1-1"]
     beat(placement)
-    assert placement.run(PERIOD_S) == []  # nothing moves, and nothing is planned over, before room is kept
+    assert placement.run(PERIOD_S) == []  # nothing moves and no new plan is made before room is reserved
     beat(placement, "1-1.1")
     outputs = placement.run()
     assert of(Release, outputs) == [Release("1-1.1", names, (9, 10), 1, 1, 0, 1)]
@@ -124,7 +123,7 @@ def test_room_is_reserved_before_anything_is_let_go(placement: Placement) -> Non
     assert placement.run(PERIOD_S) == []
 
 
-def test_the_source_owns_until_the_hand_over_and_the_destination_after(placement: Placement) -> None:
+def test_move_changes_the_owner_at_the_hand_over(placement: Placement) -> None:
     order = released(placement)
     hand_over(placement, order)
     beat(placement)
@@ -141,36 +140,36 @@ def test_the_source_owns_until_the_hand_over_and_the_destination_after(placement
     assert min(leases(outputs).values()) > max(order.leases)
 
 
-@pytest.mark.parametrize("told", [False, True])
-def test_a_hand_over_is_known_after_a_restart(placement: Placement, told: bool) -> None:
+@pytest.mark.parametrize("with_progress", [False, True])
+def test_hand_over_is_restored_after_a_restart(placement: Placement, with_progress: bool) -> None:
     order = released(placement)
-    hand_over(placement, order, told=told)
-    if told:
+    hand_over(placement, order, with_progress=with_progress)
+    if with_progress:
         placement.run()
     placement.restart()
     beat(placement)
     assert of(Assignment, placement.run()) == []
     placement.beat(0, version(0), state="stopped")
-    assert assigned(placement.run()) == []  # what it had is with replica 1
+    assert assigned(placement.run()) == []  # replica 1 owns its trajectories
     placement.beat(2, version(0))
     placement.beat(1, version(0), state="stopped")
     assert {name for name, _, _ in assigned(placement.run())} == {"p0.2", "p0.3", "p1.2", "p1.3"}
 
 
-def test_a_release_that_was_not_obeyed_yet_is_known_after_a_restart(placement: Placement) -> None:
+def test_open_release_is_restored_after_a_restart(placement: Placement) -> None:
     order = released(placement)
     placement.restart()
     beat(placement)
     assert of(Assignment, placement.run()) == []
     placement.finish(trajectory(prompt(0, 4), 2, lease=3))
-    assert cancelled(placement.run()) == {("p0.2", 1, 1)}  # replica 1 waits for it in vain
+    assert cancelled(placement.run()) == {("p0.2", 1, 1)}  # replica 1 expects it
     hand_over(placement, order)
     assert ended(placement.run()) == {"handed_over": ("p0.3",), "finished": ("p0.2",)}
     placement.beat(0, version(0), state="stopped")
     assert assigned(placement.run()) == []
 
 
-def test_what_finishes_before_its_release_stays_finished(placement: Placement) -> None:
+def test_move_omits_trajectories_that_finished_before_release(placement: Placement) -> None:
     (reserve,) = of(Reserve, planned(placement))
     placement.finish(trajectory(prompt(0, 4), 2, lease=3))
     beat(placement, reserve.plan_id)
@@ -179,7 +178,7 @@ def test_what_finishes_before_its_release_stays_finished(placement: Placement) -
     assert cancelled(outputs) == {("p0.2", 1, 1)}
 
 
-def test_a_plan_of_which_all_has_finished_is_dropped(placement: Placement) -> None:
+def test_move_is_dropped_if_all_trajectories_finished(placement: Placement) -> None:
     (reserve,) = of(Reserve, planned(placement))
     placement.finish(*(trajectory(prompt(0, 4), m, lease=m + 1) for m in (2, 3)))
     beat(placement, reserve.plan_id)
@@ -189,13 +188,13 @@ def test_a_plan_of_which_all_has_finished_is_dropped(placement: Placement) -> No
     assert cancelled(outputs) == {("p0.2", 1, 1), ("p0.3", 1, 1)}
 
 
-def test_what_finishes_on_its_way_is_not_waited_for(placement: Placement) -> None:
+def test_move_cancels_trajectories_that_finish_at_the_source(placement: Placement) -> None:
     order = released(placement)
     placement.finish(*(trajectory(prompt(0, 4), m, lease=m + 1) for m in (2, 3)))
     assert cancelled(placement.run()) == {(name, 1, 1) for name in order.trajectory_ids}
 
 
-def test_a_destination_that_keeps_no_room_is_not_waited_for_for_ever(placement: Placement) -> None:
+def test_move_is_rejected_if_no_room_is_reserved_in_time(placement: Placement) -> None:
     planned(placement)
     for _ in range(3):
         beat(placement)
@@ -203,12 +202,17 @@ def test_a_destination_that_keeps_no_room_is_not_waited_for_for_ever(placement: 
         assert of(Release, outputs) == []
     assert cancelled(outputs) == {("p0.2", 1, 1), ("p0.3", 1, 1)}
     kinds = [type(output.record) for output in outputs]
-    assert kinds == [Cancel, Reserve, RepackPlan, MoveOutcome]  # another is tried; the first one's end does not end it
-    assert ended(outputs) == {"refused": ("p0.2", "p0.3")}
+    assert kinds == [
+        Cancel,
+        Reserve,
+        RepackPlan,
+        MoveOutcome,
+    ]  # another plan follows; the outcome of the first does not end it
+    assert ended(outputs) == {"rejected": ("p0.2", "p0.3")}
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_what_is_handed_over_late_stays_with_its_new_owner(placement: Placement, restarted: bool) -> None:
+def test_late_hand_over_still_changes_the_owner(placement: Placement, restarted: bool) -> None:
     order = released(placement)
     if restarted:
         placement.restart()
@@ -216,10 +220,10 @@ def test_what_is_handed_over_late_stays_with_its_new_owner(placement: Placement,
     while not of(Cancel, outputs):
         beat(placement)
         outputs = placement.run(TIMEOUT_S / 2 - 1)
-    (called_off,) = of(Cancel, outputs)
-    assert (called_off.trajectory_ids, called_off.leases) == (("p0.2", "p0.3"), (0, 0))
-    assert ended(outputs) == {"refused": order.trajectory_ids}
-    (reserve,) = of(Reserve, outputs)  # the same move is planned again, and now the first one is made
+    (cancel_record,) = of(Cancel, outputs)
+    assert (cancel_record.trajectory_ids, cancel_record.leases) == (("p0.2", "p0.3"), (0, 0))
+    assert ended(outputs) == {"rejected": order.trajectory_ids}
+    (reserve,) = of(Reserve, outputs)  # the same move is planned again, then the first hand-over arrives
     hand_over(placement, order)
     beat(placement, reserve.plan_id)
     outputs = placement.run()
@@ -233,7 +237,7 @@ def test_what_is_handed_over_late_stays_with_its_new_owner(placement: Placement,
     assert {name for name, _, _ in assigned(placement.run())} == {"p0.2", "p0.3", "p1.2", "p1.3"}
 
 
-def test_who_waits_for_a_source_that_died_is_told(placement: Placement) -> None:
+def test_move_is_cancelled_at_the_destination_if_the_source_dies(placement: Placement) -> None:
     released(placement)
     placement.beat(0, version(0), state="stopped")
     outputs = placement.run()
@@ -241,8 +245,8 @@ def test_who_waits_for_a_source_that_died_is_told(placement: Placement) -> None:
     assert ended(outputs) == {"lost": ("p0.2", "p0.3")}
 
 
-def test_what_finishes_where_it_was_to_go_has_moved(placement: Placement) -> None:
-    """The word of its end comes before that of its hand-over: nothing orders the two."""
+def test_finish_at_the_destination_counts_as_handed_over(placement: Placement) -> None:
+    """Its finish is read before its hand-over, since the two topics have no common order."""
     order = released(placement)
     first, second = order.leases
     placement.finish(trajectory(prompt(0, 4), 2, lease=first), trajectory(prompt(0, 4), 3, lease=4))
@@ -252,7 +256,7 @@ def test_what_finishes_where_it_was_to_go_has_moved(placement: Placement) -> Non
     assert second > first
 
 
-def test_the_next_owner_of_what_has_ended_is_told_to_stop(placement: Placement) -> None:
+def test_next_owner_of_a_finished_trajectory_is_cancelled(placement: Placement) -> None:
     order = released(placement)
     placement.finish(*(trajectory(prompt(0, 4), m, lease=m + 1) for m in (2, 3)))
     placement.run()
@@ -264,7 +268,7 @@ def test_the_next_owner_of_what_has_ended_is_told_to_stop(placement: Placement) 
 
 
 @pytest.mark.parametrize("who", [0, 1])
-def test_who_dies_before_the_release_moves_nothing(placement: Placement, who: int) -> None:
+def test_move_is_lost_if_either_replica_dies_before_release(placement: Placement, who: int) -> None:
     planned(placement)
     placement.beat(who, version(0), incarnation=2)
     outputs = placement.run()
@@ -274,7 +278,7 @@ def test_who_dies_before_the_release_moves_nothing(placement: Placement, who: in
     assert {name for name, _, _ in assigned(outputs)} == names
 
 
-def test_a_hand_over_to_a_life_that_is_over_goes_on_elsewhere(placement: Placement) -> None:
+def test_hand_over_to_an_ended_incarnation_is_reassigned(placement: Placement) -> None:
     order = released(placement)
     placement.beat(1, version(0), incarnation=2, capacity=2)
     placement.run()
@@ -283,17 +287,17 @@ def test_a_hand_over_to_a_life_that_is_over_goes_on_elsewhere(placement: Placeme
     assert {name for name, _, _ in assigned(placement.run())} == {"p0.2", "p0.3"}
 
 
-def test_a_source_that_was_given_up_hands_over_too_late(placement: Placement) -> None:
+def test_hand_over_of_a_fenced_source_is_cancelled(placement: Placement) -> None:
     order = released(placement)
     placement.beat(2, version(0))
     placement.beat(0, version(0), state="stopped")
     outputs = placement.run()
     assert {name for name, _, _ in assigned(outputs)} == {"p0.2", "p0.3"}
-    hand_over(placement, order)  # committed before it was fenced, read after
+    hand_over(placement, order)  # committed before the fence, read after it
     assert cancelled(placement.run()) == {("p0.2", 1, 1), ("p0.3", 1, 1)}
 
 
-def test_no_fresh_work_goes_where_trajectories_come_or_go(placement: Placement) -> None:
+def test_dispatch_gives_no_fresh_work_to_moving_replicas(placement: Placement) -> None:
     placement.prompts(2)
     placement.publish(0)
     planned(placement)
@@ -302,8 +306,8 @@ def test_no_fresh_work_goes_where_trajectories_come_or_go(placement: Placement) 
     assert assigned(placement.run()) == []
 
 
-def test_a_plan_is_of_replicas_under_one_version(placement: Placement) -> None:
-    """Both under the older version fit on either of the newer one, which have more room."""
+def test_plan_moves_only_between_replicas_of_one_version(placement: Placement) -> None:
+    """Replicas of the newer version have more room, but take no trajectories of the older one."""
     older, newer = version(0), version(1)
     nearly_done(placement, placement.publish(1), first=2)
     for replica, under in enumerate((older, older, newer, newer)):
@@ -311,11 +315,11 @@ def test_a_plan_is_of_replicas_under_one_version(placement: Placement) -> None:
     plans = of(RepackPlan, placement.run(PERIOD_S))
     moved = {plan.policy_version: [(move.source, move.destination) for move in plan.moves] for plan in plans}
     assert moved == {older: [(0, 1)], newer: [(2, 3)]}
-    touched = {plan.policy_version: {load.replica for load in plan.before} for plan in plans}
-    assert touched == {older: {0, 1}, newer: {2, 3}}
+    involved = {plan.policy_version: {load.replica for load in plan.before} for plan in plans}
+    assert involved == {older: {0, 1}, newer: {2, 3}}
 
 
-def test_plans_follow_a_global_batch_at_once_and_otherwise_the_clock(placement: Placement) -> None:
+def test_plans_are_made_after_a_global_batch_and_periodically(placement: Placement) -> None:
     beat(placement)
     assert of(Reserve, placement.run(PERIOD_S / 4)) == []
     placement.publish(1, 0)
@@ -323,7 +327,7 @@ def test_plans_follow_a_global_batch_at_once_and_otherwise_the_clock(placement: 
 
 
 @pytest.mark.parametrize("changes", [{"repack": False}, {"schedule": "partial_rollout"}])
-def test_without_repack_nothing_moves(changes: dict) -> None:
+def test_nothing_moves_without_repack(changes: dict) -> None:
     placement = Placement(repack_s=PERIOD_S, **changes)
     placement.prompts(0, 1, samples=2)
     first = placement.publish(0)
@@ -337,7 +341,7 @@ def test_without_repack_nothing_moves(changes: dict) -> None:
 # -- draining ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_draining_replica_gets_nothing_and_gives_what_fits() -> None:
+def test_draining_replica_gets_no_work_and_gives_what_fits() -> None:
     placement = Placement(repack=False)
     placement.prompts(0, samples=3)
     first = placement.publish(0)
@@ -356,7 +360,7 @@ def test_a_draining_replica_gets_nothing_and_gives_what_fits() -> None:
 # -- queues -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_replica_for_which_there_is_nothing_fresh_takes_of_a_queue() -> None:
+def test_idle_replica_takes_waiting_requests_of_another() -> None:
     placement = Placement(repack_s=PERIOD_S)
     placement.prompts(0, samples=8)
     placement.beat(0, placement.publish(0), capacity=8)
@@ -365,7 +369,7 @@ def test_a_replica_for_which_there_is_nothing_fresh_takes_of_a_queue() -> None:
     placement.beat(0, version(0), capacity=8, running=2, waiting=5, kv_used=90)
     placement.run()
     placement.beat(0, version(0), capacity=8, running=2, waiting=5, kv_used=90)
-    placement.beat(1, version(0), capacity=8)  # it joins
+    placement.beat(1, version(0), capacity=8)  # a new replica
     outputs = placement.run(PERIOD_S)
     (plan,) = of(RepackPlan, outputs)
     assert plan.reason == "balance"
@@ -381,9 +385,9 @@ def test_a_replica_for_which_there_is_nothing_fresh_takes_of_a_queue() -> None:
 # -- bad input --------------------------------------------------------------------------------------------------------
 
 
-def test_clocks_that_jump_change_nothing(placement: Placement) -> None:
+def test_moves_ignore_clock_jumps(placement: Placement) -> None:
     beat(placement, sent_at=-(10**15))
-    placement.now -= 10**6  # placement's own, too
+    placement.now -= 10**6  # placement's clock too
     beat(placement, sent_at=10**15)
     placement.run()
     assert placement.fenced == []

@@ -1,4 +1,4 @@
-"""Tables of loads and the moves that they call for; what must hold of any plan."""
+"""Repack: tables of loads and their moves, properties of any plan, and length statistics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from operators.placement.lengths import REMEMBERED, LengthsSeen
+from operators.placement.length_statistics import WINDOW, LengthStatistics
 from operators.placement.repack import Load, is_idle, plan_repack
 
 
@@ -27,25 +27,31 @@ def moves(*loads: Load, **how: bool) -> list[tuple[int, int, int]]:
         ([], []),
         ([load(0, 10)], []),
         ([load(0, 10), load(1, 20)], [(0, 1, 2)]),
-        ([load(0, 0, 0), load(1, 20)], []),  # who has nothing neither gives nor gets
-        ([load(0, 10), load(1, 20), load(2, 60)], [(0, 2, 2), (1, 2, 2)]),  # the fullest that fits
+        ([load(0, 0, 0), load(1, 20)], []),  # an idle replica is neither source nor destination
+        ([load(0, 10), load(1, 20), load(2, 60)], [(0, 2, 2), (1, 2, 2)]),  # the fullest with room
         ([load(0, 10), load(1, 20), load(2, 75)], [(0, 2, 2)]),  # 1 no longer fits into 2, and 0 is gone
-        ([load(0, 30), load(1, 40), load(2, 85)], [(0, 1, 2)]),  # 2 is too full; 1 gets, so it does not give
-        ([load(0, 10, growth=30), load(1, 55, growth=30)], []),  # 10 and what they may grow: 95 is too much
+        ([load(0, 30), load(1, 40), load(2, 85)], [(0, 1, 2)]),  # 2 is too full; 1 receives, so it is no source
+        ([load(0, 10, growth=30), load(1, 55, growth=30)], []),  # 10 plus the growth: 95 exceeds the limit
         ([load(0, 10, growth=20), load(1, 55)], [(0, 1, 2)]),
         ([load(0, 10, 5), load(1, 20, 4)], []),  # nine requests are too many
         ([load(0, 10, waiting=1), load(1, 20)], []),  # 0 is still filling
-        ([load(0, 10, waiting=1, kv_before=15), load(1, 20)], [(0, 1, 2)]),  # it is past its peak, though some wait
+        (
+            [load(0, 10, waiting=1, kv_before=15), load(1, 20)],
+            [(0, 1, 2)],
+        ),  # it is past its peak although a request waits
         ([load(0, 40, waiting=1, kv_before=40), load(1, 20)], []),
-        ([load(0, 12, 1, kv_before=5), load(1, 20)], [(0, 1, 1)]),  # a straggler that still grows is seen
-        ([load(0, 10, 8), load(1, 20, 8)], []),  # as many as pay off
-        ([load(0, 30, 6), load(1, 72, 6), load(2, 75, 6)], []),  # 33 of KV are free, but 4 places
-        ([load(0, 30, 4), load(1, 72, 6), load(2, 75, 6)], []),  # 8 each: one and two fit
-        ([load(0, 30, 3), load(1, 70, 6), load(2, 75, 6)], [(0, 2, 1), (0, 1, 2)]),  # nobody takes all, but two do
+        ([load(0, 12, 1, kv_before=5), load(1, 20)], [(0, 1, 1)]),  # a straggler that still grows counts
+        ([load(0, 10, 8), load(1, 20, 8)], []),  # at the maximum of requests
+        ([load(0, 30, 6), load(1, 72, 6), load(2, 75, 6)], []),  # 33 tokens of KV are free, but only 4 requests
+        ([load(0, 30, 4), load(1, 72, 6), load(2, 75, 6)], []),  # 8 tokens each: one and two fit
+        (
+            [load(0, 30, 3), load(1, 70, 6), load(2, 75, 6)],
+            [(0, 2, 1), (0, 1, 2)],
+        ),  # no replica takes all, but two together do
         ([load(0, 10), load(1, 30, 3), load(2, 70, 4), load(3, 70, 4)], [(0, 2, 2), (1, 2, 1), (1, 3, 2)]),
     ],
 )
-def test_plans(loads: list[Load], expected: list[tuple[int, int, int]]) -> None:
+def test_repack_plans_moves_for_loads(loads: list[Load], expected: list[tuple[int, int, int]]) -> None:
     assert moves(*loads) == expected
 
 
@@ -53,25 +59,25 @@ def test_plans(loads: list[Load], expected: list[tuple[int, int, int]]) -> None:
     ("loads", "expected"),
     [
         ([load(0, 30, leaving=True), load(1, 20), load(2, 50, 8)], [(0, 1, 2)]),
-        ([load(0, 30, leaving=True), load(1, 20, waiting=3)], [(0, 1, 2)]),  # a busy one takes them, too
+        ([load(0, 30, leaving=True), load(1, 20, waiting=3)], [(0, 1, 2)]),  # a busy replica receives too
         ([load(0, 30, leaving=True), load(1, 0, 0)], [(0, 1, 2)]),
-        ([load(0, 80, 8, leaving=True), load(1, 40), load(2, 50)], [(0, 1, 5), (0, 2, 3)]),  # as far as they go
+        ([load(0, 80, 8, leaving=True), load(1, 40), load(2, 50)], [(0, 1, 5), (0, 2, 3)]),  # as far as there is room
         ([load(0, 80, 8, leaving=True), load(1, 75)], [(0, 1, 1)]),
         ([load(0, 30, leaving=True), load(1, 30, leaving=True)], []),
         ([load(0, 30, leaving=True)], []),
     ],
 )
-def test_whoever_leaves_gives_what_others_take(loads: list[Load], expected: list[tuple[int, int, int]]) -> None:
+def test_repack_moves_requests_of_leaving_replicas(loads: list[Load], expected: list[tuple[int, int, int]]) -> None:
     assert moves(*loads, only_leaving=True) == expected
 
 
-def test_only_leaving_leaves_the_others_alone() -> None:
+def test_repack_with_only_leaving_skips_other_replicas() -> None:
     assert moves(load(0, 10), load(1, 20), only_leaving=True) == []
 
 
-def test_idle_is_past_the_peak() -> None:
+def test_is_idle_after_the_peak_of_kv() -> None:
     assert is_idle(load(0, 10), 0.9)
-    assert not is_idle(load(0, 95, waiting=2, kv_before=96), 0.9)  # falling, but still beyond what it may have
+    assert not is_idle(load(0, 95, waiting=2, kv_before=96), 0.9)  # falling, but still above its limit
     assert is_idle(load(0, 85, waiting=2, kv_before=96), 0.9)
 
 
@@ -91,7 +97,7 @@ LOADS = st.lists(
 
 @given(LOADS)
 @settings(max_examples=300, deadline=None)
-def test_whatever_the_loads_a_plan_fits_and_nobody_both_gives_and_gets(drawn: list[dict]) -> None:
+def test_repack_never_overfills_for_any_loads(drawn: list[dict]) -> None:
     loads = {i: load(i, fields.pop("kv"), fields.pop("requests"), **fields) for i, fields in enumerate(drawn)}
     plan = plan_repack(list(loads.values()), 0.9)
     sources, destinations = {m.source for m in plan}, {m.destination for m in plan}
@@ -108,7 +114,7 @@ def test_whatever_the_loads_a_plan_fits_and_nobody_both_gives_and_gets(drawn: li
         grown = sum(
             (loads[m.source].kv_used + loads[m.source].growth) * m.requests / loads[m.source].requests for m in coming
         )
-        assert to.kv_used + grown <= 90 + len(coming)  # a token a move may be lost to rounding
+        assert to.kv_used + grown <= 90 + len(coming)  # a move may round off one token
         assert to.requests + sum(move.requests for move in coming) <= to.most_requests
         assert not to.leaving
 
@@ -116,13 +122,13 @@ def test_whatever_the_loads_a_plan_fits_and_nobody_both_gives_and_gets(drawn: li
 # -- lengths ----------------------------------------------------------------------------------------------------------
 
 
-def test_lengths_tell_nothing_before_any_was_seen() -> None:
-    lengths = LengthsSeen()
+def test_length_statistics_are_zero_before_any_finish() -> None:
+    lengths = LengthStatistics()
     assert (lengths.kv(), lengths.remaining(10), lengths.growth(10, 5)) == (0.0, 0.0, 0.0)
 
 
-def test_kv_is_what_a_trajectory_holds_at_a_random_moment() -> None:
-    lengths = LengthsSeen()
+def test_length_statistics_kv_is_that_at_a_random_step() -> None:
+    lengths = LengthStatistics()
     for response in (10, 30):
         lengths.add(5, response)
     moments = [t for response in (10, 30) for t in range(response)]
@@ -130,8 +136,8 @@ def test_kv_is_what_a_trajectory_holds_at_a_random_moment() -> None:
 
 
 @pytest.mark.parametrize(("length", "expected"), [(0, 20), (10, 20), (29, 1), (30, 15), (100, 50)])
-def test_what_is_still_to_come(length: int, expected: float) -> None:
-    lengths = LengthsSeen()
+def test_length_statistics_remaining_is_the_mean_of_longer_ones(length: int, expected: float) -> None:
+    lengths = LengthStatistics()
     for response in (10, 30, 20 if length == 0 else 30):
         lengths.add(5, response)
     assert lengths.remaining(5 + length) == pytest.approx(expected)
@@ -140,24 +146,24 @@ def test_what_is_still_to_come(length: int, expected: float) -> None:
 @pytest.mark.parametrize(
     ("kv", "requests", "expected"),
     [
-        (5, 1, 20),  # one by itself: the mean of what is still to come
-        (5, 10, 10 * 12.5 + 20),  # half of them come to hold 35, which is 17.5 for each of all
+        (5, 1, 20),  # a single one: the mean of the remaining tokens
+        (5, 10, 10 * 12.5 + 20),  # half of them reach 35 tokens: 17.5 on average
         (15, 1, 20),
-        (15, 10, 10 * 20),  # all that are left go on to 35
-        (35, 10, 10 * 15),  # longer than any that was seen: half as much again
+        (15, 10, 10 * 20),  # all remaining ones reach 35
+        (35, 10, 10 * 15),  # longer than any observed: half as many again
     ],
 )
-def test_some_end_while_others_grow(kv: float, requests: int, expected: float) -> None:
-    lengths = LengthsSeen()
+def test_length_statistics_growth_is_the_expected_peak(kv: float, requests: int, expected: float) -> None:
+    lengths = LengthStatistics()
     for response in (10, 30):
         lengths.add(5, response)
     assert lengths.growth(kv, requests) == pytest.approx(expected)
 
 
-def test_old_lengths_are_forgotten() -> None:
-    lengths = LengthsSeen()
-    for _ in range(REMEMBERED):
+def test_length_statistics_drop_old_lengths() -> None:
+    lengths = LengthStatistics()
+    for _ in range(WINDOW):
         lengths.add(1, 1000)
-    for _ in range(REMEMBERED):
+    for _ in range(WINDOW):
         lengths.add(1, 2)
     assert lengths.kv() == pytest.approx(2)

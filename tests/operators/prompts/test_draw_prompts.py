@@ -13,7 +13,7 @@ from record_factories import shard, topic_input
 from operators.io.elements import Restored
 from operators.io.fold_records import ShardFold
 from operators.prompts.config import PromptsConfig
-from operators.prompts.draw_prompts import LOOK_EVERY_S, DrawPrompts, _Drawing, _Task
+from operators.prompts.draw_prompts import POLL_EVERY_S, DrawPrompts, PromptFold, _Task
 from operators.prompts.question import BadRow, Question, UnusableRow
 from schemas.records import DeadLetter, LevelReply, LevelRequest, Prompt
 from schemas.topics import CURRICULUM, DEAD_LETTERS, LEVEL_REQUEST, PROMPTS
@@ -83,7 +83,7 @@ class Prompts:
     def _restore(self, restored: Restored) -> ShardFold:
         backlog: Any = self.backlog
         task = _Task(self._step.config, [self.questions, *self.harder], Letters())
-        return _Drawing(self._step, [task], backlog, restored.state, lambda: self.now, self._sleep)
+        return PromptFold(self._step, [task], backlog, restored.state, lambda: self.now, self._sleep)
 
     def _sleep(self, seconds: float) -> None:
         self.now += seconds
@@ -91,7 +91,7 @@ class Prompts:
 
     def look(self) -> list[str]:
         """The ids of the prompts that the next look at placement's progress makes."""
-        self.now += LOOK_EVERY_S
+        self.now += POLL_EVERY_S
         return [output.key for output in self.shard.run() if isinstance(output.record, Prompt)]
 
 
@@ -108,7 +108,7 @@ def test_placement_is_asked_now_and_then_not_all_the_time() -> None:
     prompts = Prompts(Questions([6]))
     assert len(prompts.look()) == 3
     assert prompts.shard.run() == []
-    assert prompts.slept == pytest.approx(LOOK_EVERY_S)
+    assert prompts.slept == pytest.approx(POLL_EVERY_S)
     assert len(prompts.shard.run()) == 3
 
 
@@ -148,14 +148,14 @@ def test_a_finite_dataset_ends_and_says_so_once(caplog: pytest.LogCaptureFixture
     assert said.message == "the questions have come to an end: 5 prompts were made of 5"
     slept = prompts.slept
     prompts.shard.run()
-    assert prompts.slept == slept + LOOK_EVERY_S
+    assert prompts.slept == slept + POLL_EVERY_S
 
 
 @pytest.mark.parametrize("committed", [True, False])
 def test_a_restart_goes_on_behind_what_was_committed(committed: bool) -> None:
     prompts = Prompts(Questions([6, -1, 6]))
     prompts.look()
-    prompts.now += LOOK_EVERY_S
+    prompts.now += POLL_EVERY_S
     prompts.shard.turn()
     if committed:
         prompts.shard.commit()
@@ -176,7 +176,7 @@ def test_a_level_begins_where_it_is_asked_for_and_the_log_says_where(committed: 
     prompts = Prompts(Questions([6]), harder=(Questions([7]), Questions([8])))
     prompts.look()
     ask(prompts, 1)
-    prompts.now += LOOK_EVERY_S
+    prompts.now += POLL_EVERY_S
     prompts.shard.turn()
     if committed:
         prompts.shard.commit()

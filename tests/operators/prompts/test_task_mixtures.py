@@ -14,7 +14,7 @@ from test_draw_prompts import Backlog, Letters
 from operators.io.elements import Restored
 from operators.io.fold_records import ShardFold
 from operators.prompts.config import PromptsConfig, TaskConfig
-from operators.prompts.draw_prompts import LOOK_EVERY_S, DrawPrompts, _Drawing, _Task
+from operators.prompts.draw_prompts import POLL_EVERY_S, DrawPrompts, PromptFold, _Task
 from operators.prompts.mixture import draw_task
 from operators.prompts.sources import heldout_of_all, open_tasks
 from schemas.records import DeadLetter, LevelReply, LevelRequest, Prompt
@@ -57,12 +57,12 @@ class Mixed:
     def _restore(self, restored: Restored) -> ShardFold:
         config = self._step.config
         tasks = [_Task(task, own, Letters()) for task, own in zip(config.mixture, open_tasks(config), strict=True)]
-        return _Drawing(self._step, tasks, self._backlog, restored.state, lambda: self.now, lambda _: None)  # type: ignore[arg-type]
+        return PromptFold(self._step, tasks, self._backlog, restored.state, lambda: self.now, lambda _: None)  # type: ignore[arg-type]
 
     def draw(self, count: int) -> None:
         """Draw so many more, as far as there are."""
         self._backlog.count = 10**6 - count
-        self.now += LOOK_EVERY_S
+        self.now += POLL_EVERY_S
         self.shard.turn()
 
     def made(self) -> list[Prompt]:

@@ -1,4 +1,4 @@
-"""What the lengths of finished trajectories say of those under way."""
+"""Estimates of the KV of unfinished trajectories, from the lengths of finished ones."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections import deque
 
 import numpy as np
 
-REMEMBERED = 1024
+WINDOW = 1024
 
 
-class LengthsSeen:
-    """Tokens of the last finished trajectories: prompts on average, responses one by one."""
+class LengthStatistics:
+    """Token counts of the last `WINDOW` finished trajectories: the mean prompt, and each response."""
 
     def __init__(self) -> None:
-        self._responses: deque[int] = deque(maxlen=REMEMBERED)
+        self._responses: deque[int] = deque(maxlen=WINDOW)
         self._sum = self._squares = 0
         self._prompt = 0.0
         self._ranked: np.ndarray | None = None
 
     def add(self, prompt: int, response: int) -> None:
-        """A trajectory has finished."""
-        if len(self._responses) == REMEMBERED:
+        """Record the tokens of a finished trajectory."""
+        if len(self._responses) == WINDOW:
             oldest = self._responses[0]
             self._sum, self._squares = self._sum - oldest, self._squares - oldest * oldest
         self._responses.append(response)
@@ -29,17 +29,16 @@ class LengthsSeen:
         self._ranked = None
 
     def kv(self) -> float:
-        """KV tokens of a trajectory at a random moment of its generation; 0 before any has finished.
+        """Expected KV tokens of a trajectory at a random step of its generation; 0 before any has finished.
 
-        One of length L is there for L steps with L / 2 on average, so it is E[L²] / 2E[L] beyond the prompt.
+        A response of length L runs for L steps with L / 2 tokens on average: E[L²] / 2E[L], plus the prompt.
         """
         return self._prompt + self._squares / (2 * self._sum) if self._sum else self._prompt
 
     def remaining(self, kv: float) -> float:
-        """Tokens still to come for a trajectory that holds `kv`, its prompt included: the mean over longer responses,
-        half as many as it has if none was.
+        """Expected further tokens of a trajectory that holds `kv` tokens, prompt included.
 
-        0 before any has finished.
+        The mean over longer responses; half of its present length if none was longer; 0 before any has finished.
         """
         if not self._responses:
             return 0.0
@@ -47,21 +46,21 @@ class LengthsSeen:
         return float(longer.mean()) - length if len(longer) else length / 2
 
     def growth(self, kv: float, requests: int) -> float:
-        """KV tokens that so many trajectories of `kv` each may come to hold together beyond what they do now.
+        """KV tokens that `requests` trajectories of `kv` tokens each may need together beyond their present ones.
 
-        While those that go on grow others end, so it is the expected peak of their sum, and what one may gain by
-        itself for the luck of few; never more than if all went on to their ends.
+        Some end while others grow, so it is the expected peak of their sum, plus the growth of one as a margin for
+        small numbers; at most the sum of all their expected further tokens.
         """
         one = self.remaining(kv)
         length, longer = self._longer(kv)
         if not len(longer):
             return requests * one
-        alive = np.arange(len(longer), 0, -1) / len(longer)  # just before each of the ends
+        alive = np.arange(len(longer), 0, -1) / len(longer)  # the share that runs just before each end
         peak = float((alive * (longer - length + kv)).max())
         return min(requests * one, requests * max(0.0, peak - kv) + one)
 
     def _longer(self, kv: float) -> tuple[float, np.ndarray]:
-        """The response of a trajectory that holds `kv`, and the responses seen that were longer, rising."""
+        """The response length of a trajectory that holds `kv`, and the longer observed ones, rising."""
         if self._ranked is None:
             self._ranked = np.sort(np.array(self._responses, np.int64))
         length = max(0.0, kv - self._prompt)

@@ -1,9 +1,19 @@
-"""What dies, restarts, refuses or finishes twice: work goes on under the next lease, with one owner, and ends."""
+"""Restarts of placement, rejections and repeated finishes: work resumes under the next lease, with one owner."""
 
 from __future__ import annotations
 
 import pytest
-from placement_harness import BOTH, TIMEOUT_S, Placement, assigned, cancelled, given_up, leases, newest, with_one_prompt
+from placement_harness import (
+    BOTH,
+    TIMEOUT_S,
+    Placement,
+    assigned,
+    cancelled,
+    failed_by_placement,
+    leases,
+    newest,
+    with_one_prompt,
+)
 from record_factories import failed, prompt, settled, trajectory
 
 from operators.io.elements import PartitionKey
@@ -20,96 +30,96 @@ def low_water(placement: Placement, place: PartitionKey) -> int:
     return placement.log.committed(placement.shard.config.group).offsets[place]
 
 
-# -- finishing and settling -------------------------------------------------------------------------------------------
+# -- finished and settled ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("first_word", ["trajectory", "settled"])
-def test_when_an_earlier_owner_finishes_the_present_one_is_told_to_stop(placement: Placement, first_word: str) -> None:
+def test_present_owner_is_cancelled_if_an_earlier_one_finishes(placement: Placement, first_word: str) -> None:
     placement.beat(0, newest(), incarnation=2)
     outputs = placement.run()
     assert assigned(outputs) == [("p0.0", 0, 2), ("p0.1", 0, 2)]
     if first_word == "trajectory":
         placement.finish(trajectory(prompt(0), 0, lease=1))
     else:
-        placement.tell(SETTLED, settled("p0.0", batch=0))
+        placement.write(SETTLED, settled("p0.0", batch=0))
     assert cancelled(placement.run()) == {("p0.0", 0, 2)}
     placement.finish(trajectory(prompt(0), 0, lease=leases(outputs)["p0.0"]))
     assert placement.run() == []
 
 
-def test_what_is_settled_but_not_covered_is_nobodys_work_any_more(placement: Placement) -> None:
+def test_settled_trajectory_is_not_reassigned_before_coverage(placement: Placement) -> None:
     placement.finish(*(trajectory(prompt(0), member, lease=member + 1) for member in (0, 1)))
-    placement.tell(SETTLED, settled("p0.0", batch=0), settled("p0.1", batch=0))
+    placement.write(SETTLED, settled("p0.0", batch=0), settled("p0.1", batch=0))
     placement.run()
     placement.restart()
     placement.beat(0, newest(), incarnation=2)
     assert assigned(placement.run()) == []
 
 
-def test_a_finish_is_remembered_until_it_is_settled(placement: Placement) -> None:
+def test_finish_is_reread_until_the_trajectory_is_settled(placement: Placement) -> None:
     placement.finish(trajectory(prompt(0), 0, lease=1))
     placement.run()
     assert low_water(placement, PartitionKey(TRAJECTORIES.short_name, 0)) == 0
     placement.restart()
     placement.beat(0, newest(), incarnation=2)
     assert assigned(placement.run()) == [("p0.1", 0, 2)]
-    placement.tell(SETTLED, settled("p0.0", batch=0))
+    placement.write(SETTLED, settled("p0.0", batch=0))
     placement.run()
     assert low_water(placement, PartitionKey(TRAJECTORIES.short_name, 0)) == 1
 
 
-def test_who_settles_what_is_no_trajectory_is_set_aside(placement: Placement) -> None:
-    placement.tell(SETTLED, settled("rubbish"))
+def test_settled_with_an_invalid_id_becomes_a_dead_letter(placement: Placement) -> None:
+    placement.write(SETTLED, settled("rubbish"))
     assert [o.topic for o in placement.run()] == [DEAD_LETTERS]
 
 
-def test_a_lease_that_was_never_given_is_set_aside_at_a_restart(placement: Placement) -> None:
+def test_assignment_with_an_unminted_lease_is_rejected(placement: Placement) -> None:
     forged = Assignment(prompt(0), 0, 99, 1, 3, 1, None, None, 0)
     placement.log.append(INBOX, forged, partition=3)
     placement.restart()
     placement.beat(0, newest())
     outputs = placement.run()
-    assert [o.record.reason for o in outputs] == ["p0.0: lease 99 was never given, the last is 2"]
+    assert [o.record.reason for o in outputs] == ["p0.0: lease 99 was never minted, the last is 2"]
     placement.beat(1, newest())
     placement.beat(0, newest(), state="stopped")
     assert {name for name, _, _ in assigned(placement.run())} == {"p0.0", "p0.1"}
 
 
-def test_a_second_finish_is_passed_over(placement: Placement) -> None:
+def test_second_finish_is_ignored(placement: Placement) -> None:
     placement.finish(trajectory(prompt(0), 0, lease=1), trajectory(prompt(0), 0, lease=1))
     placement.run()
-    placement.tell(SETTLED, settled("p0.0", batch=0), settled("p0.1", batch=0))
+    placement.write(SETTLED, settled("p0.0", batch=0), settled("p0.1", batch=0))
     placement.run()
     placement.finish(trajectory(prompt(0), 0, lease=1))
     assert placement.run() == []
     assert low_water(placement, PartitionKey(TRAJECTORIES.short_name, 0)) == 3
 
 
-# -- refusals ---------------------------------------------------------------------------------------------------------
+# -- rejections -------------------------------------------------------------------------------------------------------
 
 
 def refused(name: str, lease: int, retry: bool) -> AssignmentRejected:
     return AssignmentRejected(name, lease, 0, 1, "too long", retry)
 
 
-def test_what_no_replica_can_run_ends_with_its_whole_group() -> None:
+def test_group_fails_if_no_replica_can_run_a_member() -> None:
     placement = Placement()
     placement.prompts(0, samples=3)
     first = placement.publish(0)
     placement.beat(0, first, capacity=2)
     placement.beat(1, first, capacity=2)
     lease = leases(placement.run())
-    placement.tell(PROGRESS, refused("p0.0", lease["p0.0"], retry=False))
+    placement.write(PROGRESS, refused("p0.0", lease["p0.0"], retry=False))
     outputs = placement.run()
-    assert given_up(outputs) == dict.fromkeys(("p0.0", "p0.1", "p0.2"), "too long")
+    assert failed_by_placement(outputs) == dict.fromkeys(("p0.0", "p0.1", "p0.2"), "too long")
     assert cancelled(outputs) == {("p0.1", 0, 1), ("p0.2", 1, 1)}
-    placement.tell(PROGRESS, refused("p0.1", lease["p0.1"], retry=False))
+    placement.write(PROGRESS, refused("p0.1", lease["p0.1"], retry=False))
     assert placement.run() == []
 
 
-def test_what_another_replica_can_run_is_placed_again_even_after_a_restart(placement: Placement) -> None:
+def test_rejected_assignment_is_reassigned_across_a_restart(placement: Placement) -> None:
     placement.beat(0, newest(), capacity=0)
-    placement.tell(PROGRESS, refused("p0.1", 2, retry=True))
+    placement.write(PROGRESS, refused("p0.1", 2, retry=True))
     assert placement.run() == []
     placement.restart()
     placement.beat(0, newest(), capacity=0)
@@ -123,15 +133,15 @@ def test_what_another_replica_can_run_is_placed_again_even_after_a_restart(place
     assert placement.run() == []
 
 
-def test_a_refusal_under_an_old_lease_is_no_matter(placement: Placement) -> None:
-    placement.tell(PROGRESS, refused("p0.0", 0, retry=False), refused("p7.0", 1, retry=False))
+def test_rejection_under_an_old_lease_is_ignored(placement: Placement) -> None:
+    placement.write(PROGRESS, refused("p0.0", 0, retry=False), refused("p7.0", 1, retry=False))
     assert placement.run() == []
 
 
 # -- placement restarts -----------------------------------------------------------------------------------------------
 
 
-def test_a_group_that_was_dispatched_in_part_goes_on_where_it_was() -> None:
+def test_partly_dispatched_group_continues_after_a_restart() -> None:
     placement = Placement()
     placement.prompts(0, 1, samples=3)
     first = placement.publish(0)
@@ -139,7 +149,7 @@ def test_a_group_that_was_dispatched_in_part_goes_on_where_it_was() -> None:
     before = leases(placement.run())
     assert list(before) == ["p0.0", "p0.1"]
     placement.finish(failed(prompt(0, 3), 0))
-    placement.tell(SETTLED, settled("p0.0", 3, "failed"))
+    placement.write(SETTLED, settled("p0.0", 3, "failed"))
     placement.run()
     placement.restart()
     placement.beat(1, first)
@@ -148,7 +158,7 @@ def test_a_group_that_was_dispatched_in_part_goes_on_where_it_was() -> None:
     assert min(after.values()) > max(before.values())
 
 
-def test_what_was_not_committed_is_dispatched_again() -> None:
+def test_uncommitted_assignments_are_dispatched_again() -> None:
     placement = Placement()
     placement.prompts(0)
     first = placement.publish(0)
@@ -160,7 +170,7 @@ def test_what_was_not_committed_is_dispatched_again() -> None:
     assert assigned(placement.run()) == BOTH
 
 
-def test_nothing_is_decided_before_all_that_was_written_has_been_seen(placement: Placement) -> None:
+def test_placement_decides_nothing_before_it_has_caught_up(placement: Placement) -> None:
     placement.finish(trajectory(prompt(0), 0, lease=1))
     placement.restart()
     placement.beat(0, newest(), incarnation=2)
@@ -169,7 +179,7 @@ def test_nothing_is_decided_before_all_that_was_written_has_been_seen(placement:
     assert assigned(placement.run()) == [("p0.1", 0, 2)]
 
 
-def test_replicas_have_time_to_be_heard_after_a_restart(placement: Placement) -> None:
+def test_replicas_have_a_timeout_to_report_after_a_restart(placement: Placement) -> None:
     placement.run()
     placement.restart()
     assert placement.run(0.0) == []
@@ -180,7 +190,7 @@ def test_replicas_have_time_to_be_heard_after_a_restart(placement: Placement) ->
 
 
 @pytest.mark.parametrize("paused", ["before all was seen", "after"])
-def test_a_pause_after_a_restart_takes_none_of_that_time(placement: Placement, paused: str) -> None:
+def test_pause_after_a_restart_extends_the_timeout(placement: Placement, paused: str) -> None:
     placement.finish(trajectory(prompt(9), 0))
     placement.restart()
     if paused == "after":
@@ -194,7 +204,7 @@ def test_a_pause_after_a_restart_takes_none_of_that_time(placement: Placement, p
     assert placement.fenced == []
 
 
-def test_of_two_assignments_read_back_the_later_lease_counts() -> None:
+def test_restart_keeps_the_assignment_with_the_later_lease() -> None:
     placement = Placement()
     placement.prompts(0)
     first = placement.publish(0)
@@ -209,7 +219,7 @@ def test_of_two_assignments_read_back_the_later_lease_counts() -> None:
     assert assigned(placement.run()) == []
 
 
-def test_a_replica_that_is_not_heard_of_after_a_restart_is_fenced_by_its_place() -> None:
+def test_unreported_replica_is_fenced_by_its_process_number() -> None:
     placement = Placement(hosted=2)
     placement.prompts(0, samples=4)
     first = placement.publish(0)
@@ -224,25 +234,25 @@ def test_a_replica_that_is_not_heard_of_after_a_restart_is_fenced_by_its_place()
     outputs = placement.run(TIMEOUT_S / 2)
     assert placement.fenced == [1]
     assert assigned(outputs) == [(f"p0.{member}", 0, 2) for member in range(4)]
-    placement.beat(2, first)  # the life that was fenced unheard
+    placement.beat(2, first)  # the incarnation that was fenced before its first heartbeat
     placement.beat(0, first)
     placement.prompts(1)
     assert assigned(placement.run()) == []
     assert placement.fenced == [1]
 
 
-def test_prompts_are_read_again_only_while_a_sample_waits() -> None:
+def test_prompts_are_reread_only_while_a_sample_waits() -> None:
     placement = Placement(admitted=2)
     placement.prompts(0, 1)
     placement.beat(0, placement.publish(0))
     placement.run()
     assert low_water(placement, PartitionKey(PROMPTS.short_name, 0)) == 1
-    placement.tell(SETTLED, settled("p0.0", outcome="dropped"), settled("p0.1", outcome="dropped"))
+    placement.write(SETTLED, settled("p0.0", outcome="dropped"), settled("p0.1", outcome="dropped"))
     placement.run()
     assert low_water(placement, PartitionKey(PROMPTS.short_name, 0)) == 2
 
 
-def test_the_ledger_is_read_back_from_the_oldest_work_that_is_not_released() -> None:
+def test_ledger_is_read_back_from_the_oldest_unreleased_work() -> None:
     placement = Placement()
     first = placement.publish(0)
     for number in range(20):
@@ -250,7 +260,7 @@ def test_the_ledger_is_read_back_from_the_oldest_work_that_is_not_released() -> 
         placement.beat(0, first, capacity=100)
         placement.run()
         if number != 15:
-            placement.tell(
+            placement.write(
                 SETTLED, settled(f"p{number}.0", outcome="dropped"), settled(f"p{number}.1", outcome="dropped")
             )
     placement.run()

@@ -1,11 +1,20 @@
-"""Replicas that die, fall silent or come back: their work goes on under the next lease, and ends."""
+"""Replicas that die, time out or return: their work resumes under the next lease, and ends."""
 
 from __future__ import annotations
 
 import pytest
-from placement_harness import BOTH, TIMEOUT_S, Placement, assigned, given_up, leases, newest, with_one_prompt
+from placement_harness import (
+    BOTH,
+    TIMEOUT_S,
+    Placement,
+    assigned,
+    dead_letters,
+    failed_by_placement,
+    leases,
+    newest,
+    with_one_prompt,
+)
 from record_factories import prompt, trajectory
-from test_placement_resumes import letters
 
 
 @pytest.fixture
@@ -13,7 +22,7 @@ def placement() -> Placement:
     return with_one_prompt()
 
 
-def test_a_silent_replica_is_fenced_and_its_work_goes_on_elsewhere(placement: Placement) -> None:
+def test_silent_replica_is_fenced_and_its_work_reassigned(placement: Placement) -> None:
     placement.beat(1, newest())
     placement.run(TIMEOUT_S / 2)
     placement.beat(1, newest())
@@ -28,7 +37,7 @@ def test_a_silent_replica_is_fenced_and_its_work_goes_on_elsewhere(placement: Pl
     assert placement.fenced == [0]
 
 
-def test_what_a_fenced_life_still_says_is_not_heard(placement: Placement) -> None:
+def test_heartbeats_of_a_fenced_incarnation_are_ignored(placement: Placement) -> None:
     placement.run(TIMEOUT_S / 2)
     placement.run(TIMEOUT_S / 2)
     placement.run(0.1)
@@ -39,7 +48,7 @@ def test_what_a_fenced_life_still_says_is_not_heard(placement: Placement) -> Non
 
 
 @pytest.mark.parametrize(("incarnation", "state"), [(2, "running"), (2, "starting"), (1, "stopped")])
-def test_a_life_that_is_over_loses_its_work_at_once(placement: Placement, incarnation: int, state: str) -> None:
+def test_ended_incarnation_loses_its_work_at_once(placement: Placement, incarnation: int, state: str) -> None:
     placement.beat(1, newest())
     placement.run()
     placement.beat(0, newest(), incarnation, state=state, capacity=0)
@@ -47,13 +56,13 @@ def test_a_life_that_is_over_loses_its_work_at_once(placement: Placement, incarn
     assert placement.fenced == []
 
 
-def test_an_older_life_is_not_heard(placement: Placement) -> None:
+def test_heartbeats_of_an_older_incarnation_are_ignored(placement: Placement) -> None:
     placement.beat(0, newest(), incarnation=0, state="stopped")
     placement.beat(1, newest())
     assert placement.run() == []
 
 
-def test_a_pause_of_placement_itself_is_no_silence_of_replicas(placement: Placement) -> None:
+def test_pause_of_placement_fences_no_replica(placement: Placement) -> None:
     placement.run(10 * TIMEOUT_S)
     assert placement.fenced == []
     placement.run(TIMEOUT_S / 2)
@@ -62,7 +71,7 @@ def test_a_pause_of_placement_itself_is_no_silence_of_replicas(placement: Placem
     assert placement.fenced == [0]
 
 
-def test_nobody_is_given_up_while_kafka_is_away(placement: Placement) -> None:
+def test_no_replica_is_fenced_while_kafka_is_unavailable(placement: Placement) -> None:
     placement.kafka_is_away = True
     for _ in range(6):
         assert placement.run(TIMEOUT_S / 2 - 1) == []
@@ -77,14 +86,14 @@ def test_nobody_is_given_up_while_kafka_is_away(placement: Placement) -> None:
     assert placement.fenced == [0]
 
 
-def test_after_a_restart_an_older_life_says_nothing_of_a_later_one() -> None:
+def test_older_incarnation_does_not_vouch_for_a_later_one() -> None:
     placement = Placement()
     placement.prompts(0)
     first = placement.publish(0)
     placement.beat(0, first, incarnation=2)
     assert assigned(placement.run()) == BOTH
     placement.restart()
-    placement.beat(0, first, incarnation=1)  # fenced long ago, but it still beats
+    placement.beat(0, first, incarnation=1)  # fenced long ago, but it still sends heartbeats
     placement.beat(1, first)
     assert placement.run() == []
     placement.beat(0, first, incarnation=2)
@@ -93,7 +102,7 @@ def test_after_a_restart_an_older_life_says_nothing_of_a_later_one() -> None:
     assert assigned(placement.run()) == [("p0.0", 1, 2), ("p0.1", 1, 2)]
 
 
-def test_after_a_restart_a_life_that_is_not_heard_of_is_over_in_the_end() -> None:
+def test_unreported_incarnation_times_out_after_a_restart() -> None:
     placement = Placement()
     placement.prompts(0)
     first = placement.publish(0)
@@ -108,25 +117,25 @@ def test_after_a_restart_a_life_that_is_not_heard_of_is_over_in_the_end() -> Non
     assert assigned(outputs) == [("p0.0", 1, 2), ("p0.1", 1, 2)]
 
 
-def test_what_may_crash_engines_ends_alone() -> None:
-    """Four trajectories share a replica that dies each time: one of them is to blame."""
+def test_suspected_poison_prompt_runs_alone_on_its_last_attempt() -> None:
+    """Four trajectories share a replica that dies each time; one of them is the cause."""
     placement = Placement(max_attempts=3)
     placement.prompts(0, 1, samples=2)
     first = placement.publish(0)
     for life in range(1, 4):
         placement.beat(0, first, incarnation=life)
         outputs = placement.run()
-    assert assigned(outputs) == [("p0.0", 0, 3)]  # the others wait: it may be this one
+    assert assigned(outputs) == [("p0.0", 0, 3)]  # the others wait, since this one may be the cause
     placement.beat(0, first, incarnation=4)
     outputs = placement.run()
-    assert given_up(outputs) == {"p0.0": "given up after 3 attempts"}
+    assert failed_by_placement(outputs) == {"p0.0": "given up after 3 attempts"}
     for name, lease in leases(outputs).items():
         assert name == "p0.1"
         placement.finish(trajectory(prompt(0), 1, lease=lease))
     assert assigned(placement.run()) == [("p1.0", 0, 3)]
 
 
-def test_a_trajectory_that_kills_its_replicas_ends_as_failed() -> None:
+def test_trajectory_that_kills_its_replicas_fails() -> None:
     placement = Placement(max_attempts=3)
     placement.prompts(0, samples=1)
     first = placement.publish(0)
@@ -135,7 +144,7 @@ def test_a_trajectory_that_kills_its_replicas_ends_as_failed() -> None:
         assert assigned(placement.run()) == [("p0.0", 0, life)]
     placement.beat(0, first, incarnation=4)
     outputs = placement.run()
-    assert given_up(outputs) == {"p0.0": "given up after 3 attempts"}
+    assert failed_by_placement(outputs) == {"p0.0": "given up after 3 attempts"}
     assert assigned(outputs) == []
     assert placement.run() == []
 
@@ -146,24 +155,24 @@ def test_a_trajectory_that_kills_its_replicas_ends_as_failed() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"run": "other"}, "a heartbeat of run 'other', not of 'run'"),
-        ({"incarnation": 7, "run": ""}, "a heartbeat of run '', not of 'run'"),
+        ({"run": "other"}, "heartbeat of run 'other', not of 'run'"),
+        ({"incarnation": 7, "run": ""}, "heartbeat of run '', not of 'run'"),
     ],
 )
-def test_heartbeats_that_cannot_be_of_this_run_are_set_aside(changes: dict, reason: str) -> None:
+def test_heartbeats_of_another_run_become_dead_letters(changes: dict, reason: str) -> None:
     placement = Placement()
     placement.prompts(0)
     placement.beat(0, placement.publish(0), **changes)
     outputs = placement.run()
-    assert letters(outputs) == [reason]
+    assert dead_letters(outputs) == [reason]
     assert assigned(outputs) == []
 
 
 @pytest.mark.parametrize("replica", [4, -1])
-def test_a_replica_without_an_inbox_gets_nothing(replica: int) -> None:
+def test_replica_without_an_inbox_gets_no_work(replica: int) -> None:
     placement = Placement()
     placement.prompts(0)
     placement.beat(replica, placement.publish(0))
     outputs = placement.run()
-    assert letters(outputs) == [f"replica {replica} has no inbox: there are 4"]
+    assert dead_letters(outputs) == [f"replica {replica} has no inbox: there are 4"]
     assert assigned(outputs) == []

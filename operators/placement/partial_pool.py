@@ -1,7 +1,7 @@
-"""The partial response pool: the fold of what replicas say of trajectories under way.
+"""The partial response pool: the fold of the Progress of unfinished trajectories.
 
-A delta costs what it carries: it is kept as it came and joined when somebody resumes from it. Which deltas count is a
-matter of leases alone, so records that come twice, late, or from an owner that was replaced do no harm.
+A delta is stored as received, and joined with others only when a replica resumes from it. Leases alone decide which
+deltas count, so records that are repeated, late, or from a replaced owner have no effect.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from schemas.records import PolicyVersion, Progress, Response, VersionSpan
 
 @dataclass(frozen=True, slots=True)
 class PooledPartial:
-    """What a trajectory has so far, and under which versions it was made; as many spans' tokens as the response has."""
+    """The partial response of a trajectory and the versions that generated it; the spans cover all its tokens."""
 
     response: Response
     version_spans: tuple[VersionSpan, ...]
@@ -25,7 +25,7 @@ class PooledPartial:
 
     @property
     def version(self) -> PolicyVersion | None:
-        """The version that made all of it; None where several did."""
+        """The version that generated all tokens; None if there are several."""
         versions = {span.version for span in self.version_spans}
         return versions.pop() if len(versions) == 1 else None
 
@@ -54,7 +54,7 @@ class _Entry:
 
 
 class PartialPool:
-    """Partials by trajectory id. Those of which nothing was said have no entry."""
+    """Partial responses by trajectory id. A trajectory without Progress has no entry."""
 
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
@@ -62,18 +62,18 @@ class PartialPool:
     def __contains__(self, name: str) -> bool:
         return name in self._entries
 
-    def begin(self, name: str, lease: int, partial: PooledPartial | None) -> None:
-        """The owner under `lease` starts from `partial`; what earlier owners still say of it does not count."""
+    def start_lease(self, name: str, lease: int, partial: PooledPartial | None) -> None:
+        """The owner under `lease` starts from `partial`; later records of earlier owners do not count."""
         entry = self._entries[name] = _Entry(lease)
         if partial is not None:
             entry.append(partial.response, partial.version_spans)
             entry.base = entry.length
 
     def fold(self, record: Progress) -> bool:
-        """Take in `record`; False if tokens before it are missing: the trajectory then has to start afresh.
+        """Apply `record`; False if tokens before it are missing, so that the trajectory has to start afresh.
 
-        It counts where its lease is the latest or later, and starts within what is there; under a later lease what is
-        there beyond its start is given up for it, under the same one it has come twice.
+        A record counts if its lease is the latest or later and it starts within the known tokens. Under a later lease
+        it replaces the tokens beyond its start; under the same lease those are repeated and skipped.
         """
         entry = self._entries.get(record.trajectory_id)
         if entry is None:
@@ -92,13 +92,13 @@ class PartialPool:
         return True
 
     def hand_over(self, name: str, lease: int) -> None:
-        """The owner under `lease` goes on from all that is there."""
+        """The owner under `lease` continues from all known tokens."""
         entry = self._entries.get(name)
         if entry is not None and lease > entry.lease:
             entry.lease, entry.base = lease, entry.length
 
     def get(self, name: str) -> PooledPartial | None:
-        """What there is to resume `name` from; None if it has to start afresh."""
+        """The partial response to resume `name` from; None if it has to start afresh."""
         entry = self._entries.get(name)
         if entry is None or entry.broken or not entry.length:
             return None
@@ -107,17 +107,17 @@ class PartialPool:
         return PooledPartial(*entry.chunks[0])
 
     def gained(self, name: str) -> bool:
-        """Whether the present owner has added anything to `name`."""
+        """Whether the present owner has added tokens to `name`."""
         entry = self._entries.get(name)
         return entry is not None and not entry.broken and entry.length > entry.base
 
     def drop(self, name: str) -> bool:
-        """Forget `name`; whether anything was known of it."""
+        """Remove `name`; return whether it had an entry."""
         return self._entries.pop(name, None) is not None
 
 
 def cut_spans(spans: tuple[VersionSpan, ...], start: int, stop: int) -> tuple[VersionSpan, ...]:
-    """The spans of tokens `start` to before `stop` of those that `spans` describe."""
+    """The part of `spans` that covers tokens `start` to before `stop`."""
     cut, at = [], 0
     for span in spans:
         length = min(stop, at + span.length) - max(start, at)
@@ -128,7 +128,7 @@ def cut_spans(spans: tuple[VersionSpan, ...], start: int, stop: int) -> tuple[Ve
 
 
 def join_spans(parts: object) -> tuple[VersionSpan, ...]:
-    """Spans one after the other; neighbours of one version become one."""
+    """Concatenate spans; neighbours of one version become one."""
     joined: list[VersionSpan] = []
     for span in (span for part in parts for span in part):  # type: ignore[attr-defined]
         if joined and joined[-1].version == span.version:

@@ -1,4 +1,4 @@
-"""Work that was never dispatched, and the prompt records that a restart needs for it."""
+"""Work that has not been dispatched, and the prompt records that a restart needs for it."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from typing import NamedTuple
 
 from operators.io.elements import PartitionKey, ReceivedRecord
 from operators.io.pending import PendingOffsets
-from operators.placement.work import Work
+from operators.placement.work_table import Work
 from schemas.identity import Purpose
 
 
 class _Entry(NamedTuple):
     work: Work
-    place: PartitionKey
+    key: PartitionKey
     offset: int
 
 
 class WaitingWork:
-    """The samples of prompts in the order of their coming, by purpose; `pending` holds their prompts' offsets.
+    """Queues of the samples of prompts, by purpose, in log order; `pending` holds the offsets of their prompts.
 
-    A restart reads a prompt again while any of its samples waits, so what is `known` to be dispatched is passed over.
+    A restart reads a prompt again while any of its samples waits, so samples that are `known` to be dispatched are
+    skipped.
     """
 
     def __init__(self, pending: PendingOffsets, known: Callable[[Work], bool]) -> None:
@@ -29,24 +30,24 @@ class WaitingWork:
         self._queues: dict[Purpose, deque[_Entry]] = {"train": deque(), "evaluation": deque()}
 
     def add(self, received: ReceivedRecord) -> None:
-        """Take in the prompt that was `received`."""
-        prompt, place = received.record, PartitionKey(received.topic, received.partition)
-        self._pending.add(place, received.offset, prompt.samples)
+        """Queue the samples of the received prompt."""
+        prompt, key = received.record, PartitionKey(received.topic, received.partition)
+        self._pending.add(key, received.offset, prompt.samples)
         works = (Work(prompt, member) for member in range(prompt.samples))
-        self._queues[prompt.purpose].extend(_Entry(work, place, received.offset) for work in works)
+        self._queues[prompt.purpose].extend(_Entry(work, key, received.offset) for work in works)
 
     def head(self, purpose: Purpose) -> Work | None:
-        """The next work that has to be dispatched; ask once all that was written before this start is known."""
+        """The next work to dispatch; call it once all records written before this start are folded."""
         queue = self._queues[purpose]
         while queue and self._known(queue[0].work):
             self._drop(queue)
         return queue[0].work if queue else None
 
     def pop(self, purpose: Purpose) -> Work:
-        """Take the head."""
+        """Remove and return the head."""
         return self._drop(self._queues[purpose]).work
 
     def _drop(self, queue: deque[_Entry]) -> _Entry:
         entry = queue.popleft()
-        self._pending.remove(entry.place, entry.offset)
+        self._pending.remove(entry.key, entry.offset)
         return entry

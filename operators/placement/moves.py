@@ -1,7 +1,8 @@
-"""Moves from plan to hand-over: room is reserved at the destination first, then the source is told to let go.
+"""Moves from plan to hand-over: the destination reserves room, then the source is told to release the trajectories.
 
-A plan that its destination does not answer in time is given up, and nothing has moved. From the release on the source
-owns until its hand-over is committed, the destination after; who dies in between has its work taken on by others.
+If the destination does not reply in time, the move is dropped and nothing has changed. After the Release the source
+owns a trajectory until its hand-over is committed, the destination from then on. Work of a replica that dies in between
+is assigned again.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from operators.placement.plans import plan_record
 from operators.placement.queue_balancing import plan_queue_balancing
 from operators.placement.repack import Load, Move, plan_repack
 from operators.placement.replicas import ReplicaTable, TrackedReplica
-from operators.placement.tracking import Tracking
-from operators.placement.work import HandOver, Owner
+from operators.placement.tracking import TrajectoryTracker
+from operators.placement.work_table import HandOver, Owner
 from schemas.records import PolicyVersion, Release, Reserve
 from schemas.topics import INBOX, PLANS
 
 
 @dataclass(frozen=True, slots=True)
-class _Proposed:
-    """A move that its destination has been asked to keep room for."""
+class _ReservedMove:
+    """A move whose destination has been sent a Reserve."""
 
     plan_id: str
     source: Owner
@@ -34,8 +35,8 @@ class _Proposed:
 
 
 @dataclass(frozen=True, slots=True)
-class _Released:
-    """What its source has been told to let go; `until` then it may take to do so."""
+class _ReleasedMove:
+    """A move whose source has been sent a Release, which expires at `until`."""
 
     source: Owner
     destination: Owner
@@ -43,56 +44,55 @@ class _Released:
     until: float
 
 
-class Moving:
-    """Plans moves every `repack_s` seconds and after each global batch, and sees them through.
+class MoveCoordinator:
+    """Plans moves every `repack_s` seconds and after each global batch, and carries them out.
 
-    `nothing_fresh` tells that no replica would get anything fresh: then an idle one takes of others' queues.
+    While `has_no_fresh_work()` is True, idle replicas may also take waiting requests of others.
     """
 
     def __init__(
         self,
         config: PlacementConfig,
-        tracking: Tracking,
+        tracking: TrajectoryTracker,
         replicas: ReplicaTable,
         leases: Leases,
         start: int,
         now: Callable[[], int],
-        nothing_fresh: Callable[[], bool],
+        has_no_fresh_work: Callable[[], bool],
     ) -> None:
         self._config, self._tracking, self._replicas, self._leases = config, tracking, replicas, leases
-        self._nothing_fresh = nothing_fresh
+        self._nothing_fresh = has_no_fresh_work
         self._start, self._now = start, now
         self._plans = 0
-        self._due_at = 0.0
+        self._next_plan_at = 0.0
         self._planned_for: PolicyVersion | None = None
-        self._proposed: list[_Proposed] = []
-        self._released: list[_Released] = []
+        self._reserved: list[_ReservedMove] = []
+        self._released: list[_ReleasedMove] = []
 
     def resume(self, clock: float) -> None:
-        """Take on what an earlier start had told sources to let go."""
+        """Continue the moves that an earlier start had released."""
         until = clock + self._config.heartbeat_timeout_s
-        for (source, to), names in self._tracking.table.all_leaving().items():
-            self._released.append(_Released(source, to, tuple(names), until))
+        for (source, to), names in self._tracking.table.hand_overs().items():
+            self._released.append(_ReleasedMove(source, to, tuple(names), until))
 
     def involves(self, owner: Owner) -> bool:
-        """Whether `owner` is to give or get trajectories."""
-        if not self._proposed and not self._released:
+        """Whether `owner` is the source or destination of a move."""
+        if not self._reserved and not self._released:
             return False
-        asked = any(owner in (each.source, each.destination) for each in self._proposed)
-        return (
-            asked or any(owner == each.source for each in self._released) or bool(self._tracking.table.expected(owner))
-        )
+        reserved = any(owner in (each.source, each.destination) for each in self._reserved)
+        released = any(owner == each.source for each in self._released)
+        return reserved or released or bool(self._tracking.table.incoming(owner))
 
-    def go_on(self, clock: float) -> list[Output]:
-        """What is to be written now: releases where room is kept, and new plans when it is time for them."""
+    def advance(self, clock: float) -> list[Output]:
+        """The records to write now: releases for reserved moves, and new plans when they are due."""
         alive = self._replicas.alive()
-        if len(alive) < 2 and not self._proposed and not self._released:
+        if len(alive) < 2 and not self._reserved and not self._released:
             return []
-        outputs = self._advance(clock)
+        outputs = self._release_reserved(clock)
         newest, leaving = self._tracking.newest, any(replica.status.state == "draining" for replica in alive)
         batch_done, self._planned_for = newest != self._planned_for, newest
-        if (self._config.rules.repack or leaving) and (batch_done or clock >= self._due_at):
-            self._due_at = clock + self._config.repack_s
+        if (self._config.rules.repack or leaving) and (batch_done or clock >= self._next_plan_at):
+            self._next_plan_at = clock + self._config.repack_s
             outputs += self._plan(alive, clock)
         ended = self._tracking.outcomes.take_ended(self._now())
         return [*outputs, *(Output(PLANS, each.plan_id, each) for each in ended)]
@@ -121,16 +121,16 @@ class Moving:
         return outputs
 
     def _load(self, replica: TrackedReplica) -> Load:
-        """What the last heartbeat says, with the requests that placement has sent since."""
+        """The load from the last heartbeat, plus the requests assigned since."""
         status, tracking = replica.status, self._tracking
         requests = tracking.table.load(replica.owner)
         each = tracking.lengths.kv()
         growth = tracking.lengths.growth(status.kv_used / max(1, status.running), requests)
-        # What has come to it since that heartbeat, or waits there, holds no KV yet and will.
+        # Requests assigned since that heartbeat, and waiting ones, hold no KV yet but will.
         coming = max(0, requests - status.running)
         waiting = status.waiting
         if coming - waiting > status.running + waiting:
-            # Few may have ended and not been told yet; where most are unseen it has only begun, and is not nearly done.
+            # Few requests can have ended unreported. If most are not in the heartbeat, the replica has just started.
             waiting = max(1, requests - int(status.kv_capacity / each)) if each else requests
         return Load(
             replica=status.replica,
@@ -147,7 +147,7 @@ class Moving:
     def _propose(
         self, version: PolicyVersion, loads: Sequence[Load], moves: Sequence[Move], clock: float
     ) -> list[Output]:
-        """Write a plan, and ask each of its destinations to keep room for what comes to it."""
+        """Write a plan, and a Reserve to each of its destinations."""
         self._plans += 1
         plan_id = f"{self._start}-{self._plans}"
         names = {move.source: self._names_at(move.source) for move in moves}
@@ -160,69 +160,70 @@ class Moving:
             coming = [move for move in plan.moves if move.destination == destination]
             part, to = f"{plan_id}.{destination}", self._owner_of(destination)
             for move in coming:
-                self._proposed.append(_Proposed(part, self._owner_of(move.source), to, move.trajectory_ids, until))
+                self._reserved.append(_ReservedMove(part, self._owner_of(move.source), to, move.trajectory_ids, until))
             expected = tuple(name for move in coming for name in move.trajectory_ids)
             reserve = Reserve(part, version, expected, sum(move.kv_tokens for move in coming), *to)
             outputs.append(Output(INBOX, "", reserve, destination))
         return [*outputs, Output(PLANS, plan_id, plan)]
 
     def _names_at(self, replica: int) -> list[str]:
-        return [owned.work.trajectory_id for owned in self._tracking.table.at(self._owner_of(replica))]
+        return [owned.work.trajectory_id for owned in self._tracking.table.owned_by(self._owner_of(replica))]
 
     def _owner_of(self, replica: int) -> Owner:
         incarnation = self._replicas.incarnation(replica)
         assert incarnation is not None
         return Owner(replica, incarnation)
 
-    # -- carrying out -------------------------------------------------------------------------------------------------
+    # -- execution -----------------------------------------------------------------------------------------------------
 
-    def _advance(self, clock: float) -> list[Output]:
+    def _release_reserved(self, clock: float) -> list[Output]:
+        """Release the moves whose room is reserved; drop reservations and releases that have expired."""
         outputs: list[Output] = []
-        kept: list[_Proposed] = []
-        for each in self._proposed:
+        kept: list[_ReservedMove] = []
+        for each in self._reserved:
             replica = self._replicas.find(each.destination)
             names = tuple(name for name in each.names if self._is_at(name, each.source))
             if replica is None or not names or clock > each.until:
                 for name in each.names:
-                    self._tracking.call_off(each.destination, name)
+                    self._tracking.cancels.add(each.destination, name, 0)
                     self._tracking.outcomes.record(name, "lost" if replica is None else "rejected")
             elif each.plan_id in replica.status.reserved:
                 outputs.append(self._release(each, names, clock))
             else:
                 kept.append(each)
-        self._proposed = kept
-        for order in self._released.copy():
-            if clock > order.until or not self._gives(order):
-                self._released.remove(order)
-                self._give_up(order)
+        self._reserved = kept
+        for release in self._released.copy():
+            if clock > release.until or not self._is_open(release):
+                self._released.remove(release)
+                self._close(release)
         return outputs
 
-    def _gives(self, each: _Released) -> bool:
-        """Whether the source still has something that it was told to let go."""
-        leaving = self._tracking.table.leaving
-        return any(leaving(name) is not None and self._is_at(name, each.source) for name in each.names)
+    def _is_open(self, each: _ReleasedMove) -> bool:
+        """Whether the source still has a trajectory that it has to release."""
+        hand_over_of = self._tracking.table.hand_over_of
+        return any(hand_over_of(name) is not None and self._is_at(name, each.source) for name in each.names)
 
-    def _give_up(self, each: _Released) -> None:
-        """Nobody waits any more for what has not been handed over; if it is after all, that counts."""
+    def _close(self, each: _ReleasedMove) -> None:
+        """Stop waiting for trajectories that were not handed over. A hand-over that arrives later still counts."""
         for name in each.names:
             if not self._is_at(name, each.destination):
-                self._tracking.call_off(each.destination, name)
+                self._tracking.cancels.add(each.destination, name, 0)
             if self._is_at(name, each.source):
-                self._tracking.table.stay(name)
+                self._tracking.table.cancel_hand_over(name)
                 self._tracking.outcomes.record(name, "rejected")
 
-    def _release(self, each: _Proposed, names: tuple[str, ...], clock: float) -> Output:
+    def _release(self, each: _ReservedMove, names: tuple[str, ...], clock: float) -> Output:
         leases = tuple(self._leases.mint() for _ in names)
         for name, lease in zip(names, leases, strict=True):
-            self._tracking.table.release_to(name, HandOver(lease, each.destination))
+            self._tracking.table.start_hand_over(name, HandOver(lease, each.destination))
         for name in each.names:
             if name not in names:
-                self._tracking.call_off(each.destination, name)
+                self._tracking.cancels.add(each.destination, name, 0)
         until = clock + self._config.heartbeat_timeout_s
-        self._released.append(_Released(each.source, each.destination, names, until))
-        order = Release(each.plan_id, names, leases, *each.destination, *each.source)
-        return Output(INBOX, "", order, each.source.replica)
+        self._released.append(_ReleasedMove(each.source, each.destination, names, until))
+        release = Release(each.plan_id, names, leases, *each.destination, *each.source)
+        return Output(INBOX, "", release, each.source.replica)
 
     def _is_at(self, name: str, owner: Owner) -> bool:
-        owned = self._tracking.table.owner(name)
+        owned = self._tracking.table.owned(name)
         return owned is not None and owned.owner == owner
