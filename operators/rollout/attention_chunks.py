@@ -1,8 +1,8 @@
-"""Splits the rows of a decode step so that short rows do not attend over the padding of long ones.
+"""Splits the rows of a decode step into chunks, so that short rows do not attend over the padding of long ones.
 
-Attention over a chunk of rows costs its rows times its longest; one more chunk costs a few more kernel calls. Rows
-are in order of age, not length, so they are brought into order from time to time: when the padding attended over
-since the last time has cost more than the copying will (rent, then buy).
+Attention over a chunk costs its rows times its longest row; each further chunk costs a few kernel calls. Rows are
+ordered by age, not by length, so they are sorted from time to time: when the padding since the last sort has cost more
+than copying the rows will (the ski-rental rule).
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 
 _CALL_COST = 45_000
-"""What one more chunk costs a layer, in multiply-adds: three kernel calls, about 12 µs on one CPU core."""
+"""Cost of one more chunk per layer, in multiply-adds: three kernel calls, about 12 µs on one CPU core."""
 
 _COPY_COST = 6
-"""What copying a token's KV costs in tokens attended over."""
+"""Cost of copying one token's KV, in tokens attended over."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionChunk:
-    """Rows `start`..`stop`-1, whose longest has `width` tokens; `uniform` if all have."""
+    """Rows `start`..`stop`-1; the longest has `width` tokens, and all of them if `uniform`."""
 
     start: int
     stop: int
@@ -29,7 +29,7 @@ class AttentionChunk:
 
 
 def split_rows(lengths: np.ndarray, query_size: int, most: int = 4) -> list[AttentionChunk]:
-    """At most `most` chunks of rows with `lengths` (int64[rows]), split where it saves most and more than it costs.
+    """At most `most` chunks of rows with `lengths` (int64[rows]); each split saves more than it costs.
 
     `query_size` is heads × head size: the multiply-adds of one row over one token.
     """
@@ -49,7 +49,7 @@ def split_rows(lengths: np.ndarray, query_size: int, most: int = 4) -> list[Atte
 
 @dataclass(frozen=True, slots=True)
 class _ChunkSplit:
-    """A chunk, where to split it best, and the row-tokens that this saves."""
+    """A chunk, its best split, and the row-tokens that the split saves."""
 
     chunk: AttentionChunk
     split: int
@@ -61,7 +61,7 @@ def _best_split(lengths: np.ndarray, start: int, stop: int, least: int) -> _Chun
     rows, longest = stop - start, int(part.max())
     padding = rows * longest - int(part.sum())
     chunk = AttentionChunk(start, stop, longest, padding == 0)
-    if padding <= least:  # a split cannot save more than all the padding: most steps end here
+    if padding <= least:  # a split saves at most all the padding; most steps return here
         return _ChunkSplit(chunk, start, 0)
     before = np.maximum.accumulate(part)[:-1]
     after = np.maximum.accumulate(part[::-1])[-2::-1]
@@ -72,18 +72,18 @@ def _best_split(lengths: np.ndarray, start: int, stop: int, least: int) -> _Chun
 
 
 class RowOrder:
-    """Says when to bring rows into order of length, longest first."""
+    """Decides when to sort rows by length, longest first."""
 
     def __init__(self) -> None:
-        self._wasted = 0
+        self._padding_cost = 0
 
-    def due(self, lengths: np.ndarray, chunks: list[AttentionChunk]) -> np.ndarray | None:
-        """The order to bring rows into now (int64[rows]), or None to leave them, given this step's chunks."""
+    def order_if_due(self, lengths: np.ndarray, chunks: list[AttentionChunk]) -> np.ndarray | None:
+        """The order (int64[rows]) to sort the rows into now, given this step's chunks; None to leave them."""
         total = int(lengths.sum())
-        self._wasted += sum((chunk.stop - chunk.start) * chunk.width for chunk in chunks) - total
-        if self._wasted <= _COPY_COST * total:
+        self._padding_cost += sum((chunk.stop - chunk.start) * chunk.width for chunk in chunks) - total
+        if self._padding_cost <= _COPY_COST * total:
             return None
-        self._wasted = 0
+        self._padding_cost = 0
         if (lengths[1:] <= lengths[:-1]).all():
             return None
         return np.argsort(-lengths, kind="stable")

@@ -1,4 +1,4 @@
-"""Computations recorded as CUDA graphs, which launch all their kernels at once."""
+"""Records computations as CUDA graphs, which launch all their kernels at once."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ _WARM_UPS = 2
 
 
 class CudaGraphs:
-    """Records on the current device. All graphs share their memory: one of them runs at a time."""
+    """Records on the current device. All graphs share one memory pool: only one of them may run at a time."""
 
     def __init__(self) -> None:
         self._pool: Any = None
 
     def record(self, run: Run) -> Run:
-        """What repeats `run`, with the same kernels on the same memory, and leaves its result in the same tensor.
+        """A function that replays `run`: the same kernels on the same memory, with the result in the same tensor.
 
-        `run` must do the same whatever it computes with: it waits for no value and looks at none.
+        `run` must not depend on values: it neither waits for a value nor reads one.
         """
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):  # what libraries set up at first must not be recorded
+        side_stream = torch.cuda.Stream()
+        side_stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side_stream):  # the first calls initialise libraries, which must not be recorded
             for _ in range(_WARM_UPS):
                 run()
-        torch.cuda.current_stream().wait_stream(aside)
+        torch.cuda.current_stream().wait_stream(side_stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             result = run()

@@ -1,10 +1,9 @@
 """Runs the modules of a llama-like Hugging Face model straight over the KV slots.
 
-A small model spends most of a decode step in the Python between its kernels. For the layout that Llama, Qwen2,
-Mistral and many others share this runner does the same arithmetic in about fifteen kernel calls a layer, and takes
-the step's prefill tokens through the same matrix products as its decode tokens. The weights stay the model's own
-parameters: those multiplied with the same input are only laid side by side in memory, so that one product does for
-all of them.
+A small model spends most of a decode step in the Python code between its kernels. For the layout of Llama, Qwen2,
+Mistral and many others this runner does the same arithmetic in about fifteen kernel calls per layer, with the prefill
+and the decode tokens of a step in the same matrix products. The weights stay the model's own parameters: those
+multiplied with the same input are only contiguous in memory, so that one product computes all of them.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from operators.rollout.llama_layout import fuse_projections
 from operators.rollout.step_plan import Decode, Prefill
 
 Writes = tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]
-"""Which tokens go where: their numbers (None for all, in order), KV rows and positions."""
+"""Which tokens to store, and where: token indices (None for all, in order), KV rows and positions."""
 
 
 class DirectRunner:
     """Prefill and decode in one pass over the model's own modules; for models of `llama_layout`.
 
-    Steps without prefill have `fixed` shapes where that is said, on a GPU by default.
+    If `fixed` (default: on a GPU), steps without prefill run in fixed shapes.
     """
 
     def __init__(self, model: PreTrainedModel, slots: KVSlots, *, fixed: bool | None = None) -> None:
@@ -58,7 +57,7 @@ class DirectRunner:
         self._columns = torch.arange(slots.context, device=self._device)
         self._order = RowOrder()
         self.preferred_order: np.ndarray | None = None
-        """The order (int64[rows]) in which the last step's rows would attend over less padding, or None."""
+        """The row order (int64[rows]) in which the last step would attend over less padding, or None."""
         self._fixed: FixedShapeSteps | None = None
         on_gpu = self._device.type == "cuda"
         if fixed or (fixed is None and on_gpu):
@@ -76,20 +75,20 @@ class DirectRunner:
     def decode(self, step: Decode, blocks: Sequence[Prefill] = ()) -> torch.Tensor:
         """Compute `blocks` and the step in one pass; returns logits [rows, vocabulary]."""
         if self._fixed is not None and not blocks:
-            self.preferred_order = None  # a GPU masks padding faster than it moves rows
+            self.preferred_order = None  # on a GPU masking padding is faster than moving rows
             return self._fixed.decode(step)
         lengths = step.positions + 1
         chunks = split_rows(lengths, self._heads * self._size)
-        self.preferred_order = self._order.due(lengths, chunks)
+        self.preferred_order = self._order.order_if_due(lengths, chunks)
         return self._logits(self._run((step, chunks), blocks))
 
     def _decode_fixed(self, token_ids: torch.Tensor, positions: torch.Tensor, width: int) -> torch.Tensor:
-        """Logits of rows that all attend over `width` positions, without a look at what is in them."""
+        """Logits of rows that all attend over `width` positions; does not read the values of its inputs."""
         rows = len(token_ids)
         chunk = AttentionChunk(0, rows, width, uniform=False)
         writes = None, self._columns_up_to(rows), positions
         return self._logits(
-            self._through(token_ids, positions, writes, [(chunk, self._mask(chunk, positions))], (), rows)
+            self._forward(token_ids, positions, writes, [(chunk, self._mask(chunk, positions))], (), rows)
         )
 
     def _logits(self, x: torch.Tensor) -> torch.Tensor:
@@ -102,9 +101,9 @@ class DirectRunner:
         at = torch.from_numpy(positions).to(self._device)
         chunks = [] if step is None else [(chunk, self._mask(chunk, at)) for chunk in step[1]]
         writes = (None, self._columns_up_to(rows), at) if not blocks else self._writes(positions[:decoding], blocks)
-        return self._through(torch.from_numpy(token_ids).to(self._device), at, writes, chunks, blocks, decoding)
+        return self._forward(torch.from_numpy(token_ids).to(self._device), at, writes, chunks, blocks, decoding)
 
-    def _through(
+    def _forward(
         self,
         token_ids: torch.Tensor,
         positions: torch.Tensor,
@@ -123,7 +122,7 @@ class DirectRunner:
         for i, layer in enumerate(self._layers):
             h = self._rms_norm(x, layer.input_norm)
             qkv = functional.linear(h, layer.qkv, layer.qkv_bias)
-            # Rotary, in place: q and k lie side by side, so their heads turn together.
+            # Rotary embedding in place: q and k are contiguous, so their heads are rotated together.
             qk = qkv[:, :rotated_size].view(-1, rotated_heads, self._size)
             if layer.head_norms is not None:
                 self._norm_heads(qk, *layer.head_norms)
@@ -131,7 +130,7 @@ class DirectRunner:
             qk.mul_(cos).addcmul_(swapped, sin)
             kv = qkv[:, query_size:].view(-1, 2, self._kv_heads, self._size)
             self._slots.write(i, write_rows, write_positions, kv if write_source is None else kv[write_source])
-            if i == last:  # the rest of the last layer is for logits, which only decode rows have
+            if i == last:  # the rest of the last layer computes logits, which only decode rows need
                 blocks, x = (), x[:decoding]
                 if not decoding:
                     return x
@@ -155,12 +154,12 @@ class DirectRunner:
         return torch.addcdiv(self._zero, x, norm, value=self._root_hidden).mul_(weight)
 
     def _norm_heads(self, qk: torch.Tensor, query_weight: torch.Tensor, key_weight: torch.Tensor) -> None:
-        """Norm each head of `qk` [tokens, heads + KV heads, size] in place, as Qwen3 does before turning them."""
+        """Norm each head of `qk` [tokens, heads + KV heads, size] in place, as Qwen3 does before rotary embedding."""
         for heads, weight in ((qk[:, : self._heads], query_weight), (qk[:, self._heads :], key_weight)):
             heads.copy_(functional.rms_norm(heads, (self._size,), weight, self._eps))
 
     def _attend(self, layer: int, qkv: torch.Tensor, chunk: AttentionChunk, mask: torch.Tensor | None) -> torch.Tensor:
-        """Attention of `chunk`'s rows over their slots, [rows, heads × size]; a KV head's queries go together."""
+        """Attention of `chunk`'s rows over their slots, [rows, heads × size], batched by KV head."""
         group = self._heads // self._kv_heads
         queries = qkv[:, : self._heads * self._size].reshape(-1, group, self._size)
         heads = slice(chunk.start * self._kv_heads, chunk.stop * self._kv_heads)
@@ -175,9 +174,9 @@ class DirectRunner:
         return torch.bmm(weights, self._values[layer][heads, : chunk.width]).view(chunk.stop - chunk.start, -1)
 
     def _attend_causally(self, layer: int, qkv: torch.Tensor, block: Prefill) -> torch.Tensor:
-        """Attention of each context of `block` over itself and its row's KV before it, [tokens, heads × size].
+        """Causal attention of each context of `block`, also over its row's earlier KV, [tokens, heads × size].
 
-        Padding lies behind, unseen.
+        Padding is behind the tokens, so they do not attend to it.
         """
         heads = qkv.view(*block.token_ids.shape, -1, self._size).transpose(1, 2)
         queries, keys, values = torch.split(heads, [self._heads, self._kv_heads, self._kv_heads], 1)
@@ -199,7 +198,7 @@ class DirectRunner:
         return out.transpose(1, 2).reshape(block.token_ids.size, -1)
 
     def _mask(self, chunk: AttentionChunk, positions: torch.Tensor) -> torch.Tensor | None:
-        """The additive mask [rows × KV heads, 1, width] of a chunk, None where no row is shorter than another."""
+        """The additive mask [rows × KV heads, 1, width] of a chunk; None if all rows have the same length."""
         if chunk.uniform:
             return None
         hidden = self._columns[: chunk.width] > positions[chunk.start : chunk.stop, None]
@@ -207,7 +206,7 @@ class DirectRunner:
         return mask.repeat_interleave(self._kv_heads, 0)[:, None]
 
     def _writes(self, decoded: np.ndarray, blocks: Sequence[Prefill]) -> Writes:
-        """Which of the step's tokens go to which KV (row, position), those of rows that decode at `decoded` first."""
+        """Where to store each token of the step: first the decode rows, at positions `decoded`, then the blocks."""
         first = len(decoded)
         source, row, position = [np.arange(first)], [np.arange(first)], [decoded]
         for block in blocks:
@@ -224,7 +223,7 @@ class DirectRunner:
         return self._columns[:rows] if rows <= len(self._columns) else torch.arange(rows, device=self._device)
 
     def _rotary_table(self, body: Any) -> torch.Tensor:
-        """Cosines and sines of every position, [context, 2, head_size]; the sines signed for a roll by half a head."""
+        """Cosines and sines of every position, [context, 2, head_size]; sines are signed for a roll by half a head."""
         positions = torch.arange(self._slots.context, device=self._device)[None]
         with torch.inference_mode():
             cos, sin = body.rotary_emb(self._zero, positions)
@@ -233,7 +232,7 @@ class DirectRunner:
 
 
 def _flatten(step: Decode | None, blocks: Sequence[Prefill]) -> tuple[np.ndarray, np.ndarray, int]:
-    """All tokens of a pass and their positions, int64[tokens], decode rows first; and how many those are."""
+    """All tokens of a pass and their positions, int64[tokens], decode rows first; and the number of decode rows."""
     rows = 0 if step is None else len(step.token_ids)
     if step is not None and not blocks:
         return step.token_ids, step.positions, rows

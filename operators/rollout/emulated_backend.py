@@ -1,4 +1,4 @@
-"""The emulated backend: engines that take another machine's time, and weights that are only heard of."""
+"""The emulated backend: engines with another machine's timing, and weight versions without bytes."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from schemas.records import PolicyVersion, Prompt
 
 
 class AnnouncedWeights:
-    """The newest `keep` versions whose manifests were heard; there are no bytes behind them."""
+    """The newest `keep` announced versions; they have no bytes."""
 
     def __init__(self, keep: int) -> None:
         self._keep = keep
         self._versions: list[PolicyVersion] = []
 
     def announce(self, version: PolicyVersion) -> None:
-        """A version is out; the oldest makes room for it."""
+        """Add a published version and evict the oldest."""
         self._versions = sorted({*self._versions, version})[-self._keep :]
 
     def versions(self) -> list[PolicyVersion]:
-        """The versions that are kept, oldest first."""
+        """The available versions, oldest first."""
         return self._versions
 
     @contextmanager
     def pin(self, version: PolicyVersion) -> Iterator[Path]:
-        """A file of nothing, for `version`. Raises VersionGone."""
+        """An empty file, for `version`. Raises VersionGone."""
         if version not in self._versions:
             raise VersionGone(str(version))
         yield Path(os.devnull)
 
 
 class EmulatedBackend:
-    """Engines as `config.emulation` has them. `clock` is in seconds, each `time_scale` emulated ones.
+    """Engines as `config.emulation` describes them. One second of `clock` is `time_scale` emulated seconds.
 
-    Raises ValueError for lengths that cannot be read and for engines that could run nothing.
+    Raises ValueError for lengths that cannot be read and for an engine that could run no request.
     """
 
     def __init__(
@@ -77,18 +77,18 @@ class EmulatedBackend:
         )
 
     def decode(self, token_ids: list[int]) -> str:
-        """Made-up tokens have no text."""
-        return f"{len(token_ids)} made-up tokens"
+        """A placeholder: synthetic tokens have no text."""
+        return f"{len(token_ids)} synthetic tokens"
 
     def encode(self, text: str) -> list[int]:
-        """Raises TypeError: made-up tokens have no text."""
+        """Raises TypeError: synthetic tokens have no text."""
         raise TypeError("an emulated engine has no tokenizer")
 
     def check(self, prompt: Prompt) -> None:
-        """Made-up tokens are of no tokenizer."""
+        """Accepts all prompts: synthetic tokens have no tokenizer."""
 
     def announce(self, version: PolicyVersion) -> None:
         self.weights.announce(version)
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """Does nothing: there is nothing to free."""

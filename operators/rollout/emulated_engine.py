@@ -1,8 +1,9 @@
-"""The engine that takes the time of another machine's, and makes its answers up.
+"""The emulated engine: it has the timing of another machine, and generates synthetic responses.
 
-It schedules as every engine here does (`Scheduler`), but a round takes what a roofline says, divided by `time_scale`.
-The clock drives it: each call first brings it up to now, and as nothing changes between two events (a request ends, or
-the KV overflows), the rounds between them are one leap. A round that has begun is not joined by what comes during it.
+It uses the scheduler of all engines, but a round takes the time of a roofline model, divided by `time_scale`. The clock
+drives it: each call first simulates the rounds up to now. Between two events (a request ends, or the KV overflows)
+nothing changes, so the rounds between them are simulated in one jump. A request that arrives during a round joins the
+next one.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ STATUS_REFRESH_S = 0.1
 
 
 class EmulatedEngine:
-    """An `Engine` whose answers are as long as `lengths` says.
+    """An `Engine` whose response lengths are given by `lengths`.
 
-    `clock` is in seconds, of which each is `time_scale` emulated ones; loading weights takes `pull_s` emulated
-    seconds, in which requests wait. `version` is what it has loaded at first. Where nothing ends `step` brings the load
-    that `status` tells up to date every `status_refresh_s` seconds only: many replicas share a core.
+    One second of `clock` is `time_scale` emulated seconds. Loading weights takes `pull_s` emulated seconds, in which
+    requests wait. `version` is the version loaded at first. While no request ends, `step` updates the status only every
+    `status_refresh_s` seconds, because many replicas share a core.
     """
 
     def __init__(
@@ -51,17 +52,17 @@ class EmulatedEngine:
         self._arrivals = Arrivals(roofline.move_s)
         self._roofline, self._pull_s, self._scale, self._clock = roofline, pull_s, time_scale, clock
         self._version, self._status_refresh_s = version, status_refresh_s
-        self._looked_at = -math.inf
-        """When it was last brought up to date, by the clock."""
-        self._done: list[Completion] = []
-        self._at = clock() * time_scale
-        """Emulated seconds; everything up to here has happened. Ahead of the clock while weights load."""
+        self._advanced_at = -math.inf
+        """The clock when the simulation was last advanced."""
+        self._finished: list[Completion] = []
+        self._simulated_until = clock() * time_scale
+        """Emulated seconds up to which all is simulated; ahead of the clock while weights load."""
         self._round_ends: float | None = None
-        """When the round ends that has begun; None between rounds."""
-        self._event_at = math.inf
-        """No request ends, none is sent back, and none that is new here has its first token before."""
+        """End of the round in progress; None between rounds."""
+        self._next_event_at = math.inf
+        """No request ends, is preempted or gets its first token here before this time."""
         self._new = False
-        """Whether something was submitted since requests were let in last."""
+        """Whether a request was submitted since the last admission."""
         self._tokens_generated = 0
         self._started: list[str] = []
 
@@ -71,128 +72,126 @@ class EmulatedEngine:
         return self._version
 
     def load(self, weights: Path, version: PolicyVersion) -> None:
-        """Be of `version` from now on; `weights` is not read. Raises RuntimeError while requests are here."""
+        """Set the version; `weights` is not read. Raises RuntimeError while requests are running or waiting."""
         check_loadable(self.status(), version)
         self._version = version
-        self._at = max(self._at, self._now(), self._round_ends or 0.0) + self._pull_s
+        self._simulated_until = max(self._simulated_until, self._now(), self._round_ends or 0.0) + self._pull_s
         self._round_ends = None
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises ValueError as every engine does."""
-        self._catch_up()
+        self._advance_to_now()
         name, carried = request.trajectory_id, self._scheduler.rows.provided_kv_tokens(request)
-        if name in self._arrivals or any(name == done.trajectory_id for done in self._done):
-            raise ValueError(f"trajectory {name!r} is here already")
+        if name in self._arrivals or any(name == done.trajectory_id for done in self._finished):
+            raise ValueError(f"trajectory {name!r} is already in the engine")
         if carried:
             self._scheduler.check(request)
             self._arrivals.add(request, carried, self._now())
-            self._foresee()
+            self._compute_next_event()
         else:
             self._scheduler.add(request)
             self._new = True
-            self._event_at = min(self._event_at, self._at)
+            self._next_event_at = min(self._next_event_at, self._simulated_until)
 
     def step(self) -> Sequence[Completion]:
-        """Everything that has finished by now."""
-        if self.due() <= 0 or self._clock() - self._looked_at >= self._status_refresh_s:
-            self._catch_up()
-        done, self._done = self._done, []
+        """The requests that have finished by now."""
+        if self.due() <= 0 or self._clock() - self._advanced_at >= self._status_refresh_s:
+            self._advance_to_now()
+        done, self._finished = self._finished, []
         return done
 
     def take_started(self) -> Sequence[str]:
-        """Requests that were given their first token since this was asked last, those that ended included."""
+        """Requests whose first token was generated since the last call, finished ones included."""
         started, self._started = self._started, []
         return started
 
     def due(self) -> float:
-        """Seconds until `step` may have something to return; infinite where it never will."""
-        return 0.0 if self._done else max(0.0, (self._event_at - self._now()) / self._scale)
+        """Seconds until `step` may have a result; infinite if it has none."""
+        return 0.0 if self._finished else max(0.0, (self._next_event_at - self._now()) / self._scale)
 
     def release(self, trajectory_ids: Collection[str], *, with_kv: bool = False) -> dict[str, PartialResponse]:
-        """Stop these requests and return what each has generated by now, the KV without bytes; unknown ids are left
+        """Stop these requests and return their partial responses, with KV that has no bytes; unknown ids are left
         out."""
-        self._catch_up()
+        self._advance_to_now()
         rows = self._scheduler.running_rows(trajectory_ids) if with_kv else {}
         kv = {name: KV(int(self._scheduler.rows.length[row]) - 1, memoryview(b"")) for name, row in rows.items()}
         released, _ = self._scheduler.release(trajectory_ids)
         released |= {name: replace(released[name], kv=kv[name]) for name in kv}
         released |= self._arrivals.release(trajectory_ids)
-        finished = [done for done in self._done if done.trajectory_id in trajectory_ids]
-        self._done = [done for done in self._done if done.trajectory_id not in trajectory_ids]
-        self._foresee()
+        finished = [done for done in self._finished if done.trajectory_id in trajectory_ids]
+        self._finished = [done for done in self._finished if done.trajectory_id not in trajectory_ids]
+        self._compute_next_event()
         return released | {done.trajectory_id: done.generated for done in finished}
 
     def generated(self, since: Mapping[str, int]) -> dict[str, PartialResponse]:
-        """What these requests have generated by now from the position that `since` gives on; unknown ids are left
-        out, and so are those that have ended."""
-        self._catch_up()
+        """The tokens of these requests from position `since[id]` on; unknown and finished ids are left out."""
+        self._advance_to_now()
         return self._scheduler.generated(since) | self._arrivals.generated(since)
 
     def status(self) -> EngineStatus:
-        """The load when it was last brought up to date; costs nothing and may be asked by any thread."""
-        return self._scheduler.status(self._tokens_generated, others=len(self._done) + len(self._arrivals))
+        """The load when the simulation was last advanced; any thread may call it."""
+        return self._scheduler.status(self._tokens_generated, others=len(self._finished) + len(self._arrivals))
 
     def close(self) -> None:
-        """Let go of what it holds; it cannot be used after, only closed again."""
+        """Free its resources; afterwards it can only be closed again."""
         self.__dict__.clear()
 
     def _now(self) -> float:
         return self._clock() * self._scale
 
-    def _catch_up(self) -> None:
-        """Let everything happen that has by now."""
-        self._looked_at = self._clock()
-        now = self._looked_at * self._scale
-        self._done += self._scheduler.take_finished()
-        while self._at <= now:
+    def _advance_to_now(self) -> None:
+        """Simulate all rounds up to now."""
+        self._advanced_at = self._clock()
+        now = self._advanced_at * self._scale
+        self._finished += self._scheduler.take_finished()
+        while self._simulated_until <= now:
             if self._round_ends is None:
-                for request in self._arrivals.take(self._at):
+                for request in self._arrivals.take(self._simulated_until):
                     self._scheduler.add(request)
                 self._scheduler.preempt()
                 self._scheduler.admit()
                 self._new = False
                 pace = self._pace(self._scheduler.rows.take_prefill_tokens())
                 if pace is None:
-                    self._at = min(now, self._arrivals.next_at)
-                    if self._at < now:
+                    self._simulated_until = min(now, self._arrivals.next_at)
+                    if self._simulated_until < now:
                         continue
                     break
                 most = self._until_event()
-                if self._arrivals:  # what comes joins the first round that begins after
-                    most = min(most, pace.rounds(self._arrivals.next_at - self._at, most) + 1)
-                rounds = pace.rounds(now - self._at, most)
+                if self._arrivals:  # an arrival joins the next round
+                    most = min(most, pace.rounds(self._arrivals.next_at - self._simulated_until, most) + 1)
+                rounds = pace.rounds(now - self._simulated_until, most)
                 if not rounds:
-                    self._round_ends = self._at + pace.seconds(1)
+                    self._round_ends = self._simulated_until + pace.seconds(1)
                     continue
-                self._at += pace.seconds(rounds)
-                self._advance(rounds)
+                self._simulated_until += pace.seconds(rounds)
+                self._finish_rounds(rounds)
             elif self._round_ends <= now:
-                self._at, self._round_ends = self._round_ends, None
-                self._advance(1)
+                self._simulated_until, self._round_ends = self._round_ends, None
+                self._finish_rounds(1)
             else:
                 break
-        self._foresee()
+        self._compute_next_event()
 
-    def _advance(self, rounds: int) -> None:
+    def _finish_rounds(self, rounds: int) -> None:
         rows = self._scheduler.rows
         self._started += self._scheduler.admitted
         self._scheduler.admitted = []
         self._tokens_generated += rounds * rows.count
         ended = rows.advance(rounds)
         for row, reason in ended.items():
-            self._done.append(Completion(rows.requests[row].trajectory_id, rows.partial(row), reason))
+            self._finished.append(Completion(rows.requests[row].trajectory_id, rows.partial(row), reason))
         self._scheduler.remove_rows(ended)
 
     def _pace(self, prefill: int = 0) -> StepPace | None:
-        """How fast the rounds go that begin now, after `prefill` tokens of new contexts are computed; None where
-        nothing runs."""
+        """The pace of the next rounds, after a prefill of `prefill` tokens; None if no request runs."""
         rows = self._scheduler.rows
         if not rows.count:
             return None
         return self._roofline.pace(rows.count, rows.tokens, prefill)
 
     def _until_event(self) -> int:
-        """Rounds after which a row ends, comes in or the KV has overflown; the rows before are the same in each."""
+        """Rounds until a row ends, a request is admitted or the KV overflows; until then the rows stay the same."""
         if self._scheduler.prefill_limited:
             return 1
         rows, config = self._scheduler.rows, self._scheduler.config
@@ -209,28 +208,28 @@ class EmulatedEngine:
                 overflows = middle
         return overflows
 
-    def _foresee(self) -> None:
+    def _compute_next_event(self) -> None:
         """Compute when `step` or `take_started` may next return something, or a waiting request be admitted."""
-        # Who arrives is let in between two rounds.
-        joins_at = max(self._arrivals.next_at, self._at if self._round_ends is None else self._round_ends)
+        # Arrivals are admitted between two rounds.
+        joins_at = max(self._arrivals.next_at, self._simulated_until if self._round_ends is None else self._round_ends)
         if not self._scheduler.rows.count:
-            self._event_at = self._at if self._scheduler.waiting else joins_at
+            self._next_event_at = self._simulated_until if self._scheduler.waiting else joins_at
             return
         if self._round_ends is not None and (self._new or self._scheduler.admitted):
-            self._event_at = self._round_ends
+            self._next_event_at = self._round_ends
             return
-        rounds, start = self._until_event(), self._at
+        rounds, start = self._until_event(), self._simulated_until
         if self._round_ends is not None:
             rounds, start = rounds - 1, self._round_ends
         pace = self._pace()
         assert pace is not None
-        self._event_at = min(start + pace.seconds(rounds), joins_at)
+        self._next_event_at = min(start + pace.seconds(rounds), joins_at)
 
 
 def emulated_scheduling(
     slots: int, context: int, kv_capacity: int | None, emulation: EngineEmulation
 ) -> SchedulerConfig:
-    """How an emulated engine schedules; without a KV capacity every slot has room for a whole context."""
+    """The scheduling of an emulated engine; by default every slot has KV capacity for a whole context."""
     blocks = -(-context // emulation.block) * emulation.block
     return SchedulerConfig(
         slots,

@@ -1,4 +1,4 @@
-"""Running requests of an emulated engine: how many tokens each has, and which they would be."""
+"""Running requests of an emulated engine: the number of their tokens, and synthetic tokens on demand."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from operators.rollout.response_lengths import Lengths
 
 
 class EmulatedRows(KVRows):
-    """Rows whose ends are known when they start; tokens are made up where somebody asks for them.
+    """Rows whose final length is known at the start; tokens are generated only when they are read.
 
-    A request with stop tokens ends with the first of them after as many tokens as `lengths` says, unless its limit
-    comes first; one without runs to its limit.
+    A request with stop tokens ends with the first stop token at the length given by `lengths`, or at its limit if that
+    is smaller; one without stop tokens runs to its limit.
     """
 
     def __init__(self, slots: int, context: int, vocabulary: int, lengths: Lengths) -> None:
         super().__init__(slots, context)
         self._vocabulary, self._lengths = vocabulary, lengths
         self._ends = np.zeros(slots, np.int64)
-        """`generated` at which a row ends, for its limit or a stop token: what the scheduler must not know of."""
+        """The value of `generated` at which a row ends, by its limit or a stop token; hidden from the scheduler."""
         self._stops = np.zeros(slots, bool)
-        """Whether it ends with a stop token."""
+        """Whether a row ends with a stop token."""
         self._sharing: dict[bytes, int] = {}
-        """How many rows have each prompt."""
+        """The number of rows of each prompt."""
         self._prefill = 0
 
     def start(self, request: Request) -> int:
@@ -35,24 +35,24 @@ class EmulatedRows(KVRows):
         if request.sampling.stop_token_ids:
             length = self._lengths(request.sampling.seed, request.trajectory_id)
             end, self._stops[row] = min(end, length), length <= end
-        # A partial made elsewhere may be longer than its answer is here: it ends with its next token.
+        # A partial response of another engine may exceed the length given here: it ends with its next token.
         self._ends[row] = max(end, self.generated[row] + 1)
         prompt = request.prompt.tobytes()
         self._sharing[prompt] = self._sharing.get(prompt, 0) + 1
         return row
 
     def prefill_tokens(self, request: Request) -> int:
-        """A prompt that a row has is there already, as in engines that cache prefixes."""
+        """A prompt that a row shares is not computed again, as in engines with a prefix cache."""
         shared = len(request.prompt) if request.prompt.tobytes() in self._sharing else 0
         return max(0, super().prefill_tokens(request) - shared)
 
     def take_prefill_tokens(self) -> int:
-        """Tokens of the rows started since this was asked last, which are to be computed before the next round."""
+        """Prefill tokens of the rows started since the last call, to compute before the next round."""
         computed, self._prefill = self._prefill, 0
         return computed
 
     def advance(self, rounds: int) -> dict[int, str]:
-        """Give every row so many tokens more; returns why those end that are at their end, by row."""
+        """Advance every row by `rounds` tokens; returns the finish reason of each finished row."""
         count = self.count
         self.length[:count] += rounds
         self.generated[:count] += rounds
@@ -60,7 +60,7 @@ class EmulatedRows(KVRows):
         return {row: "stop" if self._stops[row] else "length" for row in ended.tolist()}
 
     def left(self) -> np.ndarray:
-        """Tokens that each row has still to get, int64[count]."""
+        """Remaining tokens of each row, int64[count]."""
         return self._ends[: self.count] - self.generated[: self.count]
 
     def partial(self, row: int, start: int = 0, drop: int = 0) -> PartialResponse:
@@ -81,9 +81,9 @@ class EmulatedRows(KVRows):
 
 
 def synthetic_response(request: Request, start: int, end: int, vocabulary: int, stopped: bool) -> PartialResponse:
-    """Tokens `start` to `end` - 1 of `request` and their logprobs: what it was resumed with, then made-up ones.
+    """Tokens `start` to `end` - 1 of `request` and their logprobs: those of its partial response, then synthetic ones.
 
-    Each is a function of seed, trajectory and position; none is a stop token but the last one, if `stopped`.
+    Each is a function of seed, trajectory and position. Only the last one is a stop token, if `stopped`.
     """
     resumed = request.partial
     known = 0 if resumed is None else min(end, len(resumed.token_ids))

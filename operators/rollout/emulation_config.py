@@ -1,7 +1,7 @@
-"""What an emulated engine is told: how fast the machine is that it stands for, and how long its answers are.
+"""The configuration of an emulated engine: the speed of the emulated machine, and the lengths of responses.
 
-All counts of tokens are of emulated tokens. Where `stride` is above 1 each of them stands for so many real ones, and
-takes their time: the dynamics are those of the real lengths, with so much less data.
+Token counts are of emulated tokens unless they say "real". With `stride` above 1 each emulated token represents so many
+real ones and takes their time: the dynamics are those of the real lengths, with less data.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 DEFAULT_CONTEXT = 18_432
-"""Real tokens of prompt and response together where nothing else is said: 2K and 16K."""
+"""Default context in real tokens: 2K of prompt and 16K of response."""
 
 
 @dataclass(frozen=True)
 class RooflineConfig:
-    """How long a round of real tokens takes. Raises ValueError naming the field that does not fit.
+    """The duration of a round of real tokens. Raises ValueError naming the field that is invalid.
 
     The default is Qwen2.5-32B, tensor-parallel on four H800: decode steps from the Laminar paper (arXiv 2510.12633).
-    A token of its KV is 64 layers × 8 heads × 128 × 2 × 2 bytes, 64 KiB on each of the four; at 3.35 TB/s it is read in
-    19.6 ns, of which 4,096 make 80 µs: within what the table says that one more request costs. Prefill is bound by
-    compute: 2 × 32.8e9 operations a token at half of 4 × 989 TFLOPS take 33 µs.
+    One token of its KV is 64 layers × 8 heads × 128 × 2 × 2 bytes, 64 KiB on each of the four; reading it at 3.35 TB/s
+    takes 19.6 ns, so 4,096 tokens take 80 µs: less than the cost of one more request in the table. Prefill is bound by
+    compute: 2 × 32.8e9 operations per token at half of 4 × 989 TFLOPS take 33 µs.
     """
 
     decode_ms: tuple[tuple[int, float], ...] = (
@@ -32,21 +32,21 @@ class RooflineConfig:
         (128, 26.0),
         (256, 37.5),
     )
-    """Requests in the batch, and milliseconds of a decode step at `decode_context`; linear between and beyond."""
+    """Batch size, and milliseconds of a decode step at `decode_context`; interpolated and extrapolated linearly."""
     decode_context: int = 4096
-    """Tokens that each request had when `decode_ms` was measured."""
+    """Tokens of each request when `decode_ms` was measured."""
     kv_ns: float = 19.6
-    """Nanoseconds a decode step takes to read one token of KV."""
+    """Nanoseconds in which a decode step reads one token of KV."""
     prefill_us: float = 33.0
-    """Microseconds that one token of a new context takes; samples of a prompt that run together share its cost."""
+    """Microseconds to prefill one token; samples of a prompt that run together share its prefill."""
     kv_move_us: float = 2.6
-    """Microseconds in which the KV of one token of a trajectory that moves comes in: 256 KiB over a network of 100 GB/s
-    a machine, which is what the paper's relays reckon with. It comes beside the rounds; its trajectory waits for it."""
+    """Microseconds to transfer the KV of one token of a moved trajectory: 256 KiB at 100 GB/s per machine, the network
+    of the paper's relays. Transfers overlap with the rounds; only their own trajectory waits."""
 
     def __post_init__(self) -> None:
         batches = [batch for batch, _ in self.decode_ms]
         if len(batches) < 2 or batches[0] != 1 or any(b <= a for a, b in pairwise(batches)):
-            raise ValueError("decode_ms must have two rows at least, by rising batch size from 1 on")
+            raise ValueError("decode_ms must have two rows or more, by increasing batch size from 1")
         for name in ("decode_context", "kv_ns", "prefill_us", "kv_move_us"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
@@ -54,20 +54,20 @@ class RooflineConfig:
             reading = self.kv_ns * 1e-6 * self.decode_context * batch
             if milliseconds <= reading:
                 raise ValueError(
-                    f"decode_ms: {milliseconds} ms at batch {batch} is less than its KV takes to read ({reading:.1f})"
+                    f"decode_ms: {milliseconds} ms at batch {batch} is less than its KV reads take ({reading:.1f})"
                 )
 
 
 @dataclass(frozen=True)
 class LengthsConfig:
-    """How long answers are: lognormal, or those of a file. Raises ValueError naming the field that does not fit."""
+    """Response lengths: lognormal, or from a file. Raises ValueError naming the field that is invalid."""
 
     p50: float = 2000.0
-    """Median number of tokens."""
+    """Median length in tokens."""
     p99: float = 16000.0
     file: str = ""
-    """JSONL or Parquet with a column `length`, and `trajectory_id` where known; those without get lengths drawn of it.
-    Empty: lognormal."""
+    """JSONL or Parquet with a column `length` and, optionally, `trajectory_id`; other trajectories get lengths drawn
+    from it. Empty: lognormal."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.p50 <= self.p99:
@@ -76,19 +76,19 @@ class LengthsConfig:
 
 @dataclass(frozen=True)
 class EngineEmulation:
-    """The engine that a replica emulates. Raises ValueError naming the field that does not fit."""
+    """The engine that a replica emulates. Raises ValueError naming the field that is invalid."""
 
     roofline: RooflineConfig = field(default_factory=RooflineConfig)
     lengths: LengthsConfig = field(default_factory=LengthsConfig)
     stride: int = 1
-    """Real tokens that an emulated one stands for."""
+    """Real tokens per emulated token."""
     block: int = 16
-    """Tokens of KV that are taken at a time."""
+    """KV block size in tokens."""
     round_prefill: int = 8192
-    """Real tokens of new contexts that are computed in one round; a longer one is computed by itself."""
+    """Maximum real prefill tokens of one round; a longer context is prefilled in a round of its own."""
     vocabulary: int = 32_000
     pull_s: float = 0.57
-    """Emulated seconds in which a replica takes new weights from its machine's memory (PCIe, 32B over four GPUs)."""
+    """Emulated seconds in which a replica loads new weights from host memory (PCIe, 32B over four GPUs)."""
 
     def __post_init__(self) -> None:
         for name, least in (("stride", 1), ("block", 1), ("round_prefill", 1), ("vocabulary", 2), ("pull_s", 0)):

@@ -1,8 +1,8 @@
-"""What a rollout asks of an inference engine: load, submit, step, release, status.
+"""The interface of an inference engine: load, submit, step, release, status.
 
-One engine holds one complete weight version at a time and never mixes two in a trajectory (invariant 1). It is driven
-by one thread: `step()` is one scheduling round (admit, prefill, decode one token for every running request) and
-returns what finished in it. Nothing here blocks on the network.
+An engine holds one complete weight version at a time and never mixes two in a trajectory (invariant 1). One thread
+drives it: `step()` is one scheduling round (admit, prefill, decode one token of every running request) and returns the
+requests that finished. No method blocks on the network.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from schemas.records import Episode, PolicyVersion, Prompt, Sampling
 
 @dataclass(frozen=True, slots=True)
 class KV:
-    """Keys and values of a trajectory's first `tokens` tokens, prompt included: `data` as the engine lays them out.
+    """Keys and values of a trajectory's first `tokens` tokens, prompt included: `data` in the engine's layout.
 
-    `data` may have more: then `layout_tokens` says how many. Of use to an engine of the same kind over the same weights
-    alone; to any other it is nothing.
+    If `data` has more tokens, `layout_tokens` is their number. Only an engine of the same kind with the same weights
+    can use it; others ignore it.
     """
 
     tokens: int
@@ -32,10 +32,10 @@ class KV:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartialResponse:
-    """What has been generated of one trajectory: token ids int32[n] and their behaviour logprobs float32[n] in nats.
+    """The generated part of one trajectory: token ids int32[n] and their behaviour logprobs float32[n] in nats.
 
-    `kv`, where it is kept, spares an engine the computing of prompt and partial anew. `loss_mask`, bool[n], is False
-    where an environment made a token, whose logprob is 0; None: all were drawn.
+    With `kv` an engine need not prefill prompt and partial response again. `loss_mask`, bool[n], is False for tokens of
+    an environment, whose logprob is 0; None: the model drew all tokens.
     """
 
     token_ids: np.ndarray
@@ -45,11 +45,11 @@ class PartialResponse:
 
     @property
     def drawn(self) -> np.ndarray:
-        """The loss mask, bool[n]."""
+        """The loss mask, bool[n]: True for tokens that the model drew."""
         return np.ones(len(self.token_ids), bool) if self.loss_mask is None else self.loss_mask
 
     def since(self, start: int) -> PartialResponse:
-        """Its tokens from `start` on, without KV."""
+        """The tokens from `start` on, without KV."""
         mask = None if self.loss_mask is None else self.loss_mask[start:]
         return PartialResponse(self.token_ids[start:], self.logprobs[start:], loss_mask=mask)
 
@@ -58,11 +58,11 @@ class PartialResponse:
 class Request:
     """One trajectory to generate.
 
-    `prompt` is int32[p]. `partial`, where present, is resumed by prefilling prompt + partial, or with its KV; its
-    tokens count towards `sampling.max_new_tokens`. The draw for the token at `position` (counted from the first
-    completion token) is a function of (`sampling.seed`, `trajectory_id`, position) alone. `asked` is the prompt's
-    record where an environment is to take part; engines know nothing of it. `keep_kv`: its completion is to have its
-    KV, where the engine can give it.
+    `prompt` is int32[p]. A `partial` response is resumed by prefilling prompt + partial, or with its KV; its tokens
+    count towards `sampling.max_new_tokens`. The draw for the token at `position` (counted from the first response
+    token) is a function of (`sampling.seed`, `trajectory_id`, position) alone. `environment_prompt` is the prompt's
+    record if an environment takes part; engines ignore it. With `keep_kv` the completion includes its KV, if the engine
+    supports that.
     """
 
     trajectory_id: str
@@ -75,10 +75,10 @@ class Request:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Completion:
-    """A request that ended: everything generated since its prompt, a partial's tokens included.
+    """A finished request: all tokens since its prompt, those of the resumed partial response included.
 
-    `finish_reason` is `stop` (a stop token, which is the last token), `length` or `failed` (then `error` says why).
-    `episode` is what an environment gave, where one took part: then `stop` is that it was done.
+    `finish_reason` is `stop` (a stop token, which is the last token), `length` or `failed` (`error` has the reason).
+    With an environment, `episode` has its rewards, and `stop` means that the environment was done.
     """
 
     trajectory_id: str
@@ -90,9 +90,9 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """Load of one engine: request counts, slots, KV use and capacity in tokens; and what it has done so far.
+    """The load of one engine (request counts, slots, KV use and capacity in tokens) and its totals so far.
 
-    `model_seconds` is the CPU time of the stepping thread in passes and draws; 0 where an engine does not count it.
+    `model_seconds` is the CPU time of the stepping thread in model passes and draws; 0 if the engine does not count it.
     """
 
     running: int
@@ -114,37 +114,38 @@ class Engine(Protocol):
     def load(self, weights: Path, version: PolicyVersion) -> None:
         """Replace the weights in place with the safetensors file `weights`, rounded to the engine's precision.
 
-        Raises RuntimeError while requests are running or waiting, ValueError if names or shapes do not fit. An engine
-        without weights of its own takes any file.
+        Raises RuntimeError while requests are running or waiting, ValueError if names or shapes do not match. An engine
+        without weights accepts any file.
         """
 
     def submit(self, request: Request) -> None:
-        """Queue a request; it starts when a slot and KV room are free.
+        """Queue a request; it starts when a slot and KV capacity are free.
 
-        Raises ValueError for an empty prompt, one that leaves no room for a token, unknown token ids, or a known id.
+        Raises ValueError for an empty prompt, a prompt that leaves no room for a token, unknown token ids, or the id of
+        a trajectory that the engine has.
         """
 
     def step(self) -> Sequence[Completion]:
-        """Run one round and return what finished in it; an empty engine returns at once."""
+        """Run one round and return the requests that finished in it; an empty engine returns at once."""
 
     def take_started(self) -> Sequence[str]:
-        """Requests that were given their first token here since this was asked last, those that ended included."""
+        """Requests whose first token was generated here since the last call, finished ones included."""
 
     def due(self) -> float:
-        """Seconds until `step` has something to do or to return; infinite where it never will."""
+        """Seconds until `step` has work or a result; infinite if it has none."""
 
     def release(self, trajectory_ids: Collection[str], *, with_kv: bool = False) -> dict[str, PartialResponse]:
-        """Stop these requests and return what each had generated; unknown ids are left out.
+        """Stop these requests and return their partial responses; unknown ids are left out.
 
-        `with_kv`: with the KV of those that ran, where the engine can give it.
+        `with_kv`: with the KV of those that ran, if the engine supports that.
         """
 
     def generated(self, since: Mapping[str, int]) -> dict[str, PartialResponse]:
-        """What these requests have generated from the position that `since` gives on; they go on, unknown ids are
-        left out."""
+        """The tokens of these requests from position `since[id]` on; the requests continue. Unknown ids are left
+        out."""
 
     def status(self) -> EngineStatus:
-        """The load right now."""
+        """The present load."""
 
     def close(self) -> None:
-        """Free what the engine holds."""
+        """Free the engine's resources."""

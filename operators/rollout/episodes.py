@@ -101,7 +101,7 @@ class EpisodeEngine:
         if name not in self._pools:
             raise ValueError(f"there is no environment {name!r}: rollout.environments has {sorted(self._pools)}")
         if request.trajectory_id in self._playing:
-            raise ValueError(f"trajectory {request.trajectory_id!r} is here already")
+            raise ValueError(f"trajectory {request.trajectory_id!r} is already in the engine")
         known = EMPTY_RESPONSE if request.partial is None else request.partial
         if known.loss_mask is None:
             known = replace(known, loss_mask=known.drawn)

@@ -1,9 +1,8 @@
-"""Decode steps in a few fixed shapes, each recorded once and repeated from then on: on a GPU as CUDA graphs.
+"""Decode steps in a few fixed shapes, each recorded once and then replayed: on a GPU as CUDA graphs.
 
-There the kernels of a decode step are shorter than it takes to launch them one by one. A graph launches all at once,
-but knows one shape and one place for each input: so the step's rows and its longest context are rounded up to a shape,
-and its tokens are copied to where the graphs read them. Rows beyond the step's own compute what nobody reads, into KV
-rows that are free.
+On a GPU the kernels of a decode step take less time than launching them one by one. A graph launches all at once, but
+has one shape and one input buffer: so the step's rows and its longest context are rounded up to a shape, and its tokens
+are copied into the input buffer. The additional rows write into free KV rows, and their results are dropped.
 """
 
 from __future__ import annotations
@@ -17,24 +16,25 @@ from operators.rollout.cuda_graphs import Run
 from operators.rollout.step_plan import Decode
 
 LEAST_ROWS, LEAST_WIDTH = 4, 128
-"""The smallest shape; others are twice as large, and twice that."""
+"""The smallest shape; the others are doublings of it."""
 
 Compute = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
-"""Logits [rows, vocabulary] of tokens and positions, int64[rows] each, attending over so many positions of the KV."""
+"""Logits [rows, vocabulary] of tokens and positions, int64[rows] each; the third argument is the number of KV positions
+attended over."""
 
 Record = Callable[[Run], Run]
-"""Makes of a computation what repeats it: `CudaGraphs.record`, `without_recording`."""
+"""Turns a computation into one that replays it: `CudaGraphs.record`, `without_recording`."""
 
 
 def without_recording(run: Run) -> Run:
-    """`run` itself, for devices that record nothing."""
+    """`run` itself, for devices without graphs."""
     return run
 
 
 class FixedShapeSteps:
-    """Runs steps of at most `rows` rows over `context` positions on `device`: what `record` makes of `compute`.
+    """Runs steps of at most `rows` rows over `context` positions on `device`, by replays of `compute`.
 
-    What it returns may be overwritten by the next step.
+    The next step may overwrite the result.
     """
 
     def __init__(self, compute: Compute, rows: int, context: int, device: torch.device, record: Record) -> None:
@@ -44,7 +44,7 @@ class FixedShapeSteps:
         self._recorded: dict[tuple[int, int], Run] = {}
 
     def decode(self, step: Decode) -> torch.Tensor:
-        """The logits of `step`, [its rows, vocabulary]."""
+        """The logits of `step`, [rows of the step, vocabulary]."""
         count = len(step.token_ids)
         rows = round_up(count, LEAST_ROWS, self._most_rows)
         width = round_up(int(step.positions.max()) + 1, LEAST_WIDTH, self._context)

@@ -1,7 +1,7 @@
 """Runs any decoder-only Hugging Face model over the KV slots through its own forward.
 
-The model is given prepared 4-D additive masks, explicit positions and a cache whose `update` writes into the slots and
-returns views of them, so nothing is concatenated, and no mask is built, inside the forward.
+The model gets prepared 4-D additive masks, explicit positions and a cache whose `update` writes into the slots and
+returns views of them, so the forward neither concatenates tensors nor builds masks.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from operators.rollout.step_plan import Decode, Prefill
 
 
 class SlotsCache(Cache):
-    """A transformers Cache over `KVSlots`: stores the step's tokens at `rows`, `positions` and shows what to attend to.
+    """A transformers Cache over `KVSlots`: stores the step's KV at `rows`, `positions`; returns the KV to attend to.
 
-    In decoding that is a view [rows, heads, width, head_size] of the slots, and of row `extended` alone where that has
-    known tokens that follow others; in prefill it is what the step itself computed ([contexts, heads, tokens,
-    head_size]), and `source` says which of its tokens to store.
+    In decoding that is a view [rows, heads, width, head_size] of the slots, or of row `extended` alone in the prefill
+    of tokens that follow stored ones. In other prefill it is the KV of the step itself ([contexts, heads, tokens,
+    head_size]), and `source` selects which of its tokens to store.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class SlotsCache(Cache):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store and show, as the class says."""
+        """Store the new KV and return the KV to attend to, as the class describes."""
         both = torch.stack((key_states, value_states)).permute(1, 3, 0, 2, 4).flatten(0, 1)
         stored = both if self._source is None else both[self._source]
         self._slots.write(layer_idx, self._rows, self._positions, stored)
@@ -54,7 +54,7 @@ class SlotsCache(Cache):
         return layer[0, self._shown, :, : self._width], layer[1, self._shown, :, : self._width]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Tokens before this step, as far as the forward asks: positions and masks are given explicitly."""
+        """Tokens before this step. The forward needs only a rough value: positions and masks are explicit."""
         return 0 if self._source is not None else self._width - 1
 
 
@@ -83,7 +83,7 @@ class ForwardRunner:
                 source = torch.from_numpy(block.source).to(self._device)
                 cache = SlotsCache(self._slots, rows, positions, source=source)
             columns = self._columns[block.start : end]
-            # Right padding lies behind every real token, so the causal mask alone hides it.
+            # Padding is behind every real token, so the causal mask hides it.
             mask = self._mask(self._columns[None, :end] > columns[:, None]).expand(len(token_ids), 1, -1, -1)
             self._forward(token_ids, columns.expand(len(token_ids), -1), mask, cache)
 
@@ -111,15 +111,15 @@ class ForwardRunner:
         return logits[:, -1]
 
     def _mask(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The additive mask that hides where `hidden`: the lowest number, not -inf, since some models add masks up."""
+        """The additive mask for `hidden` positions: the lowest number, not -inf, because some models add masks up."""
         lowest = torch.finfo(self._dtype).min
         return torch.zeros((), dtype=self._dtype, device=self._device).masked_fill(hidden, lowest)
 
 
 def kv_geometry(model: PreTrainedModel) -> tuple[int, int, int]:
-    """Layers, KV heads and head size of `model`, measured by one token through its forward.
+    """Layers, KV heads and head size of `model`, measured by a forward pass of one token.
 
-    Raises ValueError for a model whose layers differ in these: its KV does not fit the slots.
+    Raises ValueError if its layers differ in these: its KV does not fit the slots.
     """
     cache = DynamicCache()
     token = torch.zeros((1, 1), dtype=torch.int64, device=model.device)

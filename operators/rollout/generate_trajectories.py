@@ -1,4 +1,4 @@
-"""GenerateTrajectories: assignments in, finished trajectories out, by the replicas that this process hosts."""
+"""GenerateTrajectories: consumes assignments and publishes trajectories of the replicas that this process hosts."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from schemas.records import Assignment, Cancel, Drain, PolicyVersion, Release, R
 from schemas.topics import INBOX, PROGRESS, TRAJECTORIES, partition_of
 
 FENCE_PROBE_S = 5.0
-"""How long a process that has nothing to write may not know that it was fenced."""
+"""An idle process detects after at most so many seconds that it was fenced."""
 VERSIONS_KEPT = 16
-"""The newest weight versions, which a commit's note names: a restart reads no manifest again."""
+"""The newest weight versions, which the commit note lists, so that a restart reads no manifest again."""
 _VERSIONS = "versions"
 
 
 @dataclass(frozen=True)
 class GenerateTrajectories:
-    """Hosts the replicas of process `process`, made of `backend`; their incarnation is this start's number.
+    """Hosts the replicas of process `process` over `backend`; their incarnation is the start number.
 
-    Where it `interrupts`, newer weights do not wait for what runs. At `door` others fetch the KV of what moves.
-    `frames` are of the environments whose words are messages.
+    If `interrupts`, newer weights are loaded while trajectories run. Other processes fetch the KV of handed-over
+    trajectories at `endpoint`. `frames` has the message frame of each environment whose observations are messages.
     """
 
     config: RolloutConfig
@@ -44,7 +44,7 @@ class GenerateTrajectories:
     backend: BackendSpec
     process: int
     partitions: int
-    door: Endpoint
+    endpoint: Endpoint
     interrupts: bool = False
     frames: Mapping[str, MessageFrame] = field(default_factory=dict)
 
@@ -58,7 +58,7 @@ class GenerateTrajectories:
         pools: dict[str, EnvironmentPool] = {}
         try:
             if self.config.kv_megabytes:
-                kv_transfers = KVTransfers(run, self.door, self.config.kv_megabytes * 1_000_000)
+                kv_transfers = KVTransfers(run, self.endpoint, self.config.kv_megabytes * 1_000_000)
             backend = self.backend.open()
             for spec in self.config.environments:
                 pools[spec.resolved_name] = EnvironmentPool(spec)
@@ -114,8 +114,9 @@ class RolloutFold:
         self._config, self._partitions, self._heartbeats, self._clock = config, partitions, heartbeats, clock
         self._backend, self._kv_transfers, self._pools = backend, kv_transfers, pools
         self._replicas = {replica.index: replica for replica in replicas}
-        self._words: list[ReplicaEvent] = []
-        self._first_at = 0.0
+        self._pending: list[ReplicaEvent] = []
+        """Events that wait for the next transaction, the first of them since `_pending_since`."""
+        self._pending_since = 0.0
         self._urgent = False
         self._versions: list[PolicyVersion] = []
         for version in state.get(_VERSIONS, ()):
@@ -129,23 +130,22 @@ class RolloutFold:
             if isinstance(received.record, WeightVersion):
                 self._announce(received.record.version)
             elif received.record.replica in self._replicas:
-                self._hear(received.record)
+                self._handle(received.record)
             else:
                 reason = f"replica {received.record.replica} is not hosted here"
                 outputs.append(dead_letter(received, "generate trajectories", reason, _wall_ms()))
         if polled.last:
             for replica in self._replicas.values():
-                self._say(
-                    replica.report_progress(), urgent=True
-                )  # what runs is resumed elsewhere: from here, not from long ago
-        elif not self._urgent:  # what others wait for goes out first
+                # Other replicas resume the running trajectories from the progress published here.
+                self._emit(replica.report_progress(), urgent=True)
+        elif not self._urgent:  # urgent events are published before the next step
             self._generate()
         return [*outputs, *self._outputs()]
 
-    def _hear(self, order: Assignment | Cancel | Reserve | Release | Drain) -> None:
+    def _handle(self, order: Assignment | Cancel | Reserve | Release | Drain) -> None:
         replica = self._replicas[order.replica]
         if order.incarnation != replica.incarnation:
-            return  # meant for one that is gone
+            return  # the order is for another incarnation
         news = replica.changes
         match order:
             case Assignment():
@@ -155,14 +155,14 @@ class RolloutFold:
             case Reserve():
                 replica.reserve(order)
             case Release():
-                self._say(replica.hand_over(order), urgent=True)
+                self._emit(replica.hand_over(order), urgent=True)
             case Drain():
                 replica.drain()
         if replica.changes != news:
             self._heartbeats.send_now()
 
     def _announce(self, version: PolicyVersion) -> None:
-        """A version was published, now or before this start."""
+        """Record a version that was published during this start or before it."""
         self._versions = sorted({*self._versions, version})[-VERSIONS_KEPT:]
         self._backend.announce(version)
         for replica in self._replicas.values():
@@ -170,7 +170,7 @@ class RolloutFold:
 
     def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
         versions = list(map(str, self._versions))
-        # A change now and then makes a commit due: a process that was fenced while idle must find out.
+        # `alive` changes from time to time, which makes a commit due: an idle process must detect that it was fenced.
         return Checkpoint(positions, state={"alive": int(self._clock() // FENCE_PROBE_S), _VERSIONS: versions})
 
     def busy(self) -> bool:
@@ -187,45 +187,45 @@ class RolloutFold:
             pool.close()
 
     def _generate(self) -> None:
-        """Step the engines in turn for a while; an idle replica still looks for newer weights."""
+        """Step the engines in turn for `step_s` seconds; an idle replica still checks for newer weights."""
         until = self._clock() + self._config.step_s
         while True:
             with self._heartbeats.step():
                 for replica in self._replicas.values():
                     news = replica.changes
-                    self._say(replica.step())
+                    self._emit(replica.step())
                     if replica.changes != news:
                         self._heartbeats.send_now()
             if self._clock() >= until or not any(replica.busy() for replica in self._replicas.values()):
                 return
 
-    def _say(self, words: list[ReplicaEvent], urgent: bool = False) -> None:
-        if not words:
+    def _emit(self, events: list[ReplicaEvent], urgent: bool = False) -> None:
+        if not events:
             return
-        if not self._words:
-            self._first_at = self._clock()
-        self._words += words
+        if not self._pending:
+            self._pending_since = self._clock()
+        self._pending += events
         self._urgent |= urgent
 
     def _outputs(self) -> list[Output]:
-        """What there is to say, once it has waited for others long enough, or somebody waits for it."""
+        """The pending events, once they are urgent, `linger_s` has passed, or all replicas are idle."""
         idle = all(replica.idle for replica in self._replicas.values())
-        waits = not (idle or self._urgent) and self._clock() - self._first_at < self._config.linger_s
-        if not self._words or waits:
+        lingers = not (idle or self._urgent) and self._clock() - self._pending_since < self._config.linger_s
+        if not self._pending or lingers:
             return []
-        words, self._words, self._urgent = self._words, [], False
-        return [self._output(word) for word in words]
+        events, self._pending, self._urgent = self._pending, [], False
+        return [self._output(event) for event in events]
 
-    def _output(self, word: ReplicaEvent) -> Output:
-        match word:
+    def _output(self, event: ReplicaEvent) -> Output:
+        match event:
             case Trajectory():
-                partition = partition_of(word.prompt.number, self._partitions)
-                return Output(TRAJECTORIES, word.prompt.prompt_id, word, partition)
+                partition = partition_of(event.prompt.number, self._partitions)
+                return Output(TRAJECTORIES, event.prompt.prompt_id, event, partition)
             case Assignment():
-                return Output(INBOX, "", word, word.replica)
+                return Output(INBOX, "", event, event.replica)
             case _:
-                # By replica, not by trajectory: what a replica says at once is rows of one record.
-                return Output(PROGRESS, f"rollout-{word.replica}", word)
+                # Keyed by replica, not by trajectory: events that a replica emits together are rows of one record.
+                return Output(PROGRESS, f"rollout-{event.replica}", event)
 
 
 def _wall_ms() -> int:

@@ -1,6 +1,6 @@
-"""Heartbeats: a thread with a producer of its own, so that a replica that is stuck in a step is seen to be stuck.
+"""Heartbeats: a thread with its own producer, which reports a replica even while a step hangs.
 
-They begin before there is an engine: placement then knows at once that the life before is over, and waits for this one.
+Heartbeats start before the engines exist: so placement knows at once that the previous incarnation has ended.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from schemas.topics import METRICS, REPLICAS
 log = logging.getLogger(__name__)
 
 STUCK_EXIT_CODE = 70
-"""What a process exits with that is stuck: an internal error, as sysexits.h has it."""
+"""The exit code of a process whose step timed out: EX_SOFTWARE of sysexits.h."""
 _NO_LOAD = EngineStatus(0, 0, 0, 0, 0, 0)
 
 
 class Heartbeats:
-    """Sends the status of the replicas of run `run` numbered `hosted`, and what their process uses: every `period_s`
+    """Publishes the status of the replicas `hosted` of run `run` and the usage of their process: every `period_s`
     seconds, and at once when `send_now` is called.
 
     Until `set_replicas` is called it reports the replicas as starting. A heartbeat that Kafka does not accept is not
@@ -63,17 +63,17 @@ class Heartbeats:
         self._thread = LIVENESS.start_thread("heartbeats", self._beat)
 
     def set_replicas(self, replicas: Sequence[Replica]) -> None:
-        """The replicas are there."""
+        """Report the status of `replicas` from now on."""
         self._replicas = replicas
         self.send_now()
 
     def send_now(self) -> None:
-        """Send now: something that placement waits for has changed."""
+        """Publish now, because something that placement waits for has changed."""
         self._wake.set()
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """A step of the replicas, from its beginning to its end."""
+        """A context that measures one step of the replicas."""
         self._step_began = began = time.monotonic()
         try:
             yield
@@ -82,12 +82,12 @@ class Heartbeats:
 
     @property
     def step_seconds(self) -> float:
-        """How long the last step took, or the present one if it takes longer by now."""
+        """Duration of the last step, or of the present one if that is longer already."""
         began = self._step_began
         return max(self._step_seconds, 0.0 if began is None else time.monotonic() - began)
 
     def close(self) -> None:
-        """Say that the replicas have stopped, and end."""
+        """Publish that the replicas have stopped, and stop the thread."""
         self._ended.set()
         self._wake.set()
         self._thread.join(timeout=5)
@@ -96,7 +96,7 @@ class Heartbeats:
         try:
             self._producer.close(timeout_s=2)
         except (DeliveryFailed, TimeoutError) as error:
-            log.warning("that the replicas have stopped could not be said: %s", error)
+            log.warning("could not publish that the replicas have stopped: %s", error)
 
     def _beat(self) -> None:
         while not self._ended.is_set():
@@ -104,7 +104,7 @@ class Heartbeats:
             self._send()
             began = self._step_began
             if began is not None and time.monotonic() - began > self._step_timeout_s:
-                log.critical("a step has not ended for %.0f s: this process ends", self._step_timeout_s)
+                log.critical("a step took longer than %.0f s: the process exits", self._step_timeout_s)
                 self._end()
             self._wake.wait(self._period_s)
 
@@ -119,12 +119,12 @@ class Heartbeats:
             self._failing = False
         except (DeliveryFailed, TimeoutError) as error:
             if not self._failing:
-                log.warning("heartbeats do not get out: %s", error)
+                log.warning("could not publish heartbeats: %s", error)
             self._failing = True
 
     def usage_metric(self) -> Metric:
-        """CPU seconds of this process since its start, and how many of them went into model code; how many trajectories
-        came with their KV since, and should have; and the share of its replicas that have nothing to generate now.
+        """Usage since the start of this process: its CPU seconds, those in model code, and the trajectories that reused
+        or recomputed transferred KV; and the share of its replicas that are idle now.
         """
         model_seconds = sum(replica.engine.status().model_seconds for replica in self._replicas)
         values = {"cpu/model_seconds": model_seconds, "cpu/process_seconds": time.process_time()}
@@ -135,7 +135,7 @@ class Heartbeats:
         return Metric("rollout", self._process, values, time.time_ns() // 10**6)
 
     def statuses(self) -> list[ReplicaStatus]:
-        """What a beat says right now."""
+        """The status of each replica now."""
         if self._replicas:
             return [
                 replica_status(
@@ -169,7 +169,7 @@ def replica_status(
     run: str,
     reserved: tuple[str, ...] = (),
 ) -> ReplicaStatus:
-    """The heartbeat of a replica right now."""
+    """The heartbeat record of a replica."""
     return ReplicaStatus(
         replica=replica,
         process=process,

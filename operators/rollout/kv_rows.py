@@ -1,8 +1,8 @@
-"""Who is running, as columns: row i of every array belongs to the request in row i of the batch.
+"""The running requests of an engine, as columns: entry i of every array belongs to row i of the batch.
 
-Rows 0..count-1 are running and contiguous, so that one step is a few array operations however many rows there are.
-When rows leave, the last ones move into the holes; the caller moves whatever else it keeps by row (the KV) the same
-way. What has been generated is kept by subclasses: an engine may have tokens, or only know how many.
+Rows 0..count-1 are running and contiguous, so one step is a few array operations for any number of rows. When rows are
+removed, the last ones move into their places; the caller applies the same moves to what it keeps by row (the KV).
+Subclasses keep the generated tokens, or only their number.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from operators.rollout.engine import PartialResponse, Request
 
 
 class RowCopy(NamedTuple):
-    """What row `source` keeps of its first `length` tokens goes to row `target`."""
+    """Copies the first `length` tokens of row `source` to row `target`."""
 
     source: int
     target: int
@@ -32,14 +32,14 @@ class KVRows(ABC):
         self.context = context
         self.requests: list[Request] = []
         self.length = np.zeros(slots, np.int64)
-        """Tokens known: prompt + generated."""
+        """Known tokens: prompt + generated."""
         self.generated = np.zeros(slots, np.int64)
-        """Tokens generated, those of a resumed partial included."""
+        """Generated tokens, those of a resumed partial response included."""
         self.limit = np.zeros(slots, np.int64)
-        """`generated` at which a row ends for its length."""
+        """The value of `generated` at which a row reaches its length limit."""
 
     def start(self, request: Request) -> int:
-        """Put `request` behind the last row; returns its row."""
+        """Append a row for `request`; returns the row."""
         row = self.count
         self.requests.append(request)
         self.length[row] = known_tokens(request)
@@ -49,30 +49,30 @@ class KVRows(ABC):
         return row
 
     def prefill_tokens(self, request: Request) -> int:
-        """Tokens to compute before `request`, not yet here, is given its next one: the last that is known is not."""
+        """Tokens to prefill before `request`, which has no row yet, can be decoded: all known ones except the last."""
         return known_tokens(request) - 1 - self.provided_kv_tokens(request)
 
     def provided_kv_tokens(self, request: Request) -> int:
-        """Tokens of `request` whose KV came along."""
+        """Tokens of `request` whose KV was provided with it."""
         kv = None if request.partial is None else request.partial.kv
         return 0 if kv is None else min(kv.tokens, known_tokens(request) - 1)
 
     @property
     def tokens(self) -> int:
-        """Tokens known over all rows: what the KV holds, the newest token of each row included."""
+        """Known tokens of all rows, the newest token of each included."""
         return int(self.length[: self.count].sum())
 
     @abstractmethod
     def partial(self, row: int, start: int = 0, drop: int = 0) -> PartialResponse:
-        """A copy of what `row` has generated from position `start` on, without its last `drop` tokens."""
+        """A copy of the generated tokens of `row` from position `start` on, without the last `drop` tokens."""
 
     def remove(self, rows: np.ndarray) -> list[RowCopy]:
-        """Take `rows` (distinct, any order) out; returns the moves that kept the rest contiguous, in order."""
+        """Remove `rows` (distinct, any order); returns the moves that keep the others contiguous, in order."""
         left = self.count - len(rows)
-        gone = set(rows.tolist())
-        holes = sorted(row for row in gone if row < left)
-        movers = [row for row in range(left, self.count) if row not in gone]
-        moves = [RowCopy(*move, int(self.length[move[0]])) for move in zip(movers, holes, strict=True)]
+        removed = set(rows.tolist())
+        free = sorted(row for row in removed if row < left)
+        moving = [row for row in range(left, self.count) if row not in removed]
+        moves = [RowCopy(*move, int(self.length[move[0]])) for move in zip(moving, free, strict=True)]
         for source, target, _ in moves:
             self._move(source, target)
         del self.requests[left:]
@@ -80,7 +80,7 @@ class KVRows(ABC):
         return moves
 
     def permute(self, order: np.ndarray) -> None:
-        """Reorder the rows: row i becomes what row `order[i]` was. int64[count], a permutation."""
+        """Reorder the rows: row i becomes the former row `order[i]`; `order` is a permutation, int64[count]."""
         self.requests = [self.requests[row] for row in order]
         for column in self._columns():
             column[: self.count] = column[order]
@@ -89,17 +89,17 @@ class KVRows(ABC):
         return (self.length, self.generated, self.limit)
 
     def _move(self, source: int, target: int) -> None:
-        """Let row `target`, which is free, be what row `source` was."""
+        """Move row `source` to the free row `target`."""
         self.requests[target] = self.requests[source]
         for column in self._columns():
             column[target] = column[source]
 
 
 def known_tokens(request: Request) -> int:
-    """Tokens of prompt and partial."""
+    """The number of tokens of prompt and partial response."""
     return len(request.prompt) + (0 if request.partial is None else len(request.partial.token_ids))
 
 
 def generation_limit(request: Request, context: int) -> int:
-    """How many tokens `request` may have in all where prompt and completion share `context` tokens."""
+    """The maximum response tokens of `request`, where prompt and response share `context` tokens."""
     return min(request.sampling.max_new_tokens, context - len(request.prompt))

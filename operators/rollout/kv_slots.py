@@ -1,4 +1,4 @@
-"""The keys and values of every running row, in memory set aside once."""
+"""The keys and values of every running row, in preallocated memory."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from operators.rollout.kv_rows import RowCopy
 
 
 class KVSlots:
-    """Preallocated KV: `tensor[layer, 0|1 (keys, values), row, head, position, :]`, one strip of memory a row and head.
+    """Preallocated KV: `tensor[layer, 0|1 (keys, values), row, head, position, :]`, contiguous per row and head.
 
-    Position p of a row is its p-th token from the start of the prompt. It starts as zeros, which the system commits
-    page by page as they are first written; what lies behind a row's length is stale but finite, and masked by whoever
-    reads.
+    Position p of a row is its p-th token from the start of the prompt. The memory starts as zeros, which the system
+    commits page by page on the first write. Values behind a row's length are stale but finite; readers mask them.
     """
 
     def __init__(
@@ -39,19 +38,19 @@ class KVSlots:
         self.layers[layer][:, rows, :, positions] = keys_values
 
     def copy(self, copies: Sequence[RowCopy]) -> None:
-        """Copy between rows, in order: all of a row that moves, or a prompt that another row shares."""
+        """Copy between rows, in order: a row that moves, or a prompt that another row shares."""
         for source, target, length in copies:
             self.tensor[:, :, target, :, :length] = self.tensor[:, :, source, :, :length]
 
     def export_row(self, row: int, tokens: int) -> KV:
-        """A copy of what `row` holds of its first `tokens` tokens: `[layer, 0|1, head, position, :]`."""
+        """A copy of the KV of the first `tokens` tokens of `row`: `[layer, 0|1, head, position, :]`."""
         copied = self.tensor[:, :, row, :, :tokens].contiguous().cpu()
         return KV(tokens, memoryview(copied.view(torch.uint8).flatten().numpy().data))
 
     def import_row(self, row: int, kv: KV, tokens: int) -> bool:
-        """Let `row` hold the first `tokens` tokens of `kv`, which another's `given` has made, or as many as it has.
+        """Store the first `tokens` tokens of `kv`, an `export_row` of other slots, in `row`, or as many as it has.
 
-        False, and nothing done, if it does not fit.
+        Returns False, and changes nothing, if its size does not match.
         """
         layers, _, _, heads, _, size = self.tensor.shape
         layout_tokens = kv.layout_tokens or kv.tokens
@@ -65,9 +64,9 @@ class KVSlots:
     def permute(self, order: np.ndarray, width: int) -> None:
         """Row i becomes what row `order[i]` (int64[rows], a permutation) was, for the first `width` positions."""
         index = torch.from_numpy(order).to(self.tensor.device)
-        for layer in self.layers:  # one layer at a time bounds the copy that a permutation needs
+        for layer in self.layers:  # layer by layer, which bounds the temporary copy
             layer[:, : len(order), :, :width] = layer[:, index, :, :width]
 
     def clear(self, rows: Sequence[int]) -> None:
-        """Zero `rows`: a row whose values are not finite would spoil later ones through 0 × NaN behind the mask."""
+        """Zero `rows`: values that are not finite would corrupt later requests through 0 × NaN behind the mask."""
         self.tensor[:, :, list(rows)] = 0

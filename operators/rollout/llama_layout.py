@@ -1,8 +1,7 @@
-"""The module layout that Llama, Qwen2, Mistral and many others share, and its weights as few, wide matrices.
+"""The module layout shared by Llama, Qwen2, Mistral and many others, with fused projections.
 
-Weights multiplied with the same input are laid side by side in memory, so that one product does for all of them. They
-stay the model's own parameters, which become views: training code, `state_dict` and loading in place see no
-difference.
+Weights multiplied with the same input become views of one tensor, so that one product computes all of them. They stay
+the model's own parameters: `state_dict`, loading in place and training code work as before.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ _STATIC_ROTARY = {"default", "linear", "llama3", "yarn"}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LlamaLayer:
-    """Views of one layer's parameters, as the kernels take them ([in, out] for those added onto the residual)."""
+    """Views of one layer's parameters, in the layout of the kernels ([in, out] for those added to the residual)."""
 
     input_norm: nn.Parameter
     qkv: torch.Tensor
     qkv_bias: torch.Tensor | None
     head_norms: tuple[nn.Parameter, nn.Parameter] | None
-    """Of queries and keys, [head_size] each, where each head is normed by itself (Qwen3)."""
+    """Norms of queries and keys, [head_size] each, for models with a norm per head (Qwen3)."""
     output: torch.Tensor
     mlp_norm: nn.Parameter
     gate_up: torch.Tensor
@@ -38,23 +37,23 @@ class LlamaLayer:
 
 
 def unsupported_reason(model: PreTrainedModel) -> str | None:
-    """Why `model` has another layout, None if it has this one. What it computes is still to be checked by running."""
+    """Why `model` does not have this layout; None if it does. The runner check still has to compare its logits."""
     body: Any = getattr(model, "model", None)
     if body is None or not {"embed_tokens", "layers", "norm", "rotary_emb"} <= set(dict(body.named_children())):
-        return "it has not the modules embed_tokens, layers, norm and rotary_emb"
+        return "it lacks some of the modules embed_tokens, layers, norm and rotary_emb"
     if not isinstance(getattr(model, "lm_head", None), nn.Linear) or model.lm_head.bias is not None:
-        return "lm_head is not a plain product"
+        return "lm_head is not a linear layer without bias"
     rotary = (getattr(model.config, "rope_parameters", None) or {}).get("rope_type", "default")
     if rotary not in _STATIC_ROTARY:
         return f"its rotary embedding is {rotary!r}"
     if not hasattr(body.norm, "variance_epsilon"):
-        return "its norm is not a root mean square"
+        return "its norm is not an RMS norm"
     for i, layer in enumerate(body.layers):
         parts = {name: set(dict(module.named_children())) for name, module in layer.named_children()}
         if parts.keys() != _LAYER or not parts["mlp"] <= _MLP:
-            return f"layer {i} has other modules than a llama layer"
+            return f"the modules of layer {i} differ from those of a llama layer"
         if parts["self_attn"] not in (_PROJECTIONS, _PROJECTIONS | _HEAD_NORMS):
-            return f"the attention of layer {i} has other modules than llama's or Qwen3's"
+            return f"the attention modules of layer {i} differ from llama's and Qwen3's"
         attention = [getattr(layer.self_attn, name) for name in sorted(_PROJECTIONS)]
         mlp = [getattr(layer.mlp, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
         if any(type(module) is not nn.Linear for module in attention + mlp):
@@ -64,7 +63,7 @@ def unsupported_reason(model: PreTrainedModel) -> str | None:
         if len({getattr(layer.self_attn, name).bias is None for name in ("q_proj", "k_proj", "v_proj")}) != 1:
             return f"layer {i} has biases on some of q, k and v"
         if 2 * body.rotary_emb.inv_freq.numel() != layer.self_attn.head_dim:
-            return "its rotary embedding turns only part of a head"
+            return "its rotary embedding covers only part of a head"
     return None
 
 

@@ -1,4 +1,4 @@
-"""What backends that run a real model share: its folder's tokenizer, and the weights in this machine's store."""
+"""The common part of backends that run a real model: its tokenizer, and this machine's weight store."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from schemas.records import PolicyVersion, Prompt
 
 
 class ModelBackend:
-    """Everything of a backend but its engines: over the model folder `model`, weights from the store in `store`.
+    """A backend without engines: over the model folder `model`, with weights from the store in `store`.
 
-    They run on the GPUs of process `process`, or on the CPU where there are none. Raises ValueError where there are too
+    It runs on the GPUs of process `process`, or on the CPU if the machine has none. Raises ValueError if there are too
     few GPUs.
     """
 
@@ -32,25 +32,25 @@ class ModelBackend:
         self.weights = WeightStore(store)
 
     def decode(self, token_ids: list[int]) -> str:
-        """The text of `token_ids`, special tokens left out."""
+        """The text of `token_ids`, without special tokens."""
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of `text`; what reads like a special token is spelt out."""
+        """The tokens of `text`; the spelling of a special token is encoded as ordinary text."""
         return list(self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
 
     def check(self, prompt: Prompt) -> None:
-        """Raise ValueError if its tokens are not those that this model's tokenizer makes of its text."""
-        if prompt.prompt_id == self._checked:  # the members of a group come together
+        """Raise ValueError if the prompt's tokens are not those of its text by this model's tokenizer."""
+        if prompt.prompt_id == self._checked:  # the members of a group arrive together
             return
         given = prompt.token_ids.to_pylist()
         if all(given != self._tokenizer.encode(prompt.text, add_special_tokens=special) for special in (True, False)):
-            raise ValueError(f"prompt {prompt.prompt_id} was made with another tokenizer than that of {self.model}")
+            raise ValueError(f"prompt {prompt.prompt_id} was encoded with another tokenizer than that of {self.model}")
         self._checked = prompt.prompt_id
 
     def announce(self, version: PolicyVersion) -> None:
-        """The store knows by itself which versions are complete."""
+        """Does nothing: the store lists its complete versions."""
 
     def close(self) -> None:
-        """Let go of the store."""
+        """Close the store."""
         self.weights.close()

@@ -1,7 +1,8 @@
-"""Where a trajectory's randomness comes from, in whichever row, batch, engine or process it runs.
+"""The random numbers of a trajectory, the same in any row, batch, engine or process.
 
-The uniform behind a token is a function of (seed, trajectory_id, position) alone: SplitMix64 (Steele, Lea & Flood,
-OOPSLA 2014) run as a counter, seeded with the blake2b of seed and id. So a trajectory gets the same draws after a move.
+The uniform of a draw is a function of (seed, trajectory_id, position) alone: SplitMix64 (Steele, Lea & Flood, OOPSLA
+2014) as a counter-based generator, seeded with the blake2b of seed and id. So a trajectory gets the same draws after a
+move.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def stream_key(seed: int, trajectory_id: str) -> int:
 
 
 def uniforms(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """One uniform in [0, 1) a row, float64[rows], for `keys` uint64[rows] at `positions` int64[rows] from 0."""
+    """One uniform in [0, 1) per row, float64[rows], for `keys` uint64[rows] at `positions` int64[rows] from 0."""
     state = keys + (positions.astype(np.uint64) + np.uint64(1)) * _GOLDEN
     state ^= state >> _SHIFTS[0]
     state *= _MIX_1

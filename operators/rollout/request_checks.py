@@ -1,4 +1,4 @@
-"""Which requests an engine takes, and when it takes weights: the same for every engine."""
+"""Validation of requests and of weight loads, the same for every engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from schemas.records import PolicyVersion, Sampling
 def check_request(request: Request, vocabulary: int, context: int) -> None:
     """Raise ValueError, naming the trajectory, if an engine of this vocabulary and context cannot run `request`.
 
-    A partial that has ended already (its limit reached, or a stop token last) is accepted: it completes without a step.
+    A partial response that has already finished (limit reached, or last token is a stop token) is accepted: it
+    completes without a step.
     """
     try:
         _check_tokens("prompt", request.prompt, vocabulary)
@@ -23,18 +24,18 @@ def check_request(request: Request, vocabulary: int, context: int) -> None:
             raise ValueError(f"a prompt of {len(request.prompt)} tokens leaves no room in a context of {context}")
         _check_sampling(request.sampling, vocabulary)
         if request.partial is not None:
-            _check_tokens("partial", request.partial.token_ids, vocabulary)
+            _check_tokens("partial response", request.partial.token_ids, vocabulary)
             if len(request.partial.logprobs) != len(request.partial.token_ids):
                 tokens, logprobs = len(request.partial.token_ids), len(request.partial.logprobs)
-                raise ValueError(f"the partial has {tokens} tokens but {logprobs} logprobs")
+                raise ValueError(f"the partial response has {tokens} tokens but {logprobs} logprobs")
             if len(request.prompt) + len(request.partial.token_ids) > context:
-                raise ValueError(f"prompt and partial are longer than the context of {context}")
+                raise ValueError(f"prompt and partial response are longer than the context of {context}")
     except ValueError as error:
         raise ValueError(f"trajectory {request.trajectory_id!r}: {error}") from error
 
 
 def check_loadable(status: EngineStatus, version: PolicyVersion) -> None:
-    """Raise RuntimeError if an engine with this load must not take other weights."""
+    """Raise RuntimeError if an engine with load `status` must not load other weights."""
     if status.running or status.waiting:
         raise RuntimeError(
             f"cannot load version {version} while {status.running} requests run and {status.waiting} wait: "
@@ -44,7 +45,7 @@ def check_loadable(status: EngineStatus, version: PolicyVersion) -> None:
 
 def _check_tokens(what: str, token_ids: np.ndarray, vocabulary: int) -> None:
     if token_ids.ndim != 1 or not np.issubdtype(token_ids.dtype, np.integer):
-        raise ValueError(f"the {what} must be a row of integers, not {token_ids.dtype}{list(token_ids.shape)}")
+        raise ValueError(f"the {what} must be a 1-D array of integers, not {token_ids.dtype}{list(token_ids.shape)}")
     if len(token_ids) and not (token_ids.min() >= 0 and token_ids.max() < vocabulary):
         unknown = token_ids[(token_ids < 0) | (token_ids >= vocabulary)][0]
         raise ValueError(f"token {unknown} of the {what} is not in the vocabulary of {vocabulary}")
@@ -52,7 +53,7 @@ def _check_tokens(what: str, token_ids: np.ndarray, vocabulary: int) -> None:
 
 def _check_sampling(sampling: Sampling, vocabulary: int) -> None:
     if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
-        raise ValueError(f"temperature must be a number ≥ 0, not {sampling.temperature}")
+        raise ValueError(f"temperature must be a finite number ≥ 0, not {sampling.temperature}")
     if not 0 < sampling.top_p <= 1:
         raise ValueError(f"top_p must be in (0, 1], not {sampling.top_p}")
     if sampling.top_k < 0:

@@ -1,4 +1,4 @@
-"""How long an emulated answer is: a function of seed and trajectory alone."""
+"""The length of an emulated response: a function of seed and trajectory id alone."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from operators.rollout.emulation_config import LengthsConfig
 from operators.rollout.random_streams import stream_key
 
 Lengths = Callable[[int, str], int]
-"""From seed and trajectory id to the tokens of its answer, at least 1."""
+"""(seed, trajectory id) → tokens of the response, at least 1."""
 
 _P99 = NormalDist().inv_cdf(0.99)
 _UNIT = 2.0**-64
 
 
 def open_lengths(config: LengthsConfig) -> Lengths:
-    """The lengths of `config`. Raises ValueError naming a file that cannot be used."""
+    """The lengths of `config`. Raises ValueError naming a file that is invalid."""
     return _lengths_of_file(Path(config.file).expanduser()) if config.file else _lognormal(config.p50, config.p99)
 
 
@@ -37,7 +37,7 @@ def _lengths_of_file(file: Path) -> Lengths:
     for number, row in enumerate(_rows(file), 1):
         length = row.get("length") if isinstance(row, dict) else None
         if not isinstance(length, int) or isinstance(length, bool) or length < 1:
-            raise ValueError(f"{file}:{number}: length must be a whole number of tokens from 1 on, not {length!r}")
+            raise ValueError(f"{file}:{number}: length must be an integer ≥ 1, not {length!r}")
         drawn.append(length)
         if isinstance(name := row.get("trajectory_id"), str):
             known[name] = length
@@ -61,9 +61,9 @@ def _rows(file: Path) -> Iterator[Any]:
         with file.open(encoding="utf-8") as lines:
             yield from (json.loads(line) for line in lines if line.strip())
     except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
-        raise ValueError(f"the lengths in {file} cannot be read: {error}") from error
+        raise ValueError(f"cannot read the lengths in {file}: {error}") from error
 
 
 def _uniform(seed: int, trajectory_id: str) -> float:
-    """One number in (0, 1), of a stream of its own: tokens are drawn from that of the bare id."""
+    """One number in (0, 1), from a stream of its own: tokens are drawn from the stream of the plain id."""
     return min((stream_key(seed, f"{trajectory_id}\0length") + 0.5) * _UNIT, 1 - 2.0**-53)

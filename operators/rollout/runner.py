@@ -1,4 +1,4 @@
-"""What takes a step's tokens through a model; two implementations, chosen by the engine."""
+"""The interface of a model runner: computes a step's forward passes. The engine chooses one of two implementations."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from operators.rollout.step_plan import Decode, Prefill
 
 
 class Runner(Protocol):
-    """Takes tokens through a model, over the KV slots it was built with."""
+    """Computes forward passes over the KV slots that it was built with."""
 
     preferred_order: np.ndarray | None
-    """The order (int64[rows]) in which the last step's rows would run faster, None if they do well as they are."""
+    """The row order (int64[rows]) in which the last step would run faster; None to keep the present order."""
 
     def prefill(self, blocks: Sequence[Prefill]) -> None:
         """Compute and store the KV of `blocks`."""

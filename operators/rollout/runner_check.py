@@ -1,4 +1,4 @@
-"""Checks a runner against the model's own plain forward, once, before an engine trusts it."""
+"""Checks a runner against the model's own forward, once, before an engine uses it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ _STEPS = 3
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """How far logits may differ, as a share of the largest: kernels that sum in another order differ by less, down a
-    deep model too; a mask, position or scale that is wrong by more."""
+    """The largest accepted difference of logits, relative to the largest logit.
+
+    Kernels that sum in another order differ by less, also in deep models; a wrong mask, position or scale by more.
+    """
     return max(1e-4, 6 * torch.finfo(dtype).eps)
 
 
 def max_logit_difference(runner: Runner, model: PreTrainedModel, rows: int, context: int) -> float:
-    """The largest difference of logits between `runner` and `model(...)`, as a share of the largest logit.
+    """The largest difference of logits between `runner` and `model(...)`, relative to the largest logit.
 
     Runs up to three random contexts of different lengths in the first KV rows: a prefill, a few decode steps, and
-    another prefill in the same pass as a decode step. Uses the model's present weights; the rows' KV is left behind.
+    another prefill in the same pass as a decode step. Uses the model's present weights; the rows' KV is not cleared.
     """
     generator = np.random.default_rng(0)
     vocabulary = model.get_input_embeddings().num_embeddings

@@ -1,8 +1,8 @@
-"""Draws the next token of every running request, and says with what probability it was drawn.
+"""Draws the next token of every running request, with its behaviour logprob.
 
-The uniform behind a token is that of `streams`, so a trajectory gets the same tokens in whichever row, batch or
-process it runs, and after a move. The draw inverts the cumulative distribution in float64 and in token order: another
-batch shape changes logits by ~1e-6, and then another token only where the uniform lies that close to a step.
+The uniform of a draw comes from `random_streams`, so a trajectory gets the same tokens in any row, batch or process,
+also after a move. The draw inverts the cumulative distribution in float64 and in token order: another batch shape
+changes logits by ~1e-6, which changes a token only if the uniform is that close to a boundary of the distribution.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from operators.rollout.sampling_columns import NO_TOKEN, SamplingColumns
 
 
 def sample(logits: torch.Tensor, columns: SamplingColumns, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Draw one token a row; returns token ids int64[rows] and behaviour logprobs float32[rows] in nats.
+    """Draw one token per row; returns token ids int64[rows] and behaviour logprobs float32[rows] in nats.
 
-    `logits` is float[rows, vocabulary], `draws` float64[rows] in [0, 1). The logprob is that of the distribution
-    drawn from: after temperature, then top-k, then top-p, renormalised. A greedy row (temperature 0) takes the first
-    largest logit and reports its log-softmax under the raw logits, since the distribution drawn from has probability
-    1. Tokens that tie with the last one kept by top-k or top-p are kept too. A row with logits that are not finite
-    gets NO_TOKEN and NaN.
+    `logits` is float[rows, vocabulary], `draws` float64[rows] in [0, 1). The logprob is that of the sampling
+    distribution: after temperature, then top-k, then top-p, renormalised. A greedy row (temperature 0) takes the first
+    largest logit and reports its log-softmax of the raw logits, because under the sampling distribution its probability
+    is 1. Tokens that tie with the last one kept by top-k or top-p are kept too. A row with non-finite logits gets
+    NO_TOKEN and NaN.
     """
     chosen, chosen_logprobs = (each.cpu().numpy() for each in draw(logits, columns, draws))
     broken = np.isnan(chosen_logprobs)
@@ -28,14 +28,14 @@ def sample(logits: torch.Tensor, columns: SamplingColumns, draws: np.ndarray) ->
 
 
 def draw(logits: torch.Tensor, columns: SamplingColumns, draws: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `sample`, on the device of `logits`: token ids int64[rows], logprobs float64[rows], NaN where not finite."""
+    """As `sample`, on the device of `logits`: token ids int64[rows], logprobs float64[rows], NaN if not finite."""
     scores = logits.double() if columns.temperature is None else logits / _column(columns.temperature, logits)
     if columns.cut is not None:
         scores = _cut(scores, *columns.cut)
     logprobs = scores.log_softmax(-1)
     cumulative = logprobs.exp().cumsum_(-1)
-    # A draw is at most 1 - 2^-53, so its product with the sum is below the sum: the first step above it is a token that
-    # has probability, also at the end. The clamp is for rows that are not finite.
+    # A draw is at most 1 - 2^-53, so its product with the sum is below the sum: the first boundary above it belongs to
+    # a token with probability > 0, also at the end. The clamp is for rows that are not finite.
     target = _column(draws, logits) * cumulative[:, -1:]
     chosen = torch.searchsorted(cumulative, target, right=True).clamp_(max=logits.shape[-1] - 1)
     if columns.greedy is not None:
@@ -48,14 +48,14 @@ def _column(values: np.ndarray, like: torch.Tensor) -> torch.Tensor:
 
 
 def _cut(scores: torch.Tensor, top_k: np.ndarray, top_p: np.ndarray) -> torch.Tensor:
-    """Scores with -inf for all that top-k, then top-p over what is left, drop. float64[rows, vocabulary] in and out."""
+    """Scores with -inf for the tokens dropped by top-k, then by top-p over the rest; float64[rows, vocabulary]."""
     vocabulary = scores.shape[-1]
     ranked = scores.sort(-1, descending=True).values
     kept = torch.from_numpy(np.where(top_k > 0, np.minimum(top_k, vocabulary), vocabulary)).to(scores.device)
     ranked = ranked.masked_fill(torch.arange(vocabulary, device=scores.device) >= kept[:, None], -torch.inf)
     probabilities = ranked.softmax(-1)
     before = probabilities.cumsum(-1) - probabilities
-    # The most likely token always stays; a row without top-p keeps even what rounding puts behind a sum of 1.
+    # The most likely token is always kept. A row without top-p keeps also tokens after a sum that rounds to 1.
     in_nucleus = (before < _column(top_p, scores)) | torch.from_numpy(top_p >= 1.0).to(scores.device)[:, None]
     kept = torch.minimum(kept, in_nucleus.sum(-1).clamp_(min=1))
     threshold = ranked.gather(1, kept[:, None] - 1)

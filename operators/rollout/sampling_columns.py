@@ -1,4 +1,4 @@
-"""How to draw for a batch of requests: their sampling parameters as columns."""
+"""The sampling parameters of a batch of requests, as columns."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 NO_TOKEN = -1
-"""Drawn where a row's logits are not finite."""
+"""The token id of a row whose logits are not finite."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SamplingColumns:
-    """Sampling parameters of a batch, one entry a row; None for what no row of the batch asks for.
+    """Sampling parameters of a batch, one entry per row; None for a parameter that no row uses.
 
     `temperature` is float64[rows], 1 for greedy rows; `greedy` is bool[rows]; `cut` is top_k int64[rows] (0 is off) and
     top_p float64[rows] (1 is off), both off for greedy rows.
@@ -24,7 +24,7 @@ class SamplingColumns:
 
     @classmethod
     def of(cls, temperature: np.ndarray, top_k: np.ndarray, top_p: np.ndarray) -> SamplingColumns:
-        """Sort out what a batch needs; temperature 0 is greedy."""
+        """The columns of a batch; temperature 0 is greedy."""
         greedy = temperature == 0.0
         temperature = np.where(greedy, 1.0, temperature)
         top_k, top_p = np.where(greedy, 0, top_k), np.where(greedy, 1.0, top_p)

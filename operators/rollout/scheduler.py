@@ -1,9 +1,9 @@
-"""Who runs and who waits: first come, first served, by slots and by KV tokens.
+"""The scheduler of an engine: first come, first served, within its slots and its KV capacity.
 
-KV is counted by blocks of tokens as they come, not reserved for the longest answer a request may give. Where the
-running requests outgrow it, the one started last goes back to the head of the queue with what it has; it gets the same
-tokens again from there, since a draw depends on trajectory and position alone. The scheduler knows nothing of tensors,
-so every engine that batches by itself can use it.
+KV is allocated in blocks as responses grow, not reserved for the longest possible response. When the running requests
+outgrow the capacity, the scheduler preempts the one started last: it returns to the head of the queue with its partial
+response and later continues with the same tokens, because a draw depends on trajectory and position alone. The
+scheduler has no tensors, so every engine that does its own batching can use it.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ R = TypeVar("R", bound=KVRows)
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """`slots` requests at once, `context` tokens each, `kv_capacity` tokens together."""
+    """At most `slots` requests at once, of `context` tokens each and `kv_capacity` tokens together."""
 
     slots: int
     context: int
     kv_capacity: int
     vocabulary: int
     headroom: int = 16
-    """Tokens that every running request may still grow by when another is admitted, lest one be sent back at once."""
+    """Free tokens per running request that an admission must leave, so that none is preempted at once."""
     block: int = 1
-    """Tokens of KV that are taken at a time: a request holds whole blocks."""
+    """KV block size in tokens: a request holds whole blocks."""
     round_prefill: int | None = None
-    """Tokens of new contexts that are computed in one round, lest those that run wait for long; the first of a round
+    """Maximum prefill tokens of one round, so that running requests do not wait for long; the first request of a round
     may have more."""
 
     def __post_init__(self) -> None:
         if min(self.slots, self.context - 1, self.vocabulary) < 1:
-            raise ValueError(f"an engine needs a slot, a context of 2 tokens and a vocabulary: {self}")
+            raise ValueError(f"an engine needs at least 1 slot, a context of 2 tokens and a vocabulary of 1: {self}")
         if self.block < 1 or self.headroom < 0:
-            raise ValueError(f"a block is at least 1 token and headroom not negative: {self}")
+            raise ValueError(f"block must be at least 1 and headroom not negative: {self}")
         if self.kv_capacity < self.kv_held(self.context):
-            raise ValueError(f"KV of {self.kv_capacity} tokens cannot hold one context of {self.context}")
+            raise ValueError(f"a KV capacity of {self.kv_capacity} tokens cannot hold one context of {self.context}")
 
     def kv_held(self, tokens: int) -> int:
-        """Tokens of KV that a request of `tokens` tokens holds."""
+        """KV tokens held by a request of `tokens` tokens."""
         return -(-tokens // self.block) * self.block
 
     def kv_held_by(self, lengths: np.ndarray) -> int:
-        """Tokens of KV that requests of `lengths` (int64[n]) tokens hold together."""
+        """KV tokens held together by requests of `lengths` (int64[n]) tokens."""
         blocks = lengths if self.block == 1 else -(-lengths // self.block) * self.block
         return int(blocks.sum())
 
@@ -59,7 +59,8 @@ class SchedulerConfig:
 class Scheduler(Generic[R]):
     """The waiting queue and the running `rows` of one engine.
 
-    Rows move when others leave; whoever keeps anything by row (the KV) makes the moves that are returned, in order.
+    Rows move when others are removed. The engine applies the returned moves, in order, to what it keeps by row (the
+    KV).
     """
 
     def __init__(self, config: SchedulerConfig, rows: R) -> None:
@@ -69,23 +70,23 @@ class Scheduler(Generic[R]):
         self._running: dict[str, Request] = {}
         self._ended: list[Completion] = []
         self.admitted: list[str] = []
-        """Who was let in by the last round."""
+        """Requests admitted in the last round."""
         self.prefill_limited = False
-        """Whether the last round would have let in more but for what their contexts take to compute."""
+        """Whether `round_prefill` kept the last round from admitting more requests."""
 
     @property
     def idle(self) -> bool:
-        """Nothing runs, waits or has ended without being returned."""
+        """Whether no request runs, waits or has finished without being returned."""
         return not (self._waiting or self.rows.count or self._ended)
 
     @property
     def kv_used(self) -> int:
-        """Tokens of KV that the running rows hold."""
+        """KV tokens held by the running rows."""
         return self.config.kv_held_by(self.rows.length[: self.rows.count])
 
     @property
     def waiting(self) -> int:
-        """How many requests wait for a row."""
+        """The number of requests that wait for a row."""
         return len(self._waiting)
 
     def add(self, request: Request) -> None:
@@ -98,22 +99,22 @@ class Scheduler(Generic[R]):
             self._ended.append(Completion(request.trajectory_id, request.partial, reason))
 
     def check(self, request: Request) -> None:
-        """Raise ValueError for one that cannot run or whose id is here already."""
+        """Raise ValueError if `request` cannot run or its trajectory is already in the engine."""
         check_request(request, self.config.vocabulary, self.config.context)
         name = request.trajectory_id
-        here = name in self._waiting or name in self._running
-        if here or any(name == ended.trajectory_id for ended in self._ended):
-            raise ValueError(f"trajectory {name!r} is here already")
+        known = name in self._waiting or name in self._running
+        if known or any(name == ended.trajectory_id for ended in self._ended):
+            raise ValueError(f"trajectory {name!r} is already in the engine")
 
     def take_finished(self) -> list[Completion]:
-        """Requests that had ended when they came."""
+        """Requests that had already finished when they were added."""
         ended, self._ended = self._ended, []
         return ended
 
     def preempt(self) -> list[RowCopy]:
-        """Send the requests started last back to the queue until the rest fits in the KV; returns the moves."""
+        """Return the requests started last to the queue until the others fit the KV capacity; returns the moves."""
         moves: list[RowCopy] = []
-        while self.kv_used > self.config.kv_capacity:  # one alone always fits
+        while self.kv_used > self.config.kv_capacity:  # a single request always fits
             youngest = next(reversed(self._running))
             row = next(i for i, request in enumerate(self.rows.requests) if request.trajectory_id == youngest)
             resumed = replace(self._running[youngest], partial=self.rows.partial(row))
@@ -123,7 +124,7 @@ class Scheduler(Generic[R]):
         return moves
 
     def admit(self) -> range:
-        """Start whoever waits and fits, in order; returns the new rows."""
+        """Start waiting requests in order while they fit; returns the new rows."""
         rows, capacity = self.rows, self.config.kv_capacity
         first = rows.count
         self.prefill_limited, self.admitted = False, []
@@ -151,20 +152,20 @@ class Scheduler(Generic[R]):
         return range(first, rows.count)
 
     def running_rows(self, trajectory_ids: Collection[str]) -> dict[str, int]:
-        """The rows of those of these requests that run."""
+        """Trajectory id → row, for those of these requests that run."""
         wanted = set(trajectory_ids)
         rows = enumerate(self.rows.requests)
         return {request.trajectory_id: row for row, request in rows if request.trajectory_id in wanted}
 
     def remove_rows(self, rows: Iterable[int]) -> list[RowCopy]:
-        """Take `rows` out, which have ended; returns the rows that moved."""
-        leaving = np.fromiter(rows, np.int64)
-        for row in leaving:
+        """Remove `rows`; returns the moves of other rows."""
+        removed = np.fromiter(rows, np.int64)
+        for row in removed:
             del self._running[self.rows.requests[row].trajectory_id]
-        return self.rows.remove(leaving) if len(leaving) else []
+        return self.rows.remove(removed) if len(removed) else []
 
     def release(self, trajectory_ids: Collection[str]) -> tuple[dict[str, PartialResponse], list[RowCopy]]:
-        """Stop these requests, wherever they are; returns what each had generated, and the rows that moved."""
+        """Stop these requests; returns their partial responses, and the moves of other rows."""
         released: dict[str, PartialResponse] = {}
         wanted = set(trajectory_ids)
         for ended in [ended for ended in self._ended if ended.trajectory_id in wanted]:
@@ -173,13 +174,13 @@ class Scheduler(Generic[R]):
         for trajectory_id in wanted & self._waiting.keys():
             partial = self._waiting.pop(trajectory_id).partial
             released[trajectory_id] = _empty_partial() if partial is None else partial
-        leaving = self.running_rows(wanted)
-        for name, row in leaving.items():
+        running = self.running_rows(wanted)
+        for name, row in running.items():
             released[name] = self.rows.partial(row)
-        return released, self.remove_rows(leaving.values())
+        return released, self.remove_rows(running.values())
 
     def generated(self, since: Mapping[str, int]) -> dict[str, PartialResponse]:
-        """What these requests have generated from the position that `since` gives on; unknown ids are left out."""
+        """The tokens of these requests from position `since[id]` on; unknown ids are left out."""
         found: dict[str, PartialResponse] = {}
         for name in since.keys() & self._waiting.keys():
             partial = self._waiting[name].partial or _empty_partial()
@@ -190,7 +191,7 @@ class Scheduler(Generic[R]):
         return found
 
     def status(self, tokens_generated: int, others: int = 0) -> EngineStatus:
-        """The load right now; `others` more neither run nor wait here: they have ended, or are still to come."""
+        """The present load; `others` is the number of further requests that the engine has outside the scheduler."""
         return EngineStatus(
             running=self.rows.count,
             waiting=len(self._waiting) + len(self._ended) + others,
@@ -206,7 +207,10 @@ def _empty_partial() -> PartialResponse:
 
 
 def finished_reason(request: Request, context: int) -> str | None:
-    """Why a resumed request has ended already, None if it has not: its source died before it could say so."""
+    """The finish reason of a resumed request that has already finished, else None.
+
+    Its replica died before it could publish the trajectory.
+    """
     if request.partial is None or not len(request.partial.token_ids):
         return None
     if int(request.partial.token_ids[-1]) in request.sampling.stop_token_ids:

@@ -1,8 +1,8 @@
-"""What one step computes: which tokens go through the model, and where their keys and values go.
+"""The plan of one step: which tokens go through the model, and where their keys and values are stored.
 
-Prefill fills the KV with all known tokens of a request but the last one; the decode pass computes the last one of
-every row, new rows included. So each step gives every row one token, and equal prompts (the samples of a group) are
-computed once and written to as many rows as share them.
+Prefill stores the KV of all known tokens of a request except the last one; the decode pass computes the last one of
+every row, new rows included. So each step draws one token for every row. Equal prompts (the samples of a group) are
+computed once and stored in all rows that share them.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Decode:
 class Prefill:
     """A block of distinct contexts, right-padded with zeros: `token_ids` int64[contexts, width].
 
-    Token `source[i]` (of the flattened block) goes to KV (`row[i]`, `position[i]`), int64[writes] each: padding goes
-    nowhere, a context shared by several rows goes to each. The first token stands at position `start`: where that is
-    not 0 there is one context, and its row has the KV of what stands before.
+    Token `source[i]` (of the flattened block) is stored at KV (`row[i]`, `position[i]`), int64[writes] each: padding is
+    not stored, and a context shared by several rows is stored in each. The first token has position `start`; if that is
+    not 0 the block has one context, whose row already has the KV of the tokens before.
     """
 
     token_ids: np.ndarray
@@ -40,7 +40,7 @@ class Prefill:
 def plan_prefill(contexts: Sequence[np.ndarray], rows: Sequence[int], max_tokens: int) -> list[Prefill]:
     """Blocks that compute `contexts[i]` (int64[n], n ≥ 1) for KV row `rows[i]`.
 
-    A block is at most `max_tokens` tokens, padding included (more only for one single context), and at most half
+    A block has at most `max_tokens` tokens, padding included (more only for a single context), and is at most half
     padding.
     """
     sharing: dict[bytes, list[int]] = {}
@@ -62,7 +62,8 @@ def plan_prefill(contexts: Sequence[np.ndarray], rows: Sequence[int], max_tokens
 
 
 def plan_extension(token_ids: np.ndarray, row: int, start: int) -> Prefill:
-    """A block that computes `token_ids` (int64[n], n ≥ 1) for KV row `row`, which has `start` before them."""
+    """A block that computes `token_ids` (int64[n], n ≥ 1) for KV row `row`, which has the KV of the `start` tokens
+    before them."""
     steps = np.arange(len(token_ids))
     return Prefill(token_ids[None], steps, np.full(len(token_ids), row), steps + start, start)
 

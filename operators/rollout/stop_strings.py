@@ -1,7 +1,7 @@
-"""Stop strings, on engines that know of tokens alone: a request ends with the token that completes one of its strings.
+"""Stop strings for engines that handle only tokens: a request ends with the token that completes a stop string.
 
-`StoppingEngine` is an engine around any engine. Strings are looked for in the text of a request's last turn, which is
-all of its response where no environment takes part. A string may begin in one token and end in another.
+`StoppingEngine` wraps any engine. It searches the text of a request's last turn, which is its whole response without an
+environment. A stop string may span several tokens.
 """
 
 from __future__ import annotations
@@ -22,50 +22,51 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class StopMatcher:
-    """`strings` that end a turn, found in the text of its tokens."""
+    """Finds the stop `strings` of a turn in the text of its tokens."""
 
     def __init__(self, strings: tuple[str, ...], decode: Callable[[list[int]], str]) -> None:
         self.strings, self._decode = strings, decode
-        self._last = {string[-1] for string in strings} | {_REPLACEMENT}  # half a letter may be the end of one
-        self._ends: dict[int, bool] = {}
+        # The replacement character stands for an incomplete character, which may be the last of a string.
+        self._last_chars = {string[-1] for string in strings} | {_REPLACEMENT}
+        self._token_has_last_char: dict[int, bool] = {}
 
-    def may_end(self, token_ids: np.ndarray) -> bool:
-        """Whether one of `token_ids` has what a string ends with: a quick look, at single tokens."""
-        return any(map(self._has_end, token_ids.tolist()))
+    def may_complete(self, token_ids: np.ndarray) -> bool:
+        """Whether one of `token_ids` contains the last character of a string: a fast check of single tokens."""
+        return any(map(self._has_last_char, token_ids.tolist()))
 
     def end(self, token_ids: np.ndarray) -> int | None:
-        """How many of `token_ids`, a turn's, it takes until a string is there; None if none is."""
+        """The number of a turn's `token_ids` up to the end of the first stop string; None if there is none."""
         turn: list[int] = token_ids.tolist()
-        if not self._there(turn):
+        if not self._contains_stop(turn):
             return None
-        return 1 + bisect.bisect_left(range(1, len(turn)), True, key=lambda count: self._there(turn[:count]))
+        return 1 + bisect.bisect_left(range(1, len(turn)), True, key=lambda count: self._contains_stop(turn[:count]))
 
-    def _there(self, token_ids: list[int]) -> bool:
+    def _contains_stop(self, token_ids: list[int]) -> bool:
         text = self._decode(token_ids) if self.strings else ""
         return any(string in text for string in self.strings)
 
-    def _has_end(self, token_id: int) -> bool:
-        known = self._ends.get(token_id)
+    def _has_last_char(self, token_id: int) -> bool:
+        known = self._token_has_last_char.get(token_id)
         if known is None:
-            known = self._ends[token_id] = not self._last.isdisjoint(self._decode([token_id]))
+            known = self._token_has_last_char[token_id] = not self._last_chars.isdisjoint(self._decode([token_id]))
         return known
 
 
 @dataclass(slots=True)
 class _WatchedRequest:
-    """A request with stop strings, whose last turn begins at token `take_started`; `looked` tokens were looked at."""
+    """A request with stop strings; its last turn starts at token `turn_start`, and `checked` tokens were checked."""
 
     request: Request
-    stops: StopMatcher
-    begun: int
-    looked: int
+    matcher: StopMatcher
+    turn_start: int
+    checked: int
 
     def cut(self, generated: PartialResponse) -> PartialResponse | None:
-        """`generated` up to the end of the first stop string, its KV too; None where none is in it."""
-        end = self.stops.end(generated.token_ids[self.begun :])
+        """`generated`, with its KV, up to the end of the first stop string; None if it has none."""
+        end = self.matcher.end(generated.token_ids[self.turn_start :])
         if end is None:
             return None
-        keep, mask, kv = self.begun + end, generated.loss_mask, generated.kv
+        keep, mask, kv = self.turn_start + end, generated.loss_mask, generated.kv
         if kv is not None:
             kv = KV(min(kv.tokens, len(self.request.prompt) + keep), kv.data, kv.layout_tokens or kv.tokens)
         mask = None if mask is None else mask[:keep]
@@ -73,11 +74,11 @@ class _WatchedRequest:
 
 
 class StoppingEngine:
-    """`engine`, with stop strings; `decode` is the tokenizer's. Requests without any pass through."""
+    """`engine` with stop strings; `decode` is the tokenizer's. Requests without stop strings pass through."""
 
     def __init__(self, engine: Engine, decode: Callable[[list[int]], str]) -> None:
         self._engine, self._decode = engine, decode
-        self._stops: dict[tuple[str, ...], StopMatcher] = {}
+        self._matchers: dict[tuple[str, ...], StopMatcher] = {}
         self._watched: dict[str, _WatchedRequest] = {}
         self._ended: list[Completion] = []
 
@@ -92,18 +93,18 @@ class StoppingEngine:
         self._engine.load(weights, version)
 
     def submit(self, request: Request) -> None:
-        """As the engine's; a partial in which a string has come about completes in the next step."""
+        """As the engine's; a partial response with a stop string completes in the next step."""
         name, strings = request.trajectory_id, request.sampling.stop_strings
         if any(name == ended.trajectory_id for ended in self._ended):
-            raise ValueError(f"trajectory {name!r} is here already")
+            raise ValueError(f"trajectory {name!r} is already in the engine")
         self._engine.submit(request)
         if not strings:
             return
         known = request.partial
         count = 0 if known is None else len(known.token_ids)
         turn = None if known is None else last_turn(known.drawn)
-        stops = self._stops.setdefault(strings, StopMatcher(strings, self._decode))
-        watched = _WatchedRequest(request, stops, count if turn is None else turn.start, count)
+        matcher = self._matchers.setdefault(strings, StopMatcher(strings, self._decode))
+        watched = _WatchedRequest(request, matcher, count if turn is None else turn.start, count)
         stopped = None if known is None else watched.cut(known)
         if stopped is None:
             self._watched[name] = watched
@@ -112,21 +113,21 @@ class StoppingEngine:
             self._ended.append(Completion(name, stopped, "stop"))
 
     def step(self) -> Sequence[Completion]:
-        """One round of the engine, and what has come to a stop string by it."""
+        """One round of the engine; also returns the requests that reached a stop string in it."""
         ended, self._ended = self._ended, []
-        ended += [self._stopped(completion) for completion in self._engine.step()]
-        looked = {name: watched.looked for name, watched in self._watched.items()}
+        ended += [self._cut_completion(completion) for completion in self._engine.step()]
+        checked = {name: watched.checked for name, watched in self._watched.items()}
         stopping = []
-        for name, new in self._engine.generated(looked).items() if looked else ():
+        for name, new in self._engine.generated(checked).items() if checked else ():
             watched = self._watched[name]
-            watched.looked += len(new.token_ids)
-            if watched.stops.may_end(new.token_ids):
+            watched.checked += len(new.token_ids)
+            if watched.matcher.may_complete(new.token_ids):
                 stopping.append(name)
         for name, generated in self._engine.generated(dict.fromkeys(stopping, 0)).items() if stopping else ():
             watched = self._watched[name]
             if watched.cut(generated) is not None:
                 released = self._engine.release([name], with_kv=watched.request.keep_kv)[name]
-                ended.append(self._stopped(Completion(name, released, "stop")))
+                ended.append(self._cut_completion(Completion(name, released, "stop")))
         return ended
 
     def take_started(self) -> Sequence[str]:
@@ -159,8 +160,8 @@ class StoppingEngine:
         """As the engine's."""
         self._engine.close()
 
-    def _stopped(self, completion: Completion) -> Completion:
-        """`completion`, without what the engine made beyond a stop string: it may make many tokens a step."""
+    def _cut_completion(self, completion: Completion) -> Completion:
+        """`completion` cut after its stop string: the engine may generate several tokens per step."""
         watched = self._watched.pop(completion.trajectory_id, None)
         if watched is None or completion.finish_reason == "failed":
             return completion

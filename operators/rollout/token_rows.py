@@ -1,4 +1,4 @@
-"""Running requests of an engine that draws tokens: what each has generated, and how to draw its next one."""
+"""Running requests of an engine that draws tokens: their tokens and the sampling parameters of the next draw."""
 
 from __future__ import annotations
 
@@ -45,25 +45,25 @@ class TokenRows(KVRows):
 
     @property
     def keys(self) -> np.ndarray:
-        """Keys of the running rows' uniforms, uint64[count]."""
+        """Random stream keys of the running rows, uint64[count]."""
         return self._keys[: self.count]
 
     @property
     def sampling(self) -> SamplingColumns:
-        """How to draw for the running rows."""
+        """The sampling parameters of the running rows."""
         if self._sampling is None:
             columns = (column[: self.count] for column in (self._temperature, self._top_k, self._top_p))
             self._sampling = SamplingColumns.of(*columns)
         return self._sampling
 
     def known_tokens(self, row: int) -> np.ndarray:
-        """Prompt and everything generated of `row`, int64[length]."""
+        """Prompt and generated tokens of `row`, int64[length]."""
         return np.concatenate([self.requests[row].prompt, self._token_ids[row, : self.generated[row]]]).astype(np.int64)
 
     def record(self, token_ids: np.ndarray, logprobs: np.ndarray) -> dict[int, Completion]:
-        """Give every running row its next token; returns those that ended by it, by row.
+        """Append the next token of every running row; returns the completions of finished rows, by row.
 
-        `token_ids` is int64[count], `logprobs` float32[count]. A row given NO_TOKEN fails with what it had before.
+        `token_ids` is int64[count], `logprobs` float32[count]. A row with NO_TOKEN fails and keeps its tokens so far.
         """
         stopped, full = self._append(token_ids, logprobs)
         broken = token_ids == NO_TOKEN
@@ -89,12 +89,12 @@ class TokenRows(KVRows):
 
     def permute(self, order: np.ndarray) -> None:
         super().permute(order)
-        for history in (self._token_ids, self._logprobs):
-            history[: self.count] = history[order]
+        for column in (self._token_ids, self._logprobs):
+            column[: self.count] = column[order]
         self._sampling = None
 
     def _append(self, token_ids: np.ndarray, logprobs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Add one token to every row; returns which rows stopped and which reached their limit, bool[count] each."""
+        """Append one token to every row; returns which rows stopped and which reached their limit, bool[count] each."""
         count = self.count
         generated = self.generated[:count]
         rows = np.arange(count)

@@ -1,4 +1,4 @@
-"""The transformers backend. The model code is imported here and in the engine's own files alone."""
+"""The transformers backend. Only this module and those of the engine import model code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from operators.rollout.transformers_engine import TransformersEngine
 
 
 class TransformersBackend(ModelBackend):
-    """Engines over the architecture of the model folder, without a version yet."""
+    """Engines over the model folder's architecture, with no weight version loaded."""
 
     def engine(self) -> Engine:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,8 +1,8 @@
-"""The engine that batches continuously over a Hugging Face causal language model in this process.
+"""The transformers engine: continuous batching over a Hugging Face causal language model in this process.
 
-A step: rows that outgrew the KV go back to the queue, waiting requests fill the free rows, one pass computes the new
-prompts and every row's next logits, one draw gives every row its token, finished rows leave. Nothing waits for the
-longest row.
+A step preempts the rows that exceed the KV capacity, admits waiting requests to the free rows, computes the new prompts
+and the next logits of every row in one pass, draws one token per row, and removes the finished rows. No request waits
+for the longest row.
 """
 
 from __future__ import annotations
@@ -39,18 +39,17 @@ from schemas.records import PolicyVersion
 log = logging.getLogger(__name__)
 
 MAX_PREFILL_TOKENS = 4096
-"""Prefill tokens in one pass, which bounds its activations; more are computed in passes of their own."""
+"""Maximum prefill tokens of one pass, which bounds its activations; more need further passes."""
 
 
 class TransformersEngine:
-    """An `Engine` over `model`, which it owns: it lays its weights out anew and overwrites them in `load`.
+    """An `Engine` over `model`, which it owns: it fuses the model's weights and overwrites them in `load`.
 
-    `slots` requests run at once, of at most `context` tokens each (default: what the model's positions allow);
-    `kv_capacity` bounds their tokens together (default: slots × context; never less than one context). `version` is
-    that of the weights the model comes with, None if they are none. With `direct` false every pass goes through the
-    model's own forward; `fixed` is DirectRunner's. Raises ValueError for a model that cannot be run over KV slots:
-    sliding-window attention shorter than the context, layers of different KV shapes, or logits that disagree with its
-    plain forward.
+    At most `slots` requests run at once, of at most `context` tokens each (default: the model's maximum position);
+    `kv_capacity` bounds their tokens together (default: slots × context; at least one context). `version` is that of
+    the model's initial weights, or None. With `direct` false every pass uses the model's own forward; `fixed` is
+    DirectRunner's. Raises ValueError for a model that cannot run over KV slots: sliding-window attention shorter than
+    the context, layers of different KV shapes, or logits that differ from its plain forward.
     """
 
     def __init__(
@@ -85,8 +84,8 @@ class TransformersEngine:
         self._tokens_generated = 0
         self._model_seconds = 0.0
         self._started: list[str] = []
-        self._given: dict[str, KV] = {}
-        """The KV with which requests came that have not started."""
+        self._provided_kv: dict[str, KV] = {}
+        """The KV provided with requests that have not started."""
 
     @property
     def version(self) -> PolicyVersion | None:
@@ -95,38 +94,39 @@ class TransformersEngine:
 
     @property
     def direct(self) -> bool:
-        """Whether passes run the model's modules directly, not through its forward."""
+        """Whether passes use the model's modules directly, not its forward."""
         return isinstance(self._runner, DirectRunner)
 
     def load(self, weights: Path, version: PolicyVersion) -> None:
         """Replace the weights in place with the safetensors file `weights`, rounded to the model's precision.
 
-        Raises RuntimeError while requests are running or waiting, ValueError if names or shapes do not fit; then
-        nothing has changed.
+        Raises RuntimeError while requests are running or waiting, ValueError if names or shapes do not match; the
+        weights are then unchanged.
         """
         check_loadable(self.status(), version)
         load_weights(self._model, weights, rounds=True)
         self._version = version
 
     def submit(self, request: Request) -> None:
-        """Queue a request; it starts when a slot and KV room are free.
+        """Queue a request; it starts when a slot and KV capacity are free.
 
-        Raises ValueError for an empty prompt, one that leaves no room for a token, unknown token ids, sampling
-        parameters out of range, or a known id. A partial that has ended already completes in the next step as it is.
+        Raises ValueError for an empty prompt, a prompt that leaves no room for a token, unknown token ids, sampling
+        parameters out of range, or a trajectory that the engine has. A partial response that has already finished
+        completes unchanged in the next step.
         """
         partial = request.partial
         self._scheduler.add(request if partial is None else replace(request, partial=replace(partial, kv=None)))
         if partial is not None and partial.kv is not None:
-            self._given[request.trajectory_id] = partial.kv
+            self._provided_kv[request.trajectory_id] = partial.kv
 
     def step(self) -> Sequence[Completion]:
-        """Run one round and return what finished in it; an empty engine returns at once."""
+        """Run one round and return the requests that finished in it; an empty engine returns at once."""
         completions = self._scheduler.take_finished()
         for completion in completions:
-            self._given.pop(completion.trajectory_id, None)
+            self._provided_kv.pop(completion.trajectory_id, None)
         with torch.inference_mode():
             self._kv.copy(self._scheduler.preempt())
-            began = time.thread_time()
+            before = time.thread_time()
             blocks = self._start(self._scheduler.admit())
             rows = self._scheduler.rows
             count = rows.count
@@ -136,10 +136,10 @@ class TransformersEngine:
             logits = self._runner.decode(step, blocks)
             draws = uniforms(rows.keys, rows.generated[:count])
             token_ids, logprobs = sample(logits, rows.sampling, draws)
-            self._model_seconds += time.thread_time() - began
-            if (broken := np.flatnonzero(token_ids == NO_TOKEN)).size:
-                self._kv.clear(broken.tolist())
-            self._tokens_generated += count - broken.size
+            self._model_seconds += time.thread_time() - before
+            if (failed := np.flatnonzero(token_ids == NO_TOKEN)).size:
+                self._kv.clear(failed.tolist())
+            self._tokens_generated += count - failed.size
             ended = {row: self._with_kv(row, each) for row, each in rows.record(token_ids, logprobs).items()}
             self._started += self._scheduler.admitted
             self._kv.copy(self._scheduler.remove_rows(ended))
@@ -147,7 +147,7 @@ class TransformersEngine:
         return [*completions, *ended.values()]
 
     def _with_kv(self, row: int, ended: Completion) -> Completion:
-        """`ended`, with the KV of its row where it was asked for."""
+        """`ended`, with the KV of its row if the request has `keep_kv`."""
         rows = self._scheduler.rows
         if not rows.requests[row].keep_kv or ended.finish_reason == "failed":
             return ended
@@ -156,18 +156,18 @@ class TransformersEngine:
         )
 
     def take_started(self) -> Sequence[str]:
-        """Requests that were given their first token here since this was asked last, those that ended included."""
+        """Requests whose first token was generated here since the last call, finished ones included."""
         started, self._started = self._started, []
         return started
 
     def due(self) -> float:
-        """0 while there are requests, whose next tokens take as long as they take; infinite without."""
+        """0 while there are requests, infinite otherwise."""
         return math.inf if self._scheduler.idle else 0.0
 
     def release(self, trajectory_ids: Collection[str], *, with_kv: bool = False) -> dict[str, PartialResponse]:
-        """Stop these requests and return what each had generated, KV included if asked; unknown ids are left out."""
-        given = {name: self._given.pop(name) for name in trajectory_ids if name in self._given}
-        kv = given if with_kv else {}
+        """Stop these requests and return their partial responses, on request with KV; unknown ids are left out."""
+        provided = {name: self._provided_kv.pop(name) for name in trajectory_ids if name in self._provided_kv}
+        kv = provided if with_kv else {}
         lengths = self._scheduler.rows.length
         with torch.inference_mode():
             if with_kv:
@@ -178,33 +178,32 @@ class TransformersEngine:
         return {name: replace(partial, kv=kv.get(name)) for name, partial in released.items()}
 
     def generated(self, since: Mapping[str, int]) -> dict[str, PartialResponse]:
-        """What these requests have generated from the position that `since` gives on; they go on, unknown ids are
-        left out."""
+        """The tokens of these requests from position `since[id]` on; unknown ids are left out."""
         return self._scheduler.generated(since)
 
     def status(self) -> EngineStatus:
-        """The load right now."""
+        """The present load."""
         return replace(self._scheduler.status(self._tokens_generated), model_seconds=self._model_seconds)
 
     def close(self) -> None:
-        """Free what the engine holds; it cannot be used after, only closed again."""
+        """Free the engine's resources; afterwards it can only be closed again."""
         self.__dict__.clear()
 
     def _choose_runner(self, direct: bool, fixed: bool | None) -> Runner:
-        reason = unsupported_reason(self._model) if direct else "asked for"
+        reason = unsupported_reason(self._model) if direct else "requested"
         if reason is None:
             runner: Runner = DirectRunner(self._model, self._kv, fixed=fixed)
             difference = self._check(runner)
             if difference <= tolerance(self._model.dtype):
                 return runner
-            reason = f"run directly, its logits differ by {difference:.1e} of the largest"
+            reason = f"with the direct runner its logits differ by {difference:.1e} of the largest"
         if direct:
-            log.warning("%s runs through its own forward, which is slower: %s", type(self._model).__name__, reason)
+            log.warning("%s uses its own forward, which is slower: %s", type(self._model).__name__, reason)
         runner = ForwardRunner(self._model, self._kv)
         difference = self._check(runner)
         if difference > tolerance(self._model.dtype):
             raise ValueError(
-                f"{type(self._model).__name__} cannot be run over KV slots: its logits differ by {difference:.1e} of "
+                f"{type(self._model).__name__} cannot run over KV slots: its logits differ by {difference:.1e} of "
                 "the largest from those of its plain forward"
             )
         return runner
@@ -214,22 +213,24 @@ class TransformersEngine:
         return max_logit_difference(runner, self._model, config.slots, config.context)
 
     def _start(self, new: range) -> list[Prefill]:
-        """Plan the prefill of rows `new`, taking over KV that came along and prompts that running rows have; returns
-        what is left."""
+        """Plan the prefill of rows `new`: import provided KV, copy prompts of running rows; returns the remaining
+        blocks."""
         if not new:
             return []
         rows = self._scheduler.rows
-        held = {rows.requests[row].prompt.tobytes(): row for row in range(new.start)}
+        prompts = {rows.requests[row].prompt.tobytes(): row for row in range(new.start)}
         contexts, targets, extensions = [], [], []
         for row in new:
             request = rows.requests[row]
-            given = self._given.pop(request.trajectory_id, None)
+            provided = self._provided_kv.pop(request.trajectory_id, None)
             last = int(rows.length[row]) - 1
-            if given is not None and self._kv.import_row(row, given, last):
-                if given.tokens < last:
-                    extensions.append(plan_extension(rows.known_tokens(row)[given.tokens : -1], row, given.tokens))
+            if provided is not None and self._kv.import_row(row, provided, last):
+                if provided.tokens < last:
+                    extensions.append(
+                        plan_extension(rows.known_tokens(row)[provided.tokens : -1], row, provided.tokens)
+                    )
                 continue
-            source = held.get(request.prompt.tobytes())
+            source = prompts.get(request.prompt.tobytes())
             if rows.length[row] == 1:
                 continue
             if source is not None and rows.generated[row] == 0:
@@ -243,7 +244,7 @@ class TransformersEngine:
         return blocks
 
     def _reorder(self, decoded: int) -> None:
-        """Bring the rows into the order the runner asked for, unless rows have come or gone since."""
+        """Sort the rows into the runner's preferred order, unless rows were added or removed since."""
         order, rows = self._runner.preferred_order, self._scheduler.rows
         if order is None or rows.count != decoded:
             return
@@ -252,20 +253,21 @@ class TransformersEngine:
 
 
 def _check_context(model: PreTrainedModel, wanted: int | None) -> int:
-    """The context to run `model` with: `wanted`, or all its positions.
+    """The context to run `model` with: `wanted`, or the model's maximum position.
 
-    Raises ValueError if it has fewer, or if some layer sees less than that: the KV slots keep and show every token.
+    Raises ValueError if the model has fewer positions, or if a layer attends over fewer tokens: KV slots keep every
+    token.
     """
     name, config = type(model).__name__, model.config
     positions: int | None = getattr(config, "max_position_embeddings", None)
     context = positions if wanted is None else wanted
     if context is None:
-        raise ValueError(f"{name} names no max_position_embeddings: give the context to run it with")
+        raise ValueError(f"{name} has no max_position_embeddings: set the context")
     if positions is not None and context > positions:
-        raise ValueError(f"a context of {context} tokens, but {name} has {positions} positions")
+        raise ValueError(f"a context of {context} tokens exceeds the {positions} positions of {name}")
     kinds = set(getattr(config, "layer_types", None) or ["sliding_attention"])
     if not kinds <= {"full_attention", "sliding_attention"}:
-        raise ValueError(f"{name} has layers of kinds {sorted(kinds)}: only attention runs over KV slots")
+        raise ValueError(f"{name} has layers of types {sorted(kinds)}: KV slots support only attention")
     windows = [getattr(config, key, None) for key in ("sliding_window", "window_size", "attention_window")]
     window = next((window for window in windows if isinstance(window, int)), None)
     if "sliding_attention" in kinds and window is not None and window < context:

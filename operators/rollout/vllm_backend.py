@@ -1,4 +1,4 @@
-"""The vLLM backend: engines over the model folder, weights from this machine's store."""
+"""The vLLM backend: engines over the model folder, with weights from this machine's store."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from operators.rollout.vllm_engine import VllmEngine, open_vllm
 
 
 class VllmBackend(ModelBackend):
-    """Engines over the model folder, without a version yet."""
+    """Engines over the model folder, with no weight version loaded."""
 
     def engine(self) -> Engine:
         config = self.config

@@ -1,9 +1,9 @@
-"""Our draws inside vLLM: a logits processor that leaves one token to take, with the logprob it was drawn with.
+"""The project's token draws inside vLLM: a logits processor that keeps only the drawn token, with its logprob.
 
-vLLM's seeded sampling restarts where a request does, so a moved trajectory would get other tokens. Here each token is
-drawn as in every engine (`sampling`, `streams`). The row that is handed on has the drawn token's logprob at that token
-and -inf elsewhere: greedy sampling takes it, and the logits that vLLM returns (`processed_logits`) carry the logprob
-back, from whichever process computed it.
+vLLM's seeded sampling restarts with each request, so a moved trajectory would get other tokens. This processor draws
+each token as the other engines do (`sampling`, `random_streams`). Its output row has the drawn token's logprob at that
+token and -inf elsewhere: greedy sampling selects the token, and the logits that vLLM returns (`processed_logits`)
+contain the logprob, whichever process computed it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from operators.rollout.sampling import sample
 from operators.rollout.sampling_columns import NO_TOKEN, SamplingColumns
 
 NOT_FINITE = 1.0
-"""The logprob, which none can be, of a row whose logits were not finite."""
+"""Marks a row whose logits were not finite: no logprob is positive."""
 EXTRA_ARGUMENT = "laminar"
 
 
 def draw_argument(key: int, first: int, temperature: float, top_k: int, top_p: float) -> dict[str, Any]:
-    """`extra_args` of vLLM's SamplingParams: how to draw, from position `first` of the stream `key` on."""
+    """`extra_args` of vLLM's SamplingParams: draw parameters, from position `first` of random stream `key` on."""
     return {EXTRA_ARGUMENT: [key, first, temperature, top_k, top_p]}
 
 
@@ -39,11 +39,11 @@ class _Row:
     top_k: int
     top_p: float
     generated: list[int]
-    """vLLM's own list of what the request has generated: it grows by itself."""
+    """vLLM's own list of the request's generated tokens, which vLLM appends to."""
 
 
 class DrawTokens(LogitsProcessor):
-    """One draw a row; rows without our argument are left as they are."""
+    """Draws one token per row; rows without our argument are unchanged."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
         self._rows: dict[int, _Row] = {}
@@ -53,7 +53,7 @@ class DrawTokens(LogitsProcessor):
         return False
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """Follow vLLM's batch: rows that left, came and moved, in this order."""
+        """Apply the changes of vLLM's batch: rows removed, added and moved, in this order."""
         if batch_update is None:
             return
         self._columns = None
@@ -81,9 +81,9 @@ class DrawTokens(LogitsProcessor):
         rows = torch.from_numpy(indices).to(logits.device)
         own = logits[rows] if len(indices) < len(logits) else logits
         token_ids, logprobs = sample(own, sampling, uniforms(keys, positions))
-        broken = token_ids == NO_TOKEN
-        if broken.any():
-            token_ids, logprobs = np.where(broken, 0, token_ids), np.where(broken, NOT_FINITE, logprobs)
+        not_finite = token_ids == NO_TOKEN
+        if not_finite.any():
+            token_ids, logprobs = np.where(not_finite, 0, token_ids), np.where(not_finite, NOT_FINITE, logprobs)
         chosen = torch.from_numpy(token_ids).to(logits.device)[:, None]
         own.fill_(-torch.inf).scatter_(1, chosen, torch.from_numpy(logprobs.astype(np.float32)).to(own)[:, None])
         if own is not logits:
@@ -91,7 +91,8 @@ class DrawTokens(LogitsProcessor):
         return logits
 
     def _as_columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, SamplingColumns]:
-        rows = self._rows = dict(sorted(self._rows.items()))  # so that all rows are the logits as they lie
+        # Sorted by row, so that no gather is needed if all rows are ours.
+        rows = self._rows = dict(sorted(self._rows.items()))
         temperature = np.array([row.temperature for row in rows.values()])
         top_k = np.array([row.top_k for row in rows.values()], np.int64)
         top_p = np.array([row.top_p for row in rows.values()])
@@ -104,8 +105,8 @@ class DrawTokens(LogitsProcessor):
 
 
 def _row(params: SamplingParams, generated: list[int]) -> _Row | None:
-    asked = (params.extra_args or {}).get(EXTRA_ARGUMENT)
-    if asked is None:
+    argument = (params.extra_args or {}).get(EXTRA_ARGUMENT)
+    if argument is None:
         return None
-    key, first, temperature, top_k, top_p = asked
+    key, first, temperature, top_k, top_p = argument
     return _Row(key, first, temperature, top_k, top_p, generated)

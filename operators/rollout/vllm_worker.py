@@ -1,7 +1,7 @@
-"""What is done in the workers of vLLM's, whichever process each is in.
+"""Functions that run in the workers of vLLM, in whichever process each worker is.
 
-On a CPU vLLM keeps the weights of linear layers only as its kernels want them, packed. Its own way to reload them takes
-one and a half to three times as long as `_load_packed`, and leaves old weights in a head that is tied to the embedding.
+On a CPU vLLM keeps the weights of linear layers only in the packed format of its kernels. vLLM's own reload takes 1.5
+to 3 times as long as `_load_packed`, and leaves old weights in a head that is tied to the embedding.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from vllm.platforms import current_platform
 from infra.models.weights import mapped_tensors
 
 _UNQUANTIZED = {type(None), UnquantizedLinearMethod, UnquantizedEmbeddingMethod}
-"""How the layers of a model hold their weights that `_load_packed` can load."""
+"""The quantization methods that `_load_packed` supports."""
 
 
 def load_worker_weights(worker: Any, file: str) -> None:
-    """Overwrite the weights of `worker` with the safetensors file `file`, layer by layer, so that there is never more
-    than one layer twice. Raises RuntimeError for a layer that the file has nothing for."""
+    """Overwrite the weights of `worker` with the safetensors file `file`, layer by layer, so that at most one layer is
+    in memory twice. Raises RuntimeError for a layer without weights in the file."""
     runner, tensors = worker.model_runner, mapped_tensors(Path(file))
     model, on_cpu = runner.get_model(), current_platform.is_cpu()
     if (
@@ -41,7 +41,7 @@ def load_worker_weights(worker: Any, file: str) -> None:
 
 
 def clear_kv(worker: Any) -> None:
-    """Zero all KV of `worker`, of which no request may hold any."""
+    """Zero all KV of `worker`; no request may hold any."""
     for layer in worker.model_runner.kv_caches:
         for tensor in layer if isinstance(layer, list | tuple) else [layer]:
             tensor.zero_()
@@ -59,7 +59,7 @@ def _load_packed(model: Any, tensors: Iterable[tuple[str, torch.Tensor]]) -> Non
 
 
 def _pack_embeddings(model: torch.nn.Module) -> None:
-    """Of those that share their weights one is packed for all."""
+    """Pack embeddings and heads; layers that share their weights share one packed copy."""
     packed: dict[int, Any] = {}
     for layer in model.modules():
         if isinstance(_method(layer), UnquantizedEmbeddingMethod):
@@ -69,31 +69,30 @@ def _pack_embeddings(model: torch.nn.Module) -> None:
 
 
 def _pack(layer: Any) -> None:
-    layer.cpu_linear = None  # in whose memory the new ones then find room
+    layer.cpu_linear = None  # frees the memory that the new packed weights need
     layer.quant_method.process_weights_after_loading(layer)
 
 
 class _LinearLoad:
-    """A linear layer while weights are loaded: which of them are its own is noted, then they are brought together and
-    packed."""
+    """Loads one linear layer: records the weights that belong to it, then materializes and packs them."""
 
     def __init__(self, layer: Any) -> None:
         self._layer, self._info = layer, get_layerwise_info(layer)
         self._parts: list[Callable[[torch.Tensor], None]] = []
         restore_layer_on_meta(layer, self._info)
         self._loader = layer.weight.weight_loader
-        layer.weight.weight_loader = self._note
+        layer.weight.weight_loader = self._record_part
 
-    def _note(self, _: torch.Tensor, *arguments: Any, **named: Any) -> None:
+    def _record_part(self, _: torch.Tensor, *arguments: Any, **named: Any) -> None:
         self._parts.append(lambda weight: self._loader(weight, *arguments, **named))
 
     def fill(self) -> None:
         layer = self._layer
         layer.weight.weight_loader = self._loader
         if not self._parts:
-            raise RuntimeError(f"the weights have nothing for {layer.prefix}")
+            raise RuntimeError(f"the weights file has no weights for {layer.prefix}")
         with torch.no_grad():
             materialize_layer(layer, self._info)
-            while self._parts:  # each of which holds the file
+            while self._parts:  # each part keeps the file mapped
                 self._parts.pop()(layer.weight)
         _pack(layer)

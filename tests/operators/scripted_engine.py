@@ -54,7 +54,7 @@ class ScriptedEngine:
         if len(request.prompt) >= self._context:
             raise ValueError(f"a prompt of {len(request.prompt)} tokens leaves no room")
         if request.trajectory_id in self._made:
-            raise ValueError(f"{request.trajectory_id} is here already")
+            raise ValueError(f"{request.trajectory_id} is already in the engine")
         known = [] if request.partial is None else request.partial.token_ids.tolist()
         self._made[request.trajectory_id] = known
         self._wanted[request.trajectory_id] = self._steps(request.trajectory_id)

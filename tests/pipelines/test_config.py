@@ -60,14 +60,14 @@ def test_load_config_accepts_an_empty_file(tmp_path: Path) -> None:
             "rollout.environments.turn; did you mean 'turns'?",
         ),
         ({"rollout": {"environments": [{"name": "gues"}]}}, "there is no environment 'gues'; did you mean 'guess'?"),
-        ({"rollout": {"environments": [{"name": "guess"}] * 2}}, "two are called the same"),
+        ({"rollout": {"environments": [{"name": "guess"}] * 2}}, "are not unique"),
         (
             {"rollout": {"environments": [{"name": "guess"}]}, "prompts": {"task": "gcd", "environment": "gess"}},
             "there is no environment 'gess' in rollout.environments; did you mean 'guess'?",
         ),
         (
             {"rollout": {"engine": "emulated", "environments": [{"name": "guess"}]}},
-            "environments need an engine that writes text, not 'emulated'",
+            "environments require an engine that generates text, not 'emulated'",
         ),
         ({"warm_start": {"step": 5}}, "unknown key warm_start.step; did you mean 'steps'?"),
     ],

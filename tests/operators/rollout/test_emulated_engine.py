@@ -185,7 +185,7 @@ def test_what_is_still_to_come_is_here_like_anything_that_waits() -> None:
     clock = ManualClock()
     it = emulated(clock=clock, roofline=SLOW_LINK)
     it.submit(moved("a"))
-    with pytest.raises(ValueError, match="'a' is here already"):
+    with pytest.raises(ValueError, match="'a' is already in the engine"):
         it.submit(moved("a"))
     with pytest.raises(RuntimeError, match="0 requests run and 1 wait"):
         it.load(None, PolicyVersion(1, 0))  # type: ignore[arg-type]
@@ -325,9 +325,9 @@ def test_rounds_that_fit_are_those_whose_time_does() -> None:
     ("wrong", "says"),
     [
         ({"decode_ms": ((1, 10.0),)}, "two rows"),
-        ({"decode_ms": ((1, 10.0), (1, 12.0))}, "rising batch"),
-        ({"decode_ms": ((2, 10.0), (4, 12.0))}, "from 1 on"),
-        ({"decode_ms": ((1, 10.0), (256, 12.0))}, "12.0 ms at batch 256 is less than its KV takes to read"),
+        ({"decode_ms": ((1, 10.0), (1, 12.0))}, "increasing batch"),
+        ({"decode_ms": ((2, 10.0), (4, 12.0))}, "from 1"),
+        ({"decode_ms": ((1, 10.0), (256, 12.0))}, "12.0 ms at batch 256 is less than its KV reads take"),
         ({"kv_ns": -1.0}, "kv_ns must not be negative"),
     ],
 )

@@ -169,8 +169,8 @@ def test_an_engine_without_requests_has_nothing_due(make: MakeEngine) -> None:
         (request(0, prompt=CONTEXT), "leaves no room in a context of 64"),
         (replace(request(0), prompt=np.array([1, VOCABULARY])), "token 40 of the prompt is not in the vocabulary"),
         (replace(request(0), prompt=np.array([1, -1])), "token -1 of the prompt"),
-        (replace(request(0), prompt=np.array([[1]])), "must be a row of integers"),
-        (replace(request(0), prompt=np.array([1.0])), "must be a row of integers"),
+        (replace(request(0), prompt=np.array([[1]])), "must be a 1-D array of integers"),
+        (replace(request(0), prompt=np.array([1.0])), "must be a 1-D array of integers"),
         (replace(request(0), partial=PartialResponse(np.array([99]), np.zeros(1))), "token 99 of the partial"),
         (replace(request(0), partial=PartialResponse(np.array([1]), np.zeros(2))), "1 tokens but 2 logprobs"),
         (replace(request(0), partial=PartialResponse(np.ones(60, int), np.zeros(60))), "longer than the context"),
@@ -193,7 +193,7 @@ def test_garbage_is_refused_by_name(make: MakeEngine, bad: Request, message: str
 def test_a_known_id_is_refused(make: MakeEngine) -> None:
     it = make()
     it.submit(request(0))
-    with pytest.raises(ValueError, match=r"'p0\.0' is here already"):
+    with pytest.raises(ValueError, match=r"'p0\.0' is already in the engine"):
         it.submit(request(0))
 
 

@@ -83,7 +83,7 @@ def test_what_had_come_to_its_stop_string_completes_as_it_is(make: MakeEngine) -
     it = with_strings(make)
     partial = PartialResponse(np.array([0, 1, 2, 3], np.int32), np.full(4, -0.5, np.float32))
     it.submit(replace(one, partial=partial))
-    with pytest.raises(ValueError, match="is here already"):
+    with pytest.raises(ValueError, match="is already in the engine"):
         it.submit(one)
     assert (it.due(), it.status().waiting) == (0.0, 1)
     (done,) = it.step()

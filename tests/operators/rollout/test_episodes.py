@@ -244,7 +244,7 @@ def test_prompts_name_an_environment_that_is_there(pools: OpenPools) -> None:
     with pytest.raises(ValueError, match=r"no environment 'ecco': rollout\.environments has \['echo'\]"):
         it.submit(request(asked(0, "ecco")))
     it.submit(request(asked(0, "echo")))
-    with pytest.raises(ValueError, match="here already"):
+    with pytest.raises(ValueError, match="is already in the engine"):
         it.submit(request(asked(0, "echo")))
     with pytest.raises(RuntimeError, match="while 1 requests run"):
         it.load(Path(), version(1))

@@ -116,7 +116,7 @@ def test_finished_trajectories_wait_a_little_for_each_other() -> None:
     rollout.steps = 1
     rollout.assign(3, replica=2)
     assert rollout.finished() == []
-    assert rollout.shard.folder.busy()
+    assert rollout.shard.fold.busy()
     rollout.now += 0.6
     rollout.assign(4, replica=2)
     assert rollout.finished() == []
@@ -129,8 +129,8 @@ def test_what_runs_is_told_before_the_process_stops() -> None:
     rollout.assign(1)
     rollout.assign(2)
     assert rollout.finished(2) == []
-    assert rollout.shard.folder is not None
-    told = [output.record for output in rollout.shard.folder.fold(Polled("", 1, (), (), {}, True, last=True))]
+    assert rollout.shard.fold is not None
+    told = [output.record for output in rollout.shard.fold.fold(Polled("", 1, (), (), {}, True, last=True))]
     assert [(each.trajectory_id, each.start, len(each.gained.token_ids)) for each in told] == [
         ("p1.0", 0, 2),
         ("p2.0", 0, 2),
@@ -188,6 +188,6 @@ def test_placement_is_told_at_once_of_new_weights() -> None:
 @pytest.mark.parametrize(("seconds", "news"), [(0.0, False), (FENCE_PROBE_S, True)])
 def test_an_idle_process_commits_now_and_then_so_that_it_learns_when_it_is_fenced(seconds: float, news: bool) -> None:
     rollout = Rollout()
-    before = rollout.shard.folder.checkpoint({})
+    before = rollout.shard.fold.checkpoint({})
     rollout.now += seconds
-    assert (rollout.shard.folder.checkpoint({}) != before) is news
+    assert (rollout.shard.fold.checkpoint({}) != before) is news

@@ -45,4 +45,4 @@ def test_prompts_of_another_tokenizer_are_refused_for_good_and_others_go_on(back
     assert refused.keys() == {"p1.0", "p1.1"}
     for word in refused.values():
         assert not word.retry
-        assert "prompt p1 was made with another tokenizer than that of" in word.reason
+        assert "prompt p1 was encoded with another tokenizer than that of" in word.reason

@@ -214,7 +214,7 @@ def test_an_id_is_taken_once() -> None:
         it.add(one)
     it.admit()
     for name in ("runs", "waits", "ended"):
-        with pytest.raises(ValueError, match=f"'{name}' is here already"):
+        with pytest.raises(ValueError, match=f"'{name}' is already in the engine"):
             it.add(request(name))
     give(it, STOP)
     it.add(request("runs"))
@@ -222,5 +222,5 @@ def test_an_id_is_taken_once() -> None:
 
 @pytest.mark.parametrize("config", [(0, 32, 128, 10), (4, 1, 128, 10), (4, 32, 31, 10), (4, 32, 128, 0)])
 def test_an_engine_that_could_run_nothing_is_refused(config: tuple[int, int, int, int]) -> None:
-    with pytest.raises(ValueError, match=r"needs a slot|cannot hold one context"):
+    with pytest.raises(ValueError, match=r"needs at least 1 slot|cannot hold one context"):
         SchedulerConfig(*config)

@@ -87,7 +87,7 @@ def test_rows_are_ordered_once_padding_has_cost_as_much_as_ordering() -> None:
     order = RowOrder()
     lengths = np.tile([10, 100], 32)
     chunks = split_rows(lengths, 128)
-    asked = [order.due(lengths, chunks) for _ in range(9)]
+    asked = [order.order_if_due(lengths, chunks) for _ in range(9)]
     due = [step for step, wanted in enumerate(asked) if wanted is not None]
     assert due == [7]  # 45 of 100 attended tokens are padding: after 8 steps 6 × the 55 that are not are exceeded
     wanted = asked[7]
@@ -100,4 +100,4 @@ def test_rows_in_order_stay() -> None:
     order = RowOrder()
     lengths = np.arange(100, 0, -1)
     chunks = split_rows(lengths, 1, most=1)
-    assert all(order.due(lengths, chunks) is None for _ in range(50))
+    assert all(order.order_if_due(lengths, chunks) is None for _ in range(50))

@@ -37,8 +37,8 @@ def test_a_turn_ends_with_the_token_that_completes_a_stop_string(
     stops, token_ids = StopMatcher(strings, decode), np.frombuffer(text.encode(), np.uint8)
     assert stops.end(token_ids) == end
     if end is not None:
-        assert stops.may_end(token_ids[end - 1 : end])
-        assert not stops.may_end(token_ids[:1]) or end == 1
+        assert stops.may_complete(token_ids[end - 1 : end])
+        assert not stops.may_complete(token_ids[:1]) or end == 1
 
 
 class ManyAtOnce(ScriptedEngine):
