@@ -8,8 +8,7 @@ import torch
 from tiny_engines import engine, kv_slots, mixed, run
 from tiny_models import VOCABULARY, tiny_model
 
-from operators.rollout import direct_runner
-from operators.rollout import fixed_shape_steps as fixed_steps
+from operators.rollout import direct_runner, fixed_shape_steps
 from operators.rollout.cuda_graphs import Run
 from operators.rollout.direct_runner import DirectRunner
 from operators.rollout.fixed_shape_steps import FixedShapeSteps, Record, round_up, without_recording
@@ -41,7 +40,7 @@ def test_a_few_shapes_do_for_all_steps() -> None:
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama"])
 def test_logits_are_those_of_any_shape(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of different lengths, the longest just before and behind where the width doubles."""
-    monkeypatch.setattr(fixed_steps, "LEAST_WIDTH", 8)
+    monkeypatch.setattr(fixed_shape_steps, "LEAST_WIDTH", 8)
     lengths = [3, 14, 7, 10, 1]
     drawn = np.random.default_rng(1)
     contexts = [drawn.integers(0, VOCABULARY, length + 3) for length in lengths]
@@ -81,7 +80,7 @@ def in_one_place(run: Run) -> Run:
 @pytest.mark.parametrize("record", [without_recording, in_one_place])
 def test_an_engine_draws_the_same_tokens(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through arrivals, ends and rows that move, with KV rows beyond the running ones written to in each step."""
-    monkeypatch.setattr(direct_runner, "as_it_is", record)
+    monkeypatch.setattr(direct_runner, "without_recording", record)
     LEFT_BEHIND.clear()
     requests = mixed(30)
     plain, fixed = run(engine(slots=6), requests), run(engine(slots=6, fixed=True), requests)

@@ -289,7 +289,7 @@ def test_what_comes_with_its_kv_is_not_computed_again(
     monkeypatch.setattr(it._runner, "decode", lambda step, blocks: computed.extend(blocks) or decode(step, blocks))
     run(it, [replace(one, partial=released[one.trajectory_id]) for one in asked])
     assert bool(computed) is not with_kv
-    assert it._given == {}
+    assert it._provided_kv == {}
 
 
 def test_release_returns_exactly_what_was_generated() -> None:
