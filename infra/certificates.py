@@ -1,9 +1,9 @@
-"""A private authority and the certificates that it issues: for a local broker, and for relays of several machines.
+"""A private certificate authority, and the certificates that it issues for a local broker and for relays.
 
     python -m infra.certificates DIR
 
-writes what relays need: `relay-token`, `relay.pem` and `ca.pem`, for every machine, and `ca.key`, which stays where it
-is and issues a `relay.pem` again where that is removed.
+writes the files of relays: `relay-token`, `relay.pem` and `ca.pem`, to copy to every machine, and `ca.key`, which stays
+in DIR and issues a new `relay.pem` if that is removed.
 """
 
 from __future__ import annotations
@@ -25,76 +25,78 @@ if TYPE_CHECKING:
 VALID_DAYS = 3650
 AUTHORITY = "laminar"
 RELAY_NAME = "relay.laminar"
-"""The name that a relay's certificate is for: relays have addresses that nobody knows beforehand."""
+"""The name in a relay's certificate: the addresses of relays are not known in advance."""
 
 
 @dataclass(frozen=True)
 class Authority:
-    """An authority of this project's own, which trusts nobody else's."""
+    """A certificate authority of this project."""
 
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey
 
     @staticmethod
     def create() -> Authority:
-        """A new one."""
+        """Create a new authority."""
         from cryptography.hazmat.primitives.asymmetric import ec
 
         key = ec.generate_private_key(ec.SECP256R1())
-        return Authority(_signed(AUTHORITY, (), key, key), key)
+        return Authority(_sign_certificate(AUTHORITY, (), key, key), key)
 
     @staticmethod
     def load(certificate: Path, key: Path) -> Authority:
-        """The one that `write` has left. Raises OSError, ValueError for what is none."""
+        """Load the files that `write` has written. Raises OSError, ValueError for invalid files."""
         from cryptography import x509
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ec
 
-        found = serialization.load_pem_private_key(key.read_bytes(), None)
-        if not isinstance(found, ec.EllipticCurvePrivateKey):
-            raise ValueError(f"{key} is no key of an authority of ours")
-        return Authority(x509.load_pem_x509_certificate(certificate.read_bytes()), found)
+        loaded = serialization.load_pem_private_key(key.read_bytes(), None)
+        if not isinstance(loaded, ec.EllipticCurvePrivateKey):
+            raise ValueError(f"{key} is not the key of an authority of this project: it must be an elliptic-curve key")
+        return Authority(x509.load_pem_x509_certificate(certificate.read_bytes()), loaded)
 
     def write(self, certificate: Path, key: Path) -> None:
-        """Leave it in two files that their owner alone may read; the certificate may be given to anybody."""
+        """Write the two files, readable by their owner only; the certificate itself is not secret."""
         write_private(certificate, _pem(self.certificate))
         write_private(key, _key_pem(self.key))
 
     def issue(self, name: str, hosts: tuple[str, ...]) -> str:
-        """A new key and its certificate for `name`, valid for `hosts` (addresses or names), as PEM."""
+        """Issue a new key and its certificate for `name`, valid for `hosts` (addresses or names), as PEM."""
         from cryptography.hazmat.primitives.asymmetric import ec
 
         key = ec.generate_private_key(ec.SECP256R1())
-        return _key_pem(key) + _pem(_signed(name, hosts, key, self.key))
+        return _key_pem(key) + _pem(_sign_certificate(name, hosts, key, self.key))
 
 
-def _signed(
-    name: str, hosts: tuple[str, ...], key: ec.EllipticCurvePrivateKey, by: ec.EllipticCurvePrivateKey
+def _sign_certificate(
+    name: str, hosts: tuple[str, ...], key: ec.EllipticCurvePrivateKey, issuer_key: ec.EllipticCurvePrivateKey
 ) -> x509.Certificate:
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.x509.oid import NameOID
 
     now = datetime.datetime.now(datetime.UTC)
-    named = {each: x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, each)]) for each in (name, AUTHORITY)}
+    names = {each: x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, each)]) for each in (name, AUTHORITY)}
     builder = (
         x509.CertificateBuilder()
-        .subject_name(named[name])
-        .issuer_name(named[AUTHORITY])
+        .subject_name(names[name])
+        .issuer_name(names[AUTHORITY])
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(days=1))
         .not_valid_after(now + datetime.timedelta(days=VALID_DAYS))
-        .add_extension(x509.BasicConstraints(ca=key is by, path_length=None), critical=True)
+        .add_extension(x509.BasicConstraints(ca=key is issuer_key, path_length=None), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(by.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False)
     )
     if hosts:
-        builder = builder.add_extension(x509.SubjectAlternativeName([_name_of(host) for host in hosts]), critical=False)
-    return builder.sign(by, hashes.SHA256())
+        builder = builder.add_extension(
+            x509.SubjectAlternativeName([_general_name(host) for host in hosts]), critical=False
+        )
+    return builder.sign(issuer_key, hashes.SHA256())
 
 
-def _name_of(host: str) -> x509.GeneralName:
+def _general_name(host: str) -> x509.GeneralName:
     from cryptography import x509
 
     try:
@@ -117,9 +119,9 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> str:
 
 
 def write_relay_files(folder: Path) -> list[Path]:
-    """Make what is not there yet of the files that relays need, each readable by its owner alone; those for machines.
+    """Create missing files of relays, readable by their owner only, and return those to copy to every machine.
 
-    Raises OSError, ValueError for an authority that is none.
+    Raises OSError, ValueError for an invalid authority.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     token, relay, certificate, key = (folder / name for name in ("relay-token", "relay.pem", "ca.pem", "ca.key"))

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and the disk that they are on."""
+"""Atomic, durable and private writing of files, and checks of free disk space."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import shutil
 from pathlib import Path
 
 BLOCK_BYTES = 4096
-"""A block of a disk, in bytes."""
+"""Bytes of a disk block."""
 MIN_FREE_BYTES = 16 * 1024 * 1024
-"""A disk with fewer bytes free counts as full: no log segment of a broker fits."""
+"""A disk with fewer free bytes is considered full: a log segment of a broker does not fit."""
 
 
 def is_out_of_space(error: BaseException | None) -> bool:
-    """Whether `error`, or what caused it, is a write that a full disk or a quota refused."""
+    """Whether `error` or its cause is a write that failed because of a full disk or a quota."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return True
@@ -23,7 +23,7 @@ def is_out_of_space(error: BaseException | None) -> bool:
 
 
 def describe_free_space(path: Path) -> str:
-    """How much room there is where `path` is or would be, in words."""
+    """The free space of the disk on which `path` is or would be, as text."""
     while not path.exists() and path != path.parent:
         path = path.parent
     usage = shutil.disk_usage(path)
@@ -31,7 +31,7 @@ def describe_free_space(path: Path) -> str:
 
 
 def is_full(path: Path) -> bool:
-    """Whether the disk that `path` is on has no room left; False where there is no such path."""
+    """Whether the disk of `path` is full; False if `path` does not exist."""
     try:
         return shutil.disk_usage(path).free < MIN_FREE_BYTES
     except OSError:
@@ -40,32 +40,33 @@ def is_full(path: Path) -> bool:
 
 PRIVATE_UMASK = 0o077
 UMASK_VARIABLE = "LAMINAR_UMASK"
-"""An octal umask for what others shall read, as "022"; without it what is written is its owner's alone."""
+"""The environment variable with an octal umask such as "022"; without it files are private to their owner."""
 
 
 def keep_files_private() -> None:
-    """From now on nobody else may read what this process, and whatever it starts, writes. Raises ValueError."""
-    wanted = os.environ.get(UMASK_VARIABLE)
+    """Make files written by this process and its children private, or as `UMASK_VARIABLE` says. Raises ValueError."""
+    value = os.environ.get(UMASK_VARIABLE)
     try:
-        umask = PRIVATE_UMASK if not wanted else int(wanted, 8)
+        umask = PRIVATE_UMASK if not value else int(value, 8)
         if not 0 <= umask <= 0o777:
             raise ValueError
     except ValueError:
-        raise ValueError(f'{UMASK_VARIABLE} must be an octal umask, as "022", not {wanted!r}') from None
+        raise ValueError(f'{UMASK_VARIABLE} must be an octal umask such as "022", not {value!r}') from None
     os.umask(umask)
 
 
 def write_atomically(file: Path, text: str) -> None:
-    """Write `text` to `file` so that a reader sees the old content or the new, never a part."""
+    """Write `text` to `file` atomically: a reader sees the old content or the new, never a part."""
     partial = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     partial.write_text(text, encoding="utf-8")
     partial.replace(file)
 
 
 def write_even_if_disk_full(file: Path, text: str) -> None:
-    """As `write_atomically`, of a text that may end in blanks; on a full disk over what `file` holds, in its blocks.
+    """As `write_atomically`; on a full disk overwrite `file` in place. Spaces are appended to `text`.
 
-    A reader may then see a part for a moment. Raises OSError where those are too few: `BLOCK_BYTES` is kept for growth.
+    During an overwrite a reader may see a part. Raises OSError if the blocks of `file` are too few; `BLOCK_BYTES` of
+    spaces are kept for growth.
     """
     data = text.encode("utf-8")
     try:
@@ -81,7 +82,7 @@ def write_even_if_disk_full(file: Path, text: str) -> None:
 
 
 def write_durably(file: Path, text: str) -> None:
-    """As `write_atomically`, and on the disk when it returns: it outlives the machine's end, not only the process's."""
+    """As `write_atomically`, and durable when it returns: it survives a crash of the machine."""
     partial = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     with partial.open("w", encoding="utf-8") as out:
         out.write(text)
@@ -92,7 +93,7 @@ def write_durably(file: Path, text: str) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in `folder` durable."""
+    """Make the entries of `folder` durable."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -101,7 +102,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_private(file: Path, text: str) -> None:
-    """Write a file that nobody else may read, at no moment."""
+    """Write a file that is readable by its owner only, from its creation on."""
     file.unlink(missing_ok=True)
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as out:

@@ -1,4 +1,4 @@
-"""Which GPUs this machine has, asked of NVIDIA's driver: torch takes seconds to import."""
+"""The GPUs of this machine, queried from NVIDIA's driver, since importing torch takes seconds."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import subprocess
 
 
 def gpu_names() -> tuple[str, ...]:
-    """NVIDIA's GPUs by name and memory; none without a driver."""
-    words = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
+    """Name and memory of each NVIDIA GPU; empty without a driver."""
+    command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=10, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return ()
     return tuple(line.strip() for line in done.stdout.splitlines() if line.strip())
 
 
 def visible_gpus() -> tuple[str, ...]:
-    """The GPUs that this process may use, as `CUDA_VISIBLE_DEVICES` names them."""
+    """The identifiers of the GPUs that this process may use, as in `CUDA_VISIBLE_DEVICES`."""
     count = len(gpu_names())
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is None:

@@ -1,4 +1,4 @@
-"""Where a process listens: addresses of this machine alone, and those that other machines reach."""
+"""Listening sockets of processes: loopback addresses, and addresses that other machines can reach."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import psutil
 
 
 def is_loopback(host: str) -> bool:
-    """Whether `host`, a name or an address, is reached from this machine alone."""
+    """Whether `host`, a name or an address, is reachable from this machine only."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -18,7 +18,7 @@ def is_loopback(host: str) -> bool:
 
 
 def host_of(address: str) -> str:
-    """The host of `address`: "host:port", a URL, or a host alone."""
+    """The host in `address`: "host:port", a URL, or only a host."""
     rest = address.partition("://")[2] or address
     rest = rest.partition("/")[0]
     if rest.startswith("["):
@@ -27,13 +27,13 @@ def host_of(address: str) -> str:
 
 
 def listening_socket(host: str) -> socket.socket:
-    """A TCP socket that listens at `host` alone, on a free port. Raises OSError where `host` is not of this machine."""
+    """A TCP socket that listens at `host` on a free port. Raises OSError if `host` is not of this machine."""
     family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
     return socket.create_server((host, 0), family=family)
 
 
 def interface_towards(host: str) -> str | None:
-    """The network interface by which this machine reaches `host`; None where it has none with such an address."""
+    """The network interface by which this machine reaches `host`; None if no interface has the source address."""
     family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(address)  # sends nothing
@@ -45,7 +45,7 @@ def interface_towards(host: str) -> str | None:
 
 
 def listening_sockets(processes: Iterable[psutil.Process]) -> set[tuple[str, int]]:
-    """Address and port of every TCP socket that listens and every UDP socket that is bound; those gone have none."""
+    """Address and port of each listening TCP and bound UDP socket of `processes`; ended processes are skipped."""
     found = set()
     for process in processes:
         try:
@@ -53,12 +53,12 @@ def listening_sockets(processes: Iterable[psutil.Process]) -> set[tuple[str, int
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
         for each in connections:
-            waits = each.status == psutil.CONN_LISTEN or (each.type == socket.SOCK_DGRAM and not each.raddr)
-            if waits and each.laddr and each.laddr.port:
+            is_open = each.status == psutil.CONN_LISTEN or (each.type == socket.SOCK_DGRAM and not each.raddr)
+            if is_open and each.laddr and each.laddr.port:
                 found.add((each.laddr.ip.removeprefix("::ffff:"), each.laddr.port))
     return found
 
 
 def exposed_addresses(sockets: Iterable[tuple[str, int]]) -> list[str]:
-    """Those of `sockets` that other machines reach, as "address:port"."""
+    """Those of `sockets` that other machines can reach, as "address:port"."""
     return sorted(f"{host}:{port}" for host, port in sockets if not is_loopback(host.partition("%")[0]))

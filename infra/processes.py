@@ -1,4 +1,4 @@
-"""Long-running processes: started in a session of their own, with a known lifetime, told apart, and ended."""
+"""Long-running processes: started in their own session, with a defined lifetime, identified and stopped."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ os.closerange(3, 4096)
 if parent and sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:
-        sys.exit("the process that asked for this one is gone")
+        sys.exit("the parent process has ended")
 os.execv(sys.argv[2], sys.argv[2:])
 """
 
 
 def spawn(command: list[str], log_file: Path, *, die_with_parent: bool) -> psutil.Process:
-    """Start a command in a session of its own, its output appended to a file, and return its process.
+    """Start a command in its own session, with its output appended to a file, and return its process.
 
-    `die_with_parent`: the kernel kills it (SIGKILL) as soon as this process is gone, for whatever reason. Linux only;
-    elsewhere the process stays until it is stopped. Its own session keeps Ctrl-C in a terminal from reaching it.
-    Raises OSError when the process cannot be created.
+    `die_with_parent`: the kernel kills it (SIGKILL) as soon as this process ends for any reason. Linux only; elsewhere
+    the process runs until it is stopped. In its own session it does not receive Ctrl-C from the terminal. Raises
+    OSError if the process cannot be created.
     """
     parent = os.getpid() if die_with_parent else 0
     argv = [sys.executable, "-I", "-S", "-c", _SHIM, str(parent), *command]
@@ -51,11 +51,11 @@ def spawn(command: list[str], log_file: Path, *, die_with_parent: bool) -> psuti
             setsid=True,
         )
 
-    return psutil.Process(_from_lasting_thread(start) if die_with_parent else start())
+    return psutil.Process(_in_permanent_thread(start) if die_with_parent else start())
 
 
 def is_running(process: psutil.Process) -> bool:
-    """Tell whether a process runs: the same one, and not a dead child that nobody has waited for."""
+    """Whether this process still runs: not another one with its id, and not a zombie."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -63,7 +63,7 @@ def is_running(process: psutil.Process) -> bool:
 
 
 def stop_process(process: psutil.Process, timeout: float) -> None:
-    """End a process and wait for it: SIGTERM, then SIGKILL after `timeout` seconds (0: at once)."""
+    """Stop a process and wait for its end: SIGTERM, then SIGKILL after `timeout` seconds (0: at once)."""
     try:
         if timeout > 0:
             process.send_signal(signal.SIGTERM)
@@ -81,23 +81,23 @@ def stop_process(process: psutil.Process, timeout: float) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on a file while the block runs; other processes that want it wait."""
+    """Hold an exclusive lock on a file during the `with` block; other processes wait for it."""
     with path.open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 
 
-def _from_lasting_thread(start: Callable[[], int]) -> int:
-    """Call `start` in a thread that lives as long as this process.
+def _in_permanent_thread(start: Callable[[], int]) -> int:
+    """Call `start` in a thread that runs until the end of this process.
 
-    The kernel ties the death signal to the *thread* that started the child, so that a child started from a
-    short-lived worker thread would be killed when that thread ends.
+    The kernel sends the death signal when the *thread* that started the child ends, so a child started from a
+    short-lived worker thread would be killed with that thread.
     """
     if threading.current_thread() is threading.main_thread():
         return start()
     pid: Future[int] = Future()
 
-    def keep() -> None:
+    def start_and_wait() -> None:
         try:
             pid.set_result(start())
         except OSError as error:
@@ -105,5 +105,5 @@ def _from_lasting_thread(start: Callable[[], int]) -> int:
             return
         threading.Event().wait()
 
-    threading.Thread(target=keep, name="keeps-child", daemon=True).start()
+    threading.Thread(target=start_and_wait, name="parent of child", daemon=True).start()
     return pid.result()

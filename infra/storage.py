@@ -1,8 +1,8 @@
 """Folders and files on any file system that pyarrow reaches: object stores by URI, everything mounted by path.
 
-`s3://bucket/folder`, `gs://bucket/folder`, `abfss://...` and `hdfs://...` name remote places; options follow a `?`:
-`?endpoint_override=host:9000&scheme=http` for a store of one's own. Credentials come from the environment, where the
-provider's tools look, too. A remote file is there whole once its upload has ended, and not before.
+`s3://bucket/folder`, `gs://bucket/folder`, `abfss://...` and `hdfs://...` are remote; options follow a `?`, such as
+`?endpoint_override=host:9000&scheme=http` for a private object store. Credentials come from the environment, as for the
+provider's own tools. A remote file exists only once its upload is complete.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
 
 
 class RemotePath:
-    """A file or folder at `uri`, with that part of pathlib.Path that is needed here.
+    """A file or folder at `uri`, with the part of the pathlib.Path interface that is needed here.
 
-    It holds the URI alone, so it travels; the connection is the process's own. All calls raise OSError where the store
-    refuses or does not answer.
+    It contains only the URI, so it can be sent to other processes; each process opens its own connection. All methods
+    raise OSError if the store refuses or does not respond.
     """
 
     def __init__(self, uri: str) -> None:
@@ -58,19 +58,19 @@ class RemotePath:
         return hash((self._uri, self._options))
 
     def exists(self) -> bool:
-        """Whether there is a file or folder."""
+        """Whether the file or folder exists."""
         system, path = self._open()
-        return _is_there(system, path)
+        return _exists(system, path)
 
     def absolute(self) -> RemotePath:
-        """Itself."""
+        """Return this path, which is always absolute."""
         return self
 
     def mkdir(self, parents: bool = False, exist_ok: bool = False) -> None:
-        """Nothing: folders are there as soon as something is in them."""
+        """Do nothing: a folder exists as soon as it contains a file."""
 
     def iterdir(self) -> Iterator[RemotePath]:
-        """What is in the folder, by name; nothing where there is no such folder."""
+        """The entries of the folder, sorted by name; none if it does not exist."""
         from pyarrow.fs import FileSelector
 
         system, path = self._open()
@@ -78,11 +78,11 @@ class RemotePath:
         yield from (self / name for name in sorted(info.base_name for info in system.get_file_info(selected)))
 
     def glob(self, pattern: str) -> Iterator[RemotePath]:
-        """What in the folder itself has a name like `pattern`."""
+        """The entries of the folder whose names match `pattern`."""
         return (each for each in self.iterdir() if fnmatch(each.name, pattern))
 
     def size(self) -> int:
-        """Bytes of the file."""
+        """The size of the file in bytes. Raises FileNotFoundError."""
         system, path = self._open()
         info = system.get_file_info(path)
         if not info.is_file:
@@ -90,13 +90,13 @@ class RemotePath:
         return int(info.size)
 
     def read_bytes(self) -> bytes:
-        """All of the file."""
+        """Read the file."""
         system, path = self._open()
         with system.open_input_stream(path) as source:
             return bytes(source.read())
 
     def read_text(self, encoding: str = "utf-8") -> str:
-        """All of the file as text."""
+        """Read the file as text."""
         return self.read_bytes().decode(encoding)
 
     def write_bytes(self, data: bytes) -> None:
@@ -106,19 +106,19 @@ class RemotePath:
             sink.write(data)
 
     def upload(self, file: Path) -> None:
-        """Write what the local `file` holds."""
+        """Copy the local `file` to this path."""
         system, path = self._open()
         with file.open("rb") as source, system.open_output_stream(path) as sink:
             shutil.copyfileobj(source, sink, 8 << 20)
 
     def download(self, file: Path) -> None:
-        """Write what this file holds to the local `file`."""
+        """Copy this file to the local `file`."""
         system, path = self._open()
         with system.open_input_stream(path) as source, file.open("wb") as sink:
             shutil.copyfileobj(source, sink, 8 << 20)
 
     def replace(self, to: RemotePath) -> None:
-        """Give the file another place on the same store."""
+        """Move the file to another path of the same store."""
         system, path = self._open()
         system.move(path, to._open()[1])
 
@@ -128,15 +128,15 @@ class RemotePath:
         system.delete_file(path)
 
     def remove_tree(self) -> None:
-        """Remove the folder and all that is in it, if there is one."""
+        """Remove the folder with its contents, if it exists."""
         system, path = self._open()
-        if _is_there(system, path):
+        if _exists(system, path):
             system.delete_dir(path)
 
     def _open(self) -> tuple[Any, str]:
         scheme, _, rest = self._uri.partition("://")
         host, _, within = rest.partition("/")
-        system, base = _connected(f"{scheme}://{host}{self._options}")
+        system, base = _connect(f"{scheme}://{host}{self._options}")
         return system, f"{base}/{within}" if within else base
 
 
@@ -144,9 +144,9 @@ StorageFolder = Path | RemotePath
 
 
 def open_storage(text: str) -> StorageFolder:
-    """The place that `text` names: a remote one where it begins with one of `SCHEMES`, else a path.
+    """Return a remote path if `text` starts with one of `SCHEMES`, else a local path.
 
-    Raises ValueError for another scheme; what else is wrong with it shows when it is used.
+    Raises ValueError for another scheme; other errors appear on first use.
     """
     scheme, mark, rest = text.partition("://")
     if not mark:
@@ -154,13 +154,15 @@ def open_storage(text: str) -> StorageFolder:
     if scheme == "file":
         return Path(rest)
     if scheme not in SCHEMES:
-        raise ValueError(f"{text!r}: the scheme must be one of file, {', '.join(SCHEMES)}, or it must be a path")
+        raise ValueError(
+            f"{text!r}: the scheme must be one of file, {', '.join(SCHEMES)}, or it must be a path without a scheme"
+        )
     return RemotePath(text)
 
 
 @contextmanager
 def local_copy(folder: StorageFolder, names: tuple[str, ...]) -> Iterator[Path]:
-    """The folder itself, or of a remote one a copy of its files `names`, while the block runs."""
+    """The folder itself, or a local copy of the files `names` of a remote folder, during the `with` block."""
     if isinstance(folder, Path):
         yield folder
         return
@@ -172,19 +174,19 @@ def local_copy(folder: StorageFolder, names: tuple[str, ...]) -> Iterator[Path]:
 
 @contextmanager
 def local_file(file: StorageFolder) -> Iterator[Path]:
-    """The file itself, or a copy of a remote one, while the block runs."""
+    """The file itself, or a local copy of a remote file, during the `with` block."""
     with local_copy(file.parent, (file.name,)) as folder:
         yield folder / file.name
 
 
 def list_folder(folder: StorageFolder, pattern: str = "*") -> list[StorageFolder]:
-    """What in `folder` has a name like `pattern`, by name."""
+    """The entries of `folder` whose names match `pattern`, sorted by name."""
     found: Iterable[StorageFolder] = folder.glob(pattern)
     return sorted(found, key=lambda each: each.name)
 
 
 def rename(file: StorageFolder, to: StorageFolder) -> None:
-    """Give `file` another place of its own kind."""
+    """Rename `file` to `to`, on the same store. Raises ValueError for different stores."""
     if isinstance(file, Path):
         file.replace(str(to))
     elif isinstance(to, RemotePath):
@@ -194,7 +196,7 @@ def rename(file: StorageFolder, to: StorageFolder) -> None:
 
 
 def write_durable(file: StorageFolder, text: str) -> None:
-    """Write `text` to `file`, whole and lasting when this returns."""
+    """Write `text` to `file`, complete and durable when this returns."""
     if isinstance(file, Path):
         write_durably(file, text)
     else:
@@ -202,9 +204,9 @@ def write_durable(file: StorageFolder, text: str) -> None:
 
 
 @lru_cache
-def _connected(root: str) -> tuple[Any, str]:
-    """The file system of a bucket or host, and the path of that within it; one connection a process."""
-    from pyarrow.fs import FileSystem  # here: configurations name places, and reading one must be quick
+def _connect(root: str) -> tuple[Any, str]:
+    """The file system of a bucket or host, and its path there; one connection per process."""
+    from pyarrow.fs import FileSystem  # imported here: loading a configuration must be fast
 
     try:
         system, path = FileSystem.from_uri(root)
@@ -213,7 +215,7 @@ def _connected(root: str) -> tuple[Any, str]:
     return system, str(path).rstrip("/")
 
 
-def _is_there(system: Any, path: str) -> bool:
+def _exists(system: Any, path: str) -> bool:
     from pyarrow.fs import FileType
 
     return bool(system.get_file_info(path).type != FileType.NotFound)

@@ -1,4 +1,4 @@
-"""YAML as people write it: in our order, text in blocks, nothing by reference."""
+"""Readable YAML: keys in the given order, multi-line text in blocks, no aliases."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import yaml
 
 class _Plain(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
-        """What occurs twice is written twice."""
+        """Write repeated values in full."""
         return True
 
 
@@ -21,5 +21,5 @@ _Plain.add_representer(str, _text)
 
 
 def as_yaml(value: Any) -> str:
-    """`value` as a YAML document."""
+    """Format `value` as a YAML document."""
     return yaml.dump(value, Dumper=_Plain, sort_keys=False, width=120)

@@ -1,4 +1,4 @@
-"""`python -m infra.jars`: write the SHA-256 of the jars that are resolved now, for whoever changes a version."""
+"""`python -m infra.jars`: writes the SHA-256 of the resolved jars; run it after a change of versions."""
 
 from __future__ import annotations
 

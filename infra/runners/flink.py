@@ -1,8 +1,8 @@
-"""Beam's job server for Flink on this machine, with a Flink within it or for a cluster, for as long as a pipeline runs.
+"""Beam's job server for Flink on this machine, with an embedded Flink or for a cluster, while a pipeline runs.
 
-It is put together from the newest of Beam's artifacts that fit one another, each jar checked; the Java comes with pip.
-Beam's Java servers listen on all interfaces, whatever host they are given, so this asks for the user's consent. A
-cluster of another Flink has a job server of its own (`--job_endpoint`, or the file of `--flink_job_server_jar`).
+It consists of the newest compatible artifacts of Beam, each jar verified; Java is installed by pip. Beam's Java servers
+listen on all interfaces, whatever host they are given, so the user must allow this. For a cluster of another Flink
+version use its own job server (`--job_endpoint`, or the file of `--flink_job_server_jar`).
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from infra.maven import Progress
 from infra.runners.flink_jars import JARS
 from infra.runners.local_server import reject_exposed_server, running_server
 
-_CARRIES_OTHERS = "beam-sdks-java-harness-"
-"""A jar, for steps in Java, that has classes of another Beam within it."""
-_OPENED = ("java.lang", "java.util", "java.nio", "sun.nio.ch")
+_BUNDLES_ANOTHER_BEAM = "beam-sdks-java-harness-"
+"""A jar for Java steps that bundles classes of another Beam version."""
+_OPENED_PACKAGES = ("java.lang", "java.util", "java.nio", "sun.nio.ch")
 _HEAP_MB = 1500
 _START_S = 60.0
 
 
 def running_flink(progress: Progress = lambda message: None, master: str = "[local]") -> AbstractContextManager[str]:
-    """A job server for the Flink at `master`, or with one within it, as long as the context lasts; its job endpoint.
+    """Run a job server for the Flink at `master`, or with an embedded one; the context value is its job endpoint.
 
-    `progress` gets lines of text while jars are fetched. Raises ExposedServer where the user has not allowed it to
+    `progress` gets lines of text while jars are downloaded. Raises ExposedServer unless the user has allowed it to
     listen on all interfaces, JarResolutionError, RuntimeError.
     """
     reject_exposed_server("Flink", ["0.0.0.0"])
-    jars = [jar for jar in JARS.class_path(progress) if not jar.name.startswith(_CARRIES_OTHERS)]
+    jars = [jar for jar in JARS.class_path(progress) if not jar.name.startswith(_BUNDLES_ANOTHER_BEAM)]
 
     def command(port: int, folder: Path) -> list[str]:
         ports = (f"--job-port={port}", "--artifact-port=0", "--expansion-port=0")
-        words = (f"--flink-master={'[local]' if master == '[auto]' else master}", f"--job-host={HOST}", *ports)
-        java, *rest = java_command(_HEAP_MB, jars, "org.apache.beam.runners.flink.FlinkJobServerDriver", *words)
-        opened = [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENED]
-        quiet = ["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", f"-Djava.io.tmpdir={folder}"]
-        return [java, *opened, *quiet, *rest]
+        arguments = (f"--flink-master={'[local]' if master == '[auto]' else master}", f"--job-host={HOST}", *ports)
+        java, *rest = java_command(_HEAP_MB, jars, "org.apache.beam.runners.flink.FlinkJobServerDriver", *arguments)
+        add_opens = [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENED_PACKAGES]
+        properties = ["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", f"-Djava.io.tmpdir={folder}"]
+        return [java, *add_opens, *properties, *rest]
 
     return running_server("Flink", command, _START_S)
 

@@ -13,5 +13,5 @@ JARS = Jars(
         "org.apache.beam:beam-runners-java-job-service:2.65.0",
         "org.slf4j:slf4j-simple:2.0.16",
     ),
-    "name a job server: -- --job_endpoint=HOST:PORT, or --flink_job_server_jar=FILE",
+    "use another job server: -- --job_endpoint=HOST:PORT, or --flink_job_server_jar=FILE",
 )

@@ -1,18 +1,18 @@
-"""Python's cycle collector, told what a pipeline's memory is like."""
+"""Settings of Python's cyclic garbage collector for pipelines."""
 
 from __future__ import annotations
 
 import gc
 
 THRESHOLDS = (50_000, 20, 50)
-"""Allocations between two collections of the young, and how many of those between two of the older ones."""
+"""Allocations between two collections of generation 0, and collections between those of generations 1 and 2."""
 
 
 def reduce_gc_frequency() -> None:
-    """Look for cycles less often, and never among what is there by now.
+    """Run the collector less often, and exclude all objects that exist now.
 
-    A pipeline holds records by the ten thousand, hardly any of them in a cycle, and by default they are gone through
-    time and again: a tenth of placement's CPU time with 256 replicas. What has been imported stays to the end anyway.
+    A pipeline holds tens of thousands of records, hardly any of them in a cycle. By default the collector scans them
+    repeatedly, which took a tenth of placement's CPU time with 256 replicas. Imported modules are never freed anyway.
     """
     gc.collect()
     gc.freeze()

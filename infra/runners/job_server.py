@@ -1,4 +1,4 @@
-"""The job server to which a pipeline is submitted: whether it answers, before anything is asked of it."""
+"""Waits until the job server to which a pipeline is submitted accepts connections."""
 
 from __future__ import annotations
 
@@ -9,38 +9,35 @@ from apache_beam.options.pipeline_options import PipelineOptions, PortableOption
 
 from infra.runners.stopping import STOPPING
 
-ANSWERS_WITHIN_S = 60.0
-"""What starts beside us may take as long. Beam itself waits for as long as a job may last: `--job_server_timeout`."""
-_LOOK_S = 0.25
-_WITHIN_BEAM = "embed"
+START_TIMEOUT_S = 60.0
+"""Seconds that a job server may take to start. Beam's own limit, `--job_server_timeout`, also limits the job."""
+_POLL_S = 0.25
+_EMBEDDED = "embed"
 
 
 class NoJobServer(RuntimeError):
-    """Nothing to which Beam could submit a job answers."""
+    """No job server responds."""
 
 
 def wait_for_job_server(options: PipelineOptions) -> bool:
-    """Return True once the job server that `options` name answers, or at once where they name none; False if `STOPPING`
-    is set first.
+    """Wait for the job server in `options`, if any; return False if `STOPPING` is set first.
 
-    Raises NoJobServer after `ANSWERS_WITHIN_S` seconds, or `--job_server_timeout` where that is less.
+    Raises NoJobServer after `START_TIMEOUT_S` seconds, or `--job_server_timeout` where that is less.
     """
     portable = options.view_as(PortableOptions)
-    endpoint, patience = portable.job_endpoint, min(ANSWERS_WITHIN_S, portable.job_server_timeout)
-    if not endpoint or endpoint == _WITHIN_BEAM:
+    endpoint, timeout_s = portable.job_endpoint, min(START_TIMEOUT_S, portable.job_server_timeout)
+    if not endpoint or endpoint == _EMBEDDED:
         return True
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + timeout_s
     with grpc.insecure_channel(endpoint) as channel:
         ready = grpc.channel_ready_future(channel)
         while time.monotonic() < deadline and not STOPPING.is_set():
             try:
-                ready.result(timeout=_LOOK_S)
+                ready.result(timeout=_POLL_S)
                 return True
             except grpc.FutureTimeoutError:
                 continue
         ready.cancel()
     if STOPPING.is_set():
         return False
-    raise NoJobServer(
-        f"no job server answers at {endpoint}, tried for {patience:g} s: --job_endpoint is where Beam's job server is"
-    )
+    raise NoJobServer(f"no job server responds at {endpoint} after {timeout_s:g} s: set --job_endpoint to its address")

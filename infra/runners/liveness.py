@@ -1,9 +1,9 @@
-"""Liveness and progress of a role's process, two facts that one file reports.
+"""Liveness and progress of a role's process, reported in one file.
 
-Liveness: the process runs and none of its vital threads has failed. A thread that does nothing else rewrites the file
-every `EVERY_S` seconds, so a probe of a container needs its age alone, however long a step takes. Progress: which step
-of which shard runs, for how long, and the budget that its configuration gives it. A process whose step exceeds its
-budget, or one of whose vital threads has failed, ends: the cause is in its log, with the stacks of all threads.
+Liveness: the process runs and no vital thread has failed. A dedicated thread rewrites the file every `EVERY_S` seconds,
+so a container's probe needs only its age, however long a step takes. Progress: which step of which shard runs, for how
+long, and the time budget in its configuration. A process exits if a step exceeds its budget or a vital thread has
+failed; its log has the cause and the stacks of all threads.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ from infra.files import write_atomically
 log = logging.getLogger(__name__)
 
 VARIABLE = "LAMINAR_ALIVE_FILE"
-"""The environment variable that names the file, where it shall not be in the run's folder."""
+"""The environment variable with the path of the file, if it is not in the run's folder."""
 EVERY_S = 5.0
 EXIT_CODE = 70
-"""Of a process that ends because of what is described here: EX_SOFTWARE of sysexits.h."""
+"""Exit code of a process that ends for these reasons: EX_SOFTWARE of sysexits.h."""
 
 StepPhase = Literal["restore", "fold"]
 
 
 @dataclass(frozen=True)
 class StepBudget:
-    """Seconds that one step may take: `restore` makes the memory of a start, `fold` takes in one poll.
+    """Seconds that one step may take: `restore` builds the state of a start, `fold` processes one poll.
 
-    `setting` is how the configuration names them. With `restart` a process that exceeds one ends; else it is reported.
+    `setting` is their name in the configuration. With `restart` a process that exceeds a budget exits; otherwise the
+    step is only reported.
     """
 
     restore_s: float = 3600.0
@@ -47,7 +48,7 @@ class StepBudget:
     restart: bool = True
 
     def of(self, phase: StepPhase) -> float:
-        """The budget of `doing`."""
+        """The budget of `phase`."""
         return self.restore_s if phase == "restore" else self.fold_s
 
 
@@ -61,7 +62,7 @@ class _Shard:
 
 
 class Liveness:
-    """What is known of this process. Steps and threads report to it whether or not a file is written."""
+    """The state of this process. Steps and threads report to it whether or not a file is written."""
 
     def __init__(
         self,
@@ -69,19 +70,19 @@ class Liveness:
         end: Callable[[int], None] = os._exit,
         every_s: float = EVERY_S,
     ) -> None:
-        self._clock, self._end, self._every_s = clock, end, every_s
+        self._clock, self._exit, self._every_s = clock, end, every_s
         self._shards: dict[str, _Shard] = {}
         self._failed: dict[str, str] = {}
         self._file: Path | None = None
         self._lock = threading.Lock()
 
     def set_budget(self, group: str, budget: StepBudget) -> None:
-        """The steps of the shard `group` have `budget`."""
+        """Set the budget of the steps of the shard `group`."""
         self._shard(group).budget = budget
 
     @contextmanager
     def step(self, group: str, phase: StepPhase) -> Iterator[None]:
-        """A step of the shard `group`, from its beginning to its end."""
+        """Record a step of the shard `group` during the `with` block."""
         shard = self._shard(group)
         shard.since, shard.reported, shard.phase = self._clock(), False, phase
         if phase == "restore":
@@ -93,12 +94,12 @@ class Liveness:
             shard.phase = None
 
     def clear(self) -> None:
-        """The shards of this process are closed."""
+        """Remove all shards: they are closed."""
         with self._lock:
             self._shards.clear()
 
     def start_thread(self, name: str, work: Callable[[], None]) -> threading.Thread:
-        """Start a vital thread: one without which the process does not do its work. It may return, but not raise."""
+        """Start a vital thread, without which the process cannot work: it may return, but not raise."""
 
         def run() -> None:
             try:
@@ -113,7 +114,7 @@ class Liveness:
         return thread
 
     def report(self) -> dict[str, Any]:
-        """What the file says."""
+        """The content of the file."""
         now = self._clock()
         with self._lock:
             shards, failed = dict(self._shards), dict(self._failed)
@@ -134,7 +135,7 @@ class Liveness:
         }
 
     def check(self) -> None:
-        """End the process if a vital thread has failed or a step exceeds its budget."""
+        """Exit the process if a vital thread has failed or a step exceeds its budget."""
         with self._lock:
             shards, failed = dict(self._shards), dict(self._failed)
         for name, error in failed.items():
@@ -157,23 +158,23 @@ class Liveness:
 
     @contextmanager
     def reporting(self, file: Path | None) -> Iterator[None]:
-        """Rewrite `file` and check this process while the block runs; without a file check alone."""
-        ended = threading.Event()
+        """Rewrite `file` and check this process during the `with` block; without a file only check."""
+        stopped = threading.Event()
         self._file = file
         self._failed.clear()
-        thread = threading.Thread(target=self._write_reports, args=(ended,), name="liveness", daemon=True)
+        thread = threading.Thread(target=self._write_reports, args=(stopped,), name="liveness", daemon=True)
         thread.start()
         try:
             yield
         finally:
-            ended.set()
+            stopped.set()
             thread.join()
             self.clear()
             if file is not None:
                 with suppress(OSError):
                     file.unlink()
 
-    def _write_reports(self, ended: threading.Event) -> None:
+    def _write_reports(self, stopped: threading.Event) -> None:
         failing = False
         while True:
             if self._file is not None:
@@ -186,7 +187,7 @@ class Liveness:
                         log.warning("%s (%s) cannot be written: %s", self._file, VARIABLE, error)
                     failing = True
             self.check()
-            if ended.wait(self._every_s):
+            if stopped.wait(self._every_s):
                 return
 
     def _shard(self, group: str) -> _Shard:
@@ -198,8 +199,8 @@ class Liveness:
 
     def _end_process(self, why: str) -> None:
         _dump_stacks()
-        log.critical("%s; this process ends", why)
-        self._end(EXIT_CODE)
+        log.critical("%s; this process exits", why)
+        self._exit(EXIT_CODE)
 
 
 def _dump_stacks() -> None:
@@ -211,15 +212,15 @@ LIVENESS = Liveness()
 
 
 def alive_file(default: Path) -> Path:
-    """Where this process reports."""
+    """The path of this process's liveness file."""
     return Path(named) if (named := os.environ.get(VARIABLE)) else default
 
 
 def read_liveness(file: Path, now: float | None = None) -> dict[str, Any] | None:
-    """What `file` says, and `age_s`, the seconds since it was written; None where there is no such file."""
+    """The content of `file`, and `age_s`, the seconds since it was written; None if it cannot be read."""
     try:
-        said = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
         age = (time.time() if now is None else now) - file.stat().st_mtime
     except (OSError, ValueError):
         return None
-    return {**said, "age_s": round(max(0.0, age), 1)} if isinstance(said, dict) else None
+    return {**content, "age_s": round(max(0.0, age), 1)} if isinstance(content, dict) else None

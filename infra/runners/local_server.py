@@ -1,4 +1,4 @@
-"""A job server of this process's own: what starts it, and that it ends with whoever needs it."""
+"""Runs a job server as a child process, which ends with this process."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from infra.listening import exposed_addresses, listening_sockets
 from infra.processes import is_running, spawn, stop_process
 
 ALLOW_VARIABLE = "LAMINAR_ALLOW_EXPOSED_RUNNERS"
-"""Set to anything: job servers may listen on all interfaces."""
-_WORKER = "run_worker_"
-"""How Beam begins the names of the threads in which a process runs its own job's steps (LOOPBACK)."""
-_WORKERS_END_S = 2.0
+"""Environment variable: if it is set, job servers may listen on all interfaces."""
+_WORKER_PREFIX = "run_worker_"
+"""Prefix of the names of Beam's threads that run a job's steps in this process (LOOPBACK)."""
+_WORKERS_TIMEOUT_S = 2.0
 
 
 class ExposedServer(RuntimeError):
-    """A job server that other machines reach: it asks nobody who they are, and runs what it is told to."""
+    """A job server without authentication that other machines can reach and use to run code here."""
 
 
 def reject_exposed_server(what: str, addresses: Sequence[str]) -> None:
-    """Raise ExposedServer where the job server `what` listens at `addresses`, unless the user accepts that."""
+    """Raise ExposedServer if the job server `what` listens at `addresses`, unless the user has allowed that."""
     if addresses and not os.environ.get(ALLOW_VARIABLE):
         raise ExposedServer(
             f"the job server of {what} listens at {', '.join(addresses)}: it has no authentication, so whoever can "
@@ -37,11 +37,11 @@ def reject_exposed_server(what: str, addresses: Sequence[str]) -> None:
 
 @contextmanager
 def running_server(what: str, command: Callable[[int, Path], list[str]], start_s: float) -> Iterator[str]:
-    """The job endpoint, `host:port`, of what `command` starts for a port and an empty folder.
+    """Start `command(port, folder)`, with a free port and an empty folder, and yield its job endpoint, `host:port`.
 
-    The kernel ends it with this process: Beam starts one too, but leaves it behind when the submitting process is
-    killed. Raises RuntimeError where it does not come up in `start_s` seconds, ExposedServer where it listens on more
-    than loopback, unless `ALLOW_VARIABLE` is set.
+    The kernel ends it with this process; a server that Beam starts itself would survive a killed submitter. Raises
+    RuntimeError if it does not start within `start_s` seconds, and ExposedServer if it listens on more than loopback,
+    unless `ALLOW_VARIABLE` is set.
     """
     port = free_port()
     with tempfile.TemporaryDirectory(prefix=f"laminar-{what.lower()}-", ignore_cleanup_errors=True) as folder:
@@ -51,19 +51,19 @@ def running_server(what: str, command: Callable[[int, Path], list[str]], start_s
             deadline = time.monotonic() + start_s
             while port_is_free(port):
                 if not is_running(process) or time.monotonic() > deadline:
-                    raise RuntimeError(f"{what} did not come up: {log.read_text(errors='replace')[-2000:]}")
+                    raise RuntimeError(f"{what} did not start: {log.read_text(errors='replace')[-2000:]}")
                 time.sleep(0.02)
             reject_exposed_server(what, exposed_addresses(listening_sockets([process])))
             yield f"{HOST}:{port}"
         finally:
-            _let_workers_end()
+            _join_worker_threads()
             stop_process(process, timeout=2.0)
 
 
-def _let_workers_end() -> None:
-    # A server says that a job has ended before it has told the job's workers, which are threads of ours that would call
-    # its sudden end a failure.
-    deadline = time.monotonic() + _WORKERS_END_S
+def _join_worker_threads() -> None:
+    # A server reports the end of a job before it notifies the job's workers. They are threads of this process and would
+    # report a failure if the server ended first.
+    deadline = time.monotonic() + _WORKERS_TIMEOUT_S
     for thread in threading.enumerate():
-        if thread.name.startswith(_WORKER):
+        if thread.name.startswith(_WORKER_PREFIX):
             thread.join(max(0.0, deadline - time.monotonic()))

@@ -1,7 +1,7 @@
-"""What each Beam runner must be told for endless pipelines of small bundles; users' own Beam options win.
+"""Default Beam options of each runner for unbounded pipelines of small bundles; the user's own options take precedence.
 
-Measured reasons: a portable job server ends its client's streams after 300 s unless told otherwise; Flink holds
-elements back for 1 s and restores nothing without a checkpointing interval.
+Reasons, measured: a portable job server ends its client's streams after 300 s by default; Flink delays elements by 1 s
+and restores nothing without a checkpointing interval.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Runner = Literal["embedded", "prism", "flink", "portable"]
 RUNNERS: tuple[Runner, ...] = get_args(Runner)
 
 _TEN_YEARS_S = "315360000"
-# LOOPBACK: the steps run in the process that submits, so its signals reach them; a cluster's user chooses another.
+# LOOPBACK: the steps run in the submitting process and receive its signals; for a cluster the user sets another type.
 _PORTABLE = {"streaming": "", "environment_type": "LOOPBACK", "job_server_timeout": _TEN_YEARS_S}
 _DEFAULTS: Mapping[Runner, Mapping[str, str]] = {
     "embedded": {"runner": "FnApiRunner"},
@@ -31,20 +31,22 @@ _DEFAULTS: Mapping[Runner, Mapping[str, str]] = {
 
 
 def pipeline_options(runner: Runner, extra: Sequence[str] = ()) -> list[str]:
-    """Beam's options for `runner`: our defaults, less those that `extra` names, then `extra`.
+    """The Beam options for `runner`: the defaults without those that `extra` sets, then `extra`.
 
-    Raises ValueError for a runner that is none of `RUNNERS`.
+    Raises ValueError for a runner that is not in `RUNNERS`.
     """
     if runner not in _DEFAULTS:
-        raise ValueError(f"runner {runner!r} is none of {', '.join(RUNNERS)}")
-    named = option_names(extra)
+        raise ValueError(f"runner {runner!r} must be one of {', '.join(RUNNERS)}")
+    user_named = option_names(extra)
     defaults = [
-        f"--{name}={value}" if value else f"--{name}" for name, value in _DEFAULTS[runner].items() if name not in named
+        f"--{name}={value}" if value else f"--{name}"
+        for name, value in _DEFAULTS[runner].items()
+        if name not in user_named
     ]
     return [*defaults, *extra]
 
 
 def option_names(options: Sequence[str]) -> set[str]:
-    """The names that options give a value to; `--no_x` and `--x` both name x."""
+    """The names of the options that are set; `--no_x` and `--x` both set x."""
     names = {option[2:].partition("=")[0].replace("-", "_") for option in options if option.startswith("--")}
     return names | {name.removeprefix("no_") for name in names}

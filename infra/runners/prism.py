@@ -1,7 +1,7 @@
-"""Prism, Beam's portable local runner: where its binary is, and one of it for as long as a pipeline runs.
+"""Prism, Beam's portable local runner: finding, building and running its binary.
 
-Prism listens on all interfaces and runs what it is sent. Our build of it listens on loopback: one line is changed in
-a copy of its sources, which Go has checked against its checksum database.
+Prism listens on all interfaces and runs the code that it is sent. This project's build listens on loopback: one line is
+changed in a copy of its sources, which Go has verified against its checksum database.
 """
 
 from __future__ import annotations
@@ -18,61 +18,63 @@ from pathlib import Path
 from infra.runners.local_server import running_server
 
 VERSION = "2.77.0"
-"""Of Apache Beam; Prism's must be the same."""
+"""The version of Apache Beam and of Prism, which must be the same."""
 _MODULE = f"github.com/apache/beam/sdks/v2@v{VERSION}"
 _PACKAGE = "./go/cmd/prism"
 _SERVER = "go/pkg/beam/runners/prism/internal/jobservices/server.go"
-_LISTENS, _ON_LOOPBACK = 'net.Listen("tcp", fmt.Sprintf(":', 'net.Listen("tcp", fmt.Sprintf("127.0.0.1:'
+_LISTEN_ALL, _LISTEN_LOOPBACK = 'net.Listen("tcp", fmt.Sprintf(":', 'net.Listen("tcp", fmt.Sprintf("127.0.0.1:'
 PATH_VARIABLE = "LAMINAR_PRISM"
 _START_S = 20.0
 
 
 class PrismMissing(RuntimeError):
-    """There is no Prism binary on this machine, and none could be built."""
+    """There is no Prism binary on this machine, and it could not be built."""
 
 
 def built_prism() -> Path:
-    """Where this project's own build of Prism is, or will be: in the user's cache, by version."""
+    """The path of this project's build of Prism in the user's cache, by version; it may not exist yet."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "laminar" / f"prism-{VERSION}" / "prism"
 
 
 def find_prism() -> Path | None:
-    """The Prism binary: where `$LAMINAR_PRISM` is set the one that it names, else our own build; None where it is not.
+    """The Prism binary: that of `$LAMINAR_PRISM` if set, else this project's build; None if it does not exist.
 
-    A `prism` on PATH is another program as likely as not, so PATH is not searched.
+    PATH is not searched: a `prism` there may be another program.
     """
     binary = Path(os.environ.get(PATH_VARIABLE) or built_prism())
     return binary if binary.is_file() and os.access(binary, os.X_OK) else None
 
 
 def prism_binary() -> Path:
-    """The Prism binary, built from source with Go where it is missing (once, 250 s of CPU).
+    """The Prism binary, built from source with Go if it is missing (once, 250 s of CPU).
 
-    Go checks the sources against its checksum database. Raises PrismMissing, saying what to do, when there is neither.
+    Go verifies the sources against its checksum database. Raises PrismMissing, with advice, if it cannot be built.
     """
     found = find_prism()
     if found is not None:
         return found
-    if named := os.environ.get(PATH_VARIABLE):
-        raise PrismMissing(f"{PATH_VARIABLE} is {named!r}, which is no program: name a Prism {VERSION}, or unset it")
+    if path_given := os.environ.get(PATH_VARIABLE):
+        raise PrismMissing(
+            f"{PATH_VARIABLE} is {path_given!r}, which is not executable: name a Prism {VERSION}, or unset it"
+        )
     go = shutil.which("go")
-    how = f"install Go and run `make prism`, or set {PATH_VARIABLE} to a binary of it that listens on loopback"
+    advice = f"install Go and run `make prism`, or set {PATH_VARIABLE} to a binary of it that listens on loopback"
     if go is None:
-        raise PrismMissing(f"no Prism in {built_prism().parent}, and no `go` to build it: {how}")
+        raise PrismMissing(f"no Prism in {built_prism().parent}, and no `go` to build it: {advice}")
     try:
         _build(go)
     except subprocess.CalledProcessError as error:
-        words = " ".join(map(str, error.cmd))
-        raise PrismMissing(f"`{words}` failed: {error.stderr.strip()[-2000:]}\n{how}") from error
+        arguments = " ".join(map(str, error.cmd))
+        raise PrismMissing(f"`{arguments}` failed: {error.stderr.strip()[-2000:]}\n{advice}") from error
     return built_prism()
 
 
 def _build(go: str) -> None:
-    """Raises subprocess.CalledProcessError, and PrismMissing for sources that are not those we know."""
+    """Build Prism. Raises subprocess.CalledProcessError, and PrismMissing for unknown sources."""
 
-    def run(*words: str, cwd: str | None = None) -> str:
-        return subprocess.run([go, *words], capture_output=True, text=True, check=True, cwd=cwd).stdout
+    def run(*arguments: str, cwd: str | None = None) -> str:
+        return subprocess.run([go, *arguments], capture_output=True, text=True, check=True, cwd=cwd).stdout
 
     with tempfile.TemporaryDirectory(prefix="laminar-prism-") as folder:
         module = Path(json.loads(run("mod", "download", "-json", _MODULE, cwd=folder))["Dir"])
@@ -82,12 +84,12 @@ def _build(go: str) -> None:
                 shutil.copyfile(module / name, sources / name)
         server = sources / _SERVER
         source = server.read_text(encoding="utf-8")
-        if source.count(_LISTENS) != 1:
+        if source.count(_LISTEN_ALL) != 1:
             raise PrismMissing(
-                f"{module / _SERVER} does not listen where it is known to: it cannot be kept to loopback"
+                f"{module / _SERVER} does not have the expected listen call: it cannot be restricted to loopback"
             )
         os.chmod(server.parent, 0o700)
-        server.write_text(source.replace(_LISTENS, _ON_LOOPBACK), encoding="utf-8")
+        server.write_text(source.replace(_LISTEN_ALL, _LISTEN_LOOPBACK), encoding="utf-8")
         built_prism().parent.mkdir(parents=True, exist_ok=True)
         partial = built_prism().with_suffix(".partial")
         run("build", "-o", str(partial), _PACKAGE, cwd=str(sources))
@@ -95,7 +97,7 @@ def _build(go: str) -> None:
 
 
 def running_prism(location: str | None = None) -> AbstractContextManager[str]:
-    """A Prism for as long as the context lasts, the binary `location` where given; its value is the job endpoint.
+    """Run a Prism, the binary `location` if given, during the context; its value is the job endpoint.
 
     Raises PrismMissing, RuntimeError.
     """

@@ -1,4 +1,4 @@
-"""Run one pipeline until it ends or is asked to stop."""
+"""Runs one pipeline until it ends or a stop is requested."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from infra.runners.stopping import STOPPING, stopping_on_signals
 from infra.runners.worker_pool import local_worker_pool
 
 DRAIN_S = 4.0
-"""How long a job whose steps run elsewhere may take to end by itself before it is cancelled."""
+"""Seconds for a job whose steps run elsewhere to drain before it is cancelled."""
 
 
 def run_pipeline(
@@ -29,11 +29,11 @@ def run_pipeline(
     beam_options: Sequence[str] = (),
     close: Callable[[], None] = lambda: None,
 ) -> None:
-    """Build a pipeline and run it to its end: SIGTERM, SIGINT and `STOPPING` make its sources finish and drain.
+    """Build a pipeline and run it to its end; SIGTERM, SIGINT and `STOPPING` make its sources finish and drain.
 
-    `beam_options` win over our defaults for `runner`. `close` is called once the pipeline has stopped, however it did;
-    it lets go of what the steps opened in this process. Raises what made the pipeline fail, NoJobServer, ExposedOptions
-    for options that would let other machines run code here, and ValueError for an unknown runner.
+    `beam_options` override the defaults for `runner`. `close` is called when the pipeline has stopped for any reason
+    and releases what the steps opened in this process. Raises the error of a failed pipeline, NoJobServer,
+    ExposedOptions for options that would let other machines run code here, and ValueError for an unknown runner.
     """
     reduce_gc_frequency()
     with stopping_on_signals():
@@ -45,9 +45,9 @@ def run_pipeline(
                 pipeline = beam.Pipeline(options=options)
                 try:
                     build(pipeline)
-                    _wait(pipeline.run())
+                    _wait_until_finish(pipeline.run())
                 finally:
-                    shutil.rmtree(pipeline.local_tempdir, ignore_errors=True)  # Beam does in `run` alone
+                    shutil.rmtree(pipeline.local_tempdir, ignore_errors=True)  # Beam removes it only in `run`
         finally:
             close()
 
@@ -63,13 +63,13 @@ def _options(runner: Runner, beam_options: Sequence[str]) -> Iterator[list[str]]
 
 
 def local_job_server(runner: Runner, options: Sequence[str]) -> AbstractContextManager[str | None]:
-    """A job server on this machine where `runner` needs one and `options` name none: its endpoint; None where not.
+    """Run a job server on this machine if `runner` needs one and `options` name none; its endpoint, else None.
 
-    `--prism_location` names the binary of Prism, `--flink_master` the cluster that the job server submits to.
+    `--prism_location` names the binary of Prism, `--flink_master` the cluster to which the job server submits.
     """
     named = option_names(options)
     read = PipelineOptions(list(options))
-    # here: what starts processes takes its time to import
+    # imported here, since these modules are slow to import
     if runner == "prism" and "job_endpoint" not in named:
         from infra.runners.prism import running_prism
 
@@ -82,8 +82,8 @@ def local_job_server(runner: Runner, options: Sequence[str]) -> AbstractContextM
     return nullcontext()
 
 
-def _wait(result: PipelineResult) -> None:
-    # Where the steps run in this process their sources see STOPPING and the job ends by itself, before the time is up.
+def _wait_until_finish(result: PipelineResult) -> None:
+    # If the steps run in this process, their sources see STOPPING and the job ends by itself within DRAIN_S.
     ended = threading.Event()
     threading.Thread(target=_cancel_when_stopping, args=(result, ended), name="canceller", daemon=True).start()
     try:

@@ -1,4 +1,4 @@
-"""The process-wide wish to stop: set by SIGTERM, seen by every source, which then finishes its work cleanly."""
+"""The process-wide stop request: set by SIGTERM, checked by every source, which then finishes and drains."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def stop_on_signals() -> None:
-    """Let SIGTERM and SIGINT ask this process to drain. Call from the main thread."""
+    """Set `STOPPING` on SIGTERM and SIGINT. Call from the main thread."""
     for number in _SIGNALS:
         signal.signal(number, _stop)
 
 
 @contextmanager
 def stopping_on_signals() -> Iterator[None]:
-    """Drain on SIGTERM and SIGINT while the block runs, then put things back: handlers, and the wish itself.
+    """Set `STOPPING` on SIGTERM and SIGINT during the `with` block; then restore the handlers and clear `STOPPING`.
 
-    Outside the main thread, which alone may set handlers, it is the caller who sets `STOPPING`.
+    Only the main thread can set handlers; in another thread the caller sets `STOPPING`.
     """
     main = threading.current_thread() is threading.main_thread()
     before = {number: signal.getsignal(number) for number in _SIGNALS}

@@ -1,7 +1,8 @@
 """The worker pool of a portable job whose steps run in the process that submits it (Beam's LOOPBACK environment).
 
-A runner asks the pool to start workers, and a worker does what it is sent: whoever reaches the pool can run code here,
-for Beam's protocol has no authentication. Beam's own pool listens on all interfaces; this one listens on loopback.
+A runner requests workers from the pool, and a worker runs the code that it is sent. Beam's protocol has no
+authentication, so a client that reaches the pool can run code here. Beam's own pool listens on all interfaces; this
+one listens on loopback.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ _CHANNEL = (("grpc.http2.max_pings_without_data", 0), ("grpc.http2.max_ping_stri
 
 @contextmanager
 def local_worker_pool(options: Sequence[str]) -> Iterator[list[str]]:
-    """`options` with LOOPBACK replaced by a pool of this process, which ends with the context; else as they are.
+    """Replace LOOPBACK in `options` by a pool in this process, which ends with the context; else yield `options`.
 
-    Raises OSError where no port on loopback is free.
+    Raises OSError if no loopback port is free.
     """
     if PipelineOptions(list(options)).view_as(PortableOptions).environment_type != "LOOPBACK":
         yield list(options)
@@ -35,10 +36,10 @@ def local_worker_pool(options: Sequence[str]) -> Iterator[list[str]]:
     )
     port = server.add_insecure_port(f"{HOST}:0")
     if not port:
-        raise OSError(f"Beam's worker pool finds no free port on {HOST}")
+        raise OSError(f"there is no free port on {HOST} for Beam's worker pool")
     server.start()
     try:
-        # Of an option that is given twice the last one counts.
+        # If an option is given twice, the last one is used.
         yield [*options, "--environment_type=EXTERNAL", f"--environment_config={HOST}:{port}"]
     finally:
         server.stop(_STOP_S).wait()

@@ -1,1 +1,1 @@
-"""Processes that run what users wrote: bounded, replaceable, spoken to in JSON."""
+"""Worker processes that run user code, with resource limits and a JSON protocol."""

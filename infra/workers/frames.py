@@ -1,4 +1,4 @@
-"""Length-prefixed JSON: how a worker process and whoever started it talk."""
+"""Length-prefixed JSON: the protocol between a worker process and its parent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PREFIX_BYTES = _LENGTH.size
 
 
 def frame(message: Any) -> bytes:
-    """`message` as four bytes of length and JSON. Raises ValueError for NaN and infinities."""
+    """Encode `message` as JSON with a length of four bytes before it. Raises ValueError for NaN and infinities."""
     body = json.dumps(message, separators=(",", ":"), allow_nan=False).encode()
     return _LENGTH.pack(len(body)) + body
 
@@ -24,24 +24,26 @@ def frame_length(prefix: bytes | bytearray) -> int:
 
 
 def read_frame(descriptor: int) -> Any:
-    """The next message, waiting for it. Raises EOFError when the writer is gone."""
+    """Wait for the next message and return it. Raises EOFError when the writer has closed the channel."""
     return json.loads(_read_exactly(descriptor, frame_length(_read_exactly(descriptor, PREFIX_BYTES))))
 
 
 def write_frame(descriptor: int, message: Any) -> None:
-    """Write `message`, waiting for room. Raises BrokenPipeError when the reader is gone."""
+    """Write `message`, blocking while the pipe is full. Raises BrokenPipeError when the reader has closed it."""
     rest = memoryview(frame(message))
     while rest:
         rest = rest[os.write(descriptor, rest) :]
 
 
 def take_channels() -> tuple[int, int]:
-    """In a worker: where requests come and replies go. Its standard streams lead nowhere from now on, so that nothing
-    that is printed mixes with replies."""
+    """In a worker: return the descriptors of requests and replies, and redirect the standard streams to /dev/null.
+
+    So printed text cannot mix with replies.
+    """
     requests, replies = os.dup(0), os.dup(1)
-    with open(os.devnull, "r+b", buffering=0) as nowhere:
+    with open(os.devnull, "r+b", buffering=0) as null:
         for descriptor in (0, 1, 2):
-            os.dup2(nowhere.fileno(), descriptor)
+            os.dup2(null.fileno(), descriptor)
     return requests, replies
 
 

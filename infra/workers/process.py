@@ -1,4 +1,4 @@
-"""One worker process, seen from who uses it: start it, send it a call, read its reply without waiting, end it."""
+"""A worker process as seen by its parent: start it, send calls, read replies without blocking, kill it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from infra.sandbox.cgroups import VARIABLE as CGROUP
 from infra.workers.frames import PREFIX_BYTES, frame, frame_length
 
 _KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "LD_LIBRARY_PATH", CGROUP)
-# As multiprocessing's spawn does: the child finds its modules where this process finds them.
+# As in multiprocessing's spawn, the child has the module path of this process.
 _BOOT = (
     "import importlib, json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "importlib.import_module(sys.argv[3]).main(int(sys.argv[2]))"
@@ -22,22 +22,22 @@ _BOOT = (
 
 
 class ProcessEnded(Exception):
-    """The process is gone or talks nonsense; the message says which."""
+    """The process has ended or violated the protocol; the message says which."""
 
 
 class WorkerProcess:
-    """A process with at most one call under way. Not thread-safe.
+    """A process with at most one call in progress. Not thread-safe.
 
-    It runs `main(parent)` of `module`, which is sent `setup` and then calls, and answers each in `reply_bytes` at most.
-    It ends with the thread that started it. `name` is what errors call it.
+    It runs `main(parent)` of `module`, which receives `setup` and then calls, and replies to each with at most
+    `reply_bytes`. It ends with the thread that started it. `name` is its name in errors. The process leads its own
+    process group, which is killed with it.
 
-    The caller's own: `index`, by which it knows the call under way (None: idle), `deadline`, until when the call or the
-    start must be done, by its clock, and `watched`, the descriptor on which it waits for room. The process leads a
-    process group of its own, which ends with it.
+    For the caller's use: `index` identifies the call in progress (None: idle), `deadline` is the time limit of the call
+    or the start on the caller's clock, and `watched` the descriptor on which the caller waits to send.
     """
 
     def __init__(self, module: str, setup: Mapping[str, Any], deadline: float, reply_bytes: int, name: str) -> None:
-        self._most, self._name = PREFIX_BYTES + reply_bytes, name
+        self._max_frame_bytes, self._name = PREFIX_BYTES + reply_bytes, name
         flags = ["-E", "-s", "-W", "ignore", *(["-B"] if sys.dont_write_bytecode else [])]
         self._process = subprocess.Popen(
             [sys.executable, *flags, "-c", _BOOT, json.dumps(sys.path), str(os.getpid()), module],
@@ -50,8 +50,8 @@ class WorkerProcess:
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._requests, self.replies = self._process.stdin.fileno(), self._process.stdout.fileno()
-        for descriptor in (self._requests, self.replies):
+        self._request_descriptor, self.replies = self._process.stdin.fileno(), self._process.stdout.fileno()
+        for descriptor in (self._request_descriptor, self.replies):
             os.set_blocking(descriptor, False)
         self._outgoing = memoryview(frame(setup))
         self._incoming = bytearray()
@@ -63,7 +63,7 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id, which is its process group's too."""
+        """Its process id, which is also that of its process group."""
         return self._process.pid
 
     @property
@@ -73,32 +73,32 @@ class WorkerProcess:
 
     @property
     def requests(self) -> int | None:
-        """The descriptor to wait on for room, while there is something left to send."""
-        return self._requests if self._outgoing else None
+        """The descriptor to wait on until more can be sent; None if nothing is left to send."""
+        return self._request_descriptor if self._outgoing else None
 
     def has_ended(self) -> bool:
         """Whether it has exited."""
         return self._process.poll() is not None
 
     def begin(self, index: int, call: int, request: Mapping[str, Any], deadline: float) -> None:
-        """Give it `request`, which is call number `call`; `send` sends it."""
+        """Start call number `call` with `request`, which `send` then sends."""
         self.index, self._call, self.deadline = index, call, deadline
         self._outgoing = memoryview(frame({**request, "call": call}))
 
     def send(self) -> None:
-        """Send what there is room for now. Raises ProcessEnded."""
+        """Send as much as the pipe accepts now. Raises ProcessEnded."""
         try:
             while self._outgoing:
-                self._outgoing = self._outgoing[os.write(self._requests, self._outgoing) :]
+                self._outgoing = self._outgoing[os.write(self._request_descriptor, self._outgoing) :]
         except BlockingIOError:
             return
         except BrokenPipeError as error:
             raise ProcessEnded from error
 
     def receive(self) -> dict[str, Any] | None:
-        """Take what has come. The reply once that is complete; then nothing is due any more. Raises ProcessEnded.
+        """Read what has arrived; return the reply once it is complete and clear the deadline. Raises ProcessEnded.
 
-        The last reply of a process that has ended since is a reply, too.
+        The reply of a process that has ended meanwhile is returned, too.
         """
         ended = self._read()
         reply = self._complete_reply()
@@ -112,12 +112,12 @@ class WorkerProcess:
         return reply
 
     def kill(self) -> None:
-        """End it and its process group, and wait until it is gone."""
-        # Even where the leader has ended, its group's id is not given away before wait().
+        """Kill the process and its process group, and wait for its end."""
+        # Even if the leader has ended, its group id is not reused before wait().
         if self._process.returncode is None:
             try:
                 os.killpg(self.pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):  # not yet leader of its group, or already gone
+            except (ProcessLookupError, PermissionError):  # not yet the leader of its group, or already gone
                 self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
@@ -125,7 +125,7 @@ class WorkerProcess:
                 pipe.close()
 
     def ending(self) -> str:
-        """How it ended, for people, once `kill` has been called."""
+        """How the process ended, as text, after `kill`."""
         code = self._process.returncode
         if code is None or code == 0:
             return f"the {self._name} ended its process"
@@ -139,10 +139,10 @@ class WorkerProcess:
             return f"the {self._name}'s process died of signal {-code}"
 
     def _read(self) -> bool:
-        """Take in what there is; whether nothing more will come."""
-        while len(self._incoming) <= self._most:
+        """Read the available bytes; return whether the channel is closed."""
+        while len(self._incoming) <= self._max_frame_bytes:
             try:
-                part = os.read(self.replies, self._most)
+                part = os.read(self.replies, self._max_frame_bytes)
             except BlockingIOError:
                 return False
             if not part:
@@ -154,7 +154,7 @@ class WorkerProcess:
         if len(self._incoming) < PREFIX_BYTES:
             return None
         end = PREFIX_BYTES + frame_length(self._incoming)
-        if end > self._most:
+        if end > self._max_frame_bytes:
             raise ProcessEnded(f"the {self._name} wrote into the reply channel")
         if len(self._incoming) < end:
             return None
@@ -169,6 +169,6 @@ class WorkerProcess:
 
 
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The few variables that a worker needs: no credentials, and one thread for libraries that ask how many."""
+    """The environment variables that a worker needs: no credentials, and one thread for numeric libraries."""
     kept = {name: environment[name] for name in _KEPT_VARIABLES if name in environment}
     return {**kept, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "MPLBACKEND": "agg"}

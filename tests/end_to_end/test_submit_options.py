@@ -74,7 +74,7 @@ def test_submit_names_an_unreachable_endpoint(
     finally:
         command.end()
     said = command.said().splitlines()[-1]
-    assert said.startswith(f"laminar: no job server answers at {endpoint}, tried for 1 s: ")
+    assert said.startswith(f"laminar: no job server responds at {endpoint} after 1 s: ")
 
 
 def test_submit_passes_options_to_the_job_server(

@@ -22,7 +22,7 @@ def test_every_requirement_is_pinned_with_hashes() -> None:
         assert not [each.partition(" ")[0] for each in entries if "==" not in each or "--hash=sha256:" not in each]
 
 
-def test_bill_of_materials_names_all_that_is_pinned() -> None:
+def test_bill_of_materials_has_all_pinned_components() -> None:
     parts = components(ROOT / "requirements.txt")
     pinned = dict(PINNED.findall((ROOT / "requirements.txt").read_text()))
     assert {each.name: each.version for each in parts if each.kind == "python"} == pinned
@@ -35,7 +35,7 @@ def test_bill_of_materials_names_all_that_is_pinned() -> None:
 
 
 def test_notice_of_the_repository_is_current() -> None:
-    told = (ROOT / "NOTICE").read_text()
+    text = (ROOT / "NOTICE").read_text()
     pinned = PINNED.findall((ROOT / "requirements.txt").read_text())
-    missing = [f"{name} {version}" for name, version in pinned if f"  {name} {version}: " not in told]
-    assert not missing, "make it anew: make sbom"
+    missing = [f"{name} {version}" for name, version in pinned if f"  {name} {version}: " not in text]
+    assert not missing, "regenerate it: make sbom"

@@ -1,4 +1,4 @@
-"""The broker's jars: asked for once, kept in a list, asked for again when one is gone."""
+"""Java class paths: resolved once, verified each time, and resolved again if a jar is missing."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class Artifact:
 
 @pytest.fixture
 def resolutions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Stand in for the repository; the coordinates of each time it is asked."""
-    asked: list[str] = []
+    """Replace the repository by a stand-in and return the coordinates of each request."""
+    endpoints: list[str] = []
 
     def resolve(endpoint: str, repositories: dict[str, str]) -> list[Artifact]:
-        asked.append(endpoint)
+        endpoints.append(endpoint)
         return [Artifact(tmp_path / "a.jar"), Artifact(tmp_path / "b.jar")]
 
     monkeypatch.setattr(jgo, "resolve", resolve)
-    return asked
+    return endpoints
 
 
 JAR = hashlib.sha256(b"jar").hexdigest()
@@ -46,7 +46,7 @@ JAR = hashlib.sha256(b"jar").hexdigest()
 
 @pytest.fixture
 def jars(tmp_path: Path) -> Jars:
-    """Kafka's coordinates, with the digests of what the stand-in gives."""
+    """Kafka's coordinates, with the digests of the stand-in's jars."""
     digests = tmp_path / "digests"
     digests.write_text(f"{JAR}  a.jar\n{JAR}  b.jar\n")
     return replace(KAFKA, digests=digests)
@@ -55,41 +55,41 @@ def jars(tmp_path: Path) -> Jars:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda folder: (folder / "a.jar").write_bytes(b"other"), r"a\.jar has SHA-256 [0-9a-f]{64}, and digests says"),
+        (lambda folder: (folder / "a.jar").write_bytes(b"other"), r"a\.jar has SHA-256 [0-9a-f]{64}, but digests has"),
         (lambda folder: (folder / "digests").write_text("0" * 64 + "  a.jar\n"), r"a\.jar has SHA-256"),
-        (lambda folder: (folder / "digests").write_text(""), r"a\.jar is none of the jars"),
+        (lambda folder: (folder / "digests").write_text(""), r"a\.jar is not a jar of"),
         (
             lambda folder: (folder / "digests").write_text(f"{JAR}  a.jar\n{JAR}  b.jar\n{JAR}  c.jar\n"),
-            r"lacks c\.jar",
+            r"lacks the jars c\.jar",
         ),
     ],
 )
-def test_a_jar_that_is_not_ours_is_refused(
+def test_class_path_raises_for_a_wrong_jar(
     change: Callable[[Path], object], why: str, jars: Jars, tmp_path: Path, resolutions: list[str]
 ) -> None:
     jars.class_path(cache=tmp_path / "cache")
     change(tmp_path)
-    with pytest.raises(WrongJar, match=why):  # also of a list that was made when all was well
+    with pytest.raises(WrongJar, match=why):  # also if the list was written earlier
         jars.class_path(cache=tmp_path / "cache")
 
 
 @pytest.mark.parametrize(("jars", "count"), [(KAFKA, 46), (FLINK, 163)])
-def test_every_jar_has_a_digest(jars: Jars, count: int) -> None:
+def test_digest_files_have_every_jar(jars: Jars, count: int) -> None:
     assert len(read_digests(jars.digest_file)) == count
 
 
-def test_a_digest_file_of_something_else_is_refused(tmp_path: Path) -> None:
+def test_read_digests_raises_for_an_invalid_file(tmp_path: Path) -> None:
     (tmp_path / "it").write_text("abc  a.jar\n")
-    with pytest.raises(ValueError, match="no digest and name"):
+    with pytest.raises(ValueError, match="must be a digest and a name"):
         read_digests(tmp_path / "it")
 
 
-def test_jars_are_resolved_once_and_again_when_one_is_gone(tmp_path: Path, resolutions: list[str], jars: Jars) -> None:
+def test_class_path_resolves_again_when_a_jar_is_missing(tmp_path: Path, resolutions: list[str], jars: Jars) -> None:
     paths = [tmp_path / "a.jar", tmp_path / "b.jar"]
     steps: list[str] = []
     assert jars.class_path(steps.append, cache=tmp_path / "cache") == paths
     assert resolutions == ["+".join(jars.coordinates)]
-    assert steps[1:] == ["fetching 1/2 a.jar", "fetching 2/2 b.jar"]
+    assert steps[1:] == ["downloading 1/2 a.jar", "downloading 2/2 b.jar"]
     steps.clear()
     assert jars.class_path(steps.append, cache=tmp_path / "cache") == paths
     assert (len(resolutions), steps) == (1, [])
@@ -98,13 +98,13 @@ def test_jars_are_resolved_once_and_again_when_one_is_gone(tmp_path: Path, resol
     assert len(resolutions) == 2
 
 
-def test_a_list_for_other_versions_is_not_used(tmp_path: Path, resolutions: list[str], jars: Jars) -> None:
+def test_class_path_ignores_a_list_of_other_versions(tmp_path: Path, resolutions: list[str], jars: Jars) -> None:
     (tmp_path / "old.jar").touch()
     (tmp_path / "class-path.txt").write_text(f"org.apache.kafka:kafka_2.13:1.0\nx\ny\n{tmp_path / 'old.jar'}\n")
     assert jars.class_path(cache=tmp_path) == [tmp_path / "a.jar", tmp_path / "b.jar"]
 
 
-def test_no_network_is_said_plainly_and_leaves_no_list(
+def test_class_path_raises_without_network_and_writes_no_list(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jars: Jars
 ) -> None:
     def resolve(endpoint: str, repositories: dict[str, str]) -> list[Artifact]:
@@ -127,7 +127,7 @@ def test_no_network_is_said_plainly_and_leaves_no_list(
         ("internal", None),
     ],
 )
-def test_finds_the_mirror_of_central_in_maven_settings(mirror_of: str, expected: str | None) -> None:
+def test_mirror_of_central_reads_maven_settings(mirror_of: str, expected: str | None) -> None:
     mirror = f"<mirror><id>m</id><mirrorOf>{mirror_of}</mirrorOf><url> http://mirror </url></mirror>"
     for namespace in ("", ' xmlns="http://maven.apache.org/SETTINGS/1.0.0"'):
         assert mirror_of_central(f"<settings{namespace}><mirrors>{mirror}</mirrors></settings>") == expected

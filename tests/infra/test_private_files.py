@@ -1,4 +1,4 @@
-"""What is written is its owner's alone, unless the user says otherwise."""
+"""Files are private to their owner unless a umask is configured."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def same_umask_after() -> Iterator[None]:
 
 
 def modes_after(code: str, folder: Path, umask: str | None = None) -> list[int]:
-    """The modes of a file and a folder that `code` and a child of it make as `laminar` starts them."""
+    """The modes of the files and folders that `code` and its child process create."""
     environment = {name: value for name, value in os.environ.items() if name != UMASK_VARIABLE}
     environment |= {} if umask is None else {UMASK_VARIABLE: umask}
     subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, check=True, timeout=60)
@@ -47,13 +47,13 @@ def test_files_are_private_unless_a_umask_is_set(
 
 
 @pytest.mark.parametrize("wanted", ["rw", "9", "-1", "7777"])
-def test_a_umask_that_is_none_is_refused(wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keep_files_private_raises_for_an_invalid_umask(wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(UMASK_VARIABLE, wanted)
     with pytest.raises(ValueError, match="LAMINAR_UMASK must be an octal umask"):
         keep_files_private()
 
 
-def test_a_secret_is_private_at_no_umask(tmp_path: Path) -> None:
+def test_write_private_ignores_the_umask(tmp_path: Path) -> None:
     os.umask(0)
     write_private(tmp_path / "secret", "s")
     assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600

@@ -1,4 +1,4 @@
-"""Places: paths and object stores, by one name."""
+"""Storage: local paths and object stores with one interface."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def folder(store: ObjectStore, request: pytest.FixtureRequest) -> RemotePath:
     return found
 
 
-def test_place_is_a_path_or_remote() -> None:
+def test_open_storage_returns_a_path_or_a_remote_path() -> None:
     assert open_storage("runs/first") == Path("runs/first")
     assert open_storage("file:///mnt/first") == Path("/mnt/first")
     remote = open_storage("s3://key:secret@bucket/a/b/?region=x") / "c"
@@ -36,7 +36,7 @@ def test_place_is_a_path_or_remote() -> None:
         open_storage("ftp://host/x")
 
 
-def test_remote_files_are_written_read_moved_and_removed(folder: RemotePath, tmp_path: Path) -> None:
+def test_remote_path_writes_reads_moves_and_removes_files(folder: RemotePath, tmp_path: Path) -> None:
     assert not folder.exists()
     assert list(folder.iterdir()) == []
     (folder / "a.json").write_bytes(b"{}")
@@ -57,7 +57,7 @@ def test_remote_files_are_written_read_moved_and_removed(folder: RemotePath, tmp
     assert not (folder / "sub" / "large").exists()
 
 
-def test_remote_errors_name_what_is_missing(folder: RemotePath, store: ObjectStore, tmp_path: Path) -> None:
+def test_remote_path_errors_name_the_missing_file(folder: RemotePath, store: ObjectStore, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="there is no file s3://"):
         (folder / "none").size()
     with pytest.raises(FileNotFoundError):

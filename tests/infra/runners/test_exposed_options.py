@@ -1,4 +1,4 @@
-"""Beam options that would let other machines run code here are refused before anything is opened."""
+"""Beam options that would let other machines run code here are rejected before a port is opened."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from infra.runners.run import run_pipeline
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
-def test_defaults_are_accepted(runner: Runner) -> None:
+def test_default_options_are_accepted(runner: Runner) -> None:
     reject_exposed_options(runner, pipeline_options(runner))
 
 
@@ -23,7 +23,7 @@ def test_defaults_are_accepted(runner: Runner) -> None:
         ("portable", "--environment_type=EXTERNAL --environment_config=pool:5000 --job_endpoint=far:8099"),
     ],
 )
-def test_what_stays_on_this_machine_is_accepted(runner: Runner, option: str) -> None:
+def test_options_of_this_machine_are_accepted(runner: Runner, option: str) -> None:
     reject_exposed_options(runner, pipeline_options(runner, option.split()))
 
 
@@ -37,10 +37,10 @@ def test_what_stays_on_this_machine_is_accepted(runner: Runner, option: str) -> 
         ("portable", "--job_endpoint=embed", "opens Beam's servers on all interfaces"),
         ("portable", "--job_endpoint=far:8099", "is another machine"),
         ("flink", "--flink_master=flink-jobmanager:8081", "is another machine"),
-        ("prism", "--prism_location=v2.77.0", "is no file"),
-        ("flink", "--flink_job_server_jar=https://elsewhere.invalid/a.jar", "is no file"),
+        ("prism", "--prism_location=v2.77.0", "is not a local file"),
+        ("flink", "--flink_job_server_jar=https://elsewhere.invalid/a.jar", "is not a local file"),
     ],
 )
-def test_options_that_let_strangers_in_are_refused(runner: Runner, option: str, why: str) -> None:
+def test_options_that_expose_ports_are_rejected(runner: Runner, option: str, why: str) -> None:
     with pytest.raises(ExposedOptions, match=why):
         run_pipeline(lambda pipeline: pytest.fail("built"), runner, [option])

@@ -1,4 +1,4 @@
-"""Where Prism is looked for, what is said when it is nowhere, and that none stays behind."""
+"""Finding, building and running Prism; it ends with its owner."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REPOSITORY = Path(__file__).parents[3]
 
 @pytest.fixture
 def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A machine without Prism and without Go; its home."""
+    """The home folder of a machine without Prism and Go."""
     for name in ("LAMINAR_PRISM", "GOPATH", "GOBIN", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
@@ -33,9 +33,9 @@ def executable(path: Path, text: str = "#!/bin/sh\n") -> Path:
     return path
 
 
-def test_find_prism_takes_the_named_binary_or_our_build(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in (bare / "go" / "bin" / "prism", bare / "bin" / "prism"):  # anybody's: never run
-        executable(place)
+def test_find_prism_uses_the_named_binary_or_our_build(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in (bare / "go" / "bin" / "prism", bare / "bin" / "prism"):  # not built by this project: never run
+        executable(path)
     assert find_prism() is None
     executable(built_prism())
     assert find_prism() == built_prism() == bare / ".cache" / "laminar" / "prism-2.77.0" / "prism"
@@ -44,33 +44,33 @@ def test_find_prism_takes_the_named_binary_or_our_build(bare: Path, monkeypatch:
     assert find_prism() == bare / "own"
 
 
-def test_prism_binary_refuses_a_named_binary_that_is_missing(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prism_binary_raises_for_a_missing_named_binary(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     executable(built_prism())
     monkeypatch.setenv("LAMINAR_PRISM", str(bare / "own"))
     assert find_prism() is None
-    with pytest.raises(PrismMissing, match=r"LAMINAR_PRISM is '.*/own', which is no program"):
+    with pytest.raises(PrismMissing, match=r"LAMINAR_PRISM is '.*/own', which is not executable"):
         prism_binary()
 
 
-def test_prism_binary_without_go_says_how_to_get_it(bare: Path) -> None:
+def test_prism_binary_without_go_raises_with_advice(bare: Path) -> None:
     with pytest.raises(PrismMissing, match=r"no `go` to build it: install Go and run `make prism`"):
         prism_binary()
 
 
 @pytest.fixture
 def sources(bare: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Prism's server as Go's module cache has it, and a Go that keeps what it is told to compile in its place."""
+    """Prism's server as Go's module cache has it, and a Go that keeps what it is told to compile in its path."""
     server = bare / "sources" / "go" / "pkg" / "beam" / "runners" / "prism" / "internal" / "jobservices" / "server.go"
     server.parent.mkdir(parents=True)
     server.write_text('lis, err := net.Listen("tcp", fmt.Sprintf(":%d", port))')
     script = f"""import json, os, sys
-words = sys.argv[1:]
-if words[0] == "mod":
+arguments = sys.argv[1:]
+if arguments[0] == "mod":
     print(json.dumps({{"Dir": {str(bare / "sources")!r}}}))
 else:
-    output = words[words.index("-o") + 1]
+    output = arguments[arguments.index("-o") + 1]
     with open(output, "w") as out:
-        out.write(words[-1] + " with " + open({str(server.relative_to(bare / "sources"))!r}).read())
+        out.write(arguments[-1] + " with " + open({str(server.relative_to(bare / "sources"))!r}).read())
     os.chmod(output, 0o755)
 """
     executable(bare / "bin" / "go", f"#!{sys.executable} -S\n{script}")
@@ -81,16 +81,16 @@ def test_prism_binary_is_built_to_listen_on_loopback(sources: Path) -> None:
     assert prism_binary() == built_prism()
     patched = 'lis, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))'
     assert built_prism().read_text() == f"./go/cmd/prism with {patched}"
-    assert ":%d" in sources.read_text()  # Go's own copy is left as it is
+    assert ":%d" in sources.read_text()  # Go's own copy is unchanged
 
 
-def test_prism_binary_refuses_sources_that_it_does_not_know(sources: Path) -> None:
+def test_prism_binary_raises_for_unknown_sources(sources: Path) -> None:
     sources.write_text("package jobservices")
-    with pytest.raises(PrismMissing, match="cannot be kept to loopback"):
+    with pytest.raises(PrismMissing, match="cannot be restricted to loopback"):
         prism_binary()
 
 
-def test_a_build_that_fails_shows_why(bare: Path) -> None:
+def test_prism_binary_raises_with_the_output_of_a_failed_build(bare: Path) -> None:
     executable(bare / "bin" / "go", "#!/bin/sh\necho no network >&2\nexit 1\n")
     with pytest.raises(PrismMissing, match="no network"):
         prism_binary()
@@ -99,8 +99,8 @@ def test_a_build_that_fails_shows_why(bare: Path) -> None:
 PRISM = find_prism()
 
 
-@pytest.mark.skipif(PRISM is None, reason="no Prism is found: `make prism` builds it, with Go")
-def test_a_killed_pipeline_leaves_no_prism() -> None:
+@pytest.mark.skipif(PRISM is None, reason="there is no Prism: build it with `make prism`")
+def test_prism_ends_with_its_killed_owner() -> None:
     program = (
         "import psutil, time; from infra.runners.prism import running_prism\n"
         "with running_prism() as endpoint:\n"

@@ -1,4 +1,4 @@
-"""A pipeline runs to its end or to a signal, and what it held is let go of either way."""
+"""Running a pipeline: it ends by itself, by a signal or by an error, and is closed in each case."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 from infra.runners.run import run_pipeline
 from infra.runners.stopping import STOPPING, stopping_on_signals
 
-SEEN: list[int] = []
+DONE: list[int] = []
 
 
-def note(number: int) -> None:
-    SEEN.append(number)
+def process(number: int) -> None:
+    DONE.append(number)
     if number == 2:
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -29,41 +29,43 @@ def handlers() -> list[object]:
     return [signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)]
 
 
-def test_it_runs_to_its_end_and_a_signal_is_a_wish() -> None:
-    SEEN.clear()
+def test_run_pipeline_drains_after_a_signal() -> None:
+    DONE.clear()
     before, closed = handlers(), []
-    run_pipeline(lambda p: p | beam.Create([1, 2, 3]) | beam.Map(note), close=lambda: closed.append(STOPPING.is_set()))
-    assert (sorted(SEEN), closed) == ([1, 2, 3], [True])
+    run_pipeline(
+        lambda p: p | beam.Create([1, 2, 3]) | beam.Map(process), close=lambda: closed.append(STOPPING.is_set())
+    )
+    assert (sorted(DONE), closed) == ([1, 2, 3], [True])
     assert (handlers(), STOPPING.is_set()) == (before, False)
 
 
-def test_what_fails_is_raised_and_all_is_closed() -> None:
+def test_run_pipeline_raises_errors_and_closes() -> None:
     before, closed = handlers(), []
     with pytest.raises(Exception, match="cannot take 7"):
         run_pipeline(lambda p: p | beam.Create([7]) | beam.Map(fail), close=lambda: closed.append(1))
     assert (closed, handlers()) == ([1], before)
 
 
-def test_options_reach_the_pipeline() -> None:
-    seen = []
+def test_run_pipeline_passes_options_to_the_pipeline() -> None:
+    job_names = []
     run_pipeline(
-        lambda p: seen.append(p.options.get_all_options()["job_name"]) or p | beam.Create([1]),
+        lambda p: job_names.append(p.options.get_all_options()["job_name"]) or p | beam.Create([1]),
         beam_options=["--job_name=mine"],
     )
-    assert seen == ["mine"]
+    assert job_names == ["mine"]
 
 
-def test_who_waits_for_a_job_server_hears_signals_too() -> None:
-    closed, elsewhere = [], ["--job_endpoint=127.0.0.1:1"]
+def test_run_pipeline_stops_while_waiting_for_a_job_server() -> None:
+    closed, options = [], ["--job_endpoint=127.0.0.1:1"]
     timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM))
     timer.start()
-    run_pipeline(lambda p: p | beam.Create([1]) | beam.Map(fail), "portable", elsewhere, lambda: closed.append(1))
+    run_pipeline(lambda p: p | beam.Create([1]) | beam.Map(fail), "portable", options, lambda: closed.append(1))
     timer.join()
     assert closed == [1]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_both_signals_ask_to_stop(number: signal.Signals) -> None:
+def test_stopping_is_set_by_both_signals(number: signal.Signals) -> None:
     with stopping_on_signals():
         os.kill(os.getpid(), number)
         assert STOPPING.wait(1)

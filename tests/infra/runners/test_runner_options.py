@@ -1,4 +1,4 @@
-"""Beam's options: our defaults for each runner, and users' own above them."""
+"""Beam options: the defaults of each runner, overridden by the user's options."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from infra.runners.slices import slice_seconds
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
-def test_beam_reads_them(runner: str) -> None:
+def test_beam_parses_the_default_options(runner: str) -> None:
     options = PipelineOptions(pipeline_options(runner))  # type: ignore[arg-type]
     named = {"embedded": "FnApiRunner", "prism": "PrismRunner", "flink": "FlinkRunner", "portable": "PortableRunner"}
     assert options.view_as(StandardOptions).runner == named[runner]
@@ -20,10 +20,10 @@ def test_beam_reads_them(runner: str) -> None:
     else:
         assert options.view_as(StandardOptions).streaming
         assert portable.environment_type == "LOOPBACK"
-        assert portable.job_server_timeout > 365 * 24 * 3600  # a run never ends by it
+        assert portable.job_server_timeout > 365 * 24 * 3600  # a run never reaches it
 
 
-def test_flink_has_checkpoints_and_small_bundles() -> None:
+def test_flink_options_set_checkpoints_and_small_bundles() -> None:
     options = pipeline_options("flink")
     assert {"--checkpointing_interval=1000", "--max_bundle_time_mills=20", "--max_bundle_size=100"} <= set(options)
 
@@ -36,7 +36,7 @@ def test_flink_has_checkpoints_and_small_bundles() -> None:
         ["--checkpointing-interval=9", "--runner=Mine"],
     ],
 )
-def test_what_a_user_names_replaces_ours(extra: list[str]) -> None:
+def test_user_options_replace_the_defaults(extra: list[str]) -> None:
     options = pipeline_options("flink", extra)
     assert options[-len(extra) :] == extra
     ours = options[: -len(extra)]
@@ -44,17 +44,17 @@ def test_what_a_user_names_replaces_ours(extra: list[str]) -> None:
     assert "max_bundle_size" in option_names(ours)
 
 
-def test_a_flag_can_be_taken_back() -> None:
+def test_user_option_can_disable_a_default_flag() -> None:
     assert "--streaming" not in pipeline_options("prism", ["--no_streaming"])
 
 
-def test_an_unknown_runner_is_named() -> None:
-    with pytest.raises(ValueError, match="'spark' is none of embedded, prism, flink, portable"):
+def test_pipeline_options_raises_for_an_unknown_runner() -> None:
+    with pytest.raises(ValueError, match="'spark' must be one of embedded, prism, flink, portable"):
         pipeline_options("spark")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("runner", "seconds"), [("FnApiRunner", 600.0), ("PrismRunner", 5.0), ("FlinkRunner", 0.2), ("PortableRunner", 0.2)]
 )
-def test_slices_are_long_where_bundles_cost_and_short_where_checkpoints_wait(runner: str, seconds: float) -> None:
+def test_slice_seconds_depends_on_the_runner(runner: str, seconds: float) -> None:
     assert slice_seconds(runner) == seconds

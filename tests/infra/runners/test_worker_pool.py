@@ -1,4 +1,4 @@
-"""The pool of workers of a portable job: on loopback alone, and gone with the job."""
+"""The worker pool of a portable job: it listens on loopback and ends with the job."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_worker_pool_listens_on_loopback_and_ends_with_its_job(runner: Runner) -
         assert probe.connect_ex((host, port)) != 0
 
 
-def test_an_environment_that_a_user_names_gets_no_pool() -> None:
+def test_worker_pool_is_not_started_for_a_user_environment() -> None:
     before = listening_sockets([psutil.Process()])
     options = pipeline_options("portable", ["--environment_type=EXTERNAL", "--environment_config=pool:50000"])
     with local_worker_pool(options) as unchanged:
@@ -34,8 +34,8 @@ def test_an_environment_that_a_user_names_gets_no_pool() -> None:
         assert listening_sockets([psutil.Process()]) == before
 
 
-def test_exposed_names_a_socket_of_all_interfaces() -> None:
-    with socket.create_server(("0.0.0.0", 0)) as open_to_all, socket.create_server(("127.0.0.1", 0)) as own:
+def test_exposed_addresses_has_sockets_of_all_interfaces() -> None:
+    with socket.create_server(("0.0.0.0", 0)) as open_to_all, socket.create_server(("127.0.0.1", 0)) as loopback:
         found = listening_sockets([psutil.Process()])
-        assert own.getsockname() in found
+        assert loopback.getsockname() in found
         assert exposed_addresses(found) == [f"0.0.0.0:{open_to_all.getsockname()[1]}"]

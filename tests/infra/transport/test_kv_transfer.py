@@ -79,8 +79,8 @@ def test_offers_that_are_not_fetched_expire(source: KVTransfers, destination: KV
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"checks": (1,)}, "corrupted"),
-        ({"checks": ()}, "0 chunks"),
+        ({"chunk_checksums": (1,)}, "corrupted"),
+        ({"chunk_checksums": ()}, "0 chunks"),
         ({"name": "0" * 32}, "no bytes"),
         ({"name": "0" * 5000}, "closed|reset"),
         ({"bytes": MAX_BYTES + 1}, "at most"),
