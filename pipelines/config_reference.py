@@ -1,6 +1,6 @@
 """Every configuration key with its type, default, unit and meaning, read from the configuration classes.
 
-The one source of `laminar config`, `docs/configuration.md` and the JSON Schema for editors.
+The source of `laminar config`, `docs/configuration.md` and the JSON Schema for editors.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ UNITS: Mapping[str, str] = {
     "_steps": "steps",
     "_batches": "batches",
 }
-"""The unit of a number by the end of its key. The longest end that fits counts."""
+"""The unit of a number by the suffix of its key; the longest matching suffix counts."""
 _NUMBERS = (int, float)
 _SIMPLE: Mapping[Any, str] = {
     bool: "true or false",
@@ -60,7 +60,7 @@ key for a run. This page is generated: `python -m pipelines.config_reference > d
 class Section:
     """A table of the configuration: its dotted `key`, which ends in `[]` for an array of tables.
 
-    `optional`: a file without it means something else than one with it empty.
+    `optional`: a file without the section differs from one with an empty section.
     """
 
     key: str
@@ -71,7 +71,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Setting:
-    """One key. `default` is TOML, "" where there is none and `unset` where the key is optional."""
+    """One key. `default` is TOML, "" if it is required, and `unset` if it is optional."""
 
     key: str
     type: str
@@ -92,7 +92,7 @@ def settings() -> dict[str, Setting]:
 
 
 def defaults_toml() -> str:
-    """A configuration file with every default. Comments: what is optional, and arrays of tables."""
+    """A configuration file with all defaults. Optional keys, optional sections and arrays of tables are comments."""
     tables = []
     for section in sections():
         table, mark = section.key.removesuffix("[]"), "# " if section.optional or "[]" in section.key else ""
@@ -199,7 +199,7 @@ def _bracketed(key: str) -> str:
 
 
 def _table_of(hint: Any) -> Any:
-    """The configuration class that `hint` holds, alone, optionally or in a list."""
+    """The configuration class in `hint`, which may be optional or a list; None if there is none."""
     return next((part for part in (hint, *get_args(hint)) if dataclasses.is_dataclass(part)), None)
 
 
@@ -216,7 +216,7 @@ def _classes(kind: Any) -> Iterator[Any]:
 
 @cache
 def _descriptions(kind: Any) -> dict[str, str]:
-    """The text below each field of a configuration class, by its name."""
+    """The docstring below each field of a configuration class, by the field's name."""
     found: dict[str, str] = {}
     for each in reversed(kind.__mro__):
         if dataclasses.is_dataclass(each):
