@@ -1,4 +1,4 @@
-"""The command line on a real broker, and topics to look at with it. What imports kafka is imported by the fixtures."""
+"""Fixtures: the command line on a real broker, and a run's topics. Fixtures import modules that import kafka."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 def topics(broker: Broker, run_id: str) -> Iterator[Topics]:
     from exported_topics import Topics
 
-    made = Topics(broker, run_id)
-    yield made
-    made.close()
+    created = Topics(broker, run_id)
+    yield created
+    created.close()
 
 
 @pytest.fixture
 def laminar(broker: Broker, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
     from pipelines.cli.main import main
 
-    def call(*words: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main([*words, "-b", broker.bootstrap_servers])
+    def call(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as exit_info:
+            main([*arguments, "-b", broker.bootstrap_servers])
         printed = capsys.readouterr()
-        return int(ended.value.code or 0), printed.out, printed.err
+        return int(exit_info.value.code or 0), printed.out, printed.err
 
     return call

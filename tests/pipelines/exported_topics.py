@@ -1,4 +1,4 @@
-"""A run's topics, written as pipelines write them: what exports are made of."""
+"""Writes a run's topics as pipelines do, for tests of exports."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Laminar = Callable[..., tuple[int, str, str]]
 
 def experience(number: int, member: int, reward: float) -> r.Experience:
     version = r.PolicyVersion(1, number)
-    asked = r.Prompt(number, "train", "sums", "1 + 1", token_ids([1, 2]), "{}", 2, r.Sampling(1.0, 1.0, 0, 8, (), 0))
+    prompt = r.Prompt(number, "train", "sums", "1 + 1", token_ids([1, 2]), "{}", 2, r.Sampling(1.0, 1.0, 0, 8, (), 0))
     response = r.Response(token_ids([5, 6]), floats([-0.5, -0.5]), flags([True, True]))
     spans = (r.VersionSpan(version, 2),)
-    made = r.Trajectory(asked, member, 1, 1, 0, 1, response, "2", spans, version, "stop", None, 0, None, 0)
-    return r.Experience(made, reward, (), None, 0)
+    trajectory = r.Trajectory(prompt, member, 1, 1, 0, 1, response, "2", spans, version, "stop", None, 0, None, 0)
+    return r.Experience(trajectory, reward, (), None, 0)
 
 
 class Topics:
@@ -39,7 +39,7 @@ class Topics:
         self._producer.init_transactions()
 
     def write(self, numbers: range, *, commit: bool = True) -> None:
-        """Groups of two in one record each, on both partitions in turn."""
+        """One record per group of two, on the two partitions alternately."""
         self._producer.begin_transaction()
         for number in numbers:
             value, headers = encode(experience(number, 0, 1.0), experience(number, 1, 0.0))
@@ -47,13 +47,13 @@ class Topics:
         (self._producer.commit_transaction if commit else self._producer.abort_transaction)()
 
     def write_garbage(self) -> None:
-        """No schema, an unknown version, a record of another topic, and bytes that are cut."""
+        """Write a value without schema, an unknown version, a record of another topic, and a truncated value."""
         value, headers = encode(experience(0, 0, 1.0))
-        other, its = encode(Metric("a", 1, {}, 0))
+        other, other_headers = encode(Metric("a", 1, {}, 0))
         self._producer.begin_transaction()
         self._send(b"\xff", (), 0)
         self._send(value, (("laminar-schema", b"Experience/99"),), 0)
-        self._send(other, its, 0)
+        self._send(other, other_headers, 0)
         self._send(value[:50], headers, 0)
         self._producer.commit_transaction()
 

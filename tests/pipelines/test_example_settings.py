@@ -1,6 +1,6 @@
-"""What each example means: its effective settings, compared with a file that a person has read.
+"""The effective settings of each example, compared with a reviewed golden file.
 
-After a change of an example or default, run `python tests/pipelines/test_example_settings.py` and read the difference.
+After a change of an example or default, run `python tests/pipelines/test_example_settings.py` and review the diff.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GOLDEN = Path(__file__).with_name("example_settings.json")
 
 
 def settings(example: Path) -> dict[str, Any]:
-    """What decides where `example` runs, how it learns and how long its sequences are."""
+    """The settings of `example` for devices, algorithm, batches and sequence lengths."""
     config = load_config(example, [])
     rollout, trainer, learner = config.rollout, config.trainer, config.trainer.learner
     algorithm = resolve(learner.algorithm)

@@ -1,4 +1,4 @@
-"""`laminar export` on a real broker: what committed transactions hold, once, whatever else is in the topic."""
+"""`laminar export` on a real broker: committed rows are exported exactly once."""
 
 from __future__ import annotations
 
@@ -42,23 +42,23 @@ def test_export_resumes_and_writes_committed_rows_once(topics: Topics, laminar: 
 
 
 def _remove_a_row(folder: Path) -> None:
-    """As an export would have it that had lost one, and knew nothing of it."""
+    """Remove a row and update the manifest, as an export that lost a row would."""
     from operators.export.formats import sha256
 
     manifest = min((folder / "_laminar").glob("manifest-*"))
-    said = json.loads(manifest.read_text())
-    file = folder / "data" / said["file"]
+    entry = json.loads(manifest.read_text())
+    file = folder / "data" / entry["file"]
     table = pq.read_table(file)
     pq.write_table(table.slice(1), file)
-    said |= {"rows": len(table) - 1, "bytes": file.stat().st_size, "sha256": sha256(file)}
-    manifest.write_text(json.dumps(said))
+    entry |= {"rows": len(table) - 1, "bytes": file.stat().st_size, "sha256": sha256(file)}
+    manifest.write_text(json.dumps(entry))
 
 
 def test_export_applies_filters_views_and_offsets(topics: Topics, laminar: Laminar, tmp_path: Path) -> None:
     topics.write(range(6))
-    where = ("--where", "reward > 0.5", "--since-version", "2", "--since-offset", "1", "--view", "trl")
+    options = ("--where", "reward > 0.5", "--since-version", "2", "--since-offset", "1", "--view", "trl")
     code, out, err = laminar(
-        "export", "experiences", str(tmp_path), "--run", topics.run, *where, "--format", "jsonl", "--json"
+        "export", "experiences", str(tmp_path), "--run", topics.run, *options, "--format", "jsonl", "--json"
     )
     assert code == 0, err
     lines = [json.loads(line) for file in (tmp_path / "data").iterdir() for line in file.read_text().splitlines()]
@@ -75,7 +75,7 @@ def test_export_of_json_records_is_verified(topics: Topics, laminar: Laminar, tm
 
 
 @pytest.mark.parametrize(
-    ("words", "reason"),
+    ("arguments", "reason"),
     [
         (("nonsense", "d"), "is no topic"),
         (("experiences", "d", "--where", "rewrad > 1"), "the nearest is reward"),
@@ -85,10 +85,10 @@ def test_export_of_json_records_is_verified(topics: Topics, laminar: Laminar, tm
     ],
 )
 def test_export_exits_with_2_on_invalid_arguments(
-    laminar: Laminar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], reason: str
+    laminar: Laminar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], reason: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code, _, err = laminar("export", *words, "--run", "a")
+    code, _, err = laminar("export", *arguments, "--run", "a")
     assert code == 2
     assert reason in " ".join(err.replace("│", " ").split())
     assert not list(tmp_path.iterdir())
@@ -96,12 +96,12 @@ def test_export_exits_with_2_on_invalid_arguments(
 
 def test_export_fails_for_a_recreated_topic(topics: Topics, laminar: Laminar, tmp_path: Path) -> None:
     topics.write(range(4))
-    words = ("export", "experiences", str(tmp_path), "--run", topics.run)
-    assert laminar(*words)[0] == 0
+    arguments = ("export", "experiences", str(tmp_path), "--run", topics.run)
+    assert laminar(*arguments)[0] == 0
     with admin_client(topics.client) as admin:
         delete_topics(admin, EXPERIENCES.name(topics.run))
         create_topics(admin, [TopicSpec(EXPERIENCES.name(topics.run), 2)])
-    code, _, err = laminar(*words)
+    code, _, err = laminar(*arguments)
     assert code == 1
     assert "made anew, or is another Kafka's" in err
     assert len(err.strip().splitlines()[-1].split("\n")) == 1

@@ -1,4 +1,4 @@
-"""The Flight endpoint on a real broker: rows as they are written, for whoever may have them, and nothing more."""
+"""The Flight endpoint on a real broker: streams, resumption, limits, and authentication."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def client(topics: Topics) -> Iterator[flight.FlightClient]:
 
 
 def read(client: flight.FlightClient, ticket: dict[str, Any]) -> tuple[list[str], list[dict[str, Any]]]:
-    """The trajectory ids that a ticket brings, and what was said with the batches."""
-    names, said = [], []
+    """The trajectory ids of a ticket's stream, and the metadata of its batches."""
+    names, metadata = [], []
     for chunk in client.do_get(flight.Ticket(json.dumps(ticket).encode())):
         names += chunk.data["trajectory_id"].to_pylist()
         if chunk.app_metadata is not None and len(chunk.app_metadata):
-            said.append(json.loads(chunk.app_metadata.to_pybytes()))
-    return names, said
+            metadata.append(json.loads(chunk.app_metadata.to_pybytes()))
+    return names, metadata
 
 
 def test_flight_ticket_returns_rows_committed_at_its_creation(topics: Topics, client: flight.FlightClient) -> None:
@@ -50,16 +50,16 @@ def test_flight_ticket_returns_rows_committed_at_its_creation(topics: Topics, cl
     topics.write_garbage()
     info = client.get_flight_info(flight.FlightDescriptor.for_path("experiences"))
     topics.write(range(6, 8))
-    names, said = [], []
+    names, metadata = [], []
     for endpoint in info.endpoints:
-        more, heard = read(client, json.loads(endpoint.ticket.ticket))
+        more, more_metadata = read(client, json.loads(endpoint.ticket.ticket))
         names += more
-        said += heard
+        metadata += more_metadata
     assert sorted(names) == sorted(f"p{n}.{m}" for n in range(6) for m in (0, 1))
-    assert sum(each["undecodable"] for each in said) == 4
+    assert sum(each["undecodable"] for each in metadata) == 4
     assert info.schema.names[0] == "trajectory_id"
-    shown = [json.loads(each.descriptor.command)["topic"] for each in client.list_flights()]
-    assert shown == ["experiences", "metrics", "restore"]
+    topics_listed = [json.loads(each.descriptor.command)["topic"] for each in client.list_flights()]
+    assert topics_listed == ["experiences", "metrics", "restore"]
 
 
 def test_flight_stream_resumes_from_next_offset(
@@ -70,16 +70,16 @@ def test_flight_stream_resumes_from_next_offset(
     ticket = {"topic": "experiences", "from": {"0": 0}}
     chunk = client.do_get(flight.Ticket(json.dumps(ticket).encode())).read_chunk()
     first = chunk.data["trajectory_id"].to_pylist()
-    following = json.loads(chunk.app_metadata.to_pybytes())["next"]
-    rest, _ = read(client, {**ticket, "from": {"0": following}})
+    next_offset = json.loads(chunk.app_metadata.to_pybytes())["next"]
+    rest, _ = read(client, {**ticket, "from": {"0": next_offset}})
     assert len(first) == 4
     assert first + rest == [f"p{n}.{m}" for n in range(0, 20, 2) for m in (0, 1)]
 
 
 def test_flight_applies_filters_views_and_offsets(topics: Topics, client: flight.FlightClient) -> None:
     topics.write(range(6))
-    asked = {"topic": "experiences", "where": "reward > 0.5", "from": "-3", "view": "trl"}
-    stream = client.do_get(flight.Ticket(json.dumps(asked).encode()))
+    request = {"topic": "experiences", "where": "reward > 0.5", "from": "-3", "view": "trl"}
+    stream = client.do_get(flight.Ticket(json.dumps(request).encode()))
     table = stream.read_all()
     assert sorted(table["trajectory_id"].to_pylist()) == ["p2.0", "p3.0", "p4.0", "p5.0"]
     assert table.schema.names[:2] == ["prompt", "completion"]
@@ -145,18 +145,18 @@ def test_flight_bounds_streams_and_releases_them(
     topics.write(range(2))
     for _ in range(serving.MOST_STREAMS + 2):
         assert len(read(client, {"topic": "experiences"})[0]) == 4
-    with TopicServer(topics.client, topics.run) as server, flight.connect(server.location) as other:
+    with TopicServer(topics.client, topics.run) as server, flight.connect(server.location) as second_client:
         for _ in range(serving.MOST_STREAMS):
             server._streams.acquire()
         with pytest.raises(flight.FlightUnavailableError, match="come again"):
-            read(other, {"topic": "experiences"})
+            read(second_client, {"topic": "experiences"})
 
 
 def test_flight_releases_streams_of_disconnected_readers(topics: Topics) -> None:
     topics.write(range(2))
     ticket, chances = flight.Ticket(b'{"topic": "experiences"}'), random.Random(0)
     with TopicServer(topics.client, topics.run) as server:
-        for number in range(40):  # gone before the first batch, between two, or after the last
+        for number in range(40):  # disconnects before the first batch, between two, or after the last
             with flight.connect(server.location) as client:
                 options = flight.FlightCallOptions(timeout=chances.uniform(0.0005, 0.01) if number % 2 else 10.0)
                 with suppress(pa.ArrowException, OSError):
@@ -170,15 +170,15 @@ def test_flight_releases_streams_of_disconnected_readers(topics: Topics) -> None
 
 
 def test_flight_releases_a_stream_that_is_never_read() -> None:
-    given_back: list[int] = []
-    stream = serving._Stream(lambda: given_back.append(1))
+    released: list[int] = []
+    stream = serving._Stream(lambda: released.append(1))
     stream.batches = iter([(pa.RecordBatch.from_pylist([], schema=pa.schema([])), b"")])
     del stream
-    assert given_back == [1]
-    ended = serving._Stream(lambda: given_back.append(2))
+    assert released == [1]
+    ended = serving._Stream(lambda: released.append(2))
     assert list(ended) == []
     del ended
-    assert given_back == [1, 2]
+    assert released == [1, 2]
 
 
 def test_flight_rejects_clients_without_token(topics: Topics, tmp_path: Path) -> None:
@@ -189,12 +189,12 @@ def test_flight_rejects_clients_without_token(topics: Topics, tmp_path: Path) ->
         for headers in ([], [(b"authorization", b"Bearer another")]):
             with pytest.raises(flight.FlightUnauthenticatedError, match="asks for a token"):
                 list(client.list_flights(options=flight.FlightCallOptions(headers=headers)))
-        mine = flight.FlightCallOptions(headers=[(b"authorization", f"Bearer {TOKEN}".encode())])
-        assert len(list(client.list_flights(options=mine))) == 3
+        options = flight.FlightCallOptions(headers=[(b"authorization", f"Bearer {TOKEN}".encode())])
+        assert len(list(client.list_flights(options=options))) == 3
 
 
 @pytest.mark.parametrize(
-    ("words", "reason"),
+    ("arguments", "reason"),
     [
         (("--host", "0.0.0.0"), "give --token-file"),
         (("--host", "kafka.example"), "give --token-file"),
@@ -203,8 +203,8 @@ def test_flight_rejects_clients_without_token(topics: Topics, tmp_path: Path) ->
         (("--key", "x"), "give both or neither"),
     ],
 )
-def test_export_serve_requires_token_beyond_loopback(laminar: Laminar, words: tuple[str, ...], reason: str) -> None:
-    code, _, err = laminar("export", "serve", *words)
+def test_export_serve_requires_token_beyond_loopback(laminar: Laminar, arguments: tuple[str, ...], reason: str) -> None:
+    code, _, err = laminar("export", "serve", *arguments)
     assert code == 2
     assert reason in " ".join(err.replace("│", " ").split())
 
@@ -224,7 +224,7 @@ def test_read_token_rejects_a_short_token(tmp_path: Path) -> None:
 def test_export_serve_stops_on_sigterm(topics: Topics) -> None:
     topics.write(range(2))
     brokers = ClientProperties.at(topics.client.bootstrap_servers).bootstrap_servers
-    words = [
+    arguments = [
         sys.executable,
         "-c",
         "from pipelines.cli.main import main; main()",
@@ -235,7 +235,7 @@ def test_export_serve_stops_on_sigterm(topics: Topics) -> None:
         "-b",
         brokers,
     ]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env={**os.environ}) as process:
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env={**os.environ}) as process:
         assert process.stdout is not None
         location = process.stdout.readline().split()[-1]
         with flight.connect(location) as client:

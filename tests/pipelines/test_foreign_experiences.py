@@ -1,4 +1,4 @@
-"""What others write to a run's experiences: the pipeline on a real broker turns nonsense into dead letters."""
+"""Invalid experiences of other writers: the experience pipeline writes them to dead letters."""
 
 from __future__ import annotations
 
@@ -78,15 +78,15 @@ def test_experience_writes_dead_letters_for_invalid_values(config: Config) -> No
 
 def experience(number: int, member: int, logprobs: tuple[float, ...] = (-0.5, -0.5), token: int = 5) -> Experience:
     sampling = Sampling(1.0, 1.0, 0, 8, (), 0)
-    asked = Prompt(number, "train", "sums", "1 + 1", token_ids([1, 2]), "{}", 4, sampling)
+    prompt = Prompt(number, "train", "sums", "1 + 1", token_ids([1, 2]), "{}", 4, sampling)
     response = Response(token_ids([token] * len(logprobs)), floats(logprobs), flags([True] * len(logprobs)))
     spans = (VersionSpan(VERSION, len(logprobs)),)
-    made = Trajectory(asked, member, 1, 1, 0, 1, response, "2", spans, VERSION, "stop", None, 0, None, 0)
+    made = Trajectory(prompt, member, 1, 1, 0, 1, response, "2", spans, VERSION, "stop", None, 0, None, 0)
     return Experience(made, 1.0, (), None, 0)
 
 
 def with_reward(value: bytes, reward: float) -> bytes:
-    """An encoded experience with another reward, as a writer without our checks would send it."""
+    """An encoded experience with another reward, as a writer without validation would send it."""
     schema = arrow_schema(Experience)
     batch = pa.ipc.read_record_batch(pa.py_buffer(value), schema)
     place = schema.get_field_index("reward")

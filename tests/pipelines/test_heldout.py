@@ -1,4 +1,4 @@
-"""Held-out prompts: those that leave no room are passed over, and none at all is an error at the start of a role."""
+"""Held-out prompts: long questions are skipped; if all are skipped, the role fails at its start."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ TINY = DemoModelConfig(hidden_size=32, layers=1, heads=2, kv_heads=1, mlp_size=4
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model") / "tiny"
-    made, tokenizer = build_demo_model(TINY)
-    made.save_pretrained(folder)
+    network, tokenizer = build_demo_model(TINY)
+    network.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
@@ -32,30 +32,30 @@ def config(model: Path, context: int, heldout: int = 8, **more: Any) -> Config:
 
 
 def test_heldout_prompts_are_for_evaluation_and_sampled_once(model: Path) -> None:
-    made = HeldoutPrompts(config(model, 200))()
-    assert len(made) == 8
-    assert {(prompt.purpose, prompt.samples) for prompt in made} == {("evaluation", 1)}
-    assert len({prompt.text for prompt in made}) == 8
+    prompts = HeldoutPrompts(config(model, 200))()
+    assert len(prompts) == 8
+    assert {(prompt.purpose, prompt.samples) for prompt in prompts} == {("evaluation", 1)}
+    assert len({prompt.text for prompt in prompts}) == 8
 
 
 def test_heldout_prompts_skip_and_log_long_questions(model: Path, caplog: pytest.LogCaptureFixture) -> None:
     lengths = sorted(len(prompt.token_ids) for prompt in HeldoutPrompts(config(model, 200))())
     assert lengths[0] < lengths[-1]
-    made = HeldoutPrompts(config(model, lengths[-1]))()
-    assert 0 < len(made) < 8
-    assert len(caplog.records) == 8 - len(made)
+    prompts = HeldoutPrompts(config(model, lengths[-1]))()
+    assert 0 < len(prompts) < 8
+    assert len(caplog.records) == 8 - len(prompts)
     with pytest.raises(ConfigError, match="all 8 held-out questions are too long"):
         HeldoutPrompts(config(model, 2))()
 
 
 def test_heldout_prompts_interleave_tasks_in_proportion(model: Path) -> None:
     tasks = [{"name": "many", "heldout": 9}, {"name": "none", "heldout": 0}, {"name": "few", "heldout": 3}]
-    made = HeldoutPrompts(config(model, 200, tasks=tasks))()
-    assert [prompt.number for prompt in made] == list(range(12))
+    prompts = HeldoutPrompts(config(model, 200, tasks=tasks))()
+    assert [prompt.number for prompt in prompts] == list(range(12))
     for count in range(4, 13):
-        of = [prompt.task for prompt in made[:count]]
-        assert abs(of.count("few") - count / 4) <= 1
-        assert of.count("none") == 0
+        names = [prompt.task for prompt in prompts[:count]]
+        assert abs(names.count("few") - count / 4) <= 1
+        assert names.count("none") == 0
 
 
 def test_heldout_prompts_are_empty_without_evaluated_tasks(model: Path) -> None:

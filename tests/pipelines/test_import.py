@@ -1,4 +1,4 @@
-"""`laminar import` on a real broker: a dataset as experience of another run, also where it is killed on the way."""
+"""`laminar import` on a real broker: a dataset becomes experience of another run, also after a kill."""
 
 from __future__ import annotations
 
@@ -36,39 +36,42 @@ def test_import_resumes_after_a_kill_without_duplicates(
     other.close()
     topics.write(range(GROUPS))
     assert laminar("export", "experiences", str(tmp_path), "--run", topics.run)[0] == 0
-    words = ("import", str(tmp_path), "--run", other.run, "--json")
-    doomed = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", IMPORT, *words, "-b", broker.bootstrap_servers],
+    arguments = ("import", str(tmp_path), "--run", other.run, "--json")
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", IMPORT, *arguments, "-b", broker.bootstrap_servers],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
     name = EXPERIENCES.name(other.run)
     while not any(held.end for held in partition_ranges(topics.client, name).values()):
-        assert doomed.poll() is None
+        assert process.poll() is None
         time.sleep(0.02)
-    os.kill(doomed.pid, signal.SIGKILL)
-    doomed.wait()
-    answers = [laminar(*words) for _ in range(2)]
-    assert [code for code, _, _ in answers] == [0, 0], answers
-    done, again = (json.loads(out) for _, out, _ in answers)
-    assert done["trajectories"] in (2 * GROUPS, 0)  # 0: it had written all when it was killed
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    results = [laminar(*arguments) for _ in range(2)]
+    assert [code for code, _, _ in results] == [0, 0], results
+    first, again = (json.loads(out) for _, out, _ in results)
+    assert first["trajectories"] in (2 * GROUPS, 0)  # 0: it had written all rows before the kill
     assert again["trajectories"] == 0
-    found = experiences(topics, other.run)
-    assert len(found) == 2 * GROUPS
-    assert {e.trajectory.trajectory_id for e in found} == {f"i{n}.{m}" for n in range(GROUPS) for m in (0, 1)}
-    assert len({e.trajectory.prompt.round for e in found}) == 2 * GROUPS
-    assert {e.reward for e in found if e.trajectory.member == 0} == {1.0}
+    rows = experiences(topics, other.run)
+    assert len(rows) == 2 * GROUPS
+    assert {e.trajectory.trajectory_id for e in rows} == {f"i{n}.{m}" for n in range(GROUPS) for m in (0, 1)}
+    assert len({e.trajectory.prompt.round for e in rows}) == 2 * GROUPS
+    assert {e.reward for e in rows if e.trajectory.member == 0} == {1.0}
 
 
 @pytest.mark.parametrize(
-    ("words", "reason"), [(("nowhere",), "holds no export"), ((), "Missing argument"), (("DIR",), "there is no topic")]
+    ("arguments", "reason"),
+    [(("nowhere",), "holds no export"), ((), "Missing argument"), (("DIR",), "there is no topic")],
 )
 def test_import_reports_errors_in_one_line(
-    topics: Topics, laminar: Laminar, tmp_path: Path, words: tuple[str, ...], reason: str
+    topics: Topics, laminar: Laminar, tmp_path: Path, arguments: tuple[str, ...], reason: str
 ) -> None:
-    if "DIR" in words:
+    if "DIR" in arguments:
         assert laminar("export", "experiences", str(tmp_path), "--run", topics.run)[0] == 0
-    code, _, err = laminar("import", *(str(tmp_path) if word == "DIR" else word for word in words), "--run", "nobody")
+    code, _, err = laminar(
+        "import", *(str(tmp_path) if argument == "DIR" else argument for argument in arguments), "--run", "nobody"
+    )
     assert code
     assert reason in " ".join(err.replace("│", " ").split())

@@ -1,4 +1,4 @@
-"""What a start reads is bounded: the sources of every role against the table of bounds."""
+"""A start reads a bounded part of the log: the inputs of every role are in the table of bounds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from schemas.topics import CATALOGUE, METRICS, RELAY, REPLICAS
 
 
 class _NoWork:
-    """In the place of the trainer's step, which needs a model."""
+    """Replaces the trainer's step, which needs a model."""
 
     def restore(self, restored: Any) -> Any:
         raise NotImplementedError
@@ -30,8 +30,8 @@ class _NoWork:
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
-    """A run with everything that reads: several shards of the buffer, and a curriculum."""
-    # Real models, but none that must be there: the trainer's step is not made, and rollouts are emulated.
+    """A run with all optional inputs: several shards of the buffer, and a curriculum."""
+    # Without a model folder: the trainer's step is replaced, and rollouts are emulated.
     monkeypatch.setattr(trainer, "_training", lambda config, source, rank: (_NoWork(), source))
     settings = {
         "rollout": {"engine": "emulated"},
@@ -46,7 +46,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
 
 def shards_of(config: Config, role: str) -> Iterator[ShardConfig]:
     pipeline = beam.Pipeline(runner="FnApiRunner")
-    shutil.rmtree(pipeline.local_tempdir)  # Beam does in `run` alone
+    shutil.rmtree(pipeline.local_tempdir)  # Beam removes it in `run` only
     importlib.import_module(f"pipelines.{role}").build(pipeline, config=config)
     for part in pipeline.transforms_stack[0].parts:
         if isinstance(part.transform, ReadTopics):
@@ -62,7 +62,7 @@ def test_restart_reads_lists_all_inputs_of_a_role(config: Config, role: str, mon
     levels = {"": 3}
     monkeypatch.setattr(type(config.prompts), "curricula", property(lambda self: levels))
     if role == "trainer":
-        monkeypatch.setattr(Config, "emulated", property(lambda self: False))  # which reads the chain, too
+        monkeypatch.setattr(Config, "emulated", property(lambda self: False))  # so that it also reads the relay chain
     (shard,) = shards_of(config, role)
     assert reads_of(shard) == set(READS[role])
 
@@ -73,7 +73,7 @@ def test_roles_do_not_read_growing_topics_from_the_beginning(config: Config, rol
         for reading in shard.inputs:
             assert reading.start != "earliest" or reading.topic.retention == "newest", reading.topic.short_name
             if reading.start == "committed" and role in ("rollout", "relay"):
-                assert reading.newest is not None, "one that joins a long run has committed nothing"
+                assert reading.newest is not None, "a new process has no committed offset"
 
 
 def test_restart_reads_lists_all_topics_of_observers() -> None:

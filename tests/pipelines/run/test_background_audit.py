@@ -1,4 +1,4 @@
-"""Audits of a run at work: when they start, what is said of what they find, and what is left of them."""
+"""Background audits: when they start and what they report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipelines.run.background_audit import PAUSE_FACTOR, BackgroundAudit
 
 
 class Scripted:
-    """Stands for the processes that audit: each takes `took_s` and leaves the next of `results`, None nothing."""
+    """Replaces the audit processes: each takes a second and writes the next of `results`; None: nothing."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, *results: dict[str, Any] | None) -> None:
         self.now, self.starts, self.results = 0.0, [], list(results)
@@ -35,7 +35,7 @@ class Scripted:
             Path(command[-1]).write_text(json.dumps(result))
         return psutil.Process()
 
-    def until(self, end: int) -> None:
+    def advance_to(self, end: int) -> None:
         while self.now < end:
             self.now += 1
             self.audits.poll()
@@ -49,7 +49,7 @@ def test_background_audit_pauses_for_a_multiple_of_its_duration(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     run = Scripted(monkeypatch, tmp_path, result(), result())
-    run.until(10 + 1 + int(PAUSE_FACTOR) + 1)
+    run.advance_to(10 + 1 + int(PAUSE_FACTOR) + 1)
     assert run.starts == [10, 11 + PAUSE_FACTOR]
     assert (run.notes, run.found[0]["trained"], run.found[0]["took_s"]) == ([], 7, 1)
 
@@ -57,7 +57,7 @@ def test_background_audit_pauses_for_a_multiple_of_its_duration(
 def test_background_audit_reports_a_new_finding_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     lost = result(passed=False, lost=2)
     run = Scripted(monkeypatch, tmp_path, lost, lost, result(passed=False, lost=2, trained_twice=1))
-    run.until(60)
+    run.advance_to(60)
     assert [note.partition(";")[0] for note in run.notes] == [
         "the background audit FAILED: 2 lost",
         "the background audit FAILED: 2 lost, 1 trained twice",
@@ -68,5 +68,5 @@ def test_background_audit_that_ends_without_a_result_is_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     run = Scripted(monkeypatch, tmp_path, None)
-    run.until(12)
+    run.advance_to(12)
     assert run.notes == [f"the background audit did not finish: see {tmp_path / 'logs' / 'audit.log'}"]

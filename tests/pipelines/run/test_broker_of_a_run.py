@@ -1,4 +1,4 @@
-"""A run's own broker that dies as it starts is started again, within the same allowance as one that dies later."""
+"""A local broker that dies while it starts is restarted, within the same limit as one that dies later."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ import pytest
 
 from infra.kafka.broker import BrokerDied, BrokerStartError
 from pipelines.config import KafkaConfig
-from pipelines.run import run_kafka as kafka_of_run
+from pipelines.run import run_kafka as run_kafka_module
 from pipelines.run.run_kafka import RunKafka
 
 DEADLINE_S = 120.0
 
 
 class Killer(threading.Thread):
-    """Kills the next `times` processes that a broker is started as, as soon as each is there."""
+    """Kills the next `times` broker processes, each as soon as it exists."""
 
     def __init__(self, folder: Path, times: int) -> None:
         super().__init__(daemon=True)
         self._file, self._times = folder / "broker.json", times
-        self._known = {self._pid()}
+        self._seen_pids = {self._pid()}
         self.killed = 0
 
     def run(self) -> None:
         deadline = time.monotonic() + DEADLINE_S
         while self.killed < self._times and time.monotonic() < deadline:
-            if (pid := self._pid()) not in self._known:
-                self._known.add(pid)
+            if (pid := self._pid()) not in self._seen_pids:
+                self._seen_pids.add(pid)
                 psutil.Process(pid).send_signal(signal.SIGKILL)
                 self.killed += 1
             time.sleep(0.005)
@@ -61,7 +61,7 @@ def kafka(tmp_path: Path, notes: list[str]) -> Iterator[RunKafka]:
 def test_run_kafka_restarts_a_broker_killed_while_starting(kafka: RunKafka, tmp_path: Path, notes: list[str]) -> None:
     killer = Killer(tmp_path / "kafka", 1)
     killer.start()
-    kafka.start()  # the first start of all
+    kafka.start()  # the first start
     killer.join()
     first = json.loads((tmp_path / "kafka" / "broker.json").read_text())["pid"]
     killer = Killer(tmp_path / "kafka", 1)
@@ -72,26 +72,26 @@ def test_run_kafka_restarts_a_broker_killed_while_starting(kafka: RunKafka, tmp_
         assert time.monotonic() < deadline
         kafka.poll()
         time.sleep(0.02)
-    said = [note for note in notes if "has died" in note]
-    assert len(said) == 3
-    assert sum("was ended by SIGKILL while starting" in note for note in said) == 2
+    deaths = [note for note in notes if "has died" in note]
+    assert len(deaths) == 3
+    assert sum("was ended by SIGKILL while starting" in note for note in deaths) == 2
 
 
 def test_run_kafka_fails_when_the_broker_never_starts(kafka: RunKafka, tmp_path: Path) -> None:
     starts: list[float] = []
 
-    class Broker(kafka_of_run.Broker):
+    class Broker(run_kafka_module.Broker):
         def start(self, progress: object = None) -> None:
             starts.append(time.monotonic())
             self.config.data_dir.mkdir(exist_ok=True)
             raise BrokerDied("it was ended by SIGKILL while starting; it wrote nothing")
 
-    kafka._own = Broker(kafka_of_run.BrokerConfig(tmp_path / "kafka"))
+    kafka._own = Broker(run_kafka_module.BrokerConfig(tmp_path / "kafka"))
     with pytest.raises(BrokerStartError, match=r"(?s)died 7 times in 60 s, last error: .*SIGKILL.*broker.log"):
         kafka._start_broker()
     assert len(starts) == 7
     kafka.config = replace(kafka.config, outage_timeout_s=1e-9)
-    kafka._restarts = kafka_of_run.Restarts()
+    kafka._restarts = run_kafka_module.Restarts()
     with pytest.raises(BrokerStartError, match=r"kafka\.outage_timeout_s = 1e-09 s"):
         kafka._start_broker()
     kafka._own = None

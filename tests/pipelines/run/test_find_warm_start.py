@@ -1,4 +1,4 @@
-"""A run finds the warm start that an earlier one made, and no other's."""
+"""A run finds the warm start of an earlier run with the same settings."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def test_find_warm_start_finds_it_without_drawing_questions(config: Config, monk
     assert find_warm_start(config) is None
     config.run_folder.mkdir()
     make_warm_start(config)
-    told = json.loads((config.run_folder / PROGRESS_FILE).read_text())
+    progress = json.loads((config.run_folder / PROGRESS_FILE).read_text())
     monkeypatch.setattr("pipelines.run.warm_start.open_source", None)
     another = replace(config, run=replace(config.run, name="second"))
-    assert find_warm_start(another) == {**told, "seconds": 0.0}
+    assert find_warm_start(another) == {**progress, "seconds": 0.0}
     for changed in (
         replace(config, warm_start=replace(TINY, seed=1)),
         replace(config, prompts=replace(config.prompts, heldout=3)),
     ):
         assert find_warm_start(changed) is None
-    (Path(told["folder"]) / RECORD_FILE).write_text("{}")
-    assert find_warm_start(config) is None  # it is made anew, or found to be another's
+    (Path(progress["folder"]) / RECORD_FILE).write_text("{}")
+    assert find_warm_start(config) is None  # a damaged one is not used

@@ -1,4 +1,4 @@
-"""A Kafka that asks who one is, by password or by certificate: reached by a file with Java's names."""
+"""Kafka with authentication, by password or by certificate, through a client.properties file."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from schemas.records import Metric
 
 PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
 PASSWORD, KEY_PASSWORD = "a word=;", "key word"
-SEEN = Metric("seen", 1, {"x": 1.0}, 5)
+METRIC = Metric("seen", 1, {"x": 1.0}, 5)
 
 
 class Authority:
-    """Signs certificates for this machine; its own is in `file`."""
+    """A certificate authority for this machine; its own certificate is in `file`."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._folder, self._name, self._key = folder, name, ec.generate_private_key(ec.SECP256R1())
@@ -41,46 +41,48 @@ class Authority:
         self.file.write_bytes(self._sign(name, self._key, True).public_bytes(serialization.Encoding.PEM))
 
     def issue(self, name: str, password: str = "") -> Path:
-        """A PEM file with a new key, locked by `password`, and its certificate."""
+        """A PEM file with a new key, encrypted with `password`, and its certificate."""
         key = ec.generate_private_key(ec.SECP256R1())
-        locked = serialization.BestAvailableEncryption(password.encode()) if password else serialization.NoEncryption()
+        encryption = (
+            serialization.BestAvailableEncryption(password.encode()) if password else serialization.NoEncryption()
+        )
         pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
         file = self._folder / f"{name}.pem"
-        file.write_bytes(key.private_bytes(pem, pkcs8, locked) + self._sign(name, key, False).public_bytes(pem))
+        file.write_bytes(key.private_bytes(pem, pkcs8, encryption) + self._sign(name, key, False).public_bytes(pem))
         return file
 
     def _sign(self, name: str, key: ec.EllipticCurvePrivateKey, authority: bool) -> x509.Certificate:
         now = datetime.datetime.now(datetime.UTC)
-        here = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(HOST))])
+        alternative_name = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(HOST))])
         return (
             x509.CertificateBuilder()
-            .subject_name(_called(name))
-            .issuer_name(_called(self._name))
+            .subject_name(_x509_name(name))
+            .issuer_name(_x509_name(self._name))
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - datetime.timedelta(days=1))
             .not_valid_after(now + datetime.timedelta(days=1))
             .add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
-            .add_extension(here, critical=False)
+            .add_extension(alternative_name, critical=False)
             .sign(self._key, hashes.SHA256())
         )
 
 
-def _called(name: str) -> x509.Name:
+def _x509_name(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
 @dataclass(frozen=True)
-class Guarded:
-    """A broker with a listener for each way in, and what its clients know."""
+class SecuredBroker:
+    """A broker with one listener per authentication method, and the files of its clients."""
 
     folder: Path
     by_password: str
     by_certificate: str
 
     def file(self, kind: str, **others: str) -> Path:
-        """The client.properties of somebody who may come in by `kind`, but for `others` (dots as underscores)."""
-        known = {
+        """A valid client.properties for `kind`, with the changes in `others` (underscores for dots)."""
+        properties = {
             "password": {
                 "bootstrap.servers": self.by_password,
                 "security.protocol": "SASL_PLAINTEXT",
@@ -96,12 +98,12 @@ class Guarded:
             },
         }[kind] | {name.replace("_", "."): value for name, value in others.items()}
         file = self.folder / "client.properties"
-        file.write_text("".join(f"{name}={value}\n" for name, value in known.items() if value))
+        file.write_text("".join(f"{name}={value}\n" for name, value in properties.items() if value))
         return file
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]:
     folder = tmp_path_factory.mktemp("guarded")
     authority = Authority(folder, "authority")
     Authority(folder, "stranger")
@@ -129,7 +131,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
         },
     )
     with start_broker(config):
-        yield Guarded(folder, f"{HOST}:{ports['SASL_PLAINTEXT']}", f"{HOST}:{ports['SSL']}")
+        yield SecuredBroker(folder, f"{HOST}:{ports['SASL_PLAINTEXT']}", f"{HOST}:{ports['SSL']}")
 
 
 @pytest.fixture(autouse=True)
@@ -138,29 +140,29 @@ def _password(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kind", ["password", "certificate"])
-def test_session_authenticates_and_commits(kind: str, guarded: Guarded, run_id: str) -> None:
-    client = KafkaConfig(client_properties=str(guarded.file(kind))).client()
-    asked, answered, restore = (Partition(f"{run_id}-{short_name}", 0) for short_name in ("in", "out", "restore"))
+def test_session_authenticates_and_commits(kind: str, secured: SecuredBroker, run_id: str) -> None:
+    client = KafkaConfig(client_properties=str(secured.file(kind))).client()
+    request, response, restore = (Partition(f"{run_id}-{short_name}", 0) for short_name in ("in", "out", "restore"))
     with admin_client(client) as admin:
-        create_topics(admin, [TopicSpec(place.topic, 1) for place in (asked, answered, restore)])
+        create_topics(admin, [TopicSpec(place.topic, 1) for place in (request, response, restore)])
     with KafkaProducer(**client.producer()) as producer:
-        producer.send(asked.topic, b"question").get(10)
-    session = Session(SessionConfig(client, run_id, (Input(asked.topic, (0,)),), restore, ledger=(answered,)))
+        producer.send(request.topic, b"question").get(10)
+    session = Session(SessionConfig(client, run_id, (Input(request.topic, (0,)),), restore, ledger=(response,)))
     try:
         while not (found := session.poll(0.5)):
             pass
-        value, headers = encode(SEEN)
-        session.commit([Outgoing(*answered, None, value, headers)], session.positions(), {}, {})
+        value, headers = encode(METRIC)
+        session.commit([Outgoing(*response, None, value, headers)], session.positions(), {}, {})
     finally:
         session.close()
     assert [record.value for record in found] == [b"question"]
-    assert [record.rows for record in read_topic(client, answered.topic)] == [(SEEN,)]
+    assert [record.rows for record in read_topic(client, response.topic)] == [(METRIC,)]
 
 
 @pytest.mark.parametrize("kind", ["password", "certificate"])
-def test_run_kafka_uses_client_properties(kind: str, guarded: Guarded, run_id: str, tmp_path: Path) -> None:
+def test_run_kafka_uses_client_properties(kind: str, secured: SecuredBroker, run_id: str, tmp_path: Path) -> None:
     notes: list[str] = []
-    kafka = RunKafka(KafkaConfig(client_properties=str(guarded.file(kind))), tmp_path / "kafka", notes.append)
+    kafka = RunKafka(KafkaConfig(client_properties=str(secured.file(kind))), tmp_path / "kafka", notes.append)
     kafka.start()
     kafka.refuse_existing(run_id)
     assert kafka.answers()
@@ -178,10 +180,12 @@ def test_run_kafka_uses_client_properties(kind: str, guarded: Guarded, run_id: s
         ("certificate", {"ssl_keystore_location": "", "ssl_key_password": ""}),
     ],
 )
-def test_why_unreachable_reports_failed_authentication(kind: str, others: dict[str, str], guarded: Guarded) -> None:
-    meant = {"certificate": guarded.by_certificate, "stranger": str(guarded.folder / "stranger.pem")}
-    file = guarded.file(kind, **{name: meant.get(value, value) for name, value in others.items()})
-    said = why_unreachable(ClientProperties.from_file(file).admin(), timeout_s=3.0)
-    assert said is not None
-    assert said.endswith("are login and certificates right?")
-    assert "guessed" not in said
+def test_why_unreachable_reports_failed_authentication(
+    kind: str, others: dict[str, str], secured: SecuredBroker
+) -> None:
+    replacements = {"certificate": secured.by_certificate, "stranger": str(secured.folder / "stranger.pem")}
+    file = secured.file(kind, **{name: replacements.get(value, value) for name, value in others.items()})
+    reason = why_unreachable(ClientProperties.from_file(file).admin(), timeout_s=3.0)
+    assert reason is not None
+    assert reason.endswith("are login and certificates right?")
+    assert "guessed" not in reason

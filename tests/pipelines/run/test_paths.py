@@ -1,4 +1,4 @@
-"""Paths mean the same from any folder, and are known before anything is started."""
+"""Absolute paths of a configuration, and the files that a run reads."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ TABLE: dict[str, Any] = {
 def test_with_absolute_paths_makes_all_paths_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/me")
-    whole = with_absolute_paths(parse_config(TABLE, "my.toml"))
-    assert whole.run.folder == tmp_path / "runs"
-    assert whole.model.path == str(tmp_path / "model")
-    rewards = [(spec.name, spec.component, spec.weight) for spec in whole.score.rewards]
+    absolute = with_absolute_paths(parse_config(TABLE, "my.toml"))
+    assert absolute.run.folder == tmp_path / "runs"
+    assert absolute.model.path == str(tmp_path / "model")
+    rewards = [(spec.name, spec.component, spec.weight) for spec in absolute.score.rewards]
     script = f"{tmp_path}/deep/mine.py"
     assert rewards == [("exact", "exact", 1.0), (f"{script}:judge", "judge", 2.0), ("mine:other", "other", 1.0)]
-    assert dict(files_read(whole)) == {
+    assert dict(files_read(absolute)) == {
         "kafka.client_properties": tmp_path / "client.properties",
         "prompts.path": tmp_path / "questions.jsonl",
         "prompts.heldout_path": Path("/home/me/heldout.jsonl"),
@@ -39,7 +39,7 @@ def test_with_absolute_paths_makes_all_paths_absolute(tmp_path: Path, monkeypatc
         "score.rewards": Path(script),
     }
     monkeypatch.chdir("/")
-    assert with_absolute_paths(whole) == whole
+    assert with_absolute_paths(absolute) == absolute
 
 
 def test_with_absolute_paths_keeps_empty_paths() -> None:

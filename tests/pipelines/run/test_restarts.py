@@ -1,4 +1,4 @@
-"""What dies is started again ever less soon, and given up when it dies too often."""
+"""The restart policy: growing pauses, and a limit on deaths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""state.json says at every moment what is true of a run."""
+"""state.json: the current state of a run."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def test_state_file_after_the_end_has_no_live_role(
 ) -> None:
     state.set_roles({"score": {"pid": 17, "restarts": 2, "alive": True, "status": "up"}})
     state.end(error, phase)
-    told = written(state)
-    assert told["roles"] == {"score": {"pid": None, "restarts": 2, "alive": False, "status": "ended"}}
-    assert (told["phase"], told["error"]) == (expected, error)
-    assert told["ended_at"] >= told["started_at"]
+    state_json = written(state)
+    assert state_json["roles"] == {"score": {"pid": None, "restarts": 2, "alive": False, "status": "ended"}}
+    assert (state_json["phase"], state_json["error"]) == (expected, error)
+    assert state_json["ended_at"] >= state_json["started_at"]
 
 
 def test_state_file_is_written_only_on_a_change(state: RunStateFile) -> None:

@@ -1,4 +1,4 @@
-"""Requests to stop: held, or heeded at once where nothing is half done."""
+"""Stop requests: deferred to safe points, or raised at once in interruptible blocks."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ def test_stop_requests_defer_a_signal_to_the_next_check(stops: StopRequests) -> 
 
 
 def test_interruptible_block_raises_at_once(stops: StopRequests) -> None:
-    reached = []
+    completed = []
 
     def call() -> None:
         with stops.interruptible():
             os.kill(os.getpid(), signal.SIGINT)
-            reached.append("the end of the call")
+            completed.append("the end of the call")
 
     with pytest.raises(Interrupted):
         call()
-    assert not reached
+    assert not completed
 
 
 def test_interruptible_block_does_not_begin_after_a_request(stops: StopRequests) -> None:
@@ -80,14 +80,14 @@ def run_code(code: str) -> int:
 
 
 def test_third_stop_request_exits_at_once() -> None:
-    asks = "os.kill(os.getpid(), signal.SIGINT)\n" * FORCED_EXIT_AFTER
-    assert run_code(f"StopRequests().__enter__()\n{asks}os._exit(0)") == 130
+    kills = "os.kill(os.getpid(), signal.SIGINT)\n" * FORCED_EXIT_AFTER
+    assert run_code(f"StopRequests().__enter__()\n{kills}os._exit(0)") == 130
 
 
 @pytest.mark.parametrize(("final", "code"), [("True", 0), ("False", -signal.SIGHUP)])
 def test_final_stop_requests_ignore_later_signals(final: str, code: int) -> None:
-    asks = "import atexit\natexit.register(os.kill, os.getpid(), signal.SIGHUP)\n"
-    assert run_code(f"{asks}with StopRequests(final={final}): pass") == code
+    kills = "import atexit\natexit.register(os.kill, os.getpid(), signal.SIGHUP)\n"
+    assert run_code(f"{kills}with StopRequests(final={final}): pass") == code
 
 
 def test_stop_requests_keep_signals_ignored_by_the_parent() -> None:

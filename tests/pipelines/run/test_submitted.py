@@ -1,4 +1,4 @@
-"""Pipelines that are submitted to stay: kept when their job is lost, found again after the machine was, and stopped."""
+"""Detached submissions: resubmitted after a lost job, resumed after a restart of the machine, and stopped."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ def runs(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def laminar(runs: Path, capsys: pytest.CaptureFixture[str]) -> Laminar:
-    def call(*words: str) -> tuple[int, Any]:
-        with pytest.raises(SystemExit) as ended:
-            main([*words, "--json", *(["--folder", str(runs)] if words[0] == "runs" else [])])
+    def call(*arguments: str) -> tuple[int, Any]:
+        with pytest.raises(SystemExit) as exit_info:
+            main([*arguments, "--json", *(["--folder", str(runs)] if arguments[0] == "runs" else [])])
         out = capsys.readouterr().out
-        lines = [json.loads(line) for line in out.splitlines()] if "logs" in words else None
-        return int(ended.value.code or 0), lines or (json.loads(out) if out else None)
+        lines = [json.loads(line) for line in out.splitlines()] if "logs" in arguments else None
+        return int(exit_info.value.code or 0), lines or (json.loads(out) if out else None)
 
     return call
 
 
-def until(condition: Callable[[], Any], what: str, seconds: float = 120.0) -> Any:
+def wait_until(condition: Callable[[], Any], message: str, seconds: float = 120.0) -> Any:
     deadline = time.monotonic() + seconds
     while not (found := condition()):
-        assert time.monotonic() < deadline, what
+        assert time.monotonic() < deadline, message
         time.sleep(0.05)
     return found
 
@@ -60,34 +60,34 @@ def test_respawner_resubmits_a_lost_job_and_resumes(
         f'[run]\nname = "{run_id}"\nfolder = "{runs}"\n[kafka]\nbootstrap_servers = "{broker.bootstrap_servers}"\n'
     )
     submit = ("submit", "score", str(file), "--detach")
-    code, told = laminar(*submit)
+    code, submitted = laminar(*submit)
     assert code == 0
-    log = Path(told["log"])
-    assert laminar(*submit)[0] == 1  # it is kept already
-    keeper = psutil.Process(told["pid"])
+    log = Path(submitted["log"])
+    assert laminar(*submit)[0] == 1  # it has a respawner already
+    respawner_process = psutil.Process(submitted["pid"])
 
     def started(number: int) -> None:
-        until(lambda: f"start {number} of" in log.read_text(), f"start {number}:\n{log.read_text()}")
+        wait_until(lambda: f"start {number} of" in log.read_text(), f"start {number}:\n{log.read_text()}")
 
     def job() -> psutil.Process:
-        return until(lambda: [each for each in keeper.children() if each.is_running()], "a job")[0]  # type: ignore[no-any-return]
+        return wait_until(lambda: [each for each in respawner_process.children() if each.is_running()], "a job")[0]  # type: ignore[no-any-return]
 
     started(1)
     os.kill(job().pid, signal.SIGKILL)  # the job is lost
     started(2)
     (row,) = [row for row in laminar("runs", "list")[1] if row["run"] == run_id]
     assert (row["status"], row["roles"]["score"]["restarts"]) == ("running", 1)
-    left = job()
-    keeper.kill()  # the machine goes down
-    left.kill()
-    keeper.wait(10)
+    orphan = job()
+    respawner_process.kill()  # as in a restart of the machine
+    orphan.kill()
+    respawner_process.wait(10)
     code, status = laminar("runs", "status", "--run", run_id)
     assert (code, status["status"]) == (1, "died")
     code, resumed = laminar("runs", "resume", "--run", run_id)
     assert (code, list(resumed["resumed"])) == (0, ["score"])
     started(3)
-    said = laminar("runs", "logs", "score", "--run", run_id, "-n", "2")[1]
-    assert [line["role"] for line in said] == ["score", "score"]
+    lines_logged = laminar("runs", "logs", "score", "--run", run_id, "-n", "2")[1]
+    assert [line["role"] for line in lines_logged] == ["score", "score"]
     code, stopped = laminar("runs", "stop", "--run", run_id)
     assert (code, stopped["stopped"], stopped["status"]) == (0, True, "ended")
     assert not submissions(runs / run_id)[0].respawner()

@@ -1,4 +1,4 @@
-"""A full disk, a deleted run folder, deleted topics: each ends a run with an error that says so."""
+"""A full disk, a deleted run folder, deleted topics: each ends a run with an error that names the cause."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_end_failed_reports_a_full_disk_in_state_json(tmp_path: Path) -> None:
 def test_run_kafka_does_not_restart_a_broker_on_a_full_disk(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 256) as disk:
         kafka = RunKafka(KafkaConfig(), disk, lambda line: None)
-        kafka._own = Broker(BrokerConfig(disk))  # its process is gone
+        kafka._own = Broker(BrokerConfig(disk))  # without a process
         (disk / "log").mkdir()
         (disk / "log" / "meta.properties").write_text("")
         with pytest.raises(BrokerStartError, match=rf"disk is full, .* free on the disk of {disk}: .*broker\.log"):
@@ -95,7 +95,7 @@ def test_run_kafka_fails_when_topics_are_deleted(broker: Broker, run_id: str, tm
         assert kafka.answers()
         assert kafka.answers()
         delete_topics(admin, names[1])
-    assert kafka.answers()  # a broker that starts may not know all of them yet
+    assert kafka.answers()  # a starting broker may not list all topics yet
     with pytest.raises(TopicError, match=rf"deleted from Kafka at {broker.bootstrap_servers}: {names[1]}\. "):
         kafka.answers()
 

@@ -1,4 +1,4 @@
-"""The temporary directory of a run's roles."""
+"""The temporary folder of a run's roles."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def test_temporary_folder_of_a_resumed_run_is_emptied(tmp_path: Path, monkeypatc
 
 def test_temporary_folder_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    taken = Path(temporary_folder(Path("runs/first/logs")))
-    taken.rmdir()
+    foreign = Path(temporary_folder(Path("runs/first/logs")))
+    foreign.rmdir()
     (tmp_path / "elsewhere").mkdir()
-    taken.symlink_to(tmp_path / "elsewhere")
+    foreign.symlink_to(tmp_path / "elsewhere")
     found = Path(temporary_folder(Path("runs/first/logs")))
-    assert found not in (taken, tmp_path / "elsewhere")
+    assert found not in (foreign, tmp_path / "elsewhere")
     assert found.is_dir()

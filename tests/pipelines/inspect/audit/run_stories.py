@@ -1,4 +1,4 @@
-"""Rows of a run's topics, made for audits: each names only what an audit looks at."""
+"""Minimal records for tests of the audit: only the fields that it reads are set."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def assignment(name: str) -> r.Assignment:
 
 
 def trajectory(name: str) -> r.Trajectory:
-    asked = assignment(name)
+    assigned = assignment(name)
     return r.Trajectory(
-        prompt=asked.prompt,
-        member=asked.member,
+        prompt=assigned.prompt,
+        member=assigned.member,
         lease=1,
         attempt=1,
         replica=0,

@@ -1,4 +1,4 @@
-"""Each class of the balance, and each way to fall out of it, as a table of stories."""
+"""Every outcome that the audit counts, and every fault that it finds, as tables."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pipelines.inspect.audit.fold import AuditFold
 from pipelines.inspect.audit.result import Audit, ReachedStage
 from schemas.identity import parse_trajectory_id as key
 
-ASKED = assignment("p1.0")
-SCORED = (experience("p1.0"), trajectory("p1.0"), ASKED)
+ASSIGNED = assignment("p1.0")
+SCORED = (experience("p1.0"), trajectory("p1.0"), ASSIGNED)
 BATCHED = (settled("p1.0", batch=3), micro_batch(3, "p1.0"), *SCORED)
 
 
 def folded(*rows: object, consumed: bool = True, trimmed: tuple[str, ...] = ()) -> Audit:
     fold = AuditFold(trimmed)
-    enter: dict[str, Callable[..., None]] = {
+    add: dict[str, Callable[..., None]] = {
         "WeightVersion": fold.manifest,
         "Settled": fold.settled,
         "MicroBatch": fold.batch,
@@ -29,7 +29,7 @@ def folded(*rows: object, consumed: bool = True, trimmed: tuple[str, ...] = ()) 
         "Trajectory": lambda row: fold.trajectory(key(row.trajectory_id), consumed=consumed),
     }
     for row in sorted(rows, key=lambda row: ORDER.index(type(row).__name__)):
-        enter[type(row).__name__](row)
+        add[type(row).__name__](row)
     return fold.audit(name_in_flight=True)
 
 
@@ -51,12 +51,12 @@ ORDER = ("WeightVersion", "Settled", "MicroBatch", "Experience", "Trajectory", "
         ((settled("p1.0", "failed", "engine"), *SCORED), True, "failed"),
         ((settled("e1.0", "evaluated"), experience("e1.0"), trajectory("e1.0"), assignment("e1.0")), True, "evaluated"),
         ((settled("p1.0", "imported"),), True, "imported"),
-        ((ASKED,), True, "in_flight"),
-        ((trajectory("p1.0"), ASKED), False, "in_flight"),
+        ((ASSIGNED,), True, "in_flight"),
+        ((trajectory("p1.0"), ASSIGNED), False, "in_flight"),
         (SCORED, False, "in_flight"),
         (BATCHED, True, "in_flight"),
         ((manifest("1.1", None, 2), *BATCHED), True, "in_flight"),
-        # An orphan: the newest version descends from another.
+        # An orphaned version: the newest version has another parent.
         ((manifest("1.0", None), manifest("1.1", "1.0", 3), manifest("2.1", "1.0", 2), *BATCHED), True, "in_flight"),
     ],
 )
@@ -70,7 +70,7 @@ def test_audit_fold_counts_each_outcome(rows: tuple[object, ...], consumed: bool
 @pytest.mark.parametrize(
     ("rows", "stage"),
     [
-        ((trajectory("p1.0"), ASKED), "score"),
+        ((trajectory("p1.0"), ASSIGNED), "score"),
         (SCORED, "experience"),
         ((experience("e1.0"), trajectory("e1.0"), assignment("e1.0")), "evaluation"),
         ((settled("p1.0", batch=3), *SCORED), "experience"),
@@ -90,7 +90,7 @@ def test_audit_fold_finds_lost_trajectories(rows: tuple[object, ...], stage: str
 @pytest.mark.parametrize(
     ("rows", "trimmed"),
     [
-        ((trajectory("p1.0"), ASKED), "experiences"),
+        ((trajectory("p1.0"), ASSIGNED), "experiences"),
         (SCORED, "settled"),
         ((settled("p1.0", batch=3), *SCORED), "batches"),
         ((manifest("1.2", "1.1", 9), *BATCHED), "relay"),
@@ -107,7 +107,7 @@ def test_audit_fold_counts_expired_trajectories(rows: tuple[object, ...], trimme
     [
         (manifest("1.1", None, 3, 4), micro_batch(4, "p1.0"), *BATCHED),
         (manifest("1.1", None, 3), micro_batch(3, "p1.0"), *BATCHED),
-        (manifest("1.1", None, 3), micro_batch(3, "p2.0", "p1.0", "p2.0"), settled("p2.0", batch=3), ASKED),
+        (manifest("1.1", None, 3), micro_batch(3, "p2.0", "p1.0", "p2.0"), settled("p2.0", batch=3), ASSIGNED),
         (manifest("1.1", None, 3), manifest("1.2", "1.1", 3), *BATCHED),
     ],
 )
@@ -139,7 +139,7 @@ def test_audit_fold_names_contradictions() -> None:
 
 
 def test_audit_fold_ignores_repeated_records() -> None:
-    repeats = (trajectory("p1.0"), ASKED, settled("p1.0", "dropped", "again"))
+    repeats = (trajectory("p1.0"), ASSIGNED, settled("p1.0", "dropped", "again"))
     audit = folded(manifest("1.1", None, 3), *BATCHED, *repeats)
     assert audit.passed
     assert audit.trained == audit.dispatched == 1
@@ -148,9 +148,9 @@ def test_audit_fold_ignores_repeated_records() -> None:
 
 
 def test_audit_fold_counts_a_hand_over_as_one_dispatch() -> None:
-    handed_over = replace(ASKED, lease=2, replica=1)
-    under_way = folded(ASKED, handed_over)
-    assert (under_way.passed, under_way.dispatched, under_way.in_flight) == (True, 1, {"generation": 1})
+    handed_over = replace(ASSIGNED, lease=2, replica=1)
+    active = folded(ASSIGNED, handed_over)
+    assert (active.passed, active.dispatched, active.in_flight) == (True, 1, {"generation": 1})
     ended = folded(manifest("1.1", None, 3), *BATCHED, handed_over)
     assert (ended.passed, ended.dispatched, ended.trained, ended.duplicate_finishes) == (True, 1, 1, 0)
 
@@ -164,7 +164,7 @@ def test_audit_fold_uses_the_first_finished_record() -> None:
 
 def test_audit_fold_names_trajectories_in_flight() -> None:
     audit = folded(
-        ASKED, trajectory("p0.7"), assignment("p0.7"), assignment("p0.8"), experience("e3.1"), consumed=False
+        ASSIGNED, trajectory("p0.7"), assignment("p0.7"), assignment("p0.8"), experience("e3.1"), consumed=False
     )
     assert audit.still_in_flight == (
         ReachedStage("p0.7", "score"),
@@ -182,7 +182,7 @@ def test_audit_fold_preserves_large_identities() -> None:
 
 
 def test_audit_fold_memory_is_bounded_per_trajectory() -> None:
-    thousand = 1000  # measured small and scaled, for a million would take a minute
+    thousand = 1000  # measured on fewer and scaled: a million would take a minute
     fold = AuditFold()
     tracemalloc.start()
     try:

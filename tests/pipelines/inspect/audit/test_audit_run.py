@@ -1,4 +1,4 @@
-"""Runs on a real broker, whole ones and ones with something planted: the audit names what is wrong, and only that."""
+"""Audits on a real broker, of a correct run and of one with planted faults."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from infra.kafka.decided_ends import decided_ends
 from infra.kafka.properties import ClientProperties
 from infra.processes import spawn
 from pipelines.cli.main import main
-from pipelines.inspect.audit import background_process as in_background
+from pipelines.inspect.audit import background_process as background_process
 from pipelines.inspect.audit.audit_run import audit
 from pipelines.inspect.audit.result import ReachedStage
 from schemas.codec import encode
@@ -28,7 +28,7 @@ NAMES = [f"p{number}.{member}" for number in range(4) for member in range(2)]
 
 
 class Run:
-    """A run's topics, two partitions each, written by hand; a group of trajectories keeps to one partition."""
+    """A run's topics, two partitions each, written by the test; a group is in one partition."""
 
     def __init__(self, broker: Broker, run: str) -> None:
         self.run = run
@@ -39,7 +39,7 @@ class Run:
         self.producer = KafkaProducer(bootstrap_servers=self.servers)
 
     def write(self, topic: Topic, *rows: object, partition: int = 0) -> None:
-        """Each row as a record of its own."""
+        """Write each row as a separate record."""
         for row in rows:
             value, headers = encode(row)
             self.producer.send(topic.name(self.run), value, headers=list(headers), partition=partition)
@@ -53,8 +53,8 @@ class Run:
         consumer.commit({TopicPartition(topic.name(self.run), partition): OffsetAndMetadata(offset, "", -1)})
         consumer.close()
 
-    def live(self) -> None:
-        """Eight trajectories: six trained in two batches, one dropped, one that score has yet to look at."""
+    def write_active_run(self) -> None:
+        """Eight trajectories: six trained in two batches, one dropped, one not scored yet."""
         self.write(INBOX, *map(assignment, NAMES))
         self.write(TRAJECTORIES, *map(trajectory, NAMES))
         self.write(EXPERIENCES, *map(experience, NAMES[:7]))
@@ -71,7 +71,7 @@ def lose_at_score(run: Run) -> None:
     run.commit_offset("score", TRAJECTORIES, 8)
 
 
-def lose_in_the_buffer(run: Run) -> None:
+def lose_in_buffer(run: Run) -> None:
     run.write(INBOX, assignment("p8.0"))
     run.write(TRAJECTORIES, trajectory("p8.0"), partition=1)
     run.write(EXPERIENCES, experience("p8.0"), partition=1)
@@ -83,21 +83,21 @@ def lose_in_evaluation(run: Run) -> None:
     run.commit_offset("evaluation", EXPERIENCES, 2, partition=1)
 
 
-def lose_on_the_way_to_a_batch(run: Run) -> None:
+def lose_before_batch(run: Run) -> None:
     run.write(SETTLED, settled("p9.0", batch=1))
 
 
-def lose_at_the_trainer(run: Run) -> None:
+def lose_at_trainer(run: Run) -> None:
     run.write(SETTLED, settled("p10.0", batch=2))
     run.write(BATCHES, micro_batch(2, "p10.0"))
     run.write(RELAY, manifest("1.3", "1.2", 3))
 
 
 @pytest.fixture(scope="module")
-def sound(broker: Broker) -> Iterator[Run]:
-    """A run as it is at work. Shared: only look."""
+def correct(broker: Broker) -> Iterator[Run]:
+    """An active run without faults. Shared, so tests only read it."""
     made = Run(broker, "audit-sound")
-    made.live()
+    made.write_active_run()
     made.write(TRAJECTORIES, trajectory(NAMES[0]))
     made.producer.send(BATCHES.name(made.run), b"rubbish", partition=1).get(timeout=10)
     yield made
@@ -106,22 +106,22 @@ def sound(broker: Broker) -> Iterator[Run]:
 
 @pytest.fixture(scope="module")
 def damaged(broker: Broker) -> Iterator[Run]:
-    """A run in which every stage has lost a trajectory, and more. Shared: only look."""
+    """A run in which every stage lost a trajectory, with other faults. Shared, so tests only read it."""
     made = Run(broker, "audit-damaged")
-    made.live()
+    made.write_active_run()
     lose_at_score(made)
-    lose_in_the_buffer(made)
+    lose_in_buffer(made)
     lose_in_evaluation(made)
-    lose_on_the_way_to_a_batch(made)
-    lose_at_the_trainer(made)
+    lose_before_batch(made)
+    lose_at_trainer(made)
     made.write(SETTLED, settled("p7.0", "dropped", ""))
     made.write(BATCHES, micro_batch(1, NAMES[0]))
     yield made
     made.producer.close()
 
 
-def test_audit_of_an_active_run_passes(sound: Run) -> None:
-    found = audit(sound.client, sound.run)
+def test_audit_of_an_active_run_passes(correct: Run) -> None:
+    found = audit(correct.client, correct.run)
     assert found.passed
     numbers = {name: number for name, number in found.numbers().items() if number}
     repeats = {"duplicate_finishes": 1, "undecodable": 1}
@@ -148,7 +148,9 @@ def test_background_process_writes_the_result_of_the_audit(damaged: Run, tmp_pat
     config, out = tmp_path / "config.toml", tmp_path / "audit.json"
     config.write_text(f'[run]\nname = "{damaged.run}"\n[kafka]\nbootstrap_servers = "{damaged.servers}"\n')
     log = tmp_path / "audit.log"
-    process = spawn([sys.executable, "-m", in_background.__name__, str(config), str(out)], log, die_with_parent=True)
+    process = spawn(
+        [sys.executable, "-m", background_process.__name__, str(config), str(out)], log, die_with_parent=True
+    )
     process.wait(120)
     assert out.exists(), log.read_text()
     assert json.loads(out.read_text()) == audit(damaged.client, damaged.run).to_json()
@@ -175,7 +177,7 @@ def test_audit_ignores_aborted_and_waits_for_open_transactions(broker: Broker, r
 
 def test_audit_counts_deleted_records_as_expired(broker: Broker, run_id: str) -> None:
     run = Run(broker, run_id)
-    run.live()
+    run.write_active_run()
     run.producer.close()
     with admin_client(run.client) as admin:
         admin.delete_records({TopicPartition(BATCHES.name(run_id), 0): 1})
@@ -185,23 +187,23 @@ def test_audit_counts_deleted_records_as_expired(broker: Broker, run_id: str) ->
     assert found.passed
 
 
-def test_audit_fails_for_an_unknown_run(sound: Run) -> None:
+def test_audit_fails_for_an_unknown_run(correct: Run) -> None:
     with pytest.raises(RuntimeError, match="cannot be audited"):
-        audit(sound.client, "never-was")
+        audit(correct.client, "never-was")
 
 
-def laminar(run: Run, *words: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(["runs", "audit", "--run", run.run, "-b", run.servers, *words])
-    return int(ended.value.code or 0)
+def laminar(run: Run, *arguments: str) -> int:
+    with pytest.raises(SystemExit) as exit_info:
+        main(["runs", "audit", "--run", run.run, "-b", run.servers, *arguments])
+    return int(exit_info.value.code or 0)
 
 
-def test_audit_command_prints_a_passed_audit(sound: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    assert laminar(sound) == 0
+def test_audit_command_prints_a_passed_audit(correct: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert laminar(correct) == 0
     printed = capsys.readouterr().out
     assert "passes the audit" in printed
     assert NAMES[7] not in printed
-    assert laminar(sound, "--ended", "--json") == 0
+    assert laminar(correct, "--ended", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["passed"] is True
     assert found["named"]["in_flight"] == [{"trajectory_id": NAMES[7], "stage": "score"}]

@@ -1,4 +1,4 @@
-"""Trims of a log written by hand on a real broker: what goes, what stays, and that the audit says the same after it."""
+"""Trims on a real broker: which records are deleted or retained, and that the audit's counts stay the same."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from schemas.topics import (
 
 TOPICS = (INBOX, TRAJECTORIES, EXPERIENCES, SETTLED, BATCHES, RELAY)
 BATCH = 4
-"""Trajectories a batch, of two groups."""
+"""Trajectories per batch, in two groups."""
 
 
 class Run:
-    """A run's topics of one partition, written by hand: batch n makes version 1.(n + 1)."""
+    """A run's topics of one partition, written by the test: batch n is trained into version 1.(n + 1)."""
 
     def __init__(self, broker: Broker, run: str) -> None:
         self.run, self.servers = run, broker.bootstrap_servers
@@ -62,7 +62,7 @@ class Run:
         self.producer.flush()
 
     def train(self, batches: int) -> None:
-        """So many batches of two whole groups each, and after each a question of evaluation and a dropped answer."""
+        """Write `batches` batches of two groups each, each with one evaluation and one dropped trajectory."""
         for number in range(self.batches, self.batches + batches):
             names = [f"p{BATCH * number + group}.{member}" for group in (0, 1) for member in (0, 1)]
             others = [f"e{number}.0", f"p{BATCH * number + 2}.0"]
@@ -75,8 +75,8 @@ class Run:
             self.write(RELAY, replace(made, batch_offsets=(number + 1,)))
         self.batches += batches
 
-    def all_read(self) -> None:
-        """Every role has committed the end of what it reads."""
+    def commit_all(self) -> None:
+        """Commit the end offsets for every role and its topics."""
         with admin_client(self.client) as admin:
             ends = end_offsets(admin, [topic.name(self.run) for topic in TOPICS])
         for topic in TOPICS:
@@ -95,20 +95,20 @@ class Run:
                         return
                     raise error
                 except (CoordinatorNotAvailableError, CoordinatorLoadInProgressError, NotCoordinatorError):
-                    assert time.monotonic() < deadline  # a broker's first group: its topic is made first
+                    assert time.monotonic() < deadline  # the broker creates its offsets topic for the first group
 
     def plan(self, version: str) -> TrimPlan:
-        """A trim to `version`, of which there is a checkpoint."""
+        """Plan a trim to `version`, which has a checkpoint."""
         to = PolicyVersion.parse(version)
         return plan_trim(self.client, self.run, {to: Path("checkpoints") / version}, now=lambda: 7)
 
     def trim(self, version: str) -> TrimPlan:
-        plan = replace(self.plan(version), checkpoint=None)  # what is copied is tested apart
+        plan = replace(self.plan(version), checkpoint=None)  # the copy of checkpoints has its own test
         execute(self.client, plan, Path("nowhere"))
         return plan
 
     def begins(self) -> dict[str, int]:
-        """The first offset that is left, by noun."""
+        """The first remaining offset, by the topic's short name."""
         with admin_client(self.client) as admin:
             found = beginning_offsets(admin, [topic.name(self.run) for topic in TOPICS])
         return {where.topic.rpartition(".")[2]: offset for where, offset in found.items()}
@@ -118,13 +118,13 @@ class Run:
 def run(broker: Broker, run_id: str) -> Iterator[Run]:
     made = Run(broker, run_id)
     made.train(4)
-    made.all_read()
+    made.commit_all()
     yield made
     made.producer.close()
 
 
 def test_audit_has_the_same_counts_after_trims(run: Run) -> None:
-    run.write(INBOX, assignment("p17.0"))  # still under way
+    run.write(INBOX, assignment("p17.0"))  # still active
     before = audit(run.client, run.run)
     assert (before.trained, before.dropped, before.evaluated, before.in_flight) == (16, 4, 4, {"generation": 1})
     run.trim("1.2")
@@ -139,7 +139,7 @@ def test_audit_has_the_same_counts_after_trims(run: Run) -> None:
     assert (trim_point.number, str(trim_point.version), trim_point.batch, trim_point.trimmed_at) == (1, "1.2", 1, 7)
     assert dict(zip(trim_point.purposes, trim_point.closed_below, strict=True))["train"] == 8
     run.train(2)
-    run.all_read()
+    run.commit_all()
     later = audit(run.client, run.run)
     run.trim("1.5")
     assert audit(run.client, run.run) == later
@@ -162,14 +162,14 @@ def test_plan_trim_is_read_only_and_hashes_the_cut_records(run: Run) -> None:
 
 
 def test_plan_trim_retains_records_of_active_trajectories(run: Run) -> None:
-    """Its group is the first: nothing of a trajectory with a higher number may go."""
+    """Its group is the first, so records of higher-numbered trajectories are retained too."""
     late = "p0.5"
     run.write(INBOX, assignment(late))
     plan = run.plan("1.3")
     assert dict(zip(plan.trim_point.purposes, plan.trim_point.closed_below, strict=True))["train"] == 0
     assert plan.cuts[LogPartition("settled", 0)].offset == 0
     assert "trajectory p0" in plan.cuts[LogPartition("settled", 0)].held_by
-    assert plan.cuts[LogPartition("relay", 0)].offset == 1  # the manifest that names batch 0 stays, with the batch
+    assert plan.cuts[LogPartition("relay", 0)].offset == 1  # the manifest that names batch 0 is retained
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_audit_after_a_trim_finds_lost_trajectories(run: Run) -> None:
 
 
 def test_plan_trim_does_not_close_undispatched_prompts(run: Run) -> None:
-    """Prompt 3 waits, as no topic but its own tells: its trajectories are still to come."""
+    """Prompt 3 is not dispatched: only the prompts topic names it, and its trajectories are still to come."""
     with admin_client(run.client) as admin:
         create_topics(admin, [TopicSpec(PROMPTS.name(run.run), 1)])
     run.write(PROMPTS, *(replace(assignment("p0.0").prompt, number=number) for number in (2, 3, 4)))
@@ -240,6 +240,6 @@ def test_newest_mark_skips_invalid_records(run: Run) -> None:
 def test_plan_trim_requires_a_checkpoint(run: Run) -> None:
     with pytest.raises(TrimRefused, match="has no checkpoint yet"):
         plan_trim(run.client, run.run, {})
-    strange = {PolicyVersion(2, 9): Path("2.9")}
+    foreign = {PolicyVersion(2, 9): Path("2.9")}
     with pytest.raises(TrimRefused, match=r"version 1\.2 is not an ancestor"):
-        plan_trim(run.client, run.run, strange, PolicyVersion(1, 2))
+        plan_trim(run.client, run.run, foreign, PolicyVersion(1, 2))

@@ -1,4 +1,4 @@
-"""The log of a small run, as its pipelines would have written it: two groups of two, one trajectory that moves."""
+"""The log of a small example run, as its pipelines write it: two groups of two, one of whose trajectories moves."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from schemas.topics import (
 )
 
 RUN = "a-run-to-read"
-BEGAN = 1_700_000_000_000
+STARTED_AT = 1_700_000_000_000
 OLD, NEW = r.PolicyVersion(1, 1), r.PolicyVersion(1, 2)
 
 
@@ -63,29 +63,29 @@ def trajectory(number: int, member: int, tokens: int = 6) -> r.Trajectory:
 
 @dataclass
 class Writer:
-    """Writes records, a second apart by their timestamps."""
+    """Writes records with timestamps one second apart."""
 
     producer: Any
     seconds: int = 0
 
     def __call__(self, topic: Topic, *rows: Any, partition: int = 0) -> None:
         value, headers = encode(*rows)
-        at = BEGAN + 1000 * self.seconds
+        at = STARTED_AT + 1000 * self.seconds
         self.seconds += 1
         key = str(rows[0].version).encode() if topic is RELAY else b"k"
         self.producer.send(topic.name(RUN), value, key, list(headers), partition, timestamp_ms=at)
 
 
-def write_story(write: Writer) -> None:
-    """p0 to p9 are asked; p3.1 begins at replica 0, is moved to replica 1, and is trained in batch 7 with others."""
+def write_log(write: Writer) -> None:
+    """Prompts p0 to p9. p3.1 begins at replica 0, moves to replica 1, and is trained in batch 7 with others."""
     for number in range(10):
         write(PROMPTS, prompt(number))
     plan = SAMPLES[r.RepackPlan]
     assert isinstance(plan, r.RepackPlan)
-    begun = r.Assignment(prompt(3), 1, 1, 0, 0, 4, None, None, BEGAN)
-    write(INBOX, replace(begun, member=0))
-    write(INBOX, begun)
-    gained = r.Progress("p3.1", 1, 0, 0, 4, 0, response(2), (r.VersionSpan(OLD, 2),), None, BEGAN, BEGAN)
+    assigned = r.Assignment(prompt(3), 1, 1, 0, 0, 4, None, None, STARTED_AT)
+    write(INBOX, replace(assigned, member=0))
+    write(INBOX, assigned)
+    gained = r.Progress("p3.1", 1, 0, 0, 4, 0, response(2), (r.VersionSpan(OLD, 2),), None, STARTED_AT, STARTED_AT)
     write(PROGRESS, gained)
     write(PLANS, replace(plan, plan_id="1-1", moves=(r.PlannedMove(0, 1, ("p3.1", "p9.0"), 9),)))
     write(PLANS, replace(plan, plan_id="1-2"))
@@ -95,7 +95,7 @@ def write_story(write: Writer) -> None:
     spans = (r.VersionSpan(OLD, 3),)
     write(
         INBOX,
-        replace(begun, lease=2, replica=1, policy_version=OLD, partial=response(3), version_spans=spans),
+        replace(assigned, lease=2, replica=1, policy_version=OLD, partial=response(3), version_spans=spans),
         partition=1,
     )
     write(PROGRESS, replace(gained, trajectory_id="p9.0", lease=7))
@@ -111,7 +111,7 @@ def write_story(write: Writer) -> None:
     )
     write(EXPERIENCES, replace(scored, trajectory=trajectory(4, 0), reward=0.5))
     for name in ("p3.0", "p3.1", "p4.0"):
-        write(SETTLED, r.Settled(name, 2, "batched", "", 7, 1, 6, BEGAN))
+        write(SETTLED, r.Settled(name, 2, "batched", "", 7, 1, 6, STARTED_AT))
     part = SAMPLES[r.MicroBatch]
     assert isinstance(part, r.MicroBatch)
     for number, names, places in (
@@ -148,21 +148,21 @@ def write_story(write: Writer) -> None:
                 manifest, version=version, parent=parent, batches=batches, batch_offsets=(offset,), step=version.number
             ),
         )
-    write(METRICS, r.Metric("trainer", 2, {"reward/mean": 0.5, "trajectories": 3.0, "time/update": 0.25}, BEGAN))
+    write(METRICS, r.Metric("trainer", 2, {"reward/mean": 0.5, "trajectories": 3.0, "time/update": 0.25}, STARTED_AT))
     write(REPLICAS, SAMPLES[r.ReplicaStatus])
-    write(PLANS, SAMPLES[r.MoveOutcome])  # of a plan and of trajectories that are in no story
+    write(PLANS, SAMPLES[r.MoveOutcome])  # of another plan and other trajectories
 
 
-def written(broker: Broker) -> ClientProperties:
-    """Where the run `RUN` is then."""
+def write_run(broker: Broker) -> ClientProperties:
+    """Write the run `RUN` and return its client properties."""
     client = ClientProperties.at(broker.bootstrap_servers)
-    kept = {"retention.ms": "-1"}  # these times are long past
+    settings = {"retention.ms": "-1"}  # the timestamps are old
     counts = {TRAJECTORIES: 2, EXPERIENCES: 2, INBOX: 2}
     topics = (PROMPTS, INBOX, PROGRESS, PLANS, TRAJECTORIES, EXPERIENCES, SETTLED, BATCHES, RELAY, METRICS, REPLICAS)
     with admin_client(client) as admin:
-        create_topics(admin, [TopicSpec(topic.name(RUN), counts.get(topic, 1), config=kept) for topic in topics])
+        create_topics(admin, [TopicSpec(topic.name(RUN), counts.get(topic, 1), config=settings) for topic in topics])
     producer = KafkaProducer(bootstrap_servers=broker.bootstrap_servers)
-    write_story(Writer(producer))
+    write_log(Writer(producer))
     producer.flush()
     producer.close()
     return client

@@ -1,4 +1,4 @@
-"""One small run's log on the broker, and the command line on it. Conftests are read before filters: imports wait."""
+"""Fixtures: the log of the example run on the broker, and the command line on it. Imports are deferred."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="session")
-def story(broker: Broker) -> ClientProperties:
-    """The run `a_run_to_read.RUN`."""
-    from a_run_to_read import written
+def log_client(broker: Broker) -> ClientProperties:
+    """Client properties of the run `a_run_to_read.RUN`."""
+    from a_run_to_read import write_run
 
-    return written(broker)
+    return write_run(broker)
 
 
 @pytest.fixture
-def laminar(story: ClientProperties, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Run a command on that run; gives its exit code, stdout and stderr."""
+def laminar(log_client: ClientProperties, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run a command on that run; returns its exit code, stdout and stderr."""
     from a_run_to_read import RUN
 
     from pipelines.cli.main import main
 
-    def call(*words: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main([*words, "--run", RUN, "-b", story.bootstrap_servers])
+    def call(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as exit_info:
+            main([*arguments, "--run", RUN, "-b", log_client.bootstrap_servers])
         printed = capsys.readouterr()
-        return int(ended.value.code or 0), printed.out, printed.err
+        return int(exit_info.value.code or 0), printed.out, printed.err
 
     return call

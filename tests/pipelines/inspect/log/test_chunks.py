@@ -1,4 +1,4 @@
-"""Records of a topic, some at a time: few at first, all of them in the end, in their order."""
+"""Chunks of a topic: small ones first, all records in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Manifests by version: what is no manifest of ours is told when it is asked for, and not before."""
+"""Manifests by version: they are decoded on access, so an invalid one raises only then."""
 
 from __future__ import annotations
 

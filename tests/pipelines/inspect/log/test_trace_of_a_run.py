@@ -1,4 +1,4 @@
-"""`laminar trace`: what Perfetto is given, and the trace context that records carry."""
+"""`laminar trace`: the events for Perfetto, and the trace context of records."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def test_trace_file_has_spans_of_every_trajectory(laminar: Callable[..., tuple[i
     code, out, _ = laminar("trace", "--out", str(file), "--json")
     events = json.loads(file.read_text())["traceEvents"]
     assert (code, json.loads(out)["events"]) == (0, len(events))
-    begun = {event["id"] for event in events if event["ph"] == "b" and event["pid"] == 1001}
-    assert begun == {"p3.0", "p3.1"}
+    begins = {event["id"] for event in events if event["ph"] == "b" and event["pid"] == 1001}
+    assert begins == {"p3.0", "p3.1"}
     assert {event["args"]["name"] for event in events if event["ph"] == "M"} >= {"replica 1", "trainer", "score"}
     assert [event["name"] for event in events if event["ph"] == "i" and event["pid"] == 2] == [
         "version 1.0",
@@ -87,11 +87,11 @@ def test_coalesced_records_carry_the_trace_of_their_prompt() -> None:
         Output(INBOX, "", SAMPLES[r.Drain], 0),
     ]
     sent = coalesce(outputs, lambda topic: topic.name("first"))
-    *of_prompts, metric, drain = (dict(each.headers).get("traceparent", b"").decode() for each in sent)
+    *traceparents, metric, drain = (dict(each.headers).get("traceparent", b"").decode() for each in sent)
     groups = [decode(each.value, each.headers)[0] for each in sent[:-2]]
     ids = [getattr(row, "trajectory_id", "") or getattr(row, "trajectory_ids", ["p12.0"])[0] for row in groups]
-    for said, trajectory in zip(of_prompts, ids, strict=True):
-        assert re.fullmatch(rf"00-{trace_id('first', trajectory.partition('.')[0])}-[0-9a-f]{{16}}-01", said)
-    assert len(set(of_prompts)) == len({each.topic for each in sent[:-2]})  # each topic has a span of its own
+    for traceparent, trajectory in zip(traceparents, ids, strict=True):
+        assert re.fullmatch(rf"00-{trace_id('first', trajectory.partition('.')[0])}-[0-9a-f]{{16}}-01", traceparent)
+    assert len(set(traceparents)) == len({each.topic for each in sent[:-2]})  # each topic has its own span
     assert (metric, drain) == ("", "")
     assert not any(dict(each.headers).get("traceparent") for each in coalesce(outputs, lambda topic: "elsewhere"))

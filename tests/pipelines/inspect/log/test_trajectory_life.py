@@ -1,4 +1,4 @@
-"""`laminar trajectory`: all that the log says of one trajectory, in order, with its tokens."""
+"""`laminar trajectory`: the records of one trajectory in causal order, with its tokens."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Laminar = Callable[..., tuple[int, str, str]]
 
 def test_trajectory_lists_its_records_in_causal_order(laminar: Laminar) -> None:
     code, out, _ = laminar("trajectory", "p3.1", "--json")
-    told = json.loads(out)
+    history = json.loads(out)
     assert code == 0
-    assert [(event["topic"], event["partition"], event["offset"]) for event in told["events"]] == [
+    assert [(event["topic"], event["partition"], event["offset"]) for event in history["events"]] == [
         ("prompts", 0, 3),
         ("inbox", 0, 1),
         ("progress", 0, 0),
@@ -43,10 +43,10 @@ def test_trajectory_lists_its_records_in_causal_order(laminar: Laminar) -> None:
         ("relay", 0, 2),
         ("relay", 0, 3),
     ]
-    assert told["outcome"] == (
+    assert history["outcome"] == (
         "chain_sum, stop after 6 tokens, under version 1.1, reward 1.25, in batch 7, trained into version 1.2"
     )
-    tokens = told["tokens"]
+    tokens = history["tokens"]
     assert (tokens["ids"], tokens["texts"], tokens["versions"]) == ([0, 1, 2, 3, 4, 5], None, ["1.1"] * 6)
     assert tokens["logprobs"][3] == -9.0
     assert tokens["made_by_policy"] == [True, True, True, True, False, True]
@@ -68,9 +68,9 @@ def test_trajectory_describes_its_records(laminar: Laminar) -> None:
 
 
 def test_trajectory_in_flight_is_not_finished(laminar: Laminar) -> None:
-    told = json.loads(laminar("trajectory", "p9.0", "--json")[1])
-    assert [event["topic"] for event in told["events"]] == ["prompts", "plans", "progress"]
-    assert (told["outcome"], told["tokens"]) == ("not finished", None)
+    history = json.loads(laminar("trajectory", "p9.0", "--json")[1])
+    assert [event["topic"] for event in history["events"]] == ["prompts", "plans", "progress"]
+    assert (history["outcome"], history["tokens"]) == ("not finished", None)
 
 
 def test_trajectory_rejects_unknown_and_invalid_ids(laminar: Laminar) -> None:
@@ -80,15 +80,15 @@ def test_trajectory_rejects_unknown_and_invalid_ids(laminar: Laminar) -> None:
 
 @pytest.mark.parametrize(("number", "offset"), [(0, 0), (3, 3), (9, 9), (10, None)])
 def test_first_offset_finds_a_prompt_by_bisection(
-    laminar: Laminar, story: ClientProperties, number: int, offset: int | None
+    laminar: Laminar, log_client: ClientProperties, number: int, offset: int | None
 ) -> None:
-    assert first_offset(story, PROMPTS.name(RUN), 0, _prompt_number, number) == offset
+    assert first_offset(log_client, PROMPTS.name(RUN), 0, _prompt_number, number) == offset
 
 
-def test_inspection_joins_no_consumer_group(laminar: Laminar, story: ClientProperties) -> None:
+def test_inspection_joins_no_consumer_group(laminar: Laminar, log_client: ClientProperties) -> None:
     laminar("trajectory", "p3.1")
     laminar("lineage", "latest")
-    with admin_client(story) as admin:
+    with admin_client(log_client) as admin:
         assert list_groups(admin, run_prefix(RUN)) == []
 
 
@@ -113,8 +113,8 @@ def test_coloured_tokens_by_logprob_or_version() -> None:
         return [str(span.style) for span in text.spans]
 
     assert [str(text) for text in coloured(tokens, "none")][1] == "abc"
-    sure, unlikely, others = colours("logprob")
-    assert len({sure, unlikely, others}) == 3
+    likely, unlikely, others = colours("logprob")
+    assert len({likely, unlikely, others}) == 3
     first, second, same = colours("version")
     assert len({first, second}) == 2
     assert same == others

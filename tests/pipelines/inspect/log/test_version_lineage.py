@@ -1,4 +1,4 @@
-"""`laminar lineage`: what a weight version was made from, back to the prompts."""
+"""`laminar lineage`: batches, trajectories and prompts of a weight version."""
 
 from __future__ import annotations
 
@@ -19,12 +19,21 @@ MANIFEST = next(each for each in SAMPLES.values() if isinstance(each, WeightVers
 
 def test_lineage_lists_batches_and_prompts_of_a_version(laminar: Laminar) -> None:
     code, out, _ = laminar("lineage", "1.2", "--json")
-    (told,) = [json.loads(line) for line in out.splitlines()]
+    (step,) = [json.loads(line) for line in out.splitlines()]
     assert code == 0
-    assert (told["version"], told["parent"], told["batches"], told["missing_batches"]) == ("1.2", "1.1", [7], [])
-    assert (told["trajectories"], told["tokens"], told["reward"]) == (3, 21, pytest.approx((0.25 + 1.25 + 0.25) / 3))
-    assert (told["staleness"], told["made_by"]) == ({"1": 3}, {"1.1": 3})
-    assert told["prompts"] == [
+    assert (step["version"], step["parent"], step["batches"], step["missing_batches"]) == (
+        "1.2",
+        "1.1",
+        [7],
+        [],
+    )
+    assert (step["trajectories"], step["tokens"], step["reward"]) == (
+        3,
+        21,
+        pytest.approx((0.25 + 1.25 + 0.25) / 3),
+    )
+    assert (step["staleness"], step["made_by"]) == ({"1": 3}, {"1.1": 3})
+    assert step["prompts"] == [
         {
             "prompt": "p3",
             "task": "chain_sum",
@@ -45,23 +54,23 @@ def test_lineage_lists_batches_and_prompts_of_a_version(laminar: Laminar) -> Non
 
 
 def test_lineage_follows_ancestors_to_the_first_version(laminar: Laminar) -> None:
-    words = ("lineage", "latest", "--depth", "0", "--no-texts")
-    told = [json.loads(line) for line in laminar(*words, "--json")[1].splitlines()]
-    assert [each["version"] for each in told] == ["2.2", "1.1", "1.0"]
-    assert [each["batches"] for each in told] == [[7], [6], []]
-    assert told[0]["prompts"][0]["text"] is None
-    assert laminar(*words)[1].splitlines()[-1] == "1.0  the first: the model that the run began with"
-    assert "mean reward 0.583" in laminar(*words)[1]
+    arguments = ("lineage", "latest", "--depth", "0", "--no-texts")
+    steps = [json.loads(line) for line in laminar(*arguments, "--json")[1].splitlines()]
+    assert [each["version"] for each in steps] == ["2.2", "1.1", "1.0"]
+    assert [each["batches"] for each in steps] == [[7], [6], []]
+    assert steps[0]["prompts"][0]["text"] is None
+    assert laminar(*arguments)[1].splitlines()[-1] == "1.0  the first: the model that the run began with"
+    assert "mean reward 0.583" in laminar(*arguments)[1]
 
 
 def test_lineage_prints_the_manifest_before_reading_batches(laminar: Laminar, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*_: object) -> None:
-        raise RuntimeError("they are not to be had")
+        raise RuntimeError("the batches are unavailable")
 
     monkeypatch.setattr("pipelines.cli.lineage.read_step", failing)
     code, out, err = laminar("lineage", "1.2")
     assert (code, out) == (1, "1.2  of 1.1, step 2, batches [7]\n")
-    assert "they are not to be had" in err
+    assert "the batches are unavailable" in err
 
 
 def test_lineage_rejects_an_unknown_version(laminar: Laminar) -> None:

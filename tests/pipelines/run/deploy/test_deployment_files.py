@@ -1,4 +1,4 @@
-"""Deployment files: every role of a configuration, with commands that are ours; those in the repository are current."""
+"""Deployment files: every role of a configuration, with valid commands; the files in the repository are current."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ FILES = files_of(PLAN)
 ROLES = sorted(role.name for role in roles_of(load_config(ROOT / EXAMPLE)))
 
 
-def submitted(words: list[str]) -> str:
-    """The role that a command submits, as `laminar submit` itself understands it."""
-    assert words[:2] == ["laminar", "submit"], words
-    parsed: dict[str, Any] = typer.main.get_command(app).make_context("submit", words[2:]).params
+def submitted(command: list[str]) -> str:
+    """The role that a command submits, as parsed by `laminar submit`."""
+    assert command[:2] == ["laminar", "submit"], command
+    parsed: dict[str, Any] = typer.main.get_command(app).make_context("submit", command[2:]).params
     assert str(parsed["config"]) == CONFIG
     assert parsed["pipeline"] in PIPELINES
     return f"{parsed['pipeline']}-{parsed['index']}"
@@ -41,7 +41,7 @@ def indexed(name: str) -> str:
 @pytest.mark.parametrize("name", FILES)
 def test_deployment_files_in_the_repository_are_current(name: str) -> None:
     text = (ROOT / "infra" / "deploy" / "files" / name).read_text()
-    assert text == FILES[name], f"`laminar deploy {EXAMPLE} infra/deploy/files` writes what it should be"
+    assert text == FILES[name], f"out of date: run `laminar deploy {EXAMPLE} infra/deploy/files`"
 
 
 def test_deployment_folder_has_no_other_files() -> None:
@@ -50,15 +50,15 @@ def test_deployment_folder_has_no_other_files() -> None:
 
 
 def test_compose_file_has_a_service_for_every_role() -> None:
-    said = yaml.safe_load(FILES["compose.yaml"])
-    services = {name: each for name, each in said["services"].items() if "laminar" in str(each.get("command"))}
+    compose = yaml.safe_load(FILES["compose.yaml"])
+    services = {name: each for name, each in compose["services"].items() if "laminar" in str(each.get("command"))}
     assert sorted(submitted(each["command"]) for each in services.values()) == sorted(map(indexed, ROLES))
     for each in services.values():
         assert each["depends_on"] == {"kafka": {"condition": "service_healthy"}}
         assert ALIVE in each["healthcheck"]["test"][1]
         assert each["environment"] == {VARIABLE: ALIVE}
-    assert said["services"]["kafka"]["environment"]["KAFKA_AUTO_CREATE_TOPICS_ENABLE"] == "false"
-    assert said["services"]["flink"]["profiles"] == ["flink"]
+    assert compose["services"]["kafka"]["environment"]["KAFKA_AUTO_CREATE_TOPICS_ENABLE"] == "false"
+    assert compose["services"]["flink"]["profiles"] == ["flink"]
 
 
 def test_kubernetes_has_a_workload_with_probes_for_every_role() -> None:
@@ -72,12 +72,13 @@ def test_kubernetes_has_a_workload_with_probes_for_every_role() -> None:
         for container in spec["template"]["spec"]["containers"]:
             assert {"cpu", "memory"} <= container["resources"]["requests"].keys()
             assert {"startupProbe", "readinessProbe", "livenessProbe"} <= container.keys()
-            words = container["command"]
-            line = words[2].removeprefix("exec ") if words[0] == "sh" else " ".join(words)
+            command = container["command"]
+            line = command[2].removeprefix("exec ") if command[0] == "sh" else " ".join(command)
             found += [submitted(_filled(line, pod)) for pod in range(spec["replicas"])]
     assert each["kind"] in ("Deployment", "StatefulSet", "Service")
     relays = [name for name in found if name.startswith("relay")]
-    assert sorted(relays) == [f"relay-{n}" for n in range(len(relays))]  # one beside each rollout and trainer
+    # One relay on each machine with a rollout or the trainer.
+    assert sorted(relays) == [f"relay-{n}" for n in range(len(relays))]
     assert len(relays) == 5
     assert sorted(set(found) - set(relays)) == sorted({indexed(name) for name in ROLES if "relay" not in name})
     single = {each["metadata"]["labels"]["role"] for each in workloads if each["kind"] == "Deployment"}
@@ -85,23 +86,21 @@ def test_kubernetes_has_a_workload_with_probes_for_every_role() -> None:
 
 
 def _filled(command: str, pod: int) -> list[str]:
-    """`command` as pod number `pod` has it."""
+    """`command` with the variables of pod number `pod`."""
     filled = command.replace("$(POD_INDEX)", str(pod)).replace("${POD_IP}", "10.0.0.1")
     if "$((" in filled:
         before, _, rest = filled.partition("$((")
-        sum_, _, after = rest.partition("))")
-        first = int(sum_.partition("+")[2])
+        expression, _, after = rest.partition("))")
+        first = int(expression.partition("+")[2])
         filled = f"{before}{pod + first}{after}"
     return filled.split()
 
 
 def test_systemd_units_start_every_role(tmp_path: Path) -> None:
     units = {Path(name).name: text for name, text in FILES.items() if name.startswith("systemd/")}
-    wanted = next(line for line in units["laminar-run.target"].splitlines() if line.startswith("Wants=")).partition(
-        "="
-    )[2]
+    wants = next(line for line in units["laminar-run.target"].splitlines() if line.startswith("Wants="))
     started = []
-    for instance in wanted.split():
+    for instance in wants.removeprefix("Wants=").split():
         name, _, index = instance.removesuffix(".service").partition("@")
         text = units[f"{name}@.service" if index else f"{name}.service"]
         line = next(line for line in text.splitlines() if line.startswith("ExecStart="))

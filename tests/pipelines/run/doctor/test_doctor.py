@@ -1,4 +1,4 @@
-"""What a doctor says of machines: pure judgements as a table, and this one looked at for real."""
+"""`laminar doctor`: checks of described machines, and the observation of this one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipelines.cli.main import main
 from pipelines.run.doctor.checks import GIB, can_run, judge
 from pipelines.run.doctor.machine import Machine, Package, observe, remove_stale_stores
 
-WHOLE = Machine(
+COMPLETE = Machine(
     python=(3, 11, 7),
     packages=(Package("torch>=2", "2.1", True),),
     java=Path("/java"),
@@ -38,7 +38,7 @@ WHOLE = Machine(
 
 
 def test_judge_finds_nothing_missing_on_a_complete_machine() -> None:
-    findings = judge(WHOLE)
+    findings = judge(COMPLETE)
     assert {finding.verdict for finding in findings} == {"ok"}
     assert not any(finding.fix for finding in findings)
 
@@ -71,7 +71,7 @@ def test_judge_finds_nothing_missing_on_a_complete_machine() -> None:
     ],
 )
 def test_judge_reports_a_defect_with_its_fix(change: dict[str, object], name: str, verdict: str, detail: str) -> None:
-    findings = judge(replace(WHOLE, **change))
+    findings = judge(replace(COMPLETE, **change))
     (wrong,) = (finding for finding in findings if finding.verdict != "ok")
     assert (wrong.name, wrong.verdict) == (name, verdict)
     assert detail in wrong.detail
@@ -85,18 +85,18 @@ def test_judge_reports_a_defect_with_its_fix(change: dict[str, object], name: st
 )
 def test_judge_reports_settings_that_lose_records(where: str, fatal: bool, verdict: str) -> None:
     problem = SettingProblem(where, "retention.ms", "1", "-1", "records would go", fatal)
-    (finding,) = [each for each in judge(replace(WHOLE, broker="", settings=(problem,))) if each.fix]
+    (finding,) = [each for each in judge(replace(COMPLETE, broker="", settings=(problem,))) if each.fix]
     assert (finding.name, finding.verdict) == ("kafka settings", verdict)
     assert finding.fix == "kafka-configs.sh --alter, retention.ms: -1"
 
 
 def test_judge_needs_no_java_for_a_remote_broker() -> None:
-    assert can_run(judge(replace(WHOLE, java=None, broker_jars=False, broker="")))
+    assert can_run(judge(replace(COMPLETE, java=None, broker_jars=False, broker="")))
 
 
 def test_fixes_are_valid_shell_commands() -> None:
-    poor = replace(WHOLE, packages=(Package("kafka-python[lz4]>=3", None, False),), prism=None, go=Path("/go"))
-    fixes = [finding.fix for finding in judge(poor) if finding.fix]
+    incomplete = replace(COMPLETE, packages=(Package("kafka-python[lz4]>=3", None, False),), prism=None, go=Path("/go"))
+    fixes = [finding.fix for finding in judge(incomplete) if finding.fix]
     assert shlex.split(fixes[0]) == ["pip", "install", "kafka-python[lz4]>=3"]
     assert "make prism" in fixes[1]
 
@@ -122,16 +122,16 @@ def test_remove_stale_stores_keeps_stores_in_use(tmp_path: Path) -> None:
     shutil.rmtree(used)
 
 
-def laminar(*words: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(["doctor", *words])
-    return int(ended.value.code or 0)
+def laminar(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as exit_info:
+        main(["doctor", *arguments])
+    return int(exit_info.value.code or 0)
 
 
 def test_doctor_command_reports_whether_a_run_can_work(broker: Broker, capsys: pytest.CaptureFixture[str]) -> None:
     assert laminar("-b", broker.bootstrap_servers) == 0
     assert "laminar run can work here" in capsys.readouterr().out
     assert laminar("-b", "127.0.0.1:1", "--json") == 1
-    said = json.loads(capsys.readouterr().out)
-    assert said["can_run"] is False
-    assert [finding["name"] for finding in said["findings"] if finding["verdict"] == "missing"] == ["kafka"]
+    report = json.loads(capsys.readouterr().out)
+    assert report["can_run"] is False
+    assert [finding["name"] for finding in report["findings"] if finding["verdict"] == "missing"] == ["kafka"]

@@ -1,4 +1,4 @@
-"""`laminar submit --dry-run`: graph, topics and options of every pipeline, and what is missing, without running it."""
+"""`laminar submit --dry-run`: graph, topics and options of a pipeline, and what is missing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pipelines.run.topics import make_topics
 from schemas.topics import CATALOGUE
 
 ROLES = ("placement", "score", "experience")
-"""Whose graphs are built without a model."""
+"""Pipelines whose graphs are built without a model."""
 
 
 def config(servers: str = "localhost:1", run: str = "first") -> Config:
@@ -53,27 +53,27 @@ def test_outline_lists_topics_and_steps(role: str) -> None:
     ],
 )
 def test_outline_lists_what_is_missing(changes: dict, runner: str, options: tuple[str, ...], reason: str) -> None:
-    wanted = config()
+    changed = config()
     if "model" in changes:
-        wanted = replace(wanted, model=replace(wanted.model, path=changes["model"]))
+        changed = replace(changed, model=replace(changed.model, path=changes["model"]))
     else:
-        wanted = replace(wanted, **changes)
-    found = outline(wanted, Role("score"), runner, options)  # type: ignore[arg-type]
+        changed = replace(changed, **changes)
+    found = outline(changed, Role("score"), runner, options)  # type: ignore[arg-type]
     assert [reason in each for each in found.missing] == ([True] if reason else [])
 
 
 def test_drawing_is_valid_svg_with_all_elements() -> None:
     uses = (TopicUse("laminar.first.trajectories", 2, 2), TopicUse("laminar.first.<&>", 2))
     steps = (("read <it>", "ReadTopics"), ("write", "WriteTransactionally"))
-    made = Outline("score", "first", "embedded", uses, steps, uses[:1], ("--x",), ("no model",))
-    drawn = ElementTree.fromstring(svg(made))
+    example = Outline("score", "first", "embedded", uses, steps, uses[:1], ("--x",), ("no model",))
+    drawn = ElementTree.fromstring(svg(example))
     shapes = [each.tag.rpartition("}")[2] for each in drawn.iter()]
     assert shapes.count("rect") == 5
     assert sum("edge" in each.attrib.get("class", "") for each in drawn.iter()) == 4
-    said = [each.text for each in drawn.iter() if each.tag.endswith("text")]
-    assert "read <it>" in said
-    assert "2 partitions, not created yet" in said
-    lines = text(made)
+    texts = [each.text for each in drawn.iter() if each.tag.endswith("text")]
+    assert "read <it>" in texts
+    assert "2 partitions, not created yet" in texts
+    lines = text(example)
     for part in ("read <it>", "laminar.first.<&>", "--x", "no model", "2 partitions, not created yet"):
         assert part in lines
 
@@ -85,21 +85,21 @@ def test_submit_dry_run_exits_with_1_if_incomplete(
     file.write_text('rollout.engine = "emulated"\nprompts.source = "synthetic"\n')
     sets = ["--set", f"run.name={run_id}", "--set", f"kafka.bootstrap_servers={broker.bootstrap_servers}"]
 
-    def said(*words: str) -> tuple[int, str]:
-        with pytest.raises(SystemExit) as ended:
-            main(["submit", "score", str(file), "--dry-run", *words])
-        return int(ended.value.code or 0), capsys.readouterr().out
+    def dry_run(*arguments: str) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as exit_info:
+            main(["submit", "score", str(file), "--dry-run", *arguments])
+        return int(exit_info.value.code or 0), capsys.readouterr().out
 
-    code, out = said(*sets, "--svg", str(drawing))
+    code, out = dry_run(*sets, "--svg", str(drawing))
     assert code == 0
     assert "not created yet" in out
     assert "ScoreTrajectories" in out
     ElementTree.fromstring(drawing.read_text())
     make_topics(config(broker.bootstrap_servers, run_id))
-    code, out = said(*sets, "--json", "--", "--streaming")
+    code, out = dry_run(*sets, "--json", "--", "--streaming")
     found = json.loads(out)
     assert {each["existing"] for each in found["reads"]} == {1}
     assert found["options"][-1] == "--streaming"
-    code, out = said("--set", f"run.name={run_id}", "--set", "kafka.bootstrap_servers=localhost:1")
+    code, out = dry_run("--set", f"run.name={run_id}", "--set", "kafka.bootstrap_servers=localhost:1")
     assert code == 1
     assert "Kafka does not answer" in out
