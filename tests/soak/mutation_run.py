@@ -22,6 +22,7 @@ import shutil
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ from infra.files import write_atomically  # noqa: E402
 
 MODULES = (
     *("losses", "passes", "advantages", "algorithms", "learner", "metrics", "trained_model", "optimizer", "packing"),
-    *("policy", "critic", "roster", "batch", "packed_attention", "lora", "ranks", "turns"),
+    *("policy", "critic", "global_batch_metadata", "batch", "packed_attention", "lora", "ranks", "device_sharing"),
 )
 """Of operators/trainer: what decides weights and metrics. Reading, publishing and checkpoints have tests by kills."""
 TESTS = (
@@ -45,6 +46,9 @@ TESTS = (
 )
 """Quickest first: a run ends with the first that fails."""
 SURVIVORS = Path(__file__).with_name("survivors.json")
+IMPORTED_BEFORE = "ignore::pytest.PytestAssertRewriteWarning"
+"""Pytest warns of plugins that were imported before it started, here with torch and transformers."""
+MAX_ANSWER = 4096
 IMPORTED = ("torch", "transformers", "numpy", "pyarrow", "safetensors.torch", "pydantic", "peft")
 
 
@@ -70,7 +74,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--only", nargs="*", default=MODULES, choices=MODULES)
     parser.add_argument("--most", type=int, default=10**9, help="mutants to test in this run")
     parser.add_argument(
-        "--timeout", type=float, default=600.0, help="seconds of one mutant; beyond it counts as failed"
+        "--timeout", type=float, default=1500.0, help="seconds of one mutant; beyond it counts as failed"
     )
     asked = parser.parse_args(arguments)
     tree, file = asked.folder / "tree", asked.folder / "results.json"
@@ -79,6 +83,11 @@ def main(arguments: list[str]) -> int:
         shutil.copytree(REPOSITORY / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(REPOSITORY / "pyproject.toml", tree)
     results: dict[str, dict[str, str]] = json.loads(file.read_text()) if file.exists() else {}
+    for path in [f"operators/trainer/{name}.py" for name in MODULES] + [
+        f"tests/operators/trainer/test_{name}.py" for name in TESTS
+    ]:
+        if not (tree / path).exists():
+            parser.error(f"there is no {path}: a module or test was renamed")
     for name in IMPORTED:
         importlib.import_module(name)
     if not results and (why := run_tests(tree, asked.timeout)) != "-":
@@ -109,9 +118,12 @@ def run_tests(tree: Path, timeout_s: float) -> str:
     child = os.fork()
     if child == 0:
         os.close(told)
-        with contextlib.suppress(BaseException):
+        try:
             os.setsid()
-            os.write(tell, _tests_in(tree).encode())
+            answer = _tests_in(tree)
+        except BaseException:  # noqa: BLE001  (reported by the parent; this process ends here)
+            answer = f"the test process failed: {traceback.format_exc()}"
+        os.write(tell, answer.encode()[-MAX_ANSWER:])
         os._exit(0)
     os.close(tell)
     deadline = time.monotonic() + timeout_s
@@ -140,7 +152,8 @@ def _tests_in(tree: Path) -> str:
     sys.path[:] = [str(tree), *(path for path in sys.path if path != str(REPOSITORY))]
     killer = Killer()
     files = [f"tests/operators/trainer/test_{name}.py" for name in TESTS]
-    code = pytest.main(["-x", "-q", "-m", "not soak", "-p", "no:cacheprovider", *files], plugins=[killer])
+    options = ["-x", "-q", "-m", "not soak", "-p", "no:cacheprovider", "-W", IMPORTED_BEFORE]
+    code = pytest.main([*options, *files], plugins=[killer])
     return killer.name or ("-" if code == 0 else f"pytest exit code {int(code)}")
 
 
