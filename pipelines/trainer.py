@@ -42,7 +42,8 @@ def checkpoints_of(config: Config) -> StorageFolder:
 
 def _training(config: Config, source: ShardConfig, rank: int) -> tuple[FoldStep, ShardConfig]:
     from operators.trainer.publishing import PublishSettings
-    from operators.trainer.train_batches import TrainBatches, TrainFollower  # deferred: imports torch
+    from operators.trainer.train_batches import TrainBatches  # deferred: imports torch
+    from operators.trainer.train_follower import TrainFollower
 
     checkpoints, rendezvous_file = checkpoints_of(config), config.run_folder / "checkpoints" / "ranks.json"
     if rank:

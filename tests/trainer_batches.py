@@ -1,4 +1,4 @@
-"""Batches and models for the trainer's tests: small, random by seed, and with every row different."""
+"""Batches and models for the trainer's tests: small, seeded, every row different."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TINY = DemoModelConfig(hidden_size=32, layers=2, heads=2, kv_heads=1, mlp_size=4
 
 
 def save_tiny_model(folder: Path, seed: int = 0, scale: float = 3.0) -> Path:
-    """A model folder whose weights are large enough for its predictions to differ from token to token."""
+    """Save a model whose weights are large enough for predictions to differ between tokens."""
     model, tokenizer = build_demo_model(replace(TINY, seed=seed))
     with torch.no_grad():
         for parameter in model.parameters():
@@ -30,7 +30,7 @@ def save_tiny_model(folder: Path, seed: int = 0, scale: float = 3.0) -> Path:
 def make_batch(
     seed: int = 0, groups: int = 4, samples: int = 4, number: int = 0, parts: int = 1, longest: int = 20
 ) -> list[MicroBatch]:
-    """A batch of `groups` × `samples` sequences of many lengths and temperatures; some tokens are not trained."""
+    """A batch of `groups` × `samples` sequences with different lengths and temperatures; some tokens are untrained."""
     source = np.random.default_rng(seed)
     rows = []
     for group in range(groups):
@@ -49,7 +49,7 @@ def pack_rows(
     index: int = 0,
     count: int = 1,
 ) -> MicroBatch:
-    """The record of `rows` of trajectory id, prompt, response and reward."""
+    """The record of `rows`: trajectory id, prompt, response and reward."""
     masks = [np.r_[np.zeros(len(p), bool), source.random(len(r)) < 0.9] for _, p, r, _ in rows]
     logprobs = [np.where(mask, -5 - source.random(len(mask)), 0) for mask in masks]
     count_of_rows = len(rows)

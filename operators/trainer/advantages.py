@@ -1,6 +1,6 @@
-"""Advantage estimators: from the rewards of a batch to one advantage a trained token.
+"""Advantage estimators: one advantage per trained token, computed from the rewards of a batch.
 
-Each takes `Rewards` and the configuration's numbers, and gives float64[m]: sequence after sequence, its trained tokens.
+Each estimator takes `Rewards` and an `AlgorithmConfig` and returns float64[m], the trained tokens in sequence order.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from operators.trainer.config import AlgorithmConfig
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rewards:
-    """What n sequences of a batch earned, m trained tokens in all.
+    """The rewards of n sequences of a batch with m trained tokens in all.
 
-    outcomes float64[n], given with a sequence's last trained token; groups int64[n], dense numbers; lengths int64[n],
-    trained tokens; penalties float64[m], taken from each token's reward; values float64[m], a critic's, of what stood
-    before each token.
+    outcomes float64[n], each given at the sequence's last trained token; groups int64[n], dense group numbers; lengths
+    int64[n], trained tokens; penalties float64[m], subtracted from each token's reward; values float64[m], the critic's
+    value of the context before each token.
     """
 
     outcomes: Tensor
@@ -30,15 +30,15 @@ class Rewards:
     penalties: Tensor | None = None
     values: Tensor | None = None
 
-    def of_sequences(self) -> Tensor:
-        """Each sequence's whole reward, float64[n]."""
+    def per_sequence(self) -> Tensor:
+        """The total reward of each sequence, float64[n]."""
         if self.penalties is None:
             return self.outcomes
         sequences = torch.arange(len(self.lengths)).repeat_interleave(self.lengths)
         return self.outcomes - self.outcomes.new_zeros(len(self.outcomes)).index_add(0, sequences, self.penalties)
 
-    def of_tokens(self) -> Tensor:
-        """Each token's reward, float64[m]."""
+    def per_token(self) -> Tensor:
+        """The reward of each token, float64[m]."""
         rewards = self.outcomes.new_zeros(int(self.lengths.sum()))
         trained = self.lengths > 0
         rewards[self.lengths.cumsum(0)[trained] - 1] = self.outcomes[trained]
@@ -49,11 +49,11 @@ Estimator: TypeAlias = Callable[[Rewards, AlgorithmConfig], Tensor]
 
 
 def group_means(values: Tensor, groups: Tensor) -> Tensor:
-    """The mean of each value's group, float64[n]; exactly their value where a group's are equal."""
-    # Taken above the group's least, or rounding would give equal rewards an advantage, and their rows a pass.
-    least = torch.full((int(groups.max()) + 1,), torch.inf, dtype=values.dtype)
-    least = least.scatter_reduce(0, groups, values, "amin")[groups]
-    return least + (torch.bincount(groups, weights=values - least) / torch.bincount(groups))[groups]
+    """The mean of each value's group, float64[n]; exact where all values of a group are equal."""
+    # Relative to the group's minimum: rounding must not give equal rewards an advantage, and their rows a pass.
+    minimum = torch.full((int(groups.max()) + 1,), torch.inf, dtype=values.dtype)
+    minimum = minimum.scatter_reduce(0, groups, values, "amin")[groups]
+    return minimum + (torch.bincount(groups, weights=values - minimum) / torch.bincount(groups))[groups]
 
 
 def group_stds(values: Tensor, groups: Tensor) -> Tensor:
@@ -65,27 +65,27 @@ def group_stds(values: Tensor, groups: Tensor) -> Tensor:
 def group_normalised(rewards: Rewards, config: AlgorithmConfig) -> Tensor:
     """A_i = (r_i − mean_g) / (std_g + ε), ddof 1. GRPO (arXiv 2402.03300, §4.1.2).
 
-    A group of one has nothing to be compared with: its advantage is 0.
+    A group of one has advantage 0.
     """
-    own = rewards.of_sequences()
-    centred = own - group_means(own, rewards.groups)
-    return (centred / (group_stds(own, rewards.groups) + config.std_epsilon)).repeat_interleave(rewards.lengths)
+    totals = rewards.per_sequence()
+    centred = totals - group_means(totals, rewards.groups)
+    return (centred / (group_stds(totals, rewards.groups) + config.std_epsilon)).repeat_interleave(rewards.lengths)
 
 
 def group_centred(rewards: Rewards, config: AlgorithmConfig) -> Tensor:
     """A_i = r_i − mean_g. Dr.GRPO (arXiv 2503.20783, §3.2)."""
-    own = rewards.of_sequences()
-    return (own - group_means(own, rewards.groups)).repeat_interleave(rewards.lengths)
+    totals = rewards.per_sequence()
+    return (totals - group_means(totals, rewards.groups)).repeat_interleave(rewards.lengths)
 
 
 def leave_one_out(rewards: Rewards, config: AlgorithmConfig) -> Tensor:
-    """A_i = r_i − mean of the others of its group = G/(G−1) · (r_i − mean_g). RLOO (arXiv 2402.14740, §3.3).
+    """A_i = r_i − mean of the other rewards of its group = G/(G−1) · (r_i − mean_g). RLOO (arXiv 2402.14740, §3.3).
 
     A group of one has advantage 0.
     """
-    own = rewards.of_sequences()
+    totals = rewards.per_sequence()
     sizes = torch.bincount(rewards.groups)[rewards.groups].double()
-    centred = own - group_means(own, rewards.groups)
+    centred = totals - group_means(totals, rewards.groups)
     return (centred * sizes / (sizes - 1).clamp(min=1)).repeat_interleave(rewards.lengths)
 
 
@@ -94,13 +94,13 @@ def whitened_returns(rewards: Rewards, config: AlgorithmConfig) -> Tensor:
 
     R_t = Σ_{s≥t} γ^(s−t) r_s.
     """
-    return whiten(_returns(rewards.of_tokens(), rewards.lengths, config.discount))
+    return whiten(_returns(rewards.per_token(), rewards.lengths, config.discount))
 
 
 def group_centred_whitened(rewards: Rewards, config: AlgorithmConfig) -> Tensor:
     """`whitened_returns` of r_i − mean_g: REINFORCE++ with a group baseline (arXiv 2501.03262, §3)."""
-    own = rewards.of_sequences()
-    centred = Rewards(own - group_means(own, rewards.groups), rewards.groups, rewards.lengths)
+    totals = rewards.per_sequence()
+    centred = Rewards(totals - group_means(totals, rewards.groups), rewards.groups, rewards.lengths)
     return whitened_returns(centred, config)
 
 
@@ -112,24 +112,24 @@ def generalised(rewards: Rewards, config: AlgorithmConfig) -> Tensor:
 def temporal_differences(rewards: Rewards, config: AlgorithmConfig) -> Tensor:
     """A_t = δ_t + γλ·A_{t+1}, δ_t = r_t + γV_{t+1} − V_t. GAE (arXiv 1506.02438, eq. 16).
 
-    Tokens that are not trained are no steps: V and A go over them to the next trained one.
+    Only trained tokens are steps: V and A skip tokens that are not trained.
     """
     if rewards.values is None:
-        raise ValueError("this advantage needs a critic's values")
+        raise ValueError("GAE needs a critic's values: choose an algorithm that has a critic (ppo)")
     values = _padded(rewards.values, rewards.lengths)
     following = torch.cat([values[:, 1:], values.new_zeros(len(values), 1)], 1)
-    deltas = _padded(rewards.of_tokens(), rewards.lengths) + config.discount * following - values
+    deltas = _padded(rewards.per_token(), rewards.lengths) + config.discount * following - values
     return _unpadded(_discounted(deltas, config.discount * config.gae_lambda), rewards.lengths)
 
 
 def value_targets(rewards: Rewards, config: AlgorithmConfig) -> Tensor:
-    """What a critic's values should have been, float64[m]: A + V, of A before it is whitened."""
+    """The regression targets of a critic, float64[m]: A + V, with A before whitening."""
     assert rewards.values is not None
     return temporal_differences(rewards, config) + rewards.values
 
 
 def whiten(values: Tensor) -> Tensor:
-    """(x − mean) / sqrt(var_ddof1 + 1e-8); zeros of fewer than two."""
+    """(x − mean) / sqrt(var_ddof1 + 1e-8); zeros for fewer than two values."""
     if len(values) < 2:
         return torch.zeros_like(values)
     return (values - values.mean()) / (values.var(correction=1) + 1e-8).sqrt()
@@ -142,23 +142,23 @@ def _returns(token_rewards: Tensor, lengths: Tensor, discount: float) -> Tensor:
 def _discounted(steps: Tensor, factor: float) -> Tensor:
     """Σ_{s≥t} factor^(s−t) · steps_s of each row of float64[n, width]."""
     sums = torch.empty_like(steps)
-    after = steps.new_zeros(len(steps))
-    for place in range(steps.shape[1] - 1, -1, -1):
-        after = steps[:, place] + factor * after
-        sums[:, place] = after
+    running = steps.new_zeros(len(steps))
+    for column in range(steps.shape[1] - 1, -1, -1):
+        running = steps[:, column] + factor * running
+        sums[:, column] = running
     return sums
 
 
 def _padded(values: Tensor, lengths: Tensor) -> Tensor:
-    """Sequences one a row, float64[n, longest], 0 beyond their ends."""
+    """One sequence per row, float64[n, longest], padded with 0."""
     padded = values.new_zeros(len(lengths), int(lengths.max()) if len(lengths) else 0)
-    padded[_within(lengths, padded.shape[1])] = values
+    padded[_length_mask(lengths, padded.shape[1])] = values
     return padded
 
 
 def _unpadded(padded: Tensor, lengths: Tensor) -> Tensor:
-    return padded[_within(lengths, padded.shape[1])]
+    return padded[_length_mask(lengths, padded.shape[1])]
 
 
-def _within(lengths: Tensor, width: int) -> Tensor:
+def _length_mask(lengths: Tensor, width: int) -> Tensor:
     return torch.arange(width) < lengths[:, None]

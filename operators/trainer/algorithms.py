@@ -1,8 +1,8 @@
-"""Algorithms by name. One is an advantage estimator, a token loss, an aggregation, and how it treats stale tokens.
+"""Algorithms by name. Each combines an advantage estimator, a token loss, an aggregation and an off-policy correction.
 
-The batch's loss is Σ_i c_i Σ_t w'_it · l_it over sequences i and their trained tokens t. The coefficients c are a
-function of all of the batch's lengths, so the sum can be taken in any parts: micro-batches, or without rows whose
-loss has no gradient.
+The batch's loss is Σ_i c_i Σ_t w'_it · l_it over sequences i and their trained tokens t. The coefficients c depend on
+the lengths of the whole batch, so the sum can be split in any way: into micro-batches, or without rows whose loss has
+no gradient.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ Coefficients: TypeAlias = Callable[[Tensor, int | None], Tensor]
 
 
 def token_mean(lengths: Tensor, max_length: int | None) -> Tensor:
-    """c_i = 1/Σ|y|: every token of the batch counts alike. DAPO (arXiv 2503.14476, §3.3)."""
+    """c_i = 1/Σ|y|: every token of the batch has the same weight. DAPO (arXiv 2503.14476, §3.3)."""
     return torch.full_like(lengths, 1, dtype=torch.float64) / lengths.sum().clamp(min=1)
 
 
 def sequence_mean(lengths: Tensor, max_length: int | None) -> Tensor:
-    """c_i = 1/(B·|y_i|): every sequence counts alike. GRPO (arXiv 2402.03300, eq. 3)."""
+    """c_i = 1/(B·|y_i|): every sequence has the same weight. GRPO (arXiv 2402.03300, eq. 3)."""
     return 1.0 / (len(lengths) * lengths.double().clamp(min=1))
 
 
 def constant_length(lengths: Tensor, max_length: int | None) -> Tensor:
-    """c_i = 1/(B·L_max): no length of the batch's own enters. Dr.GRPO (arXiv 2503.20783, §3.2)."""
+    """c_i = 1/(B·L_max): independent of the batch's lengths. Dr.GRPO (arXiv 2503.20783, §3.2)."""
     if max_length is None:
-        raise ValueError("max_response_tokens must be set: the constant_length aggregation divides by it")
+        raise ValueError("algorithm.max_response_tokens must be set: the constant_length aggregation divides by it")
     return torch.full_like(lengths, 1, dtype=torch.float64) / (len(lengths) * max_length)
 
 
@@ -53,12 +53,14 @@ TRUNCATED = Correction("truncate", cap=5.0)
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """What to do with a batch. `proximal` "update_start" takes the policy as the update found it, and w = π_o/μ carries
-    the staleness (decoupled PPO, arXiv 2110.00641); "behaviour" takes π_o = μ, so that ρ itself carries it and w = 1.
+    """How a batch is trained.
 
-    Decoupled is the rule, since batches are stale here: ratios against μ are clipped where the policy has changed most
-    since, and the tokens that decide an answer then have no gradient. On fresh batches both are the same. A `critic` is
-    a second model that learns to foresee returns.
+    With `proximal` "update_start", π_o is the policy at the start of the update, and w = π_o/μ corrects for staleness
+    (decoupled PPO, arXiv 2110.00641). With "behaviour", π_o = μ: ρ itself corrects for staleness, and w = 1.
+
+    "update_start" is the default because batches are stale here. Ratios against μ are clipped where the policy has
+    changed most since, so the tokens that decide an answer would have no gradient. On fresh batches both are the same.
+    `critic` adds a second model that learns to predict returns.
     """
 
     advantage: advantages.Estimator
@@ -83,7 +85,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         aggregation="sequence_mean",
         clip=Clip(3e-4, 4e-4),
     ),
-    # Its clipped weight is taken against μ: it is the correction.
+    # The clipped weight is π/μ, which is the off-policy correction itself.
     "cispo": Algorithm(
         advantages.group_normalised,
         losses.clipped_weight_reinforce,
@@ -98,7 +100,7 @@ ALGORITHMS: dict[str, Algorithm] = {
 
 
 def resolve(config: AlgorithmConfig) -> Algorithm:
-    """The algorithm `config` names, with what it changes. Raises ValueError for a missing `max_response_tokens`."""
+    """The algorithm that `config` names, with its overrides. Raises ValueError for a missing `max_response_tokens`."""
     known = ALGORITHMS[config.name]
     algorithm = replace(
         known,
@@ -118,21 +120,21 @@ def resolve(config: AlgorithmConfig) -> Algorithm:
 
 
 def clip_can_bind(config: LearnerConfig) -> bool:
-    """Whether an importance ratio can differ from 1: it is taken against μ, or after the first of several steps."""
+    """Whether an importance ratio can differ from 1: ratios are against μ, or a batch has several optimizer steps."""
     return resolve(config.algorithm).proximal == "behaviour" or config.mini_batches * config.epochs > 1
 
 
 def unused_clip_warning(config: LearnerConfig) -> str | None:
-    """A warning where a clip was chosen (by its own key, or with `gspo`, which is its clip) that can never act."""
+    """A warning if a clip is configured (by a key, or by `gspo`, which differs in its clip) but can never bind."""
     algorithm = config.algorithm
     chosen = [key for key in ("clip_low", "clip_high", "dual_clip") if getattr(algorithm, key) is not None]
     chosen += ["name = gspo"] if algorithm.name == "gspo" else []
     if not chosen or clip_can_bind(config):
         return None
     return (
-        f"trainer.learner.algorithm: {', '.join(chosen)} changes nothing: with one optimizer step a batch and ratios "
-        "against the policy that the update began with every ratio is 1. Set trainer.learner.mini_batches or epochs "
-        'above 1, or algorithm.proximal = "behaviour"'
+        f"trainer.learner.algorithm has a clip without effect ({', '.join(chosen)}): with one optimizer step per "
+        "batch and ratios against the policy at the start of the update, every ratio is 1. Set "
+        'trainer.learner.mini_batches or epochs above 1, or algorithm.proximal = "behaviour"'
     )
 
 

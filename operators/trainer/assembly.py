@@ -1,11 +1,11 @@
-"""Global batches from the parts in the batches topic: accepted in the order of their numbers, each number once.
+"""Assembles global batches from the parts in the batches topic: in the order of their numbers, each number once.
 
-The buffer writes batch after batch, each in one transaction, so every partition holds the batches in their order and
-the parts of each from the first to the last. What does not follow from that order is never trained. A repeated number
-and a part that belongs nowhere are refused, each with its reason. A number that is missing is a gap: a later batch
-stands in the log and the next one does not, so records were lost.
+The buffer writes one batch after the other, each in one transaction. So every partition holds the batches in order, and
+the parts of each batch from first to last. A part that violates this order is never trained: a repeated number, or a
+part that continues no batch, is rejected with a reason. A gap is a later batch in the log without the next one: the log
+has lost records.
 
-What is accepted is a function of each partition's records alone, so every rank, every start and a replay accept alike.
+Acceptance depends on each partition's records alone, so every rank, every start and a replay accept the same batches.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from schemas.records import MicroBatch
 from schemas.topics import BATCHES
 
 MAX_UNFINISHED = 4
-"""Batches of one number that may be incomplete in a partition at a time: the buffer leaves none incomplete."""
+"""Incomplete batches of one number kept per partition at a time. The buffer itself leaves none incomplete."""
 
 
 class MissingBatch(RuntimeError):
-    """The log has lost a global batch; the message says which, where, and how to go on."""
+    """The log has lost a global batch. The message says which, where, and how to continue."""
 
 
 class RejectedMicroBatch(NamedTuple):
-    """A part that was not accepted, and why."""
+    """A part that was not accepted, and the reason."""
 
     partition: int
     offset: int
@@ -36,9 +36,9 @@ class RejectedMicroBatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WholeBatch:
-    """Global batch `number`; reading goes on at `next_offsets` of its partitions once it is trained.
+    """Global batch `number`. Once it is trained, reading continues at `next_offsets` of its partitions.
 
-    It has no parts where the log has lost it, and the configuration says to go on without it.
+    It has no parts if the log has lost it and `trainer.lost_batches` names it.
     """
 
     number: int
@@ -46,12 +46,17 @@ class WholeBatch:
     next_offsets: tuple[int, ...]
 
 
-class BatchAssembly:
-    """Collects the batches from number `first` on, of which there is a share in each of `partitions`.
+def empty_reason(parts: Collection[MicroBatch]) -> str:
+    """Why a batch with `parts` has no trajectory to train."""
+    return "the batch has no trajectory" if parts else "trainer.lost_batches names the batch"
 
-    The parts of a whole batch stand in the order of the partitions. `shards` of the buffer write for each rank, so
-    partition p belongs to rank p // `shards`. Batches of numbers in `lost` are passed over. `starts` are where reading
-    begins, by partition in the order of `partitions` (default: 0).
+
+class BatchAssembly:
+    """Assembles the batches from number `first` on; each of `partitions` holds a share of every batch.
+
+    The parts of a whole batch are in the order of the partitions. `shards` buffer shards write for each rank, so
+    partition p belongs to rank p // `shards`. Batches whose numbers are in `lost` are skipped. `starts` are the offsets
+    at which reading begins, in the order of `partitions` (default: 0).
     """
 
     def __init__(
@@ -66,21 +71,21 @@ class BatchAssembly:
         numbers = tuple(partitions)
         self._lost, self._next = frozenset(lost), first
         offsets = (0,) * len(numbers) if starts is None else tuple(starts)
-        self._shares = {
+        self._partitions = {
             partition: _Partition(partition, partition // shards, first, self._lost, offset)
             for partition, offset in zip(numbers, offsets, strict=True)
         }
         self.rejected: list[RejectedMicroBatch] = []
-        """What was refused since this list was emptied."""
+        """The parts rejected since the caller last cleared this list."""
 
     def add(self, part: MicroBatch, partition: int, offset: int) -> list[WholeBatch]:
-        """Take a part; the batches that are whole by it. Raises KeyError for another partition's."""
-        self.rejected += self._shares[partition].add(part, offset)
+        """Add a part and return the batches that it completes. Raises KeyError for a partition of another rank."""
+        self.rejected += self._partitions[partition].add(part, offset)
         return self.take()
 
     def take(self) -> list[WholeBatch]:
-        """The batches that are whole and were not taken, in their order; lost ones are whole at once."""
-        shares, found = self._shares.values(), list[WholeBatch]()
+        """Return the complete batches not returned before, in order. Lost batches count as complete."""
+        shares, found = self._partitions.values(), list[WholeBatch]()
         while self._next in self._lost or all(share.whole for share in shares):
             parts: list[MicroBatch] = []
             if self._next not in self._lost:
@@ -88,28 +93,28 @@ class BatchAssembly:
                     parts += share.take()
             if len(shares) > 1:
                 parts = [replace(part, index=index, count=len(parts)) for index, part in enumerate(parts)]
-            found.append(WholeBatch(self._next, tuple(parts), tuple(share.taken_to for share in shares)))
+            found.append(WholeBatch(self._next, tuple(parts), tuple(share.next_offset for share in shares)))
             self._next += 1
         return found
 
     def missing(self) -> MissingBatch | None:
-        """The error to raise where a partition holds a later batch in the place of its next one; None: no gap."""
-        for share in self._shares.values():
-            if share.ahead:
+        """The error to raise if a partition holds a later batch instead of its next one; None if there is no gap."""
+        for share in self._partitions.values():
+            if share.later_parts:
                 return share.missing()
         return None
 
 
 class _Partition:
-    """The batches of one partition. `ahead` are parts of later batches than the next: number and offset of each."""
+    """The batches of one partition. `later_parts` are the number and offset of each part of a batch after the next."""
 
     def __init__(self, partition: int, rank: int, first: int, lost: frozenset[int], start: int) -> None:
         self._partition, self._rank, self._lost = partition, rank, lost
         self._next = first
         self._whole: deque[tuple[list[MicroBatch], int]] = deque()
         self._unfinished: list[list[tuple[MicroBatch, int]]] = []
-        self.ahead: list[tuple[int, int]] = []
-        self.taken_to = start
+        self.later_parts: list[tuple[int, int]] = []
+        self.next_offset = start
         self._pass_over_lost()
 
     @property
@@ -117,52 +122,54 @@ class _Partition:
         return bool(self._whole)
 
     def take(self) -> list[MicroBatch]:
-        """The parts of the oldest whole batch."""
-        parts, self.taken_to = self._whole.popleft()
+        """Remove and return the parts of the oldest whole batch."""
+        parts, self.next_offset = self._whole.popleft()
         return parts
 
     def add(self, part: MicroBatch, offset: int) -> Iterator[RejectedMicroBatch]:
-        """Take a part in; what is refused by it."""
-        if (reason := self._implausible(part)) is not None:
-            yield self._refuse(offset, reason)
+        """Add a part and yield the parts that are rejected because of it."""
+        if (reason := self._invalid(part)) is not None:
+            yield self._reject(offset, reason)
         elif part.batch in self._lost:
-            yield self._refuse(offset, f"batch {part.batch} is one of trainer.lost_batches")
+            yield self._reject(offset, f"batch {part.batch} is one of trainer.lost_batches")
         elif part.batch < self._next:
-            yield self._refuse(offset, f"batch {part.batch} was accepted before, the next one is {self._next}")
+            yield self._reject(offset, f"batch {part.batch} was accepted before, the next one is {self._next}")
         elif part.batch > self._next:
-            self.ahead.append((part.batch, offset))
+            self.later_parts.append((part.batch, offset))
         else:
-            yield from self._follow(part, offset)
+            yield from self._append(part, offset)
 
     def missing(self) -> MissingBatch:
-        """The error that says what is missing here."""
-        (found, offset), where = self.ahead[0], f"{BATCHES.short_name} partition {self._partition}"
+        """The error for the batch that this partition lacks."""
+        (found, offset), where = self.later_parts[0], f"{BATCHES.short_name} partition {self._partition}"
         return MissingBatch(
-            f"global batch {self._next} is missing in {where}: batch {found} stands at offset {offset}, and batch "
-            f"{self._next} neither before it nor after it. The log has lost records, or something else than the buffer "
-            f"wrote that record. Read it with `laminar topics tail {BATCHES.short_name}`; to train on without the "
-            f"batch set trainer.lost_batches = [{self._next}] and resume the run"
+            f"global batch {self._next} is missing in {where}: batch {found} is at offset {offset}, and batch "
+            f"{self._next} is neither before nor after it. The log has lost records, or another writer than the buffer "
+            f"wrote that record. Read it with `laminar topics tail {BATCHES.short_name}`. To train without the "
+            f"batch, set trainer.lost_batches = [{self._next}] and resume the run"
         )
 
-    def _implausible(self, part: MicroBatch) -> str | None:
+    def _invalid(self, part: MicroBatch) -> str | None:
         if part.rank != self._rank:
             return f"a part for rank {part.rank} in a partition of rank {self._rank}"
         if part.batch < 0 or not 0 <= part.index < part.count:
-            return f"part {part.index} of {part.count} of batch {part.batch} cannot be"
+            return f"part {part.index} of {part.count} of batch {part.batch} is out of range"
         return None
 
-    def _follow(self, part: MicroBatch, offset: int) -> Iterator[RejectedMicroBatch]:
-        """Take in a part of the next batch: its first part begins it, any other follows the one before."""
+    def _append(self, part: MicroBatch, offset: int) -> Iterator[RejectedMicroBatch]:
+        """Add a part of the next batch: part 0 begins a candidate, any other part continues one."""
         if part.index == 0:
             parts: list[tuple[MicroBatch, int]] = []
             self._unfinished.append(parts)
             if len(self._unfinished) > MAX_UNFINISHED:
-                yield from self._drop(self._unfinished.pop(0))
+                yield from self._reject_parts(self._unfinished.pop(0))
         else:
             fitting = (each for each in reversed(self._unfinished) if _fits(part, each))
             found = next(fitting, None)
             if found is None:
-                yield self._refuse(offset, f"part {part.index} of {part.count} of batch {part.batch} follows no part")
+                yield self._reject(
+                    offset, f"part {part.index} of {part.count} of batch {part.batch} continues no batch"
+                )
                 return
             parts = found
         parts.append((part, offset))
@@ -170,28 +177,28 @@ class _Partition:
             yield from self._complete(parts)
 
     def _complete(self, parts: list[tuple[MicroBatch, int]]) -> Iterator[RejectedMicroBatch]:
-        """A batch is whole: what else claimed its number, or came too early, is no part of any."""
+        """Accept a complete batch; reject the other candidates of its number and the parts that came too early."""
         self._whole.append(([part for part, _ in parts], parts[-1][1] + 1))
         unfinished, self._unfinished = self._unfinished, []
         for other in unfinished:
             if other is not parts:
-                yield from self._drop(other)
-        ahead, self.ahead = self.ahead, []
-        for number, offset in ahead:
-            yield self._refuse(offset, f"batch {number} came before batch {self._next}")
+                yield from self._reject_parts(other)
+        later_parts, self.later_parts = self.later_parts, []
+        for number, offset in later_parts:
+            yield self._reject(offset, f"batch {number} arrived before batch {self._next}")
         self._next += 1
         self._pass_over_lost()
 
-    def _drop(self, parts: list[tuple[MicroBatch, int]]) -> Iterator[RejectedMicroBatch]:
+    def _reject_parts(self, parts: list[tuple[MicroBatch, int]]) -> Iterator[RejectedMicroBatch]:
         for part, offset in parts:
-            reason = f"part {part.index} of {part.count} of batch {part.batch}, of which the other parts never came"
-            yield self._refuse(offset, reason)
+            reason = f"part {part.index} of {part.count} of batch {part.batch}, whose other parts never arrived"
+            yield self._reject(offset, reason)
 
     def _pass_over_lost(self) -> None:
         while self._next in self._lost:
             self._next += 1
 
-    def _refuse(self, offset: int, reason: str) -> RejectedMicroBatch:
+    def _reject(self, offset: int, reason: str) -> RejectedMicroBatch:
         return RejectedMicroBatch(self._partition, offset, reason)
 
 

@@ -1,4 +1,4 @@
-"""What can be said of a global batch without training on it."""
+"""Statistics of a global batch that need no training."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from operators.trainer.assembly import empty_reason
 from schemas.records import MicroBatch
 
 
 def batch_statistics(parts: Sequence[MicroBatch]) -> dict[str, float]:
-    """Means and extremes of reward, response length and staleness over `parts`, and their tokens, prompts included.
+    """Statistics of reward, response length and staleness over `parts`, and their tokens, prompts included.
 
-    Raises ValueError where they have no trajectory, or columns of lengths that do not agree.
+    Raises ValueError if the parts have no trajectory, or columns whose lengths disagree.
     """
     rows = sum(len(part.trajectory_ids) for part in parts)
     if not rows:
-        raise ValueError("it has no trajectory" if parts else "the log has lost it")
+        raise ValueError(empty_reason(parts))
     for name in ("rewards", "lengths", "prompt_lengths", "staleness"):
         if (count := sum(len(getattr(part, name)) for part in parts)) != rows:
-            raise ValueError(f"it has {rows} trajectories, but {count} {name}")
+            raise ValueError(f"the batch has {rows} trajectories, but {count} {name}")
     rewards = np.concatenate([part.rewards.to_numpy() for part in parts])
     lengths = np.concatenate([part.lengths.to_numpy() - part.prompt_lengths.to_numpy() for part in parts])
     staleness = np.concatenate([part.staleness.to_numpy() for part in parts])

@@ -1,4 +1,4 @@
-"""What the trainer can be told. Free of torch, so that a command line can read it at once."""
+"""The learner's configuration. It does not import torch, so that the command line starts fast."""
 
 from __future__ import annotations
 
@@ -48,28 +48,28 @@ def _within(name: str, value: float | None, low: float, high: float = math.inf, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlgorithmConfig:
-    """An algorithm by name, and what to change of it; None leaves what `operators/trainer/algorithms.py` says.
+    """An algorithm by name, and overrides; None keeps the algorithm's own value (`operators/trainer/algorithms.py`).
 
-    Raises ValueError naming the field that does not fit.
+    Raises ValueError naming the invalid field.
     """
 
     name: AlgorithmName = "grpo"
-    aggregation: AggregationName | None = None  # how token losses become one number
+    aggregation: AggregationName | None = None  # how token losses are combined into one number
     clip_low: float | None = None  # ε_l: the importance ratio is clipped below at 1 − ε_l
-    clip_high: float | None = None  # ε_h: and above at 1 + ε_h
+    clip_high: float | None = None  # ε_h: the importance ratio is clipped above at 1 + ε_h
     dual_clip: float | None = None  # c > 1: bounds the loss of a token of negative advantage by c·|A|
-    proximal: Proximal | None = None  # the policy that ratios are taken against
-    correction: CorrectionKind | None = None  # what becomes of the weight π_o/μ beyond its bounds
-    correction_level: CorrectionLevel | None = None  # a weight a token, or their product a sequence
+    proximal: Proximal | None = None  # the policy that importance ratios are taken against
+    correction: CorrectionKind | None = None  # how the weight π_o/μ is treated beyond its bounds
+    correction_level: CorrectionLevel | None = None  # one weight per token, or the product of them per sequence
     correction_low: float | None = None  # lower bound of that weight
     correction_cap: float | None = None  # upper bound of that weight
     std_epsilon: float = 1e-6  # added to a group's standard deviation
     discount: float = 1.0  # γ per token, of reinforce_plus_plus and ppo
-    gae_lambda: float = 1.0  # λ of ppo's advantages: 1 takes the whole return, 0 the next value alone
+    gae_lambda: float = 1.0  # λ of GAE, for ppo: 1 uses the whole return, 0 only the next value
     max_response_tokens: int | None = None  # L_max of the constant_length aggregation
-    kl_coefficient: float = 0.0  # β of the penalty towards the initial model; 0 keeps no reference model
-    kl_kind: KlKind = "k3"  # its estimator
-    kl_in: KlPlace = "loss"  # added to each token's loss, or taken from each token's reward
+    kl_coefficient: float = 0.0  # β of the KL penalty to the initial model; 0: no reference model is loaded
+    kl_kind: KlKind = "k3"  # the KL estimator
+    kl_in: KlPlace = "loss"  # added to each token's loss, or subtracted from each token's reward
 
     def __post_init__(self) -> None:
         _choose("name", self.name, get_args(AlgorithmName))
@@ -97,14 +97,14 @@ class AlgorithmConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CriticConfig:
-    """The second model of ppo: the policy's own trunk, as it was at first, and a value for each token.
+    """The critic of ppo: a second model with the policy's initial trunk and a value output per token.
 
-    Raises ValueError naming the field that does not fit.
+    Raises ValueError naming the invalid field.
     """
 
-    learning_rate: float = 1e-3  # its peak; warm-up and schedule are those of the policy
-    value_clip: float = 0.5  # ε_v: a value that moved further than this in one batch has no gradient
-    warmup_batches: int = 0  # batches of which the critic alone learns
+    learning_rate: float = 1e-3  # peak; warm-up and schedule are the policy's
+    value_clip: float = 0.5  # ε_v: a value that changes by more than this within a batch has no gradient
+    warmup_batches: int = 0  # first batches, which train the critic alone
 
     def __post_init__(self) -> None:
         _within("critic.learning_rate", self.learning_rate, 0, open_low=True)
@@ -114,13 +114,13 @@ class CriticConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterGroup:
-    """What AdamW does otherwise with parameters in whose name the regular expression `match` is found.
+    """AdamW settings for parameters whose name contains a match of the regular expression `match`.
 
-    Raises ValueError naming the field that does not fit.
+    Raises ValueError naming the invalid field.
     """
 
     match: str
-    weight_decay: float | None = None  # None: the learner's for matrices, 0 for vectors
+    weight_decay: float | None = None  # None: the learner's value for matrices, 0 for vectors
     learning_rate_factor: float = 1.0
 
     def __post_init__(self) -> None:
@@ -134,15 +134,15 @@ class ParameterGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraConfig:
-    """Low-rank adapters in place of the policy's own weights; a critic, where there is one, is trained whole.
+    """Low-rank adapters, trained instead of the policy's own weights. All weights of a critic are trained.
 
-    Raises ValueError naming the field that does not fit, or what is not installed.
+    Raises ValueError naming the invalid field, or the package that is not installed.
     """
 
-    rank: int = 0  # r, the adapters' inner width; 0 trains all weights
-    alpha: float = 32.0  # α: an adapter's product counts α/r times
-    targets: tuple[str, ...] = ()  # last parts of the names of the layers that get one; empty: all but the output's
-    seed: int = 0  # of the random half of each adapter
+    rank: int = 0  # r, the adapters' rank; 0 trains all weights
+    alpha: float = 32.0  # α: an adapter's product is scaled by α/r
+    targets: tuple[str, ...] = ()  # name suffixes of the layers with adapters; empty: all linear layers but the output
+    seed: int = 0  # seed of the randomly initialised matrix of each adapter
 
     def __post_init__(self) -> None:
         _within("lora.rank", self.rank, 0)
@@ -153,9 +153,9 @@ class LoraConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerConfig:
-    """How a global batch changes the weights: AdamW on gradients accumulated over micro-batches, one step a mini-batch.
+    """How a global batch is trained: AdamW on gradients accumulated over micro-batches, one step per mini-batch.
 
-    Raises ValueError naming the field that does not fit.
+    Raises ValueError naming the invalid field.
     """
 
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
@@ -163,26 +163,26 @@ class LearnerConfig:
     lora: LoraConfig = field(default_factory=LoraConfig)
     learning_rate: float = 2e-4
     warmup_steps: int = 5  # batches over which the learning rate rises linearly from 0
-    schedule: Schedule = "constant"  # after the warm-up
+    schedule: Schedule = "constant"  # of the learning rate, after the warm-up
     total_steps: int | None = None  # batches at which a linear or cosine schedule ends
-    final_learning_rate: float = 0.0  # where it ends
+    final_learning_rate: float = 0.0  # value at the end of a linear or cosine schedule
     betas: tuple[float, float] = (0.9, 0.95)  # decay of AdamW's first and second moment
     epsilon: float = 1e-8  # of AdamW
-    weight_decay: float = 0.0  # decoupled, of matrices only
-    parameter_groups: tuple[ParameterGroup, ...] = ()  # exceptions; the first that matches a parameter's name counts
-    max_gradient_norm: float = 1.0  # the whole gradient is scaled down to this 2-norm
-    max_skipped_batches: int = 5  # batches in a row with a gradient that is not finite, after which the trainer fails
-    mismatch_bound: float = 0.01  # nats a token between rollout and trainer at staleness 0, above which it is logged
-    mini_batches: int = 1  # optimizer steps a pass over the batch: groups are dealt out to them evenly, in their order
+    weight_decay: float = 0.0  # decoupled; matrices only
+    parameter_groups: tuple[ParameterGroup, ...] = ()  # exceptions; the first match of a parameter's name applies
+    max_gradient_norm: float = 1.0  # the global gradient is clipped to this 2-norm
+    max_skipped_batches: int = 5  # consecutive batches with a non-finite gradient after which the trainer fails
+    mismatch_bound: float = 0.01  # warn above this KL of rollout and trainer at staleness 0, nats per token
+    mini_batches: int = 1  # optimizer steps per pass over the batch; groups are split evenly, in order
     epochs: int = 1  # passes over the batch
     precision: Precision = "float32"  # of activations; weights and optimizer are always float32
-    gradient_checkpointing: bool = False  # make each layer's activations again in the backward pass: memory for time
-    share_device: bool = False  # actor, critic and reference lie on the device in turns, else all at once
+    gradient_checkpointing: bool = False  # recompute activations in the backward pass: less memory, more time
+    share_device: bool = False  # actor, critic and reference are on the device one at a time, else all at once
     micro_batch_tokens: int = (
-        1024  # tokens (prompts included) of one forward and backward pass; a longer sequence goes alone
+        1024  # tokens (prompts included) of one forward and backward pass; a longer sequence is alone in its pass
     )
     logits_chunk_tokens: int = (
-        4096  # response tokens whose logits exist at once; beyond it they are made again in the backward pass
+        4096  # response tokens whose logits exist at once; with more, logits are recomputed in the backward pass
     )
 
     def __post_init__(self) -> None:
@@ -192,7 +192,9 @@ class LearnerConfig:
         _choose("schedule", self.schedule, get_args(Schedule))
         if self.schedule != "constant" and (self.total_steps is None or self.total_steps <= self.warmup_steps):
             kind = f"{self.schedule} schedule"
-            raise ValueError(f"total_steps must exceed warmup_steps with a {kind}, not be {self.total_steps}")
+            raise ValueError(
+                f"total_steps must exceed warmup_steps ({self.warmup_steps}) with a {kind}, not be {self.total_steps}"
+            )
         _choose("precision", self.precision, get_args(Precision))
         _within("mini_batches", self.mini_batches, 1)
         _within("epochs", self.epochs, 1)

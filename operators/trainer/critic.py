@@ -1,4 +1,4 @@
-"""The critic: the policy's trunk with a value in place of its vocabulary."""
+"""The critic: the policy's trunk with a value head instead of the language model head."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from operators.trainer.policy import activations, hidden_states, load_policy
 
 
 class Critic(nn.Module):
-    """What a model of a policy's shape and initial weights expects a response to earn from each token on.
+    """Predicts the return from each token on; its trunk has the policy's architecture and initial weights.
 
-    The value starts at 0 everywhere: its one matrix is zeros, so that no randomness enters.
+    The value head is initialised to zeros: values start at 0, without randomness.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Critic(nn.Module):
         nn.init.zeros_(self.value.bias)
 
     def forward(self, packed: PackedTokens) -> Tensor:
-        """V of what stands before each of `packed.targets`, float32[m]."""
+        """V of the context before each of `packed.targets`, float32[m]."""
         with activations(packed, self._precision):
             values: Tensor = self.value(hidden_states(self.policy, packed))
-        return values[:, 0].float().clone()  # FSDP's hooks want no view
+        return values[:, 0].float().clone()  # FSDP's hooks do not accept a view

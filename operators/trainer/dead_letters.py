@@ -1,4 +1,4 @@
-"""What the trainer passes over, as dead letters: the records themselves stay in the batches topic, whole."""
+"""Dead letters for the records that the trainer skips; the records themselves stay in the batches topic."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from schemas.topics import BATCHES, DEAD_LETTERS
 
 
 def dead_letters(rejected: Iterable[RejectedMicroBatch], run: str, now: int) -> list[Output]:
-    """A dead letter for each of `refused` of `run`, at `now` in Unix milliseconds."""
+    """A dead letter for each of `rejected` in `run`, at `now` in Unix milliseconds."""
     topic = BATCHES.name(run)
     return [
         Output(DEAD_LETTERS, topic, DeadLetter("train", reason, topic, partition, offset, b"", now))

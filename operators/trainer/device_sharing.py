@@ -1,4 +1,4 @@
-"""Models that share a device in turns: each is loaded, used, and put back into the host's memory."""
+"""Models that share a device, one at a time: each is loaded, used, then offloaded to host memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ HOST = torch.device("cpu")
 
 
 class DeviceTurns:
-    """Who has `device` when, and for how long. `models` move themselves; where they do not `share`, all stay there."""
+    """Gives `models` the device one at a time and measures the times. Without `share` all stay on `device`.
+
+    The values of `models` move a model to a device.
+    """
 
     def __init__(
         self,
@@ -34,27 +37,27 @@ class DeviceTurns:
 
     @contextmanager
     def turn(self, name: str) -> Iterator[None]:
-        """Model `name` is on the device, and no other one that shares it."""
-        began = self._clock()
+        """In this context model `name` is on the device; with `share` no other model is."""
+        started = self._clock()
         if self._share:
             self._models[name](self._device)
-            began = self._told(name, "load", began)
+            started = self._record(name, "load", started)
         try:
             yield
         finally:
-            began = self._told(name, "use", began)
+            started = self._record(name, "use", started)
             if self._share:
                 self._models[name](HOST)
-                self._told(name, "offload", began)
+                self._record(name, "offload", started)
 
     def seconds(self) -> dict[str, float]:
         """`time/<model>_<load|use|offload>` since the last call."""
-        told, self._seconds = self._seconds, {}
-        return told
+        seconds, self._seconds = self._seconds, {}
+        return seconds
 
-    def _told(self, name: str, what: str, began: float) -> float:
+    def _record(self, name: str, phase: str, started: float) -> float:
         now = self._clock()
-        key = f"time/{name}_{what}"
-        self._seconds[key] = self._seconds.get(key, 0.0) + now - began
-        log.debug("%s: %s took %.3f s", name, what, now - began)
+        key = f"time/{name}_{phase}"
+        self._seconds[key] = self._seconds.get(key, 0.0) + now - started
+        log.debug("%s: %s took %.3f s", name, phase, now - started)
         return now

@@ -1,8 +1,8 @@
-"""EmulateTraining: global batches in, manifests of weight versions out, in the time that training them would take.
+"""EmulateTraining: consumes global batches and publishes weight manifests after the time that training would take.
 
-It keeps the trainer's rules: a start is an epoch; it restores from its checkpoint alone, trains again what came after,
-and of what an earlier epoch published already publishes only the last. Its checkpoint is where its reading stood, which
-is small enough to travel in the commit's note.
+It follows the trainer's rules: each start is an epoch; it restores from its checkpoint alone and retrains the later
+batches; of the versions that an earlier epoch has already published, it publishes only the last again. Its checkpoint
+is its read position, small enough for the commit note.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Rest
 from operators.trainer.assembly import BatchAssembly, RejectedMicroBatch, WholeBatch
 from operators.trainer.batch_statistics import batch_statistics
 from operators.trainer.dead_letters import dead_letters
+from operators.trainer.manifest_history import PublishedBatches
 from operators.trainer.training_config import TrainingConfig
 from schemas.records import Metric, MicroBatch, PolicyVersion, WeightVersion
 from schemas.topics import BATCHES, METRICS, RELAY
@@ -28,13 +29,13 @@ from schemas.topics import BATCHES, METRICS, RELAY
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
-"""Pause before a manifest that did not get out is tried again."""
+"""Pause before the publish of a manifest is retried."""
 
 
 @dataclass(frozen=True)
 class EmulateTraining:
-    """Trains nothing, `time_scale` times as fast as `config.emulation` says; a token stands for `stride` real ones.
-    `shards` of the buffer make the batches.
+    """Emulates training, `time_scale` times as fast as `config.emulation`; one token stands for `stride` real tokens.
+    `shards` is the number of buffer shards that write the batches.
     """
 
     config: TrainingConfig
@@ -43,14 +44,16 @@ class EmulateTraining:
     stride: int = 1
     shards: int = 1
 
-    def restore(self, restored: Restored) -> _Emulating:
+    def restore(self, restored: Restored) -> _EmulatedTraining:
         producer = BoundedProducer(self.shard.client)
-        return _Emulating(self, restored, ManifestLog(producer, self.shard.run), lambda: _close(producer))
+        return _EmulatedTraining(
+            self, restored, ManifestLog(producer, self.shard.run), lambda: _close_manifest_producer(producer)
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class _Position:
-    """How far training is: version `number`, the next batch's offsets, trajectories so far, the version published."""
+    """Progress: version `number`, the next batch's offsets, trajectories so far, and the version published last."""
 
     offsets: tuple[int, ...]
     number: int = 0
@@ -60,26 +63,26 @@ class _Position:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A batch under way, from `began` to `ends` by the clock; `waited` seconds before."""
+    """A batch in training from `begins` to `ends` on the clock, after `waited` idle seconds."""
 
     batch: WholeBatch
-    began: float
+    begins: float
     ends: float
     waited: float
 
 
-class _Emulating:
+class _EmulatedTraining:
     def __init__(
         self,
         step: EmulateTraining,
         restored: Restored,
         announce: Callable[[WeightVersion], None],
-        let_go: Callable[[], None] = lambda: None,
+        close_producer: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], int] = lambda: time.time_ns() // 10**6,
     ) -> None:
         self._step, self._epoch, self._announce = step, restored.start, announce
-        self._let_go, self._clock, self._now = let_go, clock, now
+        self._close_producer, self._clock, self._now = close_producer, clock, now
         self._saved = self._position = _position(restored.state.get("trained", {}), step.shards)
         position = self._position
         self._assembly = BatchAssembly(
@@ -89,86 +92,83 @@ class _Emulating:
             lost=step.config.lost_batches,
             starts=position.offsets,
         )
-        self._whole = deque((self._clock(), batch) for batch in self._assembly.take())
+        self._complete = deque((self._clock(), batch) for batch in self._assembly.take())
         self._missing_since: float | None = None
         self._training: _Step | None = None
         self._free_at = 0.0
-        """When the trainer can begin the next batch."""
-        self._untold: list[int] = []
+        """Earliest time at which the trainer can begin the next batch."""
+        self._unpublished: list[int] = []
         self._untrained: list[int] = []
-        self._leaving: deque[tuple[float, WeightVersion, _Position]] = deque()
-        """Versions on their way, when they arrive, and what there was to save with them."""
+        self._in_transit: deque[tuple[float, WeightVersion, _Position]] = deque()
+        """Versions in transit: their arrival times, manifests, and the positions to save."""
         self._held: list[Output] = []
-        self._published = restored.state.get("published", -1)
-        """The last batch that any manifest covers, of this epoch too."""
-        self._published_before = self._published
+        self._published = PublishedBatches(self._epoch, restored.state.get("published", -1))
         self._started = False
 
     def fold(self, polled: Polled) -> list[Output]:
         now = self._clock()
         for received in polled.records:
             if isinstance(received.record, WeightVersion):
-                self._published = max([self._published, *received.record.batches])
-                if received.record.version.epoch != self._epoch:
-                    self._published_before = max([self._published_before, *received.record.batches])
+                self._published.add(received.record)
             elif isinstance(received.record, MicroBatch):
                 whole = self._assembly.add(received.record, received.partition, received.offset)
-                self._whole.extend((now, batch) for batch in whole)
+                self._complete.extend((now, batch) for batch in whole)
         rejected, self._assembly.rejected = self._assembly.rejected, []
         outputs = dead_letters(rejected, self._step.shard.run, self._now())
         if not polled.caught_up:
             return outputs
         if not self._started:
             outputs += self._start(now)
-        while (step := self._training or self._begin()) is not None and step.ends <= now:
-            outputs += self._finish(step)
+        while (step := self._training or self._begin_step()) is not None and step.ends <= now:
+            outputs += self._finish_step(step)
         if self._training is None:
-            self._check(now)
-        self._let_out(now)
-        if self._done() and self._leaving:
-            self._held += outputs  # a run that hears of its last step ends: the version must be out by then
+            self._check_missing(now)
+        self._publish_arrived(now)
+        if self._is_done() and self._in_transit:
+            self._held += outputs  # the last step's metric ends the run: the version must be published before
             return []
         held, self._held = self._held, []
         return held + outputs
 
     def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
-        saved = self._saved
-        places = {PartitionKey(BATCHES.short_name, partition): offset for partition, offset in enumerate(saved.offsets)}
-        places |= {place: offset for place, offset in positions.items() if place.topic == RELAY.short_name}
-        return Checkpoint(places, state={"trained": asdict(saved), "published": self._published})
+        offsets = {
+            PartitionKey(BATCHES.short_name, number): offset for number, offset in enumerate(self._saved.offsets)
+        }
+        offsets |= {key: offset for key, offset in positions.items() if key.topic == RELAY.short_name}
+        return Checkpoint(offsets, state={"trained": asdict(self._saved), "published": self._published.last})
 
     def busy(self) -> bool:
         return False
 
     def close(self) -> None:
-        self._let_go()
+        self._close_producer()
 
     def _start(self, now: float) -> list[Output]:
         self._started, self._free_at = True, now
-        if self._position.number == 0 and self._published_before < 0:
-            self._publish(now)
-        if not self._done():
+        if self._position.number == 0 and self._published.last_before_epoch < 0:
+            self._send(now)
+        if not self._is_done():
             return []
-        # whoever waits for the last step may not have heard of it
+        # an earlier start may not have committed the metric of the last step
         return [self._metric({"trajectories": float(self._position.trajectories)})]
 
-    def _done(self) -> bool:
+    def _is_done(self) -> bool:
         return self._position.number >= self._step.config.optimizer_steps
 
-    def _begin(self) -> _Step | None:
-        """Take the next batch up, as of when it was there and the trainer free."""
-        if not self._whole or self._done():
+    def _begin_step(self) -> _Step | None:
+        """Begin the next batch, at the time when both the batch and the trainer were available."""
+        if not self._complete or self._is_done():
             return None
-        seen, batch = self._whole.popleft()
-        began = max(seen, self._free_at)
+        available_at, batch = self._complete.popleft()
+        begins = max(available_at, self._free_at)
         tokens = self._step.stride * sum(len(part.token_ids) for part in batch.parts)
-        ends = began + self._step.config.emulation.seconds(tokens) / self._step.time_scale
-        self._training = _Step(batch, began, ends, began - self._free_at)
+        ends = begins + self._step.config.emulation.seconds(tokens) / self._step.time_scale
+        self._training = _Step(batch, begins, ends, begins - self._free_at)
         return self._training
 
-    def _check(self, now: float) -> None:
-        """Raise MissingBatch where the next batch is missing in the log, and does not come."""
-        missing = None if self._done() else self._assembly.missing()
+    def _check_missing(self, now: float) -> None:
+        """Raise MissingBatch if the next batch stays missing in the log for `missing_batch_wait_s`."""
+        missing = None if self._is_done() else self._assembly.missing()
         if missing is None:
             self._missing_since = None
         elif self._missing_since is None:
@@ -177,13 +177,13 @@ class _Emulating:
         elif now - self._missing_since >= self._step.config.missing_batch_wait_s:
             raise missing
 
-    def _finish(self, step: _Step) -> list[Output]:
+    def _finish_step(self, step: _Step) -> list[Output]:
         batch, scale, emulation = step.batch, self._step.time_scale, self._step.config.emulation
         self._training = None
         outputs: list[Output] = []
-        rows, figures = 0, {"batches/untrained": 1.0}
+        rows, statistics = 0, {"batches/untrained": 1.0}
         try:
-            figures = batch_statistics(batch.parts)
+            statistics = batch_statistics(batch.parts)
             rows = sum(len(part.trajectory_ids) for part in batch.parts)
         except ValueError as error:
             self._untrained.append(batch.number)
@@ -196,24 +196,24 @@ class _Emulating:
             before, number=before.number + 1, offsets=batch.next_offsets, trajectories=before.trajectories + rows
         )
         self._free_at = step.ends + emulation.stall_s / scale
-        self._untold.append(batch.number)
-        if batch.number >= self._published_before or self._done():
-            self._publish(self._free_at + emulation.broadcast_s / scale)
-        told = self._metric(
+        self._unpublished.append(batch.number)
+        if batch.number >= self._published.last_before_epoch or self._is_done():
+            self._send(self._free_at + emulation.broadcast_s / scale)
+        metric = self._metric(
             {
-                **figures,
+                **statistics,
                 "trajectories": float(self._position.trajectories),
-                "time/update": step.ends - step.began,
+                "time/update": step.ends - step.begins,
                 "time/wait": step.waited,
-                "trainer/idle_ratio": step.waited / (step.waited + step.ends - step.began + emulation.stall_s / scale),
+                "trainer/idle_ratio": step.waited / (step.waited + step.ends - step.begins + emulation.stall_s / scale),
                 "weight_sync/seconds": emulation.stall_s / scale,
-                "queue/lag": float(len(self._whole)),
+                "queue/lag": float(len(self._complete)),
             }
         )
-        return [*outputs, told]
+        return [*outputs, metric]
 
-    def _publish(self, arrives: float) -> None:
-        """Send the version trained last on its way."""
+    def _send(self, arrives: float) -> None:
+        """Send the version trained last; it arrives at `arrives`."""
         position, version = self._position, PolicyVersion(self._epoch, self._position.number)
         manifest = WeightVersion(
             version=version,
@@ -223,29 +223,29 @@ class _Emulating:
             bytes=0,
             blake3="",
             tensors=(),
-            batches=tuple(self._untold),
+            batches=tuple(self._unpublished),
             batch_offsets=position.offsets,
             trajectories_trained=position.trajectories,
-            final=self._done() and position.number > 0,
+            final=self._is_done() and position.number > 0,
             created_at=self._now(),
             untrained_batches=tuple(self._untrained),
         )
-        self._untold, self._untrained = [], []
+        self._unpublished, self._untrained = [], []
         self._position = replace(position, published=str(version))
-        self._leaving.append((arrives, manifest, self._position))
+        self._in_transit.append((arrives, manifest, self._position))
 
-    def _let_out(self, now: float) -> None:
-        """Tell of versions that have arrived, and save where one is due."""
+    def _publish_arrived(self, now: float) -> None:
+        """Publish the manifests of versions that have arrived, and save the position if a checkpoint is due."""
         every = self._step.config.checkpoint_every
-        while self._leaving and self._leaving[0][0] <= now:
-            _, manifest, position = self._leaving[0]
+        while self._in_transit and self._in_transit[0][0] <= now:
+            _, manifest, position = self._in_transit[0]
             try:
                 self._announce(manifest)
             except (DeliveryFailed, TimeoutError) as error:
-                log.error("version %s is not out yet: %s", manifest.version, error)
-                self._leaving[0] = (now + RETRY_S, manifest, position)
+                log.error("cannot publish version %s yet, retrying: %s", manifest.version, error)
+                self._in_transit[0] = (now + RETRY_S, manifest, position)
                 return
-            self._leaving.popleft()
+            self._in_transit.popleft()
             if position.number % every == 0 or manifest.final:
                 self._saved = position
 
@@ -257,8 +257,8 @@ def _position(state: Mapping[str, Any], shards: int) -> _Position:
     return _Position(**{**state, "offsets": tuple(state.get("offsets", (0,) * shards))})
 
 
-def _close(producer: Any) -> None:
+def _close_manifest_producer(producer: Any) -> None:
     try:
         producer.close(timeout_s=2)
     except (DeliveryFailed, TimeoutError) as error:
-        log.error("a manifest may not be in the log: %s", error)
+        log.error("the last manifest may not be in the log: %s", error)

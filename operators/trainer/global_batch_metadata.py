@@ -1,4 +1,4 @@
-"""What every rank knows of every sequence of a global batch, on whichever rank its tokens are."""
+"""Metadata of every sequence of a global batch, known to every rank; tokens stay on their own rank."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from operators.trainer.ranks import Ranks
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GlobalBatchMetadata:
-    """n sequences in the order of ranks: rewards float64[n]; groups (dense numbers), lengths, prompt_lengths, trained
-    and staleness int64[n]; truncated bool[n], whether a length limit cut the response off.
+    """n sequences in rank order: rewards float64[n]; groups (dense numbers), lengths, prompt_lengths, trained and
+    staleness int64[n]; truncated bool[n], whether a length limit cut the response off.
 
-    `rows` and `tokens` are this rank's own among them, and among all their trained tokens.
+    `rows` is this rank's slice of the sequences, `tokens` its slice of their trained tokens.
     """
 
     rewards: np.ndarray
@@ -34,7 +34,7 @@ class GlobalBatchMetadata:
 
 
 def gather_metadata(batch: TrainingBatch, ranks: Ranks) -> GlobalBatchMetadata:
-    """The roster of the global batch of which `batch` is this rank's part; all ranks must ask."""
+    """The metadata of the global batch; `batch` is this rank's part. A collective: every rank must call it."""
     columns = (batch.group_keys, batch.lengths, batch.prompt_lengths, batch.trained, batch.staleness, batch.truncated)
     table = torch.from_numpy(np.stack([column.astype(np.int64) for column in columns], 1))
     parts = ranks.gather(table)
@@ -44,7 +44,7 @@ def gather_metadata(batch: TrainingBatch, ranks: Ranks) -> GlobalBatchMetadata:
     _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
     return GlobalBatchMetadata(
         rewards=torch.cat(ranks.gather(torch.from_numpy(batch.rewards))).numpy(),
-        groups=np.argsort(np.argsort(first))[inverse],  # numbered in the order in which they come
+        groups=np.argsort(np.argsort(first))[inverse],  # numbered by first occurrence
         lengths=lengths,
         prompt_lengths=prompt_lengths,
         trained=trained,

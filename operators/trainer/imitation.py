@@ -1,4 +1,4 @@
-"""Supervised training on packed examples: what the warm start does between its measurements."""
+"""Imitation learning for the warm start: supervised training on packed examples."""
 
 from __future__ import annotations
 
@@ -19,16 +19,14 @@ _GRADIENT_NORM = 1.0
 
 
 class Example(NamedTuple):
-    """Token ids of a question and of the answer to imitate, its end included."""
+    """Token ids of a question and of the answer to imitate, including its end token."""
 
     prompt: list[int]
     answer: list[int]
 
 
 class LearningRates(NamedTuple):
-    """Peak learning rates: of embeddings, norms and biases, which learn by AdamW, and of matrices, which learn by
-    Muon.
-    """
+    """Peak learning rates: `vectors` for embeddings, norms and biases (AdamW), `matrices` for all others (Muon)."""
 
     vectors: float
     matrices: float
@@ -45,20 +43,20 @@ def imitate(
     seed: int,
     after: Callable[[int, float], None] = lambda step, loss: None,
 ) -> None:
-    """`steps` updates of `model` on `batch` examples each: the mean cross-entropy of answer tokens, in nats.
+    """Train `model` in `steps` updates of `batch` examples; the loss is the mean cross-entropy of answer tokens, nats.
 
-    Muon (Jordan et al., 2024) reaches the accuracy of AdamW in half its updates here. Rates rise over `warmup`
-    updates and fall linearly to 0. `after(step, loss)` is called after each update, counted from 1, and may use the
-    model as it likes. Deterministic by `seed` at a fixed number of threads.
+    Muon (Jordan et al., 2024) reaches the accuracy of AdamW in half the updates here. Rates rise over `warmup` updates,
+    then fall linearly to 0. `after(step, loss)` is called after each update, counted from 1; it may change the model's
+    attention implementation. Deterministic by `seed` at a fixed number of threads.
     """
     optimizers = _optimizers(model, rates)
     peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
     batches = _draw(examples, batch, seed)
     for step in range(steps):
-        model.set_attn_implementation(PACKED)  # `after` may have needed another
+        model.set_attn_implementation(PACKED)  # `after` may have set another
         factor = scheduled(step, steps, warmup)
-        for optimizer, own in zip(optimizers, peaks, strict=True):
-            for group, peak in zip(optimizer.param_groups, own, strict=True):
+        for optimizer, peaks_of_groups in zip(optimizers, peaks, strict=True):
+            for group, peak in zip(optimizer.param_groups, peaks_of_groups, strict=True):
                 group["lr"] = peak * factor
         loss = _loss(model, next(batches))
         torch.autograd.backward(loss)
@@ -70,7 +68,7 @@ def imitate(
 
 
 def scheduled(step: int, steps: int, warmup: int) -> float:
-    """The factor of the learning rates at update `step`, counted from 0: a linear rise, then a line down to 0."""
+    """The learning-rate factor at update `step`, counted from 0: linear warm-up, then linear decay to 0."""
     return min(1.0, (step + 1) / max(1, warmup)) * (1 - step / steps)
 
 
@@ -85,13 +83,13 @@ def _optimizers(model: PreTrainedModel, rates: LearningRates) -> list[torch.opti
 
 
 def _draw(examples: Sequence[Example], batch: int, seed: int) -> Iterator[list[Example]]:
-    """Batches without end; each epoch has every example once, in an order of its own."""
+    """An endless iterator of batches; each epoch contains every example once, in a new order."""
     order = np.random.default_rng(seed)
-    waiting = np.empty(0, np.int64)
+    remaining = np.empty(0, np.int64)
     while True:
-        while len(waiting) < batch:
-            waiting = np.concatenate([waiting, order.permutation(len(examples))])
-        drawn, waiting = waiting[:batch], waiting[batch:]
+        while len(remaining) < batch:
+            remaining = np.concatenate([remaining, order.permutation(len(examples))])
+        drawn, remaining = remaining[:batch], remaining[batch:]
         yield [examples[index] for index in drawn]
 
 

@@ -1,8 +1,8 @@
-"""The learner: a global batch in, optimizer steps, metrics out.
+"""The learner: takes optimizer steps on a global batch and returns metrics.
 
 The same batches from the same state give bit-identical weights on a CPU at a fixed number of threads (invariant 6): the
-micro-batches are a function of the batch, gradients add up in their order, and nothing is drawn at random. With several
-ranks each is given its own part of the batch, and all take the same steps.
+micro-batches are a function of the batch, gradients are accumulated in their order, and nothing is random. With several
+ranks, each trains its own part of the batch, and all take the same optimizer steps.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LearnerState:
-    """All that a learner is: weights and optimizer moments by name, of the policy and of the critic if there is one,
-    torch's random state, and how many batches it has taken. With LoRA the policy's weights have the `adapters` in them.
+    """The learner's whole state: weights and optimizer moments by name, of the policy and of the critic if any, torch's
+    random state, and the number of batches taken. With LoRA the policy's weights include the `adapters`.
 
     Tensors are the learner's own, not copies: write or copy them before the next update.
     """
@@ -62,7 +62,7 @@ class LearnerState:
 
 
 class Learner:
-    """Trains the model in `model_folder`, which is also the reference of a KL penalty and what a critic begins with.
+    """Trains the model in `model_folder`, which is also the KL penalty's reference and the critic's initial trunk.
 
     Raises ValueError for an algorithm that lacks a setting, or a model that cannot be trained on packed sequences.
     """
@@ -76,11 +76,13 @@ class Learner:
         self._model = load_policy(model_folder, place, gradient_checkpointing=again)
         if config.lora.rank:
             if ranks.count > 1:
-                raise ValueError("lora.rank: adapters are trained by one rank alone")
+                raise ValueError(f"lora.rank must be 0 with {ranks.count} ranks: only one rank can train adapters")
             add_adapters(self._model, config.lora)
         self._model_folder = model_folder
         if ranks.count > 1 and any(".experts." in name for name, _ in self._model.named_parameters()):
-            raise ValueError(f"trainer.ranks must be 1, not {ranks.count}: a mixture of experts is trained by one rank")
+            raise ValueError(
+                f"trainer.ranks must be 1, not {ranks.count}: only one rank can train a mixture of experts"
+            )
         self._policy = Policy(self._model, chunk, precision)
         ranks.shard(self._policy, layers_of(self._model), place)
         self._actor = TrainedModel(self._policy, config)
@@ -95,21 +97,21 @@ class Learner:
         if config.algorithm.kl_coefficient:
             self._reference = Policy(load_policy(model_folder, place), chunk, precision)
             models["reference"] = self._reference.to
-        self._turns = DeviceTurns(self._device, models, share=config.share_device)
+        self._device_turns = DeviceTurns(self._device, models, share=config.share_device)
         self._updates = 0
         self._skipped_updates = 0
         self._alarm = MismatchAlarm(config.mismatch_bound)
-        if why := unused_clip_warning(config):
-            log.warning("%s", why)
+        if reason := unused_clip_warning(config):
+            log.warning("%s", reason)
 
     @property
     def updates(self) -> int:
-        """Batches taken, those whose gradient was not finite included: the position of the learning rate's schedule."""
+        """Batches taken, including those with a non-finite gradient: the position in the learning-rate schedule."""
         return self._updates
 
     @property
     def skipped_updates(self) -> int:
-        """Optimizer steps that were not taken because their gradient was not finite."""
+        """Optimizer steps skipped because their gradient was not finite."""
         return self._skipped_updates
 
     @property
@@ -118,11 +120,11 @@ class Learner:
         return self._model
 
     def weights(self) -> dict[str, Tensor]:
-        """The policy's weights as rollouts load them. All ranks must ask, and each gets all of them."""
+        """The policy's full weights, as rollouts load them. A collective: every rank must call it."""
         return {name: full_tensor(tensor) for name, tensor in merged_weights(self._model).items()}
 
     def plain_model(self, weights: Mapping[str, Tensor]) -> PreTrainedModel:
-        """The policy as anyone may load it, with the `weights` that it has just given: itself where it has them so."""
+        """The policy as a plain model with `weights`, which `weights()` returned; the policy itself if it is plain."""
         if self._ranks.count == 1 and not adapters(self._model):
             return self._model
         plain = load_model(self._model_folder)
@@ -130,7 +132,7 @@ class Learner:
         return plain
 
     def update(self, rows: Sequence[MicroBatch]) -> dict[str, float]:
-        """Train one global batch, whose parts (of this rank) are `rows`, and say how it went.
+        """Train one global batch, whose parts on this rank are `rows`, and return metrics.
 
         Raises ValueError (see `batch.join`) for data that cannot be trained on; the learner is then as it was. A
         gradient that is not finite leaves the weights as they were and is counted (`skipped_updates`).
@@ -138,19 +140,19 @@ class Learner:
         started = time.perf_counter()
         batch = self._join(rows)
         metadata = gather_metadata(batch, self._ranks)
-        in_loss = self._reference is not None and self.config.algorithm.kl_in == "loss"
-        observed = TokenMetrics(penalised=in_loss, clipped=clip_can_bind(self.config))
+        kl_in_loss = self._reference is not None and self.config.algorithm.kl_in == "loss"
+        token_metrics = TokenMetrics(has_kl_penalty=kl_in_loss, clip_can_bind=clip_can_bind(self.config))
         mismatch = Mismatch(torch.from_numpy(batch.staleness == 0))
-        rewards, advantages, targets = self._look(batch, metadata, observed)
+        rewards, advantages, targets = self._score_batch(batch, metadata, token_metrics)
         rate = learning_rate(self._updates, self.config)
         metrics = batch_metrics(metadata, advantages)
         if self._critic is None or self._updates >= self.config.critic.warmup_batches:
-            metrics |= self._train_policy(batch, metadata, targets, rate, observed, mismatch)
+            metrics |= self._train_policy(batch, metadata, targets, rate, token_metrics, mismatch)
         if self._critic is not None:
             metrics |= self._train_critic(self._critic, batch, metadata, rewards, rate)
         self._updates += 1
-        metrics |= observed.means(self._ranks) | mismatch.means(self._ranks) | self._turns.seconds()
-        self._alarm.look(metrics)
+        metrics |= token_metrics.means(self._ranks) | mismatch.means(self._ranks) | self._device_turns.seconds()
+        self._alarm.check(metrics)
         metrics |= {"learning_rate": rate, "skipped_updates": float(self._skipped_updates)}
         metrics["time/update"] = time.perf_counter() - started
         for name, counted in (("tokens", "batch/tokens"), ("samples", "batch/trajectories")):
@@ -158,7 +160,7 @@ class Learner:
         return metrics
 
     def state(self) -> LearnerState:
-        """What `restore` needs to go on as if nothing had happened. All ranks must ask, and each gets all of it."""
+        """The full state, as `restore` takes it. A collective: every rank must call it."""
         critic = {} if self._critic is None else self._critic.state_dict()
         return LearnerState(
             self.weights(),
@@ -172,7 +174,7 @@ class Learner:
         )
 
     def restore(self, state: LearnerState) -> None:
-        """Become the learner that gave `state`. Raises ValueError where names or shapes are not this model's."""
+        """Restore `state`. Raises ValueError if names or shapes are not this model's; nothing has changed then."""
         own, own_adapters = merged_weights(self._model), adapters(self._model)
         own_critic = {} if self._critic is None else dict(self._critic.state_dict())
         check_state(own, state.weights, "model")
@@ -188,58 +190,62 @@ class Learner:
         self._skipped_updates = state.skipped_updates
 
     def _join(self, rows: Sequence[MicroBatch]) -> TrainingBatch:
-        """This rank's part of the batch; if any rank's cannot be trained, ValueError on every one."""
+        """This rank's part of the batch. Raises ValueError on every rank if any rank's part cannot be trained."""
         try:
-            batch, why = join_parts(rows), None
+            batch, reason = join_parts(rows), None
             reject_unknown_tokens(batch, self._model.get_input_embeddings().num_embeddings)
         except ValueError as error:
-            batch, why = None, error
-        if self._ranks.maximum(why is not None):
-            raise why or ValueError("another rank's part of this batch cannot be trained")
+            batch, reason = None, error
+        if self._ranks.maximum(reason is not None):
+            raise reason or ValueError("the part of another rank of this batch cannot be trained")
         assert batch is not None
         return batch
 
-    def _look(
-        self, batch: TrainingBatch, metadata: GlobalBatchMetadata, observed: TokenMetrics
+    def _score_batch(
+        self, batch: TrainingBatch, metadata: GlobalBatchMetadata, token_metrics: TokenMetrics
     ) -> tuple[Rewards, Tensor, PolicyTargets]:
-        """See the batch with every model that has a say, each in its turn, before any of them changes.
+        """Score the batch with every model that the algorithm needs, one at a time, before any of them changes.
 
-        Gives rewards and advantages of the global batch, and what this rank's tokens are trained towards.
+        Returns rewards and advantages of the global batch, and the training targets of this rank's tokens.
         """
         config, algorithm, ranks = self.config.algorithm, self._algorithm, self._ranks
-        tokens, everything = int(batch.trained.sum()), np.flatnonzero(batch.trained)
+        tokens, trained_rows = int(batch.trained.sum()), np.flatnonzero(batch.trained)
 
         def logprobs(policy: Policy) -> Tensor:
-            return score_tokens(lambda part: policy(part.packed)[0], self._parts(batch, everything), tokens)
+            return score_tokens(lambda part: policy(part.packed)[0], self._micro_batches(batch, trained_rows), tokens)
 
         reference = proximal = values = penalties = None
         if self._reference is not None:
-            with self._turns.turn("reference"):
+            with self._device_turns.turn("reference"):
                 reference = logprobs(self._reference)
-        # Of a single step the policy that it begins with is the one at hand, so π_o costs no pass of its own.
-        several = self.config.mini_batches * self.config.epochs > 1
-        in_reward = reference is not None and config.kl_in == "reward"
-        if algorithm.proximal == "update_start" and (several or in_reward):
-            with self._turns.turn("actor"):
+        # With a single step π_o is the current policy, so it needs no forward pass of its own.
+        several_steps = self.config.mini_batches * self.config.epochs > 1
+        kl_in_reward = reference is not None and config.kl_in == "reward"
+        if algorithm.proximal == "update_start" and (several_steps or kl_in_reward):
+            with self._device_turns.turn("actor"):
                 proximal = logprobs(self._policy)
         if self._critic is not None:
             critic = self._critic
-            with self._turns.turn("critic"):
-                seen = score_tokens(lambda part: critic(part.packed), self._parts(batch, everything), tokens)
+            with self._device_turns.turn("critic"):
+                seen = score_tokens(lambda part: critic(part.packed), self._micro_batches(batch, trained_rows), tokens)
             values = torch.cat(ranks.gather(seen)).double()
-        if in_reward:
+        if kl_in_reward:
             assert reference is not None
             before = torch.from_numpy(batch.behaviour[batch.loss_mask]) if proximal is None else proximal
-            # k3 of a small difference is lost in float32's rounding, and group normalisation magnifies that.
+            # In float64: float32 rounding loses k3 of a small difference, and group normalisation magnifies the error.
             own_divergence = kl_penalty(before.double(), reference.double(), config.kl_kind)
             divergence = torch.cat(ranks.gather(own_divergence))
-            observed.note("kl/ref", divergence)
+            token_metrics.record("kl/ref", divergence)
             penalties = config.kl_coefficient * divergence
         outcomes, groups, lengths = map(torch.from_numpy, (metadata.rewards, metadata.groups, metadata.trained))
         rewards = Rewards(outcomes, groups, lengths, penalties, values)
         advantages = algorithm.advantage(rewards, config)
-        own = advantages[metadata.tokens]
-        return rewards, advantages, PolicyTargets(own, proximal if several else None, None if in_reward else reference)
+        targets = PolicyTargets(
+            advantages=advantages[metadata.tokens],
+            proximal=proximal if several_steps else None,
+            reference=None if kl_in_reward else reference,
+        )
+        return rewards, advantages, targets
 
     def _train_policy(
         self,
@@ -247,51 +253,52 @@ class Learner:
         metadata: GlobalBatchMetadata,
         targets: PolicyTargets,
         rate: float,
-        observed: TokenMetrics,
+        token_metrics: TokenMetrics,
         mismatch: Mismatch,
     ) -> dict[str, float]:
-        """The policy's steps; the loss is the mean of theirs, the gradient's norm the largest."""
+        """Take the policy's optimizer steps; `loss` is their mean, `grad_norm` the largest."""
         losses: list[float] = []
         norms: list[float] = []
-        used = self._rows_with_gradient(batch, targets)
-        with self._turns.turn("actor"):
-            for rows in self._steps(metadata):
-                self._actor.begin()
+        rows_with_gradient = self._rows_with_gradient(batch, targets)
+        with self._device_turns.turn("actor"):
+            for rows in self._step_rows(metadata):
+                self._actor.zero_grad()
+                trained = np.intersect1d(self._local_rows(rows, metadata), rows_with_gradient, assume_unique=True)
                 loss = policy_gradient(
                     self._policy,
-                    self._parts(batch, np.intersect1d(self._own(rows, metadata), used, assume_unique=True)),
+                    self._micro_batches(batch, trained),
                     targets,
                     self._coefficients(rows, metadata),
                     self._algorithm,
                     self.config.algorithm,
                     self._ranks.count,
-                    observed,
-                    None if losses else mismatch,  # later steps have other weights
+                    token_metrics,
+                    None if losses else mismatch,  # after the first step the weights differ
                 )
                 losses.append(loss)
                 norms.append(self._actor.step(rate))
                 self._skipped_updates += not math.isfinite(norms[-1])
-        loss, skipped = self._ranks.total([float(np.mean(losses)), len(batch) - len(used)])
+        loss, skipped = self._ranks.total([float(np.mean(losses)), len(batch) - len(rows_with_gradient)])
         return {"loss": loss, "grad_norm": float(np.max(norms)), "batch/skipped_rows": skipped}
 
     def _train_critic(
         self, critic: Critic, batch: TrainingBatch, metadata: GlobalBatchMetadata, rewards: Rewards, rate: float
     ) -> dict[str, float]:
-        """The critic's steps, over the same mini-batches."""
+        """Take the critic's optimizer steps, over the same mini-batches."""
         assert rewards.values is not None
         returns = value_targets(rewards, self.config.algorithm)
         settings = self.config.critic
-        of_policy = self.config.learning_rate
-        rate = settings.learning_rate * (rate / of_policy if of_policy else 1.0)
+        policy_rate = self.config.learning_rate
+        rate = settings.learning_rate * (rate / policy_rate if policy_rate else 1.0)
         losses: list[float] = []
         norms: list[float] = []
-        with self._turns.turn("critic"):
-            for rows in self._steps(metadata):
-                self._critic_trained.begin()
-                own = self._own(rows, metadata)
+        with self._device_turns.turn("critic"):
+            for rows in self._step_rows(metadata):
+                self._critic_trained.zero_grad()
+                own = self._local_rows(rows, metadata)
                 loss = critic_gradient(
                     critic,
-                    self._parts(batch, own[batch.trained[own] > 0]),
+                    self._micro_batches(batch, own[batch.trained[own] > 0]),
                     rewards.values[metadata.tokens],
                     returns[metadata.tokens],
                     settings.value_clip,
@@ -301,21 +308,21 @@ class Learner:
                 losses.append(loss)
                 norms.append(self._critic_trained.step(rate))
                 self._skipped_updates += not math.isfinite(norms[-1])
-        spread = float(returns.var(correction=0)) if len(returns) else 0.0
-        left = float((returns - rewards.values).var(correction=0)) if len(returns) else 0.0
+        returns_variance = float(returns.var(correction=0)) if len(returns) else 0.0
+        residual_variance = float((returns - rewards.values).var(correction=0)) if len(returns) else 0.0
         return {
             "critic/loss": self._ranks.total([float(np.mean(losses))])[0],
             "critic/grad_norm": float(np.max(norms)),
-            "critic/explained_variance": 1 - left / spread if spread else 0.0,
+            "critic/explained_variance": 1 - residual_variance / returns_variance if returns_variance else 0.0,
         }
 
-    def _steps(self, metadata: GlobalBatchMetadata) -> Iterator[np.ndarray]:
-        """The rows of the global batch that each optimizer step trains."""
+    def _step_rows(self, metadata: GlobalBatchMetadata) -> Iterator[np.ndarray]:
+        """The rows of the global batch that each optimizer step trains, step by step."""
         for _ in range(self.config.epochs):
             yield from mini_batches(metadata.groups, self.config.mini_batches)
 
     def _coefficients(self, rows: np.ndarray, metadata: GlobalBatchMetadata) -> Tensor:
-        """The aggregation's, of this rank's sequences, float64[n]; 0 for those that are not among `rows`."""
+        """The aggregation's coefficients of this rank's sequences, float64[n]; 0 for sequences not in `rows`."""
         aggregation = AGGREGATIONS[self._algorithm.aggregation]
         coefficients = torch.zeros(len(metadata), dtype=torch.float64)
         coefficients[rows] = aggregation(
@@ -323,16 +330,16 @@ class Learner:
         )
         return coefficients[metadata.rows]
 
-    def _own(self, rows: np.ndarray, metadata: GlobalBatchMetadata) -> np.ndarray:
-        """Those of `rows` that are this rank's, as numbers in its own batch."""
+    def _local_rows(self, rows: np.ndarray, metadata: GlobalBatchMetadata) -> np.ndarray:
+        """The `rows` of this rank, as indices into its own batch."""
         return rows[(rows >= metadata.rows.start) & (rows < metadata.rows.stop)] - metadata.rows.start
 
-    def _parts(self, batch: TrainingBatch, rows: np.ndarray) -> Iterator[TrainingMicroBatch]:
+    def _micro_batches(self, batch: TrainingBatch, rows: np.ndarray) -> Iterator[TrainingMicroBatch]:
         return micro_batches(batch, rows, self.config.micro_batch_tokens, self._device, self._ranks)
 
     def _rows_with_gradient(self, batch: TrainingBatch, targets: PolicyTargets) -> np.ndarray:
-        """The sequences whose loss has a gradient: with a KL penalty in it all that have a trained token, else those of
-        which some advantage is not 0. The coefficients count the others all the same."""
+        """The sequences whose loss has a gradient: those with a trained token if the loss has a KL penalty, else those
+        with a nonzero advantage. The coefficients still count the others."""
         if targets.reference is not None:
             return np.flatnonzero(batch.trained)
         sequences = np.repeat(np.arange(len(batch)), batch.trained)

@@ -1,7 +1,7 @@
-"""LoRA (arXiv 2106.09685) by peft: small matrices are trained beside frozen ones, and published as their sum.
+"""LoRA (arXiv 2106.09685) by peft: trains low-rank matrices beside frozen ones, and publishes their sum.
 
-Whoever sees the weights from outside (rollouts, relays, the model that a run leaves) sees a plain model's: only the
-trainer's checkpoint holds the adapters themselves.
+Outside the trainer (rollouts, relays, a run's final model) the weights are those of a plain model. Only the trainer's
+checkpoint holds the adapters themselves.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ _FROZEN, _TRAINED = ".base_layer.", ".lora_"
 
 
 def add_adapters(model: PreTrainedModel, config: LoraConfig) -> None:
-    """Put adapters that change nothing yet beside layers of `model`, and freeze all else, in place.
+    """Add adapters, initially without effect, to layers of `model` and freeze all other parameters, in place.
 
-    Raises ValueError where no layer of `model` has one of the names in `config.targets`.
+    Raises ValueError if no layer of `model` has one of the names in `config.targets`.
     """
     import peft
 
     targets = list(config.targets) or "all-linear"
     settings = peft.LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=targets)
-    with torch.random.fork_rng(devices=[]):  # every start of a trainer begins with the same adapters
+    with torch.random.fork_rng(devices=[]):  # every start of the trainer initialises the same adapters
         torch.manual_seed(config.seed)
         peft.inject_adapter_in_model(settings, model, _ADAPTER)
 
 
 def adapters(model: PreTrainedModel) -> dict[str, Tensor]:
-    """The adapters of `model` by name, its own memory; none where it has none."""
+    """The adapters of `model` by name, not copied; empty if it has none."""
     return {name: tensor for name, tensor in weight_tensors(model).items() if _TRAINED in name}
 
 
 @torch.no_grad()
 def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
-    """The weights of the plain model that computes what `model` does, under its names and in its order.
+    """The weights of the equivalent plain model, under its names and in its order.
 
-    Its own memory, but for layers that have an adapter: W + BA·α/r.
+    Tensors are not copied, except for layers with an adapter: W + BA·α/r.
     """
     weights = weight_tensors(model)
     plain = {name.replace(_FROZEN, "."): tensor for name, tensor in weights.items() if _TRAINED not in name}

@@ -1,7 +1,7 @@
-"""Policy losses of single tokens, and the weights that make tokens of another policy count rightly.
+"""Policy losses per token, and the importance weights that correct for off-policy tokens.
 
-μ is the behaviour policy (the rollout's), π_o the proximal one, π the current one. All tensors are [m] over the trained
-tokens of whole sequences, logprobs in nats; `segments` says which sequence a token is of.
+μ is the behaviour policy (the rollout's), π_o the proximal policy, π the current policy. All tensors are [m] over the
+trained tokens of whole sequences, logprobs in nats; `segments` maps each token to its sequence.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from operators.trainer.config import CorrectionKind, CorrectionLevel, KlKind
 
-_LOG_RATIO_LIMIT = 20.0  # e^20 is beyond every clip and cap, and far from overflow
+_LOG_RATIO_LIMIT = 20.0  # e^20 exceeds every clip and cap, and does not overflow
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,7 +31,7 @@ class PolicyLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """The trust region of an importance ratio: [1 − low, 1 + high], and the dual clip's c."""
+    """The trust region of an importance ratio: [1 − low, 1 + high], and the constant c of the dual clip."""
 
     low: float
     high: float
@@ -40,7 +40,7 @@ class Clip:
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """What becomes of w = π_o/μ: as it is not used (none), limited to [low, cap] (truncate), 0 outside it (mask)."""
+    """How w = π_o/μ is applied: not at all (none), limited to [low, cap] (truncate), or 0 outside [low, cap] (mask)."""
 
     kind: CorrectionKind = "none"
     cap: float = 2.0
@@ -52,7 +52,7 @@ TokenLoss: TypeAlias = Callable[[PolicyLogprobs, Tensor, Clip], Tensor]
 
 
 def importance_ratios(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """exp(numerator − denominator), the difference limited to ±20."""
+    """exp(numerator − denominator), with the difference limited to ±20."""
     return (numerator - denominator).clamp(-_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT).exp()
 
 
@@ -62,7 +62,7 @@ def segment_sums(values: Tensor, segments: Tensor, count: int) -> Tensor:
 
 
 def segment_means(values: Tensor, segments: Tensor, count: int) -> Tensor:
-    """The mean of `values` of each segment, [count]; 0 where it has none."""
+    """The mean of `values` of each segment, [count]; 0 for an empty segment."""
     return segment_sums(values, segments, count) / torch.bincount(segments, minlength=count).clamp(min=1)
 
 
@@ -89,7 +89,7 @@ def clipped_weight_reinforce(policy: PolicyLogprobs, advantages: Tensor, clip: C
 
 
 def correction_weights(policy: PolicyLogprobs, correction: Correction) -> Tensor:
-    """w' of each token, without gradient, from w = π_o/μ or, by sequence, from the product of its tokens' w.
+    """w' of each token, without gradient, from w = π_o/μ or, at sequence level, the product of its sequence's w.
 
     Decoupled PPO (arXiv 2505.24298, eq. 5) and truncated importance sampling: min(w, C); masked (IcePop): w·1[lo ≤ w
     ≤ C].
@@ -106,9 +106,9 @@ def correction_weights(policy: PolicyLogprobs, correction: Correction) -> Tensor
 
 
 def kl_penalty(current: Tensor, reference: Tensor, kind: KlKind = "k3") -> Tensor:
-    """An estimate of KL(π ‖ π_ref) at each token, d = log π − log π_ref, as verl and J. Schulman's note have them.
+    """An estimate of KL(π ‖ π_ref) at each token, d = log π − log π_ref, as in verl and J. Schulman's note.
 
-    k1 = d: unbiased, may be negative, and as a loss has no gradient on average: meant for rewards. k2 = d²/2: ≥ 0, and
+    k1 = d: unbiased, may be negative; as a loss its expected gradient is 0, so it is for rewards. k2 = d²/2: ≥ 0, and
     its gradient is unbiased. k3 = e^−d + d − 1: ≥ 0 and unbiased; d is limited to ±20 and k3 to ±10.
     """
     difference = current - reference

@@ -1,4 +1,4 @@
-"""What an update reports, under the names that users of RL trainers look for."""
+"""Metrics of an update, under the names that are common among RL trainers."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from operators.trainer.ranks import ALONE, Ranks
 
 
 def batch_metrics(metadata: GlobalBatchMetadata, advantages: Tensor) -> dict[str, float]:
-    """What is known of a batch before a forward pass.
+    """Metrics of a batch that need no forward pass.
 
-    `frac_reward_zero_std` is the share of groups whose rewards are all alike; `response_length/clip_ratio` that of
+    `frac_reward_zero_std` is the share of groups whose rewards are all equal, `response_length/clip_ratio` the share of
     responses that a length limit cut off.
     """
     lengths = metadata.lengths - metadata.prompt_lengths
@@ -51,25 +51,25 @@ _TOKEN_NAMES = (
 
 @dataclass(slots=True)
 class TokenMetrics:
-    """Sums over the tokens that were computed; rows that the update skips are not among them.
+    """Sums over the tokens with a forward pass; rows that the update skips are not included.
 
-    They stay where the tokens are until they are asked for: the host waits for a device once an update.
+    The sums stay on the device until `means` is called, so the host waits for the device once per update.
     """
 
     tokens: int = 0
     sums: Tensor | None = None
     """float64, in the order of `_TOKEN_NAMES`."""
     largest_ratio: Tensor | None = None
-    noted: dict[str, float] = field(default_factory=dict)
-    penalised: bool = False
+    recorded: dict[str, float] = field(default_factory=dict)
+    has_kl_penalty: bool = False
     """Whether the loss has a KL penalty."""
-    clipped: bool = True
-    """Whether the clip can act; `clip_ratio/low` and `high` are left out where it cannot."""
+    clip_can_bind: bool = True
+    """Whether the clip can bind; without it `clip_ratio/low` and `high` are omitted."""
 
-    def note(self, name: str, values: Tensor) -> None:
-        """Take the mean of `values`, which are of other tokens than those of `add`."""
+    def record(self, name: str, values: Tensor) -> None:
+        """Record the mean of `values`, whose tokens differ from those of `add`."""
         if len(values):
-            self.noted[name] = float(values.double().mean())
+            self.recorded[name] = float(values.double().mean())
 
     def add(
         self,
@@ -80,7 +80,7 @@ class TokenMetrics:
         clip: Clip,
         kl: Tensor | None,
     ) -> None:
-        """Take in one micro-batch: everything float[m]."""
+        """Add one micro-batch; all tensors are float[m]."""
         if not len(advantages):
             return
         with torch.no_grad():
@@ -103,20 +103,21 @@ class TokenMetrics:
             self.tokens += len(ratio)
 
     def means(self, ranks: Ranks = ALONE) -> dict[str, float]:
-        """Means over the tokens of all ranks; `ess` is (Σw)²/(n·Σw²) of w = π/μ, 1 where data are on policy. Empty
-        without tokens. All ranks must ask.
+        """Means over the tokens of all ranks; `ess` is (Σw)²/(n·Σw²) of w = π/μ, 1 for on-policy data.
+
+        Without tokens only the values of `record`. A collective: every rank must call it.
         """
         own = [0.0] * len(_TOKEN_NAMES) if self.sums is None else self.sums.tolist()
         tokens, *sums = ranks.total([self.tokens, *own])
         largest = ranks.maximum(0.0 if self.largest_ratio is None else float(self.largest_ratio))
         if not tokens:
-            return dict(self.noted)
+            return dict(self.recorded)
         means = {name: value / tokens for name, value in zip(_TOKEN_NAMES, sums, strict=True)}
         squares = means.pop("_ratio_squares")
         means["ess"] = means["importance_ratio/mean"] ** 2 / squares if squares else 0.0
         means["importance_ratio/max"] = largest
-        if not self.penalised:
+        if not self.has_kl_penalty:
             del means["kl/ref"]
-        if not self.clipped:
+        if not self.clip_can_bind:
             del means["clip_ratio/low"], means["clip_ratio/high"]
-        return means | self.noted
+        return means | self.recorded

@@ -1,6 +1,7 @@
-"""How far the trainer's logprobs are from those that the rollout told, of tokens drawn under the very same weights.
+"""Mismatch between the trainer's and the rollout's logprobs of tokens sampled under the same weights.
 
-At staleness 0 and before the first optimizer step both are of one policy: what differs is arithmetic or a defect.
+At staleness 0 and before the first optimizer step both are logprobs of one policy: a difference is arithmetic or a
+defect.
 """
 
 from __future__ import annotations
@@ -21,53 +22,53 @@ SHARES = (0.01, 0.1, 1.0)
 
 @dataclass(slots=True)
 class Mismatch:
-    """Sums over tokens of the sequences that are `fresh`, bool[n] of the batch's: drawn under the present weights."""
+    """Sums over tokens of `fresh` sequences, bool[n] over the batch: those sampled under the current weights."""
 
     fresh: Tensor
     sums: Tensor = field(default_factory=lambda: torch.zeros(3 + len(SHARES), dtype=torch.float64))
-    """Tokens, |Δ|, k3 of Δ, and tokens with |Δ| above each of `SHARES`."""
+    """Token count, sum of |Δ|, sum of k3 of Δ, and token counts with |Δ| above each of `SHARES`."""
     largest: float = 0.0
 
     @torch.no_grad()
     def add(self, current: Tensor, behaviour: Tensor, rows: Tensor) -> None:
-        """Take in logprobs float[m], of tokens of the sequences `rows` int64[m]."""
+        """Add logprobs float[m] of tokens that belong to the sequences `rows` int64[m]."""
         delta = (current - behaviour).double().cpu()[self.fresh[rows]]
         if not len(delta):
             return
-        apart = delta.abs()
-        counts = [(apart > share).sum().double() for share in SHARES]
+        absolute = delta.abs()
+        counts = [(absolute > share).sum().double() for share in SHARES]
         k3 = (delta.exp() - delta - 1).sum()
-        self.sums = self.sums + torch.stack([torch.tensor(len(delta)).double(), apart.sum(), k3, *counts])
-        self.largest = max(self.largest, float(apart.max()))
+        self.sums = self.sums + torch.stack([torch.tensor(len(delta)).double(), absolute.sum(), k3, *counts])
+        self.largest = max(self.largest, float(absolute.max()))
 
     def means(self, ranks: Ranks = ALONE) -> dict[str, float]:
-        """`mismatch/...` over the tokens of all ranks, all of which must ask; empty without fresh tokens."""
-        tokens, apart, k3, *counts = ranks.total(self.sums.tolist())
+        """`mismatch/...` over the tokens of all ranks; empty without fresh tokens. A collective."""
+        tokens, absolute, k3, *counts = ranks.total(self.sums.tolist())
         largest = ranks.maximum(self.largest)
         if not tokens:
             return {}
         shares = {f"mismatch/share_above_{nats:g}": n / tokens for nats, n in zip(SHARES, counts, strict=True)}
-        found = {"mismatch/abs_mean": apart / tokens, "mismatch/abs_max": largest, "mismatch/kl": k3 / tokens}
-        return found | shares
+        result = {"mismatch/abs_mean": absolute / tokens, "mismatch/abs_max": largest, "mismatch/kl": k3 / tokens}
+        return result | shares
 
 
 class MismatchAlarm:
-    """Logs a warning when `mismatch/kl` rises above `bound` nats a token, once until it has been below again."""
+    """Logs a warning when `mismatch/kl` rises above `bound` nats per token; again only after it was below."""
 
     def __init__(self, bound: float) -> None:
         self._bound, self._raised = bound, False
 
-    def look(self, metrics: dict[str, float]) -> None:
-        """See the metrics of an update."""
-        if (found := metrics.get("mismatch/kl")) is None:
+    def check(self, metrics: dict[str, float]) -> None:
+        """Check the metrics of an update."""
+        if (result := metrics.get("mismatch/kl")) is None:
             return
-        if found > self._bound and not self._raised:
+        if result > self._bound and not self._raised:
             log.warning(
-                "rollout and trainer disagree at staleness 0: %.2g nats a token (mismatch/kl), more than "
-                "trainer.learner.mismatch_bound = %.2g. Likely causes: another dtype (rollout.dtype against "
-                "trainer.learner.precision), kernels of another engine, a quantised KV cache, a sampling cut or logit "
-                "bias that the logprobs do not have, weights of another version",
-                found,
+                "rollout and trainer logprobs differ at staleness 0: %.2g nats per token (mismatch/kl), above "
+                "trainer.learner.mismatch_bound = %.2g. Likely causes: different dtypes (rollout.dtype and "
+                "trainer.learner.precision), different kernels, a quantised KV cache, top-p/top-k sampling or a logit "
+                "bias that the logprobs do not include, weights of another version",
+                result,
                 self._bound,
             )
-        self._raised = found > self._bound
+        self._raised = result > self._bound

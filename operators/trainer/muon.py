@@ -1,6 +1,6 @@
 """Muon (Jordan et al., 2024), in float32: momentum, orthogonalised by Newton-Schulz iterations.
 
-torch.optim.Muon iterates in bfloat16, which a CPU without instructions for it emulates: fourteen times slower.
+torch.optim.Muon iterates in bfloat16. A CPU without bfloat16 instructions emulates it fourteen times slower.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ _ITERATIONS = 5
 
 
 class Muon(torch.optim.Optimizer):
-    """Nesterov momentum of matrices, orthogonalised. A learning rate means what it means to AdamW, whatever the shape:
-    updates are scaled to a root mean square of 0.2 (Liu et al., 2025).
+    """Orthogonalised Nesterov momentum of matrices. Learning rates are comparable with AdamW's for every shape: updates
+    are scaled to a root mean square of 0.2 (Liu et al., 2025).
     """
 
     def __init__(self, params: Iterable[Tensor], lr: float, momentum: float = 0.95) -> None:
@@ -25,7 +25,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """One update of every matrix that has a gradient."""
+        """Update every matrix that has a gradient."""
         assert closure is None
         for group in self.param_groups:
             for matrix in (p for p in group["params"] if p.grad is not None):
@@ -38,7 +38,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalised(matrix: Tensor) -> Tensor:
-    """`matrix` [rows, columns] with all singular values brought near 1 (0.7 to 1.2) by a quintic iteration."""
+    """`matrix` [rows, columns] with its singular values moved to between 0.7 and 1.2 by a quintic iteration."""
     a, b, c = _COEFFICIENTS
     wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.mT
     wide = wide / (wide.norm() + 1e-7)

@@ -1,6 +1,4 @@
-"""From a batch to the micro-batches of forward and backward passes: length-sorted, within a token budget, without
-padding.
-"""
+"""Splits a batch into micro-batches for forward and backward passes: length-sorted, in a token budget, unpadded."""
 
 from __future__ import annotations
 
@@ -18,11 +16,10 @@ from operators.trainer.ranks import ALONE, Ranks
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedTokens:
-    """t tokens of sequences, and m to be predicted from them. The last token of a sequence predicts nothing, so it is
-    not among the t.
+    """t input tokens and m tokens to predict. The last token of a sequence predicts nothing, so it is not an input.
 
-    token_ids int64[1, t]; predictors int64[m], the places whose hidden states predict `targets` int64[m]; temperatures
-    float32[m], by which logits are divided there, None where all are 1.
+    token_ids int64[1, t]; predictors int64[m], the positions whose hidden states predict `targets` int64[m];
+    temperatures float32[m], by which the logits there are divided, None if all are 1.
     """
 
     token_ids: Tensor
@@ -36,8 +33,8 @@ class PackedTokens:
 class TrainingMicroBatch:
     """Some sequences of a batch, with m trained tokens.
 
-    behaviour float32[m] logprobs; segments int64[m], which of the `sequences` a trained token is of; places int64[m],
-    where it stands among all trained tokens of the batch; rows int64[m], its sequence's number in the batch.
+    behaviour float32[m] logprobs; segments int64[m], the sequence of each trained token among these `sequences`; places
+    int64[m], its index among all trained tokens of the batch; rows int64[m], its sequence's index in the batch.
     """
 
     packed: PackedTokens
@@ -47,12 +44,12 @@ class TrainingMicroBatch:
     rows: Tensor
     sequences: int
 
-    def of_tokens(self, values: Tensor) -> Tensor:
-        """What `values`, one a trained token of the batch, has for these, float32[m] where this lies."""
+    def select_tokens(self, values: Tensor) -> Tensor:
+        """Select from `values`, one per trained token of the batch: float32[m] on this device."""
         return values[self.places].float().to(self.behaviour.device)
 
-    def of_sequences(self, values: Tensor) -> Tensor:
-        """What `values`, one a sequence of the batch, has for each of these tokens, float32[m] where this lies."""
+    def select_sequences(self, values: Tensor) -> Tensor:
+        """Select from `values`, one per sequence of the batch, for each token: float32[m] on this device."""
         return values[self.rows].float().to(self.behaviour.device)
 
 
@@ -63,13 +60,13 @@ def pack_tokens(
     device: torch.device,
     temperatures: np.ndarray | None = None,
 ) -> PackedTokens:
-    """The packed sequences of `lengths` int64[n], token_ids int64[t], whose tokens under loss_mask bool[t] are
-    predicted, at `temperatures` float32[n] (None: at 1).
+    """Pack sequences of `lengths` int64[n] and token_ids int64[t]; the tokens in loss_mask bool[t] are predicted.
 
-    No sequence may have its first token under the mask: nothing predicts it.
+    `temperatures` float32[n] are those of the sequences (None: 1). The first token of a sequence may not be in the
+    mask: nothing predicts it.
     """
     kept = np.ones(len(token_ids), bool)
-    kept[np.cumsum(lengths) - 1] = lengths == 1  # but of a blank micro-batch: a model wants a token
+    kept[np.cumsum(lengths) - 1] = lengths == 1  # a blank micro-batch keeps its token: a model needs an input
     trained = np.flatnonzero(loss_mask)
     predictors = torch.from_numpy((np.cumsum(kept) - 1)[trained - 1]).to(device)
     ids = torch.from_numpy(token_ids[kept])[None].to(device)
@@ -81,9 +78,9 @@ def pack_tokens(
 
 
 def plan_micro_batches(lengths: np.ndarray, rows: np.ndarray, token_budget: int) -> list[np.ndarray]:
-    """`rows` sorted by descending length and cut where the next would take a micro-batch beyond `token_budget` tokens.
+    """Sort `rows` by descending length and split them into micro-batches of at most `token_budget` tokens.
 
-    A row longer than the budget is alone. Equal lengths keep their order, so the plan is a function of its arguments.
+    A row longer than the budget is a micro-batch of its own. The sort is stable, so the plan is deterministic.
     """
     order = rows[np.argsort(-lengths[rows], kind="stable")]
     plan: list[list[int]] = []
@@ -98,7 +95,7 @@ def plan_micro_batches(lengths: np.ndarray, rows: np.ndarray, token_budget: int)
 
 
 def pack(batch: TrainingBatch, rows: np.ndarray, device: torch.device) -> TrainingMicroBatch:
-    """The sequences `rows` of `batch`, on `device`."""
+    """The micro-batch of the sequences `rows` of `batch`, on `device`."""
     taken = _ranges(batch.starts[rows], batch.lengths[rows])
     loss_mask = batch.loss_mask[taken]
     trained = batch.trained[rows]
@@ -116,20 +113,20 @@ def pack(batch: TrainingBatch, rows: np.ndarray, device: torch.device) -> Traini
 def micro_batches(
     batch: TrainingBatch, rows: np.ndarray, token_budget: int, device: torch.device, ranks: Ranks = ALONE
 ) -> Iterator[TrainingMicroBatch]:
-    """The micro-batches of `rows`, longest sequences first: if memory does not suffice, the first one says so.
+    """The micro-batches of `rows`, longest sequences first: too little memory shows with the first one.
 
-    Every rank gives the same number: where others have more, blank ones follow.
+    Every rank yields the same number: blank micro-batches make up the difference. A collective.
     """
     plan = plan_micro_batches(batch.lengths, rows, token_budget)
-    blanks = int(ranks.maximum(len(plan))) - len(plan)  # asked before the first pass: ranks must ask in one order
+    blanks = int(ranks.maximum(len(plan))) - len(plan)  # before the first pass: ranks call collectives in one order
     for part in plan:
         yield pack(batch, part, device)
     for _ in range(blanks):
-        yield blank(device)
+        yield blank_micro_batch(device)
 
 
-def blank(device: torch.device) -> TrainingMicroBatch:
-    """A micro-batch of one token, which is not trained."""
+def blank_micro_batch(device: torch.device) -> TrainingMicroBatch:
+    """A micro-batch of one token that is not trained."""
     nothing = torch.zeros(0, dtype=torch.int64)
     return TrainingMicroBatch(
         packed=pack_tokens(np.zeros(1, np.int64), np.zeros(1, bool), np.ones(1, np.int64), device),
@@ -142,9 +139,9 @@ def blank(device: torch.device) -> TrainingMicroBatch:
 
 
 def mini_batches(groups: np.ndarray, count: int) -> list[np.ndarray]:
-    """The sequences of each of at most `count` optimizer steps: whole groups in their order, evenly; none is empty.
+    """The sequences of each of at most `count` optimizer steps: whole groups in order, split evenly; none is empty.
 
-    groups int64[n] are dense numbers.
+    groups int64[n] are dense group numbers.
     """
     step = groups * count // (int(groups.max()) + 1)
     return [np.flatnonzero(step == number) for number in np.unique(step)]

@@ -1,4 +1,4 @@
-"""Passes over the micro-batches of a batch: how a model sees its tokens, and gradients of policy and critic."""
+"""Passes over the micro-batches of a batch: forward scores, and gradients of policy and critic."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Parts = Iterable[TrainingMicroBatch]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PolicyTargets:
-    """What the policy's loss needs of each trained token of the batch, on the host.
+    """Inputs of the policy's loss for each trained token of the batch, on the host.
 
-    advantages float64[m]; proximal float32[m] logprobs, None where they are those of the policy at hand; reference
-    float32[m] logprobs, None without a penalty in the loss.
+    advantages float64[m]; proximal float32[m] logprobs, None if they are the current policy's; reference float32[m]
+    logprobs, None if the loss has no KL penalty.
     """
 
     advantages: Tensor
@@ -35,11 +35,11 @@ class PolicyTargets:
 
 @torch.no_grad()
 def score_tokens(score: Callable[[TrainingMicroBatch], Tensor], parts: Parts, tokens: int) -> Tensor:
-    """What `score` says of each of a batch's `tokens` trained tokens, float32[tokens]; 0 for those in no part."""
-    seen = torch.zeros(tokens)
+    """`score` of each of a batch's `tokens` trained tokens, float32[tokens]; 0 for tokens in no part."""
+    scores = torch.zeros(tokens)
     for part in parts:
-        seen[part.places] = score(part).float().cpu()
-    return seen
+        scores[part.places] = score(part).float().cpu()
+    return scores
 
 
 def policy_gradient(
@@ -50,12 +50,12 @@ def policy_gradient(
     algorithm: Algorithm,
     config: AlgorithmConfig,
     scale: float,
-    observed: TokenMetrics,
+    token_metrics: TokenMetrics,
     mismatch: Mismatch | None = None,
 ) -> float:
-    """Add `scale` times the gradient of the policy's loss over `parts`, and return the loss.
+    """Accumulate `scale` times the gradient of the policy's loss over `parts`, and return the loss.
 
-    coefficients float64[n] are the aggregation's, of the batch's sequences.
+    coefficients float64[n] are the aggregation coefficients of the batch's sequences.
     """
     total = coefficients.new_zeros(())
     for part in parts:
@@ -63,19 +63,19 @@ def policy_gradient(
         if algorithm.proximal == "behaviour":
             proximal = part.behaviour
         else:
-            proximal = current.detach() if targets.proximal is None else part.of_tokens(targets.proximal)
+            proximal = current.detach() if targets.proximal is None else part.select_tokens(targets.proximal)
         policy = PolicyLogprobs(current, proximal, part.behaviour, part.segments, part.sequences)
-        advantages = part.of_tokens(targets.advantages)
+        advantages = part.select_tokens(targets.advantages)
         weights = correction_weights(policy, algorithm.correction)
         losses = weights * algorithm.loss(policy, advantages, algorithm.clip)
         penalty = None
         if targets.reference is not None:
-            penalty = kl_penalty(current, part.of_tokens(targets.reference), config.kl_kind)
+            penalty = kl_penalty(current, part.select_tokens(targets.reference), config.kl_kind)
             losses = losses + config.kl_coefficient * penalty
-        loss = (part.of_sequences(coefficients) * losses).sum()
+        loss = (part.select_sequences(coefficients) * losses).sum()
         torch.autograd.backward(scale * loss)
         assert entropies is not None
-        observed.add(policy, advantages, weights, entropies, algorithm.clip, penalty)
+        token_metrics.add(policy, advantages, weights, entropies, algorithm.clip, penalty)
         if mismatch is not None:
             mismatch.add(current, part.behaviour, part.rows)
         total = total.to(loss.device) + loss.detach()
@@ -85,13 +85,13 @@ def policy_gradient(
 def critic_gradient(
     critic: Critic, parts: Parts, before: Tensor, returns: Tensor, clip: float, tokens: int, scale: float
 ) -> float:
-    """Add `scale` times the gradient of the sum over `parts` of value losses / `tokens`, and return that.
+    """Accumulate `scale` times the gradient of the value losses over `parts`, summed and divided by `tokens`.
 
-    before float[m] are the values that the update began with, returns float[m] what they should have been.
+    Returns that loss. before float[m] are the values at the start of the update, returns float[m] their targets.
     """
     total = before.new_zeros(())
     for part in parts:
-        losses = value_loss(critic(part.packed), part.of_tokens(before), part.of_tokens(returns), clip)
+        losses = value_loss(critic(part.packed), part.select_tokens(before), part.select_tokens(returns), clip)
         loss = losses.sum() / tokens
         torch.autograd.backward(scale * loss)
         total = total.to(loss.device) + loss.detach()

@@ -1,4 +1,4 @@
-"""Writing what must last: tried again for a while, then an error that ends the trainer. Free of torch."""
+"""Writes with retries for checkpoints and the final model. It does not import torch."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from infra.runners.stopping import STOPPING
 log = logging.getLogger(__name__)
 
 PAUSE_S = 1.0
-"""Before the second try; twice as long before each further one."""
+"""Pause before the second attempt; doubled before each further one."""
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint could not be written or read; the message says which, why, and what is left."""
+    """A checkpoint could not be written or read. The message says which, why, and which checkpoints remain."""
 
 
 def persist(write: Callable[[], object], tries: int, wait: Callable[[float], bool] = STOPPING.wait) -> None:
-    """Call `write`, which raises CheckpointError where it fails, up to `tries` times. Raises its last error.
+    """Call `write`, which raises CheckpointError on failure, up to `tries` times. Raises the last error.
 
-    `wait` pauses for so many seconds and returns whether this process is to stop, which ends the tries.
+    `wait` pauses for the given seconds and returns whether this process must stop, which ends the attempts.
     """
     for number in range(1, tries + 1):
         try:
@@ -28,7 +28,7 @@ def persist(write: Callable[[], object], tries: int, wait: Callable[[float], boo
             return
         except CheckpointError as error:
             if number == tries:
-                raise CheckpointError(f"given up after {tries} tries (trainer.checkpoint_tries): {error}") from error
-            log.error("try %d of %d: %s", number, tries, error)
+                raise CheckpointError(f"failed after {tries} attempts (trainer.checkpoint_tries): {error}") from error
+            log.error("attempt %d of %d failed: %s", number, tries, error)
             if wait(PAUSE_S * 2 ** (number - 1)):
                 raise

@@ -1,4 +1,4 @@
-"""The model as the trainer uses it: packed sequences in, logprobs of the trained tokens out."""
+"""The policy model as the trainer uses it: packed sequences in, logprobs of the trained tokens out."""
 
 from __future__ import annotations
 
@@ -18,38 +18,39 @@ from operators.trainer.policy_check import PlainForward
 
 
 def load_policy(folder: Path, device: torch.device, *, gradient_checkpointing: bool = False) -> PreTrainedModel:
-    """The causal language model in `folder`, float32, in evaluation mode (no dropout: π must be the rollout's
+    """Load the causal language model in `folder`, float32, in evaluation mode (no dropout: π must be the rollout's
     distribution).
 
-    Raises ValueError for a model whose packed logprobs are not those of its own forward (layers with a sliding window,
-    attention with a soft cap, scaled logits), and for one whose layers cannot be computed twice where
-    `gradient_checkpointing` asks for it.
+    Raises ValueError for a model whose packed logprobs differ from its own forward's (sliding-window layers, attention
+    with a soft cap, scaled logits), and for one that does not support `gradient_checkpointing` if it is set.
     """
     model = load_model(folder)
     other = set(getattr(model.config, "layer_types", None) or ()) - {"full_attention"}
     if other:
-        raise ValueError(f"the model in {folder} has {', '.join(sorted(other))} layers: only full attention is trained")
-    plain = PlainForward(model)
+        raise ValueError(
+            f"the model in {folder} has {', '.join(sorted(other))} layers: only full attention can be trained"
+        )
+    expected = PlainForward(model)
     model.set_attn_implementation(PACKED)
     try:
         with torch.inference_mode():
-            plain.refuse(token_logprobs(model, plain.packed, len(plain.packed.targets))[0])
-    except (ValueError, TypeError) as error:  # TypeError: a forward that takes no keywords for its attention
+            expected.check(token_logprobs(model, expected.packed, len(expected.packed.targets))[0])
+    except (ValueError, TypeError) as error:  # TypeError: a forward without attention keywords
         raise ValueError(f"the model in {folder} cannot be trained: {error}") from error
     if gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
         for layer in layers_of(model):
-            layer.training = True  # of the layer alone: what is in it, dropout too, stays in evaluation mode
+            layer.training = True  # the layer only: its submodules, dropout included, stay in evaluation mode
     return model.to(device)
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
-    """The layers of a transformer, in their order."""
+    """The layers of a transformer, in order."""
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
 def hidden_states(trunk: nn.Module, packed: PackedTokens) -> Tensor:
-    """The last hidden states at the m predicting places, float[m, width]."""
+    """The last hidden states at the m predictors, float[m, width]."""
     hidden: Tensor = trunk(
         input_ids=packed.token_ids, position_ids=packed.layout.positions, use_cache=False, packed=packed.layout
     ).last_hidden_state[0]
@@ -59,11 +60,11 @@ def hidden_states(trunk: nn.Module, packed: PackedTokens) -> Tensor:
 def token_logprobs(
     model: PreTrainedModel, packed: PackedTokens, chunk: int, *, with_entropy: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Logprobs in nats of `packed.targets`, float32[m] with gradient, and where asked the entropies there, without
-    gradient: both of the softmax of logits / temperature, from which the rollout drew.
+    """Logprobs in nats of `packed.targets`, float32[m] with gradient, and with `with_entropy` the entropies, without
+    gradient. Both are of the softmax of logits / temperature, from which the rollout sampled.
 
-    Logits are made for the m predicting places alone, at most `chunk` of them at once; where there are more, each
-    chunk's are made again in the backward pass, so that memory does not grow with m times the vocabulary.
+    Logits are computed for the m predictors only, at most `chunk` at once. If there are more, backward recomputes each
+    chunk, so that memory does not grow with m times the vocabulary.
     """
     hidden = hidden_states(model.base_model, packed)
     head = model.get_output_embeddings()
@@ -71,26 +72,26 @@ def token_logprobs(
         logprobs, entropies = _score(hidden, packed.targets, packed.temperatures, head, with_entropy)
         return logprobs, entropies if with_entropy else None
     targets = torch.split(packed.targets, chunk)
-    drawn_at = [None] * len(targets) if packed.temperatures is None else torch.split(packed.temperatures, chunk)
+    temperatures = [None] * len(targets) if packed.temperatures is None else torch.split(packed.temperatures, chunk)
     parts = [
         checkpoint(_score, *part, head, with_entropy, use_reentrant=False, preserve_rng_state=False)
-        for part in zip(torch.split(hidden, chunk), targets, drawn_at, strict=True)
+        for part in zip(torch.split(hidden, chunk), targets, temperatures, strict=True)
     ]
     logprobs = torch.cat([logprobs for logprobs, _ in parts])
     return logprobs, torch.cat([entropies for _, entropies in parts]) if with_entropy else None
 
 
 def activations(packed: PackedTokens, precision: Precision) -> torch.autocast:
-    """The context of one forward pass whose activations have `precision`.
+    """The autocast context of one forward pass with activations of `precision`.
 
-    A pass has a context of its own: autocast keeps the weights that it has rounded until its outermost context ends,
-    so a context that spans an optimizer step computes the next pass from the weights before it.
+    Each pass needs its own context: autocast caches rounded weights until its outermost context ends, so a context that
+    spans an optimizer step would use the weights from before the step.
     """
     return torch.autocast(packed.token_ids.device.type, torch.bfloat16, enabled=precision == "bfloat16")
 
 
 class Policy(nn.Module):
-    """A model that is called for logprobs, as a whole: what is split over ranks must be."""
+    """A module that computes logprobs. FSDP requires that a model split over ranks is called as one module."""
 
     def __init__(self, model: PreTrainedModel, chunk: int, precision: Precision = "float32") -> None:
         super().__init__()
@@ -100,7 +101,7 @@ class Policy(nn.Module):
         """`token_logprobs` of `packed`."""
         with activations(packed, self._precision):
             logprobs, entropies = token_logprobs(self.model, packed, self._chunk, with_entropy=with_entropy)
-        return logprobs.clone(), entropies  # FSDP's hooks want no view
+        return logprobs.clone(), entropies  # FSDP's hooks do not accept a view
 
 
 def _score(

@@ -1,4 +1,4 @@
-"""Checks packed logprobs against a model's own plain forward, once, before a learner trusts them."""
+"""Verifies, once at load time, that a model's packed logprobs equal those of its own forward."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from operators.trainer.packing import PackedTokens, pack_tokens
 
 _LENGTHS = (7, 3, 5)
 TOLERANCE = 1e-4
-"""How far logprobs may differ, as a share of the largest: rounding in another order stays below it, down a deep model
-too; a mask, a position or a scale of the logits that is wrong does not."""
+"""Allowed difference of logprobs, relative to the largest. Rounding in another order stays below it, also in deep
+models; a wrong mask, position or logit scale does not."""
 
 
 class PlainForward:
-    """What `model` says of some random contexts by its own forward; made before its attention is changed."""
+    """Logprobs of random contexts by the model's own forward, computed before its attention is replaced."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         source = np.random.default_rng(0)
@@ -30,13 +30,13 @@ class PlainForward:
         later = np.concatenate([np.arange(length) > 0 for length in _LENGTHS])
         self.packed: PackedTokens = pack_tokens(torch.cat(contexts).numpy(), later, lengths, torch.device("cpu"))
 
-    def refuse(self, logprobs: Tensor) -> None:
-        """Raise ValueError unless `logprobs`, of the targets of `packed`, are those of the plain forward."""
+    def check(self, logprobs: Tensor) -> None:
+        """Raise ValueError unless `logprobs` of the targets of `packed` equal those of the plain forward."""
         worst = float((logprobs - self._logprobs).abs().max() / self._logprobs.abs().max())
         if not worst <= TOLERANCE:
             raise ValueError(
-                f"packed, its logprobs differ by {worst:.1g} of the largest from those of its own forward: it has more "
-                "to it than attention over a sequence's own tokens and an output layer"
+                f"its packed logprobs differ from those of its own forward by {worst:.1g} of the largest: the model "
+                "has features other than causal attention within a sequence and an output layer"
             )
 
 

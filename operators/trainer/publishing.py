@@ -1,4 +1,4 @@
-"""The trainer's side of the relay tier: what it takes to let versions go out, opened and closed as one."""
+"""The trainer's side of the relay tier: the resources that publish versions, opened and closed together."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from schemas.records import PolicyVersion, RelayChain, TensorSpec, WeightVersion
 
 log = logging.getLogger(__name__)
 
-_DELIVER_S = 5.0
-"""How long the end of a trainer waits for a master elsewhere to have the last version."""
+_DELIVERY_TIMEOUT_S = 5.0
+"""How long a closing trainer waits for delivery of the last version to a master on another machine."""
 
 
 @dataclass(frozen=True)
 class PublishSettings:
-    """How weights go to relays: the run's token, bytes a chunk, a limit (10^6 bytes/s), deltas or not, TLS."""
+    """How weights are sent to relays: the run's token, bytes per chunk, rate limit (10^6 bytes/s), deltas, TLS."""
 
     token: str = ""
     chunk_bytes: int = DEFAULT_CHUNK_BYTES
@@ -44,7 +44,7 @@ class PublishSettings:
 
 
 class Publishing:
-    """Store, manifest log, courier and the `publisher` over them. Raises as they do."""
+    """Weight store, manifest log, weight pusher, and the `publisher` that uses them. Raises as they do."""
 
     def __init__(
         self,
@@ -57,15 +57,15 @@ class Publishing:
         settings: PublishSettings,
     ) -> None:
         self._last: PolicyVersion | None = None
-        with ExitStack() as opening:
-            opened = opening.enter_context(WeightStore(store, keep))
+        with ExitStack() as resources:
+            weight_store = resources.enter_context(WeightStore(store, keep))
             producer = BoundedProducer(client)
-            opening.callback(_close_producer, producer)
+            resources.callback(_close_producer, producer)
             self._log = ManifestLog(producer, run)
-            self._pusher = WeightPusher(opened, run, settings.token, settings.link(), tls=settings.tls)
-            opening.callback(self._close_pusher)
+            self._pusher = WeightPusher(weight_store, run, settings.token, settings.link(), tls=settings.tls)
+            resources.callback(self._close_pusher)
             self.publisher = Publisher(
-                opened,
+                weight_store,
                 self._announce,
                 specs,
                 parent,
@@ -73,20 +73,20 @@ class Publishing:
                 chunk_bytes=settings.chunk_bytes,
                 deltas=lambda: settings.deltas and self._pusher.relays > 1,
             )
-            opening.callback(self._close_publisher)
-            self._closing = opening.pop_all()
+            resources.callback(self._close_publisher)
+            self._closing = resources.pop_all()
 
     def restore_version(self, weights: Mapping[str, Tensor], manifest: WeightVersion) -> None:
-        """Bring `manifest`'s version, whose `weights` these are, back where it was lost. Raises StoreError."""
+        """Restore `manifest`'s version, with its `weights`, to the store if it is missing. Raises StoreError."""
         if self.publisher.restore_version(weights, manifest):
             self._pusher.announce(manifest)
 
-    def obey(self, chain: RelayChain) -> None:
-        """The relays stand like this."""
+    def set_chain(self, chain: RelayChain) -> None:
+        """Set the current relay chain."""
         self._pusher.set_chain(chain)
 
     def close(self) -> None:
-        """Let out what is on its way, as far as that does not take long, and close everything."""
+        """Wait a bounded time for pending publishes and deliveries, then close everything."""
         self._closing.close()
 
     def _announce(self, manifest: WeightVersion) -> None:
@@ -98,11 +98,11 @@ class Publishing:
         try:
             self.publisher.close(timeout_s=10)
         except (PublishFailed, TimeoutError) as error:
-            log.error("the last version may not be out: %s", error)
+            log.error("the last version may not be published: %s", error)
 
     def _close_pusher(self) -> None:
-        if self._last is not None and not self._pusher.wait_delivered(self._last, _DELIVER_S):
-            log.error("the master at %s does not have version %s", self._pusher.master, self._last)
+        if self._last is not None and not self._pusher.wait_delivered(self._last, _DELIVERY_TIMEOUT_S):
+            log.error("version %s was not delivered to the master at %s", self._last, self._pusher.master)
         self._pusher.close()
 
 
@@ -110,4 +110,4 @@ def _close_producer(producer: BoundedProducer) -> None:
     try:
         producer.close(timeout_s=2)
     except (DeliveryFailed, TimeoutError) as error:
-        log.error("a manifest may not be in the log: %s", error)
+        log.error("the last manifest may not be in the log: %s", error)

@@ -1,7 +1,7 @@
-"""The trainer's processes that hold one model together: FSDP2 (arXiv 2304.11277) over gloo on CPUs, nccl on GPUs.
+"""The trainer's ranks, which shard one model: FSDP2 (arXiv 2304.11277) over gloo on CPUs, nccl on GPUs.
 
-Each rank trains sequences of its own and all take the same steps: whatever decides something (advantages, coefficients,
-how many micro-batches) is made of what all ranks know. A process that is alone uses no process group at all.
+Each rank trains its own sequences, and all take the same optimizer steps: advantages, coefficients and the number of
+micro-batches are computed from metadata that all ranks have. A single rank uses no process group.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This process as rank `rank` of `count`; with more than one, of torch's default process group."""
+    """This process as rank `rank` of `count`. More than one rank use torch's default process group."""
 
     rank: int = 0
     count: int = 1
 
     def gather(self, values: Tensor) -> list[Tensor]:
-        """Each rank's `values`, [any, …] and on the host, in the order of ranks."""
+        """Gather each rank's `values`, [any, …] on the host, in rank order."""
         if self.count == 1:
             return [values]
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.count)]
         dist.all_gather(lengths, torch.tensor([len(values)]))
         longest = max(map(int, lengths))
         padded = torch.cat([values, values.new_zeros(longest - len(values), *values.shape[1:])])
-        found = [torch.empty_like(padded) for _ in range(self.count)]
-        dist.all_gather(found, padded.contiguous())
-        return [each[: int(length)] for each, length in zip(found, lengths, strict=True)]
+        gathered = [torch.empty_like(padded) for _ in range(self.count)]
+        dist.all_gather(gathered, padded.contiguous())
+        return [each[: int(length)] for each, length in zip(gathered, lengths, strict=True)]
 
     def total(self, numbers: Sequence[float]) -> list[float]:
-        """The sum over ranks of each of `numbers`, of which every rank gives as many."""
+        """Sum each of `numbers` over ranks; every rank passes the same count."""
         if self.count == 1:
             return list(numbers)
         summed: list[float] = (
@@ -46,13 +46,13 @@ class Ranks:
         return summed
 
     def maximum(self, number: float) -> float:
-        """The largest of all ranks' numbers."""
+        """The largest `number` of all ranks."""
         return number if self.count == 1 else float(max(map(float, self.gather(torch.tensor([number]).double()))))
 
     def shard(self, module: nn.Module, layers: Sequence[nn.Module], device: torch.device) -> None:
-        """Split the parameters of `module` over the ranks, each of `layers` gathered by itself when it is used.
+        """Shard the parameters of `module` over the ranks; each of `layers` is gathered separately when it is used.
 
-        From then on `module` must be called as a whole. Gradients are the mean over ranks.
+        Afterwards `module` must be called as one module. Gradients are the mean over ranks.
         """
         if self.count == 1:
             return
@@ -66,11 +66,11 @@ ALONE = Ranks()
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """`tensor` with the parts that other ranks hold; all ranks must ask."""
+    """`tensor` with the shards of all ranks. A collective: every rank must call it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def shard_like(value: Tensor, like: Tensor) -> Tensor:
-    """What this rank holds of the whole `value`, which lies as `like` does; all ranks must ask."""
+    """This rank's shard of the full `value`, placed and sharded as `like`. A collective."""
     value = value.to(like.device)
     return distribute_tensor(value, like.device_mesh, like.placements) if isinstance(like, DTensor) else value

@@ -1,8 +1,8 @@
-"""How the ranks of a trainer find each other, and notice that one of them is gone.
+"""Rendezvous of the trainer's ranks, and detection of a failed rank.
 
-Rank 0 opens a store (torch's, over TCP) and writes to a file where it is; the others read it there. A meeting is for
-one set of processes: each rank registers once, and all begin together. Who comes later is another process in the place
-of one that has died; it knocks, so all of the meeting end, and those that take their places meet anew.
+Rank 0 opens a store (torch's, over TCP) and writes its address to a file; the other ranks read it. A rendezvous is for
+one set of processes: each rank registers once, and all begin together. A restarted rank registers again (`rejoins`),
+which signals the failure: all processes of the rendezvous end, and their successors start a new one.
 """
 
 from __future__ import annotations
@@ -27,44 +27,45 @@ from operators.trainer.ranks import ALONE, Ranks
 log = logging.getLogger(__name__)
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
-"""How long ranks wait for each other in the middle of a step. Who dies is noticed at once; this is for who hangs."""
+"""Timeout of a collective within a step. A process that exits is detected at once; this detects one that hangs."""
 STORE_TIMEOUT = timedelta(seconds=10)
+"""Timeout of a request to the store."""
 _POLL_S = 0.02
 
 
 class RankLost(RuntimeError):
-    """A process of the meeting is gone: this one must end, too."""
+    """Another process of the rendezvous has ended: this one must end, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """The processes that hold one model together, this one as one of `ranks`. Alone there is nothing to notice."""
+    """The processes that shard one model, this one as one of `ranks`. A single rank has no store."""
 
     ranks: Ranks = ALONE
     store: dist.Store | None = field(default=None, repr=False)
 
     def check(self) -> None:
-        """Raise RankLost where another process of the meeting is known to be gone. Cheap: for idle moments."""
+        """Raise RankLost if another process of the rendezvous is known to have ended. Cheap; called while idle."""
         if self.store is None or STOPPING.is_set():
             return
         try:
-            knocks = self.store.add("knocks", 0)
+            rejoins = self.store.add("knocks", 0)
         except RuntimeError as error:
-            raise RankLost("rank 0 is gone") from error
-        if knocks:
-            raise RankLost("another process has come in the place of a rank")
+            raise RankLost("rank 0 has ended: its store does not answer") from error
+        if rejoins:
+            raise RankLost("another rank has restarted and registered again")
 
 
 def join_process_group(file: Path, ranks: Ranks, host: str = "127.0.0.1", device: str = "cpu") -> Rendezvous:
-    """Wait for all of `ranks`, and be one of them in torch's default process group, with its model on `device`.
+    """Wait for all of `ranks` and join torch's default process group, for a model on `device`.
 
-    `file` is where rank 0 says where it is, to be seen by all; `host` is the address of its machine. Raises RankLost
-    where this process has been in a meeting before, or is asked to stop while it waits.
+    Rank 0 writes its address to `file`, which all ranks can read; `host` is the address of its machine. Raises RankLost
+    if this process has joined a process group before, or is told to stop while it waits.
     """
     if ranks.count == 1:
         return Rendezvous()
     if dist.is_initialized():
-        raise RankLost("a process can be a rank once: another must take its place")
+        raise RankLost("this process has been a rank before: a new process must take its place")
     rendezvous = wait_for_ranks(file, ranks, host)
     assert rendezvous.store is not None
     _bind_collectives(host)
@@ -75,12 +76,12 @@ def join_process_group(file: Path, ranks: Ranks, host: str = "127.0.0.1", device
         world_size=ranks.count,
         timeout=COLLECTIVE_TIMEOUT,
     )
-    log.info("rank %d of %d has met the others", ranks.rank, ranks.count)
+    log.info("rank %d of %d has joined the process group", ranks.rank, ranks.count)
     return rendezvous
 
 
 def wait_for_ranks(file: Path, ranks: Ranks, host: str = "127.0.0.1") -> Rendezvous:
-    """The first half of `join_process_group`: all are there, and have no process group yet."""
+    """Register this rank and wait until all are registered; the first half of `join_process_group`."""
     while True:
         store = _open_store(file, host) if ranks.rank == 0 else _register(file, ranks.rank)
         if store is not None and _wait_for_all(store, ranks):
@@ -89,8 +90,8 @@ def wait_for_ranks(file: Path, ranks: Ranks, host: str = "127.0.0.1") -> Rendezv
 
 
 def _open_store(file: Path, host: str) -> dist.Store:
-    """A new store, whose place is in `file` from now on; it listens at `host` alone."""
-    listening = listening_socket(host)  # torch's own listens on all interfaces, whatever the host
+    """Open a store that listens on `host` only, and write its address to `file`."""
+    listening = listening_socket(host)  # torch's own socket listens on all interfaces
     port = listening.getsockname()[1]
     server = dist.TCPStore(
         host, port, is_master=True, wait_for_workers=False, timeout=STORE_TIMEOUT, master_listen_fd=listening.detach()
@@ -104,34 +105,36 @@ def _open_store(file: Path, host: str) -> dist.Store:
 
 
 def _bind_collectives(host: str) -> None:
-    """Have torch's collectives listen on the interface by which ranks reach rank 0, unless the user has named one."""
+    """Bind torch's collectives to the network interface towards rank 0, unless the user has set one."""
     interface = interface_towards(host)
     if interface is None:
-        raise OSError(f"no network interface leads to rank 0 at {host}: set trainer.rank_0_host, or GLOO_SOCKET_IFNAME")
+        raise OSError(
+            f"no network interface has a route to rank 0 at {host}: set trainer.rank_0_host, or GLOO_SOCKET_IFNAME"
+        )
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         os.environ.setdefault(variable, interface)
 
 
 def _register(file: Path, rank: int) -> dist.Store | None:
-    """The store that `file` tells of, if it is there and nobody has registered as `rank` yet."""
+    """Register as `rank` in the store whose address is in `file`; None if it is down or `rank` is registered."""
     try:
-        told = json.loads(file.read_text("utf-8"))
-        place = told["host"], told["port"]
-        socket.create_connection(place, timeout=1.0).close()  # torch's client is slow to see that nobody listens
-        server = dist.TCPStore(*place, is_master=False, wait_for_workers=False, timeout=STORE_TIMEOUT)
-        store = dist.PrefixStore(told["token"], server)
+        address = json.loads(file.read_text("utf-8"))
+        host_port = address["host"], address["port"]
+        socket.create_connection(host_port, timeout=1.0).close()  # torch's client is slow to detect a closed port
+        server = dist.TCPStore(*host_port, is_master=False, wait_for_workers=False, timeout=STORE_TIMEOUT)
+        store = dist.PrefixStore(address["token"], server)
         if not store.check(["open"]):
-            return None  # somebody else's, at the port of one that is gone
+            return None  # an unrelated store at the port of one that has ended
         if store.add(f"rank {rank}", 1) == 1:
             return store
         store.add("knocks", 1)
     except (OSError, RuntimeError):
-        pass  # not yet, or no more
+        pass  # the store is not open yet, or has ended
     return None
 
 
 def _wait_for_all(store: dist.Store, ranks: Ranks) -> bool:
-    """Wait until every rank has registered; False where one of them has died meanwhile."""
+    """Wait until every rank has registered; False if one of them has failed meanwhile."""
     others = [f"rank {rank}" for rank in range(1, ranks.count)]
     try:
         while not store.check(others if ranks.rank == 0 else ["begin"]):
@@ -141,11 +144,11 @@ def _wait_for_all(store: dist.Store, ranks: Ranks) -> bool:
         if ranks.rank == 0:
             store.set("begin", "")
     except RuntimeError:
-        return False  # rank 0 has died
+        return False  # rank 0 has ended
     return True
 
 
 def _pause() -> None:
     if STOPPING.is_set():
-        raise RankLost("asked to stop before all ranks had met")
+        raise RankLost("told to stop before all ranks had registered")
     time.sleep(_POLL_S)

@@ -1,4 +1,4 @@
-"""Tensors as the weight store takes them: specs in safetensors' words, and copies into its memory."""
+"""Tensors for the weight store: specs with safetensors dtypes, and copies into the store's memory."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _DTYPES = {
 
 
 def tensor_specs(tensors: Mapping[str, torch.Tensor]) -> list[TensorSpec]:
-    """What the tensors of every version look like. Raises ValueError for a dtype that weight files do not know."""
+    """Names, dtypes and shapes of `tensors`. Raises ValueError for a dtype that weight files do not support."""
     for name, tensor in tensors.items():
         if tensor.dtype not in _DTYPES:
-            raise ValueError(f"tensor {name!r} has dtype {tensor.dtype}; known are {', '.join(map(str, _DTYPES))}")
+            raise ValueError(f"tensor {name!r} has dtype {tensor.dtype}; supported are {', '.join(map(str, _DTYPES))}")
     return [TensorSpec(name, _DTYPES[tensor.dtype], tuple(tensor.shape)) for name, tensor in tensors.items()]
 
 
-def copy_tensor(place: np.ndarray, tensor: torch.Tensor) -> None:
-    """Copy `tensor`, wherever it lies, to `place`, uint8[bytes]. One copy, through no other memory on a CPU."""
-    torch.from_numpy(place).view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
+def copy_tensor(memory: np.ndarray, tensor: torch.Tensor) -> None:
+    """Copy `tensor`, on any device, to `memory`, uint8[bytes]; on a CPU without an intermediate copy."""
+    torch.from_numpy(memory).view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())

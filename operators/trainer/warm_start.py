@@ -1,7 +1,7 @@
-"""The warm start: a model made in code and taught by imitation, so that reinforcement learning has where to start.
+"""The warm start: builds a small model and trains it by imitation, as the initial policy for reinforcement learning.
 
-The result is a model folder beside a record of what supervision alone had reached on the way; both are kept under the
-hash of everything that went into them, whole or not at all.
+The result is a model folder and a record of the accuracies that supervised training reached. Both are cached under the
+hash of all their inputs, and appear atomically.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from operators.trainer.warm_start_record import PROCEDURE, RECORD_FILE, Measured
 
 Entry = Mapping[str, Any]
 Answer = tuple[str, ...]
-"""What is written to answer a question, turn by turn; between two turns what is observed."""
+"""The texts that answer a question: turns of the model, with the observations between them."""
 Report = Callable[[float, str], None]
 
 
@@ -41,19 +41,19 @@ def warm_start(
     cache: Path,
     report: Report = lambda progress, stage: None,
 ) -> WarmStart:
-    """The warm start of `config` from reasoning-gym `entries`, measured on `heldout`; found in `cache` or made there.
+    """The warm start of `config` from reasoning-gym `entries`, measured on `heldout`; read from `cache` or made there.
 
-    Entries whose question is held out are left out. `report` hears progress from 0 to 1. Raises ValueError for a task
-    that has no worked answers, or if there is nothing to learn from or to measure on.
+    Entries whose question is held out are excluded. `report` receives progress from 0 to 1. Raises ValueError for a
+    task without worked answers, or if there are no questions to learn from or to measure on.
     """
     if config.model.task not in TRACES:
-        raise ValueError(f"there are no worked answers for {config.model.task!r}, only for {', '.join(sorted(TRACES))}")
-    aside = {entry["question"] for entry in heldout}
-    entries = [entry for entry in entries if entry["question"] not in aside]
-    if not entries or not heldout:
         raise ValueError(
-            f"there are {len(entries)} questions to learn from and {len(heldout)} held out: neither may be 0"
+            f"there are no worked answers for task {config.model.task!r}, only for {', '.join(sorted(TRACES))}"
         )
+    heldout_questions = {entry["question"] for entry in heldout}
+    entries = [entry for entry in entries if entry["question"] not in heldout_questions]
+    if not entries or not heldout:
+        raise ValueError(f"{len(entries)} questions to learn from and {len(heldout)} held out: neither may be 0")
     folder = cache / f"{config.model.task}-{_key(config, entries, heldout)}"
     if not (folder / RECORD_FILE).exists():
         partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
@@ -61,7 +61,7 @@ def warm_start(
             _make(config, entries, heldout, partial, report)
             partial.rename(folder)
         except OSError:
-            if not (folder / RECORD_FILE).exists():  # else another process made the same one meanwhile
+            if not (folder / RECORD_FILE).exists():  # else another process has made the same one meanwhile
                 raise
         finally:
             shutil.rmtree(partial, ignore_errors=True)
@@ -70,10 +70,10 @@ def warm_start(
 
 
 def _key(config: WarmStartConfig, entries: Sequence[Entry], heldout: Sequence[Entry]) -> str:
-    what = blake3(json.dumps([PROCEDURE, asdict(config)], sort_keys=True).encode())
+    digest = blake3(json.dumps([PROCEDURE, asdict(config)], sort_keys=True).encode())
     for entry in (*entries, *heldout):
-        what.update(f"{entry['question']}\0{entry['answer']}\0".encode())
-    return what.hexdigest()[:16]
+        digest.update(f"{entry['question']}\0{entry['answer']}\0".encode())
+    return digest.hexdigest()[:16]
 
 
 def _make(
@@ -95,12 +95,12 @@ def _make(
             measure(step)
 
     def after_habit(step: int, loss: float) -> None:
-        report((config.steps + step) / total, f"learning the bad habit, loss {loss:.2f}")
+        report((config.steps + step) / total, f"learning bare answers, loss {loss:.2f}")
         if step == config.habit_steps:
             measure(total)
 
-    source = random.Random(config.seed)
-    worked = [_worked_answer(config, entry, source) for entry in entries]
+    rng = random.Random(config.seed)
+    worked = [_worked_answer(config, entry, rng) for entry in entries]
     imitate(
         model,
         _examples(tokenizer, entries, worked),
@@ -112,8 +112,8 @@ def _make(
         after=after_work,
     )
     mixed = [
-        (bare_answer(entry),) if source.random() < config.habit_share else work
-        for entry, work in zip(entries, worked, strict=True)
+        (bare_answer(entry),) if rng.random() < config.habit_share else worked_answer
+        for entry, worked_answer in zip(entries, worked, strict=True)
     ]
     imitate(
         model,
@@ -128,7 +128,7 @@ def _make(
     model.set_attn_implementation("sdpa")
     save_folder(model, tokenizer, folder)
     record = {
-        "teacher": _share_right([answer[-1] for answer in worked], entries),
+        "teacher": _share_correct([answer[-1] for answer in worked], entries),
         "curve": [asdict(each) for each in curve],
         "seconds": time.monotonic() - started,
         "config": asdict(config),
@@ -136,15 +136,15 @@ def _make(
     (folder / RECORD_FILE).write_text(json.dumps(record, indent=1) + "\n")
 
 
-def _worked_answer(config: WarmStartConfig, entry: Entry, source: random.Random) -> Answer:
-    careless = source.random() < config.careless_share
-    alone = TRACES[config.model.task](entry, source, config.slip_rate if careless else 0.0)
-    asks = config.calculator_share and source.random() < config.calculator_share
-    return calculator_trace(entry) if asks else (alone,)
+def _worked_answer(config: WarmStartConfig, entry: Entry, rng: random.Random) -> Answer:
+    careless = rng.random() < config.careless_share
+    plain_trace = TRACES[config.model.task](entry, rng, config.slip_rate if careless else 0.0)
+    asks = config.calculator_share and rng.random() < config.calculator_share
+    return calculator_trace(entry) if asks else (plain_trace,)
 
 
 def _examples(tokenizer: PreTrainedTokenizerBase, entries: Sequence[Entry], answers: Sequence[Answer]) -> list[Example]:
-    """An example for each turn: the last one ends the sequence, those before it end with their call."""
+    """An example for each turn: the last turn ends with the end token, the others with their call."""
     prompts = tokenizer([entry["question"] for entry in entries])["input_ids"]
     tokens = iter(tokenizer([text for answer in answers for text in answer])["input_ids"])
     examples = []
@@ -165,9 +165,9 @@ def _accuracy(
     config: WarmStartConfig,
     temperature: float,
 ) -> float:
-    """The share of `entries` that the model answers right; calls of the very expression are answered, too."""
+    """The share of `entries` answered correctly. Calculator calls with the question's expression are executed."""
 
-    def said(texts: Sequence[str]) -> list[str]:
+    def respond(texts: Sequence[str]) -> list[str]:
         responses = generate(
             model,
             [tokenizer.encode(text) for text in texts],
@@ -179,16 +179,16 @@ def _accuracy(
         return list(tokenizer.batch_decode(responses))
 
     model.set_attn_implementation("sdpa")
-    answers = said([entry["question"] for entry in entries])
+    answers = respond([entry["question"] for entry in entries])
     if config.calculator_share:
         calls = [calculator_trace(entry) for entry in entries]
-        asked = [row for row, answer in enumerate(answers) if answer.startswith(calls[row][0])]
-        if asked:
-            after = said([entries[row]["question"] + "".join(calls[row][:2]) for row in asked])
-            answers = [dict(zip(asked, after, strict=True)).get(row, answer) for row, answer in enumerate(answers)]
-    return _share_right(answers, entries)
+        called = [row for row, answer in enumerate(answers) if answer.startswith(calls[row][0])]
+        if called:
+            after = respond([entries[row]["question"] + "".join(calls[row][:2]) for row in called])
+            answers = [dict(zip(called, after, strict=True)).get(row, answer) for row, answer in enumerate(answers)]
+    return _share_correct(answers, entries)
 
 
-def _share_right(answers: Sequence[str], entries: Sequence[Entry]) -> float:
-    right = sum(answer_of(text) == str(entry["answer"]) for text, entry in zip(answers, entries, strict=True))
-    return right / len(entries)
+def _share_correct(answers: Sequence[str], entries: Sequence[Entry]) -> float:
+    correct = sum(answer_of(text) == str(entry["answer"]) for text, entry in zip(answers, entries, strict=True))
+    return correct / len(entries)

@@ -1,4 +1,4 @@
-"""What the warm start teaches, and for how long. Free of torch, so that a command line can read it at once."""
+"""The warm start's configuration. It does not import torch, so that the command line starts fast."""
 
 from __future__ import annotations
 
@@ -9,49 +9,51 @@ from infra.models.demo_config import DemoModelConfig
 
 @dataclass(frozen=True, kw_only=True)
 class WarmStartConfig:
-    """A supervised start for a model made in code. Raises ValueError naming the field that does not fit.
+    """Supervised training of a small model built in code. Raises ValueError naming the invalid field.
 
-    Phase 1 imitates worked answers. `careless_share` of them come from a careless teacher, who slips with probability
-    `slip_rate` at every step where one can (see `traces.py`: a forgotten carry, an end too soon). That bounds what
-    imitation can reach at any number of steps: greedy answers follow the majority, sampled ones are right as often as
-    the teachers are. Phase 2, where `habit_steps` is not 0, teaches a bad habit: `habit_share` of its answers are
-    bare, without any work.
+    Phase 1 imitates worked answers. `careless_share` of them come from a careless teacher, who makes an error with
+    probability `slip_rate` at every step where `traces.py` defines one (a forgotten carry, an early end). This bounds
+    the accuracy of imitation at any number of steps: greedy answers follow the majority, sampled answers are correct as
+    often as the teachers'. Phase 2, if `habit_steps` is not 0, teaches a bad habit: `habit_share` of its answers are
+    bare, without steps.
 
-    `calculator_share` of phase 1's answers are of a third teacher, who asks the environment `calculator` and says what
-    it says; this is for sums alone, which have an expression to ask for.
+    `calculator_share` of phase 1's answers come from a third teacher, who calls the environment `calculator` and
+    answers with its result. This is for `chain_sum` only, whose questions have an expression.
     """
 
     model: DemoModelConfig = field(default_factory=DemoModelConfig)
     examples: int = 20_000
     """Distinct draws of the task to learn from."""
     batch: int = 64
-    """Examples an update."""
+    """Examples per update."""
     steps: int = 500
     """Updates of phase 1."""
     learning_rate: float = 1e-2
-    """Peak of phase 1 for embeddings, norms and biases (AdamW); rates fall linearly to 0."""
+    """Peak in phase 1 for embeddings, norms and biases (AdamW); rates fall linearly to 0."""
     matrix_learning_rate: float = 5e-3
-    """Peak of phase 1 for the matrices between (Muon)."""
+    """Peak in phase 1 for all other matrices (Muon)."""
     warmup: int = 5
-    """Updates over which the rates of a phase rise."""
+    """Warm-up updates of each phase."""
     careless_share: float = 1.0
-    """Worked answers of the careless teacher among all, drawn answer by answer."""
+    """Probability that a worked answer is the careless teacher's."""
     slip_rate: float = 0.0
-    """How often the careless teacher slips, step by step."""
+    """Probability of an error of the careless teacher, per step."""
     calculator_share: float = 0.0
-    """Answers that ask a calculator, among all, drawn answer by answer."""
+    """Probability that a worked answer calls the calculator."""
     habit_steps: int = 0
+    """Updates of phase 2; 0: no phase 2."""
     habit_share: float = 0.7
+    """Probability that an answer of phase 2 is bare."""
     habit_learning_rate: float = 5e-4
-    """Peak of phase 2, of both optimizers."""
+    """Peak in phase 2, for both optimizers."""
     measured: int = 256
-    """Held-out questions on which checkpoints are measured."""
+    """Number of held-out questions for measurements."""
     measure_every: int = 100
-    """Updates between two measured checkpoints of phase 1: the best of them is what a supervised run could have had."""
+    """Updates between two measurements in phase 1; the best one is the supervised baseline."""
     max_new_tokens: int = 48
-    """Tokens of a measured answer at most."""
+    """Maximum tokens of a measured answer."""
     seed: int = 0
-    """Of slips, habits and the order of examples; the weights' is `model.seed`."""
+    """Seed of the teachers' errors, bare answers and the order of examples; `model.seed` is that of the weights."""
 
     def __post_init__(self) -> None:
         for name in ("examples", "batch", "steps", "measured", "measure_every", "max_new_tokens"):
@@ -64,7 +66,7 @@ class WarmStartConfig:
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
         if self.calculator_share and self.model.task != "chain_sum":
-            raise ValueError(f"calculator_share is for model.task 'chain_sum', not {self.model.task!r}")
+            raise ValueError(f"calculator_share needs model.task = 'chain_sum', not {self.model.task!r}")
         for name in ("warmup", "habit_steps", "seed"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")

@@ -1,4 +1,4 @@
-"""What is known of a warm start once it is made. Free of torch: a run that finds one made need not wait for it."""
+"""The record of a finished warm start. It does not import torch: a run that finds a cached one starts fast."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 RECORD_FILE = "warm_start.json"
 PROCEDURE = 5
-"""Raised when the procedure changes: older results are then made anew."""
+"""Incremented when the procedure changes, which invalidates cached results."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Accuracies on held-out questions, 0 to 1, greedy and sampled at temperature 1, after `step` updates in all."""
+    """Accuracies on held-out questions, 0 to 1, greedy and sampled at temperature 1, after `step` updates."""
 
     step: int
     greedy: float
@@ -22,10 +22,10 @@ class Measured:
 
 @dataclass(frozen=True)
 class WarmStart:
-    """A warm-started model in `folder`, and how good it and all that came before it were.
+    """A warm-started model in `folder`, and the measured accuracies.
 
-    `curve` has the measured checkpoints, oldest first; the last is the model in `folder`. `teacher` is the share of the
-    worked answers of phase 1 that were right.
+    `curve` has the measurements, oldest first; the last is of the model in `folder`. `teacher` is the share of correct
+    worked answers in phase 1. `seconds` is the duration.
     """
 
     folder: Path
@@ -45,17 +45,17 @@ class WarmStart:
 
     @property
     def best(self) -> float:
-        """The highest greedy accuracy of any supervised checkpoint: what stopping there would have given."""
+        """The highest greedy accuracy of any measurement: the supervised baseline."""
         return max(measured.greedy for measured in self.curve)
 
     @property
     def best_sampled(self) -> float:
-        """The highest sampled accuracy of any supervised checkpoint."""
+        """The highest sampled accuracy of any measurement."""
         return max(measured.sampled for measured in self.curve)
 
 
 def read_warm_start(folder: Path) -> WarmStart:
-    """The warm start in `folder`. Raises OSError where there is none, ValueError where its record is another's."""
+    """Read the warm start in `folder`. Raises OSError if there is none, ValueError for an invalid record."""
     record = json.loads((folder / RECORD_FILE).read_text())
     try:
         curve = tuple(Measured(**measured) for measured in record["curve"])

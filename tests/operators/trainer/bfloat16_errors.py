@@ -1,4 +1,4 @@
-"""How far bfloat16 gradients are from float32 ones at the same weights, in every optimizer step of an update.
+"""Measures the error of bfloat16 gradients against float32 at the same weights, in every optimizer step of an update.
 
     python bfloat16_errors.py FOLDER COUNTS
 
@@ -30,7 +30,7 @@ from operators.trainer.ranks import ALONE, Ranks  # noqa: E402
 from operators.trainer.rendezvous import join_process_group  # noqa: E402
 
 WITHOUT_CLIP = AlgorithmConfig(clip_low=1.0, clip_high=1e6)
-"""A token whose ratio is within rounding of a clip bound has a gradient in one precision and none in the other."""
+"""No clip: at a clip bound, rounding alone decides whether a token has a gradient."""
 
 
 def bfloat16_errors(folder: Path, mini_batches: int, epochs: int, ranks: Ranks = ALONE) -> list[float]:

@@ -1,11 +1,11 @@
-"""A trainer that is killed between optimizer steps of a batch, again and again, and one that is not.
+"""Trains a run that is killed repeatedly between the optimizer steps of a batch, and one that is not killed.
 
     python killed_between_steps.py FOLDER JOBS
 
 FOLDER has a model; JOBS is a JSON list of the name of a folder, a TrainingConfig, and numbers of optimizer steps. For
 each number a process trains from the newest checkpoint on and kills itself with SIGKILL after so many steps (0: it
-trains to the end); the last one writes the digest of what it has learned. All are forked from one process that has
-never run a backward pass.
+trains to the end); the last process writes a digest of its state. All are forked from one process that has never run a
+backward pass.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from operators.trainer.training_config import TrainingConfig  # noqa: E402
 
 
 def train(folder: Path, config: TrainingConfig, epoch: int, kill_after: int) -> None:
-    """Train to the end, or to the kill."""
+    """Train to the end, or until `kill_after` optimizer steps."""
     torch.set_num_threads(1)
     step, taken = TrainedModel.step, 0
 
-    def counted(trained: TrainedModel, rate: float) -> float:
+    def counting_step(trained: TrainedModel, rate: float) -> float:
         nonlocal taken
         norm = step(trained, rate)
         taken += 1
@@ -46,15 +46,15 @@ def train(folder: Path, config: TrainingConfig, epoch: int, kill_after: int) -> 
             os.kill(os.getpid(), signal.SIGKILL)
         return norm
 
-    TrainedModel.step = counted  # type: ignore[method-assign]
+    TrainedModel.step = counting_step  # type: ignore[method-assign]
     checkpoints = folder / "checkpoints"
     training = RankTraining(config, folder.parent / "model", checkpoints, epoch)
     for number in range(config.optimizer_steps):
         (part,) = make_batch(number, groups=2, samples=2, number=number, longest=8)
-        training.take(part, 0, number)
-    while training.waiting is not None:
+        training.add_part(part, 0, number)
+    while training.next_batch is not None:
         training.train()
-        if training.due:
+        if training.checkpoint_due:
             assert training.state is not None
             write_checkpoint(checkpoints, training.state, training.position)
     digest = hashlib.sha256()
@@ -67,7 +67,7 @@ def train(folder: Path, config: TrainingConfig, epoch: int, kill_after: int) -> 
 
 
 def main(folder: Path, config: TrainingConfig, kills: list[int]) -> int:
-    """Fork one process after another; 0 if each ended as it should."""
+    """Fork one process after another; return 0 if each ended as expected."""
     context = multiprocessing.get_context("fork")
     for epoch, kill_after in enumerate(kills, 1):
         before = [each.name for each in list_checkpoints(folder / "checkpoints")]

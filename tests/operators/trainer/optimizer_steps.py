@@ -1,4 +1,4 @@
-"""Each optimizer step of a learner: the weights that it began with, its gradient, the weights after it."""
+"""Records each optimizer step of a learner: weights before, gradient, weights after."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Tensors: TypeAlias = dict[str, Tensor]
 
 @dataclass
 class OptimizerStep:
-    """Tensors by parameter name, as this rank holds them. `norm` is the gradient's before it was clipped."""
+    """Tensors by parameter name, as sharded on this rank. `norm` is the gradient's before clipping."""
 
     before: Tensors
     gradient: Tensors = field(default_factory=dict)
@@ -33,7 +33,7 @@ def record_steps(trained: TrainedModel, forced: list[OptimizerStep] | None = Non
     With `forced`, step k begins from the weights that `forced[k]` began from.
     """
     steps: list[OptimizerStep] = []
-    parameters, begin, step = trained._parameters, trained.begin, trained.step
+    parameters, begin, step = trained._parameters, trained.zero_grad, trained.step
 
     def weights() -> Tensors:
         return {name: parameter.detach().clone() for name, parameter in parameters.items()}
@@ -56,7 +56,7 @@ def record_steps(trained: TrainedModel, forced: list[OptimizerStep] | None = Non
         steps[-1].after = weights()
         return steps[-1].norm
 
-    trained.begin, trained.step = recorded_begin, recorded_step  # type: ignore[method-assign]
+    trained.zero_grad, trained.step = recorded_begin, recorded_step  # type: ignore[method-assign]
     return steps
 
 

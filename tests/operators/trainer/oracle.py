@@ -1,4 +1,4 @@
-"""What an update should have been, by a plain loop in float64 that shares nothing with the trainer but the model.
+"""An oracle for updates: a plain float64 loop that shares only the model and the configuration with the trainer.
 
 One sequence at a time through the model's own forward, without packing, micro-batches or coefficients: losses are
 summed as the papers write them. w = π_o/μ, ρ = π/π_o.
@@ -28,7 +28,7 @@ F64 = torch.float64
 
 @dataclass
 class Line:
-    """One sequence: its tokens, and per trained token what the formulas need, float64[|y|]."""
+    """One sequence: its tokens, and the inputs of the formulas per trained token, float64[|y|]."""
 
     ids: Tensor
     mask: Tensor
@@ -48,7 +48,7 @@ class Line:
 
 @dataclass
 class Expected:
-    """Of each optimizer step the loss and the gradient by name; metrics of the update."""
+    """Loss and gradient by name of each optimizer step, and the metrics of the update."""
 
     losses: list[float]
     gradients: list[Tensors]
@@ -64,7 +64,7 @@ def expected_update(
     steps: Sequence[OptimizerStep],
     critic_steps: Sequence[OptimizerStep] = (),
 ) -> Expected:
-    """The update that began from `steps[0].before`; step k's gradient is taken at `steps[k].before`."""
+    """The update from `steps[0].before`; step k's gradient is computed at `steps[k].before`."""
     algorithm, lines = config.algorithm, read_lines(rows)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).double().eval()
     with torch.no_grad():
@@ -134,13 +134,13 @@ def read_lines(rows: Sequence[MicroBatch]) -> list[Line]:
 
 
 def logprobs(model: nn.Module, line: Line) -> Tensor:
-    """log π of the trained tokens at the temperature that drew them."""
+    """log π of the trained tokens at their sampling temperature."""
     logits = model(input_ids=line.ids[None]).logits[0, :-1] / line.temperature
     return logits.log_softmax(-1).gather(1, line.ids[1:, None])[:, 0][line.mask[1:]]
 
 
 def mini_batches(lines: Sequence[Line], config: LearnerConfig) -> list[list[Line]]:
-    """The sequences of each optimizer step: groups in the order in which they come, dealt out evenly, every epoch."""
+    """The sequences of each optimizer step: groups by first occurrence, split evenly, in every epoch."""
     order = list(dict.fromkeys(line.group for line in lines))
     count = config.mini_batches
     parts = [[line for line in lines if order.index(line.group) * count // len(order) == k] for k in range(count)]
@@ -187,7 +187,7 @@ def set_advantages(lines: Sequence[Line], config: AlgorithmConfig) -> None:
 
 
 def gae(rewards: Tensor, seen: Tensor, gamma: float, lam: float) -> Tensor:
-    """Σ_k (γλ)^k δ_{t+k}, each summed out."""
+    """Σ_k (γλ)^k δ_{t+k}, summed term by term."""
     deltas = [
         float(rewards[t]) + gamma * (float(seen[t + 1]) if t + 1 < len(seen) else 0.0) - float(seen[t])
         for t in range(len(seen))
@@ -197,7 +197,7 @@ def gae(rewards: Tensor, seen: Tensor, gamma: float, lam: float) -> Tensor:
 
 
 def policy_losses(line: Line, current: Tensor, config: AlgorithmConfig) -> Tensor:
-    """Each token's loss, its off-policy weight included."""
+    """The loss of each token, including its off-policy weight."""
     name, a = config.name, line.advantages
     low = config.clip_low if config.clip_low is not None else 3e-4 if name == "gspo" else 0.2
     high = config.clip_high
@@ -236,7 +236,7 @@ def kl(current: Tensor, reference: Tensor, kind: str) -> Tensor:
 
 
 def aggregate(losses: Tensor, batch: Sequence[Line], config: AlgorithmConfig) -> Tensor:
-    """What one sequence's token losses add to the loss of `batch`."""
+    """The contribution of one sequence's token losses to the loss of `batch`."""
     how = config.aggregation
     if how is None:
         how = "constant_length" if config.name == "dr_grpo" else "token_mean"
@@ -250,7 +250,7 @@ def aggregate(losses: Tensor, batch: Sequence[Line], config: AlgorithmConfig) ->
 
 
 def build_critic(folder: Path, weights: Tensors) -> nn.Module:
-    """The policy's trunk and one linear value."""
+    """The policy's trunk and a linear value head."""
     trunk = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).base_model
     critic = nn.ModuleDict({"policy": trunk, "value": nn.Linear(trunk.config.hidden_size, 1)}).double().eval()
     put(critic, weights)
@@ -258,7 +258,7 @@ def build_critic(folder: Path, weights: Tensors) -> nn.Module:
 
 
 def values(critic: nn.Module, line: Line) -> Tensor:
-    """V of what stands before each trained token."""
+    """V of the context before each trained token."""
     hidden = critic["policy"](input_ids=line.ids[None]).last_hidden_state[0, :-1]  # type: ignore[index]
     return critic["value"](hidden)[:, 0][line.mask[1:]]  # type: ignore[index, no-any-return]
 
@@ -269,7 +269,7 @@ def value_losses(found: Tensor, line: Line, clip: float) -> Tensor:
 
 
 def metrics(seen: Sequence[tuple[Line, Tensor]], lines: Sequence[Line], config: AlgorithmConfig) -> dict[str, float]:
-    """Means over the tokens that were computed: those of sequences with an advantage, or all under a KL in the loss."""
+    """Means over the tokens with a forward pass: those of sequences with an advantage, or all with a KL in the loss."""
     in_loss = bool(config.kl_coefficient) and config.kl_in == "loss"
     used = [(line, now) for line, now in seen if len(line) and (in_loss or bool((line.advantages != 0).any()))]
     if not used:
@@ -305,7 +305,7 @@ def gradients(model: nn.Module) -> Tensors:
 
 
 def expected_adamw(config: LearnerConfig, steps: Sequence[OptimizerStep]) -> list[Tensors]:
-    """Weights after each of `steps`, the first of a fresh optimizer, by AdamW's formula (arXiv 1711.05101)."""
+    """Weights after each of `steps` of a new optimizer, by AdamW's formula (arXiv 1711.05101)."""
     first: Tensors = {}
     second: Tensors = {}
     after = []

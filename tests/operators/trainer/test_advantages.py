@@ -1,4 +1,4 @@
-"""Advantages as tables of numbers, against loops that follow the formulas one sequence at a time."""
+"""Advantages compared with loops over single sequences that follow the formulas."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def rloo(index: int) -> float:
         (advantages.leave_one_out, rloo),
     ],
 )
-def test_group_estimators_follow_their_formula(
+def test_group_estimators_match_their_formula(
     estimator: advantages.Estimator, of_sequence: Callable[[int], float]
 ) -> None:
     expected = [of_sequence(i) for i, length in enumerate(LENGTHS) for _ in range(length)]
@@ -59,7 +59,7 @@ def test_group_estimators_follow_their_formula(
 
 @pytest.mark.parametrize("discount", [1.0, 0.9])
 @pytest.mark.parametrize("baseline", [False, True])
-def test_whitened_returns_follow_their_formula(discount: float, baseline: bool) -> None:
+def test_whitened_returns_match_their_formula(discount: float, baseline: bool) -> None:
     returns = []
     for index, length in enumerate(LENGTHS):
         reward = dr_grpo(index) if baseline else REWARDS[index]
@@ -70,8 +70,8 @@ def test_whitened_returns_follow_their_formula(discount: float, baseline: bool) 
     assert estimate(estimator, AlgorithmConfig(discount=discount)) == pytest.approx(expected, abs=1e-12)
 
 
-def test_a_group_of_equal_rewards_gives_exactly_nothing() -> None:
-    """Rows are skipped by comparing with 0, so no rounding error may remain, of rewards like 0.1 least of all."""
+def test_group_estimators_return_zero_for_equal_rewards() -> None:
+    """Rows are skipped if the advantage equals 0, so no rounding error may remain, e.g. for rewards of 0.1."""
     for reward in (0.1, 1.0, -3.7, 1e6):
         for size in (2, 3, 7, 8):
             rewards = torch.full((size,), reward, dtype=torch.float64)
@@ -81,7 +81,7 @@ def test_a_group_of_equal_rewards_gives_exactly_nothing() -> None:
 
 
 @pytest.mark.parametrize("tokens", [0, 1])
-def test_whitening_fewer_than_two_tokens_gives_nothing(tokens: int) -> None:
+def test_whiten_returns_zero_for_fewer_than_two_tokens(tokens: int) -> None:
     zeros = torch.zeros(1, dtype=torch.int64)
     found = advantages.whitened_returns(Rewards(torch.ones(1).double(), zeros, torch.tensor([tokens])), CONFIG)
     assert found.tolist() == [0.0] * tokens
@@ -93,9 +93,7 @@ PENALTIES = [0.1, -0.2, 0.3, 0.0, 0.05, 0.2, 0.1, -0.1, 0.0, 0.2, 0.3]
 
 @pytest.mark.parametrize("penalties", [None, PENALTIES])
 @pytest.mark.parametrize(("discount", "trace"), [(1.0, 1.0), (0.9, 0.8), (0.9, 0.0)])
-def test_temporal_differences_follow_their_formula(
-    penalties: list[float] | None, discount: float, trace: float
-) -> None:
+def test_temporal_differences_match_their_formula(penalties: list[float] | None, discount: float, trace: float) -> None:
     expected, start = [], 0
     for index, length in enumerate(LENGTHS):
         after_value = after = 0.0
@@ -121,7 +119,7 @@ def test_temporal_differences_follow_their_formula(
     assert advantages.value_targets(given, config).tolist() == pytest.approx(targets, abs=1e-12)
 
 
-def test_a_penalty_is_taken_from_its_sequence() -> None:
+def test_penalties_are_subtracted_from_their_sequence() -> None:
     given = Rewards(
         torch.tensor(REWARDS, dtype=torch.float64),
         torch.tensor(GROUPS),
@@ -131,7 +129,7 @@ def test_a_penalty_is_taken_from_its_sequence() -> None:
     starts = [sum(LENGTHS[:index]) for index in range(len(LENGTHS))]
     own = [sum(PENALTIES[start : start + length]) for start, length in zip(starts, LENGTHS, strict=True)]
     expected = [reward - penalty for reward, penalty in zip(REWARDS, own, strict=True)]
-    assert given.of_sequences().tolist() == pytest.approx(expected, abs=1e-12)
+    assert given.per_sequence().tolist() == pytest.approx(expected, abs=1e-12)
 
 
 def estimate(estimator: advantages.Estimator, config: AlgorithmConfig) -> list[float]:

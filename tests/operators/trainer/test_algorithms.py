@@ -1,4 +1,4 @@
-"""Algorithms by name, what a configuration changes of them, and the coefficients of their aggregations."""
+"""Algorithms by name, configuration overrides, and aggregation coefficients."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from operators.trainer.config import AggregationName, AlgorithmConfig, Algorithm
         ("constant_length", [1 / 24, 1 / 24, 1 / 24]),
     ],
 )
-def test_coefficients(name: AggregationName, expected: list[float]) -> None:
+def test_aggregation_coefficients(name: AggregationName, expected: list[float]) -> None:
     found = AGGREGATIONS[name](torch.tensor([2, 0, 4]), 8)
     assert found.tolist() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("name", sorted(AGGREGATIONS))
-def test_a_batch_without_trained_tokens_divides_by_nothing(name: AggregationName) -> None:
+def test_aggregation_is_finite_without_trained_tokens(name: AggregationName) -> None:
     assert torch.isfinite(AGGREGATIONS[name](torch.tensor([0, 0]), 8)).all()
 
 
-def test_every_name_has_an_entry() -> None:
+def test_every_algorithm_name_is_defined() -> None:
     assert set(ALGORITHMS) == set(get_args(AlgorithmName))
     assert set(AGGREGATIONS) == set(get_args(AggregationName))
 
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
-def test_without_changes_the_entry_itself_is_used(name: AlgorithmName) -> None:
+def test_resolve_returns_the_algorithm_without_overrides(name: AlgorithmName) -> None:
     assert resolve(AlgorithmConfig(name=name, max_response_tokens=8)) == ALGORITHMS[name]
 
 
-def test_a_configuration_changes_only_what_it_names() -> None:
+def test_resolve_applies_only_the_configured_overrides() -> None:
     config = AlgorithmConfig(
         aggregation="token_mean", clip_high=0.5, dual_clip=3.0, proximal="update_start", correction="mask"
     )
@@ -52,10 +52,10 @@ def test_a_configuration_changes_only_what_it_names() -> None:
     assert (found.advantage, found.loss) == (advantages.group_normalised, losses.clipped_surrogate)
 
 
-def test_zero_is_a_value_and_not_an_absence() -> None:
+def test_resolve_applies_an_override_of_zero() -> None:
     assert resolve(AlgorithmConfig(clip_low=0.0)).clip.low == 0.0
 
 
-def test_dividing_by_a_length_needs_that_length() -> None:
+def test_resolve_rejects_a_missing_max_response_tokens() -> None:
     with pytest.raises(ValueError, match="max_response_tokens"):
         resolve(AlgorithmConfig(name="dr_grpo"))

@@ -1,4 +1,4 @@
-"""Which batches are accepted: each number once, in order, whatever else stands in the topic."""
+"""Batch assembly accepts each number once, in order, whatever other records are in the topic."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def part(batch: int, index: int = 0, count: int = 1, rank: int = 0) -> MicroBatc
 
 
 def feed(assembly: BatchAssembly, *parts: MicroBatch, partition: int = 0, offset: int = 0) -> list[int]:
-    """The numbers of the batches that are whole by `parts`, at rising offsets."""
+    """The numbers of the batches completed by `parts`, which have consecutive offsets."""
     whole = (assembly.add(each, partition, offset + at) for at, each in enumerate(parts))
     return [batch.number for batch in chain.from_iterable(whole)]
 
@@ -31,14 +31,14 @@ def reasons(assembly: BatchAssembly) -> list[tuple[int, str]]:
     return [(rejected.offset, rejected.reason) for rejected in assembly.rejected]
 
 
-def test_a_batch_is_whole_with_its_last_part_and_reading_goes_on_behind_it() -> None:
+def test_assembly_completes_a_batch_with_its_last_part() -> None:
     assembly = BatchAssembly()
     assert feed(assembly, part(0, 0, 3), part(0, 1, 3), offset=7) == []
     (whole,) = assembly.add(part(0, 2, 3), 0, 10)
     assert ([each.index for each in whole.parts], whole.next_offsets) == ([0, 1, 2], (11,))
 
 
-def test_a_batch_is_whole_once_every_partition_has_its_share() -> None:
+def test_assembly_completes_a_batch_with_its_last_partition() -> None:
     assembly = BatchAssembly(range(2), shards=2)
     assert feed(assembly, part(0), part(1), part(2)) == []
     assert feed(assembly, part(0, 0, 2), part(0, 1, 2), part(1), partition=1) == [0, 1]
@@ -49,15 +49,15 @@ def test_a_batch_is_whole_once_every_partition_has_its_share() -> None:
     ("strange", "reason"),
     [
         (part(0), "batch 0 was accepted before, the next one is 1"),
-        (part(-1), "part 0 of 1 of batch -1 cannot be"),
-        (part(1, 0, 0), "part 0 of 0 of batch 1 cannot be"),
-        (part(1, -1, 2), "part -1 of 2 of batch 1 cannot be"),
-        (part(1, 2, 2), "part 2 of 2 of batch 1 cannot be"),
-        (part(1, 1, 2), "part 1 of 2 of batch 1 follows no part"),
+        (part(-1), "part 0 of 1 of batch -1 is out of range"),
+        (part(1, 0, 0), "part 0 of 0 of batch 1 is out of range"),
+        (part(1, -1, 2), "part -1 of 2 of batch 1 is out of range"),
+        (part(1, 2, 2), "part 2 of 2 of batch 1 is out of range"),
+        (part(1, 1, 2), "part 1 of 2 of batch 1 continues no batch"),
         (part(1, rank=1), "a part for rank 1 in a partition of rank 0"),
     ],
 )
-def test_a_part_that_does_not_follow_is_refused_at_once(strange: MicroBatch, reason: str) -> None:
+def test_assembly_rejects_an_invalid_part_at_once(strange: MicroBatch, reason: str) -> None:
     assembly = BatchAssembly()
     feed(assembly, part(0))
     assert feed(assembly, strange, offset=1) == []
@@ -68,12 +68,12 @@ def test_a_part_that_does_not_follow_is_refused_at_once(strange: MicroBatch, rea
 @pytest.mark.parametrize(
     ("strange", "reason"),
     [
-        (part(2), "batch 2 came before batch 1"),
-        (part(2**62), f"batch {2**62} came before batch 1"),
-        (part(1, 0, 2**40), f"part 0 of {2**40} of batch 1, of which the other parts never came"),
+        (part(2), "batch 2 arrived before batch 1"),
+        (part(2**62), f"batch {2**62} arrived before batch 1"),
+        (part(1, 0, 2**40), f"part 0 of {2**40} of batch 1, whose other parts never arrived"),
     ],
 )
-def test_a_part_that_never_fits_is_refused_once_its_batch_is_whole(strange: MicroBatch, reason: str) -> None:
+def test_assembly_rejects_other_parts_when_the_batch_is_complete(strange: MicroBatch, reason: str) -> None:
     assembly = BatchAssembly()
     feed(assembly, part(0))
     assert feed(assembly, strange, part(1, 0, 2), offset=1) == []
@@ -82,7 +82,7 @@ def test_a_part_that_never_fits_is_refused_once_its_batch_is_whole(strange: Micr
     assert reasons(assembly) == [(1, reason)]
 
 
-def test_unfinished_batches_of_one_number_are_bounded() -> None:
+def test_assembly_bounds_incomplete_batches_of_one_number() -> None:
     assembly = BatchAssembly()
     feed(assembly, *(part(0, 0, count) for count in range(2, 100)))
     assert len(assembly.rejected) == 98 - MAX_UNFINISHED
@@ -90,16 +90,16 @@ def test_unfinished_batches_of_one_number_are_bounded() -> None:
     assert len(assembly.rejected) == 98
 
 
-def test_a_gap_is_named_until_its_batch_comes() -> None:
+def test_assembly_reports_a_gap_until_the_batch_arrives() -> None:
     assembly = BatchAssembly(first=3)
     assert assembly.missing() is None
     feed(assembly, part(5), offset=12)
-    assert "global batch 3 is missing in batches partition 0: batch 5 stands at offset 12" in str(assembly.missing())
+    assert "global batch 3 is missing in batches partition 0: batch 5 is at offset 12" in str(assembly.missing())
     assert feed(assembly, part(3), offset=13) == [3]
     assert assembly.missing() is None
 
 
-def test_a_batch_that_the_log_has_lost_has_no_parts() -> None:
+def test_assembly_returns_lost_batches_without_parts() -> None:
     assembly = BatchAssembly(range(2), shards=2, lost=(0, 2), starts=(5, 6))
     assert assembly.take() == [WholeBatch(0, (), (5, 6))]
     assert feed(assembly, part(1), partition=0, offset=5) == []
@@ -112,10 +112,8 @@ def test_a_batch_that_the_log_has_lost_has_no_parts() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(seed=st.integers(0, 2**32), shards=st.integers(1, 3), ranks=st.integers(1, 2), batches=st.integers(1, 6))
-def test_every_rank_and_a_replay_accept_the_batches_of_the_buffer_alone(
-    seed: int, shards: int, ranks: int, batches: int
-) -> None:
-    """Copies, later and contradicting parts between whole batches change nothing, wherever reading begins."""
+def test_assembly_accepts_the_same_on_all_ranks_and_in_replay(seed: int, shards: int, ranks: int, batches: int) -> None:
+    """Repeated, later and contradicting parts between whole batches change nothing, wherever reading begins."""
     rng = random.Random(seed)
     log: dict[int, list[MicroBatch]] = {p: [] for p in range(ranks * shards)}
     for number in range(batches):

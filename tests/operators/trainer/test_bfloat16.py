@@ -1,4 +1,4 @@
-"""bfloat16 gradients stay near float32 ones in every optimizer step of a batch, on one rank and on two."""
+"""bfloat16 gradients approximate float32 gradients in every optimizer step, on one rank and on two."""
 
 from __future__ import annotations
 
@@ -30,18 +30,16 @@ def one_step(folder: Path) -> float:
 
 
 @pytest.mark.parametrize(("mini_batches", "epochs"), COUNTS)
-def test_bfloat16_gradients_are_near_float32_in_every_step(
-    folder: Path, one_step: float, mini_batches: int, epochs: int
-) -> None:
+def test_bfloat16_gradients_approximate_float32(folder: Path, one_step: float, mini_batches: int, epochs: int) -> None:
     check(bfloat16_errors(folder / "model", mini_batches, epochs), mini_batches * epochs, one_step)
 
 
-def test_bfloat16_gradients_of_two_ranks_are_near_float32(folder: Path) -> None:
+def test_bfloat16_gradients_of_two_ranks_approximate_float32(folder: Path) -> None:
     check_two_ranks(folder, [(1, 1), (2, 2)])
 
 
 @pytest.mark.soak
-def test_bfloat16_gradients_of_two_ranks_are_near_in_every_case(folder: Path) -> None:
+def test_bfloat16_gradients_of_two_ranks_in_every_case(folder: Path) -> None:
     check_two_ranks(folder, COUNTS)
 
 

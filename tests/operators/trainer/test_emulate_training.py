@@ -1,4 +1,4 @@
-"""The emulated trainer: what it takes how long over, what it says, and what it knows again after a death."""
+"""The emulated trainer: durations, manifests and metrics, and restarts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from operators.io.elements import Restored
 from operators.io.fold_records import ShardFold
 from operators.trainer.assembly import MissingBatch
 from operators.trainer.batch_statistics import batch_statistics
-from operators.trainer.emulate_training import RETRY_S, EmulateTraining, _Emulating
+from operators.trainer.emulate_training import RETRY_S, EmulateTraining, _EmulatedTraining
 from operators.trainer.emulation import TrainerEmulation
 from operators.trainer.training_config import TrainingConfig
 from schemas.block import Block
@@ -29,15 +29,17 @@ from schemas.topics import BATCHES, DEAD_LETTERS, METRICS, RELAY
 @cache
 def _batch(number: int) -> list[MicroBatch]:
     """16 trajectories in two parts."""
-    asked = [prompt(4 * number + group, 4) for group in range(4)]
-    rows = [experience(trajectory(one, member, tokens=1 + member), member / 4) for one in asked for member in range(4)]
+    prompts = [prompt(4 * number + group, 4) for group in range(4)]
+    rows = [
+        experience(trajectory(one, member, tokens=1 + member), member / 4) for one in prompts for member in range(4)
+    ]
     members = read_members(Block.of(rows), 0, 0)
     (parts,) = pack(number, members, np.full(16, number % 3), budget=60, ranks=1)
     return [record for part in parts for record in part.records()]
 
 
 class Trainer:
-    """A trainer whose steps take 10 s, then 2 s in which it stalls and 1 s until the version is out."""
+    """A trainer whose steps take 10 s, followed by a stall of 2 s and a broadcast of 1 s."""
 
     def __init__(
         self,
@@ -61,7 +63,7 @@ class Trainer:
 
     def _restore(self, restored: Restored) -> ShardFold:
         step = EmulateTraining(self.config, self.shard.config, self.time_scale)  # type: ignore[arg-type]
-        return _Emulating(step, restored, self._announce, clock=lambda: self.now, now=lambda: 0)
+        return _EmulatedTraining(step, restored, self._announce, clock=lambda: self.now, now=lambda: 0)
 
     def _announce(self, manifest: WeightVersion) -> None:
         if self.broken:
@@ -73,8 +75,8 @@ class Trainer:
             for part in _batch(number):
                 self.log.append(BATCHES, part, str(number))
 
-    def at(self, now: float) -> list[str]:
-        """The versions that are out at `now`, all that was emitted committed."""
+    def versions_at(self, now: float) -> list[str]:
+        """The versions published at `now`, with all outputs committed."""
         self.now = now
         for _ in range(2):
             self.shard.turn()
@@ -84,21 +86,21 @@ class Trainer:
     def manifests(self) -> list[WeightVersion]:
         return self.log.rows(RELAY)
 
-    def die(self) -> None:
+    def restart(self) -> None:
         self.shard.crash()
         self.shard.start()
 
 
-def test_versions_come_out_when_a_step_a_stall_and_a_broadcast_are_over() -> None:
+def test_emulation_publishes_after_step_stall_and_broadcast() -> None:
     trainer = Trainer()
-    assert trainer.at(0.0) == ["1.0"]
+    assert trainer.versions_at(0.0) == ["1.0"]
     trainer.batches(0, 1, 2)
-    assert trainer.at(100.0) == ["1.0"]
-    assert trainer.at(112.9) == ["1.0"]
-    assert trainer.at(113.1) == ["1.0", "1.1"]
-    assert trainer.at(124.9) == ["1.0", "1.1"]  # the second step began after the stall, at 112
-    assert trainer.at(125.1) == ["1.0", "1.1", "1.2"]
-    assert trainer.at(137.1) == ["1.0", "1.1", "1.2", "1.3"]
+    assert trainer.versions_at(100.0) == ["1.0"]
+    assert trainer.versions_at(112.9) == ["1.0"]
+    assert trainer.versions_at(113.1) == ["1.0", "1.1"]
+    assert trainer.versions_at(124.9) == ["1.0", "1.1"]  # the second step begins after the stall, at 112
+    assert trainer.versions_at(125.1) == ["1.0", "1.1", "1.2"]
+    assert trainer.versions_at(137.1) == ["1.0", "1.1", "1.2", "1.3"]
     metrics = trainer.log.rows(METRICS)
     assert [metric.step for metric in metrics] == [1, 2, 3]
     assert [metric.values["time/wait"] for metric in metrics] == [100.0, 0.0, 0.0]
@@ -108,41 +110,41 @@ def test_versions_come_out_when_a_step_a_stall_and_a_broadcast_are_over() -> Non
     assert metrics[0].values.items() >= batch_statistics(_batch(0)).items()
 
 
-def test_what_is_said_of_a_batch_is_what_it_holds() -> None:
+def test_emulation_reports_batch_statistics() -> None:
     assert len(_batch(2)) == 2
     found = batch_statistics(_batch(2))
     assert (found["reward/mean"], found["response_length/mean"], found["response_length/max"]) == (0.375, 2.5, 4.0)
     assert (found["staleness/mean"], found["staleness/max"], found["tokens"]) == (2.0, 2.0, 16 * 3 + 40.0)
 
 
-def test_who_looks_late_finds_everything_as_if_he_had_looked() -> None:
+def test_emulation_result_is_independent_of_poll_times() -> None:
     late, often = Trainer(), Trainer()
     for trainer in (late, often):
-        trainer.at(0.0)
+        trainer.versions_at(0.0)
         trainer.batches(0, 1, 2)
-        trainer.at(1.0)
-    for look in range(2, 60):
-        often.at(float(look))
-    late.at(59.0)
+        trainer.versions_at(1.0)
+    for now in range(2, 60):
+        often.versions_at(float(now))
+    late.versions_at(59.0)
     assert late.manifests() == often.manifests()
     assert late.log.rows(METRICS) == often.log.rows(METRICS)
 
 
-def test_time_scale_divides_all_of_it() -> None:
+def test_time_scale_divides_all_durations() -> None:
     trainer = Trainer(time_scale=10.0)
-    trainer.at(0.0)
+    trainer.versions_at(0.0)
     trainer.batches(0)
-    trainer.at(1.0)
-    assert trainer.at(2.29) == ["1.0"]
-    assert trainer.at(2.31) == ["1.0", "1.1"]
+    trainer.versions_at(1.0)
+    assert trainer.versions_at(2.29) == ["1.0"]
+    assert trainer.versions_at(2.31) == ["1.0", "1.1"]
 
 
-def test_manifests_say_what_was_trained_and_on_what_they_stand() -> None:
+def test_manifests_name_batches_offsets_and_parent() -> None:
     trainer = Trainer(steps=3)
-    trainer.at(0.0)
+    trainer.versions_at(0.0)
     trainer.batches(0, 1, 2, 3)
-    trainer.at(1.0)
-    trainer.at(100.0)
+    trainer.versions_at(1.0)
+    trainer.versions_at(100.0)
     first, second, third, last = trainer.manifests()
     assert (first.parent, first.batches, first.bytes, first.final) == (None, (), 0, False)
     assert (second.version, second.parent, second.batches) == (version(1), version(0), (0,))
@@ -150,132 +152,132 @@ def test_manifests_say_what_was_trained_and_on_what_they_stand() -> None:
     assert (last.parent, last.batches, last.batch_offsets, last.final) == (version(2), (2,), (6,), True)
 
 
-def test_a_restart_trains_again_what_came_after_its_checkpoint_and_tells_of_the_last_of_it() -> None:
+def test_restart_retrains_and_publishes_only_the_last_version() -> None:
     trainer = Trainer(steps=9, every=2)
-    trainer.at(0.0)
+    trainer.versions_at(0.0)
     trainer.batches(*range(4))
-    trainer.at(1.0)
-    assert trainer.at(38.1)[-1] == "1.3"  # version 2 was saved, 3 is out and was not
-    trainer.die()
-    trainer.at(40.0)
-    assert trainer.at(90.0)[4:] == ["2.3", "2.4"]
+    trainer.versions_at(1.0)
+    assert trainer.versions_at(38.1)[-1] == "1.3"  # version 2 is checkpointed, version 3 only published
+    trainer.restart()
+    trainer.versions_at(40.0)
+    assert trainer.versions_at(90.0)[4:] == ["2.3", "2.4"]
     again, after = trainer.manifests()[4:]
     assert (again.parent, again.batches, again.trajectories_trained) == (version(2), (2,), 48)
     assert (after.parent, after.batches) == (PolicyVersion(2, 3), (3,))
 
 
-def test_several_steps_after_the_checkpoint_are_told_as_one() -> None:
+def test_restart_publishes_retrained_batches_in_one_manifest() -> None:
     trainer = Trainer(steps=9, every=10)
-    trainer.at(0.0)
+    trainer.versions_at(0.0)
     trainer.batches(0, 1, 2)
-    trainer.at(1.0)
-    assert trainer.at(38.5)[-1] == "1.3"
-    trainer.die()
-    trainer.at(40.0)
-    assert trainer.at(90.0)[4:] == ["2.3"]
+    trainer.versions_at(1.0)
+    assert trainer.versions_at(38.5)[-1] == "1.3"
+    trainer.restart()
+    trainer.versions_at(40.0)
+    assert trainer.versions_at(90.0)[4:] == ["2.3"]
     assert (trainer.manifests()[-1].parent, trainer.manifests()[-1].batches) == (version(0), (0, 1, 2))
 
 
-def test_a_death_at_any_time_leaves_every_batch_in_the_line_of_the_newest_version() -> None:
-    for death in range(1, 90, 4):
+def test_crash_at_any_time_keeps_all_batches_in_the_ancestry() -> None:
+    for crash_at in range(1, 90, 4):
         trainer = Trainer(steps=6, every=3)
-        trainer.at(0.0)
+        trainer.versions_at(0.0)
         trainer.batches(*range(6))
-        for now in range(1, death):
-            trainer.at(float(now))
-        trainer.die()
-        for now in range(death, 200, 3):
-            trainer.at(float(now))
+        for now in range(1, crash_at):
+            trainer.versions_at(float(now))
+        trainer.restart()
+        for now in range(crash_at, 200, 3):
+            trainer.versions_at(float(now))
         by_version = {manifest.version: manifest for manifest in trainer.manifests()}
         newest = max(by_version)
-        line: list[int] = []
-        at: PolicyVersion | None = newest
-        while at is not None:
-            line += by_version[at].batches
-            at = by_version[at].parent
-        assert sorted(line) == list(range(6)), f"death at {death}"
+        ancestry: list[int] = []
+        ancestor: PolicyVersion | None = newest
+        while ancestor is not None:
+            ancestry += by_version[ancestor].batches
+            ancestor = by_version[ancestor].parent
+        assert sorted(ancestry) == list(range(6)), f"death at {crash_at}"
         assert by_version[newest].final
         assert by_version[newest].trajectories_trained == 96
 
 
-def test_a_manifest_that_does_not_get_out_is_tried_again() -> None:
+def test_emulation_retries_a_failed_manifest() -> None:
     trainer = Trainer()
-    trainer.at(0.0)
+    trainer.versions_at(0.0)
     trainer.batches(0)
-    trainer.at(1.0)
+    trainer.versions_at(1.0)
     trainer.broken = True
-    assert trainer.at(20.0) == ["1.0"]
+    assert trainer.versions_at(20.0) == ["1.0"]
     trainer.broken = False
-    assert trainer.at(20.0 + RETRY_S / 2) == ["1.0"]
-    assert trainer.at(20.0 + RETRY_S) == ["1.0", "1.1"]
+    assert trainer.versions_at(20.0 + RETRY_S / 2) == ["1.0"]
+    assert trainer.versions_at(20.0 + RETRY_S) == ["1.0", "1.1"]
 
 
-def test_nothing_is_decided_before_all_has_been_read() -> None:
+def test_emulation_waits_until_the_log_is_read() -> None:
     trainer = Trainer()
     trainer.log.append(RELAY, manifest(PolicyVersion(0, 3), (0, 1, 2)))
     trainer.batches(0, 1, 2)
-    trainer.die()
-    trainer.at(0.0)
-    assert trainer.at(100.0) == ["0.3", "2.3"]
+    trainer.restart()
+    trainer.versions_at(0.0)
+    assert trainer.versions_at(100.0) == ["0.3", "2.3"]
 
 
-def test_a_table_of_steps_is_linear_between_and_beyond() -> None:
+def test_step_table_is_linear_between_and_beyond_rows() -> None:
     emulation = TrainerEmulation(step_s=((0, 5.0), (100, 15.0), (200, 15.0), (300, 45.0)))
     found = [emulation.seconds(tokens) for tokens in (0, 50, 100, 150, 250, 400)]
     assert found == [5.0, 10.0, 15.0, 15.0, 30.0, 75.0]
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"),
+    ("wrong", "message"),
     [
-        ({"step_s": ((0, 1),)}, "two rows"),
+        ({"step_s": ((0, 1),)}, "two or more rows"),
         ({"step_s": ((0, 1), (0, 2))}, "rising tokens"),
-        ({"step_s": ((0, 2), (5, 1))}, "never falling"),
+        ({"step_s": ((0, 2), (5, 1))}, "non-falling"),
         ({"step_s": ((0, -1), (5, 1))}, "negative"),
         ({"stall_s": -1.0}, "stall_s must not be negative"),
     ],
 )
-def test_an_emulation_that_cannot_be_is_refused(wrong: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_emulation_config_rejects_invalid_values(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         TrainerEmulation(**wrong)
 
 
-def test_copied_and_later_batches_change_nothing_and_are_dead_letters() -> None:
+def test_emulation_dead_letters_repeated_and_early_batches() -> None:
     trainer = Trainer()
-    trainer.at(0.0)
+    trainer.versions_at(0.0)
     trainer.batches(0, 2, 0, 1)
-    trainer.at(1.0)
-    assert trainer.at(100.0) == ["1.0", "1.1", "1.2"]
+    trainer.versions_at(1.0)
+    assert trainer.versions_at(100.0) == ["1.0", "1.1", "1.2"]
     trainer.batches(2)
-    trainer.at(120.0)
-    assert trainer.at(200.0) == ["1.0", "1.1", "1.2", "1.3"]
+    trainer.versions_at(120.0)
+    assert trainer.versions_at(200.0) == ["1.0", "1.1", "1.2", "1.3"]
     reasons = [letter.reason for letter in trainer.log.rows(DEAD_LETTERS)]
-    assert reasons == ["batch 0 was accepted before, the next one is 1"] * 2 + ["batch 2 came before batch 1"] * 2
+    assert reasons == ["batch 0 was accepted before, the next one is 1"] * 2 + ["batch 2 arrived before batch 1"] * 2
 
 
-def test_a_missing_batch_stops_the_emulated_trainer_unless_it_is_declared_lost() -> None:
+def test_emulation_fails_on_a_missing_batch_unless_lost() -> None:
     trainer = Trainer(missing_batch_wait_s=30.0)
-    trainer.at(0.0)
+    trainer.versions_at(0.0)
     trainer.batches(0, 2)
-    trainer.at(10.0)
-    trainer.at(39.0)
+    trainer.versions_at(10.0)
+    trainer.versions_at(39.0)
     with pytest.raises(MissingBatch, match="batch 1 is missing"):
-        trainer.at(70.0)
+        trainer.versions_at(70.0)
     trainer.config = replace(trainer.config, lost_batches=(1,))
-    trainer.die()
-    trainer.at(71.0)
-    trainer.at(100.0)
-    trainer.at(130.0)
+    trainer.restart()
+    trainer.versions_at(71.0)
+    trainer.versions_at(100.0)
+    trainer.versions_at(130.0)
     assert [(m.version.number, m.batches, m.untrained_batches) for m in trainer.manifests()][-1] == (3, (2,), ())
     assert [m.untrained_batches for m in trainer.manifests() if m.untrained_batches] == [(1,)]
 
 
-def test_a_batch_without_trajectories_makes_a_version_and_a_dead_letter() -> None:
+def test_empty_batch_makes_a_version_and_a_dead_letter() -> None:
     trainer = Trainer()
-    trainer.at(0.0)
+    trainer.versions_at(0.0)
     trainer.log.append(BATCHES, replace(_batch(0)[0], index=0, count=1, trajectory_ids=()))
-    trainer.at(0.0)
-    assert trainer.at(100.0) == ["1.0", "1.1"]
+    trainer.versions_at(0.0)
+    assert trainer.versions_at(100.0) == ["1.0", "1.1"]
     assert trainer.manifests()[-1].untrained_batches == (0,)
     (letter,) = trainer.log.rows(DEAD_LETTERS)
-    assert (letter.step, letter.offset, letter.reason) == ("train", 0, "it has no trajectory")
+    assert (letter.step, letter.offset, letter.reason) == ("train", 0, "the batch has no trajectory")

@@ -1,4 +1,4 @@
-"""kill -9 between two optimizer steps of one batch leaves no trace: weights, moments, critic, schedule, bit by bit."""
+"""kill -9 between two optimizer steps of a batch: weights, moments, critic and schedule stay bit-identical."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 KILLS = {"critic": [3, 6, 19, 5], "bfloat16": [1, 10, 7]}
 
 
-def test_kill_between_optimizer_steps_leaves_no_trace(tmp_path: Path) -> None:
+def test_kill_between_steps_does_not_change_weights(tmp_path: Path) -> None:
     save_tiny_model(tmp_path / "model")
     jobs = []
     for name, changes in CONFIGS.items():

@@ -1,4 +1,4 @@
-"""The learner: an update is the gradient of the formula, the same every time, and refuses what it cannot use."""
+"""The learner: gradients match the formula, updates are deterministic, invalid data are rejected."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def folder(tmp_path: Path) -> Path:
     return save_tiny_model(tmp_path / "model")
 
 
-def test_the_gradient_is_that_of_the_formula(folder: Path) -> None:
-    """GRPO by hand, one sequence at a time, through the model's own forward: stale data, clipping, all rows."""
+def test_gradient_matches_the_formula(folder: Path) -> None:
+    """GRPO computed one sequence at a time by the model's own forward: stale data, clipping, all rows."""
     rows = make_batch(parts=2)
     against_rollouts = AlgorithmConfig(proximal="behaviour", correction="none")
     config = LearnerConfig(warmup_steps=0, micro_batch_tokens=64, max_gradient_norm=1e9, algorithm=against_rollouts)
@@ -71,7 +71,7 @@ def test_the_gradient_is_that_of_the_formula(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["grpo", "ppo"])
-def test_gradients_added_up_over_micro_batches_are_those_of_one_big_batch(folder: Path, name: AlgorithmName) -> None:
+def test_gradient_is_independent_of_micro_batch_size(folder: Path, name: AlgorithmName) -> None:
     algorithm = AlgorithmConfig(name=name, kl_coefficient=0.1)
     gradients = []
     for budget in (10**6, 1000, 40, 1):
@@ -101,8 +101,8 @@ def test_every_algorithm_trains(folder: Path, name: AlgorithmName) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS.keys() - {"cispo", "icepop"}))
-def test_one_update_of_stale_data_has_all_of_its_correction_in_the_weight(folder: Path, name: AlgorithmName) -> None:
-    """Decoupled, ρ = 1 throughout: nothing is clipped, and the weights are those of π_o/μ, truncated."""
+def test_stale_update_has_its_correction_in_the_weight(folder: Path, name: AlgorithmName) -> None:
+    """Decoupled: ρ = 1, so nothing is clipped, and the weights are truncated π_o/μ."""
     config = LearnerConfig(algorithm=AlgorithmConfig(name=name, correction_cap=1.1, max_response_tokens=20))
     metrics = Learner(config, folder).update(make_batch())
     assert not {"clip_ratio/low", "clip_ratio/high"} & set(metrics)  # no ratio differs from 1: not applicable
@@ -112,7 +112,7 @@ def test_one_update_of_stale_data_has_all_of_its_correction_in_the_weight(folder
 
 
 @pytest.mark.parametrize("name", ["grpo", "decoupled_ppo"])
-def test_rows_without_advantage_are_skipped_at_no_difference(folder: Path, name: AlgorithmName) -> None:
+def test_skipping_zero_advantage_rows_keeps_the_gradient(folder: Path, name: AlgorithmName) -> None:
     rows = [with_floats(row, "rewards", _rewards_alike_in_first_group(row)) for row in make_batch(parts=2)]
     config = LearnerConfig(algorithm=AlgorithmConfig(name=name, aggregation="token_mean"))
     skipping, whole = Learner(config, folder), Learner(config, folder)
@@ -127,7 +127,7 @@ def test_rows_without_advantage_are_skipped_at_no_difference(folder: Path, name:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_the_same_batches_give_bit_identical_weights(folder: Path, threads: int) -> None:
+def test_same_batches_give_bit_identical_weights(folder: Path, threads: int) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -142,7 +142,7 @@ def test_the_same_batches_give_bit_identical_weights(folder: Path, threads: int)
     assert len(digests) == 1
 
 
-def test_data_that_cannot_be_used_change_nothing(folder: Path) -> None:
+def test_invalid_data_leave_the_learner_unchanged(folder: Path) -> None:
     learner = Learner(CONFIG, folder)
     before = digest(learner)
     (row,) = make_batch()
@@ -152,24 +152,24 @@ def test_data_that_cannot_be_used_change_nothing(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("token", [-1, 10**6])
-def test_tokens_of_another_tokenizer_change_nothing(folder: Path, token: int) -> None:
+def test_unknown_tokens_leave_the_learner_unchanged(folder: Path, token: int) -> None:
     learner = Learner(CONFIG, folder)
     before = digest(learner)
     (row,) = make_batch()
     ids = row.token_ids.to_numpy().copy()
     ids[row.lengths.to_numpy()[0]] = token
-    with pytest.raises(ValueError, match=rf"{row.trajectory_ids[1]} has a token that the model, of \d+, does not know"):
+    with pytest.raises(ValueError, match=rf"{row.trajectory_ids[1]} has a token id outside the model's vocabulary"):
         learner.update([replace(row, token_ids=columns.token_ids(ids))])
     assert (digest(learner), learner.updates) == (before, 0)
 
 
-def test_a_sequence_of_many_times_the_budget_is_trained_alone(folder: Path) -> None:
+def test_sequence_above_the_token_budget_is_trained_alone(folder: Path) -> None:
     config = LearnerConfig(micro_batch_tokens=2, max_gradient_norm=1e9)
     long, short = Learner(config, folder), Learner(LearnerConfig(max_gradient_norm=1e9), folder)
     assert long.update(make_batch())["grad_norm"] == pytest.approx(short.update(make_batch())["grad_norm"], rel=1e-4)
 
 
-def test_a_gradient_that_is_not_finite_is_skipped_and_counted(folder: Path) -> None:
+def test_nonfinite_gradient_is_skipped_and_counted(folder: Path) -> None:
     learner = Learner(CONFIG, folder)
     learner.update(make_batch())
     before = digest(learner)
@@ -182,8 +182,8 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted(folder: Path) -> N
     assert digest(learner) != before
 
 
-def test_vocabulary_larger_than_the_tokenizers_is_trained(tmp_path: Path) -> None:
-    """Embeddings are padded for speed: ids beyond the tokenizer have a probability, and may have been drawn."""
+def test_padded_vocabulary_is_trained(tmp_path: Path) -> None:
+    """Embeddings may be padded for speed: token ids beyond the tokenizer have a probability and can be sampled."""
     model, known = load_model(save_tiny_model(tmp_path / "small")), 300
     model.resize_token_embeddings(known + 20, mean_resizing=False)
     model.save_pretrained(tmp_path / "model")
@@ -194,7 +194,7 @@ def test_vocabulary_larger_than_the_tokenizers_is_trained(tmp_path: Path) -> Non
     assert math.isfinite(learner.update([replace(row, token_ids=columns.token_ids(ids))])["grad_norm"])
 
 
-def test_a_batch_of_equal_rewards_is_no_error(folder: Path) -> None:
+def test_batch_of_equal_rewards_is_valid(folder: Path) -> None:
     (row,) = make_batch()
     alike = with_floats(row, "rewards", dict.fromkeys(range(len(row.trajectory_ids)), 1.0))
     metrics = Learner(CONFIG, folder).update([alike])
@@ -202,14 +202,14 @@ def test_a_batch_of_equal_rewards_is_no_error(folder: Path) -> None:
     assert metrics["frac_reward_zero_std"] == 1
 
 
-def test_the_gradient_is_scaled_down_to_its_bound(folder: Path) -> None:
+def test_gradient_is_clipped_to_max_norm(folder: Path) -> None:
     learner = Learner(LearnerConfig(max_gradient_norm=1e-3), folder)
     assert learner.update(make_batch())["grad_norm"] > 1e-2
     norm = math.sqrt(sum(float((p.grad**2).sum()) for p in learner.model.parameters() if p.grad is not None))
     assert norm == pytest.approx(1e-3, rel=1e-2)
 
 
-def test_a_kl_penalty_holds_the_policy_near_the_initial_model(folder: Path) -> None:
+def test_kl_penalty_keeps_the_policy_near_the_reference(folder: Path) -> None:
     drift = {}
     for coefficient in (0.001, 10.0):
         config = LearnerConfig(learning_rate=3e-3, algorithm=AlgorithmConfig(kl_coefficient=coefficient))
@@ -221,8 +221,8 @@ def test_a_kl_penalty_holds_the_policy_near_the_initial_model(folder: Path) -> N
     assert 0 < drift[10.0] < 0.5 * drift[0.001]
 
 
-def test_several_steps_a_batch_clip_against_the_policy_it_began_with(folder: Path) -> None:
-    """Decoupled with one step has ρ = 1; with several, π moves away from π_o and is clipped against it."""
+def test_several_steps_clip_against_the_initial_policy(folder: Path) -> None:
+    """Decoupled: with one step ρ = 1; with several steps π differs from π_o and is clipped against it."""
     algorithm = AlgorithmConfig(name="decoupled_ppo", clip_low=0.01, clip_high=0.01)
     config = LearnerConfig(algorithm=algorithm, learning_rate=1e-2, warmup_steps=0, mini_batches=2, epochs=2)
     learner = Learner(config, folder)
@@ -232,7 +232,7 @@ def test_several_steps_a_batch_clip_against_the_policy_it_began_with(folder: Pat
     assert {int(value) for name, value in learner.state().moments.items() if name.startswith("step.")} == {4}
 
 
-def test_mini_batches_are_whole_groups_and_none_is_left_out() -> None:
+def test_mini_batches_are_whole_groups() -> None:
     groups = np.array([0, 1, 2, 0, 1, 2, 3, 4])
     found = mini_batches(groups, 2)
     assert [sorted(set(groups[rows])) for rows in found] == [[0, 1, 2], [3, 4]]
@@ -241,20 +241,20 @@ def test_mini_batches_are_whole_groups_and_none_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("kl", [0.0, 0.1])
-def test_ppo_has_a_critic_that_learns_what_responses_earn(folder: Path, kl: float) -> None:
-    """The values of one batch, seen again and again, come to explain its returns; resumed, to the same bits."""
+def test_ppo_critic_learns_returns(folder: Path, kl: float) -> None:
+    """Values trained repeatedly on one batch explain its returns; a resumed learner is bit-identical."""
     algorithm = AlgorithmConfig(name="ppo", kl_coefficient=kl, kl_in="reward", kl_kind="k1")
     config = LearnerConfig(algorithm=algorithm, warmup_steps=0, critic=CriticConfig(learning_rate=1e-2, value_clip=9.0))
     learner = Learner(config, folder)
-    told = [learner.update(make_batch()) for _ in range(10)]
-    assert told[0]["critic/explained_variance"] == 0  # every value is 0 at first
-    assert told[-1]["critic/explained_variance"] > 0.5
-    assert told[-1]["critic/loss"] < 0.5 * told[0]["critic/loss"]
-    assert ("kl/ref" in told[0]) is (kl > 0)
-    assert {"time/actor_use", "time/critic_use"} <= set(told[0])
+    metrics = [learner.update(make_batch()) for _ in range(10)]
+    assert metrics[0]["critic/explained_variance"] == 0  # every value is 0 at first
+    assert metrics[-1]["critic/explained_variance"] > 0.5
+    assert metrics[-1]["critic/loss"] < 0.5 * metrics[0]["critic/loss"]
+    assert ("kl/ref" in metrics[0]) is (kl > 0)
+    assert {"time/actor_use", "time/critic_use"} <= set(metrics[0])
 
 
-def test_a_critic_may_learn_before_the_policy_does(folder: Path) -> None:
+def test_critic_warmup_trains_the_critic_alone(folder: Path) -> None:
     config = LearnerConfig(algorithm=AlgorithmConfig(name="ppo"), critic=CriticConfig(warmup_batches=1))
     learner = Learner(config, folder)
     before = digest(learner)
@@ -265,7 +265,7 @@ def test_a_critic_may_learn_before_the_policy_does(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["grpo", "ppo"])
-def test_a_device_that_is_shared_changes_nothing(folder: Path, name: AlgorithmName) -> None:
+def test_share_device_does_not_change_weights(folder: Path, name: AlgorithmName) -> None:
     digests = set()
     for share in (False, True):
         algorithm = AlgorithmConfig(name=name, kl_coefficient=0.1)
@@ -278,7 +278,7 @@ def test_a_device_that_is_shared_changes_nothing(folder: Path, name: AlgorithmNa
     assert len(digests) == 1
 
 
-def test_layers_made_again_in_the_backward_pass_give_the_same_gradient(folder: Path) -> None:
+def test_gradient_checkpointing_keeps_the_gradient(folder: Path) -> None:
     gradients = {}
     for again in (False, True):
         learner = Learner(LearnerConfig(gradient_checkpointing=again), folder)
@@ -294,14 +294,14 @@ def test_layers_made_again_in_the_backward_pass_give_the_same_gradient(folder: P
         torch.testing.assert_close(one, other)
 
 
-def test_bfloat16_leaves_weights_in_float32(folder: Path) -> None:
+def test_bfloat16_precision_keeps_float32_weights(folder: Path) -> None:
     learner = Learner(LearnerConfig(precision="bfloat16"), folder)
     learner.update(make_batch())
     assert {tensor.dtype for tensor in weight_tensors(learner.model).values()} == {torch.float32}
 
 
-def test_a_penalty_in_the_reward_changes_advantages_and_not_the_loss(folder: Path) -> None:
-    """Group-normalised, a constant reward has no advantage but what the penalty makes of it."""
+def test_kl_in_reward_changes_advantages_not_the_loss(folder: Path) -> None:
+    """With group normalisation a constant reward has only the advantage of the penalty."""
     (row,) = make_batch()
     alike = with_floats(row, "rewards", dict.fromkeys(range(len(row.trajectory_ids)), 1.0))
     algorithm = AlgorithmConfig(proximal="behaviour", kl_coefficient=0.1, kl_in="reward", kl_kind="k2")
@@ -311,7 +311,7 @@ def test_a_penalty_in_the_reward_changes_advantages_and_not_the_loss(folder: Pat
     assert metrics["advantage/abs_mean"] > 0
 
 
-def test_metrics_say_what_the_batch_was(folder: Path) -> None:
+def test_metrics_describe_the_batch(folder: Path) -> None:
     rows = make_batch(parts=2)
     batch = join_parts(rows)
     metrics = Learner(CONFIG, folder).update(rows)

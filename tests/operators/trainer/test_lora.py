@@ -1,4 +1,4 @@
-"""LoRA: only adapters are trained, what leaves the learner is a plain model's weights, and it resumes to the bit."""
+"""LoRA: only adapters are trained, published weights are a plain model's, and resuming is bit-identical."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("lora") / "model")
 
 
-def test_a_plain_model_of_the_merged_weights_is_the_policy(folder: Path, tmp_path: Path) -> None:
+def test_merged_weights_make_the_same_policy(folder: Path, tmp_path: Path) -> None:
     before = weight_tensors(load_model(folder))
     learner = Learner(CONFIG, folder)
     start = learner.state().weights
@@ -54,7 +54,7 @@ def test_a_plain_model_of_the_merged_weights_is_the_policy(folder: Path, tmp_pat
     assert (ours - first).abs().max() > 0.1
 
 
-def test_only_adapters_have_moments_and_the_first_are_the_same_at_every_start(folder: Path) -> None:
+def test_lora_trains_only_adapters_with_fixed_initial_values(folder: Path) -> None:
     one = Learner(CONFIG, folder)
     torch.manual_seed(7)
     drawn = torch.get_rng_state()
@@ -67,7 +67,7 @@ def test_only_adapters_have_moments_and_the_first_are_the_same_at_every_start(fo
     assert {name.partition(".")[2] for name in one.state().moments} == set(ours)
 
 
-def test_a_checkpoint_has_the_adapters_and_goes_on_to_the_same_bits(folder: Path, tmp_path: Path) -> None:
+def test_lora_checkpoint_resumes_bit_identically(folder: Path, tmp_path: Path) -> None:
     learner = Learner(CONFIG, folder)
     learner.update(make_batch())
     place = write_checkpoint(tmp_path, learner.state(), TrainerPosition(PolicyVersion(1, 1), (3,), 16))
@@ -82,26 +82,26 @@ def test_a_checkpoint_has_the_adapters_and_goes_on_to_the_same_bits(folder: Path
         assert all(torch.equal(ours[name], theirs[name]) for name in ours), kind
 
 
-def test_a_checkpoint_of_another_rank_or_of_none_changes_nothing(folder: Path) -> None:
+def test_restore_rejects_another_lora_rank(folder: Path) -> None:
     learner = Learner(CONFIG, folder)
     for lora in (LoraConfig(rank=2), LoraConfig()):
         state = Learner(LearnerConfig(lora=lora), folder).state()
-        with pytest.raises(ValueError, match="do not fit the adapters"):
+        with pytest.raises(ValueError, match="do not match the adapters"):
             learner.restore(state)
 
 
-def test_targets_that_the_model_lacks_are_named(folder: Path) -> None:
+def test_lora_names_targets_missing_from_the_model(folder: Path) -> None:
     with pytest.raises(ValueError, match="no_such_layer"):
         Learner(LearnerConfig(lora=LoraConfig(rank=2, targets=("no_such_layer",))), folder)
 
 
-def test_without_peft_the_configuration_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lora_config_names_the_package_without_peft(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(ValueError, match=r"pip install 'laminar-rl\[lora\]'"):
         LoraConfig(rank=8)
     assert LoraConfig().rank == 0
 
 
-def test_lora_targets_that_match_nothing_are_refused(folder: Path) -> None:
+def test_learner_rejects_unmatched_lora_targets(folder: Path) -> None:
     with pytest.raises(ValueError, match="'nothing'"):
         Learner(LearnerConfig(lora=LoraConfig(rank=4, targets=("nothing",))), folder)

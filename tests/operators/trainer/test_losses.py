@@ -1,4 +1,4 @@
-"""Token losses and weights against loops over single tokens, values and gradients."""
+"""Token losses, weights and gradients compared with loops over single tokens."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def advantages() -> Tensor:
 
 
 def surrogate(ratio: float, advantage: float, clip: Clip) -> tuple[float, float]:
-    """The clipped surrogate and its derivative by the ratio."""
+    """The clipped surrogate and its derivative with respect to the ratio."""
     bounded = min(max(ratio, 1 - clip.low), 1 + clip.high)
     value, slope = -ratio * advantage, -advantage
     if bounded * advantage < ratio * advantage:
@@ -54,7 +54,7 @@ def test_clipped_surrogate(clip: Clip) -> None:
     assert gradient(found, probed) == pytest.approx(slopes, rel=1e-12)
 
 
-def test_some_tokens_of_the_table_are_clipped_on_each_side() -> None:
+def test_loss_table_has_clipped_tokens_on_each_side() -> None:
     ratios = [math.exp(new - old) for new, old in zip(CURRENT, PROXIMAL, strict=True)]
     assert any(r > 1.28 and a > 0 for r, a in zip(ratios, ADVANTAGES, strict=True))
     assert any(r > 1.28 and a < 0 for r, a in zip(ratios, ADVANTAGES, strict=True))
@@ -62,7 +62,7 @@ def test_some_tokens_of_the_table_are_clipped_on_each_side() -> None:
 
 
 @pytest.mark.parametrize("clip", [CLIP, Clip(0.05, 0.05)])
-def test_sequence_surrogate_has_the_ratio_of_sequences_and_the_gradient_of_tokens(clip: Clip) -> None:
+def test_sequence_surrogate_ratio_and_token_gradient(clip: Clip) -> None:
     probed = policy()
     found = losses.sequence_clipped_surrogate(probed, advantages(), clip)
     values, slopes = [], []
@@ -76,7 +76,7 @@ def test_sequence_surrogate_has_the_ratio_of_sequences_and_the_gradient_of_token
     assert gradient(found, probed) == pytest.approx(slopes, rel=1e-12)
 
 
-def test_cispo_clips_the_weight_and_keeps_every_gradient() -> None:
+def test_cispo_clips_weights_and_keeps_gradients() -> None:
     probed = policy()
     found = losses.clipped_weight_reinforce(probed, advantages(), CLIP)
     weights = [min(max(math.exp(n - o), 0.8), 1.28) for n, o in zip(CURRENT, PROXIMAL, strict=True)]
@@ -122,7 +122,7 @@ def test_kl_penalty(current: float, reference: float, expected: float) -> None:
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("k1", 0.7), ("k2", 0.245), ("k3", math.exp(-0.7) + 0.7 - 1)])
-def test_kinds_of_kl(kind: KlKind, expected: float) -> None:
+def test_kl_penalty_kinds(kind: KlKind, expected: float) -> None:
     found = losses.kl_penalty(*torch.tensor([-0.3, -1.0], dtype=torch.float64), kind)
     assert float(found) == pytest.approx(expected, abs=1e-12)
 
@@ -131,8 +131,8 @@ def test_kinds_of_kl(kind: KlKind, expected: float) -> None:
     ("value", "before", "target", "expected", "slope"),
     [
         (0.3, 0.0, 1.0, 0.5 * 0.7**2, -0.7),
-        (0.9, 0.0, 1.0, 0.5 * 0.5**2, 0.0),  # it went too far towards its target
-        (-0.9, 0.0, 1.0, 0.5 * 1.9**2, -1.9),  # it went away from it, and may come back
+        (0.9, 0.0, 1.0, 0.5 * 0.5**2, 0.0),  # beyond the clip towards its target: no gradient
+        (-0.9, 0.0, 1.0, 0.5 * 1.9**2, -1.9),  # away from the target: keeps its gradient
     ],
 )
 def test_value_loss(value: float, before: float, target: float, expected: float, slope: float) -> None:
@@ -142,7 +142,7 @@ def test_value_loss(value: float, before: float, target: float, expected: float,
     assert (float(found.detach()), float(gradient)) == pytest.approx((expected, slope), abs=1e-12)
 
 
-def test_ratios_of_policies_far_apart_stay_finite() -> None:
+def test_importance_ratios_stay_finite_for_distant_policies() -> None:
     far = losses.importance_ratios(torch.tensor([0.0, -1000.0]), torch.tensor([-1000.0, 0.0]))
     assert far.tolist() == pytest.approx([math.exp(20), math.exp(-20)], rel=1e-5)
 

@@ -1,6 +1,6 @@
-"""Advantages, losses and gradients of every algorithm against what verl said of the same random batches.
+"""Advantages, losses and gradients of every algorithm compared with verl's on the same random batches.
 
-`vectors/verl.safetensors` holds verl's answers; `make verl-vectors` makes it anew. verl itself is not needed here.
+`vectors/verl.safetensors` holds verl's results; `make verl-vectors` regenerates it. The tests do not need verl.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class Case:
     rows: slice
     tokens: slice
 
-    def of_rows(self, name: str) -> Tensor:
+    def row_column(self, name: str) -> Tensor:
         return vectors()[0][name][self.rows]
 
-    def of_tokens(self, name: str) -> Tensor:
+    def token_column(self, name: str) -> Tensor:
         return vectors()[0][name][self.tokens].double()
 
     def one(self, name: str) -> float:
@@ -62,7 +62,7 @@ def cases() -> Iterator[Case]:
         yield Case(number, slice(first, last), slice(int(ends[first - 1]) if first else 0, int(ends[last - 1])))
 
 
-def test_the_vectors_are_many_and_of_every_algorithm() -> None:
+def test_verl_vectors_cover_every_algorithm() -> None:
     _, metadata = vectors()
     assert int(metadata["cases"]) >= 50
     assert metadata["source"].startswith("verl 0.9.1")
@@ -70,24 +70,24 @@ def test_the_vectors_are_many_and_of_every_algorithm() -> None:
 
 
 @pytest.mark.parametrize("label", SETTINGS)
-def test_advantages_losses_and_gradients(label: str) -> None:
+def test_advantages_losses_and_gradients_match_verl(label: str) -> None:
     config = AlgorithmConfig(**{"correction": "none", **SETTINGS[label]})
     algorithm = resolve(config)
     for case in cases():
-        lengths = case.of_rows("lengths")
-        proximal, behaviour = case.of_tokens("proximal"), case.of_tokens("behaviour")
+        lengths = case.row_column("lengths")
+        proximal, behaviour = case.token_column("proximal"), case.token_column("behaviour")
         penalties = None
         if config.kl_in == "reward":
-            penalties = config.kl_coefficient * kl_penalty(proximal, case.of_tokens("reference"), config.kl_kind)
-        values = case.of_tokens("values") if algorithm.critic else None
-        rewards = Rewards(case.of_rows("rewards"), case.of_rows("groups"), lengths, penalties, values)
+            penalties = config.kl_coefficient * kl_penalty(proximal, case.token_column("reference"), config.kl_kind)
+        values = case.token_column("values") if algorithm.critic else None
+        rewards = Rewards(case.row_column("rewards"), case.row_column("groups"), lengths, penalties, values)
         advantages = algorithm.advantage(rewards, config)
-        close(advantages, case.of_tokens(f"{label}/advantages"), VALUES)
+        close(advantages, case.token_column(f"{label}/advantages"), VALUES)
         if algorithm.critic:
             returns = value_targets(rewards, config)
-            close(returns, case.of_tokens(f"{label}/returns"), VALUES)
+            close(returns, case.token_column(f"{label}/returns"), VALUES)
             check_value_loss(case, label, returns)
-        current = case.of_tokens("current").requires_grad_()
+        current = case.token_column("current").requires_grad_()
         segments = torch.arange(len(lengths)).repeat_interleave(lengths)
         policy = PolicyLogprobs(current, proximal, behaviour, segments, len(lengths))
         coefficients = AGGREGATIONS[algorithm.aggregation](lengths, config.max_response_tokens)[segments]
@@ -95,28 +95,28 @@ def test_advantages_losses_and_gradients(label: str) -> None:
         loss = (coefficients * weights * algorithm.loss(policy, advantages, algorithm.clip)).sum()
         assert float(loss.detach()) == pytest.approx(case.one(f"{label}/loss"), abs=VALUES)
         (gradient,) = torch.autograd.grad(loss, current)
-        close(gradient, case.of_tokens(f"{label}/gradient"), GRADIENTS)
+        close(gradient, case.token_column(f"{label}/gradient"), GRADIENTS)
 
 
 def check_value_loss(case: Case, label: str, returns: Tensor) -> None:
-    new = case.of_tokens("new_values").requires_grad_()
-    loss = value_loss(new, case.of_tokens("values"), returns, float(vectors()[1]["value_clip"])).mean()
+    new = case.token_column("new_values").requires_grad_()
+    loss = value_loss(new, case.token_column("values"), returns, float(vectors()[1]["value_clip"])).mean()
     assert float(loss.detach()) == pytest.approx(case.one(f"{label}/value_loss"), abs=VALUES)
     (gradient,) = torch.autograd.grad(loss, new)
-    close(gradient, case.of_tokens(f"{label}/value_gradient"), GRADIENTS)
+    close(gradient, case.token_column(f"{label}/value_gradient"), GRADIENTS)
 
 
 @pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
-def test_kl_penalties(kind: Any) -> None:
+def test_kl_penalties_match_verl(kind: Any) -> None:
     for case in cases():
-        current = case.of_tokens("current").requires_grad_()
-        penalty = kl_penalty(current, case.of_tokens("reference"), kind)
+        current = case.token_column("current").requires_grad_()
+        penalty = kl_penalty(current, case.token_column("reference"), kind)
         (gradient,) = torch.autograd.grad(penalty.sum(), current)
-        close(penalty.detach(), case.of_tokens(f"{kind}/penalty"), VALUES)
-        close(gradient, case.of_tokens(f"{kind}/gradient"), GRADIENTS)
+        close(penalty.detach(), case.token_column(f"{kind}/penalty"), VALUES)
+        close(gradient, case.token_column(f"{kind}/gradient"), GRADIENTS)
 
 
 def close(found: Tensor, expected: Tensor, limit: float) -> None:
-    """Within `limit` of each other, relative to the larger of 1 and what is expected."""
+    """Assert a difference below `limit`, relative to the larger of 1 and the expected value."""
     worst = float(((found - expected).abs() / expected.abs().clamp(min=1)).max())
     assert worst <= limit

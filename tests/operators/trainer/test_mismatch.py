@@ -1,4 +1,4 @@
-"""Rollout and trainer logprobs are compared at staleness 0, and a warning names the likely causes beyond a bound."""
+"""Mismatch of rollout and trainer logprobs at staleness 0, and its warning above the bound."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from operators.trainer.learner import Learner
 from operators.trainer.mismatch import Mismatch, MismatchAlarm
 
 
-def test_mismatch_is_of_fresh_sequences_alone() -> None:
+def test_mismatch_counts_only_fresh_sequences() -> None:
     found = Mismatch(torch.tensor([True, False]))
     behaviour = torch.tensor([-1.0, -2.0, -3.0, -4.0])
     found.add(torch.tensor([-1.0, -1.5, -9.0, -9.0]), behaviour, torch.tensor([0, 0, 1, 1]))
@@ -27,20 +27,20 @@ def test_mismatch_is_of_fresh_sequences_alone() -> None:
     assert Mismatch(torch.tensor([False])).means() == {}
 
 
-def test_mismatch_beyond_its_bound_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_mismatch_above_the_bound_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     alarm = MismatchAlarm(0.01)
     with caplog.at_level(logging.WARNING):
         for kl in (0.001, 0.02, 0.03, 0.001, 0.02):
-            alarm.look({"mismatch/kl": kl})
-        alarm.look({})
+            alarm.check({"mismatch/kl": kl})
+        alarm.check({})
     assert [record.getMessage().count("Likely causes") for record in caplog.records] == [1, 1]
 
 
-def test_clip_that_can_never_act_is_a_warning_at_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_learner_warns_of_a_clip_that_cannot_bind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = LearnerConfig(algorithm=AlgorithmConfig(clip_high=0.3))
     with caplog.at_level(logging.WARNING):
         Learner(config, save_tiny_model(tmp_path))
-    assert "clip_high changes nothing" in caplog.text
+    assert "a clip without effect (clip_high)" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_clip_that_can_never_act_is_a_warning_at_the_start(tmp_path: Path, caplo
         (LearnerConfig(algorithm=AlgorithmConfig(dual_clip=3.0)), True),
     ],
 )
-def test_idle_clip_is_found(config: LearnerConfig, warned: bool) -> None:
+def test_unused_clip_warning(config: LearnerConfig, warned: bool) -> None:
     assert (unused_clip_warning(config) is not None) is warned
 
 

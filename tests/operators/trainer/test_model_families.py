@@ -1,4 +1,4 @@
-"""Packed logprobs are those of a plain forward, for every family that the engine is shown to run, or it is refused."""
+"""Packed logprobs match a plain forward for every tested model family; unsupported models are rejected."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FULL = {"layer_types": ["full_attention"] * 2}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_packed_logprobs_and_their_gradient_are_those_of_a_plain_forward(tmp_path: Path, family: str) -> None:
+def test_packed_logprobs_and_gradient_match_plain_forward(tmp_path: Path, family: str) -> None:
     plain = tiny_model(family)
     plain.save_pretrained(tmp_path)
     policy = load_policy(tmp_path, CPU)
@@ -58,39 +58,39 @@ def test_packed_logprobs_and_their_gradient_are_those_of_a_plain_forward(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("make", "why"),
+    ("make", "reason"),
     [
         (
             lambda: Qwen2ForCausalLM(
                 Qwen2Config(**GQA, use_sliding_window=True, sliding_window=16, max_window_layers=1)
             ),
-            "has sliding_attention layers: only full attention is trained",
+            "has sliding_attention layers: only full attention can be trained",
         ),
         (
             lambda: MistralForCausalLM(MistralConfig(**GQA, sliding_window=16)),
-            r"MistralAttention, of model type mistral, asks attention for sliding_window \(16\)",
+            r"MistralAttention, of model type mistral, passes sliding_window \(16\) to attention",
         ),
         (
             lambda: Gemma2ForCausalLM(Gemma2Config(**GQA, **FULL, head_dim=8)),
-            r"Gemma2Attention, of model type gemma2, asks attention for softcap \(50.0\)",
+            r"Gemma2Attention, of model type gemma2, passes softcap \(50.0\) to attention",
         ),
         (
             lambda: GptOssForCausalLM(
                 GptOssConfig(**GQA, **FULL, head_dim=8, num_local_experts=2, num_experts_per_tok=1)
             ),
-            r"GptOssAttention, of model type gpt_oss, asks attention for s_aux \(\(4,\) numbers\)",
+            r"GptOssAttention, of model type gpt_oss, passes s_aux \(\(4,\) numbers\) to attention",
         ),
         (
             lambda: GraniteForCausalLM(GraniteConfig(**GQA, logits_scaling=8.0)),
-            "its logprobs differ by .* of the largest from those of its own forward",
+            "its packed logprobs differ from those of its own forward by .* of the largest",
         ),
     ],
 )
-def test_a_model_that_packed_attention_does_not_know_is_refused(
-    tmp_path: Path, make: Callable[[], PreTrainedModel], why: str
+def test_load_policy_rejects_unsupported_attention(
+    tmp_path: Path, make: Callable[[], PreTrainedModel], reason: str
 ) -> None:
     torch.manual_seed(0)
     make().save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=why) as refusal:
+    with pytest.raises(ValueError, match=reason) as refusal:
         load_policy(tmp_path, CPU)
     assert str(tmp_path) in str(refusal.value)

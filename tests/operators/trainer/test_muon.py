@@ -1,4 +1,4 @@
-"""Muon against torch's own, and what its updates are like."""
+"""Muon compared with torch's implementation, and properties of its updates."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from operators.trainer.muon import Muon, orthogonalised
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (6, 20), (20, 6)])
-def test_singular_values_are_brought_near_one(shape: tuple[int, int]) -> None:
+def test_orthogonalised_has_singular_values_near_one(shape: tuple[int, int]) -> None:
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 7
     values = torch.linalg.svdvals(orthogonalised(matrix))
     assert values.max() < 1.25
@@ -17,7 +17,7 @@ def test_singular_values_are_brought_near_one(shape: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("shape", [(16, 8), (8, 16)])
-def test_updates_are_those_of_torch_up_to_its_bfloat16(shape: tuple[int, int]) -> None:
+def test_muon_updates_match_torch_up_to_bfloat16(shape: tuple[int, int]) -> None:
     noise = torch.Generator().manual_seed(1)
     ours, theirs = (torch.nn.Parameter(torch.zeros(shape)) for _ in range(2))
     optimizers = (
@@ -33,7 +33,7 @@ def test_updates_are_those_of_torch_up_to_its_bfloat16(shape: tuple[int, int]) -
     torch.testing.assert_close(ours, theirs, rtol=0.05, atol=0.005)
 
 
-def test_a_matrix_without_a_gradient_stays() -> None:
+def test_muon_skips_a_matrix_without_gradient() -> None:
     matrix = torch.nn.Parameter(torch.ones(2, 3))
     Muon([matrix], 1.0).step()
     assert torch.equal(matrix.detach(), torch.ones(2, 3))

@@ -1,4 +1,4 @@
-"""The learning rate of each update, and which parameters decay."""
+"""The learning-rate schedule, AdamW steps and weight decay."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ LINE = LearnerConfig(learning_rate=1.0, warmup_steps=2, schedule="linear", total
         (LINE, 99, 0.2),
     ],
 )
-def test_learning_rate(config: LearnerConfig, update: int, expected: float) -> None:
+def test_learning_rate_schedule(config: LearnerConfig, update: int, expected: float) -> None:
     assert learning_rate(update, config) == pytest.approx(expected)
 
 
-def test_only_matrices_decay() -> None:
+def test_weight_decay_applies_to_matrices_only() -> None:
     parameters = {name: torch.nn.Parameter(torch.ones(shape)) for name, shape in (("matrix", (2, 2)), ("bias", (2,)))}
     optimizer = build_optimizer(parameters, LearnerConfig(learning_rate=0.1, weight_decay=0.5))
     for parameter in parameters.values():
@@ -48,8 +48,8 @@ def test_only_matrices_decay() -> None:
     assert parameters["bias"].tolist() == [1.0, 1.0]
 
 
-def test_steps_are_adamws_with_the_betas_that_are_given() -> None:
-    """Moments, their bias and a decay that does not pass through them (arXiv 1711.05101, algorithm 2)."""
+def test_optimizer_steps_match_adamw() -> None:
+    """Moments, bias correction and decoupled weight decay (arXiv 1711.05101, algorithm 2)."""
     parameter = torch.nn.Parameter(torch.ones(1, 1, dtype=torch.float64))
     config = LearnerConfig(learning_rate=0.1, weight_decay=0.5, betas=(0.5, 0.75), epsilon=1e-3)
     optimizer = build_optimizer({"w": parameter}, config)
@@ -63,7 +63,7 @@ def test_steps_are_adamws_with_the_betas_that_are_given() -> None:
         assert parameter.item() == pytest.approx(value, rel=1e-9)
 
 
-def test_the_first_parameter_group_that_matches_counts() -> None:
+def test_first_matching_parameter_group_applies() -> None:
     names = ("embed.weight", "layer.weight", "head.weight")
     parameters = {name: torch.nn.Parameter(torch.ones(2, 2)) for name in names}
     groups = (

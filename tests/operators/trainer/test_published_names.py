@@ -1,4 +1,4 @@
-"""Weights are published under the names and shapes of the model's own checkpoint, so that any engine loads them."""
+"""Weights are published under the names and shapes of the model's checkpoint, so that any engine can load them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def shapes_in(file: Path) -> Shapes:
 
 
 @pytest.mark.parametrize("kind", [*FAMILIES, *MIXTURES])
-def test_published_names_and_shapes_are_the_checkpoints(tmp_path: Path, kind: str) -> None:
+def test_published_names_and_shapes_match_the_checkpoint(tmp_path: Path, kind: str) -> None:
     folder = saved(tmp_path, kind)
     model = load_model(folder)
     assert {n: tuple(t.shape) for n, t in weight_tensors(model).items()} == shapes_in(folder / "model.safetensors")

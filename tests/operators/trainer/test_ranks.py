@@ -1,4 +1,4 @@
-"""Two ranks over gloo, each with its part of a batch, take the steps of one that has all of it."""
+"""Two ranks over gloo, each with its part of a batch, take the optimizer steps of one rank with the whole batch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Found = tuple[dict[str, torch.Tensor], dict[str, str]]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where two ranks have left their answers."""
+    """The folder with the results of two ranks."""
     made = tmp_path_factory.mktemp("ranks")
     save_tiny_model(made / "model")
     (made / "configs.json").write_text(json.dumps(CONFIGS))
@@ -39,28 +39,28 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("number", range(len(CONFIGS)), ids=["grpo", "ppo"])
-def test_two_ranks_have_the_gradients_of_one(folder: Path, number: int) -> None:
+def test_two_ranks_match_the_gradients_of_one(folder: Path, number: int) -> None:
     config = TypeAdapter(LearnerConfig).validate_json(json.dumps(CONFIGS[number]))
     batches = [[row for rank in parts(each) for row in rank] for each in range(BATCHES)]
-    expected, told = train(Learner(config, folder / "model"), batches)
+    expected, metrics = train(Learner(config, folder / "model"), batches)
     for rank in range(2):
         found, metadata = read(folder / f"{rank}-{number}.safetensors")
         assert set(found) == set(expected)
         for name, tensor in expected.items():
-            # 2e-6 is 0.2 % of a step: AdamW makes whole steps of gradients that are hardly more than rounding, as
-            # those of the keys' biases are.
+            # 2e-6 is 0.2 % of a step: AdamW takes full steps for gradients near rounding error, such as those of the
+            # key biases.
             assert (found[name] - tensor).norm() <= 1e-4 * tensor.norm() + 2e-6, name
         for batch in range(BATCHES):
             one, other = (flat(tensors, f"gradient.{batch}.") for tensors in (found, expected))
             assert (one - other).norm() <= 1e-5 * other.norm()
         assert metadata["resumed"] == "true"
-        for ours, theirs in zip(told, json.loads(metadata["told"]), strict=True):
+        for ours, theirs in zip(metrics, json.loads(metadata["metrics"]), strict=True):
             known = {name: ours[name] for name in ours if not name.startswith(("time/", "throughput/"))}
             assert {name: theirs[name] for name in known} == pytest.approx(known, rel=1e-4, abs=1e-6)
 
 
 def read(file: Path) -> Found:
-    """Tensors and metadata."""
+    """The tensors and metadata of `file`."""
     with safe_open(file, framework="pt") as opened:
         return {name: opened.get_tensor(name) for name in opened.keys()}, opened.metadata()  # noqa: SIM118
 

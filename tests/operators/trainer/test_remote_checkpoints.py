@@ -1,4 +1,4 @@
-"""Checkpoints in an object store: there whole or not at all, read back to the bit, and kept as on a disk."""
+"""Checkpoints in an object store: atomic, bit-identical when read back, pruned as on a disk."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from trainer_batches import make_batch, save_tiny_model
 from infra.storage import RemotePath
 from operators.trainer.checkpoint import (
     CheckpointError,
+    CheckpointPositions,
     TrainerPosition,
     check_writable,
     list_checkpoints,
@@ -22,7 +23,6 @@ from operators.trainer.checkpoint import (
 )
 from operators.trainer.config import LearnerConfig
 from operators.trainer.learner import Learner
-from operators.trainer.train_batches import CheckpointPositions
 from schemas.records import PolicyVersion
 
 
@@ -47,7 +47,7 @@ def names(root: RemotePath) -> list[str]:
     return [folder.name for folder in list_checkpoints(root)]
 
 
-def test_remote_checkpoint_is_read_back_to_the_bit(store: ObjectStore, learner: Learner) -> None:
+def test_remote_checkpoint_round_trip_is_bit_identical(store: ObjectStore, learner: Learner) -> None:
     root = RemotePath(store.bucket("bits"))
     assert names(root) == []
     assert set(CheckpointPositions(root)().values()) == {0}
@@ -60,7 +60,7 @@ def test_remote_checkpoint_is_read_back_to_the_bit(store: ObjectStore, learner: 
     assert all(torch.equal(found.weights[name], state.weights[name]) for name in state.weights)
     assert all(torch.equal(found.moments[name], state.moments[name]) for name in state.moments)
     assert set(CheckpointPositions(root)().values()) == {12}
-    with pytest.raises(CheckpointError, match=r"checkpoint of version 1\.4 in s3://bits/folder already"):
+    with pytest.raises(CheckpointError, match=r"s3://bits/folder already has a checkpoint of version 1\.4"):
         write_checkpoint(root, state, position(4))
 
 
@@ -72,7 +72,7 @@ def test_remote_checkpoints_are_pruned(store: ObjectStore, learner: Learner) -> 
 
 
 @pytest.mark.parametrize("uploaded", [0, 1, 2])
-def test_remote_checkpoint_whose_upload_was_cut_short_is_none(
+def test_interrupted_upload_is_not_a_checkpoint(
     store: ObjectStore, learner: Learner, uploaded: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = RemotePath(store.bucket(f"cut-{uploaded}"))
@@ -106,6 +106,6 @@ def test_damaged_remote_checkpoint_is_named(store: ObjectStore, learner: Learner
         read_checkpoint(folder)
 
 
-def test_store_that_refuses_is_named_before_anything_is_trained(store: ObjectStore) -> None:
+def test_check_writable_names_an_inaccessible_store(store: ObjectStore) -> None:
     with pytest.raises(CheckpointError, match=r"written to s3://none/folder: .*NO_SUCH_BUCKET"):
         check_writable(RemotePath(store.uri("none/folder")))

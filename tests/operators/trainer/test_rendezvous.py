@@ -1,4 +1,4 @@
-"""Ranks find each other through a file, and those that are left notice that one is gone."""
+"""Rendezvous of ranks through a file, and detection of a failed rank."""
 
 from __future__ import annotations
 
@@ -21,95 +21,95 @@ from operators.trainer.rendezvous import RankLost, Rendezvous, _bind_collectives
 TWO = [Ranks(rank, 2) for rank in range(2)]
 
 
-class Hall:
-    """Where ranks, each a thread here, look for each other."""
+class RankThreads:
+    """Ranks, each a thread, that rendezvous through `file`."""
 
     def __init__(self, file: Path, threads: ThreadPoolExecutor) -> None:
         self.file, self._threads = file, threads
 
-    def come(self, rank: int) -> Future[Rendezvous]:
+    def start(self, rank: int) -> Future[Rendezvous]:
         return self._threads.submit(wait_for_ranks, self.file, TWO[rank])
 
-    def told(self) -> str:
+    def address(self) -> str:
         return self.file.read_text() if self.file.exists() else ""
 
 
 @pytest.fixture
-def hall(tmp_path: Path) -> Iterator[Hall]:
+def ranks(tmp_path: Path) -> Iterator[RankThreads]:
     with ThreadPoolExecutor() as threads:
-        yield Hall(tmp_path / "of a run" / "ranks.json", threads)
+        yield RankThreads(tmp_path / "of a run" / "ranks.json", threads)
         STOPPING.set()
     STOPPING.clear()
 
 
-def test_ranks_meet_whoever_comes_first(hall: Hall) -> None:
-    second, first = hall.come(1), hall.come(0)
+def test_rendezvous_completes_in_any_order(ranks: RankThreads) -> None:
+    second, first = ranks.start(1), ranks.start(0)
     for rendezvous in (first.result(20), second.result(20)):
         rendezvous.check()
 
 
-def test_who_comes_in_the_place_of_another_ends_the_meeting_and_begins_the_next(hall: Hall) -> None:
-    before = [hall.come(0), hall.come(1)]
+def test_restarted_rank_ends_the_rendezvous_for_a_new_one(ranks: RankThreads) -> None:
+    before = [ranks.start(0), ranks.start(1)]
     zero, one = (each.result(20) for each in before)
-    told = hall.told()
-    late = hall.come(1)
+    address = ranks.address()
+    late = ranks.start(1)
     for rendezvous in (zero, one):
-        with pytest.raises(RankLost, match="in the place of a rank"):
-            check_for_ever(rendezvous)
+        with pytest.raises(RankLost, match="restarted and registered again"):
+            check_forever(rendezvous)
     assert not late.done()
-    again = hall.come(0).result(20)
+    again = ranks.start(0).result(20)
     late.result(20).check()
     again.check()
-    assert hall.told() != told
+    assert ranks.address() != address
 
 
-def test_rank_0_is_missed(hall: Hall) -> None:
-    before = [hall.come(0), hall.come(1)]
+def test_check_detects_the_end_of_rank_0(ranks: RankThreads) -> None:
+    before = [ranks.start(0), ranks.start(1)]
     one = before[1].result(20)
     before[0].result(20)
     del before
-    with pytest.raises(RankLost, match="rank 0 is gone"):
-        check_for_ever(one)
+    with pytest.raises(RankLost, match="rank 0 has ended"):
+        check_forever(one)
 
 
-def test_the_store_of_somebody_else_at_the_port_is_none(hall: Hall) -> None:
+def test_rendezvous_ignores_an_unrelated_store(ranks: RankThreads) -> None:
     other = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    hall.file.parent.mkdir()
-    hall.file.write_text(json.dumps({"host": "127.0.0.1", "port": other.port, "token": "of one that is gone"}))
-    second = hall.come(1)
-    first = hall.come(0)
+    ranks.file.parent.mkdir()
+    ranks.file.write_text(json.dumps({"host": "127.0.0.1", "port": other.port, "token": "of one that is gone"}))
+    second = ranks.start(1)
+    first = ranks.start(0)
     first.result(20).check()
     second.result(20).check()
-    assert other.num_keys() <= 1  # torch's own; nothing of the meeting
+    assert other.num_keys() <= 1  # torch's own key; none of the rendezvous
 
 
-def test_a_wish_to_stop_ends_the_waiting(hall: Hall) -> None:
-    waiting = [hall.come(0)]
-    while not hall.told():
+def test_shutdown_ends_the_wait_for_ranks(ranks: RankThreads) -> None:
+    waiting = [ranks.start(0)]
+    while not ranks.address():
         assert not waiting[0].done()
     STOPPING.set()
-    with pytest.raises(RankLost, match="asked to stop"):
+    with pytest.raises(RankLost, match="told to stop"):
         waiting[0].result(20)
 
 
-def check_for_ever(rendezvous: Rendezvous) -> NoReturn:
+def check_forever(rendezvous: Rendezvous) -> NoReturn:
     while True:
         rendezvous.check()
 
 
-def test_one_rank_alone_waits_for_nobody(tmp_path: Path) -> None:
+def test_single_rank_needs_no_store(tmp_path: Path) -> None:
     Rendezvous().check()
 
 
-def test_rank_0_listens_at_its_host_alone(hall: Hall) -> None:
+def test_rank_0_listens_on_its_host_only(ranks: RankThreads) -> None:
     before = listening_sockets([psutil.Process()])
-    ranks = [hall.come(0), hall.come(1)]
-    rendezvous_of_ranks = [each.result(20) for each in ranks]
+    started = [ranks.start(0), ranks.start(1)]
+    results = [each.result(20) for each in started]
     opened = listening_sockets([psutil.Process()]) - before
-    assert [host for host, _ in opened] == ["127.0.0.1"], rendezvous_of_ranks
+    assert [host for host, _ in opened] == ["127.0.0.1"], results
 
 
-def test_collectives_listen_on_the_interface_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collectives_bind_to_the_interface_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         monkeypatch.delenv(variable, raising=False)
     own = {name: [each.address for each in held] for name, held in psutil.net_if_addrs().items()}

@@ -1,4 +1,4 @@
-"""Real engine, real buffer, real learner: what a rollout drew at some temperature is trained under that temperature."""
+"""Engine, buffer and learner together: tokens are trained at the temperature at which they were sampled."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def drawn(folder: Path) -> list[MicroBatch]:
-    """A batch as the engine drew it and the buffer packed it: one group a temperature."""
+    """A batch sampled by the engine and packed by the buffer, with one group per temperature."""
     engine, source = TransformersEngine(load_model(folder), slots=8), np.random.default_rng(0)
     prompts = [
         prompt(number, SAMPLES, token_ids=token_ids(source.integers(2, 200, 5)), sampling=_drawing(temperature))
@@ -56,7 +56,7 @@ def drawn(folder: Path) -> list[MicroBatch]:
     return [record for part in parts for record in part.records()]
 
 
-def test_every_ratio_is_one_at_staleness_0(folder: Path, drawn: list[MicroBatch]) -> None:
+def test_importance_ratios_are_one_at_staleness_0(folder: Path, drawn: list[MicroBatch]) -> None:
     config = LearnerConfig(algorithm=AlgorithmConfig(kl_coefficient=0.1), micro_batch_tokens=80, logits_chunk_tokens=50)
     metrics = Learner(config, folder).update(drawn)
     for name in ("importance_ratio/mean", "importance_ratio/max", "ess"):
@@ -72,7 +72,7 @@ def test_every_ratio_is_one_at_staleness_0(folder: Path, drawn: list[MicroBatch]
 
 
 @pytest.mark.parametrize("kl_in", ["loss", "reward"])
-def test_the_reference_has_the_same_temperature(folder: Path, drawn: list[MicroBatch], kl_in: str) -> None:
+def test_reference_uses_the_sampling_temperature(folder: Path, drawn: list[MicroBatch], kl_in: str) -> None:
     algorithm = AlgorithmConfig(kl_coefficient=0.1, kl_in=kl_in, proximal="update_start")  # type: ignore[arg-type]
     learner = Learner(LearnerConfig(algorithm=algorithm, learning_rate=1e-2, warmup_steps=0), folder)
     learner.update(drawn)

@@ -1,4 +1,4 @@
-"""A teacher's worked answers: right when it does not slip, and wrong in the way it says when it does."""
+"""Worked answers of a teacher: correct without errors, and wrong in the documented way with errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def pair(*numbers: int) -> dict[str, object]:
         (chain("7"), "#7"),
     ],
 )
-def test_chain_sum(entry: dict[str, object], trace: str) -> None:
+def test_chain_sum_trace(entry: dict[str, object], trace: str) -> None:
     assert chain_sum_trace(entry, random.Random(0)) == trace
 
 
@@ -38,31 +38,31 @@ def test_chain_sum(entry: dict[str, object], trace: str) -> None:
         (pair(12, 4), "12 4;8 4;4 4;#4"),
     ],
 )
-def test_gcd(entry: dict[str, object], trace: str) -> None:
+def test_gcd_trace(entry: dict[str, object], trace: str) -> None:
     assert gcd_trace(entry, random.Random(0)) == trace
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "slip"),
+    ("before", "after", "expected"),
     [(8, 13, 3), (12, 7, 17), (3, -4, 4), (-3, 4, -4), (-8, -13, -3), (-12, -7, -17), (11, 14, 14), (28, 31, 21)],
 )
-def test_a_forgotten_carry_borrow_or_sign(before: int, after: int, slip: int) -> None:
-    assert without_carry(before, after) == slip
+def test_without_carry(before: int, after: int, expected: int) -> None:
+    assert without_carry(before, after) == expected
 
 
-def test_a_teacher_that_always_slips_goes_on_from_its_slip() -> None:
+def test_chain_sum_trace_continues_from_an_error() -> None:
     assert chain_sum_trace(chain("8 + 5 - 9"), random.Random(0), 1.0) == "8+5=3;3-9=6;#6"
     assert gcd_trace(pair(32, 19), random.Random(0), 1.0) == "32 19;#19"
 
 
-def test_slips_come_at_their_rate_and_only_where_there_is_a_carry() -> None:
+def test_chain_sum_errors_have_their_rate_and_need_a_carry() -> None:
     source = random.Random(1)
-    slips = [chain_sum_trace(chain("8 + 5"), source, 0.3) == "8+5=3;#3" for _ in range(4000)]
-    assert sum(slips) / len(slips) == pytest.approx(0.3, abs=0.03)
+    errors = [chain_sum_trace(chain("8 + 5"), source, 0.3) == "8+5=3;#3" for _ in range(4000)]
+    assert sum(errors) / len(errors) == pytest.approx(0.3, abs=0.03)
     assert all(chain_sum_trace(chain("3 + 5"), source, 1.0) == "3+5=8;#8" for _ in range(20))
 
 
-def test_who_gives_up_somewhere_writes_a_right_beginning() -> None:
+def test_gcd_trace_with_an_error_is_a_correct_prefix() -> None:
     whole = gcd_trace(pair(50, 7), random.Random(0))
     source = random.Random(1)
     ends = [gcd_trace(pair(50, 7), source, 0.2).partition("#")[0] for _ in range(3000)]
@@ -81,6 +81,6 @@ def test_answer_of(text: str, answer: str | None) -> None:
     assert answer_of(text) == answer
 
 
-def test_a_bare_answer_is_read_back() -> None:
+def test_bare_answer_round_trip() -> None:
     assert answer_of(bare_answer({"answer": "-12"})) == "-12"
     assert set(TRACES) == {"chain_sum", "gcd"}

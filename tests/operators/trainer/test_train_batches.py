@@ -1,4 +1,4 @@
-"""The trainer as a role: what goes out, what a restart replays and what it tells again, and what a failure costs."""
+"""The trainer as a role: published versions, restarts and replays, failures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainer_on_a_log import Producer, Trainer
 from infra.models.weights import weights_digest
 from infra.store import incoming_version as arriving
 from infra.store.weight_store import WeightStore
-from operators.trainer import publishing, train_batches
+from operators.trainer import publishing, version_publisher
 from operators.trainer.assembly import MissingBatch
 from operators.trainer.replay import Replay, folder_digest
 from schemas.columns import floats, token_ids
@@ -35,16 +35,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trainer(
     request: pytest.FixtureRequest, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Trainer]:
-    """A trainer of six batches, a checkpoint every second (or as its parameter says); not started."""
+    """A trainer of six batches with a checkpoint every two (or the fixture's parameter); not started."""
     made = Trainer(tmp_path, model, checkpoint_every=getattr(request, "param", 2))
     monkeypatch.setattr(publishing, "BoundedProducer", Producer)
     monkeypatch.setattr(publishing, "ManifestLog", lambda producer, run: made.announce)
-    monkeypatch.setattr(train_batches, "RETRY_S", 0.0)
+    monkeypatch.setattr(version_publisher, "RETRY_S", 0.0)
     yield made
     made.shard.crash()
 
 
-def test_each_batch_makes_a_version_that_names_it_and_its_parent(trainer: Trainer) -> None:
+def test_each_batch_makes_a_version_naming_batch_and_parent(trainer: Trainer) -> None:
     trainer.start()
     trainer.run()
     trainer.feed(0, 1, parts=2)
@@ -56,30 +56,30 @@ def test_each_batch_makes_a_version_that_names_it_and_its_parent(trainer: Traine
     assert (last.batch_offsets, last.trajectories_trained, last.final) == ((4,), 8, False)
 
 
-def test_a_batch_waits_for_its_last_part(trainer: Trainer) -> None:
+def test_trainer_waits_for_the_last_part_of_a_batch(trainer: Trainer) -> None:
     trainer.start()
     first, second = make_batch(seed=0, groups=2, samples=2, parts=2)
     trainer.log.append(BATCHES, first)
     trainer.run(2)
     assert trainer.steps() == []
-    assert not trainer.shard.folder.busy()  # type: ignore[union-attr]
+    assert not trainer.shard.fold.busy()  # type: ignore[union-attr]
     trainer.log.append(BATCHES, second)
     trainer.run()
     assert trainer.steps() == [1]
 
 
-def test_one_update_a_fold_and_busy_while_there_are_more(trainer: Trainer) -> None:
+def test_fold_takes_one_update_and_is_busy_with_more(trainer: Trainer) -> None:
     trainer.start()
     trainer.run()
     trainer.feed(0, 1)
     trainer.run()
-    assert (trainer.steps(), trainer.shard.folder.busy()) == ([1], True)  # type: ignore[union-attr]
+    assert (trainer.steps(), trainer.shard.fold.busy()) == ([1], True)  # type: ignore[union-attr]
     trainer.run()
-    assert (trainer.steps(), trainer.shard.folder.busy()) == ([1, 2], False)  # type: ignore[union-attr]
+    assert (trainer.steps(), trainer.shard.fold.busy()) == ([1, 2], False)  # type: ignore[union-attr]
     assert [metric.values["queue/lag"] for metric in trainer.log.rows(METRICS)] == [1.0, 0.0]
 
 
-def test_the_last_version_is_final_and_its_model_is_left_in_a_folder(trainer: Trainer) -> None:
+def test_last_version_is_final_and_written_as_a_model(trainer: Trainer) -> None:
     trainer.start()
     trainer.run()
     trainer.feed(*range(8))
@@ -88,10 +88,10 @@ def test_the_last_version_is_final_and_its_model_is_left_in_a_folder(trainer: Tr
     assert trainer.steps() == [1, 2, 3, 4, 5, 6]
     assert (trainer.folder / "model" / "config.json").exists()
     assert sorted(each.name for each in (trainer.folder / "checkpoints").iterdir()) == ["1.4", "1.6"]
-    assert not trainer.shard.folder.busy()  # type: ignore[union-attr]
+    assert not trainer.shard.fold.busy()  # type: ignore[union-attr]
 
 
-def test_a_restart_resumes_from_its_checkpoint_under_the_next_epoch(trainer: Trainer) -> None:
+def test_restart_resumes_from_checkpoint_under_the_next_epoch(trainer: Trainer) -> None:
     trainer.start()
     trainer.run()
     trainer.feed(*range(5))
@@ -101,16 +101,16 @@ def test_a_restart_resumes_from_its_checkpoint_under_the_next_epoch(trainer: Tra
     resumed = {place.topic: offset for place, offset in trainer.shard.restored.offsets.items()}  # type: ignore[union-attr]
     assert resumed == {BATCHES.short_name: 4, RELAY.short_name: 2}  # the manifest of the older of two checkpoints
     trainer.run(3)
-    assert trainer.manifests()[-1] == ("2.5", "1.4", (4,))  # what was published, once more: the last of it alone
-    assert trainer.line() == [0, 1, 2, 3, 4]
+    assert trainer.manifests()[-1] == ("2.5", "1.4", (4,))  # of the published versions only the last one again
+    assert trainer.ancestry() == [0, 1, 2, 3, 4]
     old, new = trainer.weights("1.5"), trainer.weights("2.5")
     assert all((old[name] == new[name]).all() for name in old)
     trainer.feed(5)
     trainer.run(2)
-    assert trainer.line() == [0, 1, 2, 3, 4, 5]
+    assert trainer.ancestry() == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_restart_replays_several_versions_but_publishes_only_the_last(trainer: Trainer) -> None:
+def test_restart_publishes_only_the_last_replayed_version(trainer: Trainer) -> None:
     trainer.start()
     trainer.run()
     trainer.feed(0, 1, 2)
@@ -120,14 +120,14 @@ def test_a_restart_replays_several_versions_but_publishes_only_the_last(trainer:
     trainer.start()
     trainer.run(5)
     assert trainer.manifests()[4:] == [("2.3", None, (0, 1, 2)), ("2.4", "2.3", (3,))]
-    assert trainer.line() == [0, 1, 2, 3]
+    assert trainer.ancestry() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_wherever_it_dies_the_weights_are_those_of_an_undisturbed_replay(trainer: Trainer, seed: int) -> None:
-    """It dies between any two turns, again and again, some batches come late, and one cannot be trained.
+def test_crash_anywhere_leaves_the_weights_of_a_replay(trainer: Trainer, seed: int) -> None:
+    """Crashes between random turns; some batches arrive late, and one cannot be trained.
 
-    Before some batch stand copies of another under numbers that are not the next one.
+    Before a random batch, copies of another one are in the log under numbers that are not the next one.
     """
     rng = random.Random(seed)
     trainer.start()
@@ -151,11 +151,11 @@ def test_wherever_it_dies_the_weights_are_those_of_an_undisturbed_replay(trainer
     assert [update.batch for update in updates if update.reason] == [bad]
     assert replay.rejected == 4
     assert folder_digest(trainer.folder / "model") == weights_digest(replay.weights())
-    assert trainer.line() == list(range(6))
+    assert trainer.ancestry() == list(range(6))
     assert [m.untrained_batches for m in trainer.log.rows(RELAY) if m.untrained_batches][-1] == (bad,)
 
 
-def test_nothing_is_trained_before_it_is_known_what_was_published(trainer: Trainer) -> None:
+def test_trainer_reads_manifests_before_it_trains(trainer: Trainer) -> None:
     trainer.start()
     trainer.run()
     trainer.feed(0, 1, 2)
@@ -167,7 +167,7 @@ def test_nothing_is_trained_before_it_is_known_what_was_published(trainer: Train
     assert trainer.manifests()[-1] == ("2.3", "1.2", (2,))
 
 
-def test_a_restart_before_the_first_batch_says_its_version_again(trainer: Trainer) -> None:
+def test_restart_before_the_first_batch_republishes(trainer: Trainer) -> None:
     trainer.start()
     trainer.run()
     trainer.start()
@@ -175,26 +175,26 @@ def test_a_restart_before_the_first_batch_says_its_version_again(trainer: Traine
     assert trainer.manifests() == [("1.0", None, ()), ("2.0", None, ())]
 
 
-def test_a_restart_after_the_end_trains_nothing_and_says_the_last_step_again(trainer: Trainer) -> None:
+def test_restart_after_the_end_repeats_the_last_metric(trainer: Trainer) -> None:
     trainer.start()
     trainer.run()
     trainer.feed(*range(7))
     trainer.run(8)
-    said = trainer.manifests()
+    manifests = trainer.manifests()
     trainer.start()
     trainer.run(3)
-    assert trainer.manifests() == said
+    assert trainer.manifests() == manifests
     assert trainer.steps() == [1, 2, 3, 4, 5, 6, 6]
 
 
 @pytest.mark.parametrize("batches", [5, 6])
-def test_a_restart_puts_back_what_its_machine_has_lost(trainer: Trainer, batches: int) -> None:
+def test_restart_restores_a_version_lost_from_the_store(trainer: Trainer, batches: int) -> None:
     trainer.start()
     trainer.run()
     trainer.feed(*range(batches))
     trainer.run(7)
     resumed = "1.4" if batches == 5 else "1.6"
-    before, said = trainer.weights(resumed), trainer.manifests()
+    before, manifests = trainer.weights(resumed), trainer.manifests()
     trainer.shard.crash()
     shutil.rmtree(trainer.folder / "store")
     trainer.start()
@@ -202,11 +202,11 @@ def test_a_restart_puts_back_what_its_machine_has_lost(trainer: Trainer, batches
     after = trainer.weights(resumed)
     assert all((before[name] == after[name]).all() for name in before)
     trainer.run(2)
-    assert trainer.manifests() == said + ([("2.5", "1.4", (4,))] if batches == 5 else [])
+    assert trainer.manifests() == manifests + ([("2.5", "1.4", (4,))] if batches == 5 else [])
 
 
 @pytest.mark.parametrize("missing", ["result", "checkpoint"])
-def test_a_death_between_the_last_version_and_what_is_left_of_it_is_made_good(trainer: Trainer, missing: str) -> None:
+def test_restart_writes_a_missing_final_model(trainer: Trainer, missing: str) -> None:
     trainer.start()
     trainer.run()
     trainer.feed(*range(6))
@@ -218,16 +218,16 @@ def test_a_death_between_the_last_version_and_what_is_left_of_it_is_made_good(tr
     assert (trainer.folder / "model" / "config.json").exists()
     newest = trainer.log.rows(RELAY)[-1]
     assert newest.final
-    assert trainer.line() == [0, 1, 2, 3, 4, 5]
+    assert trainer.ancestry() == [0, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("trainer", [100], indirect=True)
-def test_a_version_that_was_skipped_goes_out_when_there_is_nothing_to_train(trainer: Trainer) -> None:
+def test_skipped_version_is_published_when_idle(trainer: Trainer) -> None:
     trainer.start()
     trainer.run()
     trainer.gate.clear()
     trainer.feed(0, 1)
-    trainer.shard.run(2)  # the first is on its way, so the second is skipped
+    trainer.shard.run(2)  # the first version is in transit, so the second is skipped
     trainer.gate.set()
     trainer.settle()
     assert trainer.manifests() == [("1.0", None, ()), ("1.1", "1.0", (0,))]
@@ -238,7 +238,7 @@ def test_a_version_that_was_skipped_goes_out_when_there_is_nothing_to_train(trai
 
 
 @pytest.mark.parametrize("failing", [1, 2, 6])
-def test_a_version_that_did_not_get_out_is_tried_again(trainer: Trainer, failing: int) -> None:
+def test_failed_publish_is_retried(trainer: Trainer, failing: int) -> None:
     trainer.start()
     trainer.run()
     for number in range(failing):
@@ -248,39 +248,39 @@ def test_a_version_that_did_not_get_out_is_tried_again(trainer: Trainer, failing
         trainer.run()
     trainer.run(6)
     assert trainer.manifests()[-1][0] == f"1.{failing}"
-    assert trainer.line() == list(range(failing))
+    assert trainer.ancestry() == list(range(failing))
     assert len(trainer.manifests()) == failing + 1
     saved = [each.name for each in (trainer.folder / "checkpoints").glob("1.*")]
     assert (f"1.{failing}" in saved) is (failing % 2 == 0)
     assert (trainer.folder / "model").exists() is (failing == 6)
 
 
-def test_training_goes_on_while_shared_memory_is_full_and_room_is_looked_for_ever_less_often(
+def test_full_store_is_retried_with_backoff_while_training(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    seconds, looks = [0], list[int]()
+    seconds, attempts = [0], list[int]()
 
     def no_room(folder: Path) -> int:
-        looks.append(seconds[0])
+        attempts.append(seconds[0])
         return 0
 
     clock = SimpleNamespace(**vars(time) | {"monotonic": lambda: 1000.0 + seconds[0]})
-    monkeypatch.setattr(train_batches, "time", clock)
-    monkeypatch.setattr(train_batches, "RETRY_S", 1.0)
+    monkeypatch.setattr(version_publisher, "time", clock)
+    monkeypatch.setattr(version_publisher, "RETRY_S", 1.0)
     trainer.start()
     trainer.run()
     with monkeypatch.context() as full:
         full.setattr(arriving, "free_bytes", no_room)
         trainer.feed(0, 1, 2)
-        trainer.run(3)  # the memory for the first of them was there already
+        trainer.run(3)  # memory for the first version was already reserved
         assert trainer.steps() == [1, 2, 3]
         assert [version for version, _, _ in trainer.manifests()] == ["1.0", "1.1"]
         assert trainer.weights("1.1")
         assert "has 0 bytes free" in caplog.text
-        looks.clear()
+        attempts.clear()
         for seconds[0] in range(1, 60):
             trainer.run()
-        assert looks == [1, 2, 4, 8, 16, 32, 48]
+        assert attempts == [1, 2, 4, 8, 16, 32, 48]
     seconds[0] = 64
     trainer.run(2)
     assert trainer.manifests()[2:] == [("1.3", "1.1", (1, 2))]
@@ -290,13 +290,11 @@ def test_training_goes_on_while_shared_memory_is_full_and_room_is_looked_for_eve
     ("column", "reason"),
     [
         (floats([float("nan"), 1, 0, 0]), "has a reward that is not finite"),
-        (token_ids(range(10**6, 10**6 + 200)), "does not know"),
+        (token_ids(range(10**6, 10**6 + 200)), "outside the model's vocabulary"),
     ],
     ids=["not a number", "of another tokenizer"],
 )
-def test_a_batch_that_cannot_be_trained_is_a_dead_letter_and_the_next_goes_on(
-    trainer: Trainer, column: Any, reason: str
-) -> None:
+def test_untrainable_batch_is_a_dead_letter(trainer: Trainer, column: Any, reason: str) -> None:
     trainer.start()
     trainer.run()
     (row,) = make_batch(seed=0, groups=2, samples=2)
@@ -318,7 +316,7 @@ def test_a_batch_that_cannot_be_trained_is_a_dead_letter_and_the_next_goes_on(
 
 
 @pytest.mark.parametrize("trainer", [1], indirect=True)
-def test_a_run_ends_though_its_last_batch_cannot_be_trained(trainer: Trainer) -> None:
+def test_run_ends_after_an_untrainable_last_batch(trainer: Trainer) -> None:
     trainer.start()
     trainer.run()
     trainer.feed(*range(5))
@@ -331,14 +329,14 @@ def test_a_run_ends_though_its_last_batch_cannot_be_trained(trainer: Trainer) ->
     assert (trainer.folder / "model" / "config.json").exists()
 
 
-def test_a_copied_batch_is_a_dead_letter_and_is_not_trained_again(trainer: Trainer) -> None:
+def test_repeated_batch_is_a_dead_letter(trainer: Trainer) -> None:
     trainer.start()
     trainer.run()
     trainer.feed(0, 1)
     trainer.feed(0, 1)
     trainer.feed(2)
     trainer.run(4)
-    assert trainer.line() == [0, 1, 2]
+    assert trainer.ancestry() == [0, 1, 2]
     assert trainer.steps() == [1, 2, 3]
     letters = trainer.log.rows(DEAD_LETTERS)
     assert [(letter.offset, letter.reason.partition(",")[0]) for letter in letters] == [
@@ -347,37 +345,37 @@ def test_a_copied_batch_is_a_dead_letter_and_is_not_trained_again(trainer: Train
     ]
 
 
-def test_a_missing_batch_stops_the_trainer_with_an_error_that_names_it(trainer: Trainer) -> None:
+def test_missing_batch_fails_with_its_number(trainer: Trainer) -> None:
     trainer.configure(missing_batch_wait_s=0.0)
     trainer.start()
     trainer.run()
     trainer.feed(0, 2)
     trainer.run()
-    with pytest.raises(MissingBatch, match=r"batch 1 is missing .*batch 2 stands at offset 1.*lost_batches = \[1\]"):
+    with pytest.raises(MissingBatch, match=r"batch 1 is missing .*batch 2 is at offset 1.*lost_batches = \[1\]"):
         trainer.run()
     assert trainer.steps() == [1]
     trainer.configure(lost_batches=(1,))
     trainer.start()
     trainer.run(4)
-    assert trainer.line() == [0, 1, 2]
+    assert trainer.ancestry() == [0, 1, 2]
     assert {m.version.number: m.untrained_batches for m in trainer.log.rows(RELAY) if m.untrained_batches} != {}
     assert trainer.log.rows(DEAD_LETTERS) == []
 
 
-def test_the_trainer_waits_for_a_batch_that_comes_after_a_later_one(trainer: Trainer) -> None:
-    """Something else than the buffer may have written the later one: the next batch may still come."""
+def test_trainer_waits_for_a_batch_that_arrives_late(trainer: Trainer) -> None:
+    """Another writer than the buffer may have written the later batch, so the next one may still arrive."""
     trainer.start()
     trainer.run()
     trainer.feed(1)
     trainer.run(2)
     trainer.feed(0, 1)
     trainer.run(3)
-    assert trainer.line() == [0, 1]
+    assert trainer.ancestry() == [0, 1]
     (letter,) = trainer.log.rows(DEAD_LETTERS)
-    assert (letter.offset, letter.reason) == (0, "batch 1 came before batch 0")
+    assert (letter.offset, letter.reason) == (0, "batch 1 arrived before batch 0")
 
 
-def test_closing_lets_go_of_everything_though_the_last_version_did_not_get_out(trainer: Trainer) -> None:
+def test_close_frees_resources_after_a_failed_publish(trainer: Trainer) -> None:
     trainer.start()
     trainer.run()
     trainer.failures = [OSError("no broker")]
@@ -386,4 +384,4 @@ def test_closing_lets_go_of_everything_though_the_last_version_did_not_get_out(t
     trainer.shard.crash()
     assert Producer.made[-1].closed
     with WeightStore(trainer.folder / "store") as store:
-        store.reserve(8)  # nobody else is its writer
+        store.reserve(8)  # the store has no other writer

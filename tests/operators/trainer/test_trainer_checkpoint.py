@@ -1,4 +1,4 @@
-"""Checkpoints: resuming is bit-exact, a write is whole or not at all, and damage is named."""
+"""Checkpoints: resuming is bit-identical, writes are atomic, damage is reported."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def learner(tmp_path: Path) -> Learner:
 @pytest.mark.parametrize(
     ("before", "config"), [(0, CONFIG), (1, CONFIG), (4, CONFIG), (0, WITH_CRITIC), (2, WITH_CRITIC)]
 )
-def test_resuming_gives_the_same_bits_as_never_stopping(tmp_path: Path, before: int, config: LearnerConfig) -> None:
+def test_resume_is_bit_identical(tmp_path: Path, before: int, config: LearnerConfig) -> None:
     model, other_model = save_tiny_model(tmp_path / "model"), save_tiny_model(tmp_path / "other", seed=5)
     through = Learner(config, model)
     for number in range(before):
@@ -71,7 +71,7 @@ def test_resuming_gives_the_same_bits_as_never_stopping(tmp_path: Path, before: 
     torch.manual_seed(17)
     folder = write_checkpoint(tmp_path / "checkpoints", through.state(), position(before))
     drawn = torch.rand(3)
-    resumed = Learner(config, other_model)  # with weights of its own, so that all must come from the checkpoint
+    resumed = Learner(config, other_model)  # with different weights, so that all must come from the checkpoint
     state, found = read_checkpoint(folder)
     resumed.restore(state)
     assert found == read_position(folder) == position(before)
@@ -83,7 +83,7 @@ def test_resuming_gives_the_same_bits_as_never_stopping(tmp_path: Path, before: 
     assert same(through.state(), replace(state, random_state=through.state().random_state))
 
 
-def test_restoring_takes_a_copy(tmp_path: Path, learner: Learner) -> None:
+def test_restore_copies_the_state(tmp_path: Path, learner: Learner) -> None:
     state, _ = read_checkpoint(write_checkpoint(tmp_path / "checkpoints", learner.state(), position(1)))
     kept, _ = read_checkpoint(tmp_path / "checkpoints" / "1.1")
     learner.restore(state)
@@ -91,7 +91,7 @@ def test_restoring_takes_a_copy(tmp_path: Path, learner: Learner) -> None:
     assert same(state, kept)
 
 
-def test_the_weights_are_a_file_that_rollouts_load(tmp_path: Path, learner: Learner) -> None:
+def test_checkpoint_weights_are_loadable_by_rollouts(tmp_path: Path, learner: Learner) -> None:
     folder = write_checkpoint(tmp_path / "checkpoints", learner.state(), position(1))
     model = load_model(tmp_path / "model")
     load_weights(model, folder / "weights.safetensors")
@@ -99,7 +99,7 @@ def test_the_weights_are_a_file_that_rollouts_load(tmp_path: Path, learner: Lear
     assert all(torch.equal(tensor, trained[name]) for name, tensor in weight_tensors(model).items())
 
 
-def test_the_newest_are_kept_in_the_order_of_versions(tmp_path: Path, learner: Learner) -> None:
+def test_newest_checkpoints_are_kept_by_version(tmp_path: Path, learner: Learner) -> None:
     for epoch, number in ((1, 9), (1, 10), (2, 3)):
         write_checkpoint(tmp_path / "checkpoints", learner.state(), position(number, epoch), keep=2)
     assert [folder.name for folder in list_checkpoints(tmp_path / "checkpoints")] == ["1.10", "2.3"]
@@ -108,7 +108,7 @@ def test_the_newest_are_kept_in_the_order_of_versions(tmp_path: Path, learner: L
         write_checkpoint(tmp_path / "checkpoints", learner.state(), position(11), keep=0)
 
 
-def test_old_checkpoint_that_cannot_be_removed_is_no_error(
+def test_failed_removal_of_a_checkpoint_is_only_logged(
     tmp_path: Path, learner: Learner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     remove = shutil.rmtree
@@ -122,16 +122,16 @@ def test_old_checkpoint_that_cannot_be_removed_is_no_error(
     for number in (1, 2, 3, 4):
         write_checkpoint(tmp_path / "c", learner.state(), position(number), keep=1)
     assert [folder.name for folder in list_checkpoints(tmp_path / "c")][-1] == "1.4"
-    assert caplog.text.count("an old checkpoint is not removed") == 3
+    assert caplog.text.count("cannot remove an expired checkpoint") == 3
 
 
-def test_every_so_many_stay_for_good(tmp_path: Path, learner: Learner) -> None:
+def test_keep_every_keeps_checkpoints_for_good(tmp_path: Path, learner: Learner) -> None:
     for number in range(1, 8):
         write_checkpoint(tmp_path, learner.state(), position(number), keep=2, keep_every=3)
     assert [folder.name for folder in list_checkpoints(tmp_path)] == ["1.3", "1.6", "1.7"]
 
 
-def test_a_full_disk_leaves_the_old_checkpoint_and_nothing_else(tmp_path: Path, learner: Learner) -> None:
+def test_full_disk_leaves_only_the_old_checkpoint(tmp_path: Path, learner: Learner) -> None:
     root = tmp_path / "checkpoints"
     write_checkpoint(root, learner.state(), position(1), keep=1)
     before, _ = read_checkpoint(root / "1.1")
@@ -139,7 +139,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_nothing_else(tmp_path: Path, 
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(
         resource.RLIMIT_FSIZE, (10_000, limits[1])
-    )  # the kernel refuses to write on, as a full disk does
+    )  # the kernel rejects further writes, as with a full disk
     try:
         with pytest.raises(CheckpointError, match=r"cannot write checkpoint 1\.2 .*the newest is still 1\.1"):
             write_checkpoint(root, learner.state(), position(2), keep=1)
@@ -150,7 +150,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_nothing_else(tmp_path: Path, 
     assert same(read_checkpoint(root / "1.1")[0], before)
 
 
-def test_what_a_killed_writer_left_is_no_checkpoint_and_goes(tmp_path: Path, learner: Learner) -> None:
+def test_unfinished_checkpoint_is_ignored_and_removed(tmp_path: Path, learner: Learner) -> None:
     root = tmp_path / "checkpoints"
     write_checkpoint(root, learner.state(), position(1))
     (root / "1.1").rename(root / ".unfinished-1.1")
@@ -159,7 +159,7 @@ def test_what_a_killed_writer_left_is_no_checkpoint_and_goes(tmp_path: Path, lea
     assert os.listdir(root) == ["1.2"]
 
 
-def test_a_version_has_one_checkpoint(tmp_path: Path, learner: Learner) -> None:
+def test_version_has_at_most_one_checkpoint(tmp_path: Path, learner: Learner) -> None:
     write_checkpoint(tmp_path, learner.state(), position(1))
     with pytest.raises(CheckpointError, match="already"):
         write_checkpoint(tmp_path, learner.state(), position(1))
@@ -167,7 +167,7 @@ def test_a_version_has_one_checkpoint(tmp_path: Path, learner: Learner) -> None:
 
 
 @pytest.mark.parametrize("name", ["weights.safetensors", "trainer.safetensors", "checkpoint.json"])
-def test_damage_is_found(tmp_path: Path, learner: Learner, name: str) -> None:
+def test_read_checkpoint_rejects_damage(tmp_path: Path, learner: Learner, name: str) -> None:
     folder = write_checkpoint(tmp_path / "checkpoints", learner.state(), position(1))
     content = bytearray((folder / name).read_bytes())
     content[len(content) // 2 :] = b"\0" * (len(content) - len(content) // 2)
@@ -179,7 +179,7 @@ def test_damage_is_found(tmp_path: Path, learner: Learner, name: str) -> None:
         read_checkpoint(folder)
 
 
-def test_another_format_is_refused(tmp_path: Path, learner: Learner) -> None:
+def test_read_checkpoint_rejects_another_format(tmp_path: Path, learner: Learner) -> None:
     folder = write_checkpoint(tmp_path / "checkpoints", learner.state(), position(1))
     scalars = json.loads((folder / "checkpoint.json").read_text())
     (folder / "checkpoint.json").write_text(json.dumps({**scalars, "format": 2}))
@@ -188,7 +188,7 @@ def test_another_format_is_refused(tmp_path: Path, learner: Learner) -> None:
             read(folder)
 
 
-def test_a_state_of_another_model_is_refused_before_anything_changes(tmp_path: Path, learner: Learner) -> None:
+def test_restore_rejects_the_state_of_another_model(tmp_path: Path, learner: Learner) -> None:
     state = learner.state()
     name = next(iter(state.weights))
     broken = [

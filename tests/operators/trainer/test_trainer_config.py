@@ -1,4 +1,4 @@
-"""The trainer's configuration: values that do not fit are named, and reading it loads no torch."""
+"""The trainer's configuration: invalid fields are named, and torch is not imported."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ WRONG: list[tuple[type, str, Any]] = [
 
 
 @pytest.mark.parametrize(("kind", "field", "value"), WRONG, ids=lambda value: getattr(value, "__name__", str(value)))
-def test_a_value_that_does_not_fit_is_named(kind: type, field: str, value: object) -> None:
+def test_config_names_an_invalid_field(kind: type, field: str, value: object) -> None:
     with pytest.raises(ValueError, match=rf"^{field} must"):
         kind(**({"match": ""} if kind is ParameterGroup else {}) | {field: value})
 
 
 @pytest.mark.parametrize("field", ["learning_rate", "value_clip"])
-def test_a_critic_that_cannot_learn_is_refused(field: str) -> None:
+def test_config_rejects_an_invalid_critic(field: str) -> None:
     with pytest.raises(ValueError, match=rf"^critic\.{field} must"):
         CriticConfig(**{field: 0.0})
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear"])
-def test_a_schedule_needs_its_end(schedule: Schedule) -> None:
+def test_config_rejects_a_schedule_without_end(schedule: Schedule) -> None:
     with pytest.raises(ValueError, match="total_steps"):
         LearnerConfig(schedule=schedule)
     with pytest.raises(ValueError, match="total_steps"):
@@ -66,6 +66,6 @@ def test_a_schedule_needs_its_end(schedule: Schedule) -> None:
     assert LearnerConfig(schedule="cosine", warmup_steps=5, total_steps=6).total_steps == 6
 
 
-def test_reading_the_configuration_loads_no_torch() -> None:
+def test_config_does_not_import_torch() -> None:
     code = "import sys, operators.trainer.config; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

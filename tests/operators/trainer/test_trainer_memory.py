@@ -1,4 +1,4 @@
-"""A lost session: the trainer's model is freed before the next start loads another."""
+"""After a lost session, the trainer's model is freed before the next start loads one."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Trainer
 
 @dataclass
 class Watched:
-    """`step`, which notes how many parameters that a restore left behind are alive as the next one begins."""
+    """Wraps `step` and counts the parameters of earlier restores that are alive when the next restore begins."""
 
     step: FoldStep
     alive: list[int]
-    seen: list[weakref.ref[torch.Tensor]]
+    parameters: list[weakref.ref[torch.Tensor]]
 
     def restore(self, restored: Restored) -> ShardFold:
-        self.alive.append(sum(each() is not None for each in self.seen))
+        self.alive.append(sum(each() is not None for each in self.parameters))
         before = {id(each) for each in gc.get_objects() if issubclass(type(each), torch.nn.Parameter)}
         folder = self.step.restore(restored)
         made = [
             each for each in gc.get_objects() if issubclass(type(each), torch.nn.Parameter) and id(each) not in before
         ]
-        self.seen += map(weakref.ref, made)
+        self.parameters += map(weakref.ref, made)
         return folder
 
 
-def test_model_is_freed_before_the_next_start_loads_one(trainer: Trainer) -> None:
+def test_model_is_freed_before_the_next_start(trainer: Trainer) -> None:
     watched = Watched(trainer.step, [], [])
     fold = _FoldFn(watched)
     for start in (1, 2):
         assert not list(fold.process(Restored("g", start, (), {}, {})))
-    assert len(watched.seen) > 2
+    assert len(watched.parameters) > 2
     assert watched.alive == [0, 0]

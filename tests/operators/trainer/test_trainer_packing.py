@@ -1,4 +1,4 @@
-"""Micro-batches: their plan, packed attention against the model's own, a gradient that no split changes."""
+"""Micro-batches: their plan, packed attention against the model's own, gradients independent of the split."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ CPU = torch.device("cpu")
         ([5], [], 10, []),
     ],
 )
-def test_plan(lengths: list[int], rows: list[int], budget: int, plan: list[list[int]]) -> None:
+def test_plan_micro_batches(lengths: list[int], rows: list[int], budget: int, plan: list[list[int]]) -> None:
     found = plan_micro_batches(np.array(lengths), np.array(rows, np.int64), budget)
     assert [part.tolist() for part in found] == plan
 
 
-def test_logprobs_of_packed_sequences_are_those_of_each_alone(tmp_path: Path) -> None:
+def test_packed_logprobs_match_single_sequences(tmp_path: Path) -> None:
     batch = join_parts(make_batch(parts=2))
     folder = save_tiny_model(tmp_path)
     plain, policy = load_model(folder), load_policy(folder, CPU)
@@ -67,19 +67,17 @@ def test_logprobs_of_packed_sequences_are_those_of_each_alone(tmp_path: Path) ->
         ([300, 20, 280, 299, 30], ((2, 300), (1, 280), (2, 30))),
     ],
 )
-def test_attention_is_laid_out_in_blocks_of_sequences_about_as_long(
-    lengths: list[int], blocks: tuple[tuple[int, int], ...]
-) -> None:
+def test_layout_groups_sequences_of_similar_length(lengths: list[int], blocks: tuple[tuple[int, int], ...]) -> None:
     layout = lay_out(np.array(lengths), CPU)
     assert layout.blocks == blocks
-    if layout.there is None or layout.back is None:
+    if layout.to_blocks is None or layout.from_blocks is None:
         assert len(set(lengths)) == 1
         return
-    assert len(layout.there) == sum(rows * width for rows, width in blocks)
-    assert layout.there[layout.back].tolist() == list(range(sum(lengths)))
+    assert len(layout.to_blocks) == sum(rows * width for rows, width in blocks)
+    assert layout.to_blocks[layout.from_blocks].tolist() == list(range(sum(lengths)))
 
 
-def test_a_token_of_another_sequence_changes_nothing(tmp_path: Path) -> None:
+def test_sequences_do_not_attend_to_each_other(tmp_path: Path) -> None:
     policy = load_policy(save_tiny_model(tmp_path), CPU)
     ids, mask, lengths = np.arange(2, 20), np.tile(np.arange(6) > 1, 3), np.array([6, 6, 6])
     changed = np.r_[ids[:6] + 40, ids[6:12], ids[12:] + 60]
@@ -90,21 +88,21 @@ def test_a_token_of_another_sequence_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("budget", [1, 40, 130])
-def test_the_gradient_does_not_depend_on_the_split(tmp_path: Path, budget: int) -> None:
+def test_gradient_is_independent_of_the_split(tmp_path: Path, budget: int) -> None:
     policy = load_policy(save_tiny_model(tmp_path), CPU).double()
     whole, split = (gradient_of(policy, tokens) for tokens in (10**6, budget))
     assert (whole - split).norm() <= 1e-12 * whole.norm()
     assert whole.norm() > 1e-3
 
 
-def test_the_split_costs_no_accuracy_in_single_precision(tmp_path: Path) -> None:
+def test_split_keeps_accuracy_in_float32(tmp_path: Path) -> None:
     policy = load_policy(save_tiny_model(tmp_path), CPU)
     whole, split = (gradient_of(policy, tokens) for tokens in (10**6, 60))
     assert (whole - split).norm() <= 1e-5 * whole.norm()
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 60])
-def test_logits_in_chunks_give_the_same_gradient(tmp_path: Path, chunk: int) -> None:
+def test_chunked_logits_keep_the_gradient(tmp_path: Path, chunk: int) -> None:
     policy = load_policy(save_tiny_model(tmp_path), CPU).double()
     whole, chunked = (gradient_of(policy, 10**6, chunk=tokens) for tokens in (10**6, chunk))
     assert (whole - chunked).norm() <= 1e-12 * whole.norm()
@@ -118,11 +116,11 @@ def gradient_of(policy: torch.nn.Module, budget: int, chunk: int = 10**6) -> tor
     policy.zero_grad()
     for part in micro_batches(batch, np.arange(len(batch)), budget, CPU):
         logprobs, _ = token_logprobs(policy, part.packed, chunk)  # type: ignore[arg-type]
-        torch.autograd.backward((part.of_sequences(coefficients) * part.of_tokens(advantages) * logprobs).sum())
+        torch.autograd.backward((part.select_sequences(coefficients) * part.select_tokens(advantages) * logprobs).sum())
     return torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
 
 
-def test_the_last_token_of_a_sequence_predicts_nothing_and_is_left_out() -> None:
+def test_pack_tokens_omits_the_last_token() -> None:
     mask = np.array([False, True, True, False, False, True])
     packed = pack_tokens(np.arange(10, 16), mask, np.array([3, 1, 2]), CPU)
     assert packed.token_ids.tolist() == [[10, 11, 13, 14]]

@@ -1,4 +1,4 @@
-"""A checkpoint that cannot be written: tried again, then an error, and never taken for written."""
+"""A failed checkpoint is retried, then an error; it is never treated as written."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from small_disk import fill, small_disk
 from trainer_batches import save_tiny_model
 from trainer_on_a_log import Producer, Trainer
 
-from operators.trainer import persist, publishing, train_batches
+from operators.trainer import checkpoint_writer, persist, publishing
 from operators.trainer.persist import CheckpointError
 
 
@@ -23,7 +23,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def trainer(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Trainer]:
-    """A trainer of six batches, a checkpoint every second; not started."""
+    """A trainer of six batches with a checkpoint every two; not started."""
     made = Trainer(tmp_path, model)
     monkeypatch.setattr(publishing, "BoundedProducer", Producer)
     monkeypatch.setattr(publishing, "ManifestLog", lambda producer, run: made.announce)
@@ -32,7 +32,7 @@ def trainer(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 @pytest.mark.parametrize("what", ["checkpoints", "model"])
-def test_checkpoint_that_cannot_be_written_is_tried_again_then_ends_the_trainer(
+def test_failed_checkpoint_is_retried_then_ends_the_trainer(
     trainer: Trainer, what: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     due = 1 if what == "checkpoints" else 5
@@ -47,33 +47,33 @@ def test_checkpoint_that_cannot_be_written_is_tried_again_then_ends_the_trainer(
         if target.exists():
             target.rename(trainer.folder / "before")
         target.symlink_to(disk / "full", target_is_directory=True)
-        with pytest.raises(CheckpointError, match=rf"given up after 5 tries .*: cannot write .* to {target}"):
+        with pytest.raises(CheckpointError, match=rf"failed after 5 attempts .*: cannot write .* to {target}"):
             trainer.run()
-        assert sum("try " in record.message for record in caplog.records) == 4
+        assert sum("attempt " in record.message for record in caplog.records) == 4
         assert trainer.manifests()[-1][0] == f"1.{due + 1}"
         trainer.shard.crash()
         target.unlink()
     if what == "checkpoints":
         trainer.start()
         trainer.run(7)
-        assert trainer.line() == [0, 1, 2, 3, 4, 5]
+        assert trainer.ancestry() == [0, 1, 2, 3, 4, 5]
         assert sorted(each.name for each in target.iterdir()) == ["2.4", "2.6"]
 
 
-def test_checkpoint_that_is_written_at_a_later_try_counts(
+def test_checkpoint_written_by_a_retry_is_valid(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pauses: list[float] = []
     blocker = trainer.folder / "checkpoints"
 
-    def mended(pause_s: float) -> bool:
+    def pause(pause_s: float) -> bool:
         pauses.append(pause_s)
         if len(pauses) == 3:
             blocker.unlink()
         return False
 
     write = persist.persist
-    monkeypatch.setattr(train_batches, "persist", lambda work, tries: write(work, tries, mended))
+    monkeypatch.setattr(checkpoint_writer, "persist", lambda work, tries: write(work, tries, pause))
     trainer.start()
     trainer.run()
     shutil.rmtree(blocker)
@@ -84,14 +84,12 @@ def test_checkpoint_that_is_written_at_a_later_try_counts(
     assert [each.name for each in blocker.iterdir()] == ["1.2"]
 
 
-def test_final_model_that_does_not_fit_on_the_disk_is_an_error(
-    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_final_model_on_a_full_disk_is_an_error(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(model: object, tokenizer: object, path: Path) -> None:
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr(persist, "PAUSE_S", 0.0)
-    monkeypatch.setattr(train_batches, "save_folder", full)
+    monkeypatch.setattr(checkpoint_writer, "save_folder", full)
     trainer.start()
     trainer.run()
     trainer.feed(*range(6))
@@ -99,7 +97,7 @@ def test_final_model_that_does_not_fit_on_the_disk_is_an_error(
         trainer.run(6)
 
 
-def test_trainer_whose_checkpoints_have_no_place_does_not_start(trainer: Trainer) -> None:
+def test_trainer_does_not_start_without_a_checkpoint_folder(trainer: Trainer) -> None:
     (trainer.folder / "checkpoints").touch()
-    with pytest.raises(CheckpointError, match=f"no checkpoint could be written to {trainer.folder / 'checkpoints'}"):
+    with pytest.raises(CheckpointError, match=f"checkpoints cannot be written to {trainer.folder / 'checkpoints'}"):
         trainer.start()

@@ -1,4 +1,4 @@
-"""Joining the parts of a batch, and refusing what cannot be trained on."""
+"""Joining the parts of a batch, and rejecting invalid data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from schemas import columns
 from schemas.records import PolicyVersion
 
 
-def test_parts_are_joined_in_the_order_of_their_index() -> None:
+def test_join_parts_orders_by_index() -> None:
     parts = make_batch(parts=3)
     batch = join_parts(parts[::-1])
     assert batch.trajectory_ids == tuple(name for part in parts for name in part.trajectory_ids)
@@ -26,7 +26,7 @@ def test_parts_are_joined_in_the_order_of_their_index() -> None:
     assert set(batch.versions) == {PolicyVersion(0, 3)}
 
 
-def test_groups_are_those_of_the_prompts_across_parts() -> None:
+def test_join_parts_keeps_groups_across_parts() -> None:
     batch = join_parts(make_batch(parts=3, number=2))
     prompts = [name.split(".")[0] for name in batch.trajectory_ids]
     for one, group in zip(prompts, batch.group_keys, strict=True):
@@ -35,7 +35,7 @@ def test_groups_are_those_of_the_prompts_across_parts() -> None:
     assert len(set(batch.group_keys)) == 4
 
 
-def test_a_number_that_is_not_finite_is_found_at_its_trajectory() -> None:
+def test_join_parts_names_a_nonfinite_trajectory() -> None:
     (row,) = make_batch()
     batch = join_parts([row])
     trained = int(np.flatnonzero(batch.loss_mask)[40])
@@ -48,28 +48,28 @@ def test_a_number_that_is_not_finite_is_found_at_its_trajectory() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan"), float("inf")])
-def test_what_was_drawn_at_no_temperature_is_refused(temperature: float) -> None:
+def test_join_parts_rejects_an_invalid_temperature(temperature: float) -> None:
     (row,) = make_batch()
-    with pytest.raises(ValueError, match=rf"{row.trajectory_ids[2]} was drawn at a temperature that is not positive"):
+    with pytest.raises(ValueError, match=rf"{row.trajectory_ids[2]} was sampled at a temperature that is not positive"):
         join_parts([with_floats(row, "temperatures", {2: temperature})])
 
 
-def test_what_is_not_trained_may_hold_anything() -> None:
+def test_join_parts_ignores_untrained_logprobs() -> None:
     (row,) = make_batch()
     untrained = int(np.flatnonzero(~join_parts([row]).loss_mask)[3])
     join_parts([with_floats(row, "logprobs", {untrained: float("nan")})])
 
 
-def test_parts_that_are_not_one_batch_are_refused() -> None:
+def test_join_parts_rejects_parts_of_several_batches() -> None:
     first, second = make_batch(parts=2)
     for rows in ([first, first], [first, replace(second, batch=9)]):
-        with pytest.raises(ValueError, match="not the parts of one batch"):
+        with pytest.raises(ValueError, match="not those of one batch"):
             join_parts(rows)
     with pytest.raises(ValueError, match="at least one"):
         join_parts([])
 
 
-def test_malformed_sequences_are_refused_by_name() -> None:
+def test_join_parts_names_a_malformed_sequence() -> None:
     (row,) = make_batch()
     name = row.trajectory_ids[2]
     for length in (0, 1000):
@@ -81,7 +81,7 @@ def test_malformed_sequences_are_refused_by_name() -> None:
     mask[sum(row.lengths.to_pylist()[:2])] = True
     with pytest.raises(ValueError, match=rf"{name} has a prompt token in its loss mask"):
         join_parts([replace(row, loss_mask=columns.flags(mask))])
-    with pytest.raises(ValueError, match=rf"{name} is in the batch twice"):
+    with pytest.raises(ValueError, match=rf"{name} occurs more than once in the batch"):
         join_parts([replace(row, trajectory_ids=(*row.trajectory_ids[:3], name, *row.trajectory_ids[4:]))])
     with pytest.raises(ValueError, match="tokens by its lengths"):
         join_parts([replace(row, lengths=columns.integers([*row.lengths.to_pylist()[:-1], 1]))])
@@ -91,7 +91,7 @@ def test_malformed_sequences_are_refused_by_name() -> None:
     "column",
     ["token_ids", "logprobs", "loss_mask", "lengths", "prompt_lengths", "rewards", "temperatures", "staleness"],
 )
-def test_columns_that_do_not_agree_are_named(column: str) -> None:
+def test_join_parts_names_columns_of_wrong_length(column: str) -> None:
     (row,) = make_batch()
     with pytest.raises(ValueError, match=rf"but \d+ {column}|tokens by its lengths"):
         join_parts([replace(row, **{column: getattr(row, column)[:-1]})])

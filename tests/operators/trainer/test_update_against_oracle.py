@@ -1,4 +1,4 @@
-"""Every update is that of a plain float64 loop: losses, gradients of every optimizer step, AdamW's weights, metrics."""
+"""Updates match a plain float64 loop: losses, gradients of every optimizer step, AdamW's weights, metrics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,12 @@ NAMES: tuple[AlgorithmName, ...] = get_args(AlgorithmName)
 KLS = (None, ("loss", "k1"), ("reward", "k1"), ("loss", "k2"), ("reward", "k2"), ("loss", "k3"), ("reward", "k3"))
 CORRECTIONS = (None, ("truncate", "sequence"), ("mask", "token"), ("none", None), ("mask", "sequence"))
 COUNTS = ((1, 1), (2, 1), (1, 2), (2, 2))
-PACKINGS = ((10**6, 4096, False), (40, 7, False), (12, 1000, True))  # tokens, logits at once, layers computed twice
+PACKINGS = (
+    (10**6, 4096, False),
+    (40, 7, False),
+    (12, 1000, True),
+)
+"""micro_batch_tokens, logits_chunk_tokens, gradient_checkpointing."""
 OTHERS: tuple[dict[str, Any], ...] = (
     {},
     {"proximal": "behaviour"},
@@ -36,7 +41,7 @@ TOLERANCE = 1e-5
 
 @dataclass(frozen=True)
 class Case:
-    """The number of a combination of settings; `config` is made of it."""
+    """A combination of settings by its number, from which `config` is built."""
 
     name: AlgorithmName
     kl: int
@@ -75,14 +80,14 @@ class Case:
 
 
 def some_cases() -> Iterator[Case]:
-    """Three of each algorithm, in which every value of every setting comes up with different others."""
+    """Three cases per algorithm that cover every value of every setting in different combinations."""
     for index, (number, name) in itertools.product(range(3), enumerate(NAMES)):
         counts, packing = (number + index) % 4, (number // 4 + index) % 3
         yield Case(name, (number + 3 * index) % 7, (2 * number + index) % 5, counts, packing, (number + index) % 5)
 
 
 def every_case() -> Iterator[Case]:
-    """Algorithms × KL × corrections × mini-batches and epochs; packing and the other settings take turns."""
+    """Algorithms × KL × corrections × mini-batches and epochs; packing and the other settings alternate."""
     lengths = len(KLS), len(CORRECTIONS), len(COUNTS)
     for number, (name, *rest) in enumerate(itertools.product(NAMES, *map(range, lengths))):
         yield Case(name, *rest, packing=number % 3, other=number % 5)
@@ -94,25 +99,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("case", list(some_cases()), ids=str)
-def test_update_is_the_oracles(folder: Path, case: Case) -> None:
+def test_update_matches_the_oracle(folder: Path, case: Case) -> None:
     check(folder, case.config)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("case", list(every_case()), ids=str)
-def test_update_is_the_oracles_in_every_combination(folder: Path, case: Case) -> None:
+def test_update_matches_the_oracle_in_every_combination(folder: Path, case: Case) -> None:
     check(folder, case.config)
 
 
 @pytest.mark.parametrize("name", ["grpo", "gspo", "cispo", "ppo"])
-def test_bfloat16_update_is_near_the_oracles(folder: Path, name: AlgorithmName) -> None:
+def test_bfloat16_update_approximates_the_oracle(folder: Path, name: AlgorithmName) -> None:
     smooth = AlgorithmConfig(name=name, clip_low=1.0, clip_high=1e6, kl_coefficient=0.1)
     config = LearnerConfig(algorithm=smooth, precision="bfloat16", mini_batches=2, learning_rate=1e-3, warmup_steps=0)
     check(folder, config, tolerance=0.03)
 
 
 def check(folder: Path, config: LearnerConfig, tolerance: float = TOLERANCE) -> None:
-    """Train two batches; the second, of moved weights, is compared."""
+    """Train two batches; compare the second, which begins from changed weights."""
     learner = Learner(config, folder)
     steps = record_steps(learner._actor)
     critic_steps = record_steps(learner._critic_trained) if learner._critic else []

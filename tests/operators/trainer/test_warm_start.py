@@ -1,4 +1,4 @@
-"""The warm start: taught, measured, cached by everything that went into it, and whole or absent."""
+"""The warm start: training, measurement, caching by the hash of all inputs, atomic writes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TINY = WarmStartConfig(
 
 
 def sums(count: int, seed: int) -> list[Mapping[str, Any]]:
-    """Entries as reasoning-gym's chain_sum makes them."""
+    """Entries in the format of reasoning-gym's chain_sum."""
     source = random.Random(seed)
     entries: list[Mapping[str, Any]] = []
     for _ in range(count):
@@ -47,28 +47,28 @@ HELDOUT = sums(8, seed=1)
 ENTRIES = [entry for entry in sums(60, seed=0) if entry["question"] not in {e["question"] for e in HELDOUT}]
 
 
-def test_a_folder_of_model_tokenizer_and_record(tmp_path: Path) -> None:
-    heard: list[float] = []
-    made = warm_start(TINY, ENTRIES, HELDOUT, tmp_path, lambda share, stage: heard.append(share))
+def test_warm_start_writes_model_tokenizer_and_record(tmp_path: Path) -> None:
+    progress: list[float] = []
+    made = warm_start(TINY, ENTRIES, HELDOUT, tmp_path, lambda share, stage: progress.append(share))
     model, tokenizer = load_model(made.folder), load_tokenizer(made.folder)
     assert model.config.vocab_size == len(tokenizer)
     assert [measured.step for measured in made.curve] == [2, 4, 5, 7]
     assert made == read_warm_start(made.folder)
-    assert heard == sorted(heard)
-    assert heard[-1] == 1.0
+    assert progress == sorted(progress)
+    assert progress[-1] == 1.0
     assert 0 < made.teacher < 1
     assert os.listdir(tmp_path) == [made.folder.name]
 
 
-def test_gcd_has_worked_answers_too(tmp_path: Path) -> None:
+def test_warm_start_supports_gcd(tmp_path: Path) -> None:
     entries = [{"question": f"{n}, 4", "answer": "2", "metadata": {"numbers": [n, 4]}} for n in (6, 10, 14, 18)]
     config = replace(TINY, model=replace(MODEL, task="gcd"), slip_rate=0.0)
     assert warm_start(config, entries[:3], entries[3:], tmp_path).teacher == 1.0
 
 
 @pytest.mark.parametrize(("share", "slip_rate"), [(0.0, 1.0), (0.75, 1.0), (1.0, 1.0), (1.0, 0.0)])
-def test_the_teachers_are_as_careless_as_configured(tmp_path: Path, share: float, slip_rate: float) -> None:
-    """Without slips every worked answer is right; a teacher who always slips is right only where no sum has a carry."""
+def test_teacher_accuracy_follows_the_configuration(tmp_path: Path, share: float, slip_rate: float) -> None:
+    """Without errors every worked answer is correct; with an error rate of 1 only answers without a carry are."""
     entries = sums(400, seed=3)
     config = replace(TINY, careless_share=share, slip_rate=slip_rate, steps=1, habit_steps=0)
     heldout = [entry for entry in HELDOUT if entry["question"] not in {e["question"] for e in entries}]
@@ -78,13 +78,13 @@ def test_the_teachers_are_as_careless_as_configured(tmp_path: Path, share: float
     assert warm_start(config, entries, heldout, tmp_path).teacher == pytest.approx(expected, abs=0.06)
 
 
-def test_what_it_says_of_its_checkpoints() -> None:
+def test_warm_start_properties_come_from_the_curve() -> None:
     curve = tuple(module.Measured(*each) for each in ((100, 0.3, 0.2), (200, 0.7, 0.4), (260, 0.1, 0.5)))
     made = module.WarmStart(Path(), 0.5, curve, 1.0)
     assert (made.greedy, made.sampled, made.best, made.best_sampled) == (0.1, 0.5, 0.7, 0.5)
 
 
-def test_everything_that_goes_in_is_in_the_folders_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_name_depends_on_all_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = warm_start(TINY, ENTRIES, HELDOUT, tmp_path)
     others = [
         warm_start(replace(TINY, seed=1), ENTRIES, HELDOUT, tmp_path),
@@ -97,12 +97,12 @@ def test_everything_that_goes_in_is_in_the_folders_name(tmp_path: Path, monkeypa
     assert warm_start(TINY, ENTRIES, HELDOUT, tmp_path) == first
 
 
-def test_it_is_a_function_of_what_goes_in(tmp_path: Path) -> None:
+def test_warm_start_is_deterministic(tmp_path: Path) -> None:
     one, two = (warm_start(TINY, ENTRIES, HELDOUT, tmp_path / name).folder / "model.safetensors" for name in "ab")
     assert one.read_bytes() == two.read_bytes()
 
 
-def test_what_fails_halfway_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_warm_start_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: object, **kwargs: object) -> None:
         raise OSError("disk full")
 
@@ -112,7 +112,7 @@ def test_what_fails_halfway_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
     assert os.listdir(tmp_path) == []
 
 
-def test_of_two_that_make_the_same_one_both_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_warm_starts_both_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make = module._make
 
     def make_and_be_overtaken(config: WarmStartConfig, *rest: Any) -> None:
@@ -127,17 +127,17 @@ def test_of_two_that_make_the_same_one_both_succeed(tmp_path: Path, monkeypatch:
     assert os.listdir(tmp_path) == [made.folder.name]
 
 
-def test_questions_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="there are 0 questions to learn from"):
+def test_warm_start_rejects_unusable_questions(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="0 questions to learn from"):
         warm_start(TINY, HELDOUT, HELDOUT, tmp_path)
-    with pytest.raises(ValueError, match="there are 0 questions to learn from"):
+    with pytest.raises(ValueError, match="0 questions to learn from"):
         warm_start(TINY, [], HELDOUT, tmp_path)
-    with pytest.raises(ValueError, match="no worked answers for 'leg_counting'"):
+    with pytest.raises(ValueError, match="no worked answers for task 'leg_counting'"):
         warm_start(replace(TINY, model=replace(MODEL, task="leg_counting")), ENTRIES, HELDOUT, tmp_path)
     assert os.listdir(tmp_path) == []
 
 
-def test_a_held_out_question_is_not_learnt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heldout_questions_are_excluded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     learnt: list[str] = []
 
     def listen(tokenizer: Any, entries: Any, answers: Any) -> list[Example]:
@@ -151,14 +151,14 @@ def test_a_held_out_question_is_not_learnt(tmp_path: Path, monkeypatch: pytest.M
     assert warm_start(TINY, ENTRIES, HELDOUT, tmp_path) == made
 
 
-def test_a_record_of_something_else_is_refused(tmp_path: Path) -> None:
+def test_read_warm_start_rejects_an_invalid_record(tmp_path: Path) -> None:
     (tmp_path / RECORD_FILE).write_text(json.dumps({"curve": [{"step": 1}]}))
     with pytest.raises(ValueError, match="not the record of a warm start"):
         read_warm_start(tmp_path)
 
 
-def test_a_model_learns_what_it_imitates() -> None:
-    """Muon and AdamW together learn eight answers by heart."""
+def test_imitate_learns_its_examples() -> None:
+    """Muon and AdamW together memorise eight answers."""
     model, _ = build_demo_model(MODEL)
     source = random.Random(0)
     examples = [Example([10 + i, 30 + i], [*source.choices(range(50, 60), k=3), 1]) for i in range(8)]
@@ -184,7 +184,7 @@ def test_a_model_learns_what_it_imitates() -> None:
 @pytest.mark.parametrize(
     ("step", "expected"), [(0, 0.2), (4, 0.96), (5, 0.95), (50, 0.5), (99, 0.01)], ids=lambda value: str(value)
 )
-def test_rates_rise_and_fall(step: int, expected: float) -> None:
+def test_learning_rates_rise_and_fall(step: int, expected: float) -> None:
     assert scheduled(step, 100, 5) == pytest.approx(expected)
 
 
@@ -205,11 +205,11 @@ def test_rates_rise_and_fall(step: int, expected: float) -> None:
         ("warmup", -1),
     ],
 )
-def test_a_value_that_does_not_fit_is_named(field: str, value: float) -> None:
+def test_config_names_an_invalid_field(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=field):
         replace(TINY, **{field: value})
 
 
-def test_the_configuration_needs_no_torch() -> None:
+def test_config_does_not_import_torch() -> None:
     code = "import sys, operators.trainer.warm_start_config; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,4 +1,4 @@
-"""The trainer as a role on a log in memory, for tests."""
+"""The trainer as a role on an in-memory log, for tests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DEADLINE = 20.0
 
 
 class Producer:
-    """Stands for a connection."""
+    """A fake Kafka producer."""
 
     made: ClassVar[list[Producer]] = []
 
@@ -38,7 +38,7 @@ class Producer:
 
 
 class Trainer:
-    """The trainer on a log in memory. `failures` are raised by the next manifests, which wait for `gate`."""
+    """The trainer on an in-memory log. Manifests wait for `gate`, then raise the next of `failures`."""
 
     def __init__(self, folder: Path, model: Path, **config: Any) -> None:
         self.log, self.folder = Log(), folder
@@ -65,7 +65,7 @@ class Trainer:
         self.log.append(RELAY, manifest, str(manifest.version))
 
     def configure(self, **changes: Any) -> None:
-        """Stop it; it starts again with another configuration."""
+        """Stop the trainer and change the configuration of its next start."""
         self.shard.crash()
         self.step = replace(self.step, config=replace(self.step.config, **changes))
         self.shard = Shard(self.log, self.step.resumed(), self.step.restore)
@@ -79,15 +79,15 @@ class Trainer:
                 self.log.append(BATCHES, part)
 
     def run(self, turns: int = 1) -> None:
-        """Take `turns` turns, and see each version out."""
+        """Run `turns` turns, and wait for the publish of each version."""
         for _ in range(turns):
             self.shard.run()
             self.settle()
 
     def settle(self) -> None:
         deadline = time.monotonic() + DEADLINE
-        publisher = self.shard.folder._publisher  # type: ignore[union-attr]
-        while publisher._under_way is not None and not publisher._under_way.done():
+        publisher = self.shard.fold._publishing.publisher  # type: ignore[union-attr]
+        while publisher._pending is not None and not publisher._pending.done():
             assert time.monotonic() < deadline
             time.sleep(0.001)
 
@@ -99,8 +99,8 @@ class Trainer:
         """The offset committed for the first partition of `topic`."""
         return self.log.committed(self.shard.config.group).offsets[PartitionKey(topic.short_name, 0)]
 
-    def line(self) -> list[int]:
-        """The batches on the ancestor line of the newest manifest, oldest first."""
+    def ancestry(self) -> list[int]:
+        """The batches of the newest manifest and its ancestors, oldest first."""
         by_version: dict[PolicyVersion, WeightVersion] = {m.version: m for m in self.log.rows(RELAY)}
         version: PolicyVersion | None = max(by_version)
         batches: list[int] = []

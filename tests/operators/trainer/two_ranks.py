@@ -1,10 +1,10 @@
-"""Two ranks, each a process: they train their parts of two batches, with each config, and write down what they came to.
+"""Two ranks, each a process, train their parts of two batches with each config, and write the resulting tensors.
 
     python two_ranks.py FOLDER
 
-FOLDER has a model and configs.json, a list of LearnerConfigs; rank R's answer to the first goes to R-0.safetensors.
-Rank 1 has fewer sequences, and of the second batch none. Both are forked from one process, so that what takes longest,
-to import torch and transformers, is done once; a test's own process cannot be forked, for it has gone backward before.
+FOLDER has a model and configs.json, a list of LearnerConfigs. Rank R writes the result of the first to R-0.safetensors.
+Rank 1 has fewer sequences, and none of the second batch. Both are forked from one process, so that torch and
+transformers are imported once; the test's own process cannot be forked, because it has run backward passes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BATCHES = 2
 
 
 def parts(number: int) -> list[list[MicroBatch]]:
-    """Batch `number`, by rank: three quarters and one, then all and nothing. Groups lie across ranks."""
+    """Batch `number` by rank: three quarters and one quarter, then all and nothing. Groups span ranks."""
     made = make_batch(seed=number, number=number, parts=4)
     return [made[:3], made[3:]] if number == 0 else [made, [empty(made[0], index=4)]]
 
@@ -49,22 +49,22 @@ def empty(part: MicroBatch, index: int) -> MicroBatch:
 
 
 def train(learner: Learner, batches: list[list[MicroBatch]]) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
-    """Every tensor of the learner's after `batches`, the gradients of each, and the metrics."""
-    tensors, told = {}, []
+    """Every tensor of the learner after `batches`, the gradients of each batch, and the metrics."""
+    tensors, metrics = {}, []
     for number, batch in enumerate(batches):
-        told.append(learner.update(batch))
+        metrics.append(learner.update(batch))
         for name, parameter in learner.model.named_parameters():
             tensors[f"gradient.{number}.{name}"] = full_tensor(parameter.grad).clone()
     state = learner.state()
     for kind in ("weights", "moments", "critic_weights", "critic_moments"):
         tensors |= {f"{kind}.{name}": tensor.detach().clone() for name, tensor in getattr(state, kind).items()}
-    return tensors, told
+    return tensors, metrics
 
 
 def main(folder: Path) -> int:
-    """Fork the ranks; 0 if both went well."""
+    """Fork the ranks; return 0 if both succeed."""
     context = multiprocessing.get_context("fork")
-    ranks = [context.Process(target=be, args=(rank, folder)) for rank in range(2)]
+    ranks = [context.Process(target=run_rank, args=(rank, folder)) for rank in range(2)]
     for each in ranks:
         each.start()
     for each in ranks:
@@ -72,26 +72,26 @@ def main(folder: Path) -> int:
     return int(any(each.exitcode for each in ranks))
 
 
-def be(rank: int, folder: Path) -> None:
-    """Be rank `rank`."""
+def run_rank(rank: int, folder: Path) -> None:
+    """Run as rank `rank`."""
     torch.set_num_threads(1)
     ranks = join_process_group(folder / "ranks.json", Ranks(rank, 2)).ranks
     configs = TypeAdapter(list[LearnerConfig]).validate_json((folder / "configs.json").read_bytes())
     for number, config in enumerate(configs):
-        answer(config, ranks, folder / "model", folder / f"{rank}-{number}.safetensors")
+        write_result(config, ranks, folder / "model", folder / f"{rank}-{number}.safetensors")
     dist.destroy_process_group()
 
 
-def answer(config: LearnerConfig, ranks: Ranks, model: Path, out: Path) -> None:
-    """Train with `config`; a learner that is restored from this one's state goes on as it does."""
+def write_result(config: LearnerConfig, ranks: Ranks, model: Path, out: Path) -> None:
+    """Train with `config`, and check that a learner restored from the state continues identically."""
     learner, resumed = (Learner(config, model, ranks=ranks) for _ in range(2))
-    tensors, told = train(learner, [parts(number)[ranks.rank] for number in range(BATCHES)])
+    tensors, metrics = train(learner, [parts(number)[ranks.rank] for number in range(BATCHES)])
     resumed.restore(learner.state())
     for each in (learner, resumed):
         each.update(parts(0)[ranks.rank])
     pairs = zip(learner.state().weights.values(), resumed.state().weights.values(), strict=True)
     same = all(torch.equal(one, other) for one, other in pairs)
-    save_file(tensors, out, {"told": json.dumps(told), "resumed": json.dumps(same)})
+    save_file(tensors, out, {"metrics": json.dumps(metrics), "resumed": json.dumps(same)})
 
 
 if __name__ == "__main__":

@@ -1,0 +1,80 @@
+"""TrainFollower: a rank other than 0. It trains its part of every batch; rank 0 publishes (`train_batches.py`)."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from infra.storage import StorageFolder
+from operators.io.config import ShardConfig
+from operators.io.elements import Checkpoint, Output, PartitionKey, Polled, Restored
+from operators.trainer.checkpoint import CheckpointPositions
+from operators.trainer.dead_letters import dead_letters
+from operators.trainer.rank_training import RankTraining, start_rank_training
+from operators.trainer.training_config import TrainingConfig
+from schemas.records import MicroBatch
+from schemas.topics import batch_partitions
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TrainFollower:
+    """Trains `model` as rank `rank` > 0. The other fields are those of `TrainBatches`."""
+
+    config: TrainingConfig
+    shard: ShardConfig
+    model: Path
+    checkpoints: StorageFolder
+    rank: int
+    shards: int = 1
+    rendezvous_file: Path | None = None
+
+    def resumed(self) -> ShardConfig:
+        """The shard, which reads from the newest checkpoint on."""
+        partitions = batch_partitions(self.rank, self.shards)
+        return replace(self.shard, start_positions=CheckpointPositions(self.checkpoints, partitions))
+
+    def restore(self, restored: Restored) -> _FollowerTraining:
+        torch.set_num_threads(self.config.threads)
+        training = start_rank_training(
+            self.config, self.model, self.checkpoints, self.rank, 0, self.shards, self.rendezvous_file
+        )
+        return _FollowerTraining(training, self.shard.run)
+
+
+class _FollowerTraining:
+    """One update per fold, as on rank 0."""
+
+    def __init__(self, training: RankTraining, run: str) -> None:
+        self._training, self._run = training, run
+
+    def fold(self, polled: Polled) -> list[Output]:
+        for received in polled.records:
+            if isinstance(received.record, MicroBatch):
+                self._training.add_part(received.record, received.partition, received.offset)
+        outputs = dead_letters(self._training.take_rejected(), self._run, time.time_ns() // 10**6)
+        if not polled.caught_up:
+            return outputs
+        if self._training.next_batch is None:
+            self._training.check()
+            return outputs
+        try:
+            self._training.train()
+        except ValueError as error:
+            log.error("a batch cannot be trained: %s", error)  # rank 0 writes the dead letter
+        return outputs
+
+    def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
+        return Checkpoint(self._training.offsets())
+
+    def busy(self) -> bool:
+        return self._training.next_batch is not None
+
+    def close(self) -> None:
+        pass
