@@ -147,7 +147,7 @@ def run(place: Place, options: argparse.Namespace) -> Result:
         raise RuntimeError(f"{' '.join(command)} ended with {ended.returncode}: {ended.stderr[-2000:]}")
     found = json.loads((folder / name / "summary.json").read_text("utf-8"))
     if not found["audit_passed"]:
-        raise RuntimeError(f"the books of {folder / name} do not balance")
+        raise RuntimeError(f"the audit of {folder / name} failed")
     accuracies = {kind: (found[f"{key}_before"], found[f"{key}_after"]) for kind, key in KINDS.items()}
     return {**accuracies, "reward": (found["reward_first"], found["reward_last"])}
 

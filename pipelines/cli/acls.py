@@ -1,4 +1,4 @@
-"""`laminar acls`: what each role of a run may do on Kafka, as commands, or put into force."""
+"""`laminar acls`: the Kafka ACLs of a run's roles, printed as commands or created."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ app = typer.Typer()
 
 @app.command()
 def acls(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="The run, by name; it need not be there yet.")],
-    apply: Annotated[bool, typer.Option("--apply", help="Put them into force instead, as an administrator.")] = False,
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The run's name; the run need not exist yet.")],
+    apply: Annotated[bool, typer.Option("--apply", help="Create the ACLs, as an administrator.")] = False,
     brokers: Annotated[
-        str, typer.Option("--bootstrap-server", "-b", metavar="HOST:PORT", help="Kafka.")
+        str, typer.Option("--bootstrap-server", "-b", metavar="HOST:PORT", help="The Kafka brokers.")
     ] = "localhost:9092",
     command_config: Annotated[
-        Path | None, typer.Option("--command-config", "-F", metavar="FILE", help="The administrator's properties.")
+        Path | None,
+        typer.Option("--command-config", "-F", metavar="FILE", help="The administrator's Kafka client properties."),
     ] = None,
     json: JsonOption = False,
 ) -> Report:
-    """Print the access control lists of a run's users, which are named as their roles, as commands for kafka-acls.sh.
+    """Print the access control lists (ACLs) of a run as kafka-acls.sh commands, or create them with --apply.
 
-    Read from the catalogue of topics, so they are what the pipelines need, and no more. Users are the pipelines,
-    `import`, `export`, and `people`, who look at everything and may ask a replica to drain. Topics are made by an
-    administrator, who is no user of these.
+    Each role has a Kafka user of its own name: one for each pipeline, `import`, `export`, and `people`, which may read
+    everything and request that a replica drain. The lists come from the topic catalogue: they grant what the roles
+    need, and no more. An administrator, who is none of these users, creates the topics.
 
     \b
     Examples:
@@ -47,6 +48,6 @@ def acls(
     if apply:
         client = ClientProperties.at(brokers) if command_config is None else ClientProperties.from_file(command_config)
         entries = put_into_force(client, lists)
-        return Report({"run": run, "entries": entries}, lambda: f"run {run}: {entries} entries are in force", json)
+        return Report({"run": run, "entries": entries}, lambda: f"run {run}: created {entries} ACL entries", json)
     lines = [command(each, brokers, str(command_config or "")) for each in lists]
     return Report([asdict(each) for each in lists], lambda: "\n".join(lines), as_json=json)

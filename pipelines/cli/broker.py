@@ -1,4 +1,4 @@
-"""`laminar broker`: the local Kafka, kept running between runs."""
+"""`laminar broker`: a local Kafka broker that keeps running between runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipelines.present.output import Report
 app = typer.Typer(no_args_is_help=True)
 
 FolderOption = Annotated[
-    Path, typer.Option("--folder", metavar="DIR", help="Where its data, log and state lie.", envvar="LAMINAR_BROKER")
+    Path, typer.Option("--folder", metavar="DIR", help="The broker's data, log and state.", envvar="LAMINAR_BROKER")
 ]
 IMPORT = "import"
 DEFAULT_FOLDER = Path.home() / ".local" / "share" / "laminar" / "broker"
@@ -21,7 +21,7 @@ DEFAULT_FOLDER = Path.home() / ".local" / "share" / "laminar" / "broker"
 
 @app.callback()
 def broker() -> None:
-    """Start, stop and look at a local Kafka that stays.
+    """Start, stop and inspect a local Kafka broker that keeps running between runs.
 
     \b
     Examples:
@@ -34,15 +34,15 @@ def broker() -> None:
 @app.command()
 def start(
     folder: FolderOption = DEFAULT_FOLDER,
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: a free one, the same at every start.")] = 0,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: a free port, the same at every start.")] = 0,
     secure: Annotated[
-        bool, typer.Option("--secure", help="Ask who one is: TLS, a user for each role, nothing for strangers.")
+        bool, typer.Option("--secure", help="Require TLS and authentication, with a user for each role.")
     ] = False,
     json: JsonOption = False,
 ) -> Report:
-    """Start a single-node Apache Kafka on this machine's loopback address.
+    """Start a single-node Apache Kafka broker on this machine's loopback address.
 
-    Without --secure every user of this machine can read and write all of it: it is for a machine with one user.
+    Without --secure every user of this machine can read and write all topics: use it on a machine with one user.
 
     \b
     Examples:
@@ -63,7 +63,7 @@ def start(
 
 @app.command()
 def stop(folder: FolderOption = DEFAULT_FOLDER, json: JsonOption = False) -> Report:
-    """Stop it; its data stays.
+    """Stop the broker; its data stays.
 
     \b
     Examples:
@@ -77,7 +77,7 @@ def stop(folder: FolderOption = DEFAULT_FOLDER, json: JsonOption = False) -> Rep
 
 @app.command()
 def status(folder: FolderOption = DEFAULT_FOLDER, json: JsonOption = False) -> Report:
-    """Say whether it runs, and where; exit code 1 if it does not.
+    """Show whether the broker runs, and its address. Exits with 1 if it does not run.
 
     \b
     Examples:
@@ -99,6 +99,6 @@ def _report(status: Any, as_json: bool) -> Report:
         "log": str(status.log_file),
         "client_properties": str(status.data_dir / "secure" / "{role}.properties") if status.secure else None,
     }
-    asks = f"; kafka.client_properties = {data['client_properties']!r}" if status.secure else ""
-    text = f"Apache Kafka at {status.bootstrap_servers} (pid {status.pid}, data in {status.data_dir}){asks}"
+    secure = f"; kafka.client_properties = {data['client_properties']!r}" if status.secure else ""
+    text = f"Apache Kafka at {status.bootstrap_servers} (pid {status.pid}, data in {status.data_dir}){secure}"
     return Report(data, lambda: text, as_json=as_json)

@@ -1,4 +1,4 @@
-"""`laminar topics dlq`: records that could not be processed, and their way back to where they came from."""
+"""`laminar topics dlq`: the records that could not be processed, and their replay to the topics they came from."""
 
 from __future__ import annotations
 
@@ -23,15 +23,18 @@ from schemas.topics import DEAD_LETTERS
 
 app = Commands(no_args_is_help=True)
 
-COLUMNS = ("letter", "failed", "step", "from", "bytes", "reason")
+COLUMNS = ("dead_letter", "failed_at", "step", "from", "bytes", "reason")
 WhereOption = Annotated[
-    str, typer.Option("--where", "-w", metavar="CONDITION", help="step = 'read experiences' and reason ~ 'schema'.")
+    str,
+    typer.Option(
+        "--where", "-w", metavar="CONDITION", help="For example: step = 'read experiences' and reason ~ 'schema'."
+    ),
 ]
 
 
 @app.callback()
 def dead_letters() -> None:
-    """Look at dead letters, and send their records back.
+    """List dead letters, and replay their records.
 
     \b
     Examples:
@@ -46,7 +49,7 @@ def list_(
     printing: Printing,
     where: WhereOption = "",
 ) -> RowOutput:
-    """List the dead letters of a run: which step set which record aside, and why.
+    """List a run's dead letters: the record, the step that could not process it, and the reason.
 
     \b
     Examples:
@@ -65,10 +68,11 @@ def replay(
     execute: ExecuteOption = False,
     json: JsonOption = False,
 ) -> Report:
-    """Write the records of dead letters again, to the topic and partition they came from, once their cause is gone.
+    """Publish the records of dead letters again, to the topic and partition they came from. Dry run unless --execute.
 
-    They are read from where they stand, with key and headers. Whoever reads them drops what it has answered already,
-    so a record that is sent twice counts once. Exits with 1 where one cannot be sent: retention has taken it.
+    Fix the cause first. Each record is read at its original offset and keeps its key and headers. Consumers drop
+    records that they have processed already, so a record that is sent twice counts once. Exits with 1 if retention
+    has deleted one of the records.
 
     \b
     Examples:
@@ -93,26 +97,26 @@ def replay(
         {
             "from": f"{letter.topic} {letter.partition}:{letter.offset}",
             "bytes": original.size if original is not None else len(letter.payload),
-            "what": sent if original is not None else "gone: retention has taken it",
+            "action": sent if original is not None else "none: deleted by retention",
         }
         for letter, original in found
     ]
-    gone = sum(original is None for _, original in found)
-    hint = "" if execute or not rows else "\nNothing was written. --execute does it."
+    deleted = sum(original is None for _, original in found)
+    hint = "" if execute or not rows else "\nDry run: nothing was sent. Use --execute."
     return Report(
         rows,
         lambda: (
-            "\n".join(f"{row['from']}  {row['bytes']} bytes  {row['what']}" for row in rows) + hint
+            "\n".join(f"{row['from']}  {row['bytes']} bytes  {row['action']}" for row in rows) + hint
             if rows
             else "no dead letters"
         ),
         as_json=json,
-        exit_code=1 if gone else 0,
+        exit_code=1 if deleted else 0,
     )
 
 
 def _letters(client: ClientProperties, run: str, where: str) -> Iterator[tuple[StoredRecord, DeadLetter]]:
-    """The dead letters of `run` for which `where` holds. Raises typer.BadParameter where that cannot be understood."""
+    """Yield the dead letters of `run` that match `where`. Raises typer.BadParameter for an invalid condition."""
     try:
         condition = parse_where(where, row_schema(DEAD_LETTERS)) if where else None
     except ValueError as error:
@@ -122,20 +126,20 @@ def _letters(client: ClientProperties, run: str, where: str) -> Iterator[tuple[S
     ):
         if not record.rows or record.rows[0].kind is not DeadLetter:
             continue
-        placed = [RecordRows.of_one(record.rows[0], record.offset, record.timestamp)]
-        if condition is None or len(condition.rows(as_table(DEAD_LETTERS, record.partition, placed))):
+        rows = [RecordRows.of_one(record.rows[0], record.offset, record.timestamp)]
+        if condition is None or len(condition.rows(as_table(DEAD_LETTERS, record.partition, rows))):
             yield record, record.rows[0].records()[0]
 
 
 def _original(client: ClientProperties, letter: DeadLetter) -> StoredRecord | None:
-    """The record that `letter` is about, its value as its one row; None where it is no more."""
+    """Return the original record of `letter`, its value as its only row; None if the topic no longer has it."""
     try:
-        held = partition_ranges(client, letter.topic).get(letter.partition)
+        offsets = partition_ranges(client, letter.topic).get(letter.partition)
     except UnknownTopic:
         return None
-    if held is None or not held.beginning <= letter.offset < held.end:
+    if offsets is None or not offsets.beginning <= letter.offset < offsets.end:
         return None
-    found = read_topic(
+    records = read_topic(
         client,
         letter.topic,
         start={letter.partition: letter.offset},
@@ -143,13 +147,13 @@ def _original(client: ClientProperties, letter: DeadLetter) -> StoredRecord | No
         until={letter.partition: letter.offset + 1},
         decoder=lambda value, headers: (value,),
     )
-    return next(found, None)
+    return next(records, None)
 
 
 def _row(record: StoredRecord, letter: DeadLetter) -> dict[str, Any]:
     return {
-        "letter": f"{record.partition}:{record.offset}",
-        "failed": utc(letter.failed_at),
+        "dead_letter": f"{record.partition}:{record.offset}",
+        "failed_at": utc(letter.failed_at),
         "step": letter.step,
         "from": f"{letter.topic} {letter.partition}:{letter.offset}",
         "bytes": len(letter.payload),

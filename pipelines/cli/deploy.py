@@ -17,13 +17,13 @@ app = typer.Typer()
 @app.command()
 def deploy(
     config: ConfigArgument,
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the files go.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write the files.")],
     json: JsonOption = False,
 ) -> Report:
-    """Write a run's deployment files: a compose file, Kubernetes manifests, systemd units, all made of CONFIG.
+    """Write a run's deployment files from CONFIG: a compose file, Kubernetes manifests and systemd units.
 
-    Roles, replicas and indices are those of the configuration, so the same one gives the same files. infra/deploy/files
-    holds those of examples/deployed.toml.
+    Roles, replicas and indices come from CONFIG; the same CONFIG always gives the same files. infra/deploy/files holds
+    the files of examples/deployed.toml.
 
     \b
     Examples:
@@ -35,7 +35,7 @@ def deploy(
 
     plan = plan_of(config)
     if not plan.run:
-        raise ConfigError(f"{config}: run.name is not set: which run's topics to read and write")
+        raise ConfigError(f"{config}: run.name is not set; it names the run whose topics the roles read and write")
     files = files_of(plan)
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""`laminar doctor`: what can run here, what is missing, and the command that mends it."""
+"""`laminar doctor`: what can run on this machine, what is missing, and the commands that fix it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _SIGNS = {"ok": "ok", "limited": "--", "missing": "NO"}
 def doctor(
     kafka: Brokers,
     clean: Annotated[
-        bool, typer.Option("--clean", help="Remove the weights that runs which are gone left in shared memory.")
+        bool, typer.Option("--clean", help="Remove weights that ended runs left in shared memory.")
     ] = False,
     json: JsonOption = False,
 ) -> Report:
-    """Say what can run here, what is missing, and what mends it; exit with 1 if `laminar run` could not work.
+    """Check this machine: what can run, what is missing, and how to fix it. Exits with 1 if `laminar run` cannot work.
 
     \b
     Examples:
@@ -53,6 +53,6 @@ def _text(findings: Sequence[Finding], removed: Sequence[str]) -> str:
         lines.append(f"{_SIGNS[finding.verdict]}  {finding.name:{width}}  {finding.detail}")
         if finding.fix is not None:
             lines.append(f"    {'':{width}}  -> {finding.fix}")
-    wrong = [finding.name for finding in findings if finding.verdict == "missing"]
-    lines.append(f"laminar run cannot work here: {', '.join(wrong)}" if wrong else "laminar run can work here")
+    missing = [finding.name for finding in findings if finding.verdict == "missing"]
+    lines.append(f"laminar run cannot work here: {', '.join(missing)}" if missing else "laminar run can work here")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""`laminar export`: topics as datasets."""
+"""`laminar export`: export a run's topics as datasets."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 
 FolderArgument = Annotated[
     Any,
-    typer.Argument(metavar="DIR", help="The export's folder; s3://, gs://, ... for a remote one.", parser=open_storage),
+    typer.Argument(
+        metavar="DIR", help="The export's folder, local or remote (s3://, gs://, ...).", parser=open_storage
+    ),
 ]
 
 
 class _TopicFirst(TyperGroup):
-    """`laminar export experiences DIR` means `laminar export topic experiences DIR`."""
+    """Reads `laminar export experiences DIR` as `laminar export topic experiences DIR`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and "--help" not in args[:1]:
@@ -39,9 +41,9 @@ app.command("serve")(serve_command)
 
 @app.callback()
 def export() -> None:
-    """Export a topic to files, exactly once, and look after such exports.
+    """Export a topic to files, exactly once; verify, compact and serve exports.
 
-    `laminar export TOPIC DIR` is `laminar export topic TOPIC DIR`.
+    `laminar export TOPIC DIR` is short for `laminar export topic TOPIC DIR`.
 
     \b
     Examples:
@@ -55,41 +57,49 @@ def export() -> None:
 def topic(
     context: typer.Context,
     address: Address,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="A noun (experiences) or a topic's full name.")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="A short name (experiences) or a full topic name.")],
     folder: FolderArgument,
     format: Annotated[
-        Literal["parquet", "arrow", "jsonl"], typer.Option("--format", help="What the files are.")
+        Literal["parquet", "arrow", "jsonl"], typer.Option("--format", help="The file format.")
     ] = "parquet",
     view: Annotated[
         Literal["full", "trl", "verl", "sft", "preference"],
-        typer.Option("--view", help="Every field, or what a trainer reads (of experiences)."),
+        typer.Option(
+            "--view", help="full: every field. The others: the columns that a trainer reads (experiences only)."
+        ),
     ] = "full",
     where: Annotated[
-        str, typer.Option("--where", metavar="CONDITION", help="Only such rows: reward > 0.5 and task = 'gcd'.")
+        str,
+        typer.Option("--where", metavar="CONDITION", help="Only matching rows, e.g. reward > 0.5 and task = 'gcd'."),
     ] = "",
     since_offset: Annotated[
-        str | None, typer.Option("--since-offset", metavar="OFFSET", help="Begin at beginning, end, N, or -N.")
+        str | None, typer.Option("--since-offset", metavar="OFFSET", help="Start at beginning, end, N or -N.")
     ] = None,
     since_version: Annotated[
-        int | None, typer.Option("--since-version", metavar="N", help="Only what policy version N or a later one made.")
+        int | None, typer.Option("--since-version", metavar="N", help="Only rows of policy version N or later.")
     ] = None,
     since_time: Annotated[
-        str | None, typer.Option("--since-time", metavar="TIME", help="Begin at 2026-01-31T12:00, or 2h ago.")
+        str | None,
+        typer.Option(
+            "--since-time", metavar="TIME", help="Start at a time, e.g. 2026-01-31T12:00, or 2h for two hours ago."
+        ),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until stopped.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue with new records until stopped.")] = False,
     every: Annotated[
-        float, typer.Option("--every", metavar="SECONDS", help="With --follow: the age at which rows get a file.")
+        float, typer.Option("--every", metavar="SECONDS", help="With --follow: close a file after this time.")
     ] = 60.0,
-    file_mb: Annotated[int, typer.Option("--file-mb", min=1, help="Size of a file's rows in memory.")] = 64,
+    file_mb: Annotated[
+        int, typer.Option("--file-mb", min=1, help="Close a file when its rows take this much memory.")
+    ] = 64,
     runner: Annotated[
         Literal["embedded", "prism", "flink", "portable"], typer.Option("--runner", help="The Beam runner.")
     ] = "embedded",
     json: JsonOption = False,
 ) -> Report:
-    """Write a topic's rows to DIR: what had been written when it starts, or with --follow until it is stopped.
+    """Write a topic's rows to DIR: all that exist when the command starts, or with --follow until it is stopped.
 
-    The folder is all the state there is: the same command on it goes on where it ends, also after a kill. Where an
-    export begins is fixed by its first run. Beam's own options follow after `--`.
+    DIR holds all state: the same command continues where the export ends, also after a kill. The first command fixes
+    the start of the export. Pass Beam's own options after `--`.
 
     \b
     Examples:
@@ -110,12 +120,14 @@ def topic(
     to = address.connect()
     config = ExportConfig(
         folder,
-        _contents(to, topic, since_offset, since_time, {"format": format, "view": view}, _both(where, since_version)),
+        _contents(
+            to, topic, since_offset, since_time, {"format": format, "view": view}, _combined(where, since_version)
+        ),
         follow=follow,
         file_bytes=file_mb << 20,
         every_s=every,
     )
-    with ExportFolder(folder, config.contents) as opened:  # refuses what cannot be before Beam is asked
+    with ExportFolder(folder, config.contents) as opened:  # rejects invalid contents before Beam starts
         config = ExportConfig(folder, opened.contents, follow, config.file_bytes, config.every_s)
         write_card(folder)
     configure_logging()
@@ -124,17 +136,19 @@ def topic(
     except RuntimeError as error:
         raise ExportError(str(error).partition(" [while running")[0]) from error
     write_card(folder)
-    return _report(outline(folder), json, proven=False)
+    return _report(outline(folder), json, verified=False)
 
 
 @app.command("verify")
 def verify_(
     kafka: Brokers,
     folder: FolderArgument,
-    log: Annotated[bool, typer.Option("--log", help="Read the topic as well: each file has what the log has.")] = False,
+    log: Annotated[
+        bool, typer.Option("--log", help="Also read the topic, and compare each file's rows with it.")
+    ] = False,
     json: JsonOption = False,
 ) -> Report:
-    """Prove that an export has every offset once: names, manifests, hashes and rows agree. Exits with 1 if not.
+    """Verify that an export has every offset once: file names, manifests, hashes and rows agree. Exits with 1 if not.
 
     \b
     Examples:
@@ -155,10 +169,10 @@ def verify_(
 @app.command("compact")
 def compact_(
     folder: FolderArgument,
-    file_mb: Annotated[int, typer.Option("--file-mb", min=1, help="Size of a file at most.")] = 256,
+    file_mb: Annotated[int, typer.Option("--file-mb", min=1, help="Maximum size of a file.")] = 256,
     json: JsonOption = False,
 ) -> Report:
-    """Join small files, as an export that follows leaves them, to larger ones. Not beside those who read the folder.
+    """Merge the small files that an export with --follow leaves. Run it only while nobody reads the folder.
 
     \b
     Examples:
@@ -171,16 +185,16 @@ def compact_(
 
     compact(folder, file_mb << 20)
     write_card(folder)
-    return _report(outline(folder), json, proven=False)
+    return _report(outline(folder), json, verified=False)
 
 
-def _both(where: str, since_version: int | None) -> str:
+def _combined(where: str, since_version: int | None) -> str:
     since = "" if since_version is None else f"policy_version >= {since_version}"
     return f"({where}) and {since}" if where and since else where or since
 
 
 def _contents(
-    to: Connection, topic: str, offset: str | None, moment: str | None, how: Mapping[str, Any], where: str
+    to: Connection, topic: str, offset: str | None, since: str | None, options: Mapping[str, Any], where: str
 ) -> Any:
     from infra.kafka.offset_span import parse_span
     from infra.kafka.ranges import resolve_span
@@ -188,44 +202,44 @@ def _contents(
     from pipelines.cli.topic_names import full_name
     from schemas.topics import run_of, run_prefix
 
-    if offset is not None and moment is not None:
+    if offset is not None and since is not None:
         raise typer.BadParameter("give --since-offset or --since-time, not both")
     name = full_name(topic, to.run)
     run = run_of(name) or to.run
     try:
-        span = parse_span([offset or "beginning" if moment is None else f"s@{moment}"], time.time_ns() // 1_000_000)
-        contents = Contents(run, name.removeprefix(run_prefix(run)), where=where, **how)
+        span = parse_span([offset or "beginning" if since is None else f"s@{since}"], time.time_ns() // 1_000_000)
+        contents = Contents(run, name.removeprefix(run_prefix(run)), where=where, **options)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     if span.last is not None:
-        raise typer.BadParameter(f"{offset!r} says where to end; an export goes on", param_hint="--since-offset")
-    starts = {number: held.beginning for number, held in resolve_span(to.client, name, span).items()}
-    return Contents(run, contents.topic, where=where, starts=starts, **how)
+        raise typer.BadParameter(f"{offset!r} has an end; give only a start offset", param_hint="--since-offset")
+    starts = {number: offsets.beginning for number, offsets in resolve_span(to.client, name, span).items()}
+    return Contents(run, contents.topic, where=where, starts=starts, **options)
 
 
-def _report(proof: Verification, json: bool, proven: bool = True) -> Report:
+def _report(found: Verification, json: bool, verified: bool = True) -> Report:
     data = {
-        "folder": proof.folder,
-        "files": proof.files,
-        "rows": proof.rows,
-        "bytes": proof.bytes,
-        "undecodable": proof.undecodable,
-        "offsets": {str(partition): list(ends) for partition, ends in proof.offsets.items()},
-        "compared_with_log": proof.compared,
-        "problems": proof.problems,
+        "folder": found.folder,
+        "files": found.files,
+        "rows": found.rows,
+        "bytes": found.bytes,
+        "undecodable": found.undecodable,
+        "offsets": {str(partition): list(ends) for partition, ends in found.offsets.items()},
+        "compared_with_log": found.compared,
+        "problems": found.problems,
     }
-    return Report(data, lambda: _text(proof, proven), as_json=json, exit_code=1 if proof.problems else 0)
+    return Report(data, lambda: _text(found, verified), as_json=json, exit_code=1 if found.problems else 0)
 
 
-def _text(proof: Verification, proven: bool) -> str:
-    ranges = ", ".join(f"{partition}: {first} to {end - 1}" for partition, (first, end) in proof.offsets.items())
-    lines = [f"{proof.folder}: {proof.rows:,} rows in {proof.files} files, {proof.bytes / 1e6:,.1f} MB"]
+def _text(found: Verification, verified: bool) -> str:
+    ranges = ", ".join(f"{partition}: {first} to {end - 1}" for partition, (first, end) in found.offsets.items())
+    lines = [f"{found.folder}: {found.rows:,} rows in {found.files} files, {found.bytes / 1e6:,.1f} MB"]
     lines.append(f"  offsets by partition  {ranges}")
-    if proof.undecodable:
-        lines.append(f"  {proof.undecodable} records could not be decoded; the manifests say which, and why")
-    if proof.problems:
-        return "\n".join([*lines, *(f"  WRONG: {problem}" for problem in proof.problems)])
-    if not proven:
+    if found.undecodable:
+        lines.append(f"  {found.undecodable} records could not be decoded; the manifests list them with the reasons")
+    if found.problems:
+        return "\n".join([*lines, *(f"  WRONG: {problem}" for problem in found.problems)])
+    if not verified:
         return "\n".join(lines)
-    against = ", and its rows are the log's" if proof.compared else ""
-    return "\n".join([*lines, f"  No offset is missing and none is there twice{against}."])
+    compared = ", and the rows equal those in the log" if found.compared else ""
+    return "\n".join([*lines, f"  No offset is missing or duplicated{compared}."])

@@ -1,4 +1,4 @@
-"""`laminar export serve`: a run's topics for readers that speak Arrow Flight."""
+"""`laminar export serve`: serve a run's topics over Arrow Flight."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from pipelines.cli.options import Address
 
 def serve_command(
     address: Address,
-    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Where to listen.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: a free one.")] = 0,
+    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: a free port.")] = 0,
     token_file: Annotated[
         Path | None,
-        typer.Option("--token-file", metavar="FILE", help="Ask for the token in FILE; needed beyond this machine."),
+        typer.Option("--token-file", metavar="FILE", help="Require the token in FILE; needed beyond this machine."),
     ] = None,
     certificate: Annotated[
-        Path | None, typer.Option("--certificate", metavar="FILE", help="Speak TLS with this certificate (PEM) ...")
+        Path | None, typer.Option("--certificate", metavar="FILE", help="The TLS certificate (PEM); needs --key.")
     ] = None,
-    key: Annotated[Path | None, typer.Option("--key", metavar="FILE", help="... and its key.")] = None,
+    key: Annotated[Path | None, typer.Option("--key", metavar="FILE", help="The certificate's key (PEM).")] = None,
 ) -> None:
-    """Serve a run's topics by Arrow Flight, to be read while they are written; until Ctrl-C. Nobody can write.
+    """Serve a run's topics over Arrow Flight until Ctrl-C. Clients can read while records are written, and not write.
 
     A ticket is JSON: {"topic": "experiences", "where": "reward > 0.5", "from": "-100", "follow": true}.
 
@@ -37,18 +37,18 @@ def serve_command(
       python -c "import pyarrow.flight as f; c = f.connect('grpc://127.0.0.1:8815'); print(*c.list_flights())"
     """
     if not is_loopback(host) and (token_file is None or certificate is None):
-        wants = "--token-file, --certificate and --key (a token in clear text is anybody's)"
-        raise typer.BadParameter(f"{host} is reached from other machines: give {wants}", param_hint="--host")
+        needed = "--token-file, --certificate and --key (without TLS anybody on the network can read the token)"
+        raise typer.BadParameter(f"other machines can reach {host}: give {needed}", param_hint="--host")
     if (certificate is None) != (key is None):
-        raise typer.BadParameter("give both or neither", param_hint="--certificate, --key")
+        raise typer.BadParameter("give both options or neither", param_hint="--certificate, --key")
     from operators.export.flight import TopicServer, read_token
 
     token = "" if token_file is None else read_token(token_file)
     pair = None if certificate is None or key is None else (certificate.read_bytes(), key.read_bytes())
     to = address.connect()
     stopped = threading.Event()
-    for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, lambda number, frame: stopped.set())
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, frame: stopped.set())
     with TopicServer(to.client, to.run, host, port, token, pair) as server:
-        typer.echo(f"run {to.run} is served at {server.location}")
+        typer.echo(f"serving run {to.run} at {server.location}")
         stopped.wait()

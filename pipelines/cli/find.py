@@ -1,4 +1,4 @@
-"""`laminar topics find` and `stats`: rows of a topic by what is in them, and what a topic holds in all."""
+"""`laminar topics find` and `stats`: find rows of a topic by their fields, and count what a topic holds."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from pipelines.present.output import Chunks, Report, RowOutput, arrow_stream, ut
 from pipelines.present.record_text import brief
 from schemas.topics import Topic
 
-FIGURES = ("policy_version", "staleness", "reward", "prompt_tokens", "completion_tokens", "tokens", "lease", "batch")
-"""Columns whose range `stats` tells, where a topic has them."""
+STATISTICS = ("policy_version", "staleness", "reward", "prompt_tokens", "completion_tokens", "tokens", "lease", "batch")
+"""Columns whose range `stats` reports, where a topic has them."""
 
 
 def find_command(
@@ -31,79 +31,83 @@ def find_command(
     reading: ReadOptions,
     address: Address,
     where: Annotated[
-        str, typer.Option("--where", "-w", metavar="CONDITION", help="reward > 0.5 and task in ('gcd', 'sums').")
+        str,
+        typer.Option(
+            "--where", "-w", metavar="CONDITION", help="For example: reward > 0.5 and task in ('gcd', 'sums')."
+        ),
     ] = "",
     columns: Annotated[
-        str | None, typer.Option("--columns", metavar="A,B", help="Only these columns; by default all that are set.")
+        str | None,
+        typer.Option("--columns", metavar="A,B", help="Only these columns; by default every column that is set."),
     ] = None,
-    count: Annotated[int | None, typer.Option("-n", "--count", min=0, help="At most so many rows.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on with what comes.")] = False,
+    count: Annotated[int | None, typer.Option("-n", "--count", min=0, help="Maximum number of rows.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Continue with new records until stopped.")] = False,
 ) -> RowOutput | Chunks:
-    """Find rows of a topic by their fields. Joins no group, commits nothing; memory stays flat on any length.
+    """Find rows of a topic by their fields. Joins no consumer group and commits nothing; memory use is constant.
 
-    Columns are those of `laminar export`; a wrong name is answered with the nearest.
+    The columns are those of `laminar export`; the error for an unknown column suggests the nearest one.
 
     \b
     Examples:
       laminar topics find experiences -w "reward > 0.5 and staleness >= 2" --columns trajectory_id,reward
-      laminar topics find settled -w "outcome = 'dropped'" -o @-1h -o csv
-      laminar topics find trajectories -w "completion_text ~ 'sorry'" -n 5 -o jsonl
+      laminar topics find settled -w "outcome = 'dropped'" -o @-1h -O csv
+      laminar topics find trajectories -w "completion_text ~ 'sorry'" -n 5 -O jsonl
     """
     to = address.connect()
     name, known = known_topic(topic, to.run)
     try:
         condition = parse_where(where, row_schema(known)) if where else None
-        wanted = _columns(columns, known)
+        selected = _columns(columns, known)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     ranges = reading.ranges(to, name)
 
     def tables() -> Iterator[pa.Table]:
-        left = count
+        remaining = count
         for chunk in read_chunks(to.client, known, name, ranges, follow=follow):
-            found = chunk.table()
-            rows = found if condition is None else condition.rows(found)
-            rows = rows if left is None else rows.slice(0, left)
+            decoded = chunk.table()
+            rows = decoded if condition is None else condition.rows(decoded)
+            rows = rows if remaining is None else rows.slice(0, remaining)
             if len(rows):
-                yield rows.select(wanted) if wanted else rows
-            if left is not None and (left := left - len(rows)) <= 0:
+                yield rows.select(selected) if selected else rows
+            if remaining is not None and (remaining := remaining - len(rows)) <= 0:
                 return
 
     form = reading.form("lines")
     if form == "arrow":
         return Chunks(arrow_stream(tables()))
     parts = ([plain(row) for row in batch.to_pylist()] for each in tables() for batch in each.to_batches(256))
-    return RowOutput(parts, wanted or None, form, "no such rows", lambda row: _line(dict(row)))
+    return RowOutput(parts, selected or None, form, "no matching rows", lambda row: _line(dict(row)))
 
 
 def stats_command(topic: TopicArgument, reading: ReadOptions, address: Address) -> Report | RowOutput:
-    """Count what a topic holds: records by schema, rows, bytes, times, and the range of what matters of its rows.
+    """Count what a topic holds: records by schema, rows, bytes, times, and the range of the main columns.
 
-    As a table, CSV or Arrow: only the ranges.
+    Tables, CSV and Arrow contain only the ranges.
 
     \b
     Examples:
       laminar topics stats experiences
-      laminar topics stats settled -o @-10m --json | jq .figures
+      laminar topics stats settled -o @-10m --json | jq .columns
     """
     to = address.connect()
     name, known = known_topic(topic, to.run)
     form = reading.form("lines", json="json")
-    counted = _Counted(known)
+    statistics = _TopicStatistics(known)
     for chunk in read_chunks(to.client, known, name, reading.ranges(to, name)):
-        counted.add(chunk)
-    data = {"topic": name, **counted.facts()}
+        statistics.add(chunk)
+    data = {"topic": name, **statistics.to_json()}
     if form in ("table", "csv", "csv-raw", "arrow", "jsonl"):
-        figures = [{"column": column, **figure} for column, figure in data["figures"].items()]
-        return RowOutput([figures], None, form, f"{name} holds no records there")
-    return Report(data, lambda: _statistics(data), as_json=form == "json")
+        rows = [{"column": column, **values} for column, values in data["columns"].items()]
+        return RowOutput([rows], None, form, f"{name} holds no records in this range")
+    return Report(data, lambda: _text(data), as_json=form == "json")
 
 
-class _Counted:
-    """What `stats` says, gathered chunk by chunk."""
+class _TopicStatistics:
+    """The statistics of `stats`, collected chunk by chunk."""
 
     def __init__(self, topic: Topic) -> None:
-        self._figures: dict[str, list[Any]] = {name: [] for name in FIGURES if name in row_schema(topic).names}
+        self._columns: dict[str, list[Any]] = {name: [] for name in STATISTICS if name in row_schema(topic).names}
         self._schemas: Counter[str] = Counter()
         self._records = self._rows = self._bytes = self._undecodable = 0
         self._times: list[int] = []
@@ -117,22 +121,22 @@ class _Counted:
         for headers, count in Counter(records.headers).items():
             self._schemas[schema_of(headers) or "none"] += count
         self._times = [min([*self._times[:1], *records.timestamps]), max([*self._times[1:], *records.timestamps])]
-        for name, seen in self._figures.items():
+        for name, parts in self._columns.items():
             column = rows[name]
-            if held := len(column) - column.null_count:
+            if number := len(column) - column.null_count:
                 ends = pc.min_max(column).as_py()
-                seen.append((ends["min"], pc.sum(column).as_py(), ends["max"], held))
+                parts.append((ends["min"], pc.sum(column).as_py(), ends["max"], number))
 
-    def facts(self) -> dict[str, Any]:
-        """Everything, JSON-ready. Times are Unix milliseconds."""
-        figures = {
+    def to_json(self) -> dict[str, Any]:
+        """Return all statistics, JSON-ready. Times are Unix milliseconds."""
+        columns = {
             name: {
-                "min": min(low for low, *_ in seen),
-                "mean": sum(total for _, total, _, _ in seen) / sum(held for *_, held in seen),
-                "max": max(high for _, _, high, _ in seen),
+                "min": min(low for low, *_ in parts),
+                "mean": sum(total for _, total, _, _ in parts) / sum(number for *_, number in parts),
+                "max": max(high for _, _, high, _ in parts),
             }
-            for name, seen in self._figures.items()
-            if seen
+            for name, parts in self._columns.items()
+            if parts
         }
         return {
             "records": self._records,
@@ -142,26 +146,26 @@ class _Counted:
             "schemas": dict(self._schemas),
             "first_at": self._times[0] if self._times else None,
             "last_at": self._times[1] if self._times else None,
-            "figures": figures,
+            "columns": columns,
         }
 
 
-def _statistics(data: dict[str, Any]) -> str:
+def _text(data: dict[str, Any]) -> str:
     if not data["records"]:
-        return f"{data['topic']} holds no records there"
+        return f"{data['topic']} holds no records in this range"
     schemas = ", ".join(f"{count:,} {schema}" for schema, count in data["schemas"].items())
     lines = [
         f"{data['topic']}: {data['records']:,} records ({schemas}), {data['rows']:,} rows, "
         f"{data['bytes'] / 1e6:,.1f} MB",
         f"  written {utc(data['first_at'])} to {utc(data['last_at'])}; {data['undecodable']} undecodable",
     ]
-    for name, figure in data["figures"].items():
-        lines.append(f"  {name:18} {figure['min']:g} to {figure['max']:g}, mean {figure['mean']:.4g}")
+    for name, values in data["columns"].items():
+        lines.append(f"  {name:18} {values['min']:g} to {values['max']:g}, mean {values['mean']:.4g}")
     return "\n".join(lines)
 
 
 def _columns(text: str | None, topic: Topic) -> list[str]:
-    """The columns that `text` names. Raises ValueError naming the nearest of one that is not there."""
+    """Return the columns that `text` lists. Raises ValueError, with the nearest column, for an unknown one."""
     names = [name.strip() for name in (text or "").split(",") if name.strip()]
     for name in names:
         parse_where(f"{name} is null", row_schema(topic))
@@ -169,6 +173,6 @@ def _columns(text: str | None, topic: Topic) -> list[str]:
 
 
 def _line(row: dict[str, Any]) -> str:
-    where = [row.pop(name, None) for name in PLACE.names]
-    place = f"{where[1]}:{where[2]} " if where[2] is not None else ""
-    return place + brief(row)
+    _, partition, offset, *_ = [row.pop(name, None) for name in PLACE.names]
+    position = f"{partition}:{offset} " if offset is not None else ""
+    return position + brief(row)

@@ -1,4 +1,4 @@
-"""`laminar import`: an exported dataset back into a run."""
+"""`laminar import`: import an exported dataset into a run."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ def import_(
     address: Address,
     context: typer.Context,
     folder: Annotated[
-        Any, typer.Argument(metavar="DIR", help="An export of experiences, with the view full.", parser=open_storage)
+        Any, typer.Argument(metavar="DIR", help="An export of experiences with --view full.", parser=open_storage)
     ],
     runner: Annotated[
         Literal["embedded", "prism", "flink", "portable"], typer.Option("--runner", help="The Beam runner.")
     ] = "embedded",
     json: JsonOption = False,
 ) -> Report:
-    """Feed an exported dataset to a run's buffer, as experience: each row once, also where this command is killed.
+    """Import an exported dataset into a run's experience buffer: each row once, even if this command is killed.
 
-    Its trajectories get ids of their own (i0.0) and the outcome `imported` once they are in a batch. The same command
-    imports what the dataset has grown by since. Its tokens must be those of the run's model. What was held out is left
-    out. Beam's own options follow after `--`.
+    Imported trajectories get their own ids (i0.0), and the outcome `imported` once they are in a batch. Repeat the
+    command to import rows that were added to the dataset since. The dataset's token ids must be those of the run's
+    model. Held-out rows are not imported. Pass Beam's own options after `--`.
 
     \b
     Examples:
@@ -52,7 +52,7 @@ def import_(
     to = address.connect()
     partitions = len(partition_ranges(to.client, EXPERIENCES.name(to.run)))
     metrics = METRICS.name(to.run)
-    before = {number: held.end for number, held in partition_ranges(to.client, metrics).items()}
+    before = {number: offsets.end for number, offsets in partition_ranges(to.client, metrics).items()}
     configure_logging()
     try:
         run_pipeline(
@@ -63,18 +63,18 @@ def import_(
         )
     except RuntimeError as error:
         raise ExportError(str(error).partition(" [while running")[0]) from error
-    told = [row for record in read_topic(to.client, metrics, start=before) for row in record.rows]
-    mine = [row for row in told if isinstance(row, Metric) and row.name == "import"]
-    if not mine:
-        raise ExportError(f"{folder} is not wholly imported: give the same command again")
-    values = {name: int(value) for name, value in mine[-1].values.items()}
+    rows = [row for record in read_topic(to.client, metrics, start=before) for row in record.rows]
+    results = [row for row in rows if isinstance(row, Metric) and row.name == "import"]
+    if not results:
+        raise ExportError(f"the import of {folder} is incomplete: repeat the command to finish it")
+    values = {name: int(value) for name, value in results[-1].values.items()}
     data = {"folder": str(folder), "run": to.run, **values}
     return Report(data, lambda: _text(folder, to.run, values), as_json=json)
 
 
 def _text(folder: StorageFolder, run: str, values: dict[str, int]) -> str:
     if not values["trajectories"]:
-        return f"run {run} has all of {folder} already"
+        return f"nothing to import: run {run} has all of {folder} already"
     last = values["first"] + values["groups"] - 1
     what = f"{values['trajectories']:,} trajectories of {values['groups']:,} groups, i{values['first']} to i{last}"
-    return f"run {run} has {folder}: {what}"
+    return f"imported {folder} into run {run}: {what}"

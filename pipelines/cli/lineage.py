@@ -1,4 +1,4 @@
-"""`laminar lineage`: what a weight version was made from, back to the prompts."""
+"""`laminar lineage`: the batches, trajectories and prompts from which a weight version was trained."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from pipelines.present.output import RowOutput, Texts
 from schemas.records import TrimPoint, WeightVersion
 
 app = Commands()
-LONGEST = 60
+MAX_TEXT = 60
+"""Characters of a prompt's text in a line."""
 Link = tuple[WeightVersion, WeightVersion | None]
 """A manifest and that of its parent."""
 
@@ -28,14 +29,14 @@ def lineage_command(
     version: Annotated[str, typer.Argument(metavar="VERSION", help="epoch.number, or `latest`.")],
     address: Address,
     depth: Annotated[
-        int, typer.Option("--depth", min=0, help="So many versions back; 0: to the first of the run.")
+        int, typer.Option("--depth", min=0, help="How many versions to go back; 0: to the run's first.")
     ] = 1,
     texts: Annotated[
-        bool, typer.Option("--texts/--no-texts", help="With what the prompts say, from the experiences topic.")
+        bool, typer.Option("--texts/--no-texts", help="Show the prompts' texts, from the experiences topic.")
     ] = True,
     json: JsonOption = False,
 ) -> RowOutput | Texts:
-    """Tell what a weight version was made from: its parent, batches, trajectories, and the prompts that these answer.
+    """Show from what a weight version was trained: its parent, batches, trajectories, and their prompts.
 
     \b
     Examples:
@@ -45,9 +46,9 @@ def lineage_command(
     """
     to = address.connect()
     manifests = Manifests(to.client, to.run)
-    wanted = find_version(to, manifests, version)
+    newest = find_version(to, manifests, version)
 
-    line = ancestors(manifests, wanted, depth or None)
+    line = ancestors(manifests, newest, depth or None)
     trim_point = newest_trim_point(to.client, to.run)
 
     def read_prompts(step: VersionStep) -> list[TrainedPrompt]:
@@ -62,21 +63,22 @@ def lineage_command(
             else:
                 step, trim = read_step(to.client, to.run, manifest, parent), None
             prompts = [_prompt(prompt) for prompt in read_prompts(step)]
-            yield [_facts(step) | {"prompts": prompts, "begins_at_trim_point": trim}]
+            yield [_to_json(step) | {"prompts": prompts, "trim_point": trim}]
 
-    def told() -> Iterator[str]:
-        """Each line as soon as it is known: batches take longer than manifests, and prompts longest."""
+    def texts_of_line() -> Iterator[str]:
+        """Yield each part as soon as it is read: batches take longer than manifests, and prompts longest."""
         for manifest, parent in _since(trim_point, line):
             yield _head(manifest)
             if _is_start(trim_point, manifest):
-                yield f"  the log begins here since trim {trim_point and trim_point.number}, which counts all before"
+                number = trim_point and trim_point.number
+                yield f"  the log before this version is deleted; trim point {number} has its counts"
             elif manifest.parent is not None:
                 step = read_step(to.client, to.run, manifest, parent)
                 if body := _body(step):
                     yield body
                 yield from map(_prompt_line, read_prompts(step))
 
-    return RowOutput(rows(), None, "jsonl") if json else Texts(told())
+    return RowOutput(rows(), None, "jsonl") if json else Texts(texts_of_line())
 
 
 def _is_start(trim_point: TrimPoint | None, manifest: WeightVersion) -> bool:
@@ -84,14 +86,14 @@ def _is_start(trim_point: TrimPoint | None, manifest: WeightVersion) -> bool:
 
 
 def _since(trim_point: TrimPoint | None, line: Iterable[Link]) -> Iterator[Link]:
-    """`line` up to the version at which the log begins."""
+    """Yield `line` down to the version at which the log begins."""
     for manifest, parent in line:
         yield manifest, None if _is_start(trim_point, manifest) else parent
         if _is_start(trim_point, manifest):
             return
 
 
-def _facts(step: VersionStep) -> dict[str, Any]:
+def _to_json(step: VersionStep) -> dict[str, Any]:
     manifest = step.manifest
     return {
         "version": str(manifest.version),
@@ -104,7 +106,7 @@ def _facts(step: VersionStep) -> dict[str, Any]:
         "tokens": step.tokens,
         "reward": step.reward,
         "staleness": {str(age): count for age, count in sorted(step.staleness.items())},
-        "made_by": {str(version): count for version, count in sorted(step.made_by.items())},
+        "generated_by": {str(version): count for version, count in sorted(step.made_by.items())},
     }
 
 
@@ -115,35 +117,35 @@ def _prompt(prompt: TrainedPrompt) -> dict[str, Any]:
         "text": prompt.text,
         "trajectories": prompt.trajectories,
         "rewards": prompt.rewards,
-        "experience": _place(prompt),
+        "experience": _position(prompt),
     }
 
 
 def _head(manifest: WeightVersion) -> str:
     if manifest.parent is None:
-        return f"{manifest.version}  the first: the model that the run began with"
-    return f"{manifest.version}  of {manifest.parent}, step {manifest.step}, batches {list(manifest.batches)}"
+        return f"{manifest.version}  first version: the run's initial model"
+    return f"{manifest.version}  parent {manifest.parent}, step {manifest.step}, batches {list(manifest.batches)}"
 
 
 def _body(step: VersionStep) -> str:
     lines = []
     if step.trajectories:
-        ages = ", ".join(f"{count} of age {age}" for age, count in sorted(step.staleness.items()))
-        makers = ", ".join(f"{count} by {version}" for version, count in sorted(step.made_by.items()))
-        told = f"{step.trajectories:,} trajectories, {step.tokens:,} tokens, mean reward {step.reward:.3f}"
-        lines += [f"  {told}", f"  made {makers}; {ages}"]
+        ages = ", ".join(f"{count} of staleness {age}" for age, count in sorted(step.staleness.items()))
+        versions = ", ".join(f"{count} by {version}" for version, count in sorted(step.made_by.items()))
+        totals = f"{step.trajectories:,} trajectories, {step.tokens:,} tokens, mean reward {step.reward:.3f}"
+        lines += [f"  {totals}", f"  generated {versions}; {ages}"]
     if step.missing:
-        lines.append(f"  retention has taken batches {step.missing}, or they cannot be read")
+        lines.append(f"  batches {step.missing} are deleted by retention or unreadable")
     return "\n".join(lines)
 
 
 def _prompt_line(prompt: TrainedPrompt) -> str:
     rewards = " ".join(f"{reward:g}" for reward in prompt.rewards)
     text = " ".join((prompt.text or "").split())
-    cut = text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
-    return f"  {prompt.prompt:<8} rewards {rewards:<24} experiences {_place(prompt):<8} {cut}"
+    cut = text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…"
+    return f"  {prompt.prompt:<8} rewards {rewards:<24} experiences {_position(prompt):<8} {cut}"
 
 
-def _place(prompt: TrainedPrompt) -> str:
+def _position(prompt: TrainedPrompt) -> str:
     partition, offset = prompt.place
     return f"{partition}:{offset}"

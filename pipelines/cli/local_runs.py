@@ -1,4 +1,4 @@
-"""`laminar runs list`, `status` and `stop`: runs of this machine, by their folders. No Kafka is asked."""
+"""`laminar runs list`, `status` and `stop`: the runs of this machine, read from their folders without Kafka."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from pipelines.inspect.run_folders import RunFolder
     from pipelines.inspect.run_state.state import RunState
 
-FolderOption = Annotated[Path, typer.Option("--folder", metavar="DIR", help="Where the runs are.")]
-LISTED = ("run", "status", "phase", "started", "took", "restarts", "folder")
+FolderOption = Annotated[Path, typer.Option("--folder", metavar="DIR", help="The folder of the runs.")]
+COLUMNS = ("run", "status", "phase", "started", "duration", "restarts", "folder")
 
 
 def list_command(printing: Printing, folder: FolderOption = RUNS) -> RowOutput:
-    """List the runs of this machine, the newest first. `died` is a run whose supervisor was killed.
+    """List the runs of this machine, newest first. Status `died`: the run's supervisor was killed.
 
     \b
     Examples:
@@ -31,15 +31,15 @@ def list_command(printing: Printing, folder: FolderOption = RUNS) -> RowOutput:
     """
     from pipelines.inspect.run_folders import list_runs
 
-    rows = [_facts(each) for each in list_runs(folder)]
-    return RowOutput([rows], LISTED, printing.form(), f"there is no run yet under {folder}/", shown=_shown)
+    rows = [_to_json(each) for each in list_runs(folder)]
+    return RowOutput([rows], COLUMNS, printing.form(), f"there are no runs under {folder}/", shown=_cells)
 
 
 def status_command(run: RunOption = None, folder: FolderOption = RUNS, json: JsonOption = False) -> Report:
-    """Say how a run stands: phase, progress, accuracy, and each of its processes. Exits with 1 if it failed or died.
+    """Show a run's status: phase, progress, accuracy, and each of its processes. Exits with 1 if it failed or died.
 
-    Of each process: how long ago it last reported that it is alive, and which step it is at, for how long, of what
-    budget. A `stalled` step has exceeded its budget ([progress] of the configuration).
+    For each process: the time since its last liveness report, its current step, the time in that step, and the step's
+    budget. A `stalled` step has exceeded its budget (section [progress] of the configuration).
 
     \b
     Examples:
@@ -49,13 +49,13 @@ def status_command(run: RunOption = None, folder: FolderOption = RUNS, json: Jso
     from pipelines.inspect.run_folders import find_run
 
     found = find_run(folder, run)
-    state = _observed(found)
-    facts = _facts(found)
-    for name, role in facts["roles"].items() if found.status == "running" else ():
+    state = _read_state(found)
+    data = _to_json(found)
+    for name, role in data["roles"].items() if found.status == "running" else ():
         role["liveness"] = _liveness(found, name)
     return Report(
-        {**facts, **_measured(state)},
-        lambda: "\n".join(_status_lines(found, state, facts["roles"])),
+        {**data, **_measured(state)},
+        lambda: "\n".join(_status_lines(found, state, data["roles"])),
         as_json=json,
         exit_code=1 if found.status in ("failed", "died") else 0,
     )
@@ -64,12 +64,12 @@ def status_command(run: RunOption = None, folder: FolderOption = RUNS, json: Jso
 def stop_command(
     run: RunOption = None,
     timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", help="How long to wait for its end.")
+        float, typer.Option("--timeout", metavar="SECONDS", help="How long to wait until it has stopped.")
     ] = 60.0,
     folder: FolderOption = RUNS,
     json: JsonOption = False,
 ) -> Report:
-    """Stop a run: its roles drain and commit, its own broker ends. Exits with 1 if it is still there after the time.
+    """Stop a run: its roles drain and commit, then its own broker stops. Exits with 1 if it still runs after --timeout.
 
     \b
     Examples:
@@ -81,24 +81,24 @@ def stop_command(
     from pipelines.run.submission.detached import stop as stop_submitted
 
     found = find_run(folder, run)
-    was = found.status
+    status_before = found.status
     deadline = time.monotonic() + timeout
-    gone = stop_run(found, timeout)
+    stopped = stop_run(found, timeout)
     for each in submissions(found.folder):
-        gone = stop_submitted(each, deadline) and gone
+        stopped = stop_submitted(each, deadline) and stopped
     now = read_run(found.folder)
-    if was != "running":
-        text = f"run {found.run} is not running: it has {was}"
-    elif gone:
+    if status_before != "running":
+        text = f"run {found.run} is not running: its status is {status_before}"
+    elif stopped:
         text = f"run {found.run} stopped"
     else:
         pid = found.state.get("pid")
-        who = f"process {pid}" if pid else "what was submitted"
-        text = f"run {found.run} ({who}) is still ending after {timeout:g} s: see {found.folder}/logs"
-    return Report({**_facts(now), "stopped": gone}, lambda: text, as_json=json, exit_code=0 if gone else 1)
+        what = f"process {pid}" if pid else "submitted pipelines"
+        text = f"run {found.run} ({what}) is still running after {timeout:g} s: see {found.folder}/logs"
+    return Report({**_to_json(now), "stopped": stopped}, lambda: text, as_json=json, exit_code=0 if stopped else 1)
 
 
-def _facts(run: RunFolder) -> dict[str, Any]:
+def _to_json(run: RunFolder) -> dict[str, Any]:
     return {
         "run": run.run,
         "status": run.status,
@@ -114,21 +114,21 @@ def _facts(run: RunFolder) -> dict[str, Any]:
     }
 
 
-def _shown(run: Row) -> Row:
-    """What `_facts` says, as people read it."""
+def _cells(run: Row) -> Row:
+    """Return the table cells of a row of `_to_json`."""
     from pipelines.present.view.text import clock
 
     started, ended = run["started_at"], run["ended_at"] or (time.time() if run["status"] == "running" else None)
     return {
         **run,
         "started": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(started)) if started else None,
-        "took": clock(ended - started) if started and ended else None,
+        "duration": clock(ended - started) if started and ended else None,
         "restarts": sum(role.get("restarts", 0) for role in run["roles"].values()),
     }
 
 
-def _observed(run: RunFolder) -> RunState:
-    """What the run's metrics file says, as the live view would show it."""
+def _read_state(run: RunFolder) -> RunState:
+    """Fold the run's metrics file into the state that the live view shows."""
     from pipelines.inspect.metrics_file import read_metrics
     from pipelines.inspect.run_state.events import RolesChanged, RoleState, Tick
     from pipelines.inspect.run_state.state import fold_all, new_run
@@ -165,21 +165,21 @@ def _measured(state: RunState) -> dict[str, Any]:
 
 
 def _liveness(run: RunFolder, role: str) -> dict[str, Any] | None:
-    """What the process of `role` last reported of itself; None if it has not."""
+    """Return the last liveness report of the process of `role`; None if there is none."""
     from infra.runners.liveness import read_liveness
     from pipelines.roles import liveness_file
 
     return read_liveness(liveness_file(run.folder, role))
 
 
-def _liveness_text(said: Mapping[str, Any] | None) -> str:
-    """`said`, the report of a process, as the status line has it."""
-    if said is None:
-        return ", no report of liveness"
-    text = f", alive {said['age_s']:.0f} s ago"
-    for name, error in said["failed_threads"].items():
+def _liveness_text(report: Mapping[str, Any] | None) -> str:
+    """Return the liveness report of a process as a part of its status line."""
+    if report is None:
+        return ", no liveness report"
+    text = f", alive {report['age_s']:.0f} s ago"
+    for name, error in report["failed_threads"].items():
         text += f", thread {name} FAILED: {error}"
-    for step in said["steps"].values():
+    for step in report["steps"].values():
         text += f", {'STALLED in' if step['stalled'] else 'in'} {step['phase']} for {step['seconds']:.0f}"
         text += f" of {step['budget_s']:g} s"
     return text
@@ -191,12 +191,12 @@ def _status_lines(run: RunFolder, state: RunState, roles: Mapping[str, Mapping[s
 
     seconds = (state.now - state.started_at) / 1000
     phase = phase_name(run.state.get("phase") or "starting")
-    doing = {"running": f"running, {phase}", "died": f"died while {phase}"}.get(run.status, run.status)
-    yield f"run {run.run}: {doing}, {steps_text(state)}, {clock(seconds)}"
+    status = {"running": f"running, {phase}", "died": f"died in phase {phase}"}.get(run.status, run.status)
+    yield f"run {run.run}: {status}, {steps_text(state)}, {clock(seconds)}"
     if run.state.get("error"):
         yield f"  error       {run.state['error']}"
     if run.status in ("died", "failed"):
-        yield f"  go on       laminar runs resume --run {run.run}"
+        yield f"  resume      laminar runs resume --run {run.run}"
     yield from (f"  {label:<12}{value}" for label, value in fact_lines(state))
     for name, role in state.roles.items() if run.status == "running" else ():
         restarts = f", {role.restarts} restarts" if role.restarts else ""

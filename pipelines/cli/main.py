@@ -1,8 +1,8 @@
-"""The command `laminar`: where its commands live, and how it ends.
+"""The command `laminar`: its subcommands and its exit codes.
 
-Exit codes: 0 done, 1 an error or an answer that is a no (an audit that does not balance), 2 a wrong use of the command,
-128 + n ended by signal n before it was done (130 Ctrl-C, 143 SIGTERM, 129 a terminal that went away). `laminar submit`
-drains on Ctrl-C and SIGTERM: that is its proper end, 0.
+Exit codes: 0 success; 1 an error, or the check failed (an audit that found a lost trajectory); 2 invalid usage; 128 + n
+terminated by signal n (130 Ctrl-C, 143 SIGTERM, 129 a closed terminal). `laminar submit` drains on Ctrl-C and SIGTERM
+and then exits with 0.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from pipelines.cli.lazy import CommandModule, lazy_group
 from pipelines.cli.light_imports import light_imports
 from pipelines.present.output import show
 
-# A module is imported when its command is called, so what is heavy stays out of what is not.
+# A module is imported when its command is called, so that light commands do not import heavy packages.
 COMMANDS: dict[str, CommandModule] = {
     "run": CommandModule("pipelines.cli.run", "Train a model with all pipelines on this machine."),
     "submit": CommandModule("pipelines.cli.submit", "Run one pipeline alone, on any Beam runner."),
-    "broker": CommandModule("pipelines.cli.broker", "Start, stop and look at a local Kafka that stays."),
-    "runs": CommandModule("pipelines.cli.runs", "Look after runs: list, status, logs, stop, resume, audit."),
-    "topics": CommandModule("pipelines.cli.topics", "Look into a run's topics: list, tail, find, lag, dead letters."),
-    "trajectory": CommandModule("pipelines.cli.trajectory", "One trajectory's whole life, from the log."),
-    "lineage": CommandModule("pipelines.cli.lineage", "What a weight version was made from, back to the prompts."),
-    "watch": CommandModule("pipelines.cli.watch", "Watch a run as it goes, wherever it is."),
-    "report": CommandModule("pipelines.cli.report", "Write a run's page, or one that compares several."),
+    "broker": CommandModule("pipelines.cli.broker", "Start, stop and inspect a local Kafka broker."),
+    "runs": CommandModule("pipelines.cli.runs", "Manage runs: list, status, logs, stop, resume, audit."),
+    "topics": CommandModule("pipelines.cli.topics", "Inspect a run's topics: list, tail, find, lag, dead letters."),
+    "trajectory": CommandModule("pipelines.cli.trajectory", "Show a trajectory's history, from prompt to outcome."),
+    "lineage": CommandModule("pipelines.cli.lineage", "Show from which prompts a weight version was trained."),
+    "watch": CommandModule("pipelines.cli.watch", "Watch a run live, on this machine or another."),
+    "report": CommandModule("pipelines.cli.report", "Write an HTML report of a run, or compare several runs."),
     "metrics": CommandModule("pipelines.cli.metrics", "Serve a run's metrics to Prometheus."),
     "trace": CommandModule("pipelines.cli.trace", "Write a run's trace for Perfetto."),
-    "export": CommandModule("pipelines.cli.export", "Export a topic to Parquet, Arrow or JSON lines, exactly once."),
-    "import": CommandModule("pipelines.cli.import_dataset", "Feed an exported dataset to a run, as experience."),
-    "train": CommandModule("pipelines.cli.train", "Train apart from a run: replay its batches."),
+    "export": CommandModule("pipelines.cli.export", "Export a topic to Parquet, Arrow or JSON Lines, exactly once."),
+    "import": CommandModule("pipelines.cli.import_dataset", "Import an exported dataset into a run, as experience."),
+    "train": CommandModule("pipelines.cli.train", "Replay a run's training from its batches."),
     "weights": CommandModule("pipelines.cli.weights", "Weight versions: list, show, verify, diff, pull, publish."),
-    "relays": CommandModule("pipelines.cli.relays", "The relays of a run: their order, what they hold, what moves."),
-    "replicas": CommandModule("pipelines.cli.replicas", "Look at the replicas of a run; drain one."),
-    "plans": CommandModule("pipelines.cli.plans", "Show what placement has decided to move."),
+    "relays": CommandModule("pipelines.cli.relays", "Show a run's relays: their order, versions and transfers."),
+    "replicas": CommandModule("pipelines.cli.replicas", "Show a run's replicas; drain one."),
+    "plans": CommandModule("pipelines.cli.plans", "Show placement's repack plans and their outcomes."),
     "deploy": CommandModule("pipelines.cli.deploy", "Write deployment files: compose, Kubernetes, systemd."),
-    "acls": CommandModule("pipelines.cli.acls", "What each role of a run may do on Kafka, as commands."),
+    "acls": CommandModule("pipelines.cli.acls", "Print or create the Kafka ACLs of a run's roles."),
     "config": CommandModule("pipelines.cli.config", "Explain configuration keys; compare two configurations."),
-    "doctor": CommandModule("pipelines.cli.doctor", "Say what can run on this machine, and what mends the rest."),
+    "doctor": CommandModule("pipelines.cli.doctor", "Check what can run on this machine, and how to fix the rest."),
 }
 READ_ONLY = {"topics", "trajectory", "lineage", "watch", "metrics", "trace", "relays", "replicas", "plans"}
 READ_ONLY |= {"weights list", "weights show"}
-"""Commands that answer at once."""
+"""The read-only commands, which start with `light_imports`."""
 
 app = typer.Typer(
     cls=lazy_group(COMMANDS),
@@ -60,11 +60,11 @@ app = typer.Typer(
 
 @app.callback()
 def laminar(
-    debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error. Stands anywhere."),
+    debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error. Valid at any position."),
 ) -> None:
     """Reinforcement-learning post-training of language models as a dataflow on Apache Beam and Apache Kafka.
 
-    Exit codes: 0 done; 1 an error, or an answer that is a no; 2 a wrong use; 128 + n ended by signal n (130: Ctrl-C).
+    Exit codes: 0 success; 1 an error, or the check failed; 2 invalid usage; 128 + n ended by signal n (130: Ctrl-C).
 
     \b
     Examples:
@@ -76,24 +76,24 @@ def laminar(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit. Errors are one line on stderr; `--debug` shows where they come from."""
+    """Run the command line and exit. An error is one line on stderr; `--debug` shows its traceback."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     end = given.index("--") if "--" in given else len(given)
-    ours = [word for word in given[:end] if word != "--debug"]
-    debug = len(ours) < end
-    own = arguments is None  # a process of our own, to do with as we like
-    looks = own and not READ_ONLY.isdisjoint({" ".join(ours[:1]), " ".join(ours[:2])})
+    before_dashes = [word for word in given[:end] if word != "--debug"]
+    debug = len(before_dashes) < end
+    own_process = arguments is None
+    read_only = own_process and not READ_ONLY.isdisjoint({" ".join(before_dashes[:1]), " ".join(before_dashes[:2])})
     try:
-        if own:
+        if own_process:
             keep_files_private()
-        with light_imports() if looks else nullcontext():
-            app([*ours, *given[end:]], prog_name="laminar", obj=own)
+        with light_imports() if read_only else nullcontext():
+            app([*before_dashes, *given[end:]], prog_name="laminar", obj=own_process)
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:  # `laminar topics tail | head`: the reader has had enough
+    except BrokenPipeError:  # `laminar topics tail | head`: the reader closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
-    except Exception as error:  # the end of the line: whatever it is becomes one on stderr
+    except Exception as error:  # every error becomes one line on stderr
         if debug:
             raise
         sys.stderr.write(f"laminar: {escape_to_one_line(_one_line(error))}\n")
@@ -103,5 +103,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _one_line(error: Exception) -> str:
     text = "; ".join(str(error).split("\n"))
     expected = isinstance(error, RuntimeError | ValueError | OSError) and text
-    line = text if expected else f"{type(error).__name__}: {text} (--debug shows where)"
+    line = text if expected else f"{type(error).__name__}: {text} (use --debug for the traceback)"
     return "; ".join([line, *getattr(error, "__notes__", [])])

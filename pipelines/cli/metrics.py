@@ -1,4 +1,4 @@
-"""`laminar metrics`: a run's metrics for Prometheus."""
+"""`laminar metrics`: serve a run's metrics to Prometheus."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ POLL_S = 0.5
 
 @app.callback()
 def metrics() -> None:
-    """Metrics of a run, for other tools.
+    """Serve a run's metrics to other tools.
 
     \b
     Examples:
@@ -29,12 +29,12 @@ def metrics() -> None:
 @app.command()
 def serve(
     address: Address,
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: a free one.")] = 9464,
-    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="What to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: a free port.")] = 9464,
+    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="The address to listen on.")] = "127.0.0.1",
 ) -> None:
-    """Serve a run's metrics at /metrics, as Prometheus reads them, until stopped. Joins no group.
+    """Serve a run's metrics at /metrics in Prometheus format, until stopped. Joins no consumer group.
 
-    infra/deploy/grafana.json is a dashboard of them. It listens on this machine alone unless told otherwise.
+    infra/deploy/grafana.json is a Grafana dashboard of these metrics. Without --host only this machine can connect.
 
     \b
     Examples:
@@ -51,7 +51,7 @@ def serve(
         registry = CollectorRegistry()
         registry.register(RunCollector(lambda: watching.state))
         server, thread = start_http_server(port, host, registry)
-        typer.echo(f"the metrics of run {to.run} are at http://{host}:{server.server_port}/metrics", err=True)
+        typer.echo(f"serving the metrics of run {to.run} at http://{host}:{server.server_port}/metrics", err=True)
         try:
             while thread.is_alive():
                 watching.tick()

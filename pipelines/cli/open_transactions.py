@@ -1,4 +1,4 @@
-"""`laminar topics transactions`: transactions that are open, behind which readers wait, and how to end them."""
+"""`laminar topics transactions`: list the open transactions that block consumers, and abort them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from pipelines.present.output import RowOutput
 from schemas.topics import run_prefix
 
 app = Commands(no_args_is_help=True)
-COLUMNS = ("topic", "partition", "first_offset", "transactional_id", "producer_id", "state", "silent_s", "what")
+COLUMNS = ("topic", "partition", "first_offset", "transactional_id", "producer_id", "state", "idle_s", "action")
 
 
 @app.callback()
 def transactions() -> None:
-    """List open transactions, and end those whose producer will not.
+    """List open transactions, and abort those that their producer does not end.
 
     \b
     Examples:
@@ -33,28 +33,28 @@ def transactions() -> None:
 
 @app.command("list")
 def list_(address: Address, printing: Printing) -> RowOutput:
-    """List the transactions that are open in a run's topics. A pipeline at work has one for milliseconds.
+    """List the open transactions in a run's topics. A running pipeline keeps one open for milliseconds.
 
     \b
     Examples:
       laminar topics transactions list
-      laminar topics transactions list --json | jq 'map(select(.silent_s > 60))'
+      laminar topics transactions list --json | jq 'map(select(.idle_s > 60))'
     """
     to = address.connect()
-    return RowOutput([[_row(each) for each in _open(to)]], COLUMNS, printing.form(), "no transaction is open")
+    return RowOutput([[_row(each) for each in _open(to)]], COLUMNS, printing.form(), "there are no open transactions")
 
 
 @app.command()
 def abort(
-    producer_id: Annotated[int, typer.Argument(metavar="PRODUCER", help="A producer_id of `list`.")],
+    producer_id: Annotated[int, typer.Argument(metavar="PRODUCER", help="A producer_id from `list`.")],
     address: Address,
     printing: Printing,
     execute: ExecuteOption = False,
 ) -> RowOutput:
-    """End the open transactions of a producer. A dry run unless told to.
+    """Abort the open transactions of a producer. Dry run unless --execute.
 
-    One that its coordinator knows is aborted, and a process that still runs under its transactional id is fenced: it
-    starts again. One that hangs gets the marker that its coordinator says it lacks.
+    If the transaction coordinator knows the transaction, it is aborted, and the producer with its transactional.id is
+    fenced: a pipeline restarts. If the coordinator does not (a hanging transaction), the missing marker is written.
 
     \b
     Examples:
@@ -66,9 +66,8 @@ def abort(
     if not found:
         raise RuntimeError(f"producer {producer_id} has no open transaction in the topics of run {to.run}")
     if execute:
-        _end(to, found)
-    told = "" if execute else "would be: "
-    rows = [_row(each) | {"what": told + ("marker written" if each.hangs else "aborted, fenced")} for each in found]
+        _abort(to, found)
+    rows = [_row(each) | {"action": _abort_action(each, execute)} for each in found]
     return RowOutput([rows], COLUMNS, printing.form())
 
 
@@ -77,7 +76,12 @@ def _open(to: Connection) -> list[OpenTransaction]:
         return open_transactions(admin, list_topics(admin, run_prefix(to.run)))
 
 
-def _end(to: Connection, found: list[OpenTransaction]) -> None:
+def _abort_action(each: OpenTransaction, execute: bool) -> str:
+    action = "marker written" if each.hangs else "aborted, producer fenced"
+    return action if execute else f"would be: {action} (dry run; use --execute)"
+
+
+def _abort(to: Connection, found: list[OpenTransaction]) -> None:
     for name in {each.transactional_id for each in found if not each.hangs and each.transactional_id}:
         fence(to.client, name)
     with admin_client(to.client) as admin:
@@ -94,6 +98,6 @@ def _row(each: OpenTransaction) -> dict[str, Any]:
         "transactional_id": each.transactional_id or "",
         "producer_id": each.producer_id,
         "state": each.state,
-        "silent_s": round(max(0.0, time.time() - each.wrote_at / 1000), 1),
-        "what": "hangs: nobody will end it" if each.hangs else "its producer or the time-out ends it",
+        "idle_s": round(max(0.0, time.time() - each.wrote_at / 1000), 1),
+        "action": "hanging: abort it" if each.hangs else "none: its producer or the timeout ends it",
     }

@@ -1,4 +1,4 @@
-"""Options that belong together, as one parameter of a command: a frozen dataclass of annotated options."""
+"""Option sets: options that belong together are one parameter of a command, a frozen dataclass of annotated options."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import typer
 
 
 class Commands(typer.Typer):
-    """A `typer.Typer` whose commands may have sets of options among their parameters."""
+    """A `typer.Typer` whose commands may have option sets among their parameters."""
 
-    def command(self, *names: Any, **how: Any) -> Callable[[Any], Any]:
-        """As Typer's. What is decorated stays as it is, and can be called with its sets."""
-        return _registering(super().command(*names, **how))
+    def command(self, *names: Any, **options: Any) -> Callable[[Any], Any]:
+        """Like Typer's `command`. The decorated function is unchanged and can be called with option sets."""
+        return _registering(super().command(*names, **options))
 
-    def callback(self, *names: Any, **how: Any) -> Callable[[Any], Any]:
-        """As Typer's, likewise."""
-        return _registering(super().callback(*names, **how))
+    def callback(self, *names: Any, **options: Any) -> Callable[[Any], Any]:
+        """Like Typer's `callback`. The decorated function is unchanged and can be called with option sets."""
+        return _registering(super().callback(*names, **options))
 
 
 def _registering(register: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -32,26 +32,26 @@ def _registering(register: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def spread(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` with the options of its sets as parameters of their own, all by keyword, after the others."""
+    """Return `function` with each option of its option sets as a keyword parameter, after its other parameters."""
     signature = inspect.signature(function, eval_str=True)
     sets: dict[str, Any] = {
         name: each.annotation for name, each in signature.parameters.items() if is_dataclass(each.annotation)
     }
     if not sets:
         return function
-    named = inspect.Parameter.KEYWORD_ONLY
-    parameters = [each.replace(kind=named) for name, each in signature.parameters.items() if name not in sets]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [each.replace(kind=keyword) for name, each in signature.parameters.items() if name not in sets]
     parameters += [option for kind in sets.values() for option in _options(kind)]
 
     @wraps(function)
-    def called(**given: Any) -> Any:
+    def wrapper(**given: Any) -> Any:
         for name, kind in sets.items():
             given[name] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
         return function(**given)
 
-    called.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    called.__annotations__ = {each.name: each.annotation for each in parameters}
-    return called
+    wrapper.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {each.name: each.annotation for each in parameters}
+    return wrapper
 
 
 def _options(kind: Any) -> list[inspect.Parameter]:

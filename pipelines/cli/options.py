@@ -1,4 +1,4 @@
-"""Options that commands share: which run, which Kafka, and how the answer is printed."""
+"""Options that commands share: the run, its Kafka, and the output format."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from infra.kafka.properties import ClientProperties
 
 RUNS = Path("runs")
-WAIT_S = 5.0
+CONNECT_TIMEOUT_S = 5.0
 
 RunOption = Annotated[
-    str | None, typer.Option("--run", metavar="NAME", help="The run; by default the latest one under ./runs.")
+    str | None, typer.Option("--run", metavar="NAME", help="The run's name; by default the latest run under ./runs.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @dataclass(frozen=True)
 class Connection:
-    """A run, and how to reach the Kafka that holds it."""
+    """A run, and the client properties of its Kafka."""
 
     run: str
     client: ClientProperties
@@ -35,29 +35,31 @@ class Connection:
 
 @dataclass(frozen=True)
 class Printing:
-    """The options that say how rows are printed."""
+    """The options for the format of printed rows."""
 
-    output: Annotated[
-        Form | None, typer.Option("--output", "-o", help="How rows are printed; otherwise as people read them.")
-    ] = None
+    output: Annotated[Form | None, typer.Option("--output", "-o", help="Output format; by default readable text.")] = (
+        None
+    )
     json: JsonOption = False
 
     def form(self, otherwise: Form = "table", json: Form = "json") -> Form:
-        """The form that is asked for; `json` is what --json stands for."""
+        """Return the requested output format; `json` is the meaning of --json."""
         return self.output or (json if self.json else otherwise)
 
 
 @dataclass(frozen=True)
 class Brokers:
-    """The options that say where Kafka is."""
+    """The options for the address of Kafka."""
 
     brokers: Annotated[
         str | None,
-        typer.Option("--bootstrap-server", "-b", metavar="HOST:PORT", help="Kafka; by default where the run has it."),
+        typer.Option("--bootstrap-server", "-b", metavar="HOST:PORT", help="Kafka's address; by default the run's."),
     ] = None
     command_config: Annotated[
         Path | None,
-        typer.Option("--command-config", "-F", metavar="FILE", help="Kafka client properties, as Java's tools have."),
+        typer.Option(
+            "--command-config", "-F", metavar="FILE", help="Kafka client properties, in the format of Kafka's tools."
+        ),
     ] = None
 
     @property
@@ -65,49 +67,49 @@ class Brokers:
         return bool(self.brokers or self.command_config)
 
     def client(self) -> ClientProperties:
-        """The client properties that they give. Raises ValueError on a bad one, OSError for a missing file."""
+        """Return the client properties. Raises ValueError for an invalid property, OSError for a missing file."""
         return properties_of(self.brokers, self.command_config)
 
 
 @dataclass(frozen=True)
 class Address(Brokers):
-    """The options that say which run, and where its Kafka is."""
+    """The options for the run and the address of its Kafka."""
 
     run: RunOption = None
 
     def connect(self) -> Connection:
-        """The run and its Kafka, a broker having answered. Raises as `connect` does."""
+        """Return the run and its Kafka, once a broker has responded. Raises as `connect` does."""
         return connect(self.run, self.brokers, self.command_config)
 
 
 def connect(run: str | None, brokers: str | None, command_config: Path | None, runs: Path | None = None) -> Connection:
-    """The run and Kafka that these options name, a broker having answered.
+    """Return the run and the Kafka of these options, once a broker has responded.
 
-    Without `run` it is the latest under `runs` (./runs), or the only one on the brokers. Raises typer.BadParameter when
-    the options do not say which, BrokerUnreachable when Kafka does not answer, ValueError on a bad property.
+    Without `run` it is the latest under `runs` (./runs), or the only one on the brokers. Raises typer.BadParameter if
+    the options do not determine the run, BrokerUnreachable if Kafka does not respond, ValueError for a bad property.
     """
     from infra.kafka.readiness import BrokerUnreachable, why_unreachable
 
-    stated = {} if brokers or command_config else read_state(run, runs or RUNS)
-    if stated.get("client_properties"):
-        command_config = Path(stated["client_properties"])
-    client = properties_of(brokers or stated.get("bootstrap_servers"), command_config)
-    own = None if brokers or command_config else _own_log(run, runs or RUNS)
-    if own is not None and not _port_answers(client.bootstrap_servers):
-        client = _open_log(own)
-    if (reason := why_unreachable(client.admin(), WAIT_S)) is not None:
-        raise BrokerUnreachable(f"Kafka does not answer: {reason}. Is it running, and is the address right?")
-    return Connection(run or stated.get("run") or _only_run(client), client)
+    state = {} if brokers or command_config else read_state(run, runs or RUNS)
+    if state.get("client_properties"):
+        command_config = Path(state["client_properties"])
+    client = properties_of(brokers or state.get("bootstrap_servers"), command_config)
+    data = None if brokers or command_config else _broker_data(run, runs or RUNS)
+    if data is not None and not _port_is_open(client.bootstrap_servers):
+        client = _start_broker_again(data)
+    if (reason := why_unreachable(client.admin(), CONNECT_TIMEOUT_S)) is not None:
+        raise BrokerUnreachable(f"Kafka does not respond: {reason}. Check that it runs, and its address.")
+    return Connection(run or state.get("run") or _only_run(client), client)
 
 
-def _own_log(run: str | None, runs: Path) -> Path | None:
-    """The data of the broker that `laminar run` started for this run; None where it started none."""
+def _broker_data(run: str | None, runs: Path) -> Path | None:
+    """Return the data folder of the broker that `laminar run` started for this run; None if it started none."""
     folder = runs / (run or "latest") / "kafka"
     return folder.resolve() if folder.is_dir() else None
 
 
-def _open_log(data: Path) -> ClientProperties:
-    """A run's log outlives its broker: start one on it again, for as long as this command lasts."""
+def _start_broker_again(data: Path) -> ClientProperties:
+    """Start a broker on the data of a run whose own broker has stopped, until this command ends."""
     from infra.kafka.broker import BrokerConfig, start_broker
     from infra.kafka.properties import ClientProperties
 
@@ -116,8 +118,8 @@ def _open_log(data: Path) -> ClientProperties:
     return ClientProperties.at(broker.bootstrap_servers)
 
 
-def _port_answers(bootstrap_servers: str) -> bool:
-    """Whether anything listens at the first of `bootstrap_servers`."""
+def _port_is_open(bootstrap_servers: str) -> bool:
+    """Return whether a process listens at the first of `bootstrap_servers`."""
     host, _, port = bootstrap_servers.split(",")[0].rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=1.0).close()
@@ -127,25 +129,25 @@ def _port_answers(bootstrap_servers: str) -> bool:
 
 
 def read_state(run: str | None, runs: Path) -> dict[str, str]:
-    """What `runs/<run>/state.json` says, `latest` by default. Raises typer.BadParameter where there is none."""
+    """Return run and Kafka address from `runs/<run>/state.json` (default `latest`). Raises typer.BadParameter."""
     path = runs / (run or "latest") / "state.json"
     try:
         state = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        what = f"no run {run!r}" if run else "no run yet"
+        what = f"no run {run!r}" if run else "no run"
         raise typer.BadParameter(
-            f"there is {what} under {runs}/ ({path} is missing): name a Kafka with --bootstrap-server, or start a run"
+            f"there is {what} under {runs}/ ({path} is missing): give --bootstrap-server, or start a run"
         ) from None
     except ValueError as error:
         raise typer.BadParameter(f"{path} is not JSON: {error}") from error
-    said = {key: state.get(key) or "" for key in ("run", "bootstrap_servers", "client_properties")}
-    if not said["run"] or not (said["bootstrap_servers"] or said["client_properties"]):
-        raise typer.BadParameter(f"{path} does not say where the run's Kafka is; name one with --bootstrap-server")
-    return said
+    found = {key: state.get(key) or "" for key in ("run", "bootstrap_servers", "client_properties")}
+    if not found["run"] or not (found["bootstrap_servers"] or found["client_properties"]):
+        raise typer.BadParameter(f"{path} has no address of the run's Kafka: give --bootstrap-server")
+    return found
 
 
 def properties_of(brokers: str | None, command_config: Path | None) -> ClientProperties:
-    """The client properties that these two options give. Raises ValueError on a bad one, OSError for a missing file."""
+    """Return the client properties of these options. Raises ValueError for an invalid one, OSError for no file."""
     from infra.kafka.properties import ClientProperties
 
     if command_config is None:
@@ -162,5 +164,5 @@ def _only_run(client: ClientProperties) -> str:
         runs = sorted({run for name in list_topics(admin, f"{PREFIX}.") if (run := run_of(name)) is not None})
     if len(runs) == 1:
         return runs[0]
-    found = f"it holds {', '.join(runs)}" if runs else "it holds no run"
-    raise typer.BadParameter(f"{found}: say which with --run", param_hint="--run")
+    found = f"this Kafka has the runs {', '.join(runs)}" if runs else "this Kafka has no run"
+    raise typer.BadParameter(f"{found}: choose one with --run", param_hint="--run")

@@ -1,4 +1,4 @@
-"""`laminar plans`: what placement has decided to move, what that does to the load, and what became of it."""
+"""`laminar plans`: placement's plans, the load before and after each, and the outcome of each move."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from schemas.topics import PLANS
 
 app = Commands()
 COLUMNS = ("plan_id", "reason", "policy_version", "planned_at", "moves")
-FIRST_LOOK = 1000
-"""Records of the topic that are looked at, not decoded, before it is known how many are no plans."""
+FIRST_READ = 1000
+"""Records read, without decoding, in the first attempt to find enough plans among the topic's last records."""
 OUTCOMES = {
     "handed_over": "handed over",
     "finished": "finished before",
     "rejected": "rejected",
-    "lost": "lost to a replica that was gone",
+    "lost": "lost with a replica",
 }
-"""What may become of a trajectory that is to move, and how it is told."""
+"""The outcomes of a planned move of a trajectory, and their texts."""
 
 
 @app.command()
 def plans(
     address: Address,
     printing: Printing,
-    count: Annotated[int, typer.Option("-n", "--count", min=0, help="The last so many plans.")] = 10,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes.")] = False,
+    count: Annotated[int, typer.Option("-n", "--count", min=0, help="How many of the last plans.")] = 10,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue with new plans until stopped.")] = False,
 ) -> RowOutput:
-    """Show the moves that placement has planned, the KV use of both replicas before and after, and what became of them.
+    """Show placement's planned moves, the KV use of both replicas before and after, and the outcome of each trajectory.
 
-    A trajectory that was to move was handed over (made), had finished before, stayed as nobody kept room for it or let
-    it go in time (refused), or went on elsewhere because one of the two replicas was gone (lost). What is not known yet
-    is open. What becomes known with --follow comes as a row of its own.
+    Outcomes: `handed over`; `finished before` the move; `rejected`, so it stays (no room was reserved, or it was not
+    released in time); `lost with a replica`, so it continues on another replica; `open`, not known yet. With --follow
+    each new outcome is a row of its own.
 
     \b
     Examples:
@@ -53,28 +53,28 @@ def plans(
     """
     to = address.connect()
     name = PLANS.name(to.run)
-    known = _since_plan(to.client, name, count)
-    rows: Iterator[dict[str, Any]] = _joined(row for record in known for row in record.rows)
+    records = _since_plan(to.client, name, count)
+    rows: Iterator[dict[str, Any]] = _plans_with_outcomes(row for record in records for row in record.rows)
     if follow:
-        after = StartOffset(known[-1].offset + 1) if known else StartOffset(0, from_end=True)
-        coming = read_topic(to.client, name, start=after, follow=True)
-        rows = chain(rows, (_alone(row) for record in coming for row in record.rows))
+        after = StartOffset(records[-1].offset + 1) if records else StartOffset(0, from_end=True)
+        new = read_topic(to.client, name, start=after, follow=True)
+        rows = chain(rows, (_single_row(row) for record in new for row in record.rows))
     return RowOutput(([row] for row in rows), COLUMNS, printing.form("lines", json="jsonl"), line=plan_lines)
 
 
 def _since_plan(client: ClientProperties, name: str, count: int) -> list[StoredRecord]:
-    """The newest `count` plans, and all that was written after the first of them."""
-    looked, kind = max(FIRST_LOOK, 2 * count), record_type(RepackPlan).schema
+    """Return the newest `count` plans, and all records after the first of them."""
+    limit, kind = max(FIRST_READ, 2 * count), record_type(RepackPlan).schema
     while True:
-        found = last_records(client, name, looked, decoder=undecoded)
-        plans = [place for place, record in enumerate(found) if record.schema == kind]
-        if len(plans) >= count or len(found) < looked:
+        found = last_records(client, name, limit, decoder=undecoded)
+        plans = [index for index, record in enumerate(found) if record.schema == kind]
+        if len(plans) >= count or len(found) < limit:
             return decoded(found[plans[-count] if len(plans) >= count else 0 :]) if count else []
-        looked *= 4
+        limit *= 4
 
 
-def _joined(rows: Iterable[RepackPlan | MoveOutcome]) -> Iterator[dict[str, Any]]:
-    """Plans, each of whose moves says which of its trajectories met which outcome, and of which nothing is known."""
+def _plans_with_outcomes(rows: Iterable[RepackPlan | MoveOutcome]) -> Iterator[dict[str, Any]]:
+    """Yield the plans, each move with its trajectories by outcome; `open` are those without one yet."""
     listed = list(rows)
     ends: dict[str, list[MoveOutcome]] = {}
     for row in listed:
@@ -89,45 +89,47 @@ def _joined(rows: Iterable[RepackPlan | MoveOutcome]) -> Iterator[dict[str, Any]
 
 
 def _outcomes(names: Sequence[str], ends: Sequence[MoveOutcome]) -> dict[str, list[str]]:
-    met = {name: outcome for end in reversed(ends) for outcome in OUTCOMES for name in getattr(end, outcome)}
-    return {outcome: [name for name in names if met.get(name, "open") == outcome] for outcome in (*OUTCOMES, "open")}
+    known = {name: outcome for end in reversed(ends) for outcome in OUTCOMES for name in getattr(end, outcome)}
+    return {outcome: [name for name in names if known.get(name, "open") == outcome] for outcome in (*OUTCOMES, "open")}
 
 
-def _alone(row: RepackPlan | MoveOutcome) -> dict[str, Any]:
-    """A plan of which nothing is known yet, or what has become of a move since it was planned."""
+def _single_row(row: RepackPlan | MoveOutcome) -> dict[str, Any]:
+    """Return the row of a new plan, whose outcomes are all open, or of the outcome of one move."""
     if isinstance(row, RepackPlan):
-        return next(_joined([row]))
+        return next(_plans_with_outcomes([row]))
     end = to_plain(row)
     move = {name: end.pop(name) for name in ("source", "destination", *OUTCOMES)}
     return {**end, "reason": "ended", "policy_version": None, "planned_at": None, "moves": [move]}
 
 
 def plan_lines(plan: Any) -> str:
-    """A plan in words, a line of its own and one for each move; or what has become of one."""
+    """Return a plan as text: a line for the plan and one for each move; or one line for the outcome of a move."""
     if "ended_at" in plan:
         (move,) = plan["moves"]
-        said = f"{move['source']} → {move['destination']}  {_told(move)}"
-        return f"{utc(plan['ended_at'])} plan {plan['plan_id']}: {said}"
+        text = f"{move['source']} → {move['destination']}  {_outcome_counts(move)}"
+        return f"{utc(plan['ended_at'])} plan {plan['plan_id']}: {text}"
     before = {load["replica"]: load for load in plan["before"]}
     after = {load["replica"]: load for load in plan["after"]}
-    lines = [f"{utc(plan['planned_at'])} plan {plan['plan_id']} ({plan['reason']}) under {plan['policy_version']}"]
+    lines = [
+        f"{utc(plan['planned_at'])} plan {plan['plan_id']} ({plan['reason']}), policy version {plan['policy_version']}"
+    ]
     for move in plan["moves"]:
-        ends = ", ".join(
+        use = ", ".join(
             f"replica {replica} {_share(before[replica])} → {_share(after[replica])}"
             for replica in (move["source"], move["destination"])
         )
-        many = len(move["trajectory_ids"])
-        held = f"of {move['kv']} KV tokens" if move["kv"] else "not begun yet"
-        what = f"{many} trajector{'y' if many == 1 else 'ies'} {held}"
-        became = f"; {told}" if (told := _told(move)) else ""
-        lines.append(f"  {move['source']} → {move['destination']}  {what}; KV use of {ends}{became}")
+        number = len(move["trajectory_ids"])
+        kv = f"with {move['kv_tokens']} KV tokens" if move["kv_tokens"] else "not started"
+        what = f"{number} trajector{'y' if number == 1 else 'ies'} {kv}"
+        outcomes = f"; {counts}" if (counts := _outcome_counts(move)) else ""
+        lines.append(f"  {move['source']} → {move['destination']}  {what}; KV use of {use}{outcomes}")
     return "\n".join(lines)
 
 
-def _told(row: Any) -> str:
-    """How many trajectories met which outcome."""
+def _outcome_counts(row: Any) -> str:
+    """Return the number of trajectories of each outcome."""
     return ", ".join(
-        f"{len(row[outcome])} {said}" for outcome, said in {**OUTCOMES, "open": "open"}.items() if row.get(outcome)
+        f"{len(row[outcome])} {text}" for outcome, text in {**OUTCOMES, "open": "open"}.items() if row.get(outcome)
     )
 
 

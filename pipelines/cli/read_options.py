@@ -1,4 +1,4 @@
-"""What of a topic a command reads, and how it prints that: the options that tail, find and stats share."""
+"""The options of the commands that read a topic: offsets, partitions and output format."""
 
 from __future__ import annotations
 
@@ -14,47 +14,51 @@ from pipelines.cli.options import Connection, JsonOption
 from pipelines.present.output import Form
 
 FORMS = get_args(Form)
-_OFFSETS = "N, -N, +N, N:M, beginning, end, s@MS, e@MS, @-1h, @T1:T2; or a form, as in --output."
+_OFFSETS = (
+    "beginning; end; N: from offset N; -N: the last N; +N: without the first N; N:M: from N to before M; @T or @-1h: "
+    "from a time; @T1:T2: from T1 to before T2; s@MS, e@MS: kcat's start and end times. Also accepts an output format."
+)
 
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """From where to where, which partitions, and in which form.
+    """Which offsets of which partitions to read, and the output format.
 
-    `-o` takes both what kcat's and rpk's users mean by it and what those of other tools do: no offset is a form.
+    `-o` is the offset, as in kcat and rpk. It also accepts an output format, as `-o` of the other commands: no offset
+    is spelled like a format.
     """
 
     offset: Annotated[list[str] | None, typer.Option("-o", "--offset", metavar="OFFSET", help=_OFFSETS)] = None
     partitions: Annotated[
         str | None, typer.Option("-p", "--partitions", metavar="0,1", help="Only these partitions.")
     ] = None
-    output: Annotated[Form | None, typer.Option("--output", "-O", help="How it is printed.")] = None
+    output: Annotated[Form | None, typer.Option("--output", "-O", help="Output format.")] = None
     json: JsonOption = False
 
     def form(self, otherwise: Form, json: Form = "jsonl") -> Form:
-        """The form that is asked for; `json` is what --json stands for."""
-        said: list[Any] = [word for word in self.offset or () if word in FORMS]
-        return self.output or (said[-1] if said else json if self.json else otherwise)
+        """Return the requested output format; `json` is the meaning of --json."""
+        forms: list[Any] = [word for word in self.offset or () if word in FORMS]
+        return self.output or (forms[-1] if forms else json if self.json else otherwise)
 
     @property
     def span(self) -> OffsetSpan | None:
-        """What is to be read; None where nothing is said of it. Raises typer.BadParameter."""
-        said = [word for word in self.offset or () if word not in FORMS]
+        """The requested offsets; None if -o is not given. Raises typer.BadParameter."""
+        offsets = [word for word in self.offset or () if word not in FORMS]
         try:
-            return parse_span(said, time.time_ns() // 1_000_000) if said else None
+            return parse_span(offsets, time.time_ns() // 1_000_000) if offsets else None
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="-o") from error
 
     @property
     def numbers(self) -> list[int] | None:
-        """The partitions; None for all. Raises typer.BadParameter."""
+        """The requested partitions; None for all. Raises typer.BadParameter."""
         try:
             return None if self.partitions is None else [int(part) for part in self.partitions.split(",")]
         except ValueError:
             raise typer.BadParameter(
-                f"{self.partitions!r} is no list of partitions, like 0,1", param_hint="-p"
+                f"{self.partitions!r} is not a list of partitions, such as 0,1", param_hint="-p"
             ) from None
 
     def ranges(self, to: Connection, topic: str) -> dict[int, PartitionRange]:
-        """What that is in each partition of `topic`, by its full name. Raises typer.BadParameter, UnknownTopic."""
+        """Return the offsets to read by partition; `topic` is a full name. Raises typer.BadParameter, UnknownTopic."""
         return resolve_span(to.client, topic, self.span or OffsetSpan.everything(), self.numbers)

@@ -1,4 +1,4 @@
-"""docs/cli.md: what `--help` says of every command. `python -m pipelines.cli.reference > docs/cli.md` writes it."""
+"""docs/cli.md: the `--help` text of every command. `python -m pipelines.cli.reference > docs/cli.md` writes it."""
 
 from __future__ import annotations
 
@@ -8,41 +8,41 @@ from typing import Any
 
 import typer
 
-from pipelines.cli.lazy import Unloaded
+from pipelines.cli.lazy import LazyCommand
 from pipelines.cli.main import COMMANDS, app
 
 WIDTH = 110
 _HEAD = """# The command line
 
-What `laminar COMMAND --help` says, for every command. Made by `python -m pipelines.cli.reference > docs/cli.md`.
+The output of `laminar COMMAND --help` for every command, made by `python -m pipelines.cli.reference > docs/cli.md`.
 """
 
 
 def every_command() -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Each command by its words, () for `laminar` itself, groups before what is in them. Imports them all."""
+    """Yield each command with its words, () for `laminar` itself, groups before their commands. Imports them all."""
     yield (), typer.main.get_command(app)
-    for name, where in COMMANDS.items():
-        yield from _with_those_below((name,), where.load())
+    for name, location in COMMANDS.items():
+        yield from _with_subcommands((name,), location.load())
 
 
 def reference() -> str:
-    """The page, as Markdown."""
+    """Return the page as Markdown."""
     return "\n".join([_HEAD, *(_section(words, command) for words, command in every_command())])
 
 
-def _with_those_below(words: tuple[str, ...], command: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _with_subcommands(words: tuple[str, ...], command: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
     yield words, command
     for name, each in getattr(command, "commands", {}).items():
-        yield from _with_those_below((*words, name), each.load() if isinstance(each, Unloaded) else each)
+        yield from _with_subcommands((*words, name), each.load() if isinstance(each, LazyCommand) else each)
 
 
 def _section(words: tuple[str, ...], command: Any) -> str:
-    spelt = " ".join(("laminar", *words))
-    command.rich_markup_mode = None  # plain text, of one width wherever it is made
-    context = command.context_class(command, info_name=spelt, terminal_width=WIDTH, max_content_width=WIDTH)
+    title = " ".join(("laminar", *words))
+    command.rich_markup_mode = None  # plain text of a fixed width, whatever the terminal
+    context = command.context_class(command, info_name=title, terminal_width=WIDTH, max_content_width=WIDTH)
     text = command.get_help(context).replace(str(Path.home()), "~")
     lines = "\n".join(line.rstrip() for line in text.splitlines())
-    return f"## {spelt}\n\n```\n{lines.strip()}\n```\n"
+    return f"## {title}\n\n```\n{lines.strip()}\n```\n"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`laminar relays`: in what order the relays of a run stand, what each holds, and what moves between them."""
+"""`laminar relays`: a run's relay chain, the versions of each relay, and the transfers between them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,26 @@ import time
 from infra.kafka.reading import last_of_each_key, read_topic
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, Connection, Printing
-from pipelines.cli.replicas import BEATS
+from pipelines.cli.replicas import MAX_HEARTBEATS
 from pipelines.present.output import Report, Row, RowOutput
 from schemas.plain import to_plain
 from schemas.records import RelayChain, RelayStatus
 from schemas.topics import RELAY_CHAIN, REPLICAS
 
 app = Commands()
-COLUMNS = ("place", "relay", "role", "versions", "arriving", "in", "out", "corrupted", "lost", "heard", "address")
+COLUMNS = (
+    "position",
+    "relay",
+    "role",
+    "versions",
+    "receiving",
+    "in",
+    "out",
+    "corrupted_chunks",
+    "lost_sources",
+    "heartbeat",
+    "address",
+)
 
 
 @app.command()
@@ -22,7 +34,7 @@ def relays(
     address: Address,
     printing: Printing,
 ) -> Report | RowOutput:
-    """Show the chain of relays: its order, what each holds, what arrives and how fast. The first one is the master.
+    """Show the relay chain in order: each relay's versions, transfer in progress, and rates. The first is the master.
 
     \b
     Examples:
@@ -31,52 +43,55 @@ def relays(
       laminar relays -o csv
     """
     to = address.connect()
-    chain, said = read_chain(to), read_status(to)
+    chain, statuses = read_chain(to), read_status(to)
     now = int(time.time() * 1000)
-    rows = relay_rows(chain, said, now)
+    rows = relay_rows(chain, statuses, now)
     form = printing.form()
     if form != "json":
         return RowOutput([rows], COLUMNS, form, f"run {to.run} has no relays yet")
     data = {
         "chain": None if chain is None else to_plain(chain),
-        "relays": [to_plain(said[row["relay"]]) | {"place": row["place"], "role": row["role"]} for row in rows],
+        "relays": [
+            to_plain(statuses[row["relay"]]) | {"position": row["position"], "role": row["role"]} for row in rows
+        ],
     }
     return Report(data, str, as_json=True)
 
 
 def read_chain(to: Connection) -> RelayChain | None:
-    """The newest chain of a run."""
+    """Return the newest relay chain of a run; None if there is none."""
     rows = [row for record in read_topic(to.client, RELAY_CHAIN.name(to.run)) for row in record.rows]
     return max((row for row in rows if isinstance(row, RelayChain)), key=lambda chain: chain.number, default=None)
 
 
 def read_status(to: Connection) -> dict[int, RelayStatus]:
-    """The last heartbeat of each relay, of the newest heartbeats of a run."""
-    rows = (row for record in last_of_each_key(to.client, REPLICAS.name(to.run), BEATS, 0) for row in record.rows)
+    """Return the last heartbeat of each relay, among the newest `MAX_HEARTBEATS` of the run."""
+    records = last_of_each_key(to.client, REPLICAS.name(to.run), MAX_HEARTBEATS, 0)
+    rows = (row for record in records for row in record.rows)
     return {row.relay: row for row in rows if isinstance(row, RelayStatus)}
 
 
-def relay_rows(chain: RelayChain | None, said: dict[int, RelayStatus], now: int) -> list[Row]:
-    """A row a relay that was heard of, those of the chain first, in its order. `now` is in Unix milliseconds."""
+def relay_rows(chain: RelayChain | None, statuses: dict[int, RelayStatus], now: int) -> list[Row]:
+    """Return a row for each relay with a heartbeat, those of the chain first, in order. `now`: Unix milliseconds."""
     order = [] if chain is None else [link.relay for link in chain.links]
     rows: list[Row] = []
-    for relay in [*(each for each in order if each in said), *sorted(said.keys() - set(order))]:
-        status = said[relay]
+    for relay in [*(each for each in order if each in statuses), *sorted(statuses.keys() - set(order))]:
+        status = statuses[relay]
         joins = chain is not None and relay in chain.joining
         role = "gone" if relay not in order else "master" if relay == order[0] else "joining" if joins else "relay"
         arrived = 100 * status.arrived_bytes // max(1, status.arriving_bytes)
         rows.append(
             {
-                "place": order.index(relay) if relay in order else None,
+                "position": order.index(relay) if relay in order else None,
                 "relay": relay,
                 "role": role,
                 "versions": ", ".join(status.versions) or "none",
-                "arriving": f"{status.arriving} {arrived} %" if status.arriving else None,
+                "receiving": f"{status.arriving} {arrived} %" if status.arriving else None,
                 "in": f"{status.received_per_s / 1e6:.1f} MB/s",
                 "out": f"{status.sent_per_s / 1e6:.1f} MB/s",
-                "corrupted": status.corrupted_chunks,
-                "lost": status.lost_sources,
-                "heard": f"{max(0, now - status.sent_at) / 1000:.0f} s ago",
+                "corrupted_chunks": status.corrupted_chunks,
+                "lost_sources": status.lost_sources,
+                "heartbeat": f"{max(0, now - status.sent_at) / 1000:.0f} s ago",
                 "address": status.address,
             }
         )

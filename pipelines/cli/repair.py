@@ -1,4 +1,4 @@
-"""`laminar topics replay` and `reset`: records written again, and pipelines sent back. Dry runs unless told to."""
+"""`laminar topics replay` and `reset`: publish records again, and reset committed offsets. Dry runs by default."""
 
 from __future__ import annotations
 
@@ -22,8 +22,12 @@ from pipelines.inspect.log.chunks import LogChunk, read_chunks
 from pipelines.present.output import RowOutput
 from schemas.topics import RESTORE, run_prefix
 
-ExecuteOption = Annotated[bool, typer.Option("--execute", help="Do it; without, only say what would be done.")]
-ELSEWHERE = {"trainer": "its checkpoint says where it reads on", "rollout": "it reads what comes after its start"}
+ExecuteOption = Annotated[bool, typer.Option("--execute", help="Make the change; without it, a dry run.")]
+DRY_RUN = " (dry run; use --execute)"
+NOT_RESETTABLE = {
+    "trainer": "it continues from the offsets in its checkpoint",
+    "rollout": "it reads only records newer than its start",
+}
 """Pipelines whose committed offsets are for display alone."""
 
 
@@ -32,16 +36,16 @@ def replay_command(
     reading: ReadOptions,
     address: Address,
     where: Annotated[
-        str, typer.Option("--where", "-w", metavar="CONDITION", help="Only records with such a row.")
+        str, typer.Option("--where", "-w", metavar="CONDITION", help="Only records with a matching row.")
     ] = "",
     to_topic: Annotated[
-        str | None, typer.Option("--to", metavar="TOPIC", help="Write them there; by default where they come from.")
+        str | None, typer.Option("--to", metavar="TOPIC", help="The target topic; by default the same topic.")
     ] = None,
     execute: ExecuteOption = False,
 ) -> RowOutput:
-    """Write records of a topic again, as they are, with key and headers, to the partitions that they stand in.
+    """Publish records of a topic again, unchanged, with key and headers, to the same partitions. Dry run by default.
 
-    Say which ones: an offset, partitions or a condition. Whoever reads them drops what it has answered already.
+    Select the records by offset, partition or condition. Consumers drop records that they have processed already.
 
     \b
     Examples:
@@ -50,7 +54,7 @@ def replay_command(
       laminar topics replay prompts -o beginning --to laminar.again.prompts --execute
     """
     if reading.span is None and reading.numbers is None and not where:
-        raise typer.BadParameter("say which records: -o, -p or --where", param_hint="-o")
+        raise typer.BadParameter("select the records with -o, -p or --where", param_hint="-o")
     to = address.connect()
     name, known = known_topic(topic, to.run)
     target = full_name(to_topic, to.run) if to_topic else name
@@ -59,27 +63,26 @@ def replay_command(
     except WhereError as error:
         raise typer.BadParameter(str(error), param_hint="--where") from error
     ranges = reading.ranges(to, name)
-    there = partition_ranges(to.client, target)
-    if missing := sorted(ranges.keys() - there.keys()):
-        raise RuntimeError(f"{target} has no partitions {missing}")
+    if missing := sorted(ranges.keys() - partition_ranges(to.client, target).keys()):
+        raise RuntimeError(f"the target topic {target} has no partitions {missing}")
 
     def rows() -> Iterator[list[dict[str, object]]]:
         producer = BoundedProducer(to.client) if execute else None
         try:
             for chunk in read_chunks(to.client, known, name, ranges):
-                picked: Iterable[int] = range(len(chunk.records))
+                selected: Iterable[int] = range(len(chunk.records))
                 if condition is not None:
                     offsets = set(condition.rows(chunk.table())["kafka_offset"].to_pylist())
-                    picked = [at for at in picked if chunk.records.offsets[at] in offsets]
-                yield [_sent(chunk, at, target, producer) for at in picked if chunk.records.values[at] is not None]
+                    selected = [at for at in selected if chunk.records.offsets[at] in offsets]
+                yield [_send(chunk, at, target, producer) for at in selected if chunk.records.values[at] is not None]
         finally:
             if producer is not None:
                 producer.close()
 
-    return RowOutput(rows(), ("from", "to", "bytes", "what"), reading.form("table"), "no such records")
+    return RowOutput(rows(), ("from", "to", "bytes", "action"), reading.form("table"), "no matching records")
 
 
-def _sent(chunk: LogChunk, at: int, target: str, producer: BoundedProducer | None) -> dict[str, object]:
+def _send(chunk: LogChunk, at: int, target: str, producer: BoundedProducer | None) -> dict[str, object]:
     records = chunk.records
     value = records.values[at] or b""
     if producer is not None:
@@ -88,12 +91,14 @@ def _sent(chunk: LogChunk, at: int, target: str, producer: BoundedProducer | Non
         "from": f"{records.partition}:{records.offsets[at]}",
         "to": target,
         "bytes": len(value),
-        "what": "sent" if producer is not None else "would be sent: --execute does it",
+        "action": "sent" if producer is not None else f"would be sent{DRY_RUN}",
     }
 
 
 def reset_command(
-    pipeline: Annotated[str, typer.Argument(metavar="PIPELINE", help="score, experience, ... or the name of a group.")],
+    pipeline: Annotated[
+        str, typer.Argument(metavar="PIPELINE", help="score, experience, ... or a consumer group's name.")
+    ],
     topic: TopicArgument,
     address: Address,
     printing: Printing,
@@ -106,9 +111,10 @@ def reset_command(
     ] = None,
     execute: ExecuteOption = False,
 ) -> RowOutput:
-    """Let a pipeline read a topic on from elsewhere when it starts next; a process that runs it ends, or starts again.
+    """Reset a pipeline's committed offsets in a topic. Dry run by default. A running process of it is fenced.
 
-    Backwards is safe: what it has answered it drops. Forwards passes over records, which the audit will call lost.
+    A reset backwards is safe: the pipeline drops records that it has processed already. A reset forwards skips records,
+    and the audit then reports their trajectories as lost.
 
     \b
     Examples:
@@ -118,20 +124,21 @@ def reset_command(
     reading = ReadOptions([offset], partitions)
     span = reading.span
     if span is None or span.last is not None:
-        raise typer.BadParameter(f"{offset!r} is not one place", param_hint="--to")
+        raise typer.BadParameter(f"{offset!r} is not a single offset", param_hint="--to")
     to = address.connect()
-    if pipeline in ELSEWHERE:
-        raise typer.BadParameter(f"{pipeline} cannot be reset: {ELSEWHERE[pipeline]}", param_hint="PIPELINE")
+    if pipeline in NOT_RESETTABLE:
+        raise typer.BadParameter(f"{pipeline} cannot be reset: {NOT_RESETTABLE[pipeline]}", param_hint="PIPELINE")
     name = full_name(topic, to.run)
-    places = {number: held.beginning for number, held in resolve_span(to.client, name, span, reading.numbers).items()}
-    found = [lag for lag in _committed(to, pipeline, name) if lag.partition in places]
+    resolved = resolve_span(to.client, name, span, reading.numbers)
+    offsets = {number: each.beginning for number, each in resolved.items()}
+    found = [lag for lag in _committed(to, pipeline, name) if lag.partition in offsets]
     if not found:
-        raise RuntimeError(f"{pipeline} of run {to.run} has committed nothing in {name}")
+        raise RuntimeError(f"{pipeline} of run {to.run} has no committed offsets in {name}")
     if execute:
         for group in sorted({lag.group for lag in found}):
-            moved = {lag.partition: places[lag.partition] for lag in found if lag.group == group}
+            moved = {lag.partition: offsets[lag.partition] for lag in found if lag.group == group}
             move_group(to.client, group, name, moved, Partition(RESTORE.name(to.run), 0))
-    rows = [_moved(lag, places[lag.partition], execute) for lag in found]
+    rows = [_reset_row(lag, offsets[lag.partition], execute) for lag in found]
     return RowOutput([rows], list(rows[0]), printing.form())
 
 
@@ -145,14 +152,14 @@ def _committed(to: Connection, pipeline: str, topic: str) -> list[Lag]:
         return [lag for lag in group_lags(admin, groups) if lag.topic == topic]
 
 
-def _moved(lag: Lag, offset: int, execute: bool) -> dict[str, object]:
-    again, over = max(0, lag.committed - offset), max(0, offset - lag.committed)
-    what = f"reads {again} offsets again" if again else f"PASSES OVER {over} offsets" if over else "stays"
+def _reset_row(lag: Lag, offset: int, execute: bool) -> dict[str, object]:
+    again, skipped = max(0, lag.committed - offset), max(0, offset - lag.committed)
+    action = f"rereads {again} offsets" if again else f"SKIPS {skipped} offsets" if skipped else "unchanged"
     return {
         "group": lag.group,
         "topic": lag.topic,
         "partition": lag.partition,
         "current_offset": lag.committed,
         "new_offset": offset,
-        "what": what if execute else f"would be: {what}; --execute does it",
+        "action": action if execute else f"{action}{DRY_RUN}",
     }

@@ -1,4 +1,4 @@
-"""`laminar replicas`: what the replicas of a run do, from their heartbeats, and sending one into retirement."""
+"""`laminar replicas`: show the replicas of a run from their heartbeats, and drain one."""
 
 from __future__ import annotations
 
@@ -17,10 +17,21 @@ from schemas.records import Drain, ReplicaStatus
 from schemas.topics import INBOX, REPLICAS
 
 app = Commands(invoke_without_command=True)
-COLUMNS = ("replica", "state", "version", "kv", "running", "waiting", "tokens_s", "heard", "incarnation", "where")
-BEATS = 20_000
-"""Heartbeats that are looked at, of all replicas together."""
-RATE_MS = 10_000
+COLUMNS = (
+    "replica",
+    "state",
+    "version",
+    "kv",
+    "running",
+    "waiting",
+    "tokens_per_s",
+    "heartbeat",
+    "incarnation",
+    "host",
+)
+MAX_HEARTBEATS = 20_000
+"""Heartbeats read, of all replicas together."""
+RATE_WINDOW_MS = 10_000
 
 
 @app.callback()
@@ -29,7 +40,7 @@ def replicas(
     address: Address,
     printing: Printing,
 ) -> RowOutput | None:
-    """Show what each replica does: its version, its load, its speed, and when it was last heard of.
+    """Show each replica's state, weight version, load, speed and last heartbeat.
 
     \b
     Examples:
@@ -40,24 +51,26 @@ def replicas(
     if context.invoked_subcommand is not None:
         return None
     to = address.connect()
-    rows = [replica_row(beats, time.time_ns() // 10**6) for beats in read_beats(to).values()]
-    return RowOutput([rows], COLUMNS, printing.form(), f"run {to.run} has no replicas yet", shown=_shown)
+    rows = [replica_row(each, time.time_ns() // 10**6) for each in read_heartbeats(to).values()]
+    return RowOutput([rows], COLUMNS, printing.form(), f"run {to.run} has no replicas yet", shown=_cells)
 
 
 @app.command()
 def drain(
     address: Address,
-    replica: Annotated[int, typer.Argument(metavar="REPLICA", min=0, help="Its number in `laminar replicas`.")],
+    replica: Annotated[
+        int, typer.Argument(metavar="REPLICA", min=0, help="The replica's number in `laminar replicas`.")
+    ],
     wait: Annotated[
         float,
-        typer.Option("--wait", metavar="SECONDS", min=0, help="Wait until it has nothing left."),
+        typer.Option("--wait", metavar="SECONDS", min=0, help="Wait until the replica is drained."),
     ] = 0.0,
     json: JsonOption = False,
 ) -> Report:
-    """Give a replica no fresh work and move away what others have room for, until its process is started again.
+    """Drain a replica: assign it no new work, and move its trajectories to replicas with room, until it restarts.
 
-    What does not fit elsewhere it finishes itself. Once it is `drained` its process can be stopped and nothing is
-    generated twice. With --wait, exits with 1 if it is not drained in time.
+    The replica finishes the trajectories for which no other replica has room. Once it is `drained` its process can be
+    stopped, and no token is generated twice. With --wait, exits with 1 if the replica is not drained in time.
 
     \b
     Examples:
@@ -65,35 +78,35 @@ def drain(
       laminar replicas drain 3 --wait 600 && kill PID
     """
     to = address.connect()
-    status = _living(to, replica)
-    _tell(to, Drain(replica, status.incarnation))
+    status = _running_status(to, replica)
+    _publish(to, Drain(replica, status.incarnation))
     deadline = time.monotonic() + wait
     row = _row_of(to, replica)
     while row["state"] not in ("drained", "stopped") and time.monotonic() < deadline:
         time.sleep(0.5)
         row = _row_of(to, replica)
-    done = row["state"] in ("drained", "stopped")
-    text = f"replica {replica} is drained" if done else f"replica {replica} is told to drain"
-    return Report({**row, "drained": done}, lambda: text, as_json=json, exit_code=1 if wait and not done else 0)
+    drained = row["state"] in ("drained", "stopped")
+    text = f"replica {replica} is drained" if drained else f"replica {replica} is draining"
+    return Report({**row, "drained": drained}, lambda: text, as_json=json, exit_code=1 if wait and not drained else 0)
 
 
-def read_beats(to: Connection) -> dict[int, list[ReplicaStatus]]:
-    """The last heartbeats of each replica's latest incarnation, oldest first, by replica."""
-    beats: dict[int, list[ReplicaStatus]] = {}
-    for record in last_of_each_key(to.client, REPLICAS.name(to.run), BEATS, RATE_MS):
+def read_heartbeats(to: Connection) -> dict[int, list[ReplicaStatus]]:
+    """Return the last heartbeats of each replica's latest incarnation, oldest first, by replica."""
+    heartbeats: dict[int, list[ReplicaStatus]] = {}
+    for record in last_of_each_key(to.client, REPLICAS.name(to.run), MAX_HEARTBEATS, RATE_WINDOW_MS):
         for row in record.rows:
             if isinstance(row, ReplicaStatus):
-                heard = beats.setdefault(row.replica, [])
-                if heard and row.incarnation > heard[-1].incarnation:
-                    heard.clear()
-                if not heard or row.incarnation == heard[-1].incarnation:
-                    heard.append(row)
-    return dict(sorted(beats.items()))
+                found = heartbeats.setdefault(row.replica, [])
+                if found and row.incarnation > found[-1].incarnation:
+                    found.clear()
+                if not found or row.incarnation == found[-1].incarnation:
+                    found.append(row)
+    return dict(sorted(heartbeats.items()))
 
 
-def replica_row(beats: list[ReplicaStatus], now: int) -> dict[str, Any]:
-    """What the heartbeats of one replica say at `now` (Unix milliseconds)."""
-    last = beats[-1]
+def replica_row(heartbeats: list[ReplicaStatus], now: int) -> dict[str, Any]:
+    """Return the row of one replica from its heartbeats, at `now` (Unix milliseconds)."""
+    last = heartbeats[-1]
     idle = last.running == last.waiting == 0
     return {
         "replica": last.replica,
@@ -104,9 +117,9 @@ def replica_row(beats: list[ReplicaStatus], now: int) -> dict[str, Any]:
         "running": last.running,
         "waiting": last.waiting,
         "capacity": last.capacity,
-        "tokens_per_second": _rate(beats),
+        "tokens_per_s": _rate(heartbeats),
         "last_heartbeat": last.sent_at,
-        "seconds_ago": round(max(0, now - last.sent_at) / 1000, 1),
+        "heartbeat_age_s": round(max(0, now - last.sent_at) / 1000, 1),
         "incarnation": last.incarnation,
         "process": last.process,
         "host": last.host,
@@ -115,42 +128,42 @@ def replica_row(beats: list[ReplicaStatus], now: int) -> dict[str, Any]:
     }
 
 
-def _rate(beats: list[ReplicaStatus]) -> float | None:
-    """Tokens a second over the last heartbeats; None where the sender's clock has gone back since."""
-    last = beats[-1]
-    first = next(beat for beat in beats if 0 <= last.sent_at - beat.sent_at <= RATE_MS)
+def _rate(heartbeats: list[ReplicaStatus]) -> float | None:
+    """Return tokens per second over the last heartbeats; None if the sender's clock was set back meanwhile."""
+    last = heartbeats[-1]
+    first = next(each for each in heartbeats if 0 <= last.sent_at - each.sent_at <= RATE_WINDOW_MS)
     milliseconds = last.sent_at - first.sent_at
     return round(1000 * (last.tokens_generated - first.tokens_generated) / milliseconds, 1) if milliseconds else None
 
 
-def _shown(row: Row) -> Row:
+def _cells(row: Row) -> Row:
     share = f"{100 * row['kv_used'] / row['kv_capacity']:.0f} %" if row["kv_capacity"] else None
     return {
         **{name: row[name] for name in ("replica", "state", "version", "running", "waiting", "incarnation")},
         "kv": share,
-        "tokens_s": row["tokens_per_second"],
-        "heard": f"{row['seconds_ago']:g} s ago",
-        "where": f"{row['host']}, process {row['pid']}",
+        "tokens_per_s": row["tokens_per_s"],
+        "heartbeat": f"{row['heartbeat_age_s']:g} s ago",
+        "host": f"{row['host']}, pid {row['pid']}",
     }
 
 
 def _row_of(to: Connection, replica: int) -> dict[str, Any]:
-    return replica_row(read_beats(to)[replica], time.time_ns() // 10**6)
+    return replica_row(read_heartbeats(to)[replica], time.time_ns() // 10**6)
 
 
-def _living(to: Connection, replica: int) -> ReplicaStatus:
-    """The last heartbeat of `replica`. Raises RuntimeError if there is no such replica, or it has stopped."""
-    beats = read_beats(to)
-    if replica not in beats:
-        known = ", ".join(map(str, beats)) or "none"
-        raise RuntimeError(f"run {to.run} has no replica {replica}: there are {known}")
-    status = beats[replica][-1]
+def _running_status(to: Connection, replica: int) -> ReplicaStatus:
+    """Return the last heartbeat of `replica`. Raises RuntimeError if there is no such replica, or it has stopped."""
+    heartbeats = read_heartbeats(to)
+    if replica not in heartbeats:
+        known = ", ".join(map(str, heartbeats)) or "none"
+        raise RuntimeError(f"run {to.run} has no replica {replica}; its replicas: {known}")
+    status = heartbeats[replica][-1]
     if status.state == "stopped":
         raise RuntimeError(f"replica {replica} has stopped already")
     return status
 
 
-def _tell(to: Connection, order: Drain) -> None:
-    value, headers = encode(order)
+def _publish(to: Connection, request: Drain) -> None:
+    value, headers = encode(request)
     with BoundedProducer(to.client) as producer:
-        producer.send(INBOX.name(to.run), value, headers=headers, partition=order.replica)
+        producer.send(INBOX.name(to.run), value, headers=headers, partition=request.replica)

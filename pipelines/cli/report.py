@@ -1,4 +1,4 @@
-"""`laminar report`: a run on a page, or several side by side."""
+"""`laminar report`: write the HTML report of a run, or the comparison of several runs."""
 
 from __future__ import annotations
 
@@ -20,19 +20,22 @@ app = Commands()
 
 @app.command()
 def report(
-    runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN]...", help="Their names; the latest one.")] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="The page; by default in the run's folder.")
+    runs: Annotated[
+        list[str] | None, typer.Argument(metavar="[RUN]...", help="The runs' names; by default the latest run.")
     ] = None,
-    folder: Annotated[Path, typer.Option("--folder", metavar="DIR", help="Where the runs are.")] = RUNS,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="The report file; by default in the run's folder.")
+    ] = None,
+    folder: Annotated[Path, typer.Option("--folder", metavar="DIR", help="The folder of the runs.")] = RUNS,
     log: Annotated[
-        bool, typer.Option("--log/--no-log", help="Also read a run's log: plans, the slowest trajectories.")
+        bool, typer.Option("--log/--no-log", help="Also read the run's log: plans, the slowest trajectories.")
     ] = True,
     json: JsonOption = False,
 ) -> Report:
-    """Write a run's page: figures, plots, plans, the slowest trajectories; or one that compares several runs.
+    """Write the report of a run: metrics, plots, plans, the slowest trajectories; or a comparison of several runs.
 
-    The page is one HTML file that needs nothing from elsewhere. A run's log is opened again where its broker is gone.
+    The report is one self-contained HTML file. If the run's own broker has stopped, the command starts it again to read
+    the log.
 
     \b
     Examples:
@@ -44,7 +47,7 @@ def report(
 
     found = [find_run(folder, name) for name in runs] if runs else [find_run(folder, None)]
     if len(found) > 1:
-        return _compared([_told(each.folder, each.run) for each in found], out or folder / "comparison.html", json)
+        return _compared([_read_run(each.folder, each.run) for each in found], out or folder / "comparison.html", json)
     from infra.files import write_atomically
     from pipelines.present.report.html import render_report
 
@@ -53,7 +56,7 @@ def report(
         write_atomically(place / "insight.json", jsons.dumps(_insight(found[0].run, folder), indent=1))
     file = out or place / "report.html"
     write_atomically(file, render_report(place))
-    return Report({"run": found[0].run, "file": str(file)}, lambda: f"run {found[0].run} is in {file}", as_json=json)
+    return Report({"run": found[0].run, "file": str(file)}, lambda: f"wrote {file}", as_json=json)
 
 
 def _insight(run: str, folder: Path) -> dict[str, Any]:
@@ -63,7 +66,7 @@ def _insight(run: str, folder: Path) -> dict[str, Any]:
     return insight(to.client, to.run)
 
 
-def _told(folder: Path, run: str) -> ComparedRun:
+def _read_run(folder: Path, run: str) -> ComparedRun:
     from pipelines.inspect.metrics_file import read_metrics
     from pipelines.present.report.comparison import ComparedRun
     from pipelines.present.report.summary import summarise
@@ -75,9 +78,9 @@ def _told(folder: Path, run: str) -> ComparedRun:
 
 def _compared(runs: list[ComparedRun], file: Path, json: bool) -> Report:
     from infra.files import write_atomically
-    from pipelines.present.report.comparison import comparison, figures_of
+    from pipelines.present.report.comparison import comparison, metric_rows
 
     write_atomically(file, comparison(runs))
-    rows = figures_of(runs)
-    columns = ["figure", *(told.run for told in runs)]
-    return Report({"file": str(file), "figures": rows}, lambda: table(rows, columns, f"{file}"), as_json=json)
+    rows = metric_rows(runs)
+    columns = ["metric", *(each.run for each in runs)]
+    return Report({"file": str(file), "metrics": rows}, lambda: table(rows, columns, f"{file}"), as_json=json)

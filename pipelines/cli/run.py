@@ -1,4 +1,4 @@
-"""`laminar run`: a whole run on this machine."""
+"""`laminar run`: run all pipelines on this machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ app = typer.Typer()
 ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="The run's configuration.")]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one setting; may be given many times."),
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one setting; may be repeated."),
 ]
 
 
@@ -23,12 +23,13 @@ def run(
     context: typer.Context,
     config: ConfigArgument,
     changes: SetOption = None,
-    name: Annotated[str, typer.Option("--name", help="The run's name; by default made of task and time.")] = "",
+    name: Annotated[str, typer.Option("--name", help="The run's name; by default task and time.")] = "",
     json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON at the end.")] = False,
 ) -> Report:
     """Train a model with all pipelines on this machine: broker, warm start, roles, evaluation, audit and report.
 
-    Everything is left in runs/NAME. Exit code 0: the goal was reached and the books balance.
+    All results are in runs/NAME. Exits with 0 if the goal was reached and the audit passed: no trajectory lost or
+    trained twice.
 
     \b
     Examples:
@@ -42,5 +43,5 @@ def run(
 
     named = [f'run.name="{name}"'] if name else []
     loaded = load_config(config, [*(changes or []), *named])
-    stops = context.with_resource(StopRequests(final=bool(context.obj)))  # before there is a run to stop
+    stops = context.with_resource(StopRequests(final=bool(context.obj)))  # installed before the run starts
     return run_locally(loaded, config, stops, as_json=json)

@@ -1,4 +1,4 @@
-"""`laminar runs logs`, `resume`, `drain` and `compare`: what a run says, and going on with it, or to its end."""
+"""`laminar runs logs`, `resume`, `drain` and `compare`: print the logs of runs, resume, drain and compare runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 from pipelines.cli.options import RUNS, JsonOption, RunOption
 from pipelines.present.output import Report, RowOutput, table
 
-FolderOption = Annotated[Path, typer.Option("--folder", metavar="DIR", help="Where the runs are.")]
+FolderOption = Annotated[Path, typer.Option("--folder", metavar="DIR", help="The folder of the runs.")]
 COMPARED = (
     "run",
     "reached",
@@ -32,19 +32,19 @@ COMPARED = (
     "lost",
     "trained_twice",
 )
-"""What runs are compared by: names of summary.json, and tokens generated a second of the whole run."""
-LOOK_S = 0.5
+"""The metrics by which runs are compared: keys of summary.json, and tokens generated per second of the whole run."""
+POLL_S = 0.5
 
 
 def logs_command(
     role: Annotated[str, typer.Argument(metavar="[ROLE]", help="One role (score, rollout-0); by default all.")] = "",
-    count: Annotated[int, typer.Option("-n", min=0, help="The last so many lines of each.")] = 20,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes.")] = False,
+    count: Annotated[int, typer.Option("-n", min=0, help="How many of the last lines of each role.")] = 20,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue with new lines until stopped.")] = False,
     run: RunOption = None,
     folder: FolderOption = RUNS,
     json: JsonOption = False,
 ) -> RowOutput:
-    """Print what the processes of a run have said: the end of their logs.
+    """Print the last lines of the logs of a run's processes.
 
     \b
     Examples:
@@ -59,11 +59,11 @@ def logs_command(
     if role and role not in files:
         raise typer.BadParameter(f"{logs} has no log of {role!r}; there are {', '.join(files) or 'none'}")
     chosen = {role: files[role]} if role else files
-    parts = ([line] for line in _said(chosen, count, follow))
+    parts = ([line] for line in _log_lines(chosen, count, follow))
     return RowOutput(parts, None, "jsonl" if json else "lines", line=lambda row: f"{row['role']:<12} {row['line']}")
 
 
-def _said(files: dict[str, Path], count: int, follow: bool) -> Iterator[dict[str, str]]:
+def _log_lines(files: dict[str, Path], count: int, follow: bool) -> Iterator[dict[str, str]]:
     ends = {}
     for role, file in files.items():
         data = file.read_bytes()
@@ -71,7 +71,7 @@ def _said(files: dict[str, Path], count: int, follow: bool) -> Iterator[dict[str
         lines = data.decode(errors="replace").splitlines()
         yield from ({"role": role, "line": line} for line in lines[max(0, len(lines) - count) :])
     while follow:
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
         for role, file in files.items():
             with file.open("rb") as log:
                 log.seek(ends[role])
@@ -87,10 +87,10 @@ def resume_command(
     folder: FolderOption = RUNS,
     json: JsonOption = False,
 ) -> Report:
-    """Go on with a run that was stopped, killed, or lost its machine: from its log and its newest checkpoint.
+    """Resume a run that was stopped or killed, or whose machine failed, from its log and its newest checkpoint.
 
-    What was submitted with --detach is kept again, and this returns; what `laminar run` had started goes on here, to
-    its goal, its own broker included.
+    Pipelines submitted with --detach are started again in the background. A run of `laminar run` continues in the
+    foreground until it reaches its goal, with its own broker.
 
     \b
     Examples:
@@ -103,28 +103,30 @@ def resume_command(
 
     found = find_run_to_resume(folder, run)
     if found.reached:
-        told = {"run": found.run, "resumed": {}}
-        return Report(told, lambda: f"run {found.run} has reached its goal: nothing is left to do", as_json=json)
-    kept = [start_respawner(each) for each in submissions(found.folder) if each.respawner() is None]
+        nothing = {"run": found.run, "resumed": {}}
+        return Report(nothing, lambda: f"nothing to resume: run {found.run} has reached its goal", as_json=json)
+    resumed = [start_respawner(each) for each in submissions(found.folder) if each.respawner() is None]
     if found.supervised and found.status != "running":
         from pipelines.run.local import resume_locally
         from pipelines.run.stop_requests import StopRequests
 
         return resume_locally(found, context.with_resource(StopRequests(final=bool(context.obj))), as_json=json)
-    data = {"run": found.run, "resumed": {each.role.name: each.pid for each in kept}}
-    names = ", ".join(each.role.name for each in kept)
-    text = f"run {found.run} goes on: {names}" if kept else f"all of run {found.run} is up"
+    data = {"run": found.run, "resumed": {each.role.name: each.pid for each in resumed}}
+    names = ", ".join(each.role.name for each in resumed)
+    text = f"resumed run {found.run}: {names}" if resumed else f"nothing to resume: all of run {found.run} is running"
     return Report(data, lambda: text, as_json=json)
 
 
 def drain_command(
     run: RunOption = None,
-    timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="How long it may take.")] = 600.0,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", help="How long the drain may take.")
+    ] = 600.0,
     folder: FolderOption = RUNS,
     json: JsonOption = False,
 ) -> Report:
-    """End what was submitted with --detach without leaving anything half done: no new prompts, then, once all that was
-    asked is answered and scored, every pipeline in its turn. Exits with 1 if it took too long.
+    """Drain the pipelines submitted with --detach: stop new prompts, finish and score all trajectories, then stop the
+    pipelines in order. Exits with 1 if --timeout passes before.
 
     \b
     Examples:
@@ -136,12 +138,13 @@ def drain_command(
     from pipelines.run.drain import drain
 
     found = find_run(folder, run)
-    kept = [each for each in submissions(found.folder) if each.respawner() is not None]
-    if not kept:
-        raise typer.BadParameter(f"nothing that was submitted with --detach is up in run {found.run}")
-    left = drain(kept, load_config(kept[0].config), time.monotonic() + timeout, lambda line: typer.echo(line, err=True))
-    data = {"run": found.run, "drained": not left, "up": left}
-    text = f"run {found.run} has drained" if not left else f"still up after {timeout:g} s: {', '.join(left)}"
+    running = [each for each in submissions(found.folder) if each.respawner() is not None]
+    if not running:
+        raise typer.BadParameter(f"no pipeline submitted with --detach is running in run {found.run}")
+    deadline = time.monotonic() + timeout
+    left = drain(running, load_config(running[0].config), deadline, lambda line: typer.echo(line, err=True))
+    data = {"run": found.run, "drained": not left, "running": left}
+    text = f"run {found.run} is drained" if not left else f"still running after {timeout:g} s: {', '.join(left)}"
     return Report(data, lambda: text, as_json=json, exit_code=1 if left else 0)
 
 
@@ -150,7 +153,7 @@ def compare_command(
     folder: FolderOption = RUNS,
     json: JsonOption = False,
 ) -> Report:
-    """Put runs side by side: reward, accuracy, staleness, speed, books.
+    """Compare runs side by side: reward, accuracy, staleness, speed, audit.
 
     \b
     Examples:
@@ -159,26 +162,26 @@ def compare_command(
     """
     columns = [_summary(folder / name) for name in runs]
     rows = [
-        {"figure": figure, **{name: _shown(column.get(figure)) for name, column in zip(runs, columns, strict=True)}}
-        for figure in COMPARED
+        {"metric": metric, **{name: _rounded(column.get(metric)) for name, column in zip(runs, columns, strict=True)}}
+        for metric in COMPARED
     ]
-    data = [{figure: column.get(figure) for figure in COMPARED} for column in columns]
-    return Report(data, lambda: table(rows, ["figure", *runs]), as_json=json)
+    data = [{metric: column.get(metric) for metric in COMPARED} for column in columns]
+    return Report(data, lambda: table(rows, ["metric", *runs]), as_json=json)
 
 
 def _summary(folder: Path) -> dict[str, Any]:
-    """summary.json of a run, made now where it has not ended."""
+    """Return a run's summary.json; for a run that has not ended, computed now."""
     file = folder / "summary.json"
     if file.exists():
-        said: dict[str, Any] = jsons.loads(file.read_text(encoding="utf-8"))
+        summary: dict[str, Any] = jsons.loads(file.read_text(encoding="utf-8"))
     else:
         from pipelines.inspect.run_folders import read_run
         from pipelines.present.report.summary import summarise
 
-        said = summarise(read_run(folder).folder, None, {})
-    tokens, seconds = said.get("tokens_generated"), said.get("wall_seconds")
-    return {**said, "tokens_per_s": round(tokens / seconds, 1) if tokens and seconds else None}
+        summary = summarise(read_run(folder).folder, None, {})
+    tokens, seconds = summary.get("tokens_generated"), summary.get("wall_seconds")
+    return {**summary, "tokens_per_s": round(tokens / seconds, 1) if tokens and seconds else None}
 
 
-def _shown(value: Any) -> Any:
+def _rounded(value: Any) -> Any:
     return round(value, 3) if isinstance(value, float) else value

@@ -1,4 +1,4 @@
-"""`laminar runs`: look after runs."""
+"""`laminar runs`: manage and audit runs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipelines.cli import local_runs, trim
-from pipelines.cli import run_commands as run_care
+from pipelines.cli import local_runs, run_commands, trim
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, JsonOption
 from pipelines.inspect.audit.result import STAGES, Audit
@@ -24,7 +23,7 @@ MAX_NAMES = 20
 
 @app.callback()
 def runs() -> None:
-    """Look after runs.
+    """List, resume, stop, audit and trim runs.
 
     \b
     Examples:
@@ -39,22 +38,22 @@ def runs() -> None:
 app.command("list")(local_runs.list_command)
 app.command("status")(local_runs.status_command)
 app.command("stop")(local_runs.stop_command)
-app.command("logs")(run_care.logs_command)
-app.command("resume")(run_care.resume_command)
-app.command("drain")(run_care.drain_command)
-app.command("compare")(run_care.compare_command)
+app.command("logs")(run_commands.logs_command)
+app.command("resume")(run_commands.resume_command)
+app.command("drain")(run_commands.drain_command)
+app.command("compare")(run_commands.compare_command)
 app.command("trim")(trim.trim_command)
 
 
 @app.command()
 def audit(
     address: Address,
-    ended: Annotated[bool, typer.Option("--ended", help="The run has ended: name what is still in flight.")] = False,
+    ended: Annotated[bool, typer.Option("--ended", help="The run has ended: list what is still in flight.")] = False,
     json: JsonOption = False,
 ) -> Report:
-    """Prove from the raw topics that no trajectory was lost and none trained twice; exit with 1 if the balance fails.
+    """Verify from the raw topics that no trajectory was lost or trained twice. Exits with 1 if the audit failed.
 
-    After `laminar runs trim` it begins at the trim point, whose counts it takes over.
+    After `laminar runs trim` the audit begins at the newest trim point, and adds the counts in that trim point.
 
     \b
     Examples:
@@ -67,13 +66,13 @@ def audit(
     to = address.connect()
     trim_point = newest_trim_point(to.client, to.run)
     found = audit_run(to.client, to.run, ended=ended)
-    begins = (
-        None
-        if trim_point is None
-        else {"trim_point": trim_point.number, "version": str(trim_point.version), "trimmed_at": trim_point.trimmed_at}
-    )
+    begins_at = trim_point and {
+        "trim_point": trim_point.number,
+        "version": str(trim_point.version),
+        "trimmed_at": trim_point.trimmed_at,
+    }
     return Report(
-        found.to_json() | {"begins_at": begins},
+        found.to_json() | {"begins_at": begins_at},
         lambda: "\n".join([*_lines(to.run, found), *([] if trim_point is None else [_trim_line(trim_point)])]),
         as_json=json,
         exit_code=0 if found.passed else 1,
@@ -82,10 +81,10 @@ def audit(
 
 def _lines(run: str, audit: Audit) -> Iterator[str]:
     numbers = audit.numbers()
-    yield f"run {run} {'passes the audit' if audit.passed else 'FAILS THE AUDIT'}"
+    yield f"run {run}: " + ("the audit passed: no trajectory lost or trained twice" if audit.passed else "AUDIT FAILED")
     yield f"  {numbers['dispatched']:>10}  dispatched"
     if audit.undispatched:
-        yield f"  {audit.undispatched:>10}  answered without dispatch"
+        yield f"  {audit.undispatched:>10}  finished without dispatch"
     for name in ("trained", "untrained", "dropped", "failed", "evaluated", "imported", "in_flight", "expired", "lost"):
         if numbers[name] or name not in ("untrained", "imported", "expired"):
             yield f"  {numbers[name]:>10}  = {name.replace('_', ' ')}{_stages(audit) if name == 'in_flight' else ''}"
@@ -105,7 +104,8 @@ def _lines(run: str, audit: Audit) -> Iterator[str]:
 def _trim_line(trim_point: TrimPoint) -> str:
     counted = dict(zip(trim_point.count_names, trim_point.counts, strict=True))
     ended = counted["dispatched"] + counted["undispatched"]
-    return f"the log begins at version {trim_point.version}, trim {trim_point.number}, which counts {ended:,} of these"
+    source = f"trim point {trim_point.number}"
+    return f"the log begins at version {trim_point.version}: {ended:,} of these trajectories are counts of {source}"
 
 
 def _stages(audit: Audit) -> str:
@@ -118,4 +118,4 @@ def _named(what: str, names: Iterable[str]) -> Iterator[str]:
     shown = list(islice(rest, MAX_NAMES))
     more = sum(1 for _ in rest)
     if shown:
-        yield f"{what}: {', '.join(shown)}{f' and {more} more (--json names all)' if more else ''}"
+        yield f"{what}: {', '.join(shown)}{f' and {more} more (--json lists all)' if more else ''}"

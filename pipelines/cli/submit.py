@@ -1,4 +1,4 @@
-"""`laminar submit`: one pipeline alone, on any runner."""
+"""`laminar submit`: run one pipeline on any Beam runner."""
 
 from __future__ import annotations
 
@@ -26,31 +26,35 @@ def submit(
     config: ConfigArgument,
     changes: SetOption = None,
     index: Annotated[
-        int, typer.Option("--index", min=0, help="Which rollout process, relay, shard of the buffer or rank it is.")
+        int,
+        typer.Option(
+            "--index", min=0, help="The index of the rollout process, relay, experience shard or trainer rank."
+        ),
     ] = 0,
     replica: Annotated[
-        int | None, typer.Option("--replica", min=0, help="Run the rollout process that hosts this replica.")
+        int | None,
+        typer.Option("--replica", min=0, help="Run the rollout process that hosts this replica (instead of --index)."),
     ] = None,
     runner: Annotated[
         Literal["embedded", "prism", "flink", "portable"], typer.Option("--runner", help="The Beam runner.")
     ] = "embedded",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show graph, topics, options and what is missing; run nothing.")
+        bool, typer.Option("--dry-run", help="Show graph, topics, options and missing requirements; run nothing.")
     ] = False,
     svg: Annotated[
-        Path | None, typer.Option("--svg", metavar="FILE", help="With --dry-run: draw the graph there, too.")
+        Path | None, typer.Option("--svg", metavar="FILE", help="With --dry-run: also write the graph to FILE.")
     ] = None,
     detach: Annotated[
-        bool, typer.Option("--detach", help="Leave it running, and have it submitted again if its job is lost.")
+        bool, typer.Option("--detach", help="Run in the background, and submit it again if the job is lost.")
     ] = False,
     json: JsonOption = False,
 ) -> Report | None:
     """Run one pipeline in the foreground until it is stopped; SIGTERM and Ctrl-C drain it.
 
-    CONFIG must name the run, the brokers and the model: runs/NAME/config.toml of a started run does. Beam's own options
-    follow after `--`. A --dry-run exits with 1 where something is missing. What is detached is looked after by `laminar
-    runs status`, `logs`, `stop`, `drain` and `resume`. A rollout may join a run at work, beyond those that it began
-    with: --index and --replica go up to placement.max_replicas.
+    CONFIG must set the run's name, the brokers and the model, as runs/NAME/config.toml of a started run does. Pass
+    Beam's own options after `--`. With --dry-run, exits with 1 if a requirement is missing. Manage detached pipelines
+    with `laminar runs status`, `logs`, `stop`, `drain` and `resume`. More rollout processes may join a running run:
+    --index and --replica go up to placement.max_replicas.
 
     \b
     Examples:
@@ -61,9 +65,9 @@ def submit(
       laminar submit score run.toml --detach
     """
     if pipeline not in PIPELINES:
-        raise typer.BadParameter(f"there is no pipeline {pipeline!r}; there are {', '.join(PIPELINES)}")
+        raise typer.BadParameter(f"{pipeline!r} is not a pipeline; choose one of {', '.join(PIPELINES)}")
     if replica is not None and (pipeline != "rollout" or index):
-        raise typer.BadParameter("--replica is for rollout, and instead of --index", param_hint="--replica")
+        raise typer.BadParameter("--replica is only for rollout, and excludes --index", param_hint="--replica")
     from pipelines.config import load_config
     from pipelines.roles import configure_logging, run_role
     from pipelines.run.submission.standalone import prepare
@@ -78,7 +82,7 @@ def submit(
     try:
         prepare(loaded, role, lambda line: typer.echo(line, err=True))
         run_role(loaded, role, runner, context.args)
-    except KeyboardInterrupt:  # before it ran: from then on Ctrl-C drains
+    except KeyboardInterrupt:  # before the pipeline runs; from then on Ctrl-C drains it
         raise typer.Exit(130) from None
     return None
 
@@ -91,10 +95,10 @@ def _outlined(
     from pipelines.run.submission import drawing
     from pipelines.run.submission.outline import existing_topics, outline
 
-    existing, silent = existing_topics(config) if config.run.name else ({}, None)
+    existing, problem = existing_topics(config) if config.run.name else ({}, None)
     found = outline(config, role, runner, beam_options, existing)
-    if silent is not None and silent not in found.missing:
-        found = replace(found, missing=(*found.missing, silent))
+    if problem is not None and problem not in found.missing:
+        found = replace(found, missing=(*found.missing, problem))
     if svg is not None:
         svg.write_text(drawing.svg(found), encoding="utf-8")
     return Report(asdict(found), lambda: drawing.text(found), as_json=json, exit_code=1 if found.missing else 0)
@@ -105,7 +109,8 @@ def _detached(config: Config, role: Role, runner: str, beam_options: list[str], 
     from pipelines.run.submission.detached import detach
 
     if not config.run.name:
-        raise ConfigError("run.name is not set: which run's topics to read and write")
-    kept = detach(config, role, runner, beam_options)
-    data = {"role": role.name, "run": config.run.name, "pid": kept.pid, "log": str(kept.log)}
-    return Report(data, lambda: f"{role.name} of run {config.run.name} is kept by process {kept.pid}: {kept.log}", json)
+        raise ConfigError("run.name is not set; it names the run whose topics the pipeline reads and writes")
+    submission = detach(config, role, runner, beam_options)
+    data = {"role": role.name, "run": config.run.name, "pid": submission.pid, "log": str(submission.log)}
+    text = f"submitted {role.name} of run {config.run.name}: process {submission.pid}, log {submission.log}"
+    return Report(data, lambda: text, json)

@@ -1,4 +1,4 @@
-"""`laminar topics tail` and `get`: records as they stand in a topic, decoded."""
+"""`laminar topics tail` and `get`: print the records of a topic, decoded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pipelines.present.kcat_format import envelope, formatter
 from pipelines.present.output import Report, RowOutput
 from pipelines.present.record_text import TAIL_COLUMNS, TAIL_SCHEMA, as_items, as_line, as_rows
 
-_PLACE = re.compile(r"(\d{1,9}):(\d{1,18})")
+_POSITION = re.compile(r"(\d{1,9}):(\d{1,18})")
 
 
 def tail_command(
@@ -28,25 +28,27 @@ def tail_command(
     address: Address,
     count: Annotated[
         int | None,
-        typer.Option("-n", "--count", min=0, help="So many records; without -o the last ones, 10 by default."),
+        typer.Option("-n", "--count", min=0, help="How many records; without -o the last ones, by default 10."),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on with what comes.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Continue with new records until stopped.")] = False,
     form: Annotated[
         str | None,
-        typer.Option("-f", "--format", metavar="FORMAT", help="kcat's: %t %p %o %k %s %S %K %h %T; %s is decoded."),
+        typer.Option(
+            "-f", "--format", metavar="FORMAT", help="kcat's format: %t %p %o %k %s %S %K %h %T; %s is decoded."
+        ),
     ] = None,
-    kcat: Annotated[bool, typer.Option("-J", help="kcat's JSON envelope.")] = False,
+    kcat: Annotated[bool, typer.Option("-J", help="Print kcat's JSON envelope.")] = False,
 ) -> RowOutput:
-    """Print records of a topic, decoded; those that cannot be are shown as such. Joins no group, commits nothing.
+    """Print records of a topic, decoded; undecodable records are marked. Joins no consumer group, commits nothing.
 
-    With --follow and without an offset, it begins with the last ones of each partition. Where they apply, each row is
-    told with its trajectory, version, staleness, reward, tokens and lease; these are the columns of a table, too.
+    With --follow and without -o, it starts with the last records of each partition. Each row shows its trajectory,
+    version, staleness, reward, tokens and lease where they apply; these are also the columns of a table.
 
     \b
     Examples:
       laminar topics tail trajectories
       laminar topics tail settled -n 100 --json | jq .rows[].outcome
-      laminar topics tail inbox -p 0 -o beginning -n 5 -o table
+      laminar topics tail inbox -p 0 -o beginning -n 5 -O table
       laminar topics tail settled -o @-1h -f '%p:%o %k %s'
       laminar topics tail metrics --follow
     """
@@ -60,7 +62,7 @@ def tail_command(
     if span is not None or follow:
         last = OffsetSpan(Edge("end", 10 if count is None else count), None)
         ranges = resolve_span(to.client, name, span or last, numbers)
-        items = _cut(
+        items = _limited(
             (list(as_items(chunk, name)) for chunk in read_chunks(to.client, known, name, ranges, follow=follow)),
             count if span is not None else None,
         )
@@ -72,43 +74,47 @@ def tail_command(
         items = ([envelope(item) for item in part] for part in items)
     elif kind in ("table", "csv", "csv-raw", "arrow"):
         items = ([row for item in part for row in as_rows(item)] for part in items)
-    return RowOutput(items, TAIL_COLUMNS, kind, f"{name} has no such records", line, schema=TAIL_SCHEMA)
+    return RowOutput(items, TAIL_COLUMNS, kind, f"{name} has no matching records", line, schema=TAIL_SCHEMA)
 
 
-def _cut(parts: Iterable[list[Any]], count: int | None) -> Iterator[list[Any]]:
-    """`parts` up to `count` items in all."""
-    left = count
+def _limited(parts: Iterable[list[Any]], count: int | None) -> Iterator[list[Any]]:
+    """Yield `parts` up to `count` items in all."""
+    remaining = count
     for part in parts:
-        yield part[:left]
-        if left is not None and (left := left - len(part)) <= 0:
+        yield part[:remaining]
+        if remaining is not None and (remaining := remaining - len(part)) <= 0:
             return
 
 
 def get_command(
     address: Address,
     topic: TopicArgument,
-    place: Annotated[str, typer.Argument(metavar="PARTITION:OFFSET", help="Where it stands, as tail shows it.")],
+    position: Annotated[str, typer.Argument(metavar="PARTITION:OFFSET", help="The record's position, as in `tail`.")],
 ) -> Report:
-    """Print one record whole, as JSON. Exits with 1 where none stands: at a transaction's marker, or an aborted record.
+    """Print one whole record as JSON. Exits with 1 if the offset has none, e.g. a transaction marker or aborted record.
 
     \b
     Examples:
       laminar topics get trajectories 0:17
       laminar topics get experiences 0:17 | jq .rows[0].trajectory.text
     """
-    found = _PLACE.fullmatch(place)
+    found = _POSITION.fullmatch(position)
     if found is None:
-        raise typer.BadParameter(f"{place!r} is no place, like 0:17", param_hint="PARTITION:OFFSET")
+        raise typer.BadParameter(
+            f"{position!r} is not a partition and offset, such as 0:17", param_hint="PARTITION:OFFSET"
+        )
     partition, offset = int(found[1]), int(found[2])
     to = address.connect()
     name, known = known_topic(topic, to.run)
-    held = partition_ranges(to.client, name).get(partition)
-    if held is None or not held.beginning <= offset < held.end:
-        there = f"it holds {held.beginning} to {held.end - 1}" if held else "there is no such partition"
-        raise RuntimeError(f"{name} has no record at {place}: {there}")
-    chunks = read_chunks(to.client, known, name, {partition: PartitionRange(offset, held.end)})
+    offsets = partition_ranges(to.client, name).get(partition)
+    if offsets is None or not offsets.beginning <= offset < offsets.end:
+        there = f"its offsets are {offsets.beginning} to {offsets.end - 1}" if offsets else "there is no such partition"
+        raise RuntimeError(f"{name} has no record at {position}: {there}")
+    chunks = read_chunks(to.client, known, name, {partition: PartitionRange(offset, offsets.end)})
     item = next((item for chunk in chunks for item in as_items(chunk, name)), None)
     if item is None or item["offset"] != offset:
-        follows = f"the next stands at {partition}:{item['offset']}" if item else "none follows"
-        raise RuntimeError(f"{name} has no record at {place} (a transaction's marker, aborted or compacted): {follows}")
+        following = f"the next record is at {partition}:{item['offset']}" if item else "no record follows"
+        raise RuntimeError(
+            f"{name} has no record at {position} (a transaction marker, aborted or compacted): {following}"
+        )
     return Report(item, str, as_json=True)

@@ -1,4 +1,4 @@
-"""`laminar topics list`, `describe`, `lag` and `offsets`: what brokers know of topics. No record is read."""
+"""`laminar topics list`, `describe`, `lag` and `offsets`: topic metadata from the brokers, without reading records."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def list_command(
     address: Address,
     printing: Printing,
 ) -> RowOutput:
-    """List the topics of a run: partitions, offsets held, cleanup, records.
+    """List the topics of a run: partitions, offsets, cleanup policy and record types.
 
     \b
     Examples:
@@ -44,7 +44,7 @@ def describe_command(
     topic: TopicArgument,
     json: JsonOption = False,
 ) -> Report:
-    """Describe a topic: who writes and reads it, its settings, and what each partition holds.
+    """Describe a topic: its producers and consumers, its settings, and the offsets of each partition.
 
     \b
     Examples:
@@ -67,7 +67,7 @@ def describe_command(
         "replication_factor": described.replication_factor,
         "config": dict(described.config),
         "partitions": [
-            {"partition": number, "beginning": held.beginning, "end": held.end} for number, held in ranges.items()
+            {"partition": number, "beginning": each.beginning, "end": each.end} for number, each in ranges.items()
         ],
     }
     return Report(data, lambda: _description(data), as_json=json)
@@ -77,7 +77,7 @@ def lag_command(
     address: Address,
     printing: Printing,
 ) -> RowOutput:
-    """Say how far each pipeline of a run is behind. The committed offset is the mark below which nothing is pending.
+    """Show each pipeline's consumer lag. All records below a committed offset are processed.
 
     \b
     Examples:
@@ -93,7 +93,7 @@ def lag_command(
         )
         for each in lags
     ]
-    return RowOutput([rows], LAG_COLUMNS, printing.form(), f"run {to.run} has no groups")
+    return RowOutput([rows], LAG_COLUMNS, printing.form(), f"run {to.run} has no consumer groups")
 
 
 def offsets_command(
@@ -101,10 +101,15 @@ def offsets_command(
     printing: Printing,
     topic: TopicArgument,
     at: Annotated[
-        str | None, typer.Option("--at", metavar="TIME", help="Also the first offset at 2026-01-31T12:00, or 2h ago.")
+        str | None,
+        typer.Option(
+            "--at",
+            metavar="TIME",
+            help="Also show the first offset at TIME: 2026-01-31T12:00, or 2h for two hours ago.",
+        ),
     ] = None,
 ) -> RowOutput:
-    """Say where each partition begins and ends; `held-back` offsets wait for the end of a transaction.
+    """Show each partition's first and end offset. `held-back` offsets become readable when an open transaction ends.
 
     \b
     Examples:
@@ -118,13 +123,13 @@ def offsets_command(
     to = address.connect()
     name = full_name(topic, to.run)
     ranges = partition_ranges(to.client, name)
-    moments = {} if span is None else resolve_span(to.client, name, span)
+    at_time = {} if span is None else resolve_span(to.client, name, span)
     with admin_client(to.client) as admin:
-        written = {where.partition: end for where, end in end_offsets(admin, [name], committed=False).items()}
+        log_ends = {each.partition: end for each, end in end_offsets(admin, [name], committed=False).items()}
     rows = [
-        {"partition": number, "beginning": held.beginning, "end": held.end, "held_back": written[number] - held.end}
-        | ({"at": moments[number].beginning} if moments else {})
-        for number, held in ranges.items()
+        {"partition": number, "beginning": each.beginning, "end": each.end, "held_back": log_ends[number] - each.end}
+        | ({"at": at_time[number].beginning} if at_time else {})
+        for number, each in ranges.items()
     ]
     return RowOutput([rows], list(rows[0]), printing.form())
 
@@ -141,12 +146,12 @@ def _listed(topic: TopicDescription, offsets: int) -> Row:
 
 
 def _description(data: dict[str, Any]) -> str:
-    settings = ", ".join(f"{name}={value}" for name, value in sorted(data["config"].items())) or "the broker's defaults"
+    settings = ", ".join(f"{name}={value}" for name, value in sorted(data["config"].items())) or "broker defaults"
     lines = [
         f"{data['topic']}: {data['about'] or 'not in the catalogue'}",
         f"  records    {', '.join(data['records'])}, key {data['key'] or 'none'}",
         f"  written by {', '.join(data['producers'])}",
-        f"  read by    {', '.join(data['consumers']) or 'people'}",
+        f"  read by    {', '.join(data['consumers']) or 'people and tools'}",
         f"  settings   {settings}; {data['replication_factor']} replicas",
     ]
     lines += [f"  partition {each['partition']}: {each['beginning']} to {each['end']}" for each in data["partitions"]]

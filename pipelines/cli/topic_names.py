@@ -1,4 +1,4 @@
-"""How people name topics on the command line."""
+"""Topic names on the command line: a short name of the catalogue, or a full Kafka name."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ import typer
 
 from schemas.topics import CATALOGUE, Topic, run_of, run_prefix
 
-TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="A noun (trajectories) or a topic's full name.")]
+TopicArgument = Annotated[
+    str, typer.Argument(metavar="TOPIC", help="A short name (trajectories) or a full topic name.")
+]
 
 
 def full_name(topic: str, run: str) -> str:
-    """The name of the topic that a user calls `topic`: a noun of the catalogue, or a full name. Raises BadParameter."""
+    """Return the full name of `topic`, a short name of the catalogue or a full name. Raises typer.BadParameter."""
     if topic in CATALOGUE:
         return CATALOGUE[topic].name(run)
     if run_of(topic) is not None:
         return topic
-    close = difflib.get_close_matches(topic, CATALOGUE, n=1)
-    near = f": did you mean {close[0]}?" if close else "."
-    raise typer.BadParameter(f"{topic!r} is no topic{near} There are {', '.join(CATALOGUE)}")
+    nearest = difflib.get_close_matches(topic, CATALOGUE, n=1)
+    hint = f"; did you mean {nearest[0]}?" if nearest else "."
+    raise typer.BadParameter(f"{topic!r} is not a topic{hint} The topics are {', '.join(CATALOGUE)}")
 
 
 def known_topic(topic: str, run: str) -> tuple[str, Topic]:
-    """The full name of the topic that a user calls `topic`, and what it carries. Raises BadParameter."""
+    """Return the full name of `topic` and its catalogue entry. Raises typer.BadParameter."""
     name = full_name(topic, run)
     return name, CATALOGUE[name.removeprefix(run_prefix(run_of(name) or run))]

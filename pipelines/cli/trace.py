@@ -1,4 +1,4 @@
-"""`laminar trace`: a run as a trace for Perfetto."""
+"""`laminar trace`: write a run's trace for Perfetto."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ app = Commands()
 @app.command()
 def trace(
     address: Address,
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where the trace goes.")] = Path("trace.json"),
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The trace file.")] = Path("trace.json"),
     json: JsonOption = False,
 ) -> Report:
-    """Write a run's trace: each trajectory at its replica, scoring, optimizer steps, versions, plans, counters.
+    """Write a run's trace: trajectories on their replicas, scoring, optimizer steps, versions, plans and counters.
 
-    Open the file in ui.perfetto.dev or chrome://tracing. A span's traceparent is that of its records' headers.
+    Open the file in ui.perfetto.dev or chrome://tracing. A span has the `traceparent` of its records' headers.
 
     \b
     Examples:
@@ -38,5 +38,5 @@ def trace(
         for count, event in enumerate(events(to.client, to.run), 1):
             file.write(("" if count == 1 else ",\n") + jsons.dumps(event))
         file.write("\n]}\n")
-    text = f"{count:,} events of run {to.run} are in {out}: open it in ui.perfetto.dev"
+    text = f"wrote {count:,} events of run {to.run} to {out}: open it in ui.perfetto.dev"
     return Report({"run": to.run, "file": str(out), "events": count}, lambda: text, as_json=json)

@@ -1,4 +1,4 @@
-"""`laminar train`: training apart from a run, from what a run has left in its log."""
+"""`laminar train`: replay the training of a run from its batches topic."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from pipelines.config import Config
 
 app = Commands(no_args_is_help=True)
-SHOWN = ("step", "reward/mean", "loss", "grad_norm", "importance_ratio/mean", "ess", "entropy")
+COLUMNS = ("step", "reward/mean", "loss", "grad_norm", "importance_ratio/mean", "ess", "entropy")
 SECTION = "trainer."
 
 
 @app.callback()
 def train() -> None:
-    """Train apart from a run.
+    """Replay the training of a run.
 
     \b
     Examples:
@@ -47,18 +47,20 @@ def replay(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="DIR", help="A new folder for model and metrics; by default beside the run's."),
+        typer.Option(
+            "--out", metavar="DIR", help="A new folder for model and metrics; by default in the run's folder."
+        ),
     ] = None,
-    folder: Annotated[Path, typer.Option("--folder", metavar="DIR", help="Where the runs are.")] = RUNS,
+    folder: Annotated[Path, typer.Option("--folder", metavar="DIR", help="The folder of the runs.")] = RUNS,
     json: JsonOption = False,
 ) -> Report:
-    """Train again from a run's batches topic, from its first model, with another algorithm or rate if asked.
+    """Train again from a run's batches topic and initial model, with another algorithm or learning rate if set.
 
-    After `laminar runs trim` it begins with the checkpoint that the trim point keeps.
+    After `laminar runs trim` the replay begins with the checkpoint that the trim point keeps.
 
-    Without a change the weights come out bit by bit as the run left them, however often its trainer was killed; the
-    answer says whether they did, and the exit code is 1 if they did not. Rewards are those of the recorded answers:
-    a changed trainer learns from experience that another policy made.
+    Without --set the weights equal the run's bit by bit, however often its trainer was killed. The command compares
+    them, and exits with 1 if they differ. With --set the trainer learns from recorded responses and rewards, that is,
+    from experience that another policy generated.
 
     \b
     Examples:
@@ -75,38 +77,40 @@ def replay(
     to = connect(None if run == "latest" else run, kafka.brokers, kafka.command_config, folder)
     trim_point = newest_trim_point(to.client, task.config.run.name)
     begin = None if trim_point is None else task.run_folder / trim_point.checkpoint
-    began = time.monotonic()
+    started = time.monotonic()
     task.out.mkdir(parents=True)
-    passed_over: dict[int, int] = {}
+    skipped_records: dict[int, int] = {}
 
-    def train(ranks: Ranks, tell: Callable[[Iterator[Update]], Iterator[Update]] = iter) -> tuple[list[Update], str]:
+    def train(
+        ranks: Ranks, log_updates: Callable[[Iterator[Update]], Iterator[Update]] = iter
+    ) -> tuple[list[Update], str]:
         config = task.config
         replayed = Replay(config.trainer, config.model_folder(), task.recorded, ranks, config.experience.shards, begin)
         log = _Log(to.client, task.config.run.name)
-        updates = list(tell(replayed.train(log.parts(), task.steps)))
-        passed_over[ranks.rank] = log.undecodable + replayed.rejected
+        updates = list(log_updates(replayed.train(log.parts(), task.steps)))
+        skipped_records[ranks.rank] = log.undecodable + replayed.rejected
         weights = replayed.weights()
         if ranks.rank == 0:
             replayed.save(weights, task.out / "model")
         return updates, weights_digest(weights)
 
     with TemporaryDirectory() as meeting, forked_ranks(task.config.trainer, train, Path(meeting)) as first:
-        updates, weights = train(first, lambda found: _told(found, task))
+        updates, weights = train(first, lambda found: _logged(found, task))
     own = task.run_folder / "model"
     data = {
         "run": task.config.run.name,
         "changes": list(changes or []),
-        "begins_at": None if trim_point is None else str(trim_point.version),
+        "start_version": None if trim_point is None else str(trim_point.version),
         "steps": updates[-1].step if updates else 0,
-        "skipped": {update.batch: update.reason for update in updates if update.reason is not None},
-        "records_passed_over": passed_over[0],
-        "seconds": round(time.monotonic() - began, 3),
+        "skipped_batches": {update.batch: update.reason for update in updates if update.reason is not None},
+        "skipped_records": skipped_records[0],
+        "seconds": round(time.monotonic() - started, 3),
         "weights": weights,
-        "weights_of_run": folder_digest(own) if own.is_dir() else None,
+        "run_weights": folder_digest(own) if own.is_dir() else None,
         "model": str(task.out / "model"),
         "metrics": str(task.out / "metrics.jsonl"),
     }
-    differs = not changes and data["weights_of_run"] not in (None, data["weights"])
+    differs = not changes and data["run_weights"] not in (None, data["weights"])
     return Report(data, lambda: _text(data, updates), as_json=json, exit_code=int(differs))
 
 
@@ -114,15 +118,15 @@ def replay(
 class _Task:
     config: Config
     steps: int | None
-    """Batches to train; None: all there are."""
+    """Batches to train; None: all in the topic."""
     run_folder: Path
     out: Path
     recorded: int
-    """Ranks that the batches were made for."""
+    """The number of trainer ranks that the batches are divided for."""
 
 
 def _task(folder: Path, run: str, changes: list[str], out: Path | None) -> _Task:
-    """What is to be trained again, and where it goes. Raises typer.BadParameter."""
+    """Return the run to replay and the output folder. Raises typer.BadParameter."""
     from pipelines.config import load_config
 
     place = (folder / run).resolve()
@@ -130,31 +134,31 @@ def _task(folder: Path, run: str, changes: list[str], out: Path | None) -> _Task
         raise typer.BadParameter(f"there is no run {run!r} under {folder}/", param_hint="RUN")
     for change in changes:
         if not change.startswith(SECTION):
-            raise typer.BadParameter(f"{change!r}: only {SECTION}* can change in a replay", param_hint="--set")
+            raise typer.BadParameter(f"{change!r}: a replay can change only {SECTION}* settings", param_hint="--set")
     config = load_config(place / "config.toml", changes)
     limited = not changes or any(change.startswith("trainer.optimizer_steps") for change in changes)
     if out is None:
         out = next(name for name in (place / f"replay-{number}" for number in count(1)) if not name.exists())
     if out.exists():
-        raise typer.BadParameter(f"{out} is there already", param_hint="--out")
+        raise typer.BadParameter(f"{out} exists already", param_hint="--out")
     recorded = load_config(place / "config.toml").trainer.ranks
     if config.trainer.ranks not in (1, recorded):
         raise typer.BadParameter(
-            f"its batches are for {recorded} ranks: trainer.ranks can be that or 1", param_hint="--set"
+            f"the run's batches are for {recorded} ranks: trainer.ranks must be {recorded} or 1", param_hint="--set"
         )
     return _Task(config, config.trainer.optimizer_steps if limited else None, place, out, recorded)
 
 
 @dataclass
 class _Log:
-    """The batches of `run`. `undecodable` counts records that are no micro-batches: the trainer passed over them."""
+    """The batches topic of `run`. `undecodable` counts records that are not micro-batches; the trainer skipped them."""
 
     client: ClientProperties
     run: str
     undecodable: int = 0
 
     def parts(self) -> Iterator[tuple[Any, int, int]]:
-        """The micro-batches with partition and offset."""
+        """Yield the micro-batches with partition and offset."""
         from infra.kafka.reading import read_topic
         from schemas.records import MicroBatch
         from schemas.topics import BATCHES
@@ -166,8 +170,8 @@ class _Log:
                 self.undecodable += 1
 
 
-def _told(updates: Iterator[Update], task: _Task) -> Iterator[Update]:
-    """`updates` as they come, each written to the metrics file and shown to whoever watches a terminal."""
+def _logged(updates: Iterator[Update], task: _Task) -> Iterator[Update]:
+    """Yield `updates`; write each to the metrics file and show it on the terminal."""
     from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from pipelines.inspect.metrics_file import MetricsFile
@@ -177,11 +181,11 @@ def _told(updates: Iterator[Update], task: _Task) -> Iterator[Update]:
     reward = TextColumn("{task.fields[reward]}")
     columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn(), reward)
     with MetricsFile(task.out / "metrics.jsonl") as file, Progress(*columns, console=console(stderr=True)) as progress:
-        shown = progress.add_task(f"replaying {task.config.run.name}", total=task.steps, reward="")
+        bar = progress.add_task(f"replaying {task.config.run.name}", total=task.steps, reward="")
         for update in updates:
             if update.reason is None:
                 file.append([Metric("trainer", update.step, update.values, time.time_ns() // 10**6)])
-                progress.update(shown, completed=update.step, reward=f"reward {update.values['reward/mean']:.3f}")
+                progress.update(bar, completed=update.step, reward=f"reward {update.values['reward/mean']:.3f}")
             yield update
 
 
@@ -189,22 +193,22 @@ def _text(data: dict[str, Any], updates: list[Update]) -> Any:
     from rich.console import Group
 
     trained = [update for update in updates if update.reason is None]
-    picked = trained if len(trained) <= 10 else [trained[i * (len(trained) - 1) // 9] for i in range(10)]
-    rows = [{"step": update.step, **{name: _short(update.values.get(name)) for name in SHOWN[1:]}} for update in picked]
+    sample = trained if len(trained) <= 10 else [trained[i * (len(trained) - 1) // 9] for i in range(10)]
+    rows = [
+        {"step": update.step, **{name: _short(update.values.get(name)) for name in COLUMNS[1:]}} for update in sample
+    ]
     lines = [f"{data['steps']} steps in {data['seconds']:.1f} s; the model is in {data['model']}"]
-    lines += [f"batch {batch} was passed over: {reason}" for batch, reason in data["skipped"].items()]
-    if data["records_passed_over"]:
-        lines.append(
-            f"{data['records_passed_over']} records were passed over, as in the run: `laminar topics dead-letters`"
-        )
-    if data["begins_at"]:
-        lines.append(f"the log begins at version {data['begins_at']}: so did this, with the checkpoint that was kept")
-    if data["weights_of_run"] is None:
-        lines.append("the run has left no model to compare with")
+    lines += [f"skipped batch {batch}: {reason}" for batch, reason in data["skipped_batches"].items()]
+    if data["skipped_records"]:
+        lines.append(f"skipped {data['skipped_records']} records, as the run did: see `laminar topics dlq list`")
+    if data["start_version"]:
+        lines.append(f"the log begins at version {data['start_version']}; the replay began with that checkpoint")
+    if data["run_weights"] is None:
+        lines.append("the run has no final model to compare with")
     elif not data["changes"]:
-        same = data["weights"] == data["weights_of_run"]
-        lines.append("the weights are the run's own, bit by bit" if same else "THE WEIGHTS ARE NOT THE RUN'S")
-    return Group(table(rows, SHOWN), *lines)
+        same = data["weights"] == data["run_weights"]
+        lines.append("the weights equal the run's, bit by bit" if same else "THE WEIGHTS DIFFER FROM THE RUN'S")
+    return Group(table(rows, COLUMNS), *lines)
 
 
 def _short(value: float | None) -> float | None:

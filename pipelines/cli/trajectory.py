@@ -1,4 +1,4 @@
-"""`laminar trajectory`: one trajectory's whole life, from the log."""
+"""`laminar trajectory`: one trajectory's history, read from the log."""
 
 from __future__ import annotations
 
@@ -28,19 +28,20 @@ app = Commands()
 
 @app.command()
 def trajectory(
-    name: Annotated[str, typer.Argument(metavar="ID", help="p12.3, or e7.0 of an evaluation.")],
+    name: Annotated[str, typer.Argument(metavar="ID", help="The trajectory id: p12.3, or e7.0 for evaluation.")],
     address: Address,
     colour: Annotated[
-        Literal["logprob", "version", "none"], typer.Option("--colour", help="What the colour of a token tells.")
+        Literal["logprob", "version", "none"], typer.Option("--colour", help="What a token's colour shows.")
     ] = "logprob",
     model: Annotated[
-        Path | None, typer.Option("--model", metavar="DIR", help="Whose tokenizer spells tokens; the run's model.")
+        Path | None,
+        typer.Option("--model", metavar="DIR", help="The tokenizer's model folder; by default the run's model."),
     ] = None,
     json: JsonOption = False,
 ) -> Report | Texts:
-    """Tell a trajectory's whole life: its prompt, who had it, every progress and move, its end, and what came of it.
+    """Show a trajectory's history: its prompt, its replicas, all progress and moves, and its outcome.
 
-    Each line says where its record stands, for `laminar topics get`. Exits with 1 where the log knows no such one.
+    Each line has the record's position, for `laminar topics get`. Exits with 1 if the log has no such trajectory.
 
     \b
     Examples:
@@ -54,23 +55,23 @@ def trajectory(
         raise typer.BadParameter(str(error), param_hint="ID") from error
     to = address.connect()
     parts = filter(None, history_of(to.client, to.run, key))
-    began = next(parts, None)
-    if began is None:
-        raise RuntimeError(f"the log of run {to.run} knows no trajectory {name}")
-    spelt = partial(_tokens, model=model or _model_of(address.run))
+    first = next(parts, None)
+    if first is None:
+        raise RuntimeError(f"the log of run {to.run} has no trajectory {name}")
+    read_tokens = partial(_tokens, model=model or _model_of(address.run))
     if not json:
-        return Texts(_texts(name, chain([began], parts), spelt, colour))
-    life = History([*began, *chain.from_iterable(parts)])
-    return Report(_facts(name, life, spelt(life)), str, as_json=True)
+        return Texts(_texts(name, chain([first], parts), read_tokens, colour))
+    history = History([*first, *chain.from_iterable(parts)])
+    return Report(_to_json(name, history, read_tokens(history)), str, as_json=True)
 
 
-def _tokens(life: History, model: Path | None) -> Tokens | None:
-    finished = life.first(Trajectory)
+def _tokens(history: History, model: Path | None) -> Tokens | None:
+    finished = history.first(Trajectory)
     return tokens_of(finished.record, model) if finished else None
 
 
 def _model_of(run: str | None) -> Path | None:
-    """The model that a run under ./runs began with; None where there is no such run."""
+    """Return the initial model of a run under ./runs; None if there is no such run."""
     try:
         config = tomllib.loads((RUNS / (run or "latest") / "config.toml").read_text(encoding="utf-8"))
     except OSError:
@@ -78,27 +79,27 @@ def _model_of(run: str | None) -> Path | None:
     return Path(config.get("model", {}).get("path", ""))
 
 
-def _facts(name: str, life: History, tokens: Tokens | None) -> dict[str, Any]:
+def _to_json(name: str, history: History, tokens: Tokens | None) -> dict[str, Any]:
     return {
         "trajectory": name,
-        "outcome": describe_outcome(life),
-        "events": [{**event._asdict(), "record": to_plain(event.record)} for event in life.events],
+        "outcome": describe_outcome(history),
+        "events": [{**event._asdict(), "record": to_plain(event.record)} for event in history.events],
         "tokens": None if tokens is None else tokens._asdict(),
     }
 
 
 def _texts(
-    name: str, parts: Iterable[list[MatchingRecord]], spelt: Callable[[History], Tokens | None], colour: str
+    name: str, parts: Iterable[list[MatchingRecord]], read_tokens: Callable[[History], Tokens | None], colour: str
 ) -> Iterator[Any]:
-    life = History([])
+    history = History([])
     for part in parts:
-        life.events.extend(part)
-        yield Text("\n").join(_line(event, life.events[0].timestamp) for event in part)
-    yield f"{name}: {describe_outcome(life)}"
-    tokens = spelt(life)
+        history.events.extend(part)
+        yield Text("\n").join(_line(event, history.events[0].timestamp) for event in part)
+    yield f"{name}: {describe_outcome(history)}"
+    tokens = read_tokens(history)
     yield from coloured(tokens, colour) if tokens else ()
 
 
-def _line(event: MatchingRecord, began: int) -> Text:
-    where = f"{event.topic} {event.partition}:{event.offset}"
-    return Text(f"  {(event.timestamp - began) / 1000:>9.3f} s  {where:<24} {describe_record(event.record)}")
+def _line(event: MatchingRecord, start: int) -> Text:
+    position = f"{event.topic} {event.partition}:{event.offset}"
+    return Text(f"  {(event.timestamp - start) / 1000:>9.3f} s  {position:<24} {describe_record(event.record)}")

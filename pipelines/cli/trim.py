@@ -1,4 +1,4 @@
-"""`laminar runs trim`: let the log of a run begin at a version that has a checkpoint."""
+"""`laminar runs trim`: delete the oldest records of a run's log, up to a version that has a checkpoint."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pipelines.run.trim.plan import TrimPlan
     from schemas.records import PolicyVersion
 
-COLUMNS = ("partition", "from", "to", "records", "bytes", "what stays first")
+COLUMNS = ("partition", "from", "to", "records", "bytes", "limited_by")
 
 
 def trim_command(
@@ -24,17 +24,17 @@ def trim_command(
         str | None,
         typer.Option("--version", metavar="VERSION", help="epoch.number; by default the newest with a checkpoint."),
     ] = None,
-    execute: Annotated[bool, typer.Option("--execute", help="Do it; without this nothing is changed.")] = False,
+    execute: Annotated[bool, typer.Option("--execute", help="Delete the records; without it, a dry run.")] = False,
     run: RunOption = None,
-    folder: Annotated[Path, typer.Option("--folder", metavar="DIR", help="Where the runs are.")] = RUNS,
+    folder: Annotated[Path, typer.Option("--folder", metavar="DIR", help="The folder of the runs.")] = RUNS,
     json: JsonOption = False,
 ) -> Report:
-    """Delete the oldest records of a run's log, up to a version that has a checkpoint. A dry run unless --execute.
+    """Delete the oldest records of a run's log, up to a version that has a checkpoint. Dry run unless --execute.
 
-    What goes has ended, is counted and hashed in a trim point that is written first, and is needed by no restart,
-    export or group. The checkpoint is kept in the run's folder under trim-points/. Audit, replay and lineage begin at
-    the trim point and say so; the audit's numbers stay the same. A run may be at work meanwhile. Exits with 1 where the
-    audit fails.
+    Only records of settled trajectories that no restart, export or consumer group needs are deleted. A trim point with
+    their counts and hashes is written first, and the checkpoint is copied to trim-points/ in the run's folder. Audit,
+    replay and lineage then begin at the trim point; the audit's counts do not change. The run may keep running. Exits
+    with 1 if the audit fails.
 
     \b
     Examples:
@@ -44,22 +44,22 @@ def trim_command(
     from operators.trainer.checkpoint import list_checkpoints
     from pipelines.config import load_config
     from pipelines.inspect.run_folders import find_run
-    from pipelines.run.trim.execute import execute as make
+    from pipelines.run.trim.execute import execute as execute_trim
     from pipelines.run.trim.plan import TrimRefused, plan_trim
     from pipelines.trainer import checkpoints_of
     from schemas.records import PolicyVersion
 
     to = connect(run, kafka.brokers, kafka.command_config, folder)
-    place = find_run(folder, to.run).folder
-    config = load_config(place / "config.toml")
+    run_folder = find_run(folder, to.run).folder
+    config = load_config(run_folder / "config.toml")
     checkpoints = {PolicyVersion.parse(each.name): each for each in list_checkpoints(checkpoints_of(config))}
     try:
         plan = plan_trim(to.client, to.run, checkpoints, _parsed(version))
     except TrimRefused as refusal:
-        why = str(refusal)
-        return Report({"run": to.run, "executed": False, "refused": why}, lambda: why, as_json=json, exit_code=1)
+        reason = str(refusal)
+        return Report({"run": to.run, "executed": False, "refused": reason}, lambda: reason, as_json=json, exit_code=1)
     if execute:
-        make(to.client, plan, place)
+        execute_trim(to.client, plan, run_folder)
     data: dict[str, Any] = {
         "run": to.run,
         "executed": execute,
@@ -83,8 +83,8 @@ def _parsed(version: str | None) -> PolicyVersion | None:
 
 
 def _rows(plan: TrimPlan) -> Iterator[dict[str, Any]]:
-    for place, cut in plan.cuts.items():
-        values = (str(place), cut.begin, cut.offset, cut.records, cut.size, cut.held_by)
+    for partition, cut in plan.cuts.items():
+        values = (str(partition), cut.begin, cut.offset, cut.records, cut.size, cut.held_by)
         yield dict(zip(COLUMNS, values, strict=True)) | {"blake3": cut.digest}
 
 
@@ -93,9 +93,12 @@ def _text(data: dict[str, Any], plan: TrimPlan) -> Any:
 
     counts = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in data["counts"].items() if count)
     size, records = sum(plan.trim_point.byte_counts), sum(plan.trim_point.record_counts)
-    what = "begins" if data["executed"] else "would begin"
-    lines = [f"the log of run {plan.run} {what} at version {data['version']}: {records:,} records, {size:,} bytes less"]
-    lines.append(f"ended before, as the trim point says: {counts or 'nothing'}")
+    verb = "begins" if data["executed"] else "would begin"
+    deleted = "deleted" if data["executed"] else "to delete"
+    lines = [
+        f"the log of run {plan.run} {verb} at version {data['version']}: {records:,} records, {size:,} bytes {deleted}"
+    ]
+    lines.append(f"counts in the trim point: {counts or 'none'}")
     if not data["executed"]:
-        lines.append("nothing was changed: --execute does it")
+        lines.append("Dry run: nothing was deleted. Use --execute.")
     return Group(table(data["partitions"], COLUMNS), *lines)

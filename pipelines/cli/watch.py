@@ -1,4 +1,4 @@
-"""`laminar watch`: a run as it goes, wherever it is, from its Kafka alone."""
+"""`laminar watch`: watch a run live, on any machine that reaches its Kafka."""
 
 from __future__ import annotations
 
@@ -15,25 +15,27 @@ from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, Connection, JsonOption
 from pipelines.inspect.run_state.state import RunState, fold_all, new_run
 from pipelines.present.output import Report
-from pipelines.present.view.figures import figures
+from pipelines.present.view.state_json import state_to_json
 from pipelines.present.view.watch import Watch
 from schemas.topics import REPLICAS
 
 app = Commands()
-PATIENCE_S = 5.0
-"""So long without news, and what has been heard must do."""
-BEATS = 200
+CATCH_UP_TIMEOUT_S = 5.0
+"""After this time without new records the snapshot is taken as it is."""
+MAX_HEARTBEATS = 200
 
 
 @app.command()
 def watch(
     address: Address,
-    plain: Annotated[bool, typer.Option("--plain", help="One snapshot, as where the output is no terminal.")] = False,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Print one snapshot, as if the output were not a terminal.")
+    ] = False,
     json: JsonOption = False,
 ) -> Report | None:
-    """Watch a run: reward, accuracy, staleness, speed, lag, replicas. Joins no group; works from any machine.
+    """Watch a run: reward, accuracy, staleness, speed, lag, replicas. Joins no consumer group; works on any machine.
 
-    On a terminal it is redrawn until you leave it (q); else it is one snapshot.
+    On a terminal the view is redrawn until you press q; otherwise one snapshot is printed.
 
     \b
     Examples:
@@ -45,7 +47,7 @@ def watch(
     with attached(to) as watching:
         state = catch_up(watching)
         if json or plain or not sys.stdout.isatty():
-            return Report(figures(state), lambda: _snapshot(state), as_json=json)
+            return Report(state_to_json(state), lambda: _snapshot(state), as_json=json)
         from pipelines.present.view.app import WatchApp
 
         WatchApp(to.run, watching.tick).run()
@@ -54,31 +56,34 @@ def watch(
 
 @contextmanager
 def attached(to: Connection) -> Iterator[Watch]:
-    """A watch on a run that may be elsewhere; the last heartbeats are known to it at once."""
+    """Yield a watch on a run of any machine, which starts from the run's last heartbeats."""
     from infra.kafka.observe import Observer
     from infra.kafka.reading import last_records
 
-    beats: list[Any] = [row for record in last_records(to.client, REPLICAS.name(to.run), BEATS) for row in record.rows]
+    records = last_records(to.client, REPLICAS.name(to.run), MAX_HEARTBEATS)
+    heartbeats: list[Any] = [row for record in records for row in record.rows]
     with Observer(to.client, to.run) as source:
-        yield Watch(fold_all(new_run(to.run, None, 0), beats), source=source)
+        yield Watch(fold_all(new_run(to.run, None, 0), heartbeats), source=source)
 
 
 def catch_up(watching: Watch) -> RunState:
-    """What the log says by now."""
-    known, since = watching.tick(), time.monotonic()
-    while watching.source is not None and not watching.source.caught_up() and time.monotonic() - since < PATIENCE_S:
+    """Read the log up to its end and return the state; stop earlier after `CATCH_UP_TIMEOUT_S` without change."""
+    state, changed_at = watching.tick(), time.monotonic()
+    while watching.source is not None and not watching.source.caught_up():
+        if time.monotonic() - changed_at >= CATCH_UP_TIMEOUT_S:
+            break
         time.sleep(0.005)
-        state = watching.tick()
-        if replace(state, now=known.now) != known:
-            known, since = state, time.monotonic()
-    watching.state = replace(watching.state, started_at=_began(watching.state))
+        newest = watching.tick()
+        if replace(newest, now=state.now) != state:
+            state, changed_at = newest, time.monotonic()
+    watching.state = replace(watching.state, started_at=_start_time(watching.state))
     return watching.state
 
 
-def _began(state: RunState) -> int:
-    """The first time that is known of a run that nobody here has started."""
-    told = [pace.at for pace in state.pace] + [each.sent_at for each in state.replicas.values()]
-    return min(told, default=state.now)
+def _start_time(state: RunState) -> int:
+    """Return the earliest time in `state`: the start of a run that this process has not started is not recorded."""
+    times = [pace.at for pace in state.pace] + [each.sent_at for each in state.replicas.values()]
+    return min(times, default=state.now)
 
 
 def _snapshot(state: RunState) -> Any:

@@ -1,4 +1,4 @@
-"""What `laminar weights` does with bytes: verify, compare, take out to a folder and put in from one."""
+"""The weight bytes of `laminar weights`: verify, compare, pull to a folder, publish from a folder."""
 
 from __future__ import annotations
 
@@ -27,36 +27,39 @@ from pipelines.config import Config
 from pipelines.present.output import Row
 from schemas.records import PolicyVersion, RelayChain, WeightVersion
 
-BESIDE = ("*.json", "*.jinja", "*.model", "*.txt")
-"""What of a model's folder goes with its weights: configuration and tokenizer."""
+COPIED = ("*.json", "*.jinja", "*.model", "*.txt")
+"""The files of a model folder that `pull` copies beside the weights: configuration and tokenizer."""
 
 
 def store_root(to: Connection, config: Config | None, given: Path | None) -> Path:
-    """The weight store of this machine: as given, as the run's configuration says, or where it is by default."""
+    """Return the folder of this machine's weight store: `given`, else relay.store of `config`, else the default."""
     if given is not None:
         return given
-    said = "" if config is None else config.relay.store
-    return Path(said) if said not in ("", "auto") else default_root(to.run)
+    configured = "" if config is None else config.relay.store
+    return Path(configured) if configured not in ("", "auto") else default_root(to.run)
 
 
 def verify(store: WeightStore, manifest: WeightVersion) -> list[Row]:
-    """Each claim of `manifest`, and whether the bytes in `store` agree. Raises VersionGone."""
+    """Return a row for each check of the bytes in `store` against `manifest`. Raises VersionGone."""
     with store.read(manifest.version) as data:
         layout = Layout(manifest.tensors)
-        found: list[tuple[str, Any, Any]] = [
+        checks: list[tuple[str, Any, Any]] = [
             ("bytes", manifest.bytes, len(data)),
             ("blake3", manifest.blake3, blake3(data, max_threads=blake3.AUTO).hexdigest()),
             ("tensors", True, layout.matches(data)),
         ]
         if manifest.chunk_checksums:
-            checks = chunk_checksums(data, manifest.chunk_bytes)
-            right = sum(said == has for said, has in zip(manifest.chunk_checksums, checks, strict=False))
-            found.append(("chunks", f"{len(manifest.chunk_checksums)} right", f"{right} right"))
-    return [{"claim": name, "manifest": said, "store": has, "right": said == has} for name, said, has in found]
+            checksums = chunk_checksums(data, manifest.chunk_bytes)
+            matching = sum(each == actual for each, actual in zip(manifest.chunk_checksums, checksums, strict=False))
+            checks.append(("matching chunks", len(manifest.chunk_checksums), matching))
+    return [
+        {"check": name, "manifest": expected, "store": actual, "matches": expected == actual}
+        for name, expected, actual in checks
+    ]
 
 
 def diff(store: WeightStore, old: WeightVersion, new: WeightVersion) -> list[Row]:
-    """How many elements of each tensor differ between two versions, the most changed first. Raises VersionGone."""
+    """Return the changed elements of each tensor between two versions, most changed first. Raises VersionGone."""
     with store.read(old.version) as before, store.read(new.version) as after:
         rows = _differences(before, after)
     return sorted(rows, key=lambda row: -row["share"])
@@ -88,19 +91,19 @@ def pull(
     model: Path,
     folder: Path,
 ) -> str:
-    """Leave a version in the new `folder`, as `from_pretrained` reads it, with the rest of `model`; where it came from.
+    """Write a version to the new `folder` for `from_pretrained`, with the other files of `model`; return the source.
 
     Raises FileExistsError, FileNotFoundError for a model folder without configuration, StoreError, TransportError.
     """
     if folder.exists():
-        raise FileExistsError(f"{folder} is there already: choose another folder or remove it")
+        raise FileExistsError(f"{folder} exists already: choose another folder, or remove it")
     if not (model / "config.json").is_file():
-        raise FileNotFoundError(f"{model} has no config.json: name the run's model folder with --model")
+        raise FileNotFoundError(f"{model} has no config.json: give the run's model folder with --model")
     unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     unfinished.mkdir(parents=True)
     try:
-        source = _take_out(to, root, manifest, chain, relay, unfinished / SINGLE)
-        for path in sorted(path for pattern in BESIDE for path in model.glob(pattern)):
+        source = _fetch(to, root, manifest, chain, relay, unfinished / SINGLE)
+        for path in sorted(path for pattern in COPIED for path in model.glob(pattern)):
             if path.name != "model.safetensors.index.json":
                 shutil.copyfile(path, unfinished / path.name)
         unfinished.replace(folder)
@@ -109,7 +112,7 @@ def pull(
     return source
 
 
-def _take_out(
+def _fetch(
     to: Connection, root: Path, manifest: WeightVersion, chain: RelayChain | None, relay: RelayConfig, file: Path
 ) -> str:
     if root.is_dir():
@@ -120,7 +123,7 @@ def _take_out(
         except VersionGone:
             pass
     if chain is None or not chain.links:
-        raise StoreError(f"version {manifest.version} is not in {root}, and run {to.run} has no relays to ask")
+        raise StoreError(f"version {manifest.version} is not in {root}, and run {to.run} has no relays")
     with file.open("xb+") as out:
         out.truncate(manifest.bytes)
         with mmap.mmap(out.fileno(), manifest.bytes) as memory, memoryview(memory) as view:
@@ -131,16 +134,18 @@ def _take_out(
 def publish(
     to: Connection, root: Path, keep: int, newest: WeightVersion | None, folder: Path, chunk_bytes: int
 ) -> PolicyVersion:
-    """Let the weights in Hugging Face folder `folder` go out as the version after `newest`, and return it.
+    """Publish the weights in the Hugging Face folder `folder` as the version after `newest`; return that version.
 
     Raises StoreBusy while the run's trainer publishes from this machine, ValueError if the tensors are not those of the
-    run, and PublishFailed.
+    run's model, and PublishFailed.
     """
     tensors = folder_tensors(folder)
     specs = [spec for spec, _ in tensors.values()]
     if newest is not None and set(specs) != set(newest.tensors):
-        strange = sorted({spec.name for spec in set(specs) ^ set(newest.tensors)})[:3]
-        raise ValueError(f"the weights in {folder} are not of this run's model: they differ in {', '.join(strange)}")
+        different = sorted({spec.name for spec in set(specs) ^ set(newest.tensors)})[:3]
+        raise ValueError(
+            f"the weights in {folder} are not of this run's model; different tensors: {', '.join(different)}"
+        )
     before = PolicyVersion(0, 0) if newest is None else newest.version
     version = PolicyVersion(before.epoch, before.number + 1)
     producer = BoundedProducer(to.client)

@@ -1,4 +1,4 @@
-"""`laminar weights`: the versions that a run has published, by the manifests in its relay topic, and their bytes."""
+"""`laminar weights`: the published weight versions of a run, from the manifests in its relay topic, and their bytes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from pipelines.config import Config
 
 app = Commands(no_args_is_help=True)
-COLUMNS = ("version", "parent", "step", "trained", "batches", "bytes", "created", "final", "line")
+COLUMNS = ("version", "parent", "step", "trained", "batches", "bytes", "created", "final", "ancestor")
 
 
 @app.callback()
 def weights() -> None:
-    """Look at the weight versions that a run has published, take one out, put one in.
+    """List, verify, compare, pull and publish the weight versions of a run.
 
     \b
     Examples:
@@ -36,7 +36,7 @@ def weights() -> None:
 
 @app.command("list")
 def list_(address: Address, printing: Printing) -> RowOutput:
-    """List the weight versions of a run, oldest first; `line` tells whether the newest descends from it.
+    """List the weight versions of a run, oldest first. `ancestor`: the newest version is or descends from this one.
 
     \b
     Examples:
@@ -45,8 +45,8 @@ def list_(address: Address, printing: Printing) -> RowOutput:
     """
     to = address.connect()
     manifests = Manifests(to.client, to.run).readable()
-    line = set(ancestor_line(manifests))
-    rows = [_listed(manifest, manifest.version in line) for manifest in manifests]
+    ancestors = set(ancestor_line(manifests))
+    rows = [_row(manifest, manifest.version in ancestors) for manifest in manifests]
     return RowOutput([rows], COLUMNS, printing.form(), f"run {to.run} has no weights yet")
 
 
@@ -58,7 +58,7 @@ def show(
     ] = "latest",
     json: JsonOption = False,
 ) -> Report:
-    """Show a weight version's manifest: its parent, its file and digest, the batches it learned from, its tensors.
+    """Show a weight version's manifest: parent, file, digest, batches, and tensors.
 
     \b
     Examples:
@@ -84,12 +84,12 @@ def verify(
     version: VersionArgument = "latest",
     store: StoreOption = None,
 ) -> RowOutput:
-    """Compare the bytes that this machine holds of a version with its manifest. Exit code 1 if they differ.
+    """Verify this machine's bytes of a version against its manifest. Exits with 1 if they differ.
 
     \b
     Examples:
       laminar weights verify
-      laminar weights verify 1.12 --json | jq 'all(.[]; .right)'
+      laminar weights verify 1.12 --json | jq 'all(.[]; .matches)'
     """
     from infra.store.weight_store import WeightStore
     from pipelines.cli.weight_bytes import store_root
@@ -98,9 +98,9 @@ def verify(
     to, (manifest,) = _find([version], address)
     with WeightStore(store_root(to, _config(address.run), store)) as opened:
         rows = verify_bytes(opened, manifest)
-    wrong = any(not row["right"] for row in rows)
-    columns = ("claim", "manifest", "store", "right")
-    return RowOutput([rows], columns, printing.form(), exit_code=int(wrong))
+    differs = any(not row["matches"] for row in rows)
+    columns = ("check", "manifest", "store", "matches")
+    return RowOutput([rows], columns, printing.form(), exit_code=int(differs))
 
 
 @app.command()
@@ -111,7 +111,7 @@ def diff(
     new: VersionArgument = "latest",
     store: StoreOption = None,
 ) -> RowOutput:
-    """Say how many elements of each tensor differ between two versions that this machine holds.
+    """Count the elements of each tensor that differ between two versions in this machine's store.
 
     \b
     Examples:
@@ -139,12 +139,14 @@ def pull(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.", show_default=False)],
     model: Annotated[
         Path | None,
-        typer.Option("--model", metavar="DIR", help="Whose configuration and tokenizer go with it; the run's model."),
+        typer.Option(
+            "--model", metavar="DIR", help="The folder of configuration and tokenizer; by default the run's model."
+        ),
     ] = None,
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> Report:
-    """Leave a version in a Hugging Face folder: from this machine's memory, else from a relay that has it.
+    """Write a version to a Hugging Face folder, from this machine's store or else from a relay.
 
     \b
     Examples:
@@ -163,7 +165,7 @@ def pull(
     relay = RelayConfig() if config is None else config.relay
     source = pull_bytes(to, store_root(to, config, store), manifest, read_chain(to), relay, base, folder)
     data = {"version": str(manifest.version), "folder": str(folder), "bytes": manifest.bytes, "from": source}
-    return Report(data, lambda: f"version {manifest.version} is in {folder}, from {source}", as_json=json)
+    return Report(data, lambda: f"wrote version {manifest.version} to {folder}, from {source}", as_json=json)
 
 
 @app.command()
@@ -173,7 +175,7 @@ def publish(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> Report:
-    """Publish the weights in a Hugging Face folder as a run's newest version, on the machine where its trainer was.
+    """Publish the weights in a Hugging Face folder as a run's newest version. Run it on the trainer's machine.
 
     \b
     Examples:
@@ -185,39 +187,39 @@ def publish(
 
     to = address.connect()
     config = _config(address.run)
-    terms = (config or Config()).relay
+    relay = (config or Config()).relay
     manifests = Manifests(to.client, to.run)
     newest = manifests[max(manifests)] if manifests else None
     root = store_root(to, config, store)
-    version = publish_bytes(to, root, terms.keep_versions, newest, folder, terms.chunk_bytes)
+    version = publish_bytes(to, root, relay.keep_versions, newest, folder, relay.chunk_bytes)
     data = {"version": str(version), "store": str(root)}
-    return Report(data, lambda: f"{folder} is version {version} of run {to.run}, in {root}", as_json=json)
+    return Report(data, lambda: f"published {folder} as version {version} of run {to.run}, in {root}", as_json=json)
 
 
 def _find(versions: list[str], address: Address) -> tuple[Connection, list[WeightVersion]]:
-    """The connection and the manifests of `versions`. Raises as `find_version` does."""
+    """Return the connection and the manifests of `versions`. Raises as `find_version` does."""
     for version in versions:
-        _parsed(version)  # before anybody is asked
+        _parsed(version)  # reject an invalid version before connecting
     to = address.connect()
     manifests = Manifests(to.client, to.run)
     return to, [manifests[find_version(to, manifests, version)] for version in versions]
 
 
 def find_version(to: Connection, manifests: Mapping[PolicyVersion, WeightVersion], version: str) -> PolicyVersion:
-    """The one that `version` names, `latest` or epoch.number.
+    """Return the version that `version` names: `latest` or epoch.number.
 
-    Raises typer.BadParameter where it is no version, RuntimeError where the run has none such.
+    Raises typer.BadParameter for an invalid version, RuntimeError if the run does not have it.
     """
-    wanted = _parsed(version)
+    parsed = _parsed(version)
     if not manifests:
         raise RuntimeError(f"run {to.run} has no weights yet")
-    if wanted is not None and wanted not in manifests:
-        raise RuntimeError(f"run {to.run} has no version {wanted}: it has {min(manifests)} to {max(manifests)}")
-    return wanted or max(manifests)
+    if parsed is not None and parsed not in manifests:
+        raise RuntimeError(f"run {to.run} has no version {parsed}; its versions: {min(manifests)} to {max(manifests)}")
+    return parsed or max(manifests)
 
 
 def _config(run: str | None) -> Config | None:
-    """The configuration of a run under ./runs; None where there is none."""
+    """Return the configuration of a run under ./runs; None if there is none."""
     from pipelines.config import load_config
 
     file = RUNS / (run or "latest") / "config.toml"
@@ -225,7 +227,7 @@ def _config(run: str | None) -> Config | None:
 
 
 def ancestor_line(manifests: Iterable[WeightVersion]) -> list[PolicyVersion]:
-    """The newest version, its parent, and so on back to the first that is known."""
+    """Return the newest version, its parent, and so on back to the first known version."""
     parents = {manifest.version: manifest.parent for manifest in manifests}
     line: list[PolicyVersion] = []
     version = max(parents, default=None)
@@ -235,7 +237,7 @@ def ancestor_line(manifests: Iterable[WeightVersion]) -> list[PolicyVersion]:
     return line
 
 
-def _listed(manifest: WeightVersion, on_the_line: bool) -> Row:
+def _row(manifest: WeightVersion, ancestor: bool) -> Row:
     return {
         "version": str(manifest.version),
         "parent": None if manifest.parent is None else str(manifest.parent),
@@ -245,7 +247,7 @@ def _listed(manifest: WeightVersion, on_the_line: bool) -> Row:
         "bytes": manifest.bytes,
         "created": utc(manifest.created_at),
         "final": manifest.final,
-        "line": on_the_line,
+        "ancestor": ancestor,
     }
 
 

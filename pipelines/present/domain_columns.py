@@ -1,4 +1,4 @@
-"""What people look for in a row of any topic: whose it is, of which weights, how old, how good and how long."""
+"""The domain columns of a row of any topic: trajectory, weight version, staleness, reward, tokens and lease."""
 
 from __future__ import annotations
 
@@ -18,38 +18,39 @@ DOMAIN: dict[str, pa.DataType] = {
     "lease": pa.int64(),
 }
 Row = Mapping[str, Any]
-"""A record as `plain.to_plain` makes it."""
+"""A record as returned by `plain.to_plain`."""
 
 
 def domain_of(row: Row) -> dict[str, Any]:
-    """The columns of `DOMAIN` of `row`, None where they do not apply.
+    """Return the `DOMAIN` columns of `row`, None where a column does not apply.
 
-    `tokens` are a response's, what it gained, or a prompt's.
+    `tokens` counts a response, the new tokens of a progress record, or a prompt.
     """
-    made: Row = row.get("trajectory") or row  # an experience's are its trajectory's
-    version, staleness = _version(made), row.get("staleness")
-    newest = made.get("newest_version")
+    source: Row = row.get("trajectory") or row  # an experience has the columns of its trajectory
+    version, staleness = _version(source), row.get("staleness")
+    newest = source.get("newest_version")
     if staleness is None and version and newest:
         staleness = max(0, _number(newest) - _number(version))
     return {
-        "trajectory": _identity(made),
+        "trajectory": _identity(source),
         "version": version,
         "staleness": staleness if isinstance(staleness, int) else None,
         "reward": row.get("reward"),
-        "tokens": _tokens(made),
-        "lease": _only(made["lease"] if "lease" in made else made.get("leases")),
+        "tokens": _tokens(source),
+        "lease": _only(source["lease"] if "lease" in source else source.get("leases")),
     }
 
 
 def domain_text(row: Row) -> str:
-    """The same in words, before the row itself; "" where nothing applies."""
-    found = domain_of(row)
-    words = [
-        found["trajectory"] or "",
-        f"v{found['version']}" if found["version"] else "",
-        *(f"{name} {found[name]:g}" for name in ("staleness", "reward", "tokens", "lease") if found[name] is not None),
+    """Return the domain columns as text, to stand before the row; "" if none applies."""
+    columns = domain_of(row)
+    numbers = [name for name in ("staleness", "reward", "tokens", "lease") if columns[name] is not None]
+    parts = [
+        columns["trajectory"] or "",
+        f"v{columns['version']}" if columns["version"] else "",
+        *(f"{name} {columns[name]:g}" for name in numbers),
     ]
-    text = ", ".join(word for word in words if word)
+    text = ", ".join(part for part in parts if part)
     return f"[{text}] " if text else ""
 
 
@@ -62,18 +63,18 @@ def _identity(row: Row) -> str | None:
 
 def _version(row: Row) -> str | None:
     spans = row.get("version_spans")
-    said = row.get("policy_version") or (spans[0]["version"] if spans else None) or row.get("version")
-    return said if isinstance(said, str) else None
+    version = row.get("policy_version") or (spans[0]["version"] if spans else None) or row.get("version")
+    return version if isinstance(version, str) else None
 
 
 def _tokens(row: Row) -> int | None:
-    made = row.get("response") or row.get("gained") or row.get("partial") or row
-    tokens = made.get("token_ids")
+    source = row.get("response") or row.get("gained") or row.get("partial") or row
+    tokens = source.get("token_ids")
     return len(tokens) if isinstance(tokens, list) else row.get("tokens")
 
 
 def _only(value: Any) -> Any:
-    """What is alone in a list; None of several."""
+    """Return the only item of a list, None for several items; `value` itself if it is no list."""
     return (value[0] if len(value) == 1 else None) if isinstance(value, list) else value
 
 

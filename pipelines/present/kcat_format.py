@@ -1,4 +1,4 @@
-"""Records in kcat's ways: its format strings (`-f`) and its JSON envelope (`-J`)."""
+"""Records in kcat's formats: its format strings (`-f`) and its JSON envelope (`-J`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from infra.escaping import escape_to_one_line
 from pipelines.present.output import compact
 
 Item = Mapping[str, Any]
-"""A record as `record_text.as_json` makes it."""
+"""A record as yielded by `record_text.as_items`."""
 
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "0": "\0"}
 _PARTS: Mapping[str, Callable[[Item], Any]] = {
@@ -30,7 +30,7 @@ _PIECE = re.compile(r"%(.?)|\\(.)")
 
 
 def payload(item: Item) -> str:
-    """What the record says, decoded, as JSON: a row, or a list of several; "" where it cannot be decoded."""
+    """Return the decoded record as JSON: one row, or a list of several; "" if it cannot be decoded."""
     if item["error"] is not None:
         return ""
     rows = item["rows"]
@@ -38,7 +38,7 @@ def payload(item: Item) -> str:
 
 
 def envelope(item: Item) -> dict[str, Any]:
-    """kcat's JSON envelope; the payload is text, JSON in turn."""
+    """Return kcat's JSON envelope; its payload is a string that contains JSON."""
     return {
         "topic": item["topic"],
         "partition": item["partition"],
@@ -53,11 +53,11 @@ def envelope(item: Item) -> dict[str, Any]:
 
 
 def formatter(text: str) -> Callable[[Item], str]:
-    r"""Makes lines as kcat's `-f` does: %t %p %o %k %s (or %v) %S %K %h %T %%, and \n, \t. Raises ValueError."""
+    r"""Return a formatter of kcat's `-f` format: %t %p %o %k %s (or %v) %S %K %h %T %%, \n, \t. Raises ValueError."""
     for found in _PIECE.finditer(text):
         if found[1] is not None and found[1] not in _PARTS:
-            raise ValueError(f"%{found[1]} is no part of a record; there are {' '.join(f'%{name}' for name in _PARTS)}")
-    text = text.removesuffix("\\n")  # a line ends by itself
+            raise ValueError(f"%{found[1]} is not a format; the formats are {' '.join(f'%{name}' for name in _PARTS)}")
+    text = text.removesuffix("\\n")  # the printer ends the line
 
     def line(item: Item) -> str:
         def piece(found: re.Match[str]) -> str:

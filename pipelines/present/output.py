@@ -1,7 +1,7 @@
-"""What commands return, and the one place that prints it: tables for people, JSON, CSV or Arrow for tools.
+"""The results of commands, and the only place that prints them: tables for people; JSON, CSV or Arrow for tools.
 
-In every form control characters are spelt out; in CSV a quote goes before what a spreadsheet would execute.
-`csv-raw` and Arrow carry text as it is.
+Every format escapes control characters; CSV also puts a quote before cells that a spreadsheet would execute. `csv-raw`
+and Arrow contain text unchanged.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Form = Literal["table", "lines", "json", "jsonl", "csv", "csv-raw", "arrow"]
 
 @dataclass(frozen=True)
 class Report:
-    """The whole answer of a command: `data` is what `--json` prints, `text` makes a string or table for people."""
+    """The whole result of a command: `--json` prints `data`; otherwise `text` returns a string or table for people."""
 
     data: Any
     text: Callable[[], Any]
@@ -36,11 +36,11 @@ class Report:
 
 @dataclass(frozen=True)
 class RowOutput:
-    """An answer of JSON-ready rows, printed part by part, so that no form of it takes memory by its length.
+    """A result of JSON-ready rows, printed part by part: memory use does not grow with their number.
 
-    `columns` are those of a table, where None is every one of the first part that is set; `shown` makes of a row what
-    stands in its cells, `line` a line; `none` is what people read where there are no rows. Without `schema` (Arrow's)
-    the first part says what rows are.
+    `columns` are the columns of a table; None: every column that is set in the first part. `shown` returns the table
+    cells of a row, `line` its line. `none` is the text for a result without rows. Without an Arrow `schema` the first
+    part determines it.
     """
 
     parts: Iterable[Sequence[Row]]
@@ -55,34 +55,34 @@ class RowOutput:
 
 @dataclass(frozen=True)
 class Texts:
-    """An answer for people alone: strings, tables or texts, each printed when it comes."""
+    """A result for people only: strings, tables or Rich texts, each printed as soon as it is ready."""
 
     parts: Iterable[Any]
 
 
 @dataclass(frozen=True)
 class Chunks:
-    """An answer in a format of its own, as bytes for tools."""
+    """A result for tools only: bytes, printed unchanged."""
 
     parts: Iterable[bytes]
 
 
 def table(rows: Iterable[Row], columns: Sequence[str], title: str = "", head: bool = True) -> Table:
-    """A table of `rows`, with a column for each key of `columns`; numbers stand right."""
+    """Return a table of `rows` with a column for each key of `columns`; numbers are right-aligned."""
     listed = list(rows)
-    made = Table(
+    result = Table(
         title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold", show_header=head
     )
     for name in columns:
         numeric = any(isinstance(row[name], int | float) for row in listed)
-        made.add_column(name.upper().replace("_", "-"), justify="right" if numeric else "left", overflow="fold")
+        result.add_column(name.upper().replace("_", "-"), justify="right" if numeric else "left", overflow="fold")
     for row in listed:
-        made.add_row(*[_cell(row[name]) for name in columns])
-    return made
+        result.add_row(*[_cell(row[name]) for name in columns])
+    return result
 
 
 def show(result: Any) -> None:
-    """Print what a command returned. Raises typer.Exit with its exit code where that is not 0."""
+    """Print the result of a command. Raises typer.Exit with its exit code if that is not 0."""
     if isinstance(result, RowOutput):
         _PRINT[result.form](result)
     elif isinstance(result, Report):
@@ -96,76 +96,78 @@ def show(result: Any) -> None:
     elif isinstance(result, Chunks):
         _write(result.parts)
     elif result is not None:
-        raise TypeError(f"a command returned {type(result).__name__}; it must return what `output` knows, or None")
+        raise TypeError(
+            f"a command returned {type(result).__name__}; it must return a result class of `output`, or None"
+        )
     if getattr(result, "exit_code", 0):
         raise typer.Exit(result.exit_code)
 
 
-def _table(answer: RowOutput) -> None:
-    columns, empty = answer.columns, True
-    for part in answer.parts:
+def _table(result: RowOutput) -> None:
+    columns, empty = result.columns, True
+    for part in result.parts:
         if part:
             columns = columns or [name for name in part[0] if any(row[name] is not None for row in part)]
-            _print(table(map(answer.shown, part), columns, head=empty))
+            _print(table(map(result.shown, part), columns, head=empty))
             empty = False
-    if empty and answer.none:
-        _print(answer.none)
+    if empty and result.none:
+        _print(result.none)
 
 
-def _lines(answer: RowOutput) -> None:
-    for part in answer.parts:
-        sys.stdout.write("".join([f"{escape_keeping_nul(answer.line(row))}\n" for row in part]))
+def _lines(result: RowOutput) -> None:
+    for part in result.parts:
+        sys.stdout.write("".join([f"{escape_keeping_nul(result.line(row))}\n" for row in part]))
         sys.stdout.flush()
 
 
-def _objects(answer: RowOutput) -> None:
-    for part in answer.parts:
+def _objects(result: RowOutput) -> None:
+    for part in result.parts:
         sys.stdout.write("".join([f"{escape_json(compact(row))}\n" for row in part]))
         sys.stdout.flush()
 
 
-def _array(answer: RowOutput) -> None:
+def _array(result: RowOutput) -> None:
     empty = True
-    for part in answer.parts:
+    for part in result.parts:
         for row in part:
             sys.stdout.write(("[\n" if empty else ",\n") + escape_json(compact(row)))
             empty = False
     sys.stdout.write("[]\n" if empty else "\n]\n")
 
 
-def _csv(answer: RowOutput, text: Callable[[str], str] = escape_csv_cell) -> None:
+def _csv(result: RowOutput, text: Callable[[str], str] = escape_csv_cell) -> None:
     import csv
 
-    def cell(held: Any) -> Any:
-        held = compact(held) if isinstance(held, list | dict) else held
-        return text(held) if isinstance(held, str) else held
+    def cell(value: Any) -> Any:
+        value = compact(value) if isinstance(value, list | dict) else value
+        return text(value) if isinstance(value, str) else value
 
     writer = None
-    for part in answer.parts:
+    for part in result.parts:
         for row in part:
             if writer is None:
                 writer = csv.DictWriter(sys.stdout, list(row), lineterminator="\n")
                 writer.writerow({name: text(name) for name in row})
-            writer.writerow({name: cell(held) for name, held in row.items()})
+            writer.writerow({name: cell(value) for name, value in row.items()})
         sys.stdout.flush()
 
 
-def _arrow(answer: RowOutput) -> None:
+def _arrow(result: RowOutput) -> None:
     import pyarrow as pa
 
     def tables() -> Iterable[Any]:
-        schema = answer.schema
-        for part in answer.parts:
+        schema = result.schema
+        for part in result.parts:
             if part:
-                made = pa.Table.from_pylist(list(part), schema=schema)
-                schema = made.schema
-                yield made
+                rows = pa.Table.from_pylist(list(part), schema=schema)
+                schema = rows.schema
+                yield rows
 
     _write(arrow_stream(tables()))
 
 
 def arrow_stream(tables: Iterable[Any]) -> Iterable[bytes]:
-    """Tables of one schema as an Arrow IPC stream."""
+    """Yield tables of one schema as an Arrow IPC stream."""
     import io
 
     import pyarrow as pa
@@ -189,13 +191,13 @@ _PRINT: Mapping[Form, Callable[[RowOutput], None]] = {
     "json": _array,
     "jsonl": _objects,
     "csv": _csv,
-    "csv-raw": lambda answer: _csv(answer, str),
+    "csv-raw": lambda result: _csv(result, str),
     "arrow": _arrow,
 }
 
 
 def _print(text: Any) -> None:
-    # What is piped is for tools: no wrapping at a width that nobody sees.
+    # Output to a pipe is for tools: do not wrap it.
     shown = console(soft_wrap=True) if sys.stdout.isatty() else console(width=1000, soft_wrap=True)
     shown.print(text, highlight=False, markup=False)
 
@@ -207,12 +209,12 @@ def _write(parts: Iterable[bytes]) -> None:
 
 
 def utc(milliseconds: int) -> str:
-    """A Unix time in milliseconds as people read it, in UTC."""
+    """Return a Unix time in milliseconds as text, in UTC."""
     return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def compact(value: Any) -> str:
-    """`value`, JSON-ready, as JSON on one line; null for numbers that JSON has none for."""
+    """Return the JSON-ready `value` as JSON on one line; numbers that JSON cannot represent are null."""
     return orjson.dumps(value).decode()
 
 

@@ -1,4 +1,4 @@
-"""Records of a topic as JSON objects, with the keys that kcat's envelope has, as rows of a table, and as lines."""
+"""Records of a topic as JSON objects with the keys of kcat's envelope, as table rows, and as lines."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ TAIL_SCHEMA = pa.schema(
     | DOMAIN
     | {"value": pa.utf8(), "error": pa.utf8()}
 )
-"""The columns of `laminar topics tail` as a table, a row for each row; `value` is JSON."""
+"""The columns of `laminar topics tail`, one table row for each row of a record; `value` is JSON."""
 TAIL_COLUMNS = [name for name in TAIL_SCHEMA.names if name not in ("ts", "value")]
 
 
 def as_items(chunk: LogChunk, topic: str) -> Iterator[dict[str, Any]]:
-    """Records as JSON objects: kcat's `topic partition offset ts key`, headers by name, `rows` decoded or `error`."""
+    """Yield records as JSON objects: kcat's `topic partition offset ts key`, headers by name, and `rows` or `error`."""
     records = chunk.records
     columns = (records.offsets, records.timestamps, records.keys, records.values, records.headers)
     for offset, timestamp, key, value, headers, error, rows in zip(*columns, chunk.errors, chunk.plain(), strict=True):
-        schema, told = _told(headers)
+        schema, header_texts = _schema_and_headers(headers)
         yield {
             "topic": topic,
             "partition": records.partition,
             "offset": offset,
             "ts": timestamp,
             "key": None if key is None else key.decode(errors="replace"),
-            "headers": told,
+            "headers": header_texts,
             "schema": schema,
             "size": len(value or b""),
             "rows": rows,
@@ -46,34 +46,34 @@ def as_items(chunk: LogChunk, topic: str) -> Iterator[dict[str, Any]]:
 
 
 @lru_cache(maxsize=1000)
-def _told(headers: Headers) -> tuple[str, dict[str, str]]:
-    """What a record says it is, and its headers as text: most are those of the one before."""
+def _schema_and_headers(headers: Headers) -> tuple[str, dict[str, str]]:
+    """Return a record's schema and its headers as text; cached, because most records repeat the headers."""
     return schema_of(headers), {name: value.decode(errors="replace") for name, value in headers}
 
 
 def as_rows(item: Any) -> list[dict[str, Any]]:
-    """What `as_items` made, as `TAIL_SCHEMA` has it: a row for each of its rows; one that is empty for none."""
-    place = {name: item[name] for name in ("partition", "offset", "ts", "schema", "key")}
+    """Return an item of `as_items` in `TAIL_SCHEMA`: a table row for each of its rows, an empty one if it has none."""
+    common = {name: item[name] for name in ("partition", "offset", "ts", "schema", "key")}
     return [
-        place | domain_of(row) | {"value": compact(row) if row else None, "error": item["error"]}
+        common | domain_of(row) | {"value": compact(row) if row else None, "error": item["error"]}
         for row in item["rows"] or [{}]
     ]
 
 
 def as_line(item: Any) -> str:
-    """What `as_items` made, as a line: where it stands, when, and what it is. Long rows are cut."""
-    where = f"{item['partition']}:{item['offset']}"
-    when = utc(item["ts"])
+    """Return an item of `as_items` as a line: position, time, schema, key, rows; cut at `MAX_LINE` characters."""
+    position = f"{item['partition']}:{item['offset']}"
+    written = utc(item["ts"])
     if item["error"] is not None:
         what = f"UNDECODABLE {item['schema'] or 'no schema'} ({item['size']} bytes)"
-        return escape_to_one_line(f"{where} {when} {what}: {item['error']}")
+        return escape_to_one_line(f"{position} {written} {what}: {item['error']}")
     rows = "; ".join(domain_text(row) + brief(row) for row in item["rows"])
-    line = f"{where} {when} {item['schema']} {item['key'] or '-'} {rows}"
+    line = f"{position} {written} {item['schema']} {item['key'] or '-'} {rows}"
     return escape_to_one_line(line if len(line) <= MAX_LINE else f"{line[: MAX_LINE - 1]}…")
 
 
 def brief(value: Any) -> str:
-    """A row with its arrays as lengths: `token_ids[30]`; what is null or empty is left out."""
+    """Return a row as text, arrays of numbers as lengths (`token_ids[30]`), without null and empty fields."""
     if isinstance(value, dict):
         parts = []
         for name, part in value.items():

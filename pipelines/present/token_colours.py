@@ -1,4 +1,4 @@
-"""A response as its tokens, each in the colour of how likely it was, or of the weights that made it."""
+"""A response's tokens, each in the colour of its logprob or of the weight version that generated it."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from infra.escaping import escape_control_characters
 from schemas.records import Trajectory
 
 SCALE = ((-0.1, 46), (-0.5, 148), (-1.0, 220), (-2.0, 208), (-4.0, 202), (float("-inf"), 196))
-"""Least logprob of a step, and its colour of the terminal's 256: green is what was nearly certain."""
-VERSIONS = (39, 208, 170, 46, 226, 51)
-OTHERS = 245
-"""Tokens that the policy did not make."""
+"""Lower logprob bounds and their 256-colour codes; green is nearly certain."""
+VERSION_COLOURS = (39, 208, 170, 46, 226, 51)
+OTHER_COLOUR = 245
+"""The colour of tokens that the policy did not generate."""
 
 
 class Tokens(NamedTuple):
-    """A response by token: columns of one length. `texts` is None where no tokenizer was found."""
+    """A response's tokens as columns of equal length. `texts` is None if no tokenizer was found."""
 
     ids: list[int]
     texts: list[str] | None
     logprobs: list[float]
-    made_by_policy: list[bool]
+    from_policy: list[bool]
     versions: list[str]
 
 
 def tokens_of(trajectory: Trajectory, model: Path | None) -> Tokens:
-    """The response of `trajectory`, spelt by the tokenizer in folder `model` if there is one."""
+    """Return the tokens of `trajectory`'s response, with texts if folder `model` has a tokenizer."""
     from infra.models.token_texts import token_texts
 
     response = trajectory.response
@@ -46,17 +46,17 @@ def tokens_of(trajectory: Trajectory, model: Path | None) -> Tokens:
 
 
 def coloured(tokens: Tokens, by: str) -> Iterator[Text]:
-    """The text, and what its colours mean; token ids where nobody can spell them. `by` logprob, version or none."""
+    """Yield the coloured text and its legend; token ids if there are no texts. `by`: logprob, version or none."""
     text = Text()
     known = sorted(set(tokens.versions))
     for at, token in enumerate(tokens.ids):
-        number = OTHERS
-        if tokens.made_by_policy[at]:
-            number = _of_logprob(tokens.logprobs[at])
+        colour = OTHER_COLOUR
+        if tokens.from_policy[at]:
+            colour = _of_logprob(tokens.logprobs[at])
             if by == "version":
-                number = VERSIONS[known.index(tokens.versions[at]) % len(VERSIONS)]
-        spelt = f"{token} " if tokens.texts is None else escape_control_characters(tokens.texts[at])
-        text.append(spelt, None if by == "none" else Style(color=f"color({number})"))
+                colour = VERSION_COLOURS[known.index(tokens.versions[at]) % len(VERSION_COLOURS)]
+        token_text = f"{token} " if tokens.texts is None else escape_control_characters(tokens.texts[at])
+        text.append(token_text, None if by == "none" else Style(color=f"color({colour})"))
     yield Text()
     yield text
     if by != "none":
@@ -65,14 +65,15 @@ def coloured(tokens: Tokens, by: str) -> Iterator[Text]:
 
 
 def _of_logprob(logprob: float) -> int:
-    return next(number for least, number in SCALE if logprob >= least)
+    return next(colour for lowest, colour in SCALE if logprob >= lowest)
 
 
 def _legend(by: str, versions: list[str]) -> Text:
-    steps = [(f"logprob ≥ {least:g}" if least > -9 else "less", number) for least, number in SCALE]
+    entries = [(f"logprob ≥ {lowest:g}" if lowest > -9 else "lower", colour) for lowest, colour in SCALE]
     if by == "version":
-        steps = [(f"version {each}", VERSIONS[at % len(VERSIONS)]) for at, each in enumerate(versions)]
+        colours = (VERSION_COLOURS[at % len(VERSION_COLOURS)] for at in range(len(versions)))
+        entries = [(f"version {version}", colour) for version, colour in zip(versions, colours, strict=True)]
     legend = Text()
-    for word, number in [*steps, ("not the policy's", OTHERS)]:
-        legend.append("■ ", Style(color=f"color({number})")).append(f"{word}  ")
+    for label, colour in [*entries, ("not from the policy", OTHER_COLOUR)]:
+        legend.append("■ ", Style(color=f"color({colour})")).append(f"{label}  ")
     return legend

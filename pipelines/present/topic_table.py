@@ -1,4 +1,4 @@
-"""Tables of topics in the documents, made from the catalogue: `python -m pipelines.present.topic_table` prints them."""
+"""The topic tables of the documents, generated from the catalogue by `python -m pipelines.present.topic_table`."""
 
 from __future__ import annotations
 
@@ -8,43 +8,42 @@ from pipelines.restart_reads import OBSERVERS, READS
 from schemas.topics import CATALOGUE, PREFIX, Retention, Topic
 
 _RETENTION: Mapping[Retention, str] = {
-    "trim": "for good, until `laminar runs trim`",
+    "trim": "without limit, until `laminar runs trim`",
     "newest": "the newest record of each key (compacted, segments of 4 MiB)",
-    "window": "`kafka.metrics_hours` (168); `metrics.jsonl` in the run's folder has all",
+    "window": "`kafka.metrics_hours` (168); `metrics.jsonl` in the run's folder keeps all",
 }
 
 
 def topic_table() -> str:
-    """The topics of a run as a Markdown table, without a line break at its end."""
+    """Return the topics of a run as a Markdown table, without a final line break."""
     head = ("topic", "records", "key", "partitions", "cleanup", "written by", "read by", "what it carries")
     return markdown(head, map(_topic_row, CATALOGUE.values()))
 
 
 def writers_table() -> str:
-    """The topics that several processes write, and why the open transaction of one of them does no harm."""
+    """Return the topics that several processes write, with the effect of a writer that dies inside a transaction."""
     several = [topic for topic in CATALOGUE.values() if topic.has_several_writers]
-    head = ("topic", "written by", "producers", "when a writer dies inside a transaction")
+    head = ("topic", "written by", "producers", "if a writer dies inside a transaction")
     return markdown(head, map(_writers_row, several))
 
 
 def restart_table() -> str:
-    """What a start of each role reads of each topic, and what bounds it."""
-    roles = [
-        (short_name, kind, role, why) for role, reads in READS.items() for (short_name, kind), why in reads.items()
-    ]
-    watchers = [(short_name, "", "observers", why) for short_name, why in OBSERVERS.items()]
+    """Return what each role reads of each topic at its start, and the bound on it."""
+    roles = [(name, kind, role, reads) for role, each in READS.items() for (name, kind), reads in each.items()]
+    observers = [(name, "", "observers", reads) for name, reads in OBSERVERS.items()]
     rows = [
-        (f"`{short_name}`", f"{role} ({kind})" if kind else role, why)
+        (f"`{name}`", f"{role} ({kind})" if kind else role, reads)
         for topic in CATALOGUE
-        for short_name, kind, role, why in (*roles, *watchers)
-        if short_name == topic
+        for name, kind, role, reads in (*roles, *observers)
+        if name == topic
     ]
-    return markdown(("topic", "role", "a start reads"), rows)
+    return markdown(("topic", "role", "read at start"), rows)
 
 
 def retention_table() -> str:
-    """What of each topic goes by itself, and what `laminar runs trim` takes."""
-    return markdown(("topic", "kept"), [(f"`{t.short_name}`", _RETENTION[t.retention]) for t in CATALOGUE.values()])
+    """Return the retention of each topic: what Kafka deletes, and what only `laminar runs trim` deletes."""
+    rows = [(f"`{topic.short_name}`", _RETENTION[topic.retention]) for topic in CATALOGUE.values()]
+    return markdown(("topic", "retention"), rows)
 
 
 TABLES: Mapping[str, Callable[[], str]] = {
@@ -53,22 +52,22 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "restarts": restart_table,
     "retention": retention_table,
 }
-"""Every table by the name in its markers, `<!-- name -->` and `<!-- /name -->`."""
+"""The tables by the name in their markers, `<!-- name -->` and `<!-- /name -->`."""
 
 
 def markdown(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A Markdown table, without a line break at its end."""
+    """Return a Markdown table, without a final line break."""
     head = tuple(head)
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ("---",) * len(head), *rows))
 
 
 def with_table(text: str, name: str = "topics") -> str:
-    """`text` with table `name` between its markers. Raises ValueError where they are missing."""
+    """Return `text` with table `name` between its markers. Raises ValueError if they are missing."""
     begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
     before, found, rest = text.partition(begin)
     _, found_end, after = rest.partition(end)
     if not (found and found_end):
-        raise ValueError(f"the text has no {begin} ... {end}")
+        raise ValueError(f"the text has no markers {begin} ... {end}")
     return f"{before}{begin}\n{TABLES[name]()}\n{end}{after}"
 
 

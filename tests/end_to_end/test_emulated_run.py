@@ -98,7 +98,7 @@ def test_run_exits_with_1_if_the_audit_fails(nursery: Nursery, broker: Broker, r
     assert run.audit()["named"]["lost"] == [{"trajectory_id": "p999999.0", "stage": "experience"}]
     summary = json.loads((run.folder / "summary.json").read_text())
     assert (summary["reached"], summary["audit_passed"], summary["lost"]) == (True, False, 1)
-    assert "The audit does NOT balance: 1 lost" in run.said()
+    assert "The audit FAILED: 1 lost" in run.said()
 
 
 def test_emulated_zygote_imports_no_torch() -> None:

@@ -88,7 +88,7 @@ def test_run_survives_the_kill_of_each_process(start_run: StartRun, run_id: str,
     replay = subprocess.run([*command, *words], capture_output=True, text=True, check=False, timeout=150)
     assert replay.returncode == 0, replay.stderr
     told = json.loads(replay.stdout)
-    assert (told["steps"], told["weights"]) == (STEPS, told["weights_of_run"])
+    assert (told["steps"], told["weights"]) == (STEPS, told["run_weights"])
     assert told["weights"] != folder_digest(model_folder)
 
 

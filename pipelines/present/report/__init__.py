@@ -1,1 +1,1 @@
-"""A run's report: summary, verdict, charts, page."""
+"""A run's report: summary, verdict, charts and HTML page."""

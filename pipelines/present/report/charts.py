@@ -1,4 +1,4 @@
-"""The plots of a run's page: which series go into which."""
+"""The charts of a run's report, and the metric series of each."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from schemas.records import Metric
 
 RATE_WINDOW = 8
 SMOOTHING = 9
-"""Optimizer steps over which the heavy lines are means."""
+"""Optimizer steps over which the bold lines are moving averages."""
 
 
 class Chart(NamedTuple):
-    """A plot with its heading, and a sentence on how to read it ("" where it needs none)."""
+    """A plot with its title, and a sentence that explains it ("" if none is needed)."""
 
     title: str
     svg: str
@@ -26,7 +26,7 @@ class Chart(NamedTuple):
 
 
 def charts(metrics: Sequence[Metric], summary: Mapping[str, Any]) -> list[Chart]:
-    """All plots, in the order of the page."""
+    """Return all charts, in the order of the report."""
     best = summary.get("heldout_warm_start_best")
     policy = [divergence(metrics)] if _has(metrics, "kl/mismatch") or _has(metrics, "entropy") else []
     return [
@@ -34,7 +34,7 @@ def charts(metrics: Sequence[Metric], summary: Mapping[str, Any]) -> list[Chart]
         held_out(metrics, best),
         *tasks(metrics),
         staleness(metrics),
-        staleness(metrics, "staleness_at_finish", "Staleness as generation ended"),
+        staleness(metrics, "staleness_at_finish", "Staleness at the end of generation"),
         response_length(metrics),
         trained_per_second(metrics),
         generated_per_second(metrics),
@@ -46,7 +46,7 @@ def charts(metrics: Sequence[Metric], summary: Mapping[str, Any]) -> list[Chart]
 
 
 def reward(metrics: Sequence[Metric]) -> Chart:
-    """Training reward over trajectories."""
+    """Return the training reward over trained trajectories."""
     points = [
         (each.cumulative, each.values["reward/mean"]) for each in batches(metrics) if "reward/mean" in each.values
     ]
@@ -59,21 +59,21 @@ def reward(metrics: Sequence[Metric]) -> Chart:
 
 
 def held_out(metrics: Sequence[Metric], best: float | None) -> Chart:
-    """Held-out accuracy over weight versions."""
-    found = evaluations(metrics)
+    """Return the held-out accuracy over weight versions."""
+    results = evaluations(metrics)
     lines = [
-        Line("greedy", [(each.version, each.greedy) for each in found if each.greedy is not None], 0, dots=True),
-        Line("sampled", [(each.version, each.sampled) for each in found if each.sampled is not None], 1, dots=True),
+        Line("greedy", [(each.version, each.greedy) for each in results if each.greedy is not None], 0, dots=True),
+        Line("sampled", [(each.version, each.sampled) for each in results if each.sampled is not None], 1, dots=True),
     ]
     levels = [Level(f"best supervised checkpoint, greedy: {best:.2f}", best)] if best is not None else []
     title, x = "Accuracy on held-out questions", Axis("weight version", lambda value: f"{value:.0f}", low=0)
     svg = line_plot(title, lines, x, Axis("accuracy", _two, low=0, high=1), levels)
-    note = "The dashed line is the best that supervised learning alone reached, in the warm start."
+    note = "The dashed line is the best accuracy of supervised learning alone, in the warm start."
     return Chart(title, svg, note if levels else "")
 
 
 def tasks(metrics: Sequence[Metric]) -> list[Chart]:
-    """Reward and held-out accuracy of each task, where there are several."""
+    """Return reward and held-out accuracy by task; no charts if there is only one task."""
     trained, found = tasks_of(metrics), evaluations(metrics)
     if not trained:
         return []
@@ -95,16 +95,16 @@ def tasks(metrics: Sequence[Metric]) -> list[Chart]:
 
 
 def staleness(metrics: Sequence[Metric], when: str = "staleness", title: str = "Staleness at training") -> Chart:
-    """How old trajectories were when they were trained, or as they finished."""
+    """Return the histogram of trajectories by staleness, at training or at the end of generation."""
     histogram = staleness_histogram(metrics, when)
-    ages = range(max(histogram) + 1) if histogram else range(0)
-    bars = {str(age): float(histogram.get(age, 0)) for age in ages}
+    values = range(max(histogram) + 1) if histogram else range(0)
+    bars = {str(value): float(histogram.get(value, 0)) for value in values}
     x, y = Axis("versions behind the newest", _whole), Axis("trajectories", count, low=0)
     return Chart(title, bar_plot(title, bars, x, y))
 
 
 def response_length(metrics: Sequence[Metric]) -> Chart:
-    """Length of the responses over trajectories."""
+    """Return the response length over trained trajectories."""
     trained = batches(metrics)
     lines = [
         Line(label, [(each.cumulative, each.values[key]) for each in trained if key in each.values], colour)
@@ -115,7 +115,7 @@ def response_length(metrics: Sequence[Metric]) -> Chart:
 
 
 def trained_per_second(metrics: Sequence[Metric]) -> Chart:
-    """Trajectories trained a second, over time."""
+    """Return trajectories trained per second, over time."""
     start = _start(metrics)
     rates = _rates([((each.at - start) / 1000, each.cumulative) for each in batches(metrics)])
     title = "Trajectories trained per second"
@@ -124,22 +124,22 @@ def trained_per_second(metrics: Sequence[Metric]) -> Chart:
 
 
 def generated_per_second(metrics: Sequence[Metric]) -> Chart:
-    """Response tokens generated a second by each replica, over time."""
+    """Return response tokens generated per second by each replica, over time."""
     start = _start(metrics)
-    of_replica: dict[int, dict[float, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
+    by_replica: dict[int, dict[float, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
     for metric in metrics:
         if metric.name == "replica" and "tokens_generated" in metric.values:
             point = ((metric.measured_at - start) / 1000, metric.values["tokens_generated"])
-            of_replica[metric.step][metric.values.get("incarnation", 0.0)].append(point)
+            by_replica[metric.step][metric.values.get("incarnation", 0.0)].append(point)
     rates = {
-        replica: [rate for points in starts.values() for rate in _rates(points)]
-        for replica, starts in of_replica.items()
+        replica: [rate for points in incarnations.values() for rate in _rates(points)]
+        for replica, incarnations in by_replica.items()
     }
     return _by_replica("Tokens generated per second", rates, Axis("per second", count, low=0))
 
 
 def replica_chart(metrics: Sequence[Metric], title: str, used: str, capacity: str) -> Chart:
-    """The share in use of something that each replica has so much of, over time."""
+    """Return the share `used` / `capacity` of each replica, over time."""
     start = _start(metrics)
     shares: dict[int, list[tuple[float, float]]] = defaultdict(list)
     for metric in metrics:
@@ -150,7 +150,7 @@ def replica_chart(metrics: Sequence[Metric], title: str, used: str, capacity: st
 
 
 def _by_replica(title: str, series: Mapping[int, Points], y: Axis) -> Chart:
-    """A line for each replica; where there are more than colours, a row for each."""
+    """Return a line for each replica, or a heat map if there are more replicas than colours."""
     if len(series) > COLOURS:
         rows = {str(replica): points for replica, points in sorted(series.items())}
         return Chart(title, heat_map(title, rows, _TIME, y), "A row for each replica, by its index.")
@@ -159,7 +159,7 @@ def _by_replica(title: str, series: Mapping[int, Points], y: Axis) -> Chart:
 
 
 def lag(metrics: Sequence[Metric]) -> Chart:
-    """Records behind by topic, over time; topics that never were are left out."""
+    """Return the lag in records by topic, over time; topics that never lag are omitted."""
     start = _start(metrics)
     behind: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for metric in metrics:
@@ -168,12 +168,12 @@ def lag(metrics: Sequence[Metric]) -> Chart:
                 behind[short_name].append(((metric.measured_at - start) / 1000, records))
     late = {short_name: points for short_name, points in behind.items() if any(records for _, records in points)}
     lines = [Line(short_name, points, colour) for colour, (short_name, points) in enumerate(late.items())]
-    title = "Lag: records not yet done, by topic"
+    title = "Lag by topic, in records"
     return Chart(title, line_plot(title, lines, _TIME, Axis("records", count, low=0)))
 
 
 def divergence(metrics: Sequence[Metric]) -> Chart:
-    """How far the policy that is trained is from the ones that generated, over optimizer steps."""
+    """Return the KL divergence from the generating policies to the trained one, and entropy, over optimizer steps."""
     lines = []
     for colour, (label, key) in enumerate((("KL to the generating policy", "kl/mismatch"), ("entropy", "entropy"))):
         points = [
@@ -185,14 +185,14 @@ def divergence(metrics: Sequence[Metric]) -> Chart:
 
 
 def phases(spans: Mapping[str, float]) -> Chart:
-    """What the run spent its time on."""
+    """Return the timeline of the run's phases."""
     named = [(name.replace("_", " "), seconds) for name, seconds in spans.items() if seconds > 0]
     title = "Phases"
     return Chart(title, timeline(title, named, clock))
 
 
 def _rates(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Rise a second over the last `RATE_WINDOW` points before each; (seconds, what has risen so far) in."""
+    """Return the rate per second over the last `RATE_WINDOW` points; `points` are (seconds, cumulative value)."""
     ordered = sorted(points)
     rates = []
     for index in range(1, len(ordered)):

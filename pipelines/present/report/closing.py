@@ -1,4 +1,4 @@
-"""The last lines of `laminar run`: what was reached, and what to try next."""
+"""The final message of `laminar run`: the results, and the next commands."""
 
 from __future__ import annotations
 
@@ -13,67 +13,67 @@ from pipelines.present.view.text import UNKNOWN, clock, count, figure
 
 
 def closing_lines(folder: Path, summary: Mapping[str, Any], file: Path | None = None) -> str:
-    """Plain text of some lines; `folder` is the run's and `file` its configuration, as the user would write them.
+    """Return the message as plain text. `folder` is the run's and `file` its configuration, as the user writes them.
 
-    Without `file` there is none that another run could be made of.
+    Without `file` the message does not suggest another run.
     """
     run = summary["run"]
     steps, goal = summary.get("optimizer_steps"), summary.get("optimizer_steps_goal")
     reached = "reached its goal" if summary.get("reached") else "ended before its goal"
-    what = [
+    totals = [
         f"{steps or 0}{f' of {goal}' if goal else ''} optimizer steps",
         f"{count(summary.get('trajectories_trained') or 0)} trajectories",
         f"{count(summary.get('tokens_generated'))} tokens generated",
         clock(summary.get("wall_seconds")),
     ]
-    lines = ["", f"Run {run} {reached}: {', '.join(what)}."]
+    lines = ["", f"Run {run} {reached}: {', '.join(totals)}."]
     if summary.get("error"):
         lines.append(f"  Error: {summary['error']}")
-    lines += ["", *(f"  {label:<22}{before:>7} → {after}" for label, before, after in _rises(summary))]
+    lines += ["", *(f"  {label:<22}{before:>7} → {after}" for label, before, after in _changes(summary))]
     for task, figures in (summary.get("tasks") or {}).items():
         lines.append(f"  {task[:20]}")
-        lines += [f"  {f'  {label}':<22}{before:>7} → {after}" for label, before, after in _rises(figures)]
+        lines += [f"  {f'  {label}':<22}{before:>7} → {after}" for label, before, after in _changes(figures)]
     best = summary.get("heldout_warm_start_best")
     if best is not None:
         lines.append(
-            f"  {'best supervised':<22}{figure(best):>7}   held-out, greedy: the best checkpoint of the warm start"
+            f"  {'best supervised':<22}{figure(best):>7}   held-out, greedy: best checkpoint of the warm start"
         )
     mean, most = summary.get("staleness_mean"), summary.get("staleness_max")
-    over = summary.get("over_age")
-    told_over = f", {over} trajectories over age (experience.max_staleness)" if over else ""
-    lines.append(f"  {'staleness':<22}{figure(mean):>7}   mean, at most {figure(most, 0)} versions{told_over}")
+    over_limit = summary.get("over_age")
+    over_text = f", {over_limit} trajectories above experience.max_staleness" if over_limit else ""
+    lines.append(f"  {'staleness':<22}{figure(mean):>7}   mean, maximum {figure(most, 0)} versions{over_text}")
     restarts = {name: number for name, number in (summary.get("restarts") or {}).items() if number}
     if restarts:
         lines.append(f"  {'restarts':<22}{sum(restarts.values()):>7}   {', '.join(map(_times, restarts.items()))}")
-    told = warm_start_verdict(summary)
-    lines += ["", training_verdict(summary), *([told] if told else []), audit_verdict(summary)]
+    warm_start = warm_start_verdict(summary)
+    lines += ["", training_verdict(summary), *([warm_start] if warm_start else []), audit_verdict(summary)]
     commands = next_commands(run, folder)
     if file is not None:
         again = f"{laminar_command()} run {file} --set run.seed={(summary.get('seed') or 0) + 1}"
-        commands.append((again, "the same with another seed"))
+        commands.append((again, "repeat the run with another seed"))
     width = max(len(command) for command, _ in commands)
     return "\n".join([*lines, "", "Next:", *(f"  {command:<{width}}  {about}" for command, about in commands), ""])
 
 
 def next_commands(run: str, folder: Path) -> list[tuple[str, str]]:
-    """Commands that work as they stand, each with what it is for."""
+    """Return commands that work unchanged, each with its purpose."""
     return [
-        (f"{folder}/report.html", "the run in plots: open it in a browser"),
-        (f"{laminar_command()} runs audit --run {run}", "prove again that nothing was lost or trained twice"),
-        (f"{laminar_command()} topics tail trajectories --run {run}", "read what the model wrote"),
-        (f"{laminar_command()} weights list --run {run}", "the weight versions that were published"),
+        (f"{folder}/report.html", "the report: open it in a browser"),
+        (f"{laminar_command()} runs audit --run {run}", "verify again that no trajectory was lost or trained twice"),
+        (f"{laminar_command()} topics tail trajectories --run {run}", "read the model's responses"),
+        (f"{laminar_command()} weights list --run {run}", "list the published weight versions"),
     ]
 
 
 def laminar_command() -> str:
-    """The command as it must be written here: by its path where the shell would not find it."""
+    """Return the command `laminar` as the user must write it: with its path if the shell would not find it."""
     if shutil.which("laminar"):
         return "laminar"
     here, command = Path.cwd(), Path(sys.executable).with_name("laminar")
     return str(command.relative_to(here) if command.is_relative_to(here) else command)
 
 
-def _rises(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+def _changes(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     rows = (
         ("reward", "reward_first", "reward_last"),
         ("held-out, greedy", "heldout_before", "heldout_after"),

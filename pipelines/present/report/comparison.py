@@ -1,4 +1,4 @@
-"""Several runs on one page: their figures side by side, and their curves in the same plots."""
+"""The comparison report: the metrics of several runs side by side, and their curves in shared plots."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from schemas.records import Metric
 
 
 class ComparedRun(NamedTuple):
-    """A run: its name, its summary, and what it measured."""
+    """A run to compare: its name, summary and metrics."""
 
     run: str
     summary: Mapping[str, Any]
@@ -24,8 +24,8 @@ class ComparedRun(NamedTuple):
 
 
 def comparison(runs: Sequence[ComparedRun]) -> str:
-    """The page, which needs nothing from anywhere else. Everything that comes from the runs is escaped."""
-    title = escape(" · ".join(told.run for told in runs))
+    """Return the self-contained HTML page. All text from the runs is escaped."""
+    title = escape(" · ".join(each.run for each in runs))
     plots = "".join(f'<div class="card"><h3>{escape(each.title)}</h3>{each.svg}</div>' for each in _charts(runs))
     return "\n".join(
         [
@@ -33,54 +33,57 @@ def comparison(runs: Sequence[ComparedRun]) -> str:
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<title>{title} · Laminar</title><style>{STYLE}</style></head><body><main>",
             f"<h1>{len(runs)} runs</h1><h2>Plots</h2>",
-            f'<div class="plots">{plots}</div><h2>Figures</h2><div class="card">{_figures(runs)}</div>',
+            f'<div class="plots">{plots}</div><h2>Metrics</h2><div class="card">{_metric_table(runs)}</div>',
             "</main></body></html>\n",
         ]
     )
 
 
-def figures_of(runs: Sequence[ComparedRun]) -> list[dict[str, Any]]:
-    """A row for each figure that any of them has, and a column for each run."""
+def metric_rows(runs: Sequence[ComparedRun]) -> list[dict[str, Any]]:
+    """Return a row for each summary metric that any run has, with a column for each run."""
     return [
-        {"figure": label, **{told.run: told.summary.get(key) for told in runs}}
+        {"metric": label, **{each.run: each.summary.get(key) for each in runs}}
         for key, label in LABELS.items()
-        if any(told.summary.get(key) is not None for told in runs)
+        if any(each.summary.get(key) is not None for each in runs)
     ]
 
 
 def _charts(runs: Sequence[ComparedRun]) -> list[Chart]:
-    trained = {told.run: batches(told.metrics) for told in runs}
-    start = {told.run: min((metric.measured_at for metric in told.metrics), default=0) for told in runs}
-    many, when = Axis("trajectories trained", count, low=0), Axis("time since the start", clock, low=0)
+    trained = {each.run: batches(each.metrics) for each in runs}
+    start = {each.run: min((metric.measured_at for metric in each.metrics), default=0) for each in runs}
+    trajectories, elapsed = Axis("trajectories trained", count, low=0), Axis("time since the start", clock, low=0)
     version = Axis("weight version", lambda value: f"{value:.0f}", low=0)
 
-    def of(what: Callable[[str, Batch], tuple[float, float | None]]) -> dict[str, Points]:
-        found = {run: [what(run, batch) for batch in of_run] for run, of_run in trained.items()}
+    def series(point: Callable[[str, Batch], tuple[float, float | None]]) -> dict[str, Points]:
+        found = {run: [point(run, batch) for batch in run_batches] for run, run_batches in trained.items()}
         return {run: [(x, y) for x, y in points if y is not None] for run, points in found.items()}
 
-    rewards = of(lambda run, batch: (batch.cumulative, batch.values.get("reward/mean")))
-    by_time = of(lambda run, batch: ((batch.at - start[run]) / 1000, batch.values.get("reward/mean")))
+    rewards = series(lambda run, batch: (batch.cumulative, batch.values.get("reward/mean")))
+    by_time = series(lambda run, batch: ((batch.at - start[run]) / 1000, batch.values.get("reward/mean")))
     held_out = {
-        told.run: [(each.version, each.greedy) for each in evaluations(told.metrics) if each.greedy is not None]
-        for told in runs
+        each.run: [(found.version, found.greedy) for found in evaluations(each.metrics) if found.greedy is not None]
+        for each in runs
     }
     return [
-        _plot("Training reward by trajectories", _smooth(rewards), many, Axis("reward")),
-        _plot("Training reward by time", _smooth(by_time), when, Axis("reward")),
+        _plot("Training reward by trajectories", _smooth(rewards), trajectories, Axis("reward")),
+        _plot("Training reward by time", _smooth(by_time), elapsed, Axis("reward")),
         _plot("Accuracy on held-out questions, greedy", held_out, version, Axis("accuracy", low=0, high=1)),
         _plot(
             "Trajectories trained by time",
-            of(lambda run, batch: ((batch.at - start[run]) / 1000, batch.cumulative)),
-            when,
+            series(lambda run, batch: ((batch.at - start[run]) / 1000, batch.cumulative)),
+            elapsed,
             Axis("trajectories", count, low=0),
         ),
         _plot(
-            "Staleness", of(lambda run, batch: (batch.cumulative, batch.values.get("staleness/mean"))), many, Axis("")
+            "Staleness",
+            series(lambda run, batch: (batch.cumulative, batch.values.get("staleness/mean"))),
+            trajectories,
+            Axis("versions"),
         ),
         _plot(
             "Response length",
-            of(lambda run, batch: (batch.cumulative, batch.values.get("response_length/mean"))),
-            many,
+            series(lambda run, batch: (batch.cumulative, batch.values.get("response_length/mean"))),
+            trajectories,
             Axis("tokens"),
         ),
     ]
@@ -95,10 +98,10 @@ def _plot(title: str, series: Mapping[str, Points], x: Axis, y: Axis) -> Chart:
     return Chart(title, line_plot(title, lines, x, y))
 
 
-def _figures(runs: Sequence[ComparedRun]) -> str:
-    head = "".join(f"<th>{escape(told.run)}</th>" for told in runs)
+def _metric_table(runs: Sequence[ComparedRun]) -> str:
+    head = "".join(f"<th>{escape(each.run)}</th>" for each in runs)
     rows = ""
-    for row in figures_of(runs):
-        cells = "".join(f"<td>{escape(shown(row[told.run]))}</td>" for told in runs)
-        rows += f"<tr><td>{escape(row['figure'])}</td>{cells}</tr>"
+    for row in metric_rows(runs):
+        cells = "".join(f"<td>{escape(shown(row[each.run]))}</td>" for each in runs)
+        rows += f"<tr><td>{escape(row['metric'])}</td>{cells}</tr>"
     return f"<table><tr><th></th>{head}</tr>{rows}</table>"

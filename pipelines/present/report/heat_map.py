@@ -1,4 +1,4 @@
-"""A plot of many alike things over time: a row for each, the darker the more. Lines would hide one another."""
+"""A heat map of many series over time: one row for each series; darker is more. Lines would hide one another."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from pipelines.present.report.plots import (
     WIDTH,
     Axis,
     Points,
-    nothing,
+    no_data,
     svg,
+    text_at,
     ticks,
-    written,
 )
 
 COLUMNS = 160
@@ -26,20 +26,20 @@ SHADES = 12
 
 
 def heat_map(title: str, rows: Mapping[str, Points], x: Axis, shade: Axis) -> str:
-    """Each of `rows` from top to bottom; `shade` says what its darkness means, and how far it goes."""
+    """Return the SVG with `rows` from top to bottom; `shade` is the axis of the darkness."""
     shown = {name: points for name, points in rows.items() if points}
     if not shown:
-        return nothing(title)
+        return no_data(title)
     times = [at for points in shown.values() for at, _ in points]
     begin, end = (min(times) if x.low is None else x.low), max(times)
     most = shade.high or max(value for points in shown.values() for _, value in points) or 1.0
     high, wide = (HEIGHT - BOTTOM - TOP) / len(shown), (WIDTH - RIGHT - LEFT) / COLUMNS
     parts = []
-    labelled = -(-len(shown) // 16)  # one in so many rows: there is room for sixteen names
+    label_every = -(-len(shown) // 16)  # there is room for sixteen names
     for row, (name, points) in enumerate(shown.items()):
         top = TOP + row * high
-        if row % labelled == 0:
-            parts.append(written(LEFT - 6, top + high / 2 + 4, name, "end"))
+        if row % label_every == 0:
+            parts.append(text_at(LEFT - 6, top + high / 2 + 4, name, "end"))
         at = 0
         for level, run in groupby(_levels(points, begin, end, most)):
             width = len(list(run))
@@ -51,14 +51,14 @@ def heat_map(title: str, rows: Mapping[str, Points], x: Axis, shade: Axis) -> st
             at += width
     for mark in ticks(begin, end):
         place = LEFT + (mark - begin) / ((end - begin) or 1.0) * (WIDTH - RIGHT - LEFT)
-        parts.append(written(place, HEIGHT - BOTTOM + 15, x.text(mark), "middle"))
-    said = f"{x.label}; darkest: {shade.text(most)}"
-    parts.append(written((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, escape(said), "middle", "label"))
+        parts.append(text_at(place, HEIGHT - BOTTOM + 15, x.text(mark), "middle"))
+    label = f"{x.label}; darkest: {shade.text(most)}"
+    parts.append(text_at((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, escape(label), "middle", "label"))
     return svg(title, parts)
 
 
 def _levels(points: Points, begin: float, end: float, most: float) -> list[int]:
-    """The shade of each column, 0 to SHADES: the mean of what falls in it, else what was last."""
+    """Return the shade of each column, 0 to SHADES: the mean of its points, or the previous shade if it has none."""
     sums, counts = [0.0] * COLUMNS, [0] * COLUMNS
     for at, value in points:
         column = min(COLUMNS - 1, int((at - begin) / ((end - begin) or 1.0) * COLUMNS))

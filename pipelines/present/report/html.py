@@ -1,4 +1,4 @@
-"""report.html: a run on one page, which needs nothing from anywhere else."""
+"""report.html: the report of a run, one self-contained page."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ LABELS: Mapping[str, str] = {
     "optimizer_steps": "optimizer steps",
     "weight_versions": "weight versions published",
     "staleness_mean": "staleness, mean",
-    "staleness_max": "staleness, largest",
-    "over_age": "trained over age",
+    "staleness_max": "staleness, maximum",
+    "over_age": "trained above max_staleness",
     "response_length_first": "response length, first tenth",
     "response_length_last": "response length, last tenth",
     "tokens_generated": "tokens generated",
@@ -59,9 +59,9 @@ _AUDIT = (
 
 
 def render_report(folder: Path) -> str:
-    """The page of the run in `folder`, from its summary.json, metrics.jsonl, audit.json, insight.json and config.toml.
+    """Return the page of the run in `folder`: summary.json, metrics.jsonl, audit.json, insight.json and config.toml.
 
-    Raises OSError without a summary.json, ValueError where a file does not read; the others may be missing.
+    Only summary.json is required. Raises OSError if it is missing, ValueError if a file is invalid.
     """
     summary = json.loads((folder / "summary.json").read_text("utf-8"))
     audit, config, metrics = folder / "audit.json", folder / "config.toml", folder / "metrics.jsonl"
@@ -84,10 +84,10 @@ def page(
     folder: Path,
     insight: Mapping[str, Any] | None = None,
 ) -> str:
-    """The page. Pure; everything that comes from the run is escaped. `insight` is what `insight.insight` found."""
+    """Return the page. Pure; all text from the run is escaped. `insight` is the result of `insight.insight`."""
     run = escape(str(summary.get("run")))
-    told = warm_start_verdict(summary)
-    words = [training_verdict(summary), *([told] if told else []), audit_verdict(summary)]
+    warm_start = warm_start_verdict(summary)
+    verdicts = [training_verdict(summary), *([warm_start] if warm_start else []), audit_verdict(summary)]
     commands = "\n".join(f"{command:<54}# {about}" for command, about in next_commands(str(summary.get("run")), folder))
     error = summary.get("error")
     return "\n".join(
@@ -98,14 +98,14 @@ def page(
             f'<h1>{run}</h1><p class="sub">{escape(_subtitle(summary))}</p>',
             f'<p class="bad">{escape(str(error))}</p>' if error else "",
             f'<div class="tiles">{"".join(_tiles(summary))}</div>',
-            f'<h2>What happened</h2><div class="card">{"".join(f"<p>{escape(each)}</p>" for each in words)}</div>',
+            f'<h2>Results</h2><div class="card">{"".join(f"<p>{escape(each)}</p>" for each in verdicts)}</div>',
             f'<h2>Plots</h2><div class="plots">{"".join(map(_card, charts(metrics, summary)))}</div>',
             f'<div class="wide">{_card(phases(summary.get("phases") or {}))}</div>',
-            '<h2>Figures</h2><div class="tables">',
+            '<h2>Metrics</h2><div class="tables">',
             _table("Summary", ((label, shown(summary.get(key))) for key, label in LABELS.items())),
             f"<div>{_audit(audit)}{_machine(summary)}</div></div>",
             _insight(insight) if insight else "",
-            f'<h2>Next</h2><div class="card"><pre>{escape(commands)}</pre></div>',
+            f'<h2>Next commands</h2><div class="card"><pre>{escape(commands)}</pre></div>',
             _details("Configuration", config),
             "</main></body></html>\n",
         ]
@@ -125,14 +125,14 @@ def _subtitle(summary: Summary) -> str:
 
 
 def _tiles(summary: Summary) -> Iterable[str]:
-    def rise(first: str, last: str) -> str:
+    def change(first: str, last: str) -> str:
         return f"{figure(summary.get(first))} → {figure(summary.get(last))}"
 
-    yield _tile(rise("reward_first", "reward_last"), "training reward")
-    yield _tile(rise("heldout_before", "heldout_after"), "held-out accuracy, greedy")
+    yield _tile(change("reward_first", "reward_last"), "training reward")
+    yield _tile(change("heldout_before", "heldout_after"), "held-out accuracy, greedy")
     yield _tile(figure(summary.get("heldout_warm_start_best")), "best supervised checkpoint")
     yield _tile(
-        f"{figure(summary.get('staleness_mean'))} / {shown(summary.get('staleness_max'))}", "staleness, mean / largest"
+        f"{figure(summary.get('staleness_mean'))} / {shown(summary.get('staleness_max'))}", "staleness, mean / maximum"
     )
     yield _tile(
         count(summary.get("trajectories_trained")), f"trajectories, {summary.get('optimizer_steps') or 0} steps"
@@ -140,8 +140,11 @@ def _tiles(summary: Summary) -> Iterable[str]:
     yield _tile(count(summary.get("tokens_generated")), "tokens generated")
     yield _tile(clock(summary.get("wall_seconds")), "wall time")
     passed = summary.get("audit_passed")
-    said = _yes_no(passed, "audit passed", "audit FAILED", "not audited")
-    yield _tile(said, f"{shown(summary.get('lost'))} lost, {shown(summary.get('trained_twice'))} trained twice", passed)
+    yield _tile(
+        _yes_no(passed, "audit passed", "audit FAILED", "not audited"),
+        f"{shown(summary.get('lost'))} lost, {shown(summary.get('trained_twice'))} trained twice",
+        passed,
+    )
 
 
 def _yes_no(value: bool | None, yes: str, no: str, unknown: str) -> str:
@@ -162,11 +165,11 @@ def _audit(audit: Mapping[str, Any] | None) -> str:
     if audit is None:
         return ""
     rows = [(name.replace("_", " "), shown(_size(audit[name]))) for name in _AUDIT if name in audit]
-    return _table("Audit: where every trajectory is", rows)
+    return _table("Audit: trajectories by outcome", rows)
 
 
 def _insight(insight: Mapping[str, Any]) -> str:
-    """What placement moved, and the trajectories that took longest."""
+    """Return placement's plans and the slowest trajectories."""
     plans = [
         (reason, ", ".join(f"{shown(number)} {what.replace('_', ' ')}" for what, number in counts.items()))
         for reason, counts in insight["plans"].items()
@@ -179,7 +182,7 @@ def _insight(insight: Mapping[str, Any]) -> str:
         )
         for each in insight["slowest"]
     ]
-    tables = _table("Plans of placement", plans or [("none", "nothing was moved")]) + _table(
+    tables = _table("Plans of placement", plans or [("none", "no trajectory was moved")]) + _table(
         "Slowest trajectories", slow
     )
     return f'<h2>From the log</h2><div class="tables">{tables}</div>'
@@ -206,14 +209,14 @@ def _details(title: str, text: str) -> str:
 
 
 def _size(value: Any) -> Any:
-    """An audit's entry as a number: counts as they are, lists of names by their length, stages by their sum."""
+    """Return an audit's entry as a number: a count itself, the length of a list, the sum of the stages."""
     if isinstance(value, Mapping):
         return sum(value.values())
     return len(value) if isinstance(value, list | tuple) else value
 
 
 def shown(value: Any) -> str:
-    """A figure as the page has it."""
+    """Return a value as text for the page."""
     if value is None:
         return UNKNOWN
     if isinstance(value, float):

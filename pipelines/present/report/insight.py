@@ -1,4 +1,4 @@
-"""What a run's page takes from its log: the plans of placement, and the trajectories that took longest."""
+"""The parts of a run's report that come from its log: placement's plans and the slowest trajectories."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from infra.kafka.properties import ClientProperties
 from pipelines.inspect.log.rows import rows_of
 from schemas.topics import PLANS, TRAJECTORIES
 
-MOST = 10
-_SLOW = (
+MAX_SLOWEST = 10
+_TRAJECTORY_COLUMNS = (
     "trajectory_id",
     "replica",
     "policy_version",
@@ -21,34 +21,34 @@ _SLOW = (
     "started_at",
     "finished_at",
 )
-_PLAN = ("plan_id", "reason", "moves")
+_PLAN_COLUMNS = ("plan_id", "reason", "moves")
 
 
 def insight(client: ClientProperties, run: str) -> dict[str, Any]:
-    """Both, JSON-ready; empty where the run has no such topics. Memory does not grow with the run."""
+    """Return both, JSON-ready; empty if the run has no such topics. Memory use does not grow with the run."""
     return {
-        "plans": plans_of(rows_of(client, run, PLANS, _PLAN)),
-        "slowest": slowest(rows_of(client, run, TRAJECTORIES, _SLOW)),
+        "plans": plans_of(rows_of(client, run, PLANS, _PLAN_COLUMNS)),
+        "slowest": slowest(rows_of(client, run, TRAJECTORIES, _TRAJECTORY_COLUMNS)),
     }
 
 
 def plans_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    """By reason: how many plans, moves, trajectories moved, and KV tokens that they held."""
+    """Return by reason the numbers of plans, moves, moved trajectories, and their KV tokens."""
     found: dict[str, Counter[str]] = {}
     for row in rows:
         counts = found.setdefault(row["reason"], Counter())
         counts["plans"] += 1
         counts["moves"] += len(row["moves"])
         counts["trajectories"] += sum(len(move["trajectory_ids"]) for move in row["moves"])
-        counts["kv_tokens"] += sum(move["kv"] for move in row["moves"])
+        counts["kv_tokens"] += sum(move["kv_tokens"] for move in row["moves"])
     return {reason: dict(counts) for reason, counts in sorted(found.items())}
 
 
 def slowest(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The trajectories that their last owner had longest, in seconds."""
-    told = (
-        {name: row[name] for name in _SLOW[:-2]}
+    """Return the trajectories with the longest time on their last owner, in seconds."""
+    timed = (
+        {name: row[name] for name in _TRAJECTORY_COLUMNS[:-2]}
         | {"seconds": round((row["finished_at"] - row["started_at"]).total_seconds(), 3)}
         for row in rows
     )
-    return heapq.nlargest(MOST, told, key=lambda each: each["seconds"])
+    return heapq.nlargest(MAX_SLOWEST, timed, key=lambda each: each["seconds"])

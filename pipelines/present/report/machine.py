@@ -1,4 +1,4 @@
-"""Which machine and which packages a run had: what its figures mean nothing without."""
+"""The machine and the packages of a run, without which its measurements cannot be interpreted."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CPU_INFO = Path("/proc/cpuinfo")
 
 
 def describe_machine() -> dict[str, Any]:
-    """The processor, the cores that this process may use, memory in bytes, system and Python."""
+    """Return the processor, the cores that this process may use, memory in bytes, system and Python version."""
     return {
         "cpu": cpu_model(CPU_INFO.read_text(errors="replace") if CPU_INFO.exists() else "")
         or platform.processor()
@@ -41,7 +41,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def package_versions() -> dict[str, str]:
-    """The versions of those of `PACKAGES` that are installed."""
+    """Return the versions of the installed packages of `PACKAGES`."""
     versions = {}
     for name in PACKAGES:
         try:
@@ -52,7 +52,7 @@ def package_versions() -> dict[str, str]:
 
 
 def cpu_model(cpuinfo: str) -> str | None:
-    """The first model name in the text of /proc/cpuinfo; None where there is none (some ARM kernels)."""
+    """Return the first model name in the text of /proc/cpuinfo; None if there is none (some ARM kernels)."""
     for line in cpuinfo.splitlines():
         key, _, value = line.partition(":")
         if key.strip() == "model name" and value.strip():

@@ -1,10 +1,10 @@
-"""The look of a run's page: one style sheet, light and dark, nothing from elsewhere."""
+"""The style sheet of a run's report, for light and dark mode, without external resources."""
 
 POLICY = (
     "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
     "img-src data:; base-uri 'none'; form-action 'none'\">"
 )
-"""The page has no script and loads nothing; a browser is told to refuse both."""
+"""The page has no script and loads nothing; this policy makes the browser reject both."""
 STYLE = """
 :root {
   color-scheme: light dark;

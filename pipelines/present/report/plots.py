@@ -1,4 +1,4 @@
-"""Plots as SVG text: lines, bars and a timeline. Colours are classes, so that the page gives them, light and dark."""
+"""Plots as SVG text: lines, bars and a timeline. Colours are CSS classes, which the page defines for both modes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Format = Callable[[float], str]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of a plot. `faint` for what stands behind another; `dots` for what was measured now and then."""
+    """A line of a plot. `faint`: in the background of another line; `dots`: with a dot at each point."""
 
     label: str
     points: Points
@@ -29,7 +29,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A horizontal line at `y`, with its label on it."""
+    """A labelled horizontal line at `y`."""
 
     label: str
     y: float
@@ -37,7 +37,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """What an axis says: its label, how its numbers read, and bounds that hold whatever the data are."""
+    """An axis: its label, the format of its numbers, and optional fixed bounds."""
 
     label: str
     text: Format = lambda value: f"{value:g}"
@@ -46,12 +46,12 @@ class Axis:
 
 
 def line_plot(title: str, lines: Sequence[Line], x: Axis, y: Axis, levels: Sequence[Level] = ()) -> str:
-    """Lines over a common pair of axes; a sentence where there is nothing to draw."""
+    """Return the lines over a common pair of axes; a sentence if there is no data."""
     shown = [
         Line(each.label, thinned(each.points), each.colour, each.faint, each.dots) for each in lines if each.points
     ]
     if not shown:
-        return nothing(title)
+        return no_data(title)
     ys = [value for each in shown for _, value in each.points] + [level.y for level in levels]
     xs = [value for each in shown for value, _ in each.points]
     across = _Scale.over(xs, x, LEFT, WIDTH - RIGHT)
@@ -79,9 +79,9 @@ def line_plot(title: str, lines: Sequence[Line], x: Axis, y: Axis, levels: Seque
 
 
 def bar_plot(title: str, bars: Mapping[str, float], x: Axis, y: Axis) -> str:
-    """A bar each, in the order given, with its share of the whole on it."""
+    """Return a bar for each value, in the given order, labelled with its share of the total."""
     if not any(bars.values()):
-        return nothing(title)
+        return no_data(title)
     up = _Scale.over([0.0, *bars.values()], y, HEIGHT - BOTTOM, TOP + 14, nice=True)
     total, room = sum(bars.values()), (WIDTH - LEFT - RIGHT) / len(bars)
     thick = min(70.0, room * 0.7)
@@ -92,24 +92,24 @@ def bar_plot(title: str, bars: Mapping[str, float], x: Axis, y: Axis) -> str:
             f'<rect class="c0" x="{middle - thick / 2:.1f}" y="{top:.1f}" width="{thick:.1f}" '
             f'height="{up(0.0) - top:.1f}"><title>{escape(f"{label}: {y.text(value)}")}</title></rect>'
         )
-        parts.append(written(middle, HEIGHT - BOTTOM + 15, label, "middle"))
-        parts.append(written(middle, top - 5, f"{100 * value / total:.0f} %", "middle"))
+        parts.append(text_at(middle, HEIGHT - BOTTOM + 15, label, "middle"))
+        parts.append(text_at(middle, top - 5, f"{100 * value / total:.0f} %", "middle"))
     return svg(title, parts)
 
 
 def timeline(title: str, spans: Sequence[tuple[str, float]], text: Format) -> str:
-    """What was done one after another, each as wide as it took long; its name where there is room, and a legend."""
+    """Return consecutive spans, each as wide as its duration, with names if they fit, and a legend."""
     total = sum(seconds for _, seconds in spans)
     if total <= 0:
-        return nothing(title)
+        return no_data(title)
     width, height, at = 2 * WIDTH, 46, 0.0
     parts = []
     for index, (name, seconds) in enumerate(spans):
         wide = seconds / total * width
-        said = f"{name} {text(seconds)}"
+        label = f"{name} {text(seconds)}"
         parts.append(
             f'<rect class="c{index % COLOURS}" x="{at:.1f}" y="4" width="{max(wide - 1.5, 0.5):.1f}" height="26" '
-            f'rx="2"><title>{escape(said)}</title></rect>'
+            f'rx="2"><title>{escape(label)}</title></rect>'
         )
         if wide > 8 * len(name) + 12:
             parts.append(f'<text class="on" x="{at + wide / 2:.1f}" y="22" text-anchor="middle">{escape(name)}</text>')
@@ -119,20 +119,20 @@ def timeline(title: str, spans: Sequence[tuple[str, float]], text: Format) -> st
 
 
 def legend(lines: Sequence[Line]) -> str:
-    """Which colour is what."""
+    """Return the legend: the colour and label of each line."""
     keys = "".join(
         f'<span class="key"><i class="c{each.colour % COLOURS}"></i>{escape(each.label)}</span>' for each in lines
     )
     return f'<p class="legend">{keys}</p>'
 
 
-def nothing(title: str) -> str:
-    """Stands where there is nothing to draw."""
-    return f'<p class="nothing" role="img" aria-label="{escape(title)}">nothing was measured</p>'
+def no_data(title: str) -> str:
+    """Return the sentence that replaces a plot without data."""
+    return f'<p class="nothing" role="img" aria-label="{escape(title)}">no data</p>'
 
 
 def thinned(points: Points) -> list[tuple[float, float]]:
-    """At most `MAX_POINTS` points by rising x: means of neighbours."""
+    """Return at most `MAX_POINTS` points in ascending x, each the mean of neighbouring points."""
     ordered = sorted(points)
     width = math.ceil(len(ordered) / MAX_POINTS) or 1
     groups = [ordered[first : first + width] for first in range(0, len(ordered), width)]
@@ -140,7 +140,7 @@ def thinned(points: Points) -> list[tuple[float, float]]:
 
 
 def smoothed(points: Points, width: int) -> list[tuple[float, float]]:
-    """The mean over `width` neighbours around each point, fewer at the ends."""
+    """Return the mean of the `width` points around each point, of fewer at the ends."""
     half = width // 2
     result = []
     for index, (x, _) in enumerate(points):
@@ -150,7 +150,7 @@ def smoothed(points: Points, width: int) -> list[tuple[float, float]]:
 
 
 def ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Round numbers (1, 2, 5 times a power of ten) within `low` to `high`, at most about `most` of them."""
+    """Return about `most` round numbers (1, 2 or 5 times a power of ten) from `low` to `high`."""
     if high <= low:
         return [low]
     rough = (high - low) / most
@@ -189,23 +189,23 @@ def _grid(across: _Scale | None, up: _Scale, x: Axis, y: Axis) -> list[str]:
     for mark in ticks(up.low, up.high, 5):
         at = up(mark)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
-        parts.append(written(LEFT - 6, at + 4, y.text(mark), "end"))
+        parts.append(text_at(LEFT - 6, at + 4, y.text(mark), "end"))
     for mark in ticks(across.low, across.high) if across else ():
-        parts.append(written(across(mark), HEIGHT - BOTTOM + 15, x.text(mark), "middle"))  # type: ignore[misc]
+        parts.append(text_at(across(mark), HEIGHT - BOTTOM + 15, x.text(mark), "middle"))  # type: ignore[misc]
     parts.append(f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{HEIGHT - BOTTOM}" y2="{HEIGHT - BOTTOM}"/>')
-    parts.append(written((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, x.label, "middle", "label"))
+    parts.append(text_at((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, x.label, "middle", "label"))
     middle = (TOP + HEIGHT - BOTTOM) / 2
     turned = f'transform="rotate(-90 11 {middle:.0f})"'
     parts.append(f'<text class="label" x="11" y="{middle:.0f}" text-anchor="middle" {turned}>{escape(y.label)}</text>')
     return parts
 
 
-def written(x: float, y: float, text: str, anchor: str, kind: str = "tick") -> str:
-    """A piece of text at a place."""
+def text_at(x: float, y: float, text: str, anchor: str, kind: str = "tick") -> str:
+    """Return `text` at a position."""
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
 def svg(title: str, parts: Sequence[str], width: int = WIDTH, height: int = HEIGHT) -> str:
-    """A whole drawing of `parts`."""
+    """Return the SVG element of `parts`."""
     head = f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}">'
     return f"{head}{''.join(parts)}</svg>"

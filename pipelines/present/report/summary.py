@@ -1,4 +1,4 @@
-"""summary.json: a run in figures. `figures_of` is pure, `summarise` reads a run's folder; what is not known is null."""
+"""summary.json: the metrics of a run. `summary_of` is pure, `summarise` reads a run's folder. Unknown values: null."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ TENTH = 0.1
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What is known of a run beside its metrics.
+    """The facts of a run that are not in its metrics.
 
-    `phases`: seconds by name, in order. `audit`: what `Audit.to_json()` says. `restarts`: by role. `warm_start`: values
-    as in the series of that name, where they are not in the metrics; `teaching`: its section of the configuration.
-    `reached`: whether the run made its goal.
+    `phases`: seconds by name, in order. `audit`: the result of `Audit.to_json()`. `restarts`: by role. `warm_start`:
+    values of the series of that name that are not in the metrics; `teaching`: its section of the configuration.
+    `reached`: whether the run reached its goal.
     """
 
     run: str
@@ -58,16 +58,16 @@ class RunFacts:
 
 
 def summarise(folder: Path, audit: Mapping[str, Any] | None, phases: Mapping[str, float]) -> dict[str, Any]:
-    """The summary of the run in `folder`, from its files, what its audit found, and seconds by phase.
+    """Return the summary of the run in `folder` from its files, its audit, and the seconds of each phase.
 
-    Raises OSError, ValueError where metrics.jsonl, state.json or config.toml cannot be read.
+    Raises OSError or ValueError if metrics.jsonl, state.json or config.toml cannot be read.
     """
     metrics = read_metrics(folder / "metrics.jsonl") if (folder / "metrics.jsonl").exists() else []
-    return figures_of(metrics, facts_of(folder, audit, phases))
+    return summary_of(metrics, facts_of(folder, audit, phases))
 
 
 def facts_of(folder: Path, audit: Mapping[str, Any] | None, phases: Mapping[str, float]) -> RunFacts:
-    """What the files of a run's folder say beside its metrics."""
+    """Read the facts of a run from the files in its folder, without the metrics."""
     state = _json(folder / "state.json")
     config = tomllib.loads((folder / "config.toml").read_text("utf-8")) if (folder / "config.toml").exists() else {}
     started, ended = state.get("started_at"), state.get("ended_at")
@@ -89,14 +89,14 @@ def facts_of(folder: Path, audit: Mapping[str, Any] | None, phases: Mapping[str,
     )
 
 
-def figures_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
-    """The summary, JSON-ready.
+def summary_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
+    """Return the summary, JSON-ready.
 
     reward_first and reward_last are means over the first and the last tenth of the trained trajectories. heldout_before
-    is of the first version evaluated, heldout_after of the one marked final (greedy; `_sampled_` as in training);
-    heldout_warm_start_best is the greedy accuracy of the best supervised checkpoint of the warm start, and the shares
-    beside it are of its worked answers that a careful teacher wrote and of those that taught a bad habit. `tasks` are
-    figures by task where there are several.
+    is the accuracy of the first evaluated version, heldout_after of the final one (greedy; `_sampled_`: sampled as in
+    training). heldout_warm_start_best is the greedy accuracy of the best supervised checkpoint of the warm start.
+    warm_start_careful_share and warm_start_habit_share are the shares of its examples from a careful teacher and of
+    those that teach a bad habit. `tasks` has the metrics by task if there are several.
     """
     trained = batches(metrics)
     total = trained[-1].cumulative if trained else 0.0
@@ -151,11 +151,11 @@ def figures_of(metrics: Sequence[Metric], facts: RunFacts) -> dict[str, Any]:
 
 
 def by_task(metrics: Sequence[Metric], before: Evaluation | None, after: Evaluation | None) -> dict[str, Any] | None:
-    """The figures of each task, named as those of all together; None where there is one alone."""
-    told = {}
+    """Return the metrics of each task, with the keys of the summary; None if there is only one task."""
+    tasks = {}
     for task, trained in tasks_of(metrics).items():
         total = trained[-1].cumulative
-        told[task] = {
+        tasks[task] = {
             "reward_first": mean_between(trained, "reward/mean", 0, TENTH * total),
             "reward_last": mean_between(trained, "reward/mean", (1 - TENTH) * total, total),
             "heldout_before": before and before.by_task.get(task),
@@ -163,11 +163,11 @@ def by_task(metrics: Sequence[Metric], before: Evaluation | None, after: Evaluat
             "trajectories_trained": int(total),
             "response_length_last": mean_between(trained, "response_length/mean", (1 - TENTH) * total, total),
         }
-    return told or None
+    return tasks or None
 
 
 def careful_share(teaching: Mapping[str, Any] | None) -> float | None:
-    """The worked answers, among all, of a teacher who never slips; None without a warm start."""
+    """Return the share of worked answers from a teacher without errors; None without a warm start."""
     if teaching is None:
         return None
     slips = teaching.get("slip_rate", WarmStartConfig.slip_rate)
@@ -175,7 +175,7 @@ def careful_share(teaching: Mapping[str, Any] | None) -> float | None:
 
 
 def habit_share(teaching: Mapping[str, Any] | None) -> float | None:
-    """The answers of the bad habit's phase that had no work, 0 without that phase; None without a warm start."""
+    """Return the share of answers without work in the bad-habit phase (0 without it); None without a warm start."""
     if teaching is None:
         return None
     if not teaching.get("habit_steps", WarmStartConfig.habit_steps):
@@ -185,7 +185,7 @@ def habit_share(teaching: Mapping[str, Any] | None) -> float | None:
 
 
 def unreadable_records(metrics: Sequence[Metric]) -> dict[str, int]:
-    """How many records of what an observer reads were none of ours, by topic."""
+    """Return the number of unreadable records that an observer found, by topic."""
     found = Counter[str]()
     for metric in metrics:
         if metric.name == UNREADABLE:
@@ -200,9 +200,9 @@ def _json(path: Path) -> dict[str, Any]:
     return found
 
 
-def best_warm_start(metrics: Sequence[Metric], told: Mapping[str, Any]) -> float | None:
-    """The best greedy accuracy of a supervised checkpoint: where the warm start names it, else the largest measured."""
-    values = [*(metric.values for metric in metrics if metric.name == "warm_start"), told]
+def best_warm_start(metrics: Sequence[Metric], reported: Mapping[str, Any]) -> float | None:
+    """Return the best greedy accuracy of a supervised checkpoint: as the warm start reports it, else the maximum."""
+    values = [*(metric.values for metric in metrics if metric.name == "warm_start"), reported]
     for key in ("best", "accuracy/greedy"):
         known = [each[key] for each in values if isinstance(each.get(key), int | float)]
         if known:

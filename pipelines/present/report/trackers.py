@@ -1,7 +1,7 @@
-"""Trackers that people look at elsewhere: TensorBoard, trackio, wandb, MLflow, each an extra, imported when asked.
+"""Experiment trackers: TensorBoard, trackio, wandb and MLflow. Each is an extra and is imported only if configured.
 
-A record of series `trainer` at step 3 goes to them as `trainer/reward/mean`, … at step 3. What a tracker raises ends
-the tracker, not the run.
+A record of series `trainer` at step 3 is logged as `trainer/reward/mean`, … at step 3. An error of a tracker disables
+that tracker and does not stop the run.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from schemas.records import Metric
 
 log = logging.getLogger(__name__)
 
-OWN = {LAG, PHASE, POSITION, REPLICA, UNREADABLE}
-"""Series whose step is no step: they are for our own eyes."""
-_UNFIT = re.compile(r"[^\w\-. :/]", re.ASCII)
-_AT_ONCE = 1000
-"""What MLflow has in no name, and how many values it takes in a call."""
+INTERNAL = {LAG, PHASE, POSITION, REPLICA, UNREADABLE}
+"""Series that trackers do not get: their `step` is not an optimizer step."""
+_INVALID_IN_NAMES = re.compile(r"[^\w\-. :/]", re.ASCII)
+_MAX_BATCH = 1000
+"""MLflow's limits: characters that names must not contain, and values per call."""
 PACKAGES: Mapping[TrackerName, str] = {
     "mlflow": "mlflow",
     "tensorboard": "tensorboardX",
@@ -46,15 +46,15 @@ class TensorBoard:
                 self._writer.add_scalar(f"{metric.name}/{name}", value, metric.step, metric.measured_at / 1000)
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file."""
         self._writer.close()
 
 
 class Dashboard:
-    """trackio and wandb, whose calls are alike. Series have steps of their own, which go along as `<series>/step`."""
+    """trackio and wandb, which have the same API. Each series has its own steps, logged as `<series>/step`."""
 
     def __init__(self, package: Any, run: str, folder: Path) -> None:
-        self._run = package.init(project="laminar", name=run, **_where(package, folder))
+        self._run = package.init(project="laminar", name=run, **_folder_option(package, folder))
 
     def append(self, metrics: Iterable[Metric]) -> None:
         """Log each record."""
@@ -63,68 +63,68 @@ class Dashboard:
             self._run.log({**values, f"{metric.name}/step": metric.step})
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send the remaining values."""
         self._run.finish()
 
 
 class MLflow:
-    """A run of the experiment `laminar`, where MLFLOW_TRACKING_URI says, else in `folder`/mlflow.db."""
+    """A run of the experiment `laminar`, at MLFLOW_TRACKING_URI or else in `folder`/mlflow.db."""
 
     def __init__(self, package: Any, run: str, folder: Path) -> None:
-        uri, kept = os.environ.get("MLFLOW_TRACKING_URI"), folder.resolve()
-        self._package, self._client = package, package.MlflowClient(tracking_uri=uri or f"sqlite:///{kept}/mlflow.db")
+        uri, local = os.environ.get("MLFLOW_TRACKING_URI"), folder.resolve()
+        self._package, self._client = package, package.MlflowClient(tracking_uri=uri or f"sqlite:///{local}/mlflow.db")
         known = self._client.get_experiment_by_name("laminar")
-        artifacts = None if uri else (kept / "mlflow").as_uri()
+        artifacts = None if uri else (local / "mlflow").as_uri()
         experiment = known.experiment_id if known else self._client.create_experiment("laminar", artifacts)
         self._run = self._client.create_run(experiment, run_name=run).info.run_id
 
     def append(self, metrics: Iterable[Metric]) -> None:
-        """Log each record, in as few calls as may be."""
+        """Log all records in as few calls as possible."""
         kind = self._package.entities.Metric
         values = [
-            kind(_UNFIT.sub("_", f"{metric.name}/{name}"), value, metric.measured_at, metric.step)
+            kind(_INVALID_IN_NAMES.sub("_", f"{metric.name}/{name}"), value, metric.measured_at, metric.step)
             for metric in metrics
             for name, value in metric.values.items()
         ]
-        for first in range(0, len(values), _AT_ONCE):
-            self._client.log_batch(self._run, metrics=values[first : first + _AT_ONCE])
+        for first in range(0, len(values), _MAX_BATCH):
+            self._client.log_batch(self._run, metrics=values[first : first + _MAX_BATCH])
 
     def close(self) -> None:
-        """Say that the run has ended."""
+        """Mark the run as finished."""
         self._client.set_terminated(self._run)
 
 
 class Sinks:
-    """Several sinks as one. The first is the run's own file and must work; another that fails is left out from then."""
+    """Several sinks as one. The run's own file must work; a tracker that fails is disabled from then on."""
 
     def __init__(self, file: Sink, trackers: Mapping[str, Sink]) -> None:
         self._file, self._trackers = file, dict(trackers)
 
     def append(self, metrics: Iterable[Metric]) -> None:
-        """Give `metrics` to all. Raises what the file raises."""
+        """Append `metrics` to all sinks. Raises the errors of the file."""
         listed = list(metrics)
         self._file.append(listed)
-        shown = [metric for metric in listed if metric.name not in OWN]
-        if shown:
-            self._each(lambda tracker: tracker.append(shown))
+        logged = [metric for metric in listed if metric.name not in INTERNAL]
+        if logged:
+            self._each(lambda tracker: tracker.append(logged))
 
     def close(self) -> None:
-        """Close all."""
+        """Close all sinks."""
         try:
             self._each(lambda tracker: tracker.close())
         finally:
             self._file.close()
 
-    def _each(self, what: Callable[[Sink], None]) -> None:
+    def _each(self, call: Callable[[Sink], None]) -> None:
         for name, tracker in list(self._trackers.items()):
             try:
-                what(tracker)
+                call(tracker)
             except Exception:
-                log.exception("tracker %s failed and hears no more of this run", name)
+                log.exception("tracker %s failed; it is disabled for the rest of this run", name)
                 del self._trackers[name]
 
 
-_KINDS: Mapping[TrackerName, Callable[[Any, str, Path], Sink]] = {
+_CLASSES: Mapping[TrackerName, Callable[[Any, str, Path], Sink]] = {
     "mlflow": MLflow,
     "tensorboard": TensorBoard,
     "trackio": Dashboard,
@@ -133,17 +133,17 @@ _KINDS: Mapping[TrackerName, Callable[[Any, str, Path], Sink]] = {
 
 
 def open_trackers(names: Sequence[TrackerName], run: str, folder: Path) -> dict[str, Sink]:
-    """The trackers `names` of run `run`, whose folder is `folder`, but for those that cannot be opened.
+    """Open the trackers `names` of run `run`, whose folder is `folder`; log and omit those that fail to open.
 
-    Raises ConfigError where a package is missing.
+    Raises ConfigError if a package is missing.
     """
     packages = {name: _package(name) for name in dict.fromkeys(names)}
     opened: dict[str, Sink] = {}
     for name, package in packages.items():
         try:
-            opened[name] = _KINDS[name](package, run, folder)
+            opened[name] = _CLASSES[name](package, run, folder)
         except Exception:
-            log.exception("tracker %s cannot be opened and hears nothing of this run", name)
+            log.exception("tracker %s cannot be opened; it is disabled for this run", name)
     return opened
 
 
@@ -151,9 +151,9 @@ def _package(name: TrackerName) -> Any:
     try:
         return import_module(PACKAGES[name])
     except ImportError as error:
-        needed = f"{PACKAGES[name]}, which cannot be imported ({error})"
-        raise ConfigError(f"run.trackers: {name} needs {needed}: pip install 'laminar-rl[{name}]'") from error
+        missing = f"the package {PACKAGES[name]}, which cannot be imported ({error})"
+        raise ConfigError(f"run.trackers: {name} needs {missing}: pip install 'laminar-rl[{name}]'") from error
 
 
-def _where(package: Any, folder: Path) -> dict[str, str]:
+def _folder_option(package: Any, folder: Path) -> dict[str, str]:
     return {"dir": str(folder)} if package.__name__ == "wandb" else {}

@@ -1,1 +1,1 @@
-"""The live view of a run in the terminal, and the same figures for Prometheus and Grafana."""
+"""The live view of a run in the terminal, and the same metrics for Prometheus and Grafana."""

@@ -1,4 +1,4 @@
-"""`laminar watch` on a terminal: the view of a run, redrawn by Textual; what it shows is `panels.screen`."""
+"""`laminar watch` on a terminal: a Textual application that shows `panels.screen`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from textual.containers import VerticalScroll
 from textual.widgets import Footer, Static, TabbedContent, TabPane
 
 from pipelines.inspect.run_state.state import RunState
-from pipelines.present.view.console import Visible
+from pipelines.present.view.console import EscapedText
 from pipelines.present.view.panels import screen
 from pipelines.present.view.text import UNKNOWN, count, percent
 
@@ -21,7 +21,7 @@ REDRAW_S = 0.5
 
 
 class WatchApp(App[None]):
-    """Shows what `tick` returns, asked in a thread of its own, for a broker may be slow to answer."""
+    """Shows the states that `tick` returns. A thread calls `tick`, because a broker may respond slowly."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "quit", "Quit"),
@@ -36,7 +36,7 @@ class WatchApp(App[None]):
         self._tick, self._paused, self._ended = tick, False, threading.Event()
 
     def compose(self) -> ComposeResult:
-        """Two tabs, and the keys below."""
+        """Create two tabs and the footer with the keys."""
         with TabbedContent(initial="run"):
             with TabPane("Run", id="run"):
                 yield Static(id="screen")
@@ -45,25 +45,27 @@ class WatchApp(App[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        """Begin to ask."""
+        """Start the thread that calls `tick`."""
         self.run_worker(self._follow, thread=True)
 
     def on_unmount(self) -> None:
-        """Ask no more."""
+        """Stop that thread."""
         self._ended.set()
 
     def show(self, state: RunState) -> None:
         """Draw `state`."""
         if not self._paused:
-            self.query_one("#screen", Static).update(Visible(screen(state, self.size.width - 4, self.size.height - 4)))
-            self.query_one("#table", Static).update(Visible(replica_table(state)))
+            self.query_one("#screen", Static).update(
+                EscapedText(screen(state, self.size.width - 4, self.size.height - 4))
+            )
+            self.query_one("#table", Static).update(EscapedText(replica_table(state)))
 
     def action_pause(self) -> None:
-        """Let the picture stand, or move on."""
+        """Pause or resume redrawing."""
         self._paused = not self._paused
 
     def action_tab(self, name: str) -> None:
-        """Go to a tab."""
+        """Show the tab `name`."""
         self.query_one(TabbedContent).active = name
 
     def _follow(self) -> None:
@@ -76,14 +78,14 @@ class WatchApp(App[None]):
 
 
 def replica_table(state: RunState) -> Table:
-    """A row for each replica: version, load, KV, and when it was heard."""
+    """Return a row for each replica: state, version, load, KV use, tokens, and age of its heartbeat."""
     table = Table(box=None, header_style="bold")
-    for name in ("replica", "state", "version", "running", "waiting", "KV", "tokens", "heard"):
+    for name in ("replica", "state", "version", "running", "waiting", "KV", "tokens", "heartbeat"):
         table.add_column(name, justify="left" if name in ("state", "version") else "right")
     for number, each in sorted(state.replicas.items()):
         kv = percent(each.kv_used / each.kv_capacity) if each.kv_capacity else UNKNOWN
-        heard = f"{max(0, state.now - each.sent_at) / 1000:.0f} s"
+        age = f"{max(0, state.now - each.sent_at) / 1000:.0f} s"
         version = str(each.policy_version or UNKNOWN)
-        load = (str(each.running), str(each.waiting), kv, count(each.tokens_generated), heard)
+        load = (str(each.running), str(each.waiting), kv, count(each.tokens_generated), age)
         table.add_row(str(number), each.state, version, *load)
     return table

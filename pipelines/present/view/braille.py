@@ -1,15 +1,15 @@
-"""Curves in braille: each character is a grid of two columns by four rows of dots."""
+"""Curves in braille characters: each is a grid of two columns by four rows of dots."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # by row from above, then column
+_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # by row from the top, then by column
 _BLANK = 0x2800
 
 
 def resampled(points: Sequence[tuple[float, float]], columns: int) -> list[float | None]:
-    """The mean of y in each of `columns` equal ranges of x; a range without points continues the one before it."""
+    """Return the mean of y in each of `columns` equal ranges of x; a range without points repeats the previous one."""
     if not points:
         return [None] * columns
     first, last = points[0][0], points[-1][0]
@@ -25,7 +25,7 @@ def resampled(points: Sequence[tuple[float, float]], columns: int) -> list[float
 
 
 def plot(points: Sequence[tuple[float, float]], width: int, height: int, low: float, high: float) -> list[str]:
-    """`height` lines of `width` characters: y against x, `low` at the foot, `high` at the top, clipped to them."""
+    """Return `height` lines of `width` characters: y over x, from `low` at the bottom to `high` at the top, clipped."""
     rows = height * 4
     cells = [[_BLANK] * width for _ in range(height)]
     before: int | None = None
@@ -42,7 +42,7 @@ def plot(points: Sequence[tuple[float, float]], width: int, height: int, low: fl
 
 
 def _between(before: int | None, row: int) -> range:
-    """The rows to fill in a column so that the line does not break where it is steep."""
+    """Return the rows to fill in a column so that a steep line has no gaps."""
     if before is None or abs(before - row) <= 1:
         return range(row, row + 1)
     return range(row, before) if before > row else range(before + 1, row + 1)

@@ -1,4 +1,4 @@
-"""Consoles on which only their own styles steer the terminal: text is made visible before it is laid out."""
+"""Rich consoles that escape control characters in text: only Rich's own styles control the terminal."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from rich.segment import Segment
 from infra.escaping import escape_control_characters
 
 
-class VisibleConsole(Console):
-    """A Rich console that writes no control character of the text that it is given."""
+class EscapingConsole(Console):
+    """A Rich console that escapes the control characters of the text that it prints."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """The segments of `renderable`, each with visible text."""
-        return _visible(super().render(renderable, options))
+        """Return the segments of `renderable` with escaped text."""
+        return _escaped(super().render(renderable, options))
 
 
-class Visible:
-    """`renderable` for a console of somebody else's, such as Textual's."""
+class EscapedText:
+    """Wraps `renderable` with the same escaping for another console, such as Textual's."""
 
     def __init__(self, renderable: RenderableType) -> None:
         self._renderable = renderable
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Its segments, each with visible text."""
-        return _visible(console.render(self._renderable, options))
+        """Return its segments with escaped text."""
+        return _escaped(console.render(self._renderable, options))
 
 
-def console(**options: Any) -> VisibleConsole:
-    """A console for what people read, with Rich's `options`."""
-    return VisibleConsole(emoji=False, **options)
+def console(**options: Any) -> EscapingConsole:
+    """Return a console for text for people, with Rich's `options`."""
+    return EscapingConsole(emoji=False, **options)
 
 
-def _visible(segments: Iterable[Segment]) -> Iterable[Segment]:
+def _escaped(segments: Iterable[Segment]) -> Iterable[Segment]:
     return (each if each.control else Segment(escape_control_characters(each.text), each.style) for each in segments)

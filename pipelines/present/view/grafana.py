@@ -12,7 +12,7 @@ WIDTH, HEIGHT = 12, 8
 
 
 class Panel(NamedTuple):
-    """A plot: what it shows in PromQL by legend, and in which of Grafana's units."""
+    """A plot: its title, PromQL queries with legends, and Grafana unit."""
 
     title: str
     queries: tuple[tuple[str, str], ...]
@@ -25,11 +25,11 @@ PANELS = (
     Panel("Held-out accuracy", ((f"laminar_heldout_accuracy{_RUN}", "{{mode}}"),), "percentunit"),
     Panel(
         "Staleness, versions",
-        ((f"laminar_trainer_staleness_mean{_RUN}", "mean"), (f"laminar_trainer_staleness_max{_RUN}", "largest")),
+        ((f"laminar_trainer_staleness_mean{_RUN}", "mean"), (f"laminar_trainer_staleness_max{_RUN}", "maximum")),
     ),
-    Panel("Trajectories trained a second", ((f"rate(laminar_trajectories_trained_total{_RUN}[1m])", "trained"),)),
+    Panel("Trajectories trained per second", ((f"rate(laminar_trajectories_trained_total{_RUN}[1m])", "trained"),)),
     Panel(
-        "Tokens generated a second",
+        "Tokens generated per second",
         ((f"rate(laminar_replica_tokens_generated_total{_RUN}[1m])", "replica {{replica}}"),),
     ),
     Panel(
@@ -38,16 +38,18 @@ PANELS = (
         "percentunit",
     ),
     Panel("Lag by topic, records", ((f"laminar_lag_records{_RUN}", "{{topic}}"),)),
-    Panel("Since heard", ((f"laminar_replica_heartbeat_age_seconds{_RUN}", "replica {{replica}}"),), "s"),
+    Panel("Heartbeat age", ((f"laminar_replica_heartbeat_age_seconds{_RUN}", "replica {{replica}}"),), "s"),
     Panel("Waiting requests", ((f"laminar_replica_requests_waiting{_RUN}", "replica {{replica}}"),)),
-    Panel("Trainer's time a step", ((f"laminar_trainer_time_update_seconds{_RUN}", "update"),), "s"),
-    Panel("Weights sent a second", ((f"rate(laminar_relay_sent_bytes_total{_RUN}[1m])", "relay {{relay}}"),), "Bps"),
+    Panel("Update time per optimizer step", ((f"laminar_trainer_time_update_seconds{_RUN}", "update"),), "s"),
+    Panel(
+        "Weight bytes sent per second", ((f"rate(laminar_relay_sent_bytes_total{_RUN}[1m])", "relay {{relay}}"),), "Bps"
+    ),
     Panel("Weight versions", ((f"laminar_weight_versions_total{_RUN}", "published"),)),
 )
 
 
 def dashboard() -> dict[str, Any]:
-    """The dashboard as Grafana imports it: it asks for a Prometheus, and has the run as a variable."""
+    """Return the dashboard in Grafana's import format, with the Prometheus data source and the run as variables."""
     source = {"type": "prometheus", "uid": "${DS_PROMETHEUS}"}
     return {
         "__inputs": [{"name": "DS_PROMETHEUS", "label": "Prometheus", "type": "datasource", "pluginId": "prometheus"}],

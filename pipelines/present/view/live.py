@@ -1,4 +1,4 @@
-"""The view of a run while it runs: redrawn in place on a terminal, a line now and then anywhere else."""
+"""The live view of a run: redrawn in place on a terminal, otherwise printed as a line at intervals."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pipelines.present.view.panels import screen
 from pipelines.present.view.text import phase_name, run_line
 
 REDRAW_S = 0.5
-"""A redraw costs a few milliseconds of the cores that the run itself needs."""
+"""Kept low because a redraw takes a few milliseconds of CPU time that the run needs."""
 LINE_S = 10.0
 
 
 class LiveView:
-    """Shows snapshots of `run`; `goal` is its number of optimizer steps. Call `update` as often as you like."""
+    """Shows the states of `run`; `goal` is its number of optimizer steps. `update` may be called at any rate."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class LiveView:
         line_every_s: float = LINE_S,
     ) -> None:
         self._console, self._clock = console, clock
-        self._pause = REDRAW_S if console.is_terminal else line_every_s
+        self._interval = REDRAW_S if console.is_terminal else line_every_s
         self._state = new_run(run, goal, 0)
         self._shown: RunState | None = None
         self._shown_at = -float("inf")
@@ -54,15 +54,15 @@ class LiveView:
             self._live = None
 
     def update(self, state: RunState) -> None:
-        """Show `state`, if it is new and the last one has stood long enough; a new phase shows at once."""
+        """Show `state` if it is new and the redraw interval has passed; show a new phase at once."""
         before = self._shown.phase if self._shown else None
         self._state = state
-        due = self._clock() - self._shown_at >= self._pause
+        due = self._clock() - self._shown_at >= self._interval
         if (due or state.phase != before) and state is not self._shown:
             self._show()
 
     def note(self, line: str) -> None:
-        """Print a line that stays: a role's restart, an error."""
+        """Print a permanent line, such as a role's restart or an error."""
         self._console.print(Text(line), soft_wrap=True)
 
     def _show(self) -> None:

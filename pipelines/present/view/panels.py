@@ -1,4 +1,4 @@
-"""The live view's parts, each a pure function of a snapshot to something rich can draw."""
+"""The parts of the live view: pure functions from a run's state to Rich renderables."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ LABEL_WIDTH = 11
 FIGURE_ROWS = 7
 PLOT_ROWS = 4
 SILENT_S = 10.0
-"""Who has not been heard for so long is marked."""
+"""Processes without a report for this time are highlighted."""
 
 
 def screen(state: RunState, width: int, height: int, *, ascii_only: bool = False) -> RenderableType:
-    """The whole view in `width` columns and at most `height` rows; what matters least gives way when rows are few."""
+    """Return the whole view in `width` columns and at most `height` rows; few rows omit the least important parts."""
     parts = [headline(state), bar(state, width), facts(state)]
     room = height - FIGURE_ROWS
     table_rows = min(len(state.roles), 4) + 2  # a blank line and the header
@@ -46,7 +46,7 @@ def screen(state: RunState, width: int, height: int, *, ascii_only: bool = False
 
 
 def headline(state: RunState) -> RenderableType:
-    """Which run, what it is doing, and for how long."""
+    """Return the run's name, its phase, and the times in the phase and in all."""
     line = Table.grid(expand=True)
     line.add_column(no_wrap=True, overflow="ellipsis")
     line.add_column(justify="right", no_wrap=True)
@@ -63,14 +63,14 @@ def headline(state: RunState) -> RenderableType:
 
 
 def bar(state: RunState, width: int) -> RenderableType:
-    """How much of the goal is reached, and when it will be."""
+    """Return the progress bar, with steps, percentage and time to completion."""
     share = progress(state)
-    words = [phase_name(state.phase)] if not state.step else [steps_text(state)]
+    parts = [phase_name(state.phase)] if not state.step else [steps_text(state)]
     if share is not None:
-        words.append(percent(share))
+        parts.append(percent(share))
     if state.step and state.goal and state.step < state.goal:
-        words.append(f"ETA {clock(seconds_left(state))}")
-    text = "  ".join(words)
+        parts.append(f"ETA {clock(seconds_left(state))}")
+    text = "  ".join(parts)
     line = Table.grid(padding=(0, 2))
     room = max(10, width - len(text) - 3)
     line.add_row(
@@ -81,7 +81,7 @@ def bar(state: RunState, width: int) -> RenderableType:
 
 
 def reward_plot(state: RunState, width: int) -> RenderableType:
-    """The training reward over optimizer steps, scaled to what it has been."""
+    """Return the training reward over optimizer steps, scaled to its range."""
     points = [(point.x, point.y) for point in state.reward.points]
     low, high = min(y for _, y in points), max(y for _, y in points)
     lines = plot(points, max(10, width - LABEL_WIDTH - 8), PLOT_ROWS, low, high)
@@ -96,7 +96,7 @@ def reward_plot(state: RunState, width: int) -> RenderableType:
 
 
 def facts(state: RunState) -> RenderableType:
-    """A line each: reward, held-out accuracy, staleness, speed, lag."""
+    """Return a line each for reward, held-out accuracy, staleness, speed and lag."""
     grid = Table.grid()
     grid.add_column(min_width=LABEL_WIDTH, no_wrap=True, style="dim")
     grid.add_column(no_wrap=True, overflow="ellipsis")
@@ -106,7 +106,7 @@ def facts(state: RunState) -> RenderableType:
 
 
 def fact_lines(state: RunState) -> Iterable[tuple[str, str]]:
-    """The figures under the plot, label and value."""
+    """Yield the label and text of each line under the plot."""
     trainer, speed = state.trainer, rates(state)
     mean = state.reward.recent_mean(10)
     yield "reward", f"{figure(trainer.get('reward/mean'))} now, {figure(mean)} over the last 10 steps"
@@ -125,9 +125,9 @@ _HEALTH = {"up": "green", "down": "bold red", "starting": "yellow", "ended": "di
 
 
 def processes(state: RunState, rows: int) -> RenderableType:
-    """A row each for at most `rows` processes, those in trouble first when there is not room for all."""
+    """Return a row for each process, at most `rows`; if there are more, failed and restarted processes come first."""
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for name, right in (("process", 0), ("pid", 1), ("state", 0), ("restarts", 1), ("heard", 1), ("doing", 0)):
+    for name, right in (("process", 0), ("pid", 1), ("state", 0), ("restarts", 1), ("last seen", 1), ("activity", 0)):
         table.add_column(name, justify="right" if right else "left", no_wrap=True, overflow="ellipsis")
     roles = list(state.roles.items())
     hidden = max(0, len(roles) - rows)
@@ -135,51 +135,51 @@ def processes(state: RunState, rows: int) -> RenderableType:
         roles = sorted(roles, key=lambda item: (item[1].alive, -item[1].restarts))[: rows - 1]
     for name, role in roles:
         health = Text(role.status, _HEALTH[role.status])
-        silent = heard_seconds(state, name, role)
-        heard = Text(UNKNOWN if silent is None else f"{silent:.0f} s", "yellow" if (silent or 0) > SILENT_S else "")
+        age = report_age(state, name, role)
+        seen = Text(UNKNOWN if age is None else f"{age:.0f} s", "yellow" if (age or 0) > SILENT_S else "")
         restarts = Text(str(role.restarts), "yellow" if role.restarts else "dim")
-        table.add_row(name, str(role.pid or UNKNOWN), health, restarts, heard, doing(state, role))
+        table.add_row(name, str(role.pid or UNKNOWN), health, restarts, seen, activity(state, role))
     if hidden:
         table.add_row(Text(f"… and {len(state.roles) - len(roles)} more, up", "dim"))
     return table
 
 
-def heard_seconds(state: RunState, name: str, role: RoleState) -> float | None:
-    """Seconds since a process last said something: its heartbeats, else the metrics named after it."""
-    beats = [each.sent_at for each in state.replicas.values() if each.pid == role.pid]
-    beats += [each.sent_at for each in state.relays.values() if each.pid == role.pid]
+def report_age(state: RunState, name: str, role: RoleState) -> float | None:
+    """Return the seconds since a process's last heartbeat, or else since its pipeline's last metrics."""
+    times = [each.sent_at for each in state.replicas.values() if each.pid == role.pid]
+    times += [each.sent_at for each in state.relays.values() if each.pid == role.pid]
     pipeline = name.partition("-")[0]
-    if not beats and pipeline in state.last_metric_at:
-        beats = [state.last_metric_at[pipeline]]
-    return max(0.0, (state.now - max(beats)) / 1000) if beats else None
+    if not times and pipeline in state.last_metric_at:
+        times = [state.last_metric_at[pipeline]]
+    return max(0.0, (state.now - max(times)) / 1000) if times else None
 
 
-def doing(state: RunState, role: RoleState) -> str:
-    """What the replicas of a process are at, or the versions that its relay holds."""
-    words = []
+def activity(state: RunState, role: RoleState) -> str:
+    """Return the load of a process's replicas, or the versions that its relay has."""
+    parts = []
     for each in sorted(state.replicas.values(), key=lambda status: status.replica):
         if each.pid == role.pid:
             version = f"v{each.policy_version}" if each.policy_version else "no weights"
             kv = percent(each.kv_used / each.kv_capacity) if each.kv_capacity else UNKNOWN
             load = f"{each.running} running, {each.waiting} waiting, KV {kv}"
-            words.append(
+            parts.append(
                 f"#{each.replica} {load}, {version}" if each.state == "running" else f"#{each.replica} {each.state}"
             )
-    words += [
-        f"holds {', '.join(each.versions) or 'nothing'}" for each in state.relays.values() if each.pid == role.pid
+    parts += [
+        f"versions {', '.join(each.versions) or 'none'}" for each in state.relays.values() if each.pid == role.pid
     ]
-    return "  ".join(words)
+    return "  ".join(parts)
 
 
 def _held_out(state: RunState) -> str:
     if state.first_evaluation is None or state.evaluation is None:
         return UNKNOWN
-    words = []
+    parts = []
     for mode, before, curve in (
         ("greedy", state.first_evaluation.greedy, state.greedy),
         ("sampled", state.first_evaluation.sampled, state.sampled),
     ):
         if curve.last:
-            words.append(f"{mode} {figure(before)} → {figure(curve.last.y)}")
+            parts.append(f"{mode} {figure(before)} → {figure(curve.last.y)}")
     questions = f"{state.evaluation.questions} questions, " if state.evaluation.questions else ""
-    return f"{'   '.join(words) or UNKNOWN}   ({questions}version {state.evaluation.version})"
+    return f"{'   '.join(parts) or UNKNOWN}   ({questions}version {state.evaluation.version})"

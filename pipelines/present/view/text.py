@@ -1,4 +1,4 @@
-"""Figures as people read them, and a run in one line."""
+"""Numbers as text for people, and a run's state in one line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ UNKNOWN = "-"
 
 
 def clock(seconds: float | None) -> str:
-    """`1:02:03`, `2:03` below an hour."""
+    """Return a duration as `1:02:03`, or `2:03` below an hour."""
     if seconds is None:
         return UNKNOWN
     whole = max(0, int(seconds))
@@ -18,12 +18,12 @@ def clock(seconds: float | None) -> str:
 
 
 def figure(value: float | None, digits: int = 2) -> str:
-    """A figure with so many digits after the point; a dash for one that is not known."""
+    """Return a number with `digits` digits after the point; a dash for None."""
     return UNKNOWN if value is None else f"{value:.{digits}f}"
 
 
 def count(value: float | None) -> str:
-    """`950`, `9.5k`, `1.2M`; small rates keep one digit after the point."""
+    """Return a count as `950`, `9.5k` or `1.2M`; fractions below 100 keep one digit after the point."""
     if value is None:
         return UNKNOWN
     for bound, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -33,17 +33,17 @@ def count(value: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """`54 %`."""
+    """Return a share as `54 %`."""
     return UNKNOWN if share is None else f"{100 * share:.0f} %"
 
 
 def phase_name(phase: str) -> str:
-    """A phase's name in words."""
+    """Return a phase's name without underscores."""
     return phase.replace("_", " ")
 
 
 def lag_text(state: RunState, most: int = 20) -> str:
-    """`inbox 3 · trajectories 1`, the topics that are behind, the furthest first; `none` when all have caught up."""
+    """Return the lagging topics, largest lag first, as `inbox 3 · trajectories 1`; `none` if no topic lags."""
     if not state.lag:
         return UNKNOWN
     behind = sorted(((records, short_name) for short_name, records in state.lag.items() if records), reverse=True)
@@ -51,21 +51,21 @@ def lag_text(state: RunState, most: int = 20) -> str:
 
 
 def staleness_text(state: RunState) -> str:
-    """`mean 0.8, max 2`, and how many of the last batch are older than `experience.max_staleness`, where some are."""
+    """Return `mean 0.8, max 2`, and the number above `experience.max_staleness` in the last batch, if any."""
     mean, most = state.trainer.get("staleness/mean"), state.trainer.get("staleness/max")
     if mean is None:
         return UNKNOWN
     over = state.experience.get("over_age")
-    return f"mean {figure(mean)}, max {figure(most, 0)}" + (f", {figure(over, 0)} over age" if over else "")
+    return f"mean {figure(mean)}, max {figure(most, 0)}" + (f", {figure(over, 0)} above limit" if over else "")
 
 
 def steps_text(state: RunState) -> str:
-    """`43/80 steps`, or `43 steps` for a run without a goal."""
+    """Return `43/80 steps`, or `43 steps` for a run without a goal."""
     return f"{state.step}/{state.goal} steps" if state.goal else f"{state.step} steps"
 
 
 def run_line(state: RunState) -> str:
-    """The run in one line, for logs."""
+    """Return the run's state in one line, for logs."""
     speed = rates(state)
     parts = [f"[{clock((state.now - state.started_at) / 1000)}] {phase_name(state.phase)}"]
     if state.step:

@@ -1,4 +1,4 @@
-"""Watching one run: what an observer hears is folded, written to metrics.jsonl and shown."""
+"""Watching one run: an observer's records are folded into a state, written to metrics.jsonl and shown."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from schemas.records import Metric, RelayStatus, ReplicaStatus, WeightVersion
 REPLICA_EVERY_MS = 2_000
 LAG_EVERY_MS = 2_000
 POSITION_EVERY_MS = 5_000
-"""An observer that takes over from one that was killed reads so much again."""
+"""After a kill, the next observer rereads at most the records of this interval."""
 
 
 class EventSource(Protocol):
-    """Where news of a run come from: `infra.kafka.observe.Observer`."""
+    """The source of a run's records: `infra.kafka.observe.Observer`."""
 
     def poll(self) -> Iterable[Metric | WeightVersion | ReplicaStatus | RelayStatus | Unreadable]: ...
 
@@ -42,9 +42,9 @@ class EventSource(Protocol):
 
 
 class Watch:
-    """Holds the newest snapshot, `state`. `tick` costs little and never waits; call it a few times a second.
+    """Keeps the newest `state` of a run. `tick` is cheap and never blocks; call it a few times per second.
 
-    Before Kafka is up there is no `source`; it may be set later. `file` and `view` may be left out.
+    `source` may be set later, when Kafka is up. `file` and `view` are optional.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Watch:
         self._file, self._view, self._now = file, view, now
         self._written: dict[int, int] = {}
         self._lag_at = self._position_at = 0
-        self._told_of: set[str] = set()
+        self._noted_topics: set[str] = set()
 
     def __enter__(self) -> Watch:
         return self
@@ -72,16 +72,16 @@ class Watch:
             self._file.close()
 
     def start_phase(self, phase: str) -> RunState:
-        """The run goes over to `phase`."""
+        """Record that the run enters `phase`."""
         now = self._now()
-        return self._take([PhaseStarted(phase, now)], [phase_metric(phase, len(self.state.phases), now)])
+        return self._apply([PhaseStarted(phase, now)], [phase_metric(phase, len(self.state.phases), now)])
 
     def add(self, metric: Metric) -> RunState:
-        """Take in a metric that comes on no topic."""
-        return self._take([metric], [metric])
+        """Add a metric that is not published to a topic."""
+        return self._apply([metric], [metric])
 
     def tick(self, roles: Mapping[str, RoleState] | None = None) -> RunState:
-        """Take in what is new, `roles` too, and show it."""
+        """Read new records, add `roles`, and show the new state."""
         now = self._now()
         events: list[Event] = [Tick(now)] if roles is None else [Tick(now), RolesChanged(roles)]
         kept: list[Metric] = []
@@ -99,7 +99,7 @@ class Watch:
                 elif isinstance(record, ReplicaStatus) and self._is_due(record):
                     kept.append(replica_metric(record))
             if unreadable:
-                self._tell_of(unreadable)
+                self._note_unreadable(unreadable)
                 kept.append(unreadable_metric(Counter(record.short_name for record in unreadable), now))
             if now - self._lag_at >= LAG_EVERY_MS:
                 self._lag_at = now
@@ -110,9 +110,9 @@ class Watch:
             if kept and self._file is not None and now - self._position_at >= POSITION_EVERY_MS:
                 self._position_at = now
                 kept.append(position_metric(self.source.positions(), now))
-        return self._take(events, kept)
+        return self._apply(events, kept)
 
-    def _take(self, events: Iterable[Event], kept: Iterable[Metric]) -> RunState:
+    def _apply(self, events: Iterable[Event], kept: Iterable[Metric]) -> RunState:
         self.state = fold_all(self.state, events)
         if self._file is not None:
             self._file.append(kept)
@@ -120,17 +120,17 @@ class Watch:
             self._view.update(self.state)
         return self.state
 
-    def _tell_of(self, unreadable: Iterable[Unreadable]) -> None:
-        """Name the first of each topic; metrics.jsonl counts them all."""
+    def _note_unreadable(self, unreadable: Iterable[Unreadable]) -> None:
+        """Show the first unreadable record of each topic; metrics.jsonl counts all of them."""
         for record in unreadable:
-            if self._view is not None and record.short_name not in self._told_of:
-                where = f"{record.short_name}, partition {record.partition}, offset {record.offset}"
-                self._view.note(f"{where}: a record that cannot be read: {record.reason}")
-            self._told_of.add(record.short_name)
+            if self._view is not None and record.short_name not in self._noted_topics:
+                position = f"{record.short_name}, partition {record.partition}, offset {record.offset}"
+                self._view.note(f"{position}: unreadable record: {record.reason}")
+            self._noted_topics.add(record.short_name)
 
     def _is_due(self, status: ReplicaStatus) -> bool:
         since = status.sent_at - self._written.get(status.replica, -REPLICA_EVERY_MS)
-        if 0 <= since < REPLICA_EVERY_MS and status.state != "stopped":  # below 0: the clock was set back
+        if 0 <= since < REPLICA_EVERY_MS and status.state != "stopped":  # negative: the clock was set back
             return False
         self._written[status.replica] = status.sent_at
         return True

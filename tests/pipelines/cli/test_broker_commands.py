@@ -1,4 +1,4 @@
-"""`laminar broker start`, `status` and `stop`, with a real broker: what they say and how they end."""
+"""`laminar broker start`, `status` and `stop` with a real broker: their output and exit codes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Laminar = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def laminar(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Laminar]:
-    """`laminar broker` with these words, on a folder of its own; gives its exit code, stdout and stderr."""
+    """Call `laminar broker` with a folder of its own; return exit code, stdout and stderr."""
 
     def call(*words: str) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as ended:
@@ -32,7 +32,7 @@ def laminar(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Lami
     stop_detached(tmp_path)
 
 
-def test_where_none_runs_there_is_nothing_to_stop(laminar: Laminar) -> None:
+def test_broker_status_and_stop_without_broker(laminar: Laminar) -> None:
     assert laminar("status") == (1, "no broker is running\n", "")
     assert laminar("stop") == (0, "no broker was running\n", "")
     code, out, _ = laminar("status", "--json")
@@ -41,14 +41,14 @@ def test_where_none_runs_there_is_nothing_to_stop(laminar: Laminar) -> None:
     assert (code, json.loads(out)) == (0, {"stopped": False})
 
 
-def test_from_start_to_stop(laminar: Laminar, tmp_path: Path) -> None:
+def test_broker_start_status_and_stop(laminar: Laminar, tmp_path: Path) -> None:
     code, out, err = laminar("start", "--json")
     told = json.loads(out)
     assert (code, told["running"], told["data"]) == (0, True, str(tmp_path))
     assert "starting Apache Kafka on 127.0.0.1:" in err
     assert Path(told["log"]).is_file()
     assert why_unreachable(ClientProperties.at(told["bootstrap_servers"]).admin()) is None
-    assert laminar("start", "--json") == (0, out, "")  # the one that runs
+    assert laminar("start", "--json") == (0, out, "")  # the running broker
     assert laminar("status", "--json") == (0, out, "")
     text = f"Apache Kafka at {told['bootstrap_servers']} (pid {told['pid']}, data in {tmp_path})\n"
     assert laminar("status") == (0, text, "")
@@ -61,7 +61,7 @@ def test_from_start_to_stop(laminar: Laminar, tmp_path: Path) -> None:
     assert laminar("status")[0] == 1
 
 
-def test_a_port_that_is_taken_is_named(laminar: Laminar, broker: Broker) -> None:
+def test_broker_start_names_port_in_use(laminar: Laminar, broker: Broker) -> None:
     code, out, err = laminar("start", "--port", str(broker.port))
     assert (code, out) == (1, "")
     taken = f"port {broker.port} on 127.0.0.1 is taken by another process; choose another, or 0 for any free one"

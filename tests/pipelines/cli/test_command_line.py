@@ -1,4 +1,4 @@
-"""The command line as a whole: every command says how it is used, and ends as it should."""
+"""The whole command line: help, printing, errors and exit codes."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from pipelines.present.output import Report, RowOutput, show
 
 
 @pytest.mark.parametrize(("words", "command"), list(every_command()), ids=lambda part: str(part)[:40])
-def test_every_command_has_examples_of_itself(words: tuple[str, ...], command: Any) -> None:
+def test_help_of_every_command_has_examples(words: tuple[str, ...], command: Any) -> None:
     text = command.help or ""
-    spelt = " ".join(("laminar", *words))
+    name = " ".join(("laminar", *words))
     examples = text.partition("Examples:")[2].split("\n")
-    assert any(f"{line} ".startswith(f"  {spelt} ") for line in examples), f"{spelt} has no examples"
+    assert any(f"{line} ".startswith(f"  {name} ") for line in examples), f"{name} has no examples"
 
 
-def test_the_reference_has_every_command_as_it_is() -> None:
+def test_cli_reference_matches_every_help_text() -> None:
     written = (Path(__file__).parents[3] / "docs" / "cli.md").read_text(encoding="utf-8")
-    assert written == reference(), "make it anew: python -m pipelines.cli.reference > docs/cli.md"
+    assert written == reference(), "out of date: run `python -m pipelines.cli.reference > docs/cli.md`"
 
 
 @pytest.mark.parametrize(
@@ -44,20 +44,22 @@ def test_the_reference_has_every_command_as_it_is() -> None:
         ("csv", "a,b_c\n1,\n2,\n3,é\n"),
     ],
 )
-def test_rows_come_part_by_part_in_every_form(capsys: pytest.CaptureFixture[str], form: Any, printed: str) -> None:
+def test_show_prints_rows_of_all_parts_in_every_format(
+    capsys: pytest.CaptureFixture[str], form: Any, printed: str
+) -> None:
     parts = [[{"a": 1, "b_c": None}], [], [{"a": 2, "b_c": None}, {"a": 3, "b_c": "é"}]]
     show(RowOutput(iter(parts), ("a", "b_c"), form, "nothing", lambda row: f"{row['a']}!"))
     assert "".join(f"{line.rstrip()}\n" for line in capsys.readouterr().out.splitlines()) == printed
 
 
 @pytest.mark.parametrize(("form", "printed"), [("table", "nothing\n"), ("json", "[]\n"), ("jsonl", ""), ("csv", "")])
-def test_no_rows_are_an_answer_too(capsys: pytest.CaptureFixture[str], form: Any, printed: str) -> None:
+def test_show_prints_no_rows_in_every_format(capsys: pytest.CaptureFixture[str], form: Any, printed: str) -> None:
     with pytest.raises(typer.Exit):
         show(RowOutput([[]], ("a",), form, "nothing", exit_code=1))
     assert capsys.readouterr().out == printed
 
 
-def test_rows_are_an_arrow_stream_of_one_schema(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_show_prints_one_arrow_stream_with_schema(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     schema = pa.schema([("a", pa.int64()), ("b", pa.utf8())])
     show(RowOutput([[{"a": 1, "b": None}], [{"a": 2, "b": "x"}]], ("a",), "arrow", schema=schema))
     rows = pa.ipc.open_stream(capfdbinary.readouterr().out).read_all()
@@ -66,13 +68,13 @@ def test_rows_are_an_arrow_stream_of_one_schema(capfdbinary: pytest.CaptureFixtu
 
 @dataclass(frozen=True)
 class Place:
-    """A set of options."""
+    """An option set."""
 
     x: Annotated[int, typer.Option("--x")] = 0
     y: Annotated[int, typer.Option("--y")] = 0
 
 
-def test_a_set_of_options_is_one_parameter() -> None:
+def test_option_set_is_one_parameter() -> None:
     found: list[Any] = []
     app = Commands()
 
@@ -85,7 +87,7 @@ def test_a_set_of_options_is_one_parameter() -> None:
     assert found == [(Place(0, 3), "here", True), (Place(1), "there", False)]
 
 
-def test_help_is_quick_and_loads_no_command() -> None:
+def test_help_imports_no_heavy_package() -> None:
     code = (
         "import sys\nfrom pipelines.cli.main import main\ntry:\n    main(['--help'])\n"
         "except SystemExit as ended:\n    assert not ended.code\n"
@@ -97,7 +99,7 @@ def test_help_is_quick_and_loads_no_command() -> None:
         assert name in done.stdout
 
 
-def test_installed_as_laminar() -> None:
+def test_entry_point_is_main() -> None:
     import importlib.metadata
 
     (script,) = importlib.metadata.entry_points(group="console_scripts", name="laminar")
@@ -106,7 +108,7 @@ def test_installed_as_laminar() -> None:
 
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`laminar fail WORD` raises that kind of error."""
+    """`laminar fail KIND` raises an error of that kind."""
     app = typer.Typer(cls=lazy_group({}), pretty_exceptions_enable=False)
 
     @app.callback()
@@ -121,29 +123,29 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "code", "says"),
+    ("kind", "code", "message"),
     [
         ("runtime", 1, "laminar: one; two\n"),
-        ("key", 1, "laminar: KeyError: 'x' (--debug shows where)\n"),
+        ("key", 1, "laminar: KeyError: 'x' (use --debug for the traceback)\n"),
         ("stop", 130, ""),
     ],
 )
-def test_errors_are_one_line(
-    failing: None, capsys: pytest.CaptureFixture[str], kind: str, code: int, says: str
+def test_main_prints_errors_as_one_line(
+    failing: None, capsys: pytest.CaptureFixture[str], kind: str, code: int, message: str
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["fail", kind])
     assert ended.value.code == code
     printed = capsys.readouterr()
-    assert (printed.out, printed.err) == ("", says)
+    assert (printed.out, printed.err) == ("", message)
 
 
-def test_debug_shows_where(failing: None) -> None:
+def test_main_raises_with_debug(failing: None) -> None:
     with pytest.raises(RuntimeError, match="one"):
         main(["fail", "--debug", "runtime"])
 
 
-def test_a_command_is_imported_when_it_is_called(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_lazy_group_imports_command_when_called(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     (tmp_path / "late_command.py").write_text(
         "import typer\napp = typer.Typer()\n\n@app.command()\ndef late(word: str) -> None:\n    print('late', word)\n"
     )
@@ -159,7 +161,7 @@ def test_a_command_is_imported_when_it_is_called(tmp_path: Any, monkeypatch: pyt
     assert capsys.readouterr().out == "late word\n"
 
 
-def test_answers_are_printed_in_one_place(capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_prints_every_result_class(capsys: pytest.CaptureFixture[str]) -> None:
     show(Report({"a": 1}, lambda: "text [bold]"))
     show(Report({"a": "ü"}, lambda: "", as_json=True))
     show(None)

@@ -1,4 +1,4 @@
-"""What tail tells of a row beside the row itself."""
+"""The domain columns that `laminar topics tail` shows beside each row."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ NOTHING = dict.fromkeys(DOMAIN)
     ],
     ids=lambda part: getattr(part, "__name__", ""),
 )
-def test_what_applies(kind: Any, found: dict[str, Any]) -> None:
+def test_domain_columns_of_record_types(kind: Any, found: dict[str, Any]) -> None:
     assert domain_of(to_plain(SAMPLES[kind])) == NOTHING | found
 
 
 @pytest.mark.parametrize("kind", r.RECORDS, ids=lambda kind: kind.__name__)
-def test_every_record_has_columns(kind: type) -> None:
+def test_domain_columns_exist_for_every_record_type(kind: type) -> None:
     if kind in SAMPLES:
         row = to_plain(SAMPLES[kind])
         assert domain_of(row).keys() == DOMAIN.keys()
         assert domain_text(row) == "" or domain_text(row).startswith("[")
 
 
-def test_in_words() -> None:
+def test_domain_text_of_experience() -> None:
     text = domain_text(to_plain(SAMPLES[r.Experience]))
     assert text == "[p12.3, v2.17, staleness 1, reward 0.75, tokens 3, lease 5] "

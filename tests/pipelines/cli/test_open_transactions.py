@@ -1,4 +1,4 @@
-"""`laminar topics transactions`: what is open is listed with its producer, and ended when told to."""
+"""`laminar topics transactions`: open transactions are listed with their producers and aborted with --execute."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def laminar(broker: Broker, capsys: pytest.CaptureFixture[str]) -> Callable[...,
 
 @pytest.fixture
 def writer(broker: Broker) -> Iterator[KafkaProducer]:
-    """A producer with a transaction open in the topic `settled`."""
+    """A producer with an open transaction in the topic `settled`."""
     client = ClientProperties.at(broker.bootstrap_servers)
     with admin_client(client) as admin:
         create_topics(admin, [TopicSpec(SETTLED.name(RUN), 1)])
@@ -44,14 +44,15 @@ def writer(broker: Broker) -> Iterator[KafkaProducer]:
     producer.close(timeout=1)
 
 
-def test_transactions_abort_ends_what_list_shows(
+def test_transactions_abort_ends_listed_transaction(
     laminar: Callable[..., tuple[int, str, str]], writer: KafkaProducer
 ) -> None:
     (row,) = json.loads(laminar("topics", "transactions", "list", "--json")[1])
     assert (row["topic"], row["transactional_id"], row["state"]) == (SETTLED.name(RUN), WRITER, "Ongoing")
     words = ("topics", "transactions", "abort", str(row["producer_id"]), "--json")
-    assert json.loads(laminar(*words)[1])[0]["what"] == "would be: aborted, fenced"
-    assert json.loads(laminar(*words, "--execute")[1])[0]["what"] == "aborted, fenced"
+    dry_run = "would be: aborted, producer fenced (dry run; use --execute)"
+    assert json.loads(laminar(*words)[1])[0]["action"] == dry_run
+    assert json.loads(laminar(*words, "--execute")[1])[0]["action"] == "aborted, producer fenced"
     code, _, err = laminar(*words)
     assert (code, "has no open transaction in the topics of run open-transactions" in err) == (1, True)
     with pytest.raises(KafkaError):

@@ -1,4 +1,4 @@
-"""`laminar topics replay` and `reset`: what they say, what they do when told to, and that nothing is done otherwise."""
+"""`laminar topics replay` and `reset`: their output, their effect with --execute, and no effect in a dry run."""
 
 from __future__ import annotations
 
@@ -54,28 +54,28 @@ def laminar(client: ClientProperties, capsys: pytest.CaptureFixture[str]) -> Lam
     return call
 
 
-def held(client: ClientProperties, run: str) -> list[tuple[int, bytes | None, str]]:
+def records_of(client: ClientProperties, run: str) -> list[tuple[int, bytes | None, str]]:
     return [(each.partition, each.key, each.rows[0].trajectory_id) for each in read_topic(client, SETTLED.name(run))]
 
 
-def test_replay_copies_what_is_asked_for_and_only_when_told_to(laminar: Laminar, client: ClientProperties) -> None:
+def test_replay_copies_matching_records_with_execute(laminar: Laminar, client: ClientProperties) -> None:
     words = ("topics", "replay", "settled", "-w", "tokens >= 7", "--to", SETTLED.name(f"{RUN}-again"), "--json")
     rows = [json.loads(line) for line in laminar(*words)[1].splitlines()]
     assert sorted(row["from"] for row in rows) == ["0:4", "1:3", "1:4"]
-    assert {row["what"] for row in rows} == {"would be sent: --execute does it"}
-    assert held(client, f"{RUN}-again") == []
+    assert {row["action"] for row in rows} == {"would be sent (dry run; use --execute)"}
+    assert records_of(client, f"{RUN}-again") == []
     assert len(laminar(*words, "--execute")[1].splitlines()) == 3
-    assert sorted(held(client, f"{RUN}-again")) == [(0, b"k", "p8.0"), (1, b"k", "p7.0"), (1, b"k", "p9.0")]
+    assert sorted(records_of(client, f"{RUN}-again")) == [(0, b"k", "p8.0"), (1, b"k", "p7.0"), (1, b"k", "p9.0")]
 
 
-def test_replay_wants_to_know_what(laminar: Laminar) -> None:
+def test_replay_rejects_missing_selection(laminar: Laminar) -> None:
     code, _, err = laminar("topics", "replay", "settled")
-    assert (code, "say which records" in err) == (2, True)
+    assert (code, "select the records" in err) == (2, True)
 
 
 @pytest.fixture
 def session(client: ClientProperties) -> Iterator[SessionConfig]:
-    """What a pipeline that has done 4 of partition 0 and 3 of partition 1 leaves, a note with it."""
+    """A pipeline that has committed offset 4 of partition 0 and 3 of partition 1, with a commit note."""
     inputs, restore = (Input(SETTLED.name(RUN), (0, 1)),), Partition(RESTORE.name(RUN), 0)
     config = SessionConfig(client, group_name(RUN, "placement"), inputs, restore)
     first = Session(config)
@@ -85,15 +85,15 @@ def session(client: ClientProperties) -> Iterator[SessionConfig]:
     first.close()
 
 
-def test_reset_sends_a_pipeline_back_and_keeps_its_note(laminar: Laminar, session: SessionConfig) -> None:
+def test_reset_moves_offsets_back_and_keeps_commit_note(laminar: Laminar, session: SessionConfig) -> None:
     running = Session(session)
     words = ("topics", "reset", "placement", "settled", "--to", "1", "-p", "0", "--json")
     (row,) = json.loads(laminar(*words)[1])
     assert (row["current_offset"], row["new_offset"]) == (4, 1)
-    assert row["what"] == "would be: reads 3 offsets again; --execute does it"
+    assert row["action"] == "rereads 3 offsets (dry run; use --execute)"
     assert json.loads(laminar("topics", "lag", "--json")[1])[0]["current_offset"] == 4
     (row,) = json.loads(laminar(*words, "--execute")[1])
-    assert row["what"] == "reads 3 offsets again"
+    assert row["action"] == "rereads 3 offsets"
     with pytest.raises(Fenced):
         running.commit([], {Partition(SETTLED.name(RUN), 0): 5}, {}, {})
     running.close()
@@ -103,19 +103,19 @@ def test_reset_sends_a_pipeline_back_and_keeps_its_note(laminar: Laminar, sessio
     after.close()
 
 
-def test_reset_tells_of_what_is_passed_over(laminar: Laminar, session: SessionConfig) -> None:
+def test_reset_reports_skipped_offsets(laminar: Laminar, session: SessionConfig) -> None:
     rows = json.loads(laminar("topics", "reset", "placement", "settled", "--to", "end", "--json")[1])
-    assert ["PASSES OVER" in row["what"] for row in rows] == [True, True]
+    assert ["SKIPS" in row["action"] for row in rows] == [True, True]
 
 
 @pytest.mark.parametrize(
     ("words", "code", "reason"),
     [
-        (("trainer", "batches", "--to", "0"), 2, "its checkpoint says"),
-        (("score", "trajectories", "--to", "3:4"), 2, "is not one place"),
-        (("score", "settled", "--to", "0"), 1, "has committed nothing"),
+        (("trainer", "batches", "--to", "0"), 2, "the offsets in its checkpoint"),
+        (("score", "trajectories", "--to", "3:4"), 2, "is not a single offset"),
+        (("score", "settled", "--to", "0"), 1, "has no committed offsets"),
     ],
 )
-def test_what_cannot_be_reset(laminar: Laminar, words: tuple[str, ...], code: int, reason: str) -> None:
+def test_reset_rejects_invalid_targets(laminar: Laminar, words: tuple[str, ...], code: int, reason: str) -> None:
     found, _, err = laminar("topics", "reset", *words)
     assert (found, reason in " ".join(err.replace("│", " ").split())) == (code, True)

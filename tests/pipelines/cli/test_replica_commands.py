@@ -1,4 +1,4 @@
-"""`laminar replicas` and `laminar plans` against a real broker: what they show, and what draining writes."""
+"""`laminar replicas` and `laminar plans` against a real broker: their output, and the record that a drain publishes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from infra.kafka.producer import BoundedProducer
 from infra.kafka.properties import ClientProperties
 from infra.kafka.reading import read_topic
 from pipelines.cli.main import main
-from pipelines.cli.plans import COLUMNS, _alone, plan_lines
+from pipelines.cli.plans import COLUMNS, _single_row, plan_lines
 from pipelines.cli.replicas import replica_row
 from schemas.codec import encode
 from schemas.plain import to_plain
@@ -35,7 +35,7 @@ PLAN = RepackPlan(
 )
 ENDS = [
     MoveOutcome("2-7", 0, 1, ("p3.0",), (), (), (), 1_700_000_002_000),
-    MoveOutcome("2-7", 0, 1, (), (), ("p3.0",), (), 1_700_000_003_000),  # told again after a restart: the first counts
+    MoveOutcome("2-7", 0, 1, (), (), ("p3.0",), (), 1_700_000_003_000),  # repeated after a restart: the first counts
     *[MoveOutcome("2-6", 2, 3, (f"p1.{n}",), (), (), (), 1_700_000_004_000) for n in range(5)],
 ]
 Laminar = Callable[..., tuple[int, str, str]]
@@ -65,14 +65,20 @@ def status(replica: int, sent_at: int = 0, tokens: int = 0, incarnation: int = 3
 
 @pytest.fixture(scope="module")
 def filled(broker: Broker) -> ClientProperties:
-    """A run with two replicas, of which one has stopped, and one plan, of which half is known."""
+    """A run with two replicas, one of them stopped, and one plan with one known and one open outcome."""
     client = ClientProperties.at(broker.bootstrap_servers)
     with admin_client(client) as admin:
         create_topics(admin, [TopicSpec(REPLICAS.name(RUN), 1), TopicSpec(INBOX.name(RUN), 4)])
         create_topics(admin, [TopicSpec(PLANS.name(RUN), 1)])
-    beats = [status(0, 1000, 50, incarnation=2), status(0, 2000, 10), status(0, 4000, 110), status(1, state="stopped")]
+    heartbeats = [
+        status(0, 1000, 50, incarnation=2),
+        status(0, 2000, 10),
+        status(0, 4000, 110),
+        status(1, state="stopped"),
+    ]
+    plans = [PLAN, *ENDS]
     with BoundedProducer(client) as producer:
-        for topic, record in (*((REPLICAS, beat) for beat in beats), (PLANS, PLAN), *((PLANS, end) for end in ENDS)):
+        for topic, record in (*((REPLICAS, each) for each in heartbeats), *((PLANS, each) for each in plans)):
             value, headers = encode(record)
             producer.send(topic.name(RUN), value, key=b"k", headers=headers)
     return client
@@ -89,20 +95,20 @@ def laminar(filled: ClientProperties, capsys: pytest.CaptureFixture[str]) -> Lam
     return run
 
 
-def test_replicas_are_shown_as_they_are_now(laminar: Laminar) -> None:
+def test_replicas_shows_current_state(laminar: Laminar) -> None:
     code, out, _ = laminar("replicas", "--json")
     first, second = json.loads(out)
     assert code == 0
     assert (first["replica"], first["state"], first["version"], first["incarnation"]) == (0, "running", "1.4", 3)
     assert (first["kv_used"], first["kv_capacity"], first["running"], first["waiting"]) == (250, 1000, 2, 1)
-    assert first["tokens_per_second"] == 50.0  # of this incarnation alone
+    assert first["tokens_per_s"] == 50.0  # of this incarnation only
     assert second["state"] == "stopped"
     _, out, _ = laminar("replicas")
     assert "25 %" in out
-    assert "here, process 77" in out
+    assert "here, pid 77" in out
 
 
-def test_draining_writes_to_the_inbox_of_the_life_that_goes_on(laminar: Laminar, filled: ClientProperties) -> None:
+def test_drain_is_sent_to_current_incarnation(laminar: Laminar, filled: ClientProperties) -> None:
     code, out, _ = laminar("replicas", "drain", "0", "--json")
     assert (code, json.loads(out)["drained"]) == (0, False)
     (record,) = read_topic(filled, INBOX.name(RUN))
@@ -110,15 +116,15 @@ def test_draining_writes_to_the_inbox_of_the_life_that_goes_on(laminar: Laminar,
 
 
 @pytest.mark.parametrize(
-    ("replica", "says"),
-    [("5", "run replica-commands has no replica 5: there are 0, 1"), ("1", "replica 1 has stopped already")],
+    ("replica", "message"),
+    [("5", "run replica-commands has no replica 5; its replicas: 0, 1"), ("1", "replica 1 has stopped already")],
 )
-def test_what_cannot_drain_is_named(replica: str, says: str, laminar: Laminar) -> None:
+def test_drain_rejects_unknown_and_stopped_replicas(replica: str, message: str, laminar: Laminar) -> None:
     code, _, err = laminar("replicas", "drain", replica)
-    assert (code, err) == (1, f"laminar: {says}\n")
+    assert (code, err) == (1, f"laminar: {message}\n")
 
 
-def test_plans_show_each_move_the_load_before_and_after_and_what_became_of_it(laminar: Laminar) -> None:
+def test_plans_shows_moves_load_and_outcomes(laminar: Laminar) -> None:
     code, out, _ = laminar("plans", "--json")
     shown = json.loads(out)
     outcomes = {"handed_over": ["p3.0"], "finished": [], "rejected": [], "lost": [], "open": ["p3.1"]}
@@ -126,55 +132,55 @@ def test_plans_show_each_move_the_load_before_and_after_and_what_became_of_it(la
     assert (code, shown) == (0, to_plain(PLAN))
     _, out, _ = laminar("plans")
     assert out == (
-        "2023-11-14 22:13:20 plan 2-7 (repack) under 1.4\n"
-        "  0 → 1  2 trajectories of 100 KV tokens; KV use of replica 0 10 % → 0 %, replica 1 40 % → 50 %;"
-        " 1 made, 1 open\n"
+        "2023-11-14 22:13:20 plan 2-7 (repack), policy version 1.4\n"
+        "  0 → 1  2 trajectories with 100 KV tokens; KV use of replica 0 10 % → 0 %, replica 1 40 % → 50 %;"
+        " 1 handed over, 1 open\n"
     )
 
 
-def test_the_last_plans_are_shown_however_much_became_of_them(laminar: Laminar) -> None:
+def test_plans_finds_last_plans_among_many_outcomes(laminar: Laminar) -> None:
     assert laminar("plans", "-n", "0")[1] == ""
     for count in ("1", "2"):
         _, out, _ = laminar("plans", "-n", count, "--json")
         assert [json.loads(line)["plan_id"] for line in out.splitlines()] == ["2-7"]
 
 
-def test_who_follows_is_told_what_became_of_a_move_when_it_is_known() -> None:
-    told = _alone(replace(ENDS[0], finished=("p3.1", "p3.2"), lost=("p3.4",)))
-    assert told.keys() >= set(COLUMNS)
-    assert plan_lines(told) == (
-        "2023-11-14 22:13:22 plan 2-7: 0 → 1  1 made, 2 finished before, 1 lost to a replica that was gone"
+def test_plans_follow_shows_outcome_as_own_row() -> None:
+    row = _single_row(replace(ENDS[0], finished=("p3.1", "p3.2"), lost=("p3.4",)))
+    assert row.keys() >= set(COLUMNS)
+    assert plan_lines(row) == (
+        "2023-11-14 22:13:22 plan 2-7: 0 → 1  1 handed over, 2 finished before, 1 lost with a replica"
     )
-    assert plan_lines(_alone(PLAN)).endswith("replica 1 40 % → 50 %; 2 open")
+    assert plan_lines(_single_row(PLAN)).endswith("replica 1 40 % → 50 %; 2 open")
 
 
-def test_one_trajectory_is_one_trajectory() -> None:
+def test_plan_lines_use_singular_for_one_trajectory() -> None:
     plan = to_plain(PLAN)
     plan["moves"][0]["trajectory_ids"] = ["p3.0"]
-    assert "1 trajectory of" in plan_lines(plan)
+    assert "1 trajectory with" in plan_lines(plan)
 
 
 @pytest.mark.parametrize(
-    ("beats", "expected"),
+    ("heartbeats", "expected"),
     [
         ([status(0, 1000, 5)], None),
         ([status(0, 1000, 5), status(0, 3000, 25)], 10.0),
-        ([status(0, 0, 0), status(0, 90_000, 500), status(0, 92_000, 600)], 50.0),  # the last seconds alone
+        ([status(0, 0, 0), status(0, 90_000, 500), status(0, 92_000, 600)], 50.0),  # only the last seconds count
         ([status(0, 9000, 5), status(0, 3000, 25)], None),  # its clock was set back
     ],
 )
-def test_speed_is_of_the_last_heartbeats(beats: list[ReplicaStatus], expected: float | None) -> None:
-    assert replica_row(beats, 100_000)["tokens_per_second"] == expected
+def test_replica_row_rate_uses_last_heartbeats(heartbeats: list[ReplicaStatus], expected: float | None) -> None:
+    assert replica_row(heartbeats, 100_000)["tokens_per_s"] == expected
 
 
 @pytest.mark.parametrize(("running", "state"), [(1, "draining"), (0, "drained")])
-def test_what_has_nothing_left_is_drained(running: int, state: str) -> None:
+def test_replica_row_is_drained_when_idle(running: int, state: str) -> None:
     row = replica_row([status(0, 1000, state="draining", running=running, waiting=0)], 3500)
-    assert (row["state"], row["seconds_ago"]) == (state, 2.5)
+    assert (row["state"], row["heartbeat_age_s"]) == (state, 2.5)
 
 
-def test_what_moves_before_it_has_begun_holds_nothing() -> None:
+def test_plan_lines_of_move_not_started() -> None:
     plan = replace(PLAN, moves=(PlannedMove(0, 1, ("p3.0",), 0),), after=PLAN.before, reason="balance")
-    said = plan_lines(to_plain(plan))
-    assert "plan 2-7 (level)" in said
-    assert "  0 → 1  1 trajectory not begun yet; KV use of replica 0 10 % → 10 %, replica 1 40 % → 40 %" in said
+    text = plan_lines(to_plain(plan))
+    assert "plan 2-7 (balance)" in text
+    assert "  0 → 1  1 trajectory not started; KV use of replica 0 10 % → 10 %, replica 1 40 % → 40 %" in text

@@ -1,4 +1,4 @@
-"""`laminar runs logs`, `compare`, `resume` and `drain`: what runs said, how they differ, what is left to do of one."""
+"""`laminar runs logs`, `compare`, `list`, `resume` and `drain`."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Runs:
         (folder / "logs").mkdir(parents=True)
         ended = {"run": name, "started_at": steps, "ended_at": steps + 10.0, "error": None}
         (folder / "state.json").write_text(json.dumps(ended))
-        said = {"run": name, "optimizer_steps": steps, "tokens_generated": 1000 * steps, "wall_seconds": 50.0}
-        (folder / "summary.json").write_text(json.dumps({**said, "reward_last": 1 / 3}))
+        summary = {"run": name, "optimizer_steps": steps, "tokens_generated": 1000 * steps, "wall_seconds": 50.0}
+        (folder / "summary.json").write_text(json.dumps({**summary, "reward_last": 1 / 3}))
         for role in ("score", "trainer"):
             (folder / "logs" / f"{role}.log").write_text("".join(f"{role} {n}\n" for n in range(30)))
 
@@ -54,7 +54,7 @@ def runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Runs:
     return call
 
 
-def test_logs_end_with_their_last_lines(runs: Runs) -> None:
+def test_runs_logs_prints_last_lines(runs: Runs) -> None:
     code, out, _ = runs("logs", "-n", "2", "--run", "first")
     assert code == 0
     assert [line.split() for line in out.splitlines()] == [
@@ -66,7 +66,7 @@ def test_logs_end_with_their_last_lines(runs: Runs) -> None:
     assert "there are score, trainer" in " ".join(err.replace("│", " ").split())
 
 
-def test_runs_stand_side_by_side(runs: Runs) -> None:
+def test_runs_compare_prints_a_column_per_run(runs: Runs) -> None:
     code, out, _ = runs("compare", "first", "second")
     assert code == 0
     rows: dict[str, list[str]] = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line.split()}
@@ -78,7 +78,7 @@ def test_runs_stand_side_by_side(runs: Runs) -> None:
     assert runs("compare", "first", "nobody")[0] == 1
 
 
-def test_runs_are_listed_in_every_form(runs: Runs) -> None:
+def test_runs_list_prints_csv_json_and_table(runs: Runs) -> None:
     rows = list(csv.DictReader(runs("list", "-o", "csv")[1].splitlines()))
     assert [(row["run"], row["status"]) for row in rows] == [("second", "ended"), ("first", "ended")]
     assert [row["run"] for row in json.loads(runs("list", "--json")[1])] == ["second", "first"]
@@ -87,32 +87,32 @@ def test_runs_are_listed_in_every_form(runs: Runs) -> None:
         "STATUS",
         "PHASE",
         "STARTED",
-        "TOOK",
+        "DURATION",
         "RESTARTS",
         "FOLDER",
     ]
 
 
-def test_a_run_that_has_all_or_nothing_is_not_resumed(runs: Runs, tmp_path: Path) -> None:
+def test_runs_resume_skips_finished_and_running_runs(runs: Runs, tmp_path: Path) -> None:
     (tmp_path / "first" / "report.html").touch()
-    assert runs("resume", "--run", "first")[:2] == (0, "run first has reached its goal: nothing is left to do\n")
+    assert runs("resume", "--run", "first")[:2] == (0, "nothing to resume: run first has reached its goal\n")
     code, _, err = runs("resume", "--run", "second")
     assert code == 1
     assert "run second ended before it had begun: there is no " in err
     state = json.loads((tmp_path / "second" / "state.json").read_text())
-    mine = psutil.Process()
-    alive = {"pid": mine.pid, "pid_created": mine.create_time(), "ended_at": None}
+    process = psutil.Process()
+    alive = {"pid": process.pid, "pid_created": process.create_time(), "ended_at": None}
     (tmp_path / "second" / "state.json").write_text(json.dumps(state | alive))
-    assert runs("resume", "--run", "second")[:2] == (0, "all of run second is up\n")
+    assert runs("resume", "--run", "second")[:2] == (0, "nothing to resume: all of run second is running\n")
 
 
-def test_nothing_submitted_is_nothing_to_drain(runs: Runs) -> None:
+def test_runs_drain_rejects_run_without_submissions(runs: Runs) -> None:
     code, _, err = runs("drain", "--run", "first")
     assert code == 2
-    assert "nothing that was submitted" in " ".join(err.replace("│", " ").split())
+    assert "no pipeline submitted with --detach" in " ".join(err.replace("│", " ").split())
 
 
-def test_a_run_is_quiet_once_all_is_dispatched_and_no_replica_is_at_work(broker: Broker, run_id: str) -> None:
+def test_is_quiet_after_dispatch_with_idle_replicas(broker: Broker, run_id: str) -> None:
     config: Config = replace(
         parse_config({}, "a test"), run=RunConfig(run_id), kafka=KafkaConfig(broker.bootstrap_servers)
     )
@@ -143,36 +143,36 @@ def test_a_run_is_quiet_once_all_is_dispatched_and_no_replica_is_at_work(broker:
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> Iterator[list[Submission]]:
-    """Four pipelines of a run, whose keepers do nothing until they are asked to stop, and say that they were."""
-    with ExitStack() as ending:
+def submitted(tmp_path: Path) -> Iterator[list[Submission]]:
+    """Four submitted pipelines of a run; on SIGTERM each process writes its pipeline to `stopped` and exits."""
+    with ExitStack() as stack:
         for pipeline in ("trainer", "score", "prompts", "placement"):
-            says = f"trap 'echo {pipeline} >> {tmp_path}/stopped; exit' TERM; while :; do sleep 0.02; done"
-            process = ending.enter_context(subprocess.Popen(["sh", "-c", says]))
-            ending.callback(process.kill)
+            script = f"trap 'echo {pipeline} >> {tmp_path}/stopped; exit' TERM; while :; do sleep 0.02; done"
+            process = stack.enter_context(subprocess.Popen(["sh", "-c", script]))
+            stack.callback(process.kill)
             submission = Submission(tmp_path, pipeline, 0, "embedded", (), process.pid)
             submission.file.parent.mkdir(exist_ok=True)
             replace(submission, pid_created=psutil.Process(process.pid).create_time()).write()
         yield submissions(tmp_path)
 
 
-def test_who_asks_ends_first_and_who_answers_once_all_is_answered(
-    broker: Broker, run_id: str, kept: list[Submission], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_drain_stops_prompts_first_and_others_when_quiet(
+    broker: Broker, run_id: str, submitted: list[Submission], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(draining, "CHECK_EVERY_S", 0.05)
     config = replace(parse_config({}, "a test"), run=RunConfig(run_id), kafka=KafkaConfig(broker.bootstrap_servers))
     make_topics(config)
 
-    def say(waiting: int) -> None:
+    def publish_status(waiting: int) -> None:
         status = replace(SAMPLES[ReplicaStatus], running=0, waiting=waiting)  # type: ignore[type-var]
         value, headers = encode(status)
         with KafkaProducer(**config.kafka.client().producer()) as producer:
             producer.send(REPLICAS.name(run_id), value, b"0", list(headers), 0)
 
-    said: list[str] = []
-    say(waiting=1)
-    assert drain(kept, config, time.monotonic() + 2, said.append) == ["placement", "score", "trainer"]
+    lines: list[str] = []
+    publish_status(waiting=1)
+    assert drain(submitted, config, time.monotonic() + 2, lines.append) == ["placement", "score", "trainer"]
     assert (tmp_path / "stopped").read_text().split() == ["prompts"]
-    say(waiting=0)
-    assert drain(kept, config, time.monotonic() + 60, said.append) == []
+    publish_status(waiting=0)
+    assert drain(submitted, config, time.monotonic() + 60, lines.append) == []
     assert (tmp_path / "stopped").read_text().split() == ["prompts", "placement", "score", "trainer"]

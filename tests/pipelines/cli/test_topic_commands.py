@@ -1,4 +1,4 @@
-"""`laminar topics` and `laminar weights` against a real broker: what they print, for people and for tools."""
+"""`laminar topics` and `laminar weights` against a real broker: their text and JSON output."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def manifest(epoch: int, number: int, parent: tuple[int, int] | None) -> WeightV
 
 @pytest.fixture(scope="module")
 def filled(broker: Broker) -> Broker:
-    """A run with twelve settled trajectories, one undecodable record, and weights of which one is an orphan."""
+    """A run with twelve settled trajectories, one undecodable record, and versions, of which 1.2 is no ancestor."""
     client = ClientProperties.at(broker.bootstrap_servers)
     settled, relay = SETTLED.name(RUN), RELAY.name(RUN)
     with admin_client(client) as admin:
@@ -79,7 +79,7 @@ def filled(broker: Broker) -> Broker:
 
 @pytest.fixture
 def laminar(filled: Broker, capsys: pytest.CaptureFixture[str]) -> Laminar:
-    """Run a command on the run; gives its exit code, stdout and stderr."""
+    """Call a command on the run; return exit code, stdout and stderr."""
 
     def call(*words: str) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as ended:
@@ -90,7 +90,7 @@ def laminar(filled: Broker, capsys: pytest.CaptureFixture[str]) -> Laminar:
     return call
 
 
-def test_list(laminar: Laminar) -> None:
+def test_topics_list(laminar: Laminar) -> None:
     code, out, _ = laminar("topics", "list", "--json")
     rows = {row["topic"]: row for row in json.loads(out)}
     assert code == 0
@@ -100,7 +100,7 @@ def test_list(laminar: Laminar) -> None:
     assert SETTLED.name(RUN) in laminar("topics", "list")[1]
 
 
-def test_describe(laminar: Laminar) -> None:
+def test_topics_describe(laminar: Laminar) -> None:
     described = json.loads(laminar("topics", "describe", "settled", "--json")[1])
     assert described["partitions"][0] == {"partition": 0, "beginning": 0, "end": 7}
     assert described["records"] == ["Settled"]
@@ -123,13 +123,13 @@ def test_describe(laminar: Laminar) -> None:
         (("--follow", "-o", "beginning", "-n", "5"), 5),
     ],
 )
-def test_tail_starts_and_stops(laminar: Laminar, words: tuple[str, ...], expected: int) -> None:
+def test_tail_prints_requested_number_of_records(laminar: Laminar, words: tuple[str, ...], expected: int) -> None:
     code, out, _ = laminar("topics", "tail", "settled", *words, "--json")
     assert code == 0
     assert len(out.splitlines()) == expected
 
 
-def test_tail_shows_rows_and_what_cannot_be_decoded(laminar: Laminar) -> None:
+def test_tail_shows_rows_and_undecodable_records(laminar: Laminar) -> None:
     words = ("topics", "tail", "settled", "-o", "0", "-p", "0")
     rows = [json.loads(line) for line in laminar(*words, "--json")[1].splitlines()]
     assert rows[0]["rows"][0]["trajectory_id"] == "p0.0"
@@ -141,7 +141,7 @@ def test_tail_shows_rows_and_what_cannot_be_decoded(laminar: Laminar) -> None:
     assert "UNDECODABLE" in lines[-1]
 
 
-def test_lag(laminar: Laminar) -> None:
+def test_topics_lag(laminar: Laminar) -> None:
     (row,) = json.loads(laminar("topics", "lag", "--json")[1])
     assert row == {
         "group": group_name(RUN, "placement"),
@@ -154,9 +154,9 @@ def test_lag(laminar: Laminar) -> None:
     assert "LOG-END-OFFSET" in laminar("topics", "lag")[1]
 
 
-def test_weights_list_tells_the_line_of_the_newest(laminar: Laminar) -> None:
+def test_weights_list_marks_ancestors_of_newest(laminar: Laminar) -> None:
     rows = json.loads(laminar("weights", "list", "--json")[1])
-    assert [(row["version"], row["line"]) for row in rows] == [
+    assert [(row["version"], row["ancestor"]) for row in rows] == [
         ("1.0", True),
         ("1.1", True),
         ("1.2", False),
@@ -169,15 +169,15 @@ def test_weights_show(laminar: Laminar) -> None:
     assert json.loads(laminar("weights", "show", "--json")[1])["version"] == "2.2"
     assert "F32   [8, 16]              embed" in laminar("weights", "show", "1.1")[1]
     code, _, err = laminar("weights", "show", "7.7")
-    assert (code, err) == (1, f"laminar: run {RUN} has no version 7.7: it has 1.0 to 2.2\n")
+    assert (code, err) == (1, f"laminar: run {RUN} has no version 7.7; its versions: 1.0 to 2.2\n")
 
 
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("topics", "tail", "nonsense"), "is no topic"),
-        (("topics", "tail", "settled", "-o", "then"), "is no offset"),
-        (("topics", "tail", "settled", "-p", "a"), "is no list of partitions"),
+        (("topics", "tail", "nonsense"), "is not a topic"),
+        (("topics", "tail", "settled", "-o", "then"), "'then' is"),
+        (("topics", "tail", "settled", "-p", "a"), "is not a list of partitions"),
         (("topics", "tail"), "Missing argument"),
         (("topics", "wag"), "No such command"),
         (("weights", "show", "newest"), "not a policy version"),
@@ -190,7 +190,7 @@ def test_wrong_use_exits_with_2(laminar: Laminar, words: tuple[str, ...], reason
     assert reason in " ".join(err.replace("│", " ").split())
 
 
-def test_what_is_not_there_is_one_line(laminar: Laminar) -> None:
+def test_tail_of_missing_topic_prints_one_line(laminar: Laminar) -> None:
     code, _, err = laminar("topics", "tail", "prompts")
     assert code == 1
     assert err.splitlines() == [f"laminar: there is no topic {RELAY.name(RUN).replace('relay', 'prompts')}"]
@@ -199,7 +199,7 @@ def test_what_is_not_there_is_one_line(laminar: Laminar) -> None:
     assert "partitions 0 to 1" in err
 
 
-def test_no_broker_is_one_line_and_debug_shows_where(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreachable_broker_prints_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     from infra.kafka.readiness import BrokerUnreachable
 
     words = ["topics", "list", "-b", "127.0.0.1:1", "--run", "a"]
@@ -213,8 +213,8 @@ def test_no_broker_is_one_line_and_debug_shows_where(capsys: pytest.CaptureFixtu
 
 
 HEAVY = {"apache_beam", "torch", "transformers", "datasets", "pandas", "numpy", "psutil", "textual"}
-LIGHT = HEAVY | {"pyarrow", "operators"}
-FACTS = (
+HEAVY_OR_ARROW = HEAVY | {"pyarrow", "operators"}
+METADATA = (
     "topics list",
     "topics describe settled",
     "topics lag",
@@ -231,7 +231,7 @@ READERS = (
     "trajectory p0.0",
     "lineage latest",
 )
-OF_CONTROL_RECORDS = (
+CONTROL_RECORDS = (
     "weights list",
     "weights show",
     "plans",
@@ -243,15 +243,19 @@ OF_CONTROL_RECORDS = (
 
 
 @pytest.mark.parametrize(
-    ("commands", "without", "says"),
-    [(FACTS, LIGHT, SETTLED.name(RUN)), (READERS, HEAVY, "p0.0"), (OF_CONTROL_RECORDS, LIGHT, "1.2")],
+    ("commands", "without", "expected"),
+    [
+        (METADATA, HEAVY_OR_ARROW, SETTLED.name(RUN)),
+        (READERS, HEAVY, "p0.0"),
+        (CONTROL_RECORDS, HEAVY_OR_ARROW, "1.2"),
+    ],
 )
-def test_looking_loads_nothing_that_it_does_not_need(
-    filled: Broker, commands: tuple[str, ...], without: set[str], says: str
+def test_read_only_commands_import_no_heavy_package(
+    filled: Broker, commands: tuple[str, ...], without: set[str], expected: str
 ) -> None:
-    """What takes long to import is what a first line waits for. A run that has not all topics is enough to see it.
+    """The imports dominate the time to the first line of output. The run need not have all topics.
 
-    The first command must answer: what is wrong with a package that is left out is wrong when it is first asked for.
+    The first command must succeed: an error caused by a blocked package appears at its first use.
     """
     code = (
         "import sys\nfrom pipelines.cli.main import main\n"
@@ -265,16 +269,16 @@ def test_looking_loads_nothing_that_it_does_not_need(
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 0, done.stderr
-    assert says in done.stdout
+    assert expected in done.stdout
 
 
-def test_the_latest_run_is_the_default(
+def test_connect_defaults_to_latest_run(
     filled: Broker, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match="2"):
         main(["topics", "list"])
-    assert "no run yet" in capsys.readouterr().err
+    assert "there is no run" in " ".join(capsys.readouterr().err.replace("│", " ").split())
     state = tmp_path / "runs" / "latest" / "state.json"
     state.parent.mkdir(parents=True)
     state.write_text(json.dumps({"run": RUN, "bootstrap_servers": filled.bootstrap_servers, "more": 1}))
@@ -286,7 +290,7 @@ def test_the_latest_run_is_the_default(
         main(["topics", "list"])
 
 
-def test_properties_come_from_a_file_as_javas_tools_take_them(
+def test_command_config_reads_client_properties(
     filled: Broker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "client.properties"

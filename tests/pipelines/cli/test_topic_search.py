@@ -1,4 +1,4 @@
-"""`laminar topics find`, `stats`, `get`, `offsets`, `dlq`, and tail in kcat's ways, against a real broker."""
+"""`laminar topics find`, `stats`, `get`, `offsets`, `dlq`, and `tail` in kcat's formats, against a real broker."""
 
 from __future__ import annotations
 
@@ -30,15 +30,14 @@ Laminar = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture(scope="module")
 def filled(broker: Broker) -> ClientProperties:
-    """Twenty settled trajectories on two partitions, a stranger's record, dead letters of it and of what is gone.
-
-    Record n was written at n seconds after the epoch of 1,700,000,000.
+    """Twenty settled trajectories on two partitions, an undecodable record, and two dead letters: of that record and of
+    a deleted one. Record n has the timestamp 1,700,000,000 + n seconds.
     """
     client = ClientProperties.at(broker.bootstrap_servers)
     settled, letters = SETTLED.name(RUN), DEAD_LETTERS.name(RUN)
     with admin_client(client) as admin:
-        kept = {"retention.ms": "-1"}  # these times are long past
-        create_topics(admin, [TopicSpec(settled, 2, config=kept), TopicSpec(letters, 1)])
+        unlimited = {"retention.ms": "-1"}  # the timestamps are older than the default retention
+        create_topics(admin, [TopicSpec(settled, 2, config=unlimited), TopicSpec(letters, 1)])
     producer = KafkaProducer(bootstrap_servers=broker.bootstrap_servers)
     for number in range(20):
         outcome = "dropped" if number % 5 == 0 else "batched"
@@ -83,11 +82,11 @@ def ids(printed: tuple[int, str, str]) -> list[str]:
         (("-n", "0"), []),
     ],
 )
-def test_find(laminar: Laminar, words: tuple[str, ...], expected: list[str]) -> None:
+def test_topics_find_selects_matching_rows(laminar: Laminar, words: tuple[str, ...], expected: list[str]) -> None:
     assert ids(laminar("topics", "find", "settled", *words, "-O", "jsonl")) == expected
 
 
-def test_every_output_has_the_same_rows(laminar: Laminar) -> None:
+def test_find_prints_same_rows_in_every_format(laminar: Laminar) -> None:
     words = ("topics", "find", "settled", "-w", "tokens in (3, 4)", "--columns", "tokens,outcome", "-O")
     rows = [{"tokens": 4, "outcome": "batched"}, {"tokens": 3, "outcome": "batched"}]
     assert json.loads(laminar(*words, "json")[1]) == rows
@@ -99,7 +98,7 @@ def test_every_output_has_the_same_rows(laminar: Laminar) -> None:
     assert laminar(*words, "lines")[1].splitlines() == ['{tokens=4 outcome="batched"}', '{tokens=3 outcome="batched"}']
 
 
-def test_o_takes_forms_and_offsets(laminar: Laminar) -> None:
+def test_option_o_accepts_offsets_and_formats(laminar: Laminar) -> None:
     words = ("topics", "find", "settled", "-o", "-1", "-p", "1", "--columns", "tokens", "-o")
     assert laminar(*words, "csv")[1] == "tokens\n19\n"
     assert laminar(*words, "json")[1] == '[\n{"tokens":19}\n]\n'
@@ -108,11 +107,11 @@ def test_o_takes_forms_and_offsets(laminar: Laminar) -> None:
     assert laminar("topics", "dlq", "list", "-o", "csv")[1].splitlines()[1].startswith("0:0,")
 
 
-def test_tail_has_the_columns_of_the_domain_in_every_form(laminar: Laminar) -> None:
+def test_tail_has_domain_columns_in_every_format(laminar: Laminar) -> None:
     words = ("topics", "tail", "settled", "-p", "0", "-o", "9:11", "-o")
     first, second = csv.DictReader(io.StringIO(laminar(*words, "csv")[1]))
-    told = [first[name] for name in ("offset", "trajectory", "version", "staleness", "reward", "tokens", "lease")]
-    assert told == ["9", "p18.0", "", "1", "", "18", ""]
+    values = [first[name] for name in ("offset", "trajectory", "version", "staleness", "reward", "tokens", "lease")]
+    assert values == ["9", "p18.0", "", "1", "", "18", ""]
     assert (second["offset"], second["value"], second["error"]) == ("10", "", "no laminar-schema header")
     rows = pa.ipc.open_stream(laminar(*words, "arrow", raw=True)[1]).read_all()
     assert rows["tokens"].to_pylist() == [18, None]
@@ -121,29 +120,29 @@ def test_tail_has_the_columns_of_the_domain_in_every_form(laminar: Laminar) -> N
     assert len(lines) == 2
 
 
-def test_stats(laminar: Laminar) -> None:
-    said = json.loads(laminar("topics", "stats", "settled", "--json")[1])
-    assert (said["records"], said["rows"], said["undecodable"]) == (21, 20, 1)
-    assert said["schemas"] == {"Settled/2": 20, "none": 1}
-    assert said["figures"]["tokens"] == {"min": 0, "mean": 9.5, "max": 19}
-    assert (said["first_at"], said["last_at"]) == (1_700_000_000_000, 1_700_000_100_000)
+def test_topics_stats(laminar: Laminar) -> None:
+    stats = json.loads(laminar("topics", "stats", "settled", "--json")[1])
+    assert (stats["records"], stats["rows"], stats["undecodable"]) == (21, 20, 1)
+    assert stats["schemas"] == {"Settled/2": 20, "none": 1}
+    assert stats["columns"]["tokens"] == {"min": 0, "mean": 9.5, "max": 19}
+    assert (stats["first_at"], stats["last_at"]) == (1_700_000_000_000, 1_700_000_100_000)
     assert "20 Settled/2" in laminar("topics", "stats", "settled")[1]
 
 
-def test_get(laminar: Laminar) -> None:
+def test_topics_get(laminar: Laminar) -> None:
     assert json.loads(laminar("topics", "get", "settled", "1:3")[1])["rows"][0]["trajectory_id"] == "p7.0"
     code, _, err = laminar("topics", "get", "settled", "1:99")
-    assert (code, "it holds 0 to 9" in err) == (1, True)
+    assert (code, "its offsets are 0 to 9" in err) == (1, True)
     assert laminar("topics", "get", "settled", "here")[0] == 2
 
 
-def test_offsets(laminar: Laminar) -> None:
+def test_topics_offsets(laminar: Laminar) -> None:
     rows = json.loads(laminar("topics", "offsets", "settled", "--at", "1700000010000", "--json")[1])
     assert rows[0] == {"partition": 0, "beginning": 0, "end": 11, "held_back": 0, "at": 5}
     assert rows[1]["at"] == 5
 
 
-def test_tail_in_kcats_ways(laminar: Laminar) -> None:
+def test_tail_prints_kcat_formats(laminar: Laminar) -> None:
     words = ("topics", "tail", "settled", "-p", "0", "-o", "9:11")
     assert (
         laminar(*words, "-f", "%p:%o %k %K %T %h %%\\t.\\n")[1].splitlines()[1]
@@ -156,14 +155,14 @@ def test_tail_in_kcats_ways(laminar: Laminar) -> None:
     assert laminar(*words, "-f", "%q")[0] == 2
 
 
-def test_dead_letters_go_back_to_where_they_came_from_when_told_to(laminar: Laminar, filled: ClientProperties) -> None:
+def test_dlq_replay_publishes_records_with_execute(laminar: Laminar, filled: ClientProperties) -> None:
     assert len(json.loads(laminar("topics", "dlq", "list", "--json")[1])) == 2
     assert json.loads(laminar("topics", "dlq", "list", "-w", "reason ~ 'other'", "--json")[1]) == []
     code, out, _ = laminar("topics", "dlq", "replay")
-    assert code == 1  # one is gone
+    assert code == 1  # one record is deleted
     assert "would be sent" in out
-    assert "gone: retention has taken it" in out
-    assert "--execute does it" in out
+    assert "none: deleted by retention" in out
+    assert "Use --execute" in out
     name = SETTLED.name(RUN)
     before = len(list(read_topic(filled, name)))
     laminar("topics", "dlq", "replay", "--execute")
@@ -175,12 +174,12 @@ def test_dead_letters_go_back_to_where_they_came_from_when_told_to(laminar: Lami
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("find", "settled", "-w", "fat = 1"), "the nearest is outcome"),
+        (("find", "settled", "-w", "outcom = 1"), "the nearest is outcome"),
         (("find", "settled", "--columns", "tokenz"), "the nearest is tokens"),
-        (("find", "settled", "-o", "then"), "is no offset"),
+        (("find", "settled", "-o", "then"), "'then' is"),
         (("find", "setled"), "did you mean settled?"),
-        (("stats", "settled", "-p", "x"), "is no list of partitions"),
-        (("offsets", "settled", "--at", "then"), "is no time"),
+        (("stats", "settled", "-p", "x"), "is not a list of partitions"),
+        (("offsets", "settled", "--at", "then"), "'then' is"),
         (("dlq", "list", "-w", "wy = 1"), "there is no column wy"),
     ],
 )
@@ -190,7 +189,7 @@ def test_wrong_use_exits_with_2(laminar: Laminar, words: tuple[str, ...], reason
     assert reason in " ".join(err.replace("│", " ").split())
 
 
-def test_looking_joins_no_group(laminar: Laminar, filled: ClientProperties) -> None:
+def test_find_joins_no_consumer_group(laminar: Laminar, filled: ClientProperties) -> None:
     laminar("topics", "find", "settled", "-n", "1")
     with admin_client(filled) as admin:
         assert list_groups(admin, run_prefix(RUN)) == []

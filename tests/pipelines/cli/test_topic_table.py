@@ -1,4 +1,4 @@
-"""The tables of topics in the documents are the catalogue's."""
+"""The topic tables in the documents agree with the catalogue."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from schemas.topics import CATALOGUE
 ROOT = Path(__file__).parents[3]
 
 
-def test_topic_table_has_a_row_a_topic_and_as_many_cells_in_each() -> None:
+def test_topic_table_has_a_row_per_topic() -> None:
     head, rule, *rows = topic_table().splitlines()
     assert len(rows) == len(CATALOGUE)
     assert {line.count(" | ") for line in (head, rule, *rows)} == {7}
@@ -21,7 +21,7 @@ def test_topic_table_has_a_row_a_topic_and_as_many_cells_in_each() -> None:
         assert topic.description in row
 
 
-def test_every_topic_of_several_writers_says_why_it_is_safe() -> None:
+def test_topics_with_several_writers_explain_safety() -> None:
     several = {topic.short_name for topic in CATALOGUE.values() if topic.has_several_writers}
     assert {topic.short_name for topic in CATALOGUE.values() if topic.if_a_writer_dies} == several
     assert {"replicas", "inbox", "batches", "dead-letters"} <= several
@@ -29,20 +29,20 @@ def test_every_topic_of_several_writers_says_why_it_is_safe() -> None:
     assert len(writers_table().splitlines()) == len(several) + 2
 
 
-def test_liveness_is_read_from_a_topic_without_transactions() -> None:
+def test_heartbeat_topic_is_not_transactional() -> None:
     heartbeats = [topic for topic in CATALOGUE.values() if {"ReplicaStatus", "RelayStatus"} & set(topic.record_names)]
     assert [(topic.short_name, topic.transactional) for topic in heartbeats] == [("replicas", False)]
 
 
-def test_with_table_replaces_what_stands_between_the_markers() -> None:
+def test_with_table_replaces_text_between_markers() -> None:
     text = "before\n<!-- topics -->\nold\n<!-- /topics -->\nafter\n"
     assert with_table(text) == f"before\n<!-- topics -->\n{topic_table()}\n<!-- /topics -->\nafter\n"
     assert with_table(with_table(text)) == with_table(text)
-    with pytest.raises(ValueError, match="has no"):
+    with pytest.raises(ValueError, match="has no markers"):
         with_table("nothing")
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_documents_hold_the_tables_as_they_are_now(name: str) -> None:
+def test_documents_contain_current_tables(name: str) -> None:
     text = (ROOT / "docs" / "topics.md").read_text(encoding="utf-8")
     assert with_table(text, name) == text, "out of date: insert the output of `python -m pipelines.present.topic_table`"

@@ -1,4 +1,4 @@
-"""`laminar train replay` against a real broker: the run's own bits again, or what another algorithm makes of them."""
+"""`laminar train replay` against a real broker: equal weights bit by bit, or other weights with another algorithm."""
 
 from __future__ import annotations
 
@@ -42,9 +42,10 @@ Laminar = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture(scope="module")
 def runs(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that took four of its five batches, of which the second cannot be trained.
+    """A run that has trained four of its five batches; the second batch is invalid.
 
-    Between them stand garbage, a record of another class, a batch again, and one whose number is far ahead.
+    Between the batches are an undecodable record, a record of another class, a repeated batch, and one with a number
+    far ahead.
     """
     folder = tmp_path_factory.mktemp("runs")
     run = folder / RUN
@@ -53,8 +54,8 @@ def runs(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (run / "config.toml").write_text(CONFIG.format(model=model))
     parts = [part for number in range(5) for part in make_batch(seed=number, number=number, groups=2, parts=2)]
     parts[2] = with_floats(parts[2], "rewards", {0: float("nan")})
-    strange = [b"garbage", Metric("trainer", 1, {}, 0), parts[0], parts[1], replace(parts[0], batch=2**61)]
-    produce(broker, [*parts[:4], *strange, *parts[4:]])
+    invalid = [b"garbage", Metric("trainer", 1, {}, 0), parts[0], parts[1], replace(parts[0], batch=2**61)]
+    produce(broker, [*parts[:4], *invalid, *parts[4:]])
     trained = Replay(load_config(run / "config.toml").trainer, model)
     assert len(list(trained.train([(part, 0, offset) for offset, part in enumerate(parts)], 4))) == 4
     trained.save(trained.weights(), run / "model")
@@ -74,7 +75,7 @@ def produce(broker: Broker, parts: list[Any]) -> None:
 
 @pytest.fixture
 def laminar(runs: Path, broker: Broker, capsys: pytest.CaptureFixture[str]) -> Laminar:
-    """`laminar train replay` with these words; gives its exit code, stdout and stderr."""
+    """Call `laminar train replay`; return exit code, stdout and stderr."""
 
     def call(*words: str) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as ended:
@@ -85,35 +86,35 @@ def laminar(runs: Path, broker: Broker, capsys: pytest.CaptureFixture[str]) -> L
     return call
 
 
-def test_a_replay_gives_the_runs_own_bits(laminar: Laminar, runs: Path) -> None:
+def test_train_replay_reproduces_weights(laminar: Laminar, runs: Path) -> None:
     code, out, _ = laminar(RUN, "--json")
-    told = json.loads(out)
-    assert (code, told["steps"], told["records_passed_over"]) == (0, 4, 5)
-    assert told["weights"] == told["weights_of_run"]
-    assert "reward" in told["skipped"]["1"]
-    assert Path(told["model"]) == runs / RUN / "replay-1" / "model"
+    result = json.loads(out)
+    assert (code, result["steps"], result["skipped_records"]) == (0, 4, 5)
+    assert result["weights"] == result["run_weights"]
+    assert "reward" in result["skipped_batches"]["1"]
+    assert Path(result["model"]) == runs / RUN / "replay-1" / "model"
     assert (runs / RUN / "replay-1" / "model" / "config.json").exists()
-    metrics = read_metrics(Path(told["metrics"]))
+    metrics = read_metrics(Path(result["metrics"]))
     assert [metric.step for metric in metrics] == [1, 3, 4]
     assert all("reward/mean" in metric.values for metric in metrics)
 
 
-def test_people_are_told_so(laminar: Laminar, tmp_path: Path) -> None:
+def test_train_replay_prints_equal_weights(laminar: Laminar, tmp_path: Path) -> None:
     code, out, _ = laminar(RUN, "--out", str(tmp_path / "again"))
     assert code == 0
     assert "bit by bit" in out
     assert "REWARD/MEAN" in out
 
 
-def test_another_algorithm_trains_all_batches_to_other_weights(laminar: Laminar, tmp_path: Path) -> None:
+def test_train_replay_with_other_algorithm_changes_weights(laminar: Laminar, tmp_path: Path) -> None:
     change = "trainer.learner.algorithm.name=cispo"
     code, out, _ = laminar(RUN, "--set", change, "--out", str(tmp_path / "other"), "--json")
-    told = json.loads(out)
-    assert (code, told["steps"], told["changes"]) == (0, 5, [change])
-    assert told["weights"] != told["weights_of_run"]
+    result = json.loads(out)
+    assert (code, result["steps"], result["changes"]) == (0, 5, [change])
+    assert result["weights"] != result["run_weights"]
 
 
-def test_weights_that_are_not_the_runs_are_said_to_be_so(laminar: Laminar, runs: Path, tmp_path: Path) -> None:
+def test_train_replay_reports_different_weights(laminar: Laminar, runs: Path, tmp_path: Path) -> None:
     own = runs / RUN / "model"
     own.rename(tmp_path / "own")
     shutil.copytree(runs / "model", own)
@@ -123,26 +124,26 @@ def test_weights_that_are_not_the_runs_are_said_to_be_so(laminar: Laminar, runs:
         shutil.rmtree(own)
         (tmp_path / "own").rename(own)
     assert code == 1
-    assert "NOT THE RUN'S" in out
+    assert "DIFFER FROM THE RUN'S" in out
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         (["nowhere"], "no run 'nowhere'"),
-        ([RUN, "--set", "prompts.task=gcd"], "only trainer.* can change"),
+        ([RUN, "--set", "prompts.task=gcd"], "can change only trainer.*"),
         ([RUN, "--set", "trainer.learner.algorithm.name=ppo2"], "ppo2"),
-        ([RUN, "--out", "."], "is there already"),
+        ([RUN, "--out", "."], "exists already"),
     ],
 )
-def test_what_cannot_be_replayed_is_said(laminar: Laminar, words: list[str], says: str) -> None:
+def test_train_replay_rejects_invalid_arguments(laminar: Laminar, words: list[str], message: str) -> None:
     code, _, err = laminar(*words)
     assert code != 0
-    assert says in err
+    assert message in " ".join(err.replace("│", " ").split())
 
 
-def test_replay_of_a_trimmed_log_begins_at_the_mark(laminar: Laminar, runs: Path, broker: Broker) -> None:
-    """The last of this file: the log stays trimmed."""
+def test_train_replay_of_trimmed_log_begins_at_mark(laminar: Laminar, runs: Path, broker: Broker) -> None:
+    """This test must be the last of the file: the log stays trimmed."""
     run, client = runs / RUN, ClientProperties.at(broker.bootstrap_servers)
     parts = [part for number in range(2) for part in make_batch(seed=number, number=number, groups=2, parts=2)]
     parts[2] = with_floats(parts[2], "rewards", {0: float("nan")})
@@ -160,7 +161,7 @@ def test_replay_of_a_trimmed_log_begins_at_the_mark(laminar: Laminar, runs: Path
         value, headers = encode(trim_point)
         producer.send(TRIM_POINTS.name(RUN), value, headers=headers)
     code, out, _ = laminar(RUN, "--json")
-    told = json.loads(out)
-    assert (code, told["begins_at"], told["steps"]) == (0, "1.2", 4)
-    assert told["weights"] == told["weights_of_run"]
+    result = json.loads(out)
+    assert (code, result["start_version"], result["steps"]) == (0, "1.2", 4)
+    assert result["weights"] == result["run_weights"]
     assert "begins at version 1.2" in laminar(RUN)[1]

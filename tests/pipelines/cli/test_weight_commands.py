@@ -1,4 +1,4 @@
-"""`laminar relays` and what `laminar weights` does with bytes, against a real broker, a real store and a real relay."""
+"""`laminar relays` and the weight bytes of `laminar weights`, with a real broker, store and relay."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def laminar(client: ClientProperties, capsys: pytest.CaptureFixture[str]) -> Lam
 
 @pytest.fixture(scope="module")
 def root() -> Iterator[Path]:
-    """The store of the machine on which the commands are given."""
+    """The weight store of this machine."""
     root = default_root(RUN)
     yield root
     remove_store(root, in_use=True)
@@ -88,47 +88,48 @@ def send(client: ClientProperties, *records: RelayChain | RelayStatus) -> None:
             producer.send(topic.name(RUN), value, key=key.encode(), headers=headers)
 
 
-def told(laminar: Laminar, *words: str) -> object:
+def json_of(laminar: Laminar, *words: str) -> object:
     code, out, err = laminar(*words, "--json")
     assert code == 0, err
     return json.loads(out)
 
 
-def test_a_folder_goes_in_and_comes_out_again_as_it_was(
+def test_weights_publish_verify_diff_and_pull(
     laminar: Laminar, root: Path, model: Path, changed: Path, tmp_path: Path
 ) -> None:
     assert "no weights yet" in laminar("weights", "verify")[2]
-    assert told(laminar, "weights", "publish", str(model)) == {"version": "0.1", "store": str(root)}
+    assert json_of(laminar, "weights", "publish", str(model)) == {"version": "0.1", "store": str(root)}
     code, out, _ = laminar("weights", "publish", str(changed))
-    assert (code, "is version 0.2 of run" in " ".join(out.split())) == (0, True)
+    assert (code, "as version 0.2 of run" in " ".join(out.split())) == (0, True)
 
-    rows = told(laminar, "weights", "verify", "0.1")
-    assert [row["claim"] for row in rows] == ["bytes", "blake3", "tensors", "chunks"]  # type: ignore[attr-defined]
-    assert all(row["right"] for row in rows)  # type: ignore[attr-defined]
+    rows = json_of(laminar, "weights", "verify", "0.1")
+    checks = [row["check"] for row in rows]  # type: ignore[attr-defined]
+    assert checks == ["bytes", "blake3", "tensors", "matching chunks"]
+    assert all(row["matches"] for row in rows)  # type: ignore[attr-defined]
 
-    rows = told(laminar, "weights", "diff", "0.1", "0.2")
+    rows = json_of(laminar, "weights", "diff", "0.1", "0.2")
     assert [row["changed"] for row in rows if row["changed"]] == [1]  # type: ignore[attr-defined]
     assert "0.000 %" in laminar("weights", "diff", "0.1")[1]
 
     folder = tmp_path / "out"
-    said = told(laminar, "weights", "pull", "latest", str(folder), "--model", str(model))
-    assert said["from"] == str(root)  # type: ignore[index]
+    pulled = json_of(laminar, "weights", "pull", "latest", str(folder), "--model", str(model))
+    assert pulled["from"] == str(root)  # type: ignore[index]
     network = AutoModelForCausalLM.from_pretrained(folder)
     for name, tensor in load_file(changed / "model.safetensors").items():
         assert torch.equal(network.state_dict()[name], tensor)
     code, _, err = laminar("weights", "pull", "latest", str(folder), "--model", str(model))
-    assert (code, "is there already" in err) == (1, True)
+    assert (code, "exists already" in err) == (1, True)
     assert "has no config.json" in laminar("weights", "pull", "latest", str(tmp_path / "x"), "--model", "/")[2]
     assert not list(tmp_path.glob(".*.tmp"))
 
-    lie(root, PolicyVersion(0, 2))
+    corrupt(root, PolicyVersion(0, 2))
     code, out, _ = laminar("weights", "verify", "--json")
     assert code == 1
-    assert {row["claim"] for row in json.loads(out) if not row["right"]} == {"blake3", "chunks"}
+    assert {row["check"] for row in json.loads(out) if not row["matches"]} == {"blake3", "matching chunks"}
 
 
-def lie(root: Path, version: PolicyVersion) -> None:
-    """Change a byte of a version that is in place, which nothing but a fault of memory does."""
+def corrupt(root: Path, version: PolicyVersion) -> None:
+    """Change a byte of a stored version, as a memory fault would."""
     with WeightStore(root) as store:
         path = store.path(version)
     path.chmod(0o600)
@@ -139,7 +140,7 @@ def lie(root: Path, version: PolicyVersion) -> None:
         file.write(bytes([last ^ 1]))
 
 
-def test_what_is_no_model_of_this_run_is_not_published(laminar: Laminar, model: Path, tmp_path: Path) -> None:
+def test_weights_publish_rejects_other_models(laminar: Laminar, model: Path, tmp_path: Path) -> None:
     if "no weights" in laminar("weights", "list")[1]:
         laminar("weights", "publish", str(model))
     from safetensors.torch import save_file
@@ -152,28 +153,28 @@ def test_what_is_no_model_of_this_run_is_not_published(laminar: Laminar, model: 
     assert "neither model.safetensors" in " ".join(laminar("weights", "publish", "/")[2].split())
 
 
-def test_a_version_that_is_elsewhere_comes_from_a_relay(
+def test_weights_pull_downloads_from_relay(
     laminar: Laminar, client: ClientProperties, root: Path, model: Path, tmp_path: Path
 ) -> None:
-    said = told(laminar, "weights", "publish", str(model))
-    version = said["version"]  # type: ignore[index]
+    published_version = json_of(laminar, "weights", "publish", str(model))
+    version = published_version["version"]  # type: ignore[index]
     empty = tmp_path / "empty"
     words = ("weights", "pull", version, str(tmp_path / "out"), "--model", str(model), "--store", str(empty))
-    assert "has no relays to ask" in " ".join(laminar(*words)[2].split())
+    assert "has no relays" in " ".join(laminar(*words)[2].split())
     with WeightStore(root) as store:
         node = RelayNode(store, RUN, 0)
         try:
             send(client, RelayChain(1, (RelayLink(0, node.address, "elsewhere", "/"),), (), "chain", 0))
-            assert told(laminar, *words)["from"] == "1 relays"  # type: ignore[index]
+            assert json_of(laminar, *words)["from"] == "1 relays"  # type: ignore[index]
         finally:
             node.close()
     ours, theirs = load_file(model / "model.safetensors"), load_file(tmp_path / "out" / "model.safetensors")
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     code, _, err = laminar(*words[:3], str(tmp_path / "again"), *words[4:])
-    assert (code, "could be asked for version" in " ".join(err.split())) == (1, True)
+    assert (code, "relays delivered version" in " ".join(err.split())) == (1, True)
 
 
-def test_relays_stand_in_the_chains_order(laminar: Laminar, client: ClientProperties) -> None:
+def test_relays_are_listed_in_chain_order(laminar: Laminar, client: ClientProperties) -> None:
     links = tuple(RelayLink(relay, f"h{relay}:1", f"h{relay}", "/") for relay in (2, 0, 1))
     beat = {"bytes": 10, "host": "h", "pid": 1, "sent_at": 0}
     send(
@@ -184,9 +185,9 @@ def test_relays_stand_in_the_chains_order(laminar: Laminar, client: ClientProper
         RelayStatus(7, ("1.0",), **beat),
         RelayChain(9, links, (1,), "binomial", 0),
     )
-    said = told(laminar, "relays")
-    assert said["chain"]["schedule"] == "binomial"  # type: ignore[index]
-    found = [(row["relay"], row["place"], row["role"]) for row in said["relays"]]  # type: ignore[index]
+    printed = json_of(laminar, "relays")
+    assert printed["chain"]["schedule"] == "binomial"  # type: ignore[index]
+    found = [(row["relay"], row["position"], row["role"]) for row in printed["relays"]]  # type: ignore[index]
     assert found == [(2, 0, "master"), (0, 1, "relay"), (1, 2, "joining"), (7, None, "gone")]
     listed = list(csv.DictReader(laminar("relays", "-o", "csv")[1].splitlines()))
     assert [(int(row["relay"]), row["role"]) for row in listed] == [(relay, role) for relay, _, role in found]
@@ -195,7 +196,7 @@ def test_relays_stand_in_the_chains_order(laminar: Laminar, client: ClientProper
         assert text in shown
 
 
-def test_versions_differ_by_elements_not_by_bytes(tmp_path: Path) -> None:
+def test_weights_diff_counts_elements(tmp_path: Path) -> None:
     from pipelines.cli.weight_bytes import diff
     from schemas.records import TensorSpec
 

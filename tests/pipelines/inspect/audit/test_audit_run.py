@@ -201,7 +201,7 @@ def laminar(run: Run, *arguments: str) -> int:
 def test_audit_command_prints_a_passed_audit(correct: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert laminar(correct) == 0
     printed = capsys.readouterr().out
-    assert "passes the audit" in printed
+    assert "the audit passed: no trajectory lost or trained twice" in printed
     assert NAMES[7] not in printed
     assert laminar(correct, "--ended", "--json") == 0
     found = json.loads(capsys.readouterr().out)
@@ -212,7 +212,7 @@ def test_audit_command_prints_a_passed_audit(correct: Run, capsys: pytest.Captur
 def test_audit_command_names_all_faults(damaged: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert laminar(damaged) == 1
     printed = capsys.readouterr().out.splitlines()
-    assert "FAILS THE AUDIT" in printed[0]
+    assert "AUDIT FAILED" in printed[0]
     for line in (
         "lost at score: p3.1",
         "lost at experience: p8.0, p9.0",

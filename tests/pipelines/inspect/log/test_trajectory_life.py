@@ -49,7 +49,7 @@ def test_trajectory_lists_its_records_in_causal_order(laminar: Laminar) -> None:
     tokens = history["tokens"]
     assert (tokens["ids"], tokens["texts"], tokens["versions"]) == ([0, 1, 2, 3, 4, 5], None, ["1.1"] * 6)
     assert tokens["logprobs"][3] == -9.0
-    assert tokens["made_by_policy"] == [True, True, True, True, False, True]
+    assert tokens["from_policy"] == [True, True, True, True, False, True]
 
 
 def test_trajectory_describes_its_records(laminar: Laminar) -> None:
@@ -74,7 +74,7 @@ def test_trajectory_in_flight_is_not_finished(laminar: Laminar) -> None:
 
 
 def test_trajectory_rejects_unknown_and_invalid_ids(laminar: Laminar) -> None:
-    assert laminar("trajectory", "p77.0")[::2] == (1, f"laminar: the log of run {RUN} knows no trajectory p77.0\n")
+    assert laminar("trajectory", "p77.0")[::2] == (1, f"laminar: the log of run {RUN} has no trajectory p77.0\n")
     assert laminar("trajectory", "seven")[0] == 2
 
 

@@ -32,7 +32,7 @@ def test_lineage_lists_batches_and_prompts_of_a_version(laminar: Laminar) -> Non
         21,
         pytest.approx((0.25 + 1.25 + 0.25) / 3),
     )
-    assert (step["staleness"], step["made_by"]) == ({"1": 3}, {"1.1": 3})
+    assert (step["staleness"], step["generated_by"]) == ({"1": 3}, {"1.1": 3})
     assert step["prompts"] == [
         {
             "prompt": "p3",
@@ -59,7 +59,7 @@ def test_lineage_follows_ancestors_to_the_first_version(laminar: Laminar) -> Non
     assert [each["version"] for each in steps] == ["2.2", "1.1", "1.0"]
     assert [each["batches"] for each in steps] == [[7], [6], []]
     assert steps[0]["prompts"][0]["text"] is None
-    assert laminar(*arguments)[1].splitlines()[-1] == "1.0  the first: the model that the run began with"
+    assert laminar(*arguments)[1].splitlines()[-1] == "1.0  first version: the run's initial model"
     assert "mean reward 0.583" in laminar(*arguments)[1]
 
 
@@ -69,7 +69,7 @@ def test_lineage_prints_the_manifest_before_reading_batches(laminar: Laminar, mo
 
     monkeypatch.setattr("pipelines.cli.lineage.read_step", failing)
     code, out, err = laminar("lineage", "1.2")
-    assert (code, out) == (1, "1.2  of 1.1, step 2, batches [7]\n")
+    assert (code, out) == (1, "1.2  parent 1.1, step 2, batches [7]\n")
     assert "the batches are unavailable" in err
 
 

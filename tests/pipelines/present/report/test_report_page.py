@@ -1,4 +1,4 @@
-"""The page of a run: it parses, needs nothing from elsewhere, lets nothing through, and shows what was measured."""
+"""The HTML report: it is well-formed, self-contained, escaped, and shows the run's metrics."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from synthetic_run import START, evaluation_metric, history, trainer_metric
 
 from pipelines.inspect.metrics_file import MetricsFile
 from pipelines.present.report.charts import charts
-from pipelines.present.report.comparison import ComparedRun, comparison
-from pipelines.present.report.comparison import figures_of as compared
+from pipelines.present.report.comparison import ComparedRun, comparison, metric_rows
 from pipelines.present.report.heat_map import heat_map
 from pipelines.present.report.html import page, render_report
 from pipelines.present.report.insight import plans_of, slowest
@@ -32,7 +31,7 @@ from pipelines.present.report.plots import (
     ticks,
     timeline,
 )
-from pipelines.present.report.summary import RunFacts, figures_of, summarise
+from pipelines.present.report.summary import RunFacts, summarise, summary_of
 from schemas.records import Metric
 
 AUDIT = {
@@ -43,7 +42,7 @@ VOID = {"meta", "br", "hr", "img", "link", "input"}
 
 
 class Checker(HTMLParser):
-    """Collects tags, attributes and text; raises where tags do not nest."""
+    """Collects tags, attributes and text; raises if tags do not nest."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +62,7 @@ class Checker(HTMLParser):
         self.attributes += attrs
 
     def handle_endtag(self, tag: str) -> None:
-        assert self.open, f"</{tag}> closes nothing"
+        assert self.open, f"</{tag}> without an open tag"
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
@@ -85,13 +84,13 @@ def folder_of_a_run(folder: Path, run: str = "sums") -> Path:
     (folder / "config.toml").write_text("[run]\nseed = 3\n[trainer]\nlr = 2e-4\n")
     state = {"run": run, "started_at": START / 1000, "ended_at": START / 1000 + 131, "error": None}
     (folder / "state.json").write_text(json.dumps(state))
-    audited = {"passed": False, "lost": 0, "trained_twice": 1}
-    summary = summarise(folder, audited, {"warm start": 12.0, "training": 96.0, "broker": 0.0})
+    audit = {"passed": False, "lost": 0, "trained_twice": 1}
+    summary = summarise(folder, audit, {"warm start": 12.0, "training": 96.0, "broker": 0.0})
     (folder / "summary.json").write_text(json.dumps(summary))
     return folder
 
 
-def test_the_page_shows_the_run(tmp_path: Path) -> None:
+def test_report_shows_run(tmp_path: Path) -> None:
     found = checked(render_report(folder_of_a_run(tmp_path)))
     text = " ".join(found.text)
     for expected in (
@@ -102,11 +101,11 @@ def test_the_page_shows_the_run(tmp_path: Path) -> None:
         assert expected in text, expected
     assert "broker 0:00" not in text
     assert found.seen.count("svg") == 11  # ten plots and the phases
-    assert "nothing was measured" not in text
+    assert "no data" not in text
     assert "48" in found.text  # in flight, the stages summed
 
 
-def test_the_page_needs_nothing_from_elsewhere(tmp_path: Path) -> None:
+def test_report_is_self_contained(tmp_path: Path) -> None:
     html = render_report(folder_of_a_run(tmp_path))
     found = checked(html)
     assert not re.search(r"https?:|//[a-z]|@import|url\(", html)
@@ -114,43 +113,43 @@ def test_the_page_needs_nothing_from_elsewhere(tmp_path: Path) -> None:
     assert not {"src", "href", "onload", "onclick"} & {name for name, _ in found.attributes}
 
 
-EVIL = "<script>alert('x')</script>&\"'"
+UNSAFE = "<script>alert('x')</script>&\"'"
 
 
-def test_what_comes_from_the_run_is_escaped() -> None:
+def test_report_escapes_text_from_run() -> None:
     metrics = [
         *history(3),
-        Metric("lag", 0, {EVIL: 3.0}, START + 1),
-        Metric("lag", 0, {EVIL: 5.0}, START + 2),
+        Metric("lag", 0, {UNSAFE: 3.0}, START + 1),
+        Metric("lag", 0, {UNSAFE: 5.0}, START + 2),
     ]
-    facts = RunFacts(EVIL, error=EVIL, phases={EVIL: 4.0}, machine={EVIL: EVIL, "cores": 2, "cpu": EVIL})
-    restarts = {EVIL: 1}
-    summary = {**figures_of(metrics, facts), "restarts": restarts, "packages": {EVIL: EVIL}}
-    html = page(summary, metrics, {"dispatched": EVIL, "lost": [EVIL]}, EVIL, Path(EVIL))
+    facts = RunFacts(UNSAFE, error=UNSAFE, phases={UNSAFE: 4.0}, machine={UNSAFE: UNSAFE, "cores": 2, "cpu": UNSAFE})
+    restarts = {UNSAFE: 1}
+    summary = {**summary_of(metrics, facts), "restarts": restarts, "packages": {UNSAFE: UNSAFE}}
+    html = page(summary, metrics, {"dispatched": UNSAFE, "lost": [UNSAFE]}, UNSAFE, Path(UNSAFE))
     found = checked(html)
     assert "script" not in found.seen
     assert "<script>" not in html
     assert {name for name, _ in found.attributes if name.startswith("on")} == set()
-    assert sum(EVIL in text for text in found.text) >= 8
+    assert sum(UNSAFE in text for text in found.text) >= 8
 
 
-def test_the_page_of_a_run_of_which_nothing_is_known() -> None:
-    html = page(figures_of([], RunFacts("empty")), [], None, "", Path("runs/empty"))
+def test_report_of_unknown_run() -> None:
+    html = page(summary_of([], RunFacts("empty")), [], None, "", Path("runs/empty"))
     text = " ".join(checked(html).text)
-    assert text.count("nothing was measured") == 11
-    assert "Nothing was trained." in text
+    assert text.count("no data") == 11
+    assert "No trajectory was trained." in text
     assert "not audited" in text
     assert "None" not in text
 
 
-def test_a_folder_without_a_summary_is_an_error(tmp_path: Path) -> None:
+def test_report_without_summary_raises(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         render_report(tmp_path)
 
 
-def test_every_plot_is_well_formed_and_within_its_frame() -> None:
+def test_charts_are_well_formed_and_within_bounds() -> None:
     metrics = list(history())
-    shown = charts(metrics, figures_of(metrics, RunFacts("r")))
+    shown = charts(metrics, summary_of(metrics, RunFacts("r")))
     assert len({chart.title for chart in shown}) == len(shown)
     for chart in shown:
         svg = ElementTree.fromstring(chart.svg.partition("</svg>")[0] + "</svg>")
@@ -161,7 +160,7 @@ def test_every_plot_is_well_formed_and_within_its_frame() -> None:
                 assert 0 <= y <= 250, chart.title
 
 
-def test_lines_run_the_right_way() -> None:
+def test_line_plot_axis_directions() -> None:
     svg = line_plot("t", [Line("up", [(0, 0.0), (1, 1.0)])], Axis("x"), Axis("y"), [Level("<top>", 1.0)])
     root = ElementTree.fromstring(svg.partition("</svg>")[0] + "</svg>")
     line = root.find("polyline")
@@ -179,33 +178,33 @@ def test_lines_run_the_right_way() -> None:
     "points",
     [[(0.0, 0.0)], [(5.0, 0.3), (5.0, 0.3)], [(0.0, 1e-9), (1.0, 2e-9)], [(0.0, -5.0), (1.0, -5.0)], [(0.0, 1e12)]],
 )
-def test_odd_data_still_make_a_plot(points: list[tuple[float, float]]) -> None:
+def test_line_plot_accepts_degenerate_data(points: list[tuple[float, float]]) -> None:
     svg = line_plot("t", [Line("a", points)], Axis("x"), Axis("y"))
     ElementTree.fromstring(svg.partition("</svg>")[0] + "</svg>")
     assert "nan" not in svg
     assert "inf" not in svg
 
 
-def test_what_lies_beyond_a_fixed_bound_widens_it() -> None:
+def test_axis_bound_widens_for_larger_values() -> None:
     svg = line_plot("t", [Line("a", [(0.0, 0.5), (1.0, 3.0)])], Axis("x"), Axis("y", low=0, high=1))
     assert ">3<" in svg
 
 
-def test_bars_stand_in_proportion() -> None:
+def test_bar_plot_heights_are_proportional() -> None:
     svg = bar_plot("t", {"0": 10.0, "1": 30.0, "2": 0.0}, Axis("x"), Axis("y", low=0))
     heights = [float(height) for height in re.findall(r'<rect[^>]* height="([\d.]+)"', svg)]
     assert heights[1] == pytest.approx(3 * heights[0], abs=0.3)
     assert heights[2] == 0
     assert "25 %" in svg
     assert "75 %" in svg
-    assert "nothing was measured" in bar_plot("t", {}, Axis("x"), Axis("y"))
+    assert "no data" in bar_plot("t", {}, Axis("x"), Axis("y"))
 
 
-def test_a_timeline_is_as_wide_as_it_took_long() -> None:
+def test_timeline_widths_are_proportional() -> None:
     svg = timeline("t", [("a", 30.0), ("b", 10.0)], str)
     first, second = (float(width) for width in re.findall(r'width="([\d.]+)"', svg))
     assert first + 1.5 == pytest.approx(3 * (second + 1.5), abs=0.3)
-    assert "nothing was measured" in timeline("t", [], str)
+    assert "no data" in timeline("t", [], str)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +221,7 @@ def test_ticks_are_round_numbers(low: float, high: float, expected: list[float])
     assert ticks(low, high) == pytest.approx(expected)
 
 
-def test_long_series_are_thinned_without_moving_their_mean() -> None:
+def test_thinned_keeps_mean_of_long_series() -> None:
     points = [(float(x), float(x % 7)) for x in range(14_000)]
     thin = thinned(points)
     assert len(thin) <= MAX_POINTS
@@ -230,7 +229,7 @@ def test_long_series_are_thinned_without_moving_their_mean() -> None:
     assert thinned(list(reversed(points[:5]))) == points[:5]
 
 
-def test_smoothing_takes_neighbours() -> None:
+def test_smoothed_averages_neighbours() -> None:
     assert smoothed([(0, 0.0), (1, 3.0), (2, 6.0), (3, 0.0)], 3) == [(0, 1.5), (1, 3.0), (2, 3.0), (3, 3.0)]
 
 
@@ -239,7 +238,7 @@ def values_drawn(metrics: list[Metric], title: str) -> Any:
     return chart.svg
 
 
-def test_a_restarted_replica_breaks_no_rate() -> None:
+def test_generation_rate_ignores_replica_restart() -> None:
     beats = [
         Metric("replica", 0, {"incarnation": incarnation, "tokens_generated": tokens}, START + at)
         for incarnation, at, tokens in ((1, 0, 0), (1, 1000, 500), (2, 9000, 0), (2, 10_000, 500))
@@ -250,7 +249,7 @@ def test_a_restarted_replica_breaks_no_rate() -> None:
     assert len({point.split(",")[1] for point in points}) == 1
 
 
-def test_more_replicas_than_colours_have_a_row_each() -> None:
+def test_replica_chart_is_heat_map_for_many_replicas() -> None:
     beats = [
         Metric("replica", replica, {"kv_used": 10.0 * replica, "kv_capacity": 150.0, "capacity": 1.0}, START + at)
         for replica in range(16)
@@ -260,34 +259,34 @@ def test_more_replicas_than_colours_have_a_row_each() -> None:
     rows: dict[str, list[float]] = {}
     for top, shade in re.findall(r'<rect [^>]*y="([^"]*)"[^>]*fill-opacity="([^"]*)"', svg):
         rows.setdefault(top, []).append(float(shade))
-    assert len(rows) == 15  # who had nothing is blank
+    assert len(rows) == 15  # a replica without KV use is blank
     assert [row[0] for row in rows.values()] == sorted(row[0] for row in rows.values())
     assert max(map(max, rows.values())) == 1.0
     assert [f">{replica}</text>" in svg for replica in (0, 15)] == [True, True]
 
 
-def test_a_heat_map_of_nothing_says_so() -> None:
+def test_heat_map_without_data() -> None:
     axis = Axis("share")
-    assert "nothing was measured" in heat_map("KV", {}, axis, axis)
-    assert "nothing was measured" in heat_map("KV", {"0": []}, axis, axis)
+    assert "no data" in heat_map("KV", {}, axis, axis)
+    assert "no data" in heat_map("KV", {"0": []}, axis, axis)
     assert "<rect" in heat_map("KV", {"0": [(3.0, 0.0)], "1": [(3.0, 2.0)]}, axis, axis)
 
 
-def test_divergence_is_shown_where_it_is_measured() -> None:
+def test_divergence_chart_needs_measured_values() -> None:
     assert all(chart.title != "Policy: divergence and entropy" for chart in charts([trainer_metric(1)], {}))
     metric = Metric("trainer", 1, {"kl/mismatch": 0.01}, START)
-    assert "nothing" not in values_drawn([metric], "Policy: divergence and entropy")
+    assert "no data" not in values_drawn([metric], "Policy: divergence and entropy")
 
 
-def test_one_evaluation_alone_is_a_dot() -> None:
+def test_held_out_chart_shows_single_evaluation_as_dot() -> None:
     assert "<circle" in values_drawn([evaluation_metric(0, "greedy", 0.3)], "Accuracy on held-out questions")
 
 
-def test_what_the_log_says_is_on_the_page() -> None:
-    rows = [{"reason": "repack", "moves": [{"trajectory_ids": ["p1.0", "p1.1"], "kv": 30}]}] * 2
+def test_report_shows_plans_and_slowest_trajectories() -> None:
+    rows = [{"reason": "repack", "moves": [{"trajectory_ids": ["p1.0", "p1.1"], "kv_tokens": 30}]}] * 2
     plans = plans_of(rows)
     assert plans == {"repack": {"plans": 2, "moves": 2, "trajectories": 4, "kv_tokens": 60}}
-    told = [
+    trajectories = [
         {
             "trajectory_id": f"p{number}.0",
             "replica": 0,
@@ -299,17 +298,17 @@ def test_what_the_log_says_is_on_the_page() -> None:
         }
         for number in range(30)
     ]
-    slow = slowest(iter(told))
+    slow = slowest(iter(trajectories))
     assert [each["seconds"] for each in slow] == [29, 28, 27, 26, 25, 24, 23, 22, 21, 20]
-    html = page(figures_of([], RunFacts("r")), [], None, "", Path("runs/r"), {"plans": plans, "slowest": slow})
+    html = page(summary_of([], RunFacts("r")), [], None, "", Path("runs/r"), {"plans": plans, "slowest": slow})
     text = "".join(checked(html).text)
     assert "2 plans, 2 moves, 4 trajectories, 60 kv tokens" in text
     assert "29.0 s, 9 tokens, replica 0, version 3, stop" in text
 
 
-def test_runs_are_compared_on_one_page() -> None:
+def test_comparison_shows_all_runs() -> None:
     metrics = list(history())
-    summary = figures_of(metrics, RunFacts("r"))
+    summary = summary_of(metrics, RunFacts("r"))
     runs = [
         ComparedRun("first", summary, metrics),
         ComparedRun("<second>", {**summary, "reward_last": None}, metrics[:40]),
@@ -319,19 +318,18 @@ def test_runs_are_compared_on_one_page() -> None:
     assert "<second>" not in html
     assert html.count("<svg") == 6
     assert "first" in text
-    row = next(row for row in compared(runs) if row["figure"] == "reward, last tenth")
+    row = next(row for row in metric_rows(runs) if row["metric"] == "reward, last tenth")
     assert row["first"] == summary["reward_last"]
     assert row["<second>"] is None
 
 
-def test_pages_forbid_scripts_and_loading(tmp_path: Path) -> None:
+def test_reports_have_content_security_policy(tmp_path: Path) -> None:
     for html in (
         render_report(folder_of_a_run(tmp_path)),
         comparison([ComparedRun("a", {}, []), ComparedRun("b", {}, [])]),
     ):
         head, _, _ = html.partition("<title>")
-        assert (
-            "Content-Security-Policy\" content=\"default-src 'none'; " in head
-        )  # before anything that could be loaded
+        # The policy must come before anything that could be loaded.
+        assert "Content-Security-Policy\" content=\"default-src 'none'; " in head
         assert "script-src" not in head
         assert "<script" not in html

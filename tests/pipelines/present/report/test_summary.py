@@ -1,4 +1,4 @@
-"""The summary from a synthetic run, what it says in words, and the closing lines."""
+"""The summary of a synthetic run, its verdicts, and the closing lines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipelines.present.report.charts import charts
 from pipelines.present.report.closing import closing_lines, laminar_command
 from pipelines.present.report.machine import cpu_model, describe_machine, package_versions
 from pipelines.present.report.series import batches, evaluations, mean_between, newest_by_step, staleness_histogram
-from pipelines.present.report.summary import RunFacts, figures_of, summarise
+from pipelines.present.report.summary import RunFacts, summarise, summary_of
 from pipelines.present.report.verdict import audit_verdict, training_verdict, warm_start_verdict
 from schemas.records import Metric
 
@@ -32,11 +32,11 @@ FACTS = RunFacts(
 )
 
 
-def test_the_summary_of_a_metrics_file(tmp_path: Path) -> None:
+def test_summary_of_metrics_file(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     with MetricsFile(path) as file:
         file.append(history())
-    summary = figures_of(read_metrics(path), FACTS)
+    summary = summary_of(read_metrics(path), FACTS)
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
     tenth = STEPS // 10
     rewards = [trainer_metric(step).values["reward/mean"] for step in range(1, STEPS + 1)]
@@ -71,23 +71,23 @@ def test_the_summary_of_a_metrics_file(tmp_path: Path) -> None:
     assert {key: summary[key] for key in expected} == expected
 
 
-def test_of_a_run_of_which_nothing_is_known_everything_is_null() -> None:
-    summary = figures_of([], RunFacts("empty"))
+def test_summary_of_unknown_run_is_null() -> None:
+    summary = summary_of([], RunFacts("empty"))
     empty: tuple[Any, ...] = (None, {})
     assert {key for key, value in summary.items() if value not in empty} == {"run"}
     assert "heldout_before" in summary
-    assert "Nothing was trained." in closing_lines(Path("runs/empty"), summary, Path("my.toml"))
+    assert "No trajectory was trained." in closing_lines(Path("runs/empty"), summary, Path("my.toml"))
 
 
-def test_unreadable_records_add_up() -> None:
+def test_summary_adds_unreadable_records() -> None:
     found = [unreadable_metric({"metrics": 2}, START), unreadable_metric({"metrics": 1, "relay": 1}, START + 1)]
-    assert figures_of(found, RunFacts("r"))["unreadable_records"] == {"metrics": 3, "relay": 1}
+    assert summary_of(found, RunFacts("r"))["unreadable_records"] == {"metrics": 3, "relay": 1}
 
 
-def test_a_step_that_was_trained_again_counts_once() -> None:
+def test_summary_counts_repeated_step_once() -> None:
     metrics = [trainer_metric(1, 0.0), trainer_metric(2, 0.0)]
     again = [replace(trainer_metric(2, 1.0), measured_at=START + 90_000), trainer_metric(3, 1.0)]
-    summary = figures_of([*again, *metrics], RunFacts("r"))  # in whatever order they come
+    summary = summary_of([*again, *metrics], RunFacts("r"))  # in any order
     assert [batch.values["reward/mean"] for batch in batches([*again, *metrics])] == [0.0, 1.0, 1.0]
     assert (summary["optimizer_steps"], summary["trajectories_trained"]) == (3, 3 * GROUP_BATCH)
 
@@ -96,39 +96,39 @@ def test_a_step_that_was_trained_again_counts_once() -> None:
     ("first", "last", "expected"),
     [(0, 128, 0.1), (0, 256, 0.15), (64, 192, 0.15), (192, 384, 0.8 / 3), (0, 64, 0.1), (384, 500, None), (7, 7, None)],
 )
-def test_a_mean_over_trajectories_takes_part_of_a_batch(first: float, last: float, expected: float | None) -> None:
+def test_mean_between_takes_part_of_a_batch(first: float, last: float, expected: float | None) -> None:
     trained = batches([trainer_metric(step, 0.1 * step) for step in (1, 2, 3)])
     assert mean_between(trained, "reward/mean", first, last) == (expected and pytest.approx(expected))
 
 
-def test_batches_of_different_sizes_weigh_by_trajectories() -> None:
+def test_summary_weights_batches_by_trajectories() -> None:
     sizes = [(1, 100.0, 1.0), (2, 1000.0, 0.0)]
     metrics = [
         Metric("trainer", step, {"trajectories": t, "reward/mean": r, "staleness/mean": r}, step)
         for step, t, r in sizes
     ]
-    summary = figures_of(metrics, RunFacts("r"))
+    summary = summary_of(metrics, RunFacts("r"))
     assert summary["reward_first"] == pytest.approx(1.0)
     assert summary["reward_last"] == pytest.approx(0.0)
     assert summary["staleness_mean"] == pytest.approx(0.1)
 
 
-def test_before_is_the_first_version_and_after_only_what_is_final() -> None:
+def test_summary_before_is_first_and_after_is_final_version() -> None:
     late = [
         evaluation_metric(20, "greedy", 0.5),
         evaluation_metric(0, "sampled", 0.1),
         evaluation_metric(0, "greedy", 0.2),
     ]
-    summary = figures_of(late, RunFacts("r"))
+    summary = summary_of(late, RunFacts("r"))
     assert (summary["heldout_before"], summary["heldout_sampled_before"]) == (0.2, 0.1)
     assert (summary["heldout_after"], summary["heldout_sampled_after"]) == (None, None)
-    final = figures_of([*late, evaluation_metric(30, "greedy", 0.7, final=True)], RunFacts("r"))
+    final = summary_of([*late, evaluation_metric(30, "greedy", 0.7, final=True)], RunFacts("r"))
     assert (final["heldout_after"], final["heldout_sampled_after"]) == (0.7, None)
     assert [each.version for each in evaluations(late)] == [0, 20]
 
 
 @pytest.mark.parametrize(
-    ("metrics", "told", "expected"),
+    ("metrics", "reported", "expected"),
     [
         ([{"accuracy/greedy": 0.9}, {"accuracy/greedy": 0.2}], {}, 0.9),
         ([{"accuracy/greedy": 0.9, "best": 0.91}], {}, 0.91),
@@ -136,14 +136,14 @@ def test_before_is_the_first_version_and_after_only_what_is_final() -> None:
         ([{"progress": 0.5}], {"best": None}, None),
     ],
 )
-def test_the_best_supervised_checkpoint(
-    metrics: list[dict[str, float]], told: dict[str, Any], expected: float | None
+def test_summary_best_supervised_checkpoint(
+    metrics: list[dict[str, float]], reported: dict[str, Any], expected: float | None
 ) -> None:
     series = [Metric("warm_start", index, values, index) for index, values in enumerate(metrics)]
-    assert figures_of(series, RunFacts("r", warm_start=told))["heldout_warm_start_best"] == expected
+    assert summary_of(series, RunFacts("r", warm_start=reported))["heldout_warm_start_best"] == expected
 
 
-def test_series_keep_the_newest_account_of_a_step() -> None:
+def test_newest_by_step_keeps_newest_record() -> None:
     metrics = [
         Metric("a", 2, {"x": 1.0}, 5),
         Metric("a", 1, {"x": 2.0}, 9),
@@ -166,40 +166,40 @@ def summary(
 
 
 @pytest.mark.parametrize(
-    ("figures", "says", "says_not"),
+    ("figures", "expected", "unexpected"),
     [
-        ((0.94, 0.24, 0.86), "0.86, below the best supervised checkpoint (0.94).", "level"),
-        ((0.94, 0.24, 0.93), "0.93, level with the best supervised checkpoint (0.94) within the noise", "above"),
-        ((0.94, 0.24, 0.95), "level with", "above"),
+        ((0.94, 0.24, 0.86), "0.86, below the best supervised checkpoint (0.94).", "equal"),
+        ((0.94, 0.24, 0.93), "0.93, equal to the best supervised checkpoint (0.94) within the noise", "above"),
+        ((0.94, 0.24, 0.95), "equal to", "above"),
         (
             (0.25, 0.21, 0.93, 256, 0.25),
-            "0.93, above every supervised checkpoint that was measured: 0.68 above the best (0.25), 22 standard errors "
-            "of the difference. The right way of working was in the warm start's examples: a careful teacher wrote 25% "
-            "of them (warm_start.careless_share = 0.75).",
+            "0.93, above every measured supervised checkpoint: 0.68 above the best (0.25), 22 standard errors of the "
+            "difference. The warm start's examples contained the correct method: a careful teacher wrote 25% of them "
+            "(warm_start.careless_share = 0.75).",
             "habit",
         ),
-        ((0.25, 0.21, 0.93), "above every supervised checkpoint", "careful teacher"),  # all of them were careful
+        ((0.25, 0.21, 0.93), "above every measured supervised checkpoint", "careful teacher"),  # all were careful
         ((0.25, 0.21, 0.93, None, 0.25), "0.68 above the best (0.25).", "standard errors"),
         (
             (0.94, 0.24, 0.86, 256, 1.0, 0.7),
-            "bad habit, bare answers in 70% of its examples, which left 0.24. Reinforcement learning from the verifier "
-            "alone has worked against the habit. It ended at 0.86, below",
+            "bad habit: answers without work in 70% of the examples, which left 0.24. Reinforcement learning from the "
+            "verifier alone reduced the bad habit. The final accuracy is 0.86, below",
             "above",
         ),
-        ((0.94, 0.24, 0.25, 256, 1.0, 0.7), "which left 0.24. It ended at 0.25, below", "worked against"),
-        ((0.60, 0.24, 0.62), "level with", "bad habit"),  # a model that lost something was taught no habit
+        ((0.94, 0.24, 0.25, 256, 1.0, 0.7), "which left 0.24. The final accuracy is 0.25, below", "reduced"),
+        ((0.60, 0.24, 0.62), "equal to", "bad habit"),  # a lower accuracy alone does not imply a bad habit
     ],
 )
-def test_what_is_said_of_the_rise_follows_from_the_numbers(figures: tuple[Any, ...], says: str, says_not: str) -> None:
+def test_warm_start_verdict_follows_from_numbers(figures: tuple[Any, ...], expected: str, unexpected: str) -> None:
     text = warm_start_verdict(summary(*figures))
     assert text is not None
-    assert says in text
-    assert says_not not in text
+    assert expected in text
+    assert unexpected not in text
 
 
-def test_nothing_is_said_of_what_is_not_known() -> None:
+def test_verdicts_omit_unknown_values() -> None:
     assert warm_start_verdict({"heldout_before": 0.2, "heldout_after": 0.8}) is None
-    assert training_verdict({}) == "Nothing was trained."
+    assert training_verdict({}) == "No trajectory was trained."
     assert "no final evaluation" in training_verdict({"heldout_before": 0.2})
     assert "within the noise" in training_verdict(summary(0.9, 0.80, 0.82))
     assert "within the noise" not in training_verdict(summary(0.9, 0.20, 0.82))
@@ -207,19 +207,19 @@ def test_nothing_is_said_of_what_is_not_known() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "says"),
+    ("found", "expected"),
     [
         ({}, "not audited"),
-        ({"audit_passed": True}, "none was lost"),
-        ({"audit_passed": False, "lost": 3, "trained_twice": 0}, "does NOT balance: 3 lost"),
+        ({"audit_passed": True}, "The audit passed: no trajectory lost or trained twice."),
+        ({"audit_passed": False, "lost": 3, "trained_twice": 0}, "The audit FAILED: 3 lost"),
     ],
 )
-def test_what_the_audit_says(found: dict[str, Any], says: str) -> None:
-    assert says in audit_verdict(found)
+def test_audit_verdict_states_result(found: dict[str, Any], expected: str) -> None:
+    assert expected in audit_verdict(found)
 
 
-def test_the_closing_lines_say_what_was_reached_and_what_to_do_next() -> None:
-    text = closing_lines(Path("runs/sums"), figures_of(list(history()), FACTS), Path("my.toml"))
+def test_closing_lines_have_results_and_next_commands() -> None:
+    text = closing_lines(Path("runs/sums"), summary_of(list(history()), FACTS), Path("my.toml"))
     for expected in (
         "Run sums reached its goal: 80 of 80 optimizer steps, 10.2k trajectories, 144.0k tokens generated, 2:13.",
         "0.42 → 0.89",
@@ -230,27 +230,31 @@ def test_the_closing_lines_say_what_was_reached_and_what_to_do_next() -> None:
         f"{laminar_command()} run my.toml --set run.seed=4",
     ):
         assert expected in text, expected
-    stopped = figures_of([], RunFacts("sums", reached=False, error="the broker went away"))
+    stopped = summary_of([], RunFacts("sums", reached=False, error="the broker went away"))
     text = closing_lines(Path("runs/sums"), stopped, Path("my.toml"))
     assert "ended before its goal" in text
     assert "Error: the broker went away" in text
 
 
 def by_task(metric: Metric) -> Metric:
-    """As a run of two tasks tells of it: the larger one is right twice as often."""
+    """Add the values of two tasks, of which the larger has twice the accuracy."""
     values = dict(metric.values)
-    for task, count, right in (("few", 32.0, 0.3), ("many", 96.0, 0.6)):
+    for task, count, accuracy in (("few", 32.0, 0.3), ("many", 96.0, 0.6)):
         if metric.name == "experience":
-            rises = right + 0.3 * (metric.step >= STEPS / 2)
-            values |= {f"trajectories/{task}": count, f"reward/mean/{task}": rises, f"response_length/mean/{task}": 9.0}
+            reward = accuracy + 0.3 * (metric.step >= STEPS / 2)
+            values |= {
+                f"trajectories/{task}": count,
+                f"reward/mean/{task}": reward,
+                f"response_length/mean/{task}": 9.0,
+            }
         elif metric.name == "evaluation" and "accuracy/greedy" in values:
-            values |= {f"accuracy/greedy/{task}": right / 2 if metric.step else 0.0, f"questions/{task}": 128.0}
+            values |= {f"accuracy/greedy/{task}": accuracy / 2 if metric.step else 0.0, f"questions/{task}": 128.0}
     return replace(metric, values=values)
 
 
-def test_several_tasks_have_figures_each() -> None:
+def test_summary_has_metrics_of_each_task() -> None:
     metrics = [by_task(metric) for metric in history()]
-    summary = figures_of(metrics, FACTS)
+    summary = summary_of(metrics, FACTS)
     assert list(summary["tasks"]) == ["many", "few"]
     assert summary["tasks"]["few"] == {
         "reward_first": pytest.approx(0.3),
@@ -265,10 +269,10 @@ def test_several_tasks_have_figures_each() -> None:
     assert {"Training reward by task", "Held-out accuracy by task, greedy"} <= {
         c.title for c in charts(metrics, summary)
     }
-    assert figures_of(list(history()), FACTS)["tasks"] is None
+    assert summary_of(list(history()), FACTS)["tasks"] is None
 
 
-def test_commands_are_written_as_they_work_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_laminar_command_includes_path_if_needed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("sys.executable", str(tmp_path / ".venv" / "bin" / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
@@ -277,7 +281,7 @@ def test_commands_are_written_as_they_work_here(monkeypatch: pytest.MonkeyPatch,
     assert laminar_command() == "laminar"
 
 
-def test_the_summary_of_a_folder(tmp_path: Path) -> None:
+def test_summarise_reads_run_folder(tmp_path: Path) -> None:
     with MetricsFile(tmp_path / "metrics.jsonl") as file:
         file.append(history())
     roles = {"rollout-0": {"pid": 3, "restarts": 2, "alive": False}}
@@ -297,12 +301,12 @@ def test_the_summary_of_a_folder(tmp_path: Path) -> None:
     json.dumps(found, allow_nan=False)
 
 
-def test_the_summary_of_a_folder_with_nothing_in_it(tmp_path: Path) -> None:
+def test_summarise_of_empty_folder(tmp_path: Path) -> None:
     found = summarise(tmp_path, None, {})
     assert (found["run"], found["reached"], found["lost"], found["wall_seconds"]) == (tmp_path.name, None, None, None)
 
 
-def test_the_machine_is_described() -> None:
+def test_describe_machine() -> None:
     assert describe_machine()["cores"] >= 1
     assert package_versions()["apache-beam"].startswith("2.")
     assert cpu_model("processor\t: 0\nmodel name\t: Some CPU @ 3: fast\nmodel name\t: Other\n") == "Some CPU @ 3: fast"

@@ -1,4 +1,4 @@
-"""Trackers: what TensorBoard's files hold, what a dashboard is told, and what a failing or missing one costs."""
+"""Trackers: the logged values of each, and trackers that fail or are not installed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SECOND = Metric("evaluation", 0, {"greedy": 0.5}, 1_700_000_001_000)
 
 
 def events(folder: Path) -> Iterator[tuple[str, int, float, float]]:
-    """Tag, step, value and time of every scalar in the event files: TFRecords of Event messages."""
+    """Yield tag, step, value and time of every scalar in the event files (TFRecords of Event messages)."""
     for file in folder.iterdir():
         content = file.read_bytes()
         while content:
@@ -33,16 +33,16 @@ def events(folder: Path) -> Iterator[tuple[str, int, float, float]]:
 
 
 class Package(ModuleType):
-    """Stands for trackio or wandb: what is logged is kept. `broken` makes it raise."""
+    """A fake of trackio or wandb that keeps the logged values; if `broken`, `log` raises."""
 
     def __init__(self, name: str, broken: bool = False) -> None:
         super().__init__(name)
-        self.begun: dict[str, Any] = {}
+        self.init_options: dict[str, Any] = {}
         self.logged: list[dict[str, float]] = []
         self.broken, self.finished = broken, False
 
-    def init(self, **words: Any) -> Package:
-        self.begun = words
+    def init(self, **options: Any) -> Package:
+        self.init_options = options
         return self
 
     def log(self, values: dict[str, float]) -> None:
@@ -54,7 +54,7 @@ class Package(ModuleType):
         self.finished = True
 
 
-def test_tensorboard_has_every_series_under_its_name(tmp_path: Path) -> None:
+def test_tensorboard_logs_every_series(tmp_path: Path) -> None:
     sinks = Sinks(MetricsFile(tmp_path / "metrics.jsonl"), open_trackers(["tensorboard"], "first", tmp_path))
     sinks.append([FIRST, SECOND, lag_metric({"batches": 3}, 1)])
     sinks.close()
@@ -67,7 +67,7 @@ def test_tensorboard_has_every_series_under_its_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "more"), [("trackio", set()), ("wandb", {"dir"})])
-def test_a_dashboard_is_told_the_step_of_each_series(
+def test_dashboard_logs_step_of_each_series(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: Any, more: set[str]
 ) -> None:
     package = Package(name)
@@ -75,28 +75,26 @@ def test_a_dashboard_is_told_the_step_of_each_series(
     sinks = Sinks(MetricsFile(tmp_path / "metrics.jsonl"), open_trackers([name], "first", tmp_path))
     sinks.append([FIRST])
     sinks.close()
-    assert (package.begun["project"], package.begun["name"]) == ("laminar", "first")
-    assert set(package.begun) == {"project", "name", *more}
+    assert (package.init_options["project"], package.init_options["name"]) == ("laminar", "first")
+    assert set(package.init_options) == {"project", "name", *more}
     assert package.logged == [{"trainer/reward/mean": 0.25, "trainer/loss": -1.0, "trainer/step": 1}]
     assert package.finished
 
 
 @pytest.mark.parametrize("name", ["trackio", "wandb"])
-def test_a_dashboard_of_its_own_package_takes_what_it_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: Any
-) -> None:
+def test_dashboard_packages_accept_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: Any) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))  # which it reads as it is imported
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))  # read at import
     pytest.importorskip(name, reason=f"the extra `{name}` is not installed")
     trackers = open_trackers([name], "first", tmp_path)
     for tracker in trackers.values():
         tracker.append([FIRST, SECOND])
         tracker.close()
-    kept = b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
-    assert all(each in kept for each in (b"trainer/reward/mean", b"trainer/step", b"evaluation/greedy"))
+    written = b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
+    assert all(each in written for each in (b"trainer/reward/mean", b"trainer/step", b"evaluation/greedy"))
 
 
-def test_mlflow_has_every_value_at_its_step_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_logs_values_with_step_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = pytest.importorskip("mlflow", reason="`make exports-test` has it")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     sinks = Sinks(MetricsFile(tmp_path / "metrics.jsonl"), open_trackers(["mlflow"], "first", tmp_path))
@@ -111,26 +109,26 @@ def test_mlflow_has_every_value_at_its_step_and_time(tmp_path: Path, monkeypatch
     (run,) = client.search_runs([experiment.experiment_id])
     assert (run.info.run_name, run.info.status) == ("first", "FINISHED")
 
-    def told(name: str) -> list[tuple[int, int, float]]:
+    def history_of(name: str) -> list[tuple[int, int, float]]:
         return [(each.step, each.timestamp, each.value) for each in client.get_metric_history(run.info.run_id, name)]
 
-    assert told("trainer/reward/mean") == [(1, 1_700_000_000_000, 0.25)]
-    assert told("evaluation/greedy") == [(0, 1_700_000_001_000, 0.5)]
-    assert told("evaluation/accuracy/greedy/1 _ 1_") == [(3, 1_700_000_002_000, 0.5)]
-    assert sorted(told("many/n10")) == [(step, 0, step + 10.0) for step in range(100)]
+    assert history_of("trainer/reward/mean") == [(1, 1_700_000_000_000, 0.25)]
+    assert history_of("evaluation/greedy") == [(0, 1_700_000_001_000, 0.5)]
+    assert history_of("evaluation/accuracy/greedy/1 _ 1_") == [(3, 1_700_000_002_000, 0.5)]
+    assert sorted(history_of("many/n10")) == [(step, 0, step + 10.0) for step in range(100)]
 
 
-def test_a_tracker_that_cannot_be_opened_is_left_out(
+def test_open_trackers_omits_tracker_that_fails_to_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", ModuleType("wandb"))
     assert open_trackers(["wandb"], "first", tmp_path) == {}
     assert [record.message for record in caplog.records] == [
-        "tracker wandb cannot be opened and hears nothing of this run"
+        "tracker wandb cannot be opened; it is disabled for this run"
     ]
 
 
-def test_a_tracker_that_fails_is_told_once_and_left_out(
+def test_sinks_disable_failing_tracker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", Package("wandb", broken=True))
@@ -139,10 +137,12 @@ def test_a_tracker_that_fails_is_told_once_and_left_out(
     sinks.append([SECOND])
     sinks.close()
     assert read_metrics(tmp_path / "metrics.jsonl") == [FIRST, SECOND]
-    assert [record.message for record in caplog.records] == ["tracker wandb failed and hears no more of this run"]
+    assert [record.message for record in caplog.records] == [
+        "tracker wandb failed; it is disabled for the rest of this run"
+    ]
 
 
-def test_a_missing_package_is_named_with_what_installs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_trackers_names_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "trackio", None)
-    with pytest.raises(ConfigError, match=r"trackio needs trackio, .*pip install 'laminar-rl\[trackio\]'"):
+    with pytest.raises(ConfigError, match=r"trackio needs the package trackio, .*pip install 'laminar-rl\[trackio\]'"):
         open_trackers(["trackio"], "first", tmp_path)

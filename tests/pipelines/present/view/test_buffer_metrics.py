@@ -1,4 +1,4 @@
-"""What several shards of the buffer tell of a batch, as one."""
+"""The metrics that several experience shards report for a batch, merged into one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FIRST = {"staleness/0": 3.0, "trajectories/sums": 3.0, "reward/mean/sums": 1.0, 
 SECOND = {"staleness/0": 1.0, "staleness/1": 4.0, "trajectories/sums": 1.0, "reward/mean/sums": 0.0, "shard": 1.0}
 
 
-def test_counts_add_up_and_means_are_weighted() -> None:
+def test_shard_values_add_counts_and_weight_means() -> None:
     assert merge_shards([FIRST, SECOND]) == {
         "staleness/0": 4.0,
         "staleness/1": 4.0,
@@ -22,12 +22,12 @@ def test_counts_add_up_and_means_are_weighted() -> None:
     assert merge_shards([{"dropped": 2.0}]) == {"dropped": 2.0}
 
 
-def test_the_newest_word_of_each_shard_counts_for_a_step() -> None:
-    told = [
+def test_newest_record_of_each_shard_counts() -> None:
+    metrics = [
         Metric("experience", 0, {"staleness/0": 9.0, "shard": 0.0}, 1),
         Metric("experience", 0, SECOND, 2),
         Metric("experience", 0, FIRST, 3),
     ]
-    assert staleness_histogram(told) == {0: 4, 1: 4}
-    assert [metric.values["trajectories/sums"] for metric in newest_by_step(told, "experience")] == [4.0]
-    assert fold_all(new_run("r", None, 0), told).experience["trajectories/sums"] == 4.0
+    assert staleness_histogram(metrics) == {0: 4, 1: 4}
+    assert [metric.values["trajectories/sums"] for metric in newest_by_step(metrics, "experience")] == [4.0]
+    assert fold_all(new_run("r", None, 0), metrics).experience["trajectories/sums"] == 4.0

@@ -1,4 +1,4 @@
-"""What Prometheus is given of a run, the dashboard of it, and `laminar watch` as a snapshot and on a terminal."""
+"""The Prometheus metrics of a run, the Grafana dashboard, and `laminar watch` as JSON and on a terminal."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from textual.widgets import Static, TabbedContent
 from pipelines.inspect.run_state.events import LagMeasured
 from pipelines.inspect.run_state.state import RunState, fold_all, new_run
 from pipelines.present.view.app import WatchApp
-from pipelines.present.view.exposition import RunCollector, exposed
-from pipelines.present.view.figures import figures
+from pipelines.present.view.exposition import RunCollector, metric_name
 from pipelines.present.view.grafana import PANELS, dashboard
+from pipelines.present.view.state_json import state_to_json
 from schemas import records as r
 
 DEPLOY = Path(__file__).parents[4] / "infra" / "deploy"
@@ -49,15 +49,15 @@ def state() -> RunState:
     return fold_all(new_run("first", None, 0), events)
 
 
-def told(state: RunState) -> dict[str, float]:
+def scrape(state: RunState) -> dict[str, float]:
     registry = CollectorRegistry()
     registry.register(RunCollector(lambda: state))
     lines = generate_latest(registry).decode().splitlines()
     return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
 
 
-def test_every_metric_has_its_run_and_its_unit(state: RunState) -> None:
-    found = told(state)
+def test_run_collector_labels_run_and_units(state: RunState) -> None:
+    found = scrape(state)
     assert found['laminar_optimizer_step{run="first"}'] == 3
     assert found['laminar_trajectories_trained_total{run="first"}'] == 64
     assert found['laminar_heldout_accuracy{mode="greedy",run="first"}'] == 0.75
@@ -68,8 +68,8 @@ def test_every_metric_has_its_run_and_its_unit(state: RunState) -> None:
     assert all('run="first"' in name for name in found)
 
 
-def test_of_a_run_that_has_not_begun() -> None:
-    assert told(new_run("first", None, 0)) == {
+def test_run_collector_of_new_run() -> None:
+    assert scrape(new_run("first", None, 0)) == {
         'laminar_optimizer_step{run="first"}': 0,
         'laminar_weight_versions_total{run="first"}': 0,
     }
@@ -84,28 +84,30 @@ def test_of_a_run_that_has_not_begun() -> None:
         ("trainer", "clip_ratio/low", "trainer_clip_ratio_low"),
     ],
 )
-def test_names_are_the_roles_own(stage: str, name: str, expected: str) -> None:
-    assert exposed(stage, name) == expected
+def test_metric_name_has_stage_and_unit(stage: str, name: str, expected: str) -> None:
+    assert metric_name(stage, name) == expected
 
 
-def test_the_dashboard_shows_what_is_exposed(state: RunState) -> None:
-    names = {name.partition("{")[0] for name in told(state)}
+def test_grafana_dashboard_uses_existing_metrics(state: RunState) -> None:
+    names = {name.partition("{")[0] for name in scrape(state)}
     for panel in PANELS:
         for expression, _ in panel.queries:
             assert set(re.findall(r"laminar_\w+", expression)) <= names, panel.title
     written = json.loads((DEPLOY / "grafana.json").read_text(encoding="utf-8"))
-    assert written == dashboard(), "make it anew: python -m pipelines.present.view.grafana > infra/deploy/grafana.json"
+    assert written == dashboard(), (
+        "out of date: run `python -m pipelines.present.view.grafana > infra/deploy/grafana.json`"
+    )
 
 
-def test_figures_are_json(state: RunState) -> None:
-    found = json.loads(json.dumps(figures(state)))
+def test_state_to_json(state: RunState) -> None:
+    found = json.loads(json.dumps(state_to_json(state)))
     assert (found["reward"], found["heldout"], found["lag"]) == (0.5, 0.75, {"batches": 3})
     assert found["replicas"]["0"]["running"] == 8
-    assert figures(new_run("first", None, 0))["reward"] is None
+    assert state_to_json(new_run("first", None, 0))["reward"] is None
 
 
-def test_on_a_terminal(state: RunState) -> None:
-    async def look() -> None:
+def test_watch_app_tabs_pause_and_quit(state: RunState) -> None:
+    async def use_app() -> None:
         app = WatchApp("first", lambda: state)
         async with app.run_test(size=(100, 30)) as pilot:
             await pilot.pause(0.2)
@@ -116,4 +118,4 @@ def test_on_a_terminal(state: RunState) -> None:
             await pilot.press("q")
         assert app.return_code == 0
 
-    asyncio.run(look())
+    asyncio.run(use_app())

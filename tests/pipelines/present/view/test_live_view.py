@@ -1,4 +1,4 @@
-"""What is printed: on a terminal, and where there is none."""
+"""The live view on a terminal and without one, and the watch that feeds it."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def drawn(state: RunState, width: int = 100, height: int = 30, **options: Any) -
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
 
-def test_the_screen_says_how_the_run_stands() -> None:
+def test_screen_shows_run_state() -> None:
     text = drawn(training())
     for expected in (
         "sums", "training 1:09 · 1:10 in all", "40/80 steps  50 %  ETA 0:48", "greedy 0.24 → 0.88", "version 40",
         "mean 0.80, max 2", "107 trajectories/s", "inbox 12 · batches 3", "#0 12 running, 3 waiting, KV 43 %, v1.12",
-        "holds 1.40, 1.39",
+        "versions 1.40, 1.39",
     ):  # fmt: skip
         assert expected in text, expected
     rows = {line.split()[0]: line.split() for line in text.splitlines() if line.startswith((*ROLES,))}
@@ -64,7 +64,7 @@ def test_the_screen_says_how_the_run_stands() -> None:
     assert rows["trainer"][1:6] == ["44", "down", "0", "2", "s"]
 
 
-def test_the_screen_of_a_run_of_which_nothing_is_known() -> None:
+def test_screen_of_unknown_run() -> None:
     text = drawn(new_run("sums", None, START))
     assert "starting" in text
     assert "None" not in text
@@ -73,23 +73,23 @@ def test_the_screen_of_a_run_of_which_nothing_is_known() -> None:
 
 @pytest.mark.parametrize("height", [10, 14, 20, 24, 40])
 @pytest.mark.parametrize("width", [60, 80, 200])
-def test_the_screen_fits(width: int, height: int) -> None:
-    many = {f"role-{index}": RoleState(index, 0, "up") for index in range(30)} | {"sick": RoleState(99, 3, "down")}
+def test_screen_fits_terminal_size(width: int, height: int) -> None:
+    many = {f"role-{index}": RoleState(index, 0, "up") for index in range(30)} | {"failed": RoleState(99, 3, "down")}
     state = fold(training(), RolesChanged(many))
     lines = drawn(state, width, height).splitlines()
     assert len(lines) <= height
     assert max(map(len, lines)) <= width
     if height >= 14:
-        assert any(line.startswith("sick") for line in lines)  # what is in trouble is shown before what is not
+        assert any(line.startswith("failed") for line in lines)  # failed processes are shown first
         assert any("more, up" in line for line in lines)
 
 
-def test_ascii_terminals_get_no_braille() -> None:
+def test_screen_without_braille_on_ascii_terminal() -> None:
     assert any("\u2800" <= letter <= "\u28ff" for letter in drawn(training()))
     assert not any("\u2800" <= letter <= "\u28ff" for letter in drawn(training(), ascii_only=True))
 
 
-def test_a_rising_line_rises() -> None:
+def test_braille_plot() -> None:
     assert plot([(0, 0.0), (1, 1.0)], 1, 1, 0, 1) == ["⡸"]
     assert plot([(0, 1.0), (1, 1.0)], 2, 2, 0, 1) == ["⠉⠉", "⠀⠀"]
     assert plot([(0, 0.0), (1, 0.0)], 2, 1, 0, 1) == ["⣀⣀"]
@@ -105,7 +105,7 @@ class Clock:
         return self.now
 
 
-def test_without_a_terminal_there_is_a_line_now_and_then() -> None:
+def test_live_view_without_terminal_prints_lines() -> None:
     out, now = io.StringIO(), Clock()
     with LiveView(Console(file=out, width=40), "sums", 80, clock=now, line_every_s=10) as view:
         state = training()
@@ -113,24 +113,24 @@ def test_without_a_terminal_there_is_a_line_now_and_then() -> None:
             now.now += 0.125
             state = fold(state, Tick(state.now + 125))
             view.update(state)
-        assert len(out.getvalue().splitlines()) == 1 + 2  # the phase, then a line each 10 s
+        assert len(out.getvalue().splitlines()) == 1 + 2  # the phase, then a line every 10 s
         view.note("rollout-0 was restarted")
         view.update(fold(state, PhaseStarted("final_evaluation", state.now)))
     lines = out.getvalue().splitlines()
     assert lines[0] == "-- training"
-    assert lines[1] == run_line(fold(training(), Tick(START + 70_125)))  # one line, however narrow
+    assert lines[1] == run_line(fold(training(), Tick(START + 70_125)))  # one line at any width
     assert lines[3:5] == ["rollout-0 was restarted", "-- final evaluation"]
     assert "\x1b" not in out.getvalue()
     assert len(lines) == 6
 
 
-def test_only_what_died_is_called_down() -> None:
+def test_run_line_lists_only_failed_roles_as_down() -> None:
     roles = {"a": RoleState(None, 0, "starting"), "b": RoleState(1, 0, "up"), "c": RoleState(None, 0, "ended")}
     assert "down" not in run_line(fold(training(), RolesChanged(roles)))
     assert "down: d" in run_line(fold(training(), RolesChanged({**roles, "d": RoleState(7, 1, "down")})))
 
 
-def test_the_last_state_is_shown_at_the_end() -> None:
+def test_live_view_shows_last_state_at_exit() -> None:
     out, now = io.StringIO(), Clock()
     with LiveView(Console(file=out, width=200), "sums", 80, clock=now) as view:
         view.update(training())
@@ -138,7 +138,7 @@ def test_the_last_state_is_shown_at_the_end() -> None:
     assert "80/80 steps" in out.getvalue().splitlines()[-1]
 
 
-def test_a_terminal_is_redrawn_at_most_twice_a_second_and_left_as_it_was() -> None:
+def test_live_view_redraws_twice_per_second() -> None:
     out, now = io.StringIO(), Clock()
     console = Console(file=out, width=100, height=30, force_terminal=True)
     with LiveView(console, "sums", 80, clock=now) as view:
@@ -150,11 +150,11 @@ def test_a_terminal_is_redrawn_at_most_twice_a_second_and_left_as_it_was() -> No
             view.update(state)
             redraws, before = redraws + (len(out.getvalue()) > before), len(out.getvalue())
         assert redraws == 25
-    assert "\x1b[?1049h" not in out.getvalue()  # no alternate screen: what was shown stays
+    assert "\x1b[?1049h" not in out.getvalue()  # no alternate screen: the output stays
     assert out.getvalue().rindex("\x1b[?25h") > out.getvalue().rindex("\x1b[?25l")
 
 
-def test_a_redraw_is_cheap() -> None:
+def test_live_view_redraw_is_cheap() -> None:
     console = Console(file=io.StringIO(), width=120, height=40, force_terminal=True)
     ticks = iter(range(10**6))
     state = training()
@@ -163,7 +163,7 @@ def test_a_redraw_is_cheap() -> None:
         for step in range(50):
             view.update(fold(state, Tick(state.now + step)))
         milliseconds = (time.process_time() - started) / 50 * 1000
-    assert milliseconds < 15  # of which there are two a second: 3 % of a core
+    assert milliseconds < 15  # two redraws per second: 3 % of a core
 
 
 @pytest.mark.parametrize(
@@ -183,14 +183,14 @@ def test_count(value: float | None, text: str) -> None:
     assert count(value) == text
 
 
-def test_lag_in_words() -> None:
+def test_lag_text() -> None:
     assert lag_text(new_run("r", 1, 0)) == "-"
     assert lag_text(fold(new_run("r", 1, 0), LagMeasured({"inbox": 0}))) == "none"
     assert lag_text(training(), most=1) == "inbox 12"
 
 
-class News:
-    """A source of two ticks' records."""
+class Source:
+    """An event source with the records of three ticks."""
 
     def __init__(self) -> None:
         self.polls = [
@@ -214,15 +214,15 @@ class News:
         return {"inbox": self.lags}
 
 
-def test_a_watch_folds_writes_and_shows(tmp_path: Path) -> None:
+def test_watch_folds_writes_and_shows_records(tmp_path: Path) -> None:
     now, out = Clock(), io.StringIO()
-    path, news = tmp_path / "metrics.jsonl", News()
+    path, source = tmp_path / "metrics.jsonl", Source()
     view = LiveView(Console(file=out), "sums", 80, clock=now)
     with view, MetricsFile(path) as file:
         state = new_run("sums", 80, START)
         watch = Watch(state, file=file, view=view, now=lambda: START + int(now.now * 1000))
         watch.start_phase("starting")
-        watch.source = news
+        watch.source = source
         watch.start_phase("training")
         for _ in range(3):
             now.now += 1
@@ -235,15 +235,15 @@ def test_a_watch_folds_writes_and_shows(tmp_path: Path) -> None:
     series = ["phase", "phase", "trainer", "replica", "replica", "lag", "position", "version", "score"]
     assert [each.name for each in written] == [*series, "unreadable", "lag", "warm_start"]
     assert written[len(series)].values == {"metrics": 2}
-    assert [each.step for each in written if each.name == "replica"] == [0, 1]  # thinned out: not every heartbeat
+    assert [each.step for each in written if each.name == "replica"] == [0, 1]  # not every heartbeat is written
     assert written[2] == trainer_metric(1)
     assert [list(each.values) for each in written[:2]] == [["starting"], ["training"]]
     assert "-- training" in out.getvalue()
-    told = [line for line in out.getvalue().splitlines() if "cannot be read" in line]
-    assert told == ["metrics, partition 0, offset 17: a record that cannot be read: no laminar-schema header"]
+    notes = [line for line in out.getvalue().splitlines() if "unreadable" in line]
+    assert notes == ["metrics, partition 0, offset 17: unreadable record: no laminar-schema header"]
 
 
-def test_a_metrics_file_is_carried_on_where_it_was_left(tmp_path: Path) -> None:
+def test_metrics_file_continues_after_torn_write(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     metrics = list(history(5))
     with MetricsFile(path) as file:
@@ -251,12 +251,12 @@ def test_a_metrics_file_is_carried_on_where_it_was_left(tmp_path: Path) -> None:
     with path.open("ab") as torn:
         torn.write(b'{"name":"trainer","st')
     with MetricsFile(path) as file:
-        file.append(metrics)  # all again, as an observer that starts anew hears it
+        file.append(metrics)  # all again, as a restarted observer reads them
         file.append([])
     assert read_metrics(path) == metrics
 
 
-def test_metrics_file_reads_no_more_than_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_file_reads_only_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, metrics = tmp_path / "metrics.jsonl", list(history(50))
     with MetricsFile(path) as file:
         assert (file.recent, file.position) == ([], None)
@@ -270,14 +270,14 @@ def test_metrics_file_reads_no_more_than_its_end(tmp_path: Path, monkeypatch: py
     assert [each for each in read_metrics(path) if each.name != "position"] == metrics
 
 
-def test_a_line_that_is_no_metric_is_an_error(tmp_path: Path) -> None:
+def test_read_metrics_rejects_invalid_line(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"name":"trainer","step":1,"values":{},"measured_at":5}\n{"name":"trainer"}\n')
     with pytest.raises(ValueError, match=r"metrics\.jsonl:2: .*missing"):
         read_metrics(path)
 
 
-def test_the_view_loads_without_the_heavy_packages() -> None:
+def test_view_imports_no_heavy_package() -> None:
     code = (
         "import sys, pipelines.present.view.watch; print(sorted({'apache_beam', 'torch', 'kafka'} & set(sys.modules)))"
     )
@@ -285,6 +285,6 @@ def test_the_view_loads_without_the_heavy_packages() -> None:
     assert found.stdout.strip() == "[]"
 
 
-def test_a_replica_that_has_stopped_says_so() -> None:
+def test_screen_shows_draining_replica() -> None:
     state = fold(training(), replace(heartbeat(0, START + 70_000, 10), state="draining"))
     assert "#0 draining" in drawn(state)

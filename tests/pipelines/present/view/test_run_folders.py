@@ -1,4 +1,4 @@
-"""Runs by their folders: the living, the dead, and those whose number another process has been given."""
+"""Runs read from their folders: running, dead, and with a process id that another process has now."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def make_run(runs: Path, name: str, **state: Any) -> Path:
 
 @pytest.fixture
 def process() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that ends well on SIGTERM."""
+    """A process that exits with 0 on SIGTERM."""
     code = "import signal, sys; signal.signal(15, lambda *a: sys.exit(0)); print('up', flush=True); signal.pause()"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as started:
         assert started.stdout is not None
@@ -55,12 +55,12 @@ def created(pid: int) -> float:
     return psutil.Process(pid).create_time()
 
 
-def test_the_status_of_a_run(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
+def test_read_run_status(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
     pid, at = process.pid, created(process.pid)
     cases = [
         ({"pid": pid, "pid_created": at}, "running"),
         ({"pid": pid}, "running"),
-        ({"pid": pid, "pid_created": at - 100}, "died"),  # the number has been given away since
+        ({"pid": pid, "pid_created": at - 100}, "died"),  # the process id belongs to another process now
         ({"pid": 2**22 + 5}, "died"),
         ({}, "died"),
         ({"pid": pid, "pid_created": at, "ended_at": 5.0}, "ended"),
@@ -70,16 +70,16 @@ def test_the_status_of_a_run(tmp_path: Path, process: subprocess.Popen[bytes]) -
         assert read_run(make_run(tmp_path, f"run-{number}", **state)).status == status, state
 
 
-def test_a_zombie_is_dead(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
+def test_read_run_status_of_zombie_process(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
     folder = make_run(tmp_path, "z", pid=process.pid, pid_created=created(process.pid))
     os.kill(process.pid, signal.SIGKILL)
     deadline = time.monotonic() + 5
     while read_run(folder).status != "died" and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert read_run(folder).status == "died"  # nobody has waited for it yet
+    assert read_run(folder).status == "died"  # its parent has not waited for it yet
 
 
-def test_runs_are_listed_once_and_the_newest_first(tmp_path: Path) -> None:
+def test_list_runs_newest_first_without_duplicates(tmp_path: Path) -> None:
     assert list_runs(tmp_path / "none") == []
     make_run(tmp_path, "old", started_at=1.0)
     make_run(tmp_path, "new", started_at=3.0)
@@ -93,7 +93,7 @@ def test_runs_are_listed_once_and_the_newest_first(tmp_path: Path) -> None:
     assert find_run(tmp_path, None).run == "new"
 
 
-def test_what_is_no_run_is_named(tmp_path: Path) -> None:
+def test_find_run_names_missing_run(tmp_path: Path) -> None:
     with pytest.raises(NoSuchRun, match="no run yet"):
         find_run(tmp_path, None)
     with pytest.raises(NoSuchRun, match=r"no run 'x' .*state\.json is missing"):
@@ -104,14 +104,14 @@ def test_what_is_no_run_is_named(tmp_path: Path) -> None:
         find_run(tmp_path, "torn")
 
 
-def test_a_run_is_stopped_and_waited_for(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
+def test_stop_run_waits_for_end(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
     run = read_run(make_run(tmp_path, "a", pid=process.pid, pid_created=created(process.pid)))
     assert stop_run(run, 10)
     assert process.wait(5) == 0
-    assert stop_run(run, 0)  # again: nothing to do
+    assert stop_run(run, 0)  # no effect the second time
 
 
-def test_a_run_that_does_not_end_is_not_said_to_have(tmp_path: Path) -> None:
+def test_stop_run_returns_false_at_timeout(tmp_path: Path) -> None:
     code = "import signal; signal.signal(15, signal.SIG_IGN); print('up', flush=True); signal.pause()"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as stubborn:
         assert stubborn.stdout is not None
@@ -122,7 +122,7 @@ def test_a_run_that_does_not_end_is_not_said_to_have(tmp_path: Path) -> None:
         stubborn.kill()
 
 
-def test_another_process_with_its_number_is_left_alone(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
+def test_stop_run_spares_process_with_reused_pid(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
     run = read_run(make_run(tmp_path, "a", pid=process.pid, pid_created=created(process.pid) - 50))
     assert stop_run(run, 1)
     time.sleep(0.1)
@@ -136,8 +136,8 @@ def invoke(*arguments: str) -> tuple[int, str]:
     return result.exit_code, result.stdout
 
 
-def test_list_says_what_there_is(tmp_path: Path) -> None:
-    assert invoke("list", "--folder", str(tmp_path)) == (0, f"there is no run yet under {tmp_path}/\n")
+def test_runs_list_prints_runs(tmp_path: Path) -> None:
+    assert invoke("list", "--folder", str(tmp_path)) == (0, f"there are no runs under {tmp_path}/\n")
     make_run(tmp_path, "first", ended_at=START / 1000 + 61, phase="ended")
     make_run(tmp_path, "second", started_at=START / 1000 + 100, pid=2**22 + 5)
     code, out = invoke("list", "--folder", str(tmp_path))
@@ -150,16 +150,16 @@ def test_list_says_what_there_is(tmp_path: Path) -> None:
     assert [(each["run"], each["status"]) for each in json.loads(out)] == [("second", "died"), ("first", "ended")]
 
 
-def test_status_says_how_far_it_is(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
+def test_runs_status_prints_progress(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
     folder = make_run(tmp_path, "sums", pid=process.pid, pid_created=created(process.pid))
     with MetricsFile(folder / "metrics.jsonl") as file:
         file.append(metric for metric in history(50) if metric.measured_at < START + 80_000)
     code, out = invoke("status", "--folder", str(tmp_path), "--run", "sums", "--json")
-    said = json.loads(out)
+    status = json.loads(out)
     assert code == 0
-    assert (said["status"], said["optimizer_steps"], said["progress"]) == ("running", 49, 0.49)
-    assert (said["heldout_before"], said["heldout"]) == (0.24, pytest.approx(0.58))
-    assert said["lag"]["experiences"] == 3
+    assert (status["status"], status["optimizer_steps"], status["progress"]) == ("running", 49, 0.49)
+    assert (status["heldout_before"], status["heldout"]) == (0.24, pytest.approx(0.58))
+    assert status["lag"]["experiences"] == 3
     code, out = invoke("status", "--folder", str(tmp_path))
     assert code == 0
     rows = ("trainer     up, pid 9, 2 restarts", "score       down")
@@ -167,7 +167,7 @@ def test_status_says_how_far_it_is(tmp_path: Path, process: subprocess.Popen[byt
         assert expected in out
 
 
-def test_status_shows_liveness_and_progress_apart(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
+def test_runs_status_prints_liveness_and_steps(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
     roles = {name: {"pid": 9, "restarts": 0, "alive": True, "status": "up"} for name in ("prompts", "score", "trainer")}
     folder = make_run(tmp_path, "slow", pid=process.pid, pid_created=created(process.pid), roles=roles)
     for name, budget_s in (("score", 100.0), ("trainer", 0.0)):
@@ -179,16 +179,16 @@ def test_status_shows_liveness_and_progress_apart(tmp_path: Path, process: subpr
             file.write_text(json.dumps(live.report()))
     code, out = invoke("status", "--folder", str(tmp_path))
     assert code == 0
-    assert "no report of liveness" in next(line for line in out.splitlines() if "prompts" in line)
+    assert "no liveness report" in next(line for line in out.splitlines() if "prompts" in line)
     assert re.search(r"score .*alive \d s ago, in fold for 40 of 100 s", out)
     assert re.search(r"trainer .*alive \d s ago, STALLED in fold for 40 of 0 s", out)
-    said = json.loads(invoke("status", "--folder", str(tmp_path), "--json")[1])["roles"]
-    assert said["prompts"]["liveness"] is None
-    assert said["trainer"]["liveness"]["steps"]["trainer"]["stalled"] is True
-    assert said["score"]["liveness"]["age_s"] < 60
+    found_roles = json.loads(invoke("status", "--folder", str(tmp_path), "--json")[1])["roles"]
+    assert found_roles["prompts"]["liveness"] is None
+    assert found_roles["trainer"]["liveness"]["steps"]["trainer"]["stalled"] is True
+    assert found_roles["score"]["liveness"]["age_s"] < 60
 
 
-def test_damaged_state_json_spoils_only_its_own_run(tmp_path: Path) -> None:
+def test_damaged_state_json_affects_only_its_run(tmp_path: Path) -> None:
     make_run(tmp_path, "good", ended_at=5.0)
     for name, text in (("half", '{"run": "ha'), ("list", "[]"), ("binary", "\xff")):
         (make_run(tmp_path, name) / "state.json").write_text(text, encoding="latin-1")
@@ -206,22 +206,22 @@ def test_damaged_state_json_spoils_only_its_own_run(tmp_path: Path) -> None:
     assert (found.run, found.status, found.supervised) == ("half", "died", True)
 
 
-def test_status_of_a_dead_run_is_a_no(tmp_path: Path) -> None:
+def test_runs_status_of_dead_run_exits_with_1(tmp_path: Path) -> None:
     make_run(tmp_path, "dead", pid=2**22 + 5)
     code, out = invoke("status", "--folder", str(tmp_path))
     assert code == 1
-    assert "go on       laminar runs resume --run dead" in out
-    assert "run dead: died while training" in out
+    assert "resume      laminar runs resume --run dead" in out
+    assert "run dead: died in phase training" in out
     make_run(tmp_path, "failed", ended_at=START / 1000 + 9, error="the disk is full", phase="failed")
     code, out = invoke("status", "--folder", str(tmp_path), "--run", "failed")
     assert code == 1
     assert "the disk is full" in out
 
 
-def test_stop_says_what_became_of_it(tmp_path: Path) -> None:
+def test_runs_stop_prints_result(tmp_path: Path) -> None:
     make_run(tmp_path, "over", ended_at=5.0)
     code, out = invoke("stop", "--folder", str(tmp_path))
-    assert (code, out) == (0, "run over is not running: it has ended\n")
+    assert (code, out) == (0, "run over is not running: its status is ended\n")
     code = "import signal, sys; signal.signal(15, lambda *a: sys.exit(0)); print('up', flush=True); signal.pause()"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as started:
         assert started.stdout is not None

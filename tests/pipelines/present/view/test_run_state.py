@@ -1,4 +1,4 @@
-"""The fold of what is heard of a run, as tables; and curves that stay small."""
+"""The fold of a run's events into its state, and curves of bounded size."""
 
 from __future__ import annotations
 
@@ -39,25 +39,25 @@ def after(*events: Any) -> RunState:
         ([RelayStatus(0, ("1.2",), 5, "h", 6, START + 7)], "now", START + 7),
         ([Metric("weather", 1, {"rain": 1.0}, START + 9)], "last_metric_at", {}),
         ([Metric("score", 1, {"errors": 2.0}, START + 9)], "last_metric_at", {"score": START + 9}),
-        # of two incarnations the tokens add up, and a late word of the first changes nothing
+        # tokens of two incarnations add up; a late heartbeat of the first changes nothing
         ([heartbeat(0, 1, 50), heartbeat(0, 2, 70), heartbeat(1, 2, 5)], "tokens_generated", 75),
         ([heartbeat(0, 1, 70), heartbeat(0, 2, 10, incarnation=2), heartbeat(0, 3, 71)], "tokens_generated", 80),
         ([], "tokens_generated", None),
-        # a version told again is no new one
+        # a repeated manifest is not a new version
         ([manifest(1, 0), manifest(1, 4), manifest(1, 4), manifest(2, 3)], "versions", 3),
         ([manifest(1, 0), manifest(2, 3)], "version", PolicyVersion(2, 3)),
     ],
 )  # fmt: skip
-def test_what_is_known_after(events: list[Any], field: str, expected: object) -> None:
+def test_fold_updates_state(events: list[Any], field: str, expected: object) -> None:
     assert getattr(after(*events), field) == expected
 
 
-def test_what_is_no_event_is_refused() -> None:
+def test_fold_rejects_unknown_event() -> None:
     with pytest.raises(TypeError, match="str"):
         fold(NEW, "training")  # type: ignore[arg-type]
 
 
-def test_greedy_and_sampled_answers_of_one_version_are_one_evaluation() -> None:
+def test_fold_merges_greedy_and_sampled_evaluation() -> None:
     state = after(
         evaluation_metric(0, "greedy", 0.2),
         evaluation_metric(20, "greedy", 0.5),
@@ -78,7 +78,7 @@ def test_greedy_and_sampled_answers_of_one_version_are_one_evaluation() -> None:
     assert [(point.x, point.y) for point in state.greedy.points] == [(0, 0.2), (10, 0.4), (20, 0.5)]
 
 
-def test_a_restarted_trainer_redraws_what_it_trains_again() -> None:
+def test_fold_replaces_steps_of_restarted_trainer() -> None:
     state = after(*[trainer_metric(step, 0.1 * step) for step in (1, 2, 3, 4)])
     again = fold_all(state, [trainer_metric(3, 0.9)])
     assert again.step == 3
@@ -88,7 +88,7 @@ def test_a_restarted_trainer_redraws_what_it_trains_again() -> None:
     assert rates(again).steps is None  # until it has made two steps
 
 
-def test_rates_and_the_time_left() -> None:
+def test_rates_and_seconds_left() -> None:
     state = after(
         *[trainer_metric(step) for step in range(1, 41)], heartbeat(0, START, 100), heartbeat(0, START + 2000, 500)
     )
@@ -104,7 +104,7 @@ def test_rates_and_the_time_left() -> None:
     assert rates(fold(state, stopped)).tokens_generated is None
 
 
-def test_the_trainers_own_name_for_tokens_counts_too() -> None:
+def test_rates_count_batch_tokens_of_trainer() -> None:
     metrics = [replace(trainer_metric(step), values={"batch/tokens": 1200.0}) for step in (1, 2)]
     assert rates(after(*metrics)).tokens_trained == pytest.approx(1000.0)
 
@@ -119,23 +119,23 @@ def test_the_trainers_own_name_for_tokens_counts_too() -> None:
         ([trainer_metric(200)], 1.0),
     ],
 )
-def test_progress_is_of_the_phase(events: list[Any], expected: float | None) -> None:
+def test_progress_is_relative_to_phase(events: list[Any], expected: float | None) -> None:
     assert progress(after(*events)) == expected
 
 
-def test_a_run_without_a_goal_has_no_progress() -> None:
+def test_progress_is_none_without_goal() -> None:
     state = fold_all(new_run("r", None, START), [trainer_metric(1), trainer_metric(2)])
     assert (progress(state), seconds_left(state)) == (None, None)
 
 
-def test_a_snapshot_is_not_touched_by_what_follows() -> None:
+def test_fold_does_not_change_earlier_state() -> None:
     first = after(*history(10))
     before = repr(first)
     fold_all(first, [*history(20), heartbeat(0, START, 5), heartbeat(0, START + 1, 6)])
     assert repr(first) == before
 
 
-def test_a_state_does_not_grow_with_the_run() -> None:
+def test_state_size_is_bounded() -> None:
     state = fold_all(
         NEW,
         (
@@ -151,7 +151,7 @@ def test_a_state_does_not_grow_with_the_run() -> None:
     assert sum(point.values for point in state.reward.points) == 2999
 
 
-def test_a_full_curve_keeps_its_mean() -> None:
+def test_curve_keeps_mean_when_full() -> None:
     curve = NO_POINTS
     for x in range(MAX_POINTS + 1):
         curve = curve.add(x, x)
@@ -163,6 +163,6 @@ def test_a_full_curve_keeps_its_mean() -> None:
     assert NO_POINTS.last is None
 
 
-def test_values_out_of_order_find_their_place() -> None:
+def test_curve_sorts_late_values() -> None:
     assert [point[:2] for point in NO_POINTS.put(2, 0.2).put(1, 0.1).put(2, 0.3).points] == [(1, 0.1), (2, 0.3)]
     assert Curve((Point(1, 1, 1), Point(2, 2, 1))).add(1, 5).points == (Point(1, 5, 1),)

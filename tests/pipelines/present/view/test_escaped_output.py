@@ -1,4 +1,4 @@
-"""What others wrote never steers the terminal of whoever reads it, in whatever form it is printed."""
+"""Text from records cannot control the terminal of a reader, in any output format."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from infra.escaping import (
 from pipelines.present.output import Report, RowOutput, Texts, show, table
 from pipelines.present.record_text import as_line
 from pipelines.present.token_colours import Tokens, coloured
-from pipelines.present.view.console import Visible, console
+from pipelines.present.view.console import EscapedText, console
 
-STEERING = {
+CONTROL_SEQUENCES = {
     "clear screen": "\x1b[2J\x1b[1;1H",
     "clipboard": "\x1b]52;c;cm0gLXJmIH4=\x07",
     "title": "\x1b]0;root@here\x1b\\\\",
@@ -47,11 +47,11 @@ STEERING = {
     "invisible tags": "\U000e0041\U000e007f",
     "annotations": "\ufff9\ufffb",
 }
-EVIL = "ok " + " ".join(STEERING.values())
+UNSAFE = "ok " + " ".join(CONTROL_SEQUENCES.values())
 
 
-def steers(text: str, kept: str = "\n\t") -> list[str]:
-    """What in `text` a terminal may act upon, or that changes the order of what is read."""
+def control_characters(text: str, kept: str = "\n\t") -> list[str]:
+    """Return the characters of `text` that control a terminal or change the reading order."""
     kinds = ("Cc", "Zl", "Zp", "Cs")
     bidi = ("RLO", "LRO", "RLE", "LRE", "PDF", "RLI", "LRI", "FSI", "PDI")
     return [
@@ -63,44 +63,48 @@ def steers(text: str, kept: str = "\n\t") -> list[str]:
 
 
 def rows(form: str) -> RowOutput:
-    row = {"name": "p1.0", EVIL: 1, "text": EVIL, "nested": [{"text": EVIL}], "length": 3}
+    row = {"name": "p1.0", UNSAFE: 1, "text": UNSAFE, "nested": [{"text": UNSAFE}], "length": 3}
     return RowOutput([[row]], None, form, line=lambda row: f"{row['name']} {row['text']}")  # type: ignore[arg-type]
 
 
 PRINTED: dict[str, Callable[[], object]] = {
     **{form: lambda form=form: rows(form) for form in ("table", "lines", "json", "jsonl", "csv")},  # type: ignore[misc]
-    "report": lambda: Report({"text": EVIL}, lambda: EVIL),
-    "report, JSON": lambda: Report({"text": EVIL}, str, as_json=True),
-    "rich text": lambda: Texts([Text(EVIL), Text.assemble(("bold " + EVIL, "bold"))]),
-    "table's title": lambda: Texts([table([{"text": EVIL}], ["text"], title=EVIL)]),
-    "tokens": lambda: Texts(coloured(Tokens([1], [EVIL], [-0.05], [True], ["0.1"]), "none")),
+    "report": lambda: Report({"text": UNSAFE}, lambda: UNSAFE),
+    "report, JSON": lambda: Report({"text": UNSAFE}, str, as_json=True),
+    "rich text": lambda: Texts([Text(UNSAFE), Text.assemble(("bold " + UNSAFE, "bold"))]),
+    "table's title": lambda: Texts([table([{"text": UNSAFE}], ["text"], title=UNSAFE)]),
+    "tokens": lambda: Texts(coloured(Tokens([1], [UNSAFE], [-0.05], [True], ["0.1"]), "none")),
     "a record's line": lambda: Texts(
-        [as_line({"partition": 0, "offset": 1, "ts": 0, "schema": EVIL, "key": EVIL, "rows": [], "error": None})]
+        [as_line({"partition": 0, "offset": 1, "ts": 0, "schema": UNSAFE, "key": UNSAFE, "rows": [], "error": None})]
     ),
     "a record's error": lambda: Texts(
-        [as_line({"partition": 0, "offset": 1, "ts": 0, "schema": "", "key": "", "size": 3, "rows": [], "error": EVIL})]
+        [
+            as_line(
+                {"partition": 0, "offset": 1, "ts": 0, "schema": "", "key": "", "size": 3, "rows": [], "error": UNSAFE}
+            )
+        ]
     ),
 }
 
 
 @pytest.mark.parametrize("what", PRINTED)
-def test_nothing_printed_steers_a_terminal(what: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_escapes_control_characters(what: str, capsys: pytest.CaptureFixture[str]) -> None:
     show(PRINTED[what]())
     printed = capsys.readouterr().out
     assert "ok " in printed
-    assert steers(printed, "\n\t\0" if what == "lines" else "\n\t") == []  # NUL: for xargs -0
+    assert control_characters(printed, "\n\t\0" if what == "lines" else "\n\t") == []  # NUL: for xargs -0
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_a_console_steers_by_its_own_styles_alone(terminal: bool) -> None:
-    for part in (EVIL, Text(EVIL), table([{"text": EVIL}], ["text"]), Visible(Text(EVIL))):
+def test_console_escapes_control_characters(terminal: bool) -> None:
+    for part in (UNSAFE, Text(UNSAFE), table([{"text": UNSAFE}], ["text"]), EscapedText(Text(UNSAFE))):
         out = io.StringIO()
         console(file=out, force_terminal=terminal, width=4000, soft_wrap=True).print(
             part, highlight=False, markup=False
         )
-        assert steers(Text.from_ansi(out.getvalue()).plain.replace("\x1b", "")) == []
+        assert control_characters(Text.from_ansi(out.getvalue()).plain.replace("\x1b", "")) == []
         assert "\x1b]" not in out.getvalue()
-        assert "[2J" in out.getvalue()  # spelt out, and still to be read
+        assert "[2J" in out.getvalue()  # escaped, and still readable
 
 
 KEPT = {
@@ -113,17 +117,17 @@ KEPT = {
 
 @pytest.mark.parametrize("spell", KEPT)
 @given(text=st.text())
-def test_any_text_is_made_visible(spell: Callable[[str], str], text: str) -> None:
+def test_escape_functions_accept_any_text(spell: Callable[[str], str], text: str) -> None:
     shown = spell(text)
-    assert steers(shown, KEPT[spell]) == []
+    assert control_characters(shown, KEPT[spell]) == []
     if text.isprintable() and spell is not escape_csv_cell:
         assert shown == text
 
 
 @given(value=st.text())
-def test_visible_json_means_the_same(value: str) -> None:
+def test_escape_json_keeps_value(value: str) -> None:
     shown = escape_json(json.dumps({value: [value]}, ensure_ascii=False))
-    assert steers(shown) == []
+    assert control_characters(shown) == []
     assert json.loads(shown) == {value: [value]}
 
 
@@ -142,13 +146,13 @@ def test_visible_json_means_the_same(value: str) -> None:
         "\uff1d1+1",
     ],
 )
-def test_a_csv_cell_is_no_formula_unless_it_is_asked_for_raw(cell: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_csv_quotes_formulas_and_csv_raw_does_not(cell: str, capsys: pytest.CaptureFixture[str]) -> None:
     for form in ("csv", "csv-raw"):
         show(RowOutput([[{"text": cell, "reward": -0.5}]], None, form))  # type: ignore[arg-type]
         written = next(csv.DictReader(io.StringIO(capsys.readouterr().out)))
         assert written == {"text": f"'{cell}" if form == "csv" else cell, "reward": "-0.5"}
 
 
-def test_log_lines_are_visible() -> None:
-    record = logging.LogRecord("score", logging.WARNING, __file__, 1, "the verifier raised %s", (EVIL,), None)
-    assert steers(EscapingFormatter("%(message)s").format(record)) == []
+def test_log_formatter_escapes_control_characters() -> None:
+    record = logging.LogRecord("score", logging.WARNING, __file__, 1, "the verifier raised %s", (UNSAFE,), None)
+    assert control_characters(EscapingFormatter("%(message)s").format(record)) == []

@@ -1,4 +1,4 @@
-"""A snapshot of a run as named figures: what `laminar watch --json` prints and `laminar metrics serve` exposes."""
+"""A run's state as JSON, for `laminar watch --json`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pipelines.inspect.run_state.rates import rates
 from pipelines.inspect.run_state.state import RunState
 
 
-def figures(state: RunState) -> dict[str, Any]:
-    """JSON-ready; None for what is not known yet."""
+def state_to_json(state: RunState) -> dict[str, Any]:
+    """Return the state, JSON-ready; unknown values are None."""
     speed = rates(state)
     return {
         "run": state.run,
