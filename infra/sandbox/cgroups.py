@@ -1,7 +1,7 @@
-"""A cgroup of its own for each program, below one that the operator delegates: the kernel counts memory and threads.
+"""A cgroup for each program below one that the operator delegates: the kernel counts memory and threads.
 
-Not needed for the guarantees, since a program is one process; with it the limit on threads is exact for root too, and
-memory of the kernel counts. Source: Documentation/admin-guide/cgroup-v2.rst of Linux.
+It is not needed for the guarantees, since a program is one process; with it the limit of threads is exact for root,
+too, and kernel memory counts. Source: Documentation/admin-guide/cgroup-v2.rst of Linux.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ProgramCgroup:
             raise SandboxUnavailable(f"{VARIABLE}={parent}: {error}; delegate a cgroup to this user") from error
 
     def close(self) -> None:
-        """Kill what is left in it and remove it."""
+        """Kill the remaining processes and remove the cgroup."""
         os.close(self.joining)
         with contextlib.suppress(FileNotFoundError):  # Linux before 5.14
             (self.folder / "cgroup.kill").write_text("1")
@@ -53,9 +53,9 @@ class ProgramCgroup:
 
 
 def program_cgroup(memory_bytes: int, threads: int) -> ProgramCgroup | None:
-    """A cgroup for one program with its keeper, or None where the operator delegates none.
+    """A cgroup for one program and its monitor, or None if the operator delegates none.
 
-    Raises SandboxUnavailable where the one named cannot bound memory and threads.
+    Raises SandboxUnavailable if the delegated cgroup cannot limit memory and threads.
     """
     if not (named := os.environ.get(VARIABLE)):
         return None
@@ -63,7 +63,7 @@ def program_cgroup(memory_bytes: int, threads: int) -> ProgramCgroup | None:
     try:
         enabled = set((parent / "cgroup.subtree_control").read_text().split())
     except OSError as error:
-        raise SandboxUnavailable(f"{VARIABLE}={named} is no cgroup v2: {error}") from error
+        raise SandboxUnavailable(f"{VARIABLE}={named} is not a cgroup v2: {error}") from error
     if missing := sorted(_CONTROLLERS - enabled):
         raise SandboxUnavailable(
             f"{VARIABLE}={named} does not delegate {' and '.join(missing)}: write "

@@ -1,4 +1,4 @@
-"""In a program's process: restricts the process for good, and then runs the Python program that it was sent.
+"""In a program's process: restricts the process permanently, then runs the Python program that it received.
 
 Four layers, each independent of the others (the zygote adds namespaces before them):
 

@@ -1,4 +1,4 @@
-"""Landlock: restricts a process to named files, and its signals and abstract sockets to its own domain, for good.
+"""Landlock: permanently restricts a process to named files, and its signals and abstract sockets to its domain.
 
 Source: linux/landlock.h. Imports nothing but the standard library.
 """
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from infra.sandbox import linux
 
-LEAST_ABI = 3
+MIN_ABI = 3
 """Linux 6.2, the first that restricts truncation: below it a program could empty files that it must not touch."""
 
 # The calls have the same numbers on every machine.
@@ -23,19 +23,19 @@ _ABSTRACT_SOCKETS_AND_SIGNALS = 0b11
 
 
 def newest_abi() -> int:
-    """The version of Landlock that this kernel has, 0 where it has none."""
+    """The ABI version of Landlock in this kernel; 0 without Landlock."""
     try:
         return linux.call(_CREATE_RULESET, None, 0, 1)
     except OSError:
         return 0
 
 
-def refusal(abi: int) -> str | None:
+def unsupported_reason(abi: int) -> str | None:
     """Why `abi` is not enough, or None."""
-    if abi >= LEAST_ABI:
+    if abi >= MIN_ABI:
         return None
     return (
-        f"Landlock has ABI {abi} on this machine and must have {LEAST_ABI} (Linux 6.2): below it files outside the "
+        f"Landlock has ABI {abi} on this machine and must have {MIN_ABI} (Linux 6.2): below it files outside the "
         f"sandbox can be truncated. Use a newer kernel, with landlock among its lsm="
     )
 

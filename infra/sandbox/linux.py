@@ -45,14 +45,21 @@ def unshare(flags: int) -> None:
 
 def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
     """Raises OSError."""
-    given = [each.encode() for each in (source, target, kind)]
-    checked(_LIBC.mount(*given, ctypes.c_ulong(flags), data.encode()), f"mount {target}")
+    encoded = [each.encode() for each in (source, target, kind)]
+    checked(_LIBC.mount(*encoded, ctypes.c_ulong(flags), data.encode()), f"mount {target}")
 
 
 def limit_mount(target: str, attributes: int, below: bool) -> None:
     """Add attributes to the mount `target`, and to those below it. Raises OSError."""
-    given = ctypes.create_string_buffer(attributes.to_bytes(8, "little") + bytes(24))
-    call(_MOUNT_SETATTR, _AT_FDCWD, target.encode(), _AT_RECURSIVE if below else 0, given, len(given) - 1)
+    buffer = ctypes.create_string_buffer(attributes.to_bytes(8, "little") + bytes(24))
+    call(
+        _MOUNT_SETATTR,
+        _AT_FDCWD,
+        target.encode(),
+        _AT_RECURSIVE if below else 0,
+        buffer,
+        len(buffer) - 1,
+    )
 
 
 def enter_root(folder: str) -> None:

@@ -30,8 +30,8 @@ class Jail:
         linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWNET | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS)
         _enter_root_of([path for path in readable if not path.startswith("/dev/")])
 
-    def enter_again(self, disk_bytes: int) -> None:
-        """In the keeper: enter the namespaces of one program, which the keeper forks next. Raises OSError."""
+    def enter_nested(self, disk_bytes: int) -> None:
+        """In the monitor: enter the namespaces of one program, which the monitor forks next. Raises OSError."""
         linux.unshare(linux.CLONE_NEWUSER)
         self._keep_identity()
         linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWPID)

@@ -23,7 +23,7 @@ from typing import Any
 from infra.sandbox.remote_values import TYPES, Decoder, Encoder, plain
 
 _LENGTH = struct.Struct(">I")
-_MOST_BYTES = 64 * 1024 * 1024
+_MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 _UNARY = ("neg", "pos", "abs", "invert", "index")
 _BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and_", "or_", "xor", "lshift", "rshift")
 _ORDER = ("lt", "le", "gt", "ge")
@@ -52,9 +52,9 @@ class RemotePeer:
 
     def __init__(self, descriptor: int, offers: Callable[[str, Any, tuple[Any, ...]], bool] | None = None) -> None:
         self._descriptor, self._offers = descriptor, offers
-        self._lent: list[Any] = []
+        self._exported: list[Any] = []
         self._numbers: dict[int, int] = {}
-        self._borrowed: dict[int, Any] = {}
+        self._imported: dict[int, Any] = {}
         self.connected = True
 
     def request(self, operation: str, *arguments: Any) -> Any:
@@ -106,8 +106,8 @@ class RemotePeer:
         if isinstance(value, Proxy):
             return ["yours", value._remote_number]
         if id(value) not in self._numbers:
-            self._numbers[id(value)] = len(self._lent)
-            self._lent.append(value)  # kept, so that its id stays its own
+            self._numbers[id(value)] = len(self._exported)
+            self._exported.append(value)  # kept, so that its id stays its own
         number = self._numbers[id(value)]
         if isinstance(value, type) and issubclass(value, BaseException):
             base = next(each for each in value.__mro__ if TYPES.get(each.__qualname__) is each)
@@ -121,26 +121,26 @@ class RemotePeer:
     def _resolve(self, node: list[Any]) -> Any:
         tag, number, *rest = node
         if tag == "yours":
-            return self._lent[number]
+            return self._exported[number]
         if tag == "coroutine":
-            return self._await(self._borrow(number))
+            return self._await(self._import_proxy(number))
         if tag == "exception":
-            if number not in self._borrowed:
+            if number not in self._imported:
                 base = TYPES[rest[1]]
                 if not issubclass(base, BaseException):
                     raise ValueError(f"{rest[1]} is no exception")
-                self._borrowed[number] = type(str(rest[0]), (base,), {"__getattr__": _attribute_of_error})
-            return self._borrowed[number]
+                self._imported[number] = type(str(rest[0]), (base,), {"__getattr__": _attribute_of_error})
+            return self._imported[number]
         if tag != "mine":
             raise ValueError(f"no tag {tag!r}")
-        proxy = self._borrow(number)
+        proxy = self._import_proxy(number)
         object.__setattr__(proxy, "_remote_plain", Decoder(self._resolve, rest[1]).decode(rest[0]))
         return proxy
 
-    def _borrow(self, number: int) -> Proxy:
-        if number not in self._borrowed:
-            self._borrowed[number] = Proxy(self, number)
-        proxy = self._borrowed[number]
+    def _import_proxy(self, number: int) -> Proxy:
+        if number not in self._imported:
+            self._imported[number] = Proxy(self, number)
+        proxy = self._imported[number]
         if not isinstance(proxy, Proxy):
             raise ValueError("an exception's class is no object")
         return proxy
@@ -175,7 +175,7 @@ class RemotePeer:
 
     def _receive(self) -> dict[str, Any]:
         (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
-        if length > _MOST_BYTES:
+        if length > _MAX_MESSAGE_BYTES:
             raise self._disconnected(f"a message of {length} bytes")
         try:
             message = json.loads(self._read(length))

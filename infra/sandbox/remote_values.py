@@ -18,7 +18,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-_LARGEST = 1 << 64
+_MAX_PLAIN_INTEGER = 1 << 64
 """Larger integers are sent as hexadecimal: decimal digits are limited in Python."""
 
 TYPES: dict[str, type] = {
@@ -59,7 +59,7 @@ class Encoder:
         if value is None or kind in (bool, str, float):
             return value
         if kind is int:
-            return value if -_LARGEST < value < _LARGEST else ["int", hex(value)]
+            return value if -_MAX_PLAIN_INTEGER < value < _MAX_PLAIN_INTEGER else ["int", hex(value)]
         if kind in _CONTAINERS:
             if id(value) not in self._index:
                 self._index[id(value)] = len(self.containers)

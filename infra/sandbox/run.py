@@ -14,27 +14,27 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from infra.sandbox.running import LOOK_EVERY_S, Ending, Limits, Ran, Running, ZygoteDied
+from infra.sandbox.running import MEASURE_EVERY_S, Ending, Limits, ProgramResult, Running, ZygoteDied
 from infra.sandbox.zygotes import ZYGOTES, Isolation, SandboxUnavailable, Zygote
 
-__all__ = ["Ending", "Isolation", "Limits", "Ran", "SandboxUnavailable", "run_python"]
+__all__ = ["Ending", "Isolation", "Limits", "ProgramResult", "SandboxUnavailable", "run_python"]
 
 _ATTEMPTS = 3
 T = TypeVar("T")
 
 
 def run_python(
-    program: str, given: bytes = b"", limits: Limits | None = None, isolation: Isolation | None = None
-) -> Ran:
-    """Run `program` with `given` on its standard input, and wait until nothing of it is left.
+    program: str, stdin: bytes = b"", limits: Limits | None = None, isolation: Isolation | None = None
+) -> ProgramResult:
+    """Run `program` with `stdin` as its standard input, and wait until it has ended completely.
 
-    Uses the strongest isolation that this machine has, unless `isolation` is given. Raises SandboxUnavailable where the
+    Uses the strongest isolation that this machine has, unless `isolation` is stdin. Raises SandboxUnavailable where the
     program cannot be confined; nothing that the program does raises.
     """
-    return _with_zygote(isolation, lambda zygote: _run_one(zygote, program, given, limits or Limits()))
+    return _with_zygote(isolation, lambda zygote: _run_one(zygote, program, stdin, limits or Limits()))
 
 
-def run_pair(server: str, client: str, limits: Limits, isolation: Isolation | None = None) -> Ran:
+def run_pair(server: str, client: str, limits: Limits, isolation: Isolation | None = None) -> ProgramResult:
     """Run two programs at once, each in a sandbox of its own, and return what `client` did; `server` ends with it.
 
     Descriptor 3 of each is an end of a stream between them (remote.py). Both have these limits. Raises
@@ -43,7 +43,7 @@ def run_pair(server: str, client: str, limits: Limits, isolation: Isolation | No
     return _with_zygote(isolation, lambda zygote: _run_two(zygote, server, client, limits))
 
 
-def _run_two(zygote: Zygote, server: str, client: str, limits: Limits) -> Ran:
+def _run_two(zygote: Zygote, server: str, client: str, limits: Limits) -> ProgramResult:
     with contextlib.ExitStack() as stack:
         running = []
         for program, end in zip((server, client), socket.socketpair(), strict=True):
@@ -51,22 +51,22 @@ def _run_two(zygote: Zygote, server: str, client: str, limits: Limits) -> Ran:
             each = Running(zygote, stack.enter_context(_folder(zygote)), program, b"", limits, [end.fileno()])
             stack.callback(each.close)
             running.append(each)
-            end.close()  # its child has it: the other reads its end when that ends
+            end.close()  # the child holds it: the other program reads end-of-file when the child ends
         server_ended = None
         while (ended := running[1].step(0)) is None:
             if server_ended is None and (server_ended := running[0].step(0)) is not None:
                 running[0].close()
             waiting = running if server_ended is None else running[1:]
-            select.select(waiting, [], [], LOOK_EVERY_S)
+            select.select(waiting, [], [], MEASURE_EVERY_S)
         running[1].close()
         return running[1].result(ended)
 
 
-def _run_one(zygote: Zygote, program: str, given: bytes, limits: Limits) -> Ran:
+def _run_one(zygote: Zygote, program: str, stdin: bytes, limits: Limits) -> ProgramResult:
     with _folder(zygote) as folder:
-        running = Running(zygote, folder, program, given, limits)
+        running = Running(zygote, folder, program, stdin, limits)
         try:
-            while (ended := running.step(LOOK_EVERY_S)) is None:
+            while (ended := running.step(MEASURE_EVERY_S)) is None:
                 pass
         finally:
             running.close()
@@ -74,7 +74,7 @@ def _run_one(zygote: Zygote, program: str, given: bytes, limits: Limits) -> Ran:
 
 
 def _with_zygote(isolation: Isolation | None, run: Callable[[Zygote], T]) -> T:
-    """Call `run` with a zygote, and again with a new one where that dies: a killed program leaves nothing behind."""
+    """Call `run` with a zygote; if that dies, repeat with a new one, since a killed program leaves no effects."""
     for _ in range(_ATTEMPTS):
         zygote = ZYGOTES.get(isolation)
         try:
@@ -88,7 +88,7 @@ def _with_zygote(isolation: Isolation | None, run: Callable[[Zygote], T]) -> T:
 
 @contextlib.contextmanager
 def _folder(zygote: Zygote) -> Iterator[str]:
-    """The working folder of a program without a file system of its own."""
+    """The working folder of a program; empty if the zygote gives it its own file system."""
     if zygote.namespaces:
         yield ""
     else:

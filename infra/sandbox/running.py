@@ -1,4 +1,4 @@
-"""A running program as its supervisor sees it: its input and output, its limits, and its end."""
+"""A running program as seen by its supervisor: its input and output, limits and end."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from infra.sandbox.cgroups import ProgramCgroup, program_cgroup
 from infra.sandbox.zygotes import SandboxUnavailable, Zygote
 
 _MIB = 1024 * 1024
-_KEEPER_MB = 64
-"""The share of the keeper and of the kernel in a cgroup's memory."""
-LOOK_EVERY_S = 0.02
-"""How often the supervisor measures what a program uses."""
+_MONITOR_MB = 64
+"""Memory of a cgroup for the monitor and the kernel."""
+MEASURE_EVERY_S = 0.02
+"""Seconds between measurements of a program's resource use."""
 _START_S = 60.0
-"""How long a start may take: the program's own time begins after it."""
+"""Time limit of a start; the program's own time starts after it."""
 _PIPE_BYTES = 65_536
-_MOST_BYTES = 4096
+_MAX_MESSAGE_BYTES = 4096
 
 Ending = Literal["exited", "killed", "time", "output", "disk", "threads"]
 
 
 class ZygoteDied(Exception):
-    """The program's keeper was killed, and the program with it, before it ended by itself."""
+    """The program's monitor was killed, and the program with it, before it ended by itself."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a program may use up: seconds by the clock from its start, MiB of address space and of files."""
+    """Resource limits of a program: wall-clock seconds from its start, MiB of address space and of files."""
 
     seconds: float = 4.0
     memory_mb: int = 512
     disk_mb: int = 16
     output_bytes: int = 65_536
-    """Of standard output and error together."""
+    """Limit of standard output and error together."""
     threads: int = 64
 
     def __post_init__(self) -> None:
@@ -53,8 +53,8 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Ran:
-    """What became of a program: how it ended, its exit status (minus a signal's number), what it wrote, its seconds."""
+class ProgramResult:
+    """The result of a program: how it ended, exit status (negative: signal number), output, and seconds."""
 
     ended: Ending
     status: int
@@ -67,23 +67,23 @@ class Running:
     """One program. Call `step` until it returns how the program ended, then `close` in any case."""
 
     def __init__(
-        self, zygote: Zygote, folder: str, program: str, given: bytes, limits: Limits, channel: Sequence[int] = ()
+        self, zygote: Zygote, folder: str, program: str, stdin: bytes, limits: Limits, channel: Sequence[int] = ()
     ) -> None:
-        """Start `program` with `given` on its standard input and the descriptors `channel` as 3, 4, ...
+        """Start `program` with `stdin` on its standard input and the descriptors `channel` as 3, 4, ...
 
         `folder` is where it writes if the zygote has no namespaces. Raises ZygoteDied.
         """
         self._limits, self._folder = limits, None if zygote.namespaces else folder
         self._started = time.monotonic()
         self._deadline = self._started + _START_S
-        self._next_look = 0.0
+        self._next_measurement = 0.0
         self._pid: int | None = None
         self._cgroup: ProgramCgroup | None = None
         self._ready = False
         self._ended: dict[str, Any] | None = None
         self._read: dict[int, bytearray] = {}
         self._selector = selectors.EpollSelector()
-        self._status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._status, monitor_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pipes = [os.pipe() for _ in range(4)]
         (job, job_end), (standard_input, input_end), (output_end, output), (errors_end, errors) = pipes
         self._selector.register(self._status, selectors.EVENT_READ)
@@ -91,22 +91,22 @@ class Running:
             self._read[end] = bytearray()
             self._selector.register(end, selectors.EVENT_READ)
         self._send(job_end, json.dumps(program).encode())
-        self._send(input_end, given)
+        self._send(input_end, stdin)
         request: dict[str, Any] = {
             "limits": _rlimits(limits, zygote.namespaces),
             "disk_bytes": limits.disk_mb * _MIB,
             "folder": folder,
         }
-        passed = [theirs.fileno(), job, standard_input, output, errors, *channel]
+        passed = [monitor_end.fileno(), job, standard_input, output, errors, *channel]
         try:
             try:
-                self._cgroup = program_cgroup((limits.memory_mb + limits.disk_mb + _KEEPER_MB) * _MIB, limits.threads)
+                self._cgroup = program_cgroup((limits.memory_mb + limits.disk_mb + _MONITOR_MB) * _MIB, limits.threads)
                 if self._cgroup:
                     request["cgroup"] = True
                     passed.append(self._cgroup.joining)
                 zygote.fork(request, passed)
             finally:
-                theirs.close()
+                monitor_end.close()
                 for each in (job, standard_input, output, errors):
                     os.close(each)
         except SandboxUnavailable:
@@ -117,7 +117,7 @@ class Running:
             raise ZygoteDied from error
 
     def fileno(self) -> int:
-        """A descriptor that is readable when there is something to `step` for."""
+        """A descriptor that is readable when `step` has something to do."""
         return self._selector.fileno()
 
     def step(self, timeout: float) -> Ending | None:
@@ -136,30 +136,30 @@ class Running:
             return "output"
         if self._ended is not None:
             still_open = any(end in self._selector.get_map() for end in self._read)
-            return None if still_open else self._own_ending(self._ended)
+            return None if still_open else self._ending_of(self._ended)
         now = time.monotonic()
         if now >= self._deadline:
             return "time"
-        if self._pid is None or now < self._next_look:
+        if self._pid is None or now < self._next_measurement:
             return None
-        self._next_look = now + LOOK_EVERY_S
-        return self._excess(self._pid)
+        self._next_measurement = now + MEASURE_EVERY_S
+        return self._exceeded_limit(self._pid)
 
-    def result(self, ended: Ending) -> Ran:
+    def result(self, ended: Ending) -> ProgramResult:
         """The program's result, after `close`."""
         status = self._ended["ended"] if self._ended else -signal.SIGKILL
         output, errors = (bytes(each[: self._limits.output_bytes]) for each in self._read.values())
-        return Ran(ended, status, output, errors, time.monotonic() - self._started)
+        return ProgramResult(ended, status, output, errors, time.monotonic() - self._started)
 
     def close(self) -> None:
-        """Kill it if it has not ended, and wait until nothing of it is left. May be called again."""
+        """Kill the program if it has not ended, and wait until all its resources are released. May be called again."""
         if self._status.fileno() < 0:
             return
         with contextlib.suppress(OSError):
-            self._status.shutdown(socket.SHUT_WR)  # the keeper kills it
+            self._status.shutdown(socket.SHUT_WR)  # the monitor kills it
         self._status.settimeout(_START_S)
         with contextlib.suppress(ConnectionError, SandboxUnavailable):
-            while message := self._status.recv(_MOST_BYTES):
+            while message := self._status.recv(_MAX_MESSAGE_BYTES):
                 self._record(json.loads(message))
         for key in list(self._selector.get_map().values()):
             if key.fileobj is not self._status:
@@ -171,7 +171,7 @@ class Running:
 
     def _receive_status(self) -> None:
         try:
-            message = self._status.recv(_MOST_BYTES)
+            message = self._status.recv(_MAX_MESSAGE_BYTES)
         except ConnectionError:
             message = b""
         if message:
@@ -188,12 +188,12 @@ class Running:
             self._pid = message["pid"]
         if "ended" in message:
             self._ended = message
-        if "ready" in message:  # the program's time begins
+        if "ready" in message:  # the program's time starts
             self._ready = True
             self._started = time.monotonic()
             self._deadline = self._started + self._limits.seconds
 
-    def _own_ending(self, ended: dict[str, Any]) -> Ending:
+    def _ending_of(self, ended: dict[str, Any]) -> Ending:
         status = ended["ended"]
         if status == 0:
             return "exited"
@@ -201,18 +201,18 @@ class Running:
             return "disk"
         if status > 0:
             return "exited"
-        return "time" if -status in (signal.SIGXCPU, signal.SIGKILL) and self._spent() else "killed"
+        return "time" if -status in (signal.SIGXCPU, signal.SIGKILL) and self._cpu_limit_reached() else "killed"
 
-    def _excess(self, pid: int) -> Ending | None:
+    def _exceeded_limit(self, pid: int) -> Ending | None:
         if usage.threads(pid) > self._limits.threads:
             return "threads"
         if self._folder is None:
             return None
-        most_a_file = _most_a_file(self._limits)
-        return "disk" if usage.disk_bytes(self._folder, pid, most_a_file) > self._limits.disk_mb * _MIB else None
+        max_file_bytes = _max_file_bytes(self._limits)
+        return "disk" if usage.disk_bytes(self._folder, pid, max_file_bytes) > self._limits.disk_mb * _MIB else None
 
-    def _spent(self) -> bool:
-        """Whether it ran long enough to reach the limit on CPU time, at which the kernel kills."""
+    def _cpu_limit_reached(self) -> bool:
+        """Whether it ran long enough to reach the limit of CPU time, at which the kernel kills it."""
         return time.monotonic() - self._started >= self._limits.seconds
 
     def _send(self, descriptor: int, what: bytes) -> None:
@@ -220,7 +220,7 @@ class Running:
         self._selector.register(descriptor, selectors.EVENT_WRITE, memoryview(what))
 
     def _write_input(self, key: selectors.SelectorKey) -> None:
-        """Write what the pipe takes; close it at the end of the input, or where nobody reads."""
+        """Write what the pipe accepts; close it at the end of the input, or if it has no reader."""
         rest: memoryview = key.data
         try:
             rest = rest[os.write(key.fd, rest[:_PIPE_BYTES]) :]
@@ -246,7 +246,7 @@ def _rlimits(limits: Limits, namespaces: bool) -> dict[str, int]:
     own = {
         "AS": limits.memory_mb * _MIB,
         "CPU": math.ceil(limits.seconds) + 1,  # the last resort: the supervisor enforces the wall clock
-        "FSIZE": _most_a_file(limits),  # an error in the program, before all files together reach their limit
+        "FSIZE": _max_file_bytes(limits),  # an error in the program, before all files together reach their limit
         "NOFILE": 64,
         "MEMLOCK": 0,
         "MSGQUEUE": 0,
@@ -256,5 +256,5 @@ def _rlimits(limits: Limits, namespaces: bool) -> dict[str, int]:
     return own | ({"NPROC": limits.threads + 1} if namespaces else {})
 
 
-def _most_a_file(limits: Limits) -> int:
+def _max_file_bytes(limits: Limits) -> int:
     return limits.disk_mb * _MIB // 2

@@ -1,4 +1,4 @@
-"""Seccomp: restricts a process to the allowed system calls and arguments, for good.
+"""Seccomp: permanently restricts a process to the allowed system calls and arguments.
 
 The filter is a classic BPF program: each rule returns a verdict or continues with the next rule. Imports nothing but
 the standard library. Source: linux/seccomp.h, linux/filter.h.
@@ -20,8 +20,8 @@ _LOAD, _AND, _JUMP, _JUMP_EQUAL, _JUMP_ABOVE, _RETURN = 0x20, 0x54, 0x05, 0x15, 
 _ALLOW, _KILL_PROCESS, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _EPERM, _ENOSYS = 1, 38
 _NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16
-_MOST_STEPS = 255
-_EVERY_BIT = 0xFFFFFFFF
+_MAX_JUMP = 255
+_ALL_BITS = 0xFFFFFFFF
 
 # Threads of one process, which share everything: what glibc asks for, and musl, whose old flag means nothing.
 _THREAD, _DETACHED = 0x003D0F00, 0x00400000
@@ -53,7 +53,9 @@ def restrict() -> None:
 def program(machine: str, me: int) -> list[Step]:
     """The filter for a process with id `me` in its PID namespace. Raises OSError for an unknown machine."""
     if machine not in _MACHINES:
-        raise OSError(_ENOSYS, f"seccomp: this is {machine}, and numbers are known for {' and '.join(_MACHINES)}")
+        raise OSError(
+            _ENOSYS, f"seccomp: the machine is {machine}, call numbers are known only for {' and '.join(_MACHINES)}"
+        )
     which, name = _MACHINES[machine]
     filtered = {each: numbers[which] for each, numbers in FILTERED.items()}
     steps: list[Step] = [
@@ -76,7 +78,7 @@ def program(machine: str, me: int) -> list[Step]:
 
 def _filters(me: int) -> dict[str, list[list[Check]]]:
     """For each call its alternatives: the call is allowed if all checks of one alternative hold."""
-    every = _EVERY_BIT
+    every = _ALL_BITS
     return {
         "clone": [[(0, every & ~_DETACHED, [_THREAD])]],
         "kill": [[(0, every, [me])]],
@@ -101,7 +103,7 @@ def _allowed_if(checks: Sequence[Check]) -> list[Step]:
         # A comparison that holds jumps over the remaining comparisons and over the jump to the next rule.
         compared = [(_JUMP_EQUAL, len(values) - index, 0, value) for index, value in enumerate(values)]
         next_rule: Step = (_JUMP, 0, 0, len(rest))
-        masked: list[Step] = [(_AND, 0, 0, bits)] if bits != _EVERY_BIT else []
+        masked: list[Step] = [(_AND, 0, 0, bits)] if bits != _ALL_BITS else []
         parts = [(_LOAD, 0, 0, _ARGUMENTS + 4 * word), *masked, *compared, next_rule, *rest]
     return parts
 
@@ -110,7 +112,7 @@ def _when(number: int, then: list[Step]) -> list[Step]:
     """`then` for call `number`, whose number is loaded; it is loaded again after."""
     if len(then) == 1:
         return [(_JUMP_EQUAL, 0, 1, number), *then]
-    assert len(then) < _MOST_STEPS
+    assert len(then) < _MAX_JUMP
     return [(_JUMP_EQUAL, 0, len(then) + 1, number), *then, (_LOAD, 0, 0, _NUMBER)]
 
 

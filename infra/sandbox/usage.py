@@ -1,4 +1,4 @@
-"""What a program uses, measured by the supervisor, for limits that the kernel itself does not enforce."""
+"""Resource use of a program, measured by the supervisor for limits that the kernel does not enforce."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from collections.abc import Iterator
 
 _BLOCK = 512
 _NAME = 4096
-"""What a name takes up at the least."""
+"""Minimum of bytes counted for a directory entry."""
 _THREADS = re.compile(rb"^Threads:\t(\d+)$", re.MULTILINE)
 _GONE = (FileNotFoundError, ProcessLookupError)
 
 
 def threads(pid: int) -> int:
-    """How many threads a process has; 0 where it is gone."""
+    """The number of threads of a process; 0 if it has ended."""
     found = _THREADS.search(_status(pid))
     return int(found.group(1)) if found else 0
 
 
-def disk_bytes(folder: str, pid: int, most_a_file: int) -> int:
-    """What the files take up that a program has in `folder`, which has no folders in it, named or not.
+def disk_bytes(folder: str, pid: int, max_file_bytes: int) -> int:
+    """Disk bytes of the program's files in `folder`, which has no subfolders, unlinked files included.
 
-    Blocks count, not sizes. A file without a name counts while the program has it open; one that is only mapped, whose
-    blocks nobody can look up, counts as `most_a_file`, the most that a file may have. Raises PermissionError where the
-    kernel does not let this user look at a process that runs.
+    Blocks count, not sizes. An unlinked file counts while the program has it open; one that is only mapped, whose
+    blocks cannot be read, counts as `max_file_bytes`, the maximum of a file. Raises PermissionError if the kernel does
+    not let this user inspect the running process.
     """
     files = dict(_files_named(folder))
     total = _NAME * len(files)
@@ -40,19 +40,19 @@ def disk_bytes(folder: str, pid: int, most_a_file: int) -> int:
             raise
         deleted = []
     known = {inode for _, inode in files}
-    return total + sum(files.values()) + most_a_file * len(set(map(int, deleted)) - known)
+    return total + sum(files.values()) + max_file_bytes * len(set(map(int, deleted)) - known)
 
 
 def _files_named(folder: str) -> Iterator[tuple[tuple[int, int], int]]:
     with os.scandir(folder) as entries:
         for entry in entries:
-            with contextlib.suppress(FileNotFoundError):  # gone since
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
                 state = entry.stat(follow_symlinks=False)
                 yield (state.st_dev, state.st_ino), state.st_blocks * _BLOCK
 
 
 def _files_open(pid: int) -> Iterator[tuple[tuple[int, int], int]]:
-    """Open files that have no name any more."""
+    """Open files that are unlinked."""
     for name in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(*_GONE):
             state = os.stat(f"/proc/{pid}/fd/{name}")

@@ -3,11 +3,11 @@
 It is single-threaded, imports nothing but the standard library, and never holds a program or its input, which go from
 the supervisor to the child through pipes. Each program has two processes:
 
-    supervisor --control--> zygote --fork--> keeper --fork--> program
+    supervisor --control--> zygote --fork--> monitor --fork--> program
 
-The keeper is not confined. It reports to the supervisor how the program ended, and kills the program when the
+The monitor is not confined. It reports to the supervisor how the program ended, and kills the program when the
 supervisor closes its end of the status socket. When the supervisor's end of the control socket is closed, because the
-supervisor exited or was killed, the zygote exits; its keepers die with it, and their programs with them.
+supervisor exited or was killed, the zygote exits; its monitors die with it, and their programs with them.
 
 Messages are JSON, one a packet:
 
@@ -15,7 +15,7 @@ Messages are JSON, one a packet:
 - supervisor to zygote, for each program, with descriptors (status, job, and the program's 0, 1, 2, 3, ...):
   `{"limits": {...}, "disk_bytes": n, "folder": path}`, in which `folder` is empty where there are namespaces; with
   `"cgroup": true` the last descriptor is the cgroup.procs to enter;
-- keeper to supervisor through `status`: `{"pid": n}`; from the child `{"ready": true}` or `{"refused": why}`; at the
+- monitor to supervisor through `status`: `{"pid": n}`; from the child `{"ready": true}` or `{"refused": why}`; at the
   end `{"ended": status, "full": bool}`.
 """
 
@@ -38,9 +38,9 @@ from infra.sandbox import confine, landlock, linux, remote
 from infra.sandbox.namespaces import WORK, Jail, work_is_full
 
 _READABLE = ("/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime", "/dev/zero", "/dev/urandom")
-_MOST_DESCRIPTORS = 8
-_MOST_BYTES = 4096
-_FREE = 64
+_MAX_DESCRIPTORS = 8
+_MAX_MESSAGE_BYTES = 4096
+_FIRST_FREE_DESCRIPTOR = 64
 """Descriptors from here on are free in a child."""
 REMOTE = "laminar_remote"
 """The name under which a program imports infra.sandbox.remote."""
@@ -68,7 +68,7 @@ def main(control_descriptor: int, namespaces: bool, newest_abi: int) -> None:
     readable = [*_READABLE, *sorted({sys.base_prefix, sys.prefix})]
     sys.path[:] = [each for each in sys.path if any(each.startswith(prefix) for prefix in readable)]
     abi = min(landlock.newest_abi(), newest_abi)
-    refusal = landlock.refusal(abi)
+    refusal = landlock.unsupported_reason(abi)
     jail = None
     try:
         if not refusal and namespaces:
@@ -78,7 +78,7 @@ def main(control_descriptor: int, namespaces: bool, newest_abi: int) -> None:
     hello = {"refused": refusal} if refusal else {"namespaces": namespaces, "abi": abi}
     control.send(json.dumps(hello).encode())
     if not refusal:
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers are not waited for
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # monitors are not waited for
         gc.freeze()
         _serve(control, _Layers(jail, readable, abi))
 
@@ -86,20 +86,20 @@ def main(control_descriptor: int, namespaces: bool, newest_abi: int) -> None:
 def _serve(control: socket.socket, layers: _Layers) -> None:
     zygote = os.getpid()
     while True:
-        request, descriptors, _, _ = socket.recv_fds(control, _MOST_BYTES, _MOST_DESCRIPTORS)
+        request, descriptors, _, _ = socket.recv_fds(control, _MAX_MESSAGE_BYTES, _MAX_DESCRIPTORS)
         if not request:
             return
         # Where the fork fails the supervisor sees the status socket closed.
         with contextlib.suppress(OSError):
             if os.fork() == 0:
                 control.close()
-                _keep(zygote, json.loads(request), descriptors, layers)
+                _run_monitor(zygote, json.loads(request), descriptors, layers)
         for each in descriptors:
             os.close(each)
 
 
-def _keep(zygote: int, job: Mapping[str, Any], descriptors: Sequence[int], layers: _Layers) -> NoReturn:
-    """The keeper's work: start the program, kill it at the supervisor's request, report how it ended."""
+def _run_monitor(zygote: int, job: Mapping[str, Any], descriptors: Sequence[int], layers: _Layers) -> NoReturn:
+    """Run the monitor: start the program, kill it at the supervisor's request, report how it ended."""
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -125,27 +125,29 @@ def _keep(zygote: int, job: Mapping[str, Any], descriptors: Sequence[int], layer
 
 def _start(job: Mapping[str, Any], descriptors: Sequence[int], layers: _Layers) -> int:
     if job.get("cgroup"):
-        *descriptors, joining = descriptors
-        os.write(joining, b"0")
-        os.close(joining)
+        *descriptors, cgroup_procs = descriptors
+        os.write(cgroup_procs, b"0")
+        os.close(cgroup_procs)
     if layers.jail:
-        layers.jail.enter_again(job["disk_bytes"])
+        layers.jail.enter_nested(job["disk_bytes"])
     else:
         os.chdir(job["folder"])
-    keeper_alive, held = os.pipe()
+    monitor_alive, held = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(held)
-        _become_program(job, descriptors, keeper_alive, layers)
-    for each in (keeper_alive, *descriptors[1:]):
+        _become_program(job, descriptors, monitor_alive, layers)
+    for each in (monitor_alive, *descriptors[1:]):
         os.close(each)
     return pid
 
 
-def _become_program(job: Mapping[str, Any], descriptors: Sequence[int], keeper_alive: int, layers: _Layers) -> NoReturn:
+def _become_program(
+    job: Mapping[str, Any], descriptors: Sequence[int], monitor_alive: int, layers: _Layers
+) -> NoReturn:
     try:
         linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
-        if select.select([keeper_alive], [], [], 0)[0]:  # its other end is closed: the keeper died before
+        if select.select([monitor_alive], [], [], 0)[0]:  # its other end is closed: the monitor died before
             os._exit(0)
         os.setsid()
         source, status = _arrange(descriptors)
@@ -173,10 +175,10 @@ def _arrange(descriptors: Sequence[int]) -> tuple[str, int]:
 
     Returns the program's source and the status.
     """
-    status, job, *given = descriptors
+    status, job, *passed = descriptors
     with open(job, encoding="utf-8", closefd=False) as opened:
         source = str(json.load(opened))
-    moved = [os.dup2(each, _FREE + index) for index, each in enumerate([*given, status])]
+    moved = [os.dup2(each, _FIRST_FREE_DESCRIPTOR + index) for index, each in enumerate([*passed, status])]
     for index, each in enumerate(moved):
         os.dup2(each, index)
     os.closerange(len(moved), 1 << 20)

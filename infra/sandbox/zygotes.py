@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 _ROOT = Path(__file__).parents[2]
-# -I: neither the supervisor's environment nor its folder say what is imported.
+# -I: imports depend neither on the supervisor's environment nor on its working folder.
 _BOOT = (
     "import sys; sys.path.insert(0, sys.argv[1]); from infra.sandbox.zygote import main; del sys.path[0]; "
     "main(int(sys.argv[2]), sys.argv[3] == 'True', int(sys.argv[4]))"
 )
 _START_S = 60.0
-_MOST_BYTES = 4096
+_MAX_MESSAGE_BYTES = 4096
 NEWEST_ABI = 1000
 
 
@@ -41,7 +41,7 @@ class Zygote:
     """A zygote process of this process; it exits when this process does, or closes it."""
 
     def __init__(self, isolation: Isolation) -> None:
-        """Raises SandboxUnavailable where the machine does not have them."""
+        """Raises SandboxUnavailable if the machine lacks a layer."""
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             arguments = [str(_ROOT), str(theirs.fileno()), str(isolation.namespaces), str(isolation.newest_abi)]
@@ -57,7 +57,7 @@ class Zygote:
             )
         self._control.settimeout(_START_S)
         try:
-            hello = json.loads(self._control.recv(_MOST_BYTES) or b'{"refused": "it exited at its start"}')
+            hello = json.loads(self._control.recv(_MAX_MESSAGE_BYTES) or b'{"refused": "it exited at its start"}')
         except TimeoutError:
             hello = {"refused": f"it did not start within {_START_S:g} s"}
         if "refused" in hello:
@@ -66,11 +66,11 @@ class Zygote:
         self.namespaces, self.abi = bool(hello["namespaces"]), int(hello["abi"])
 
     def fork(self, job: Mapping[str, Any], descriptors: Sequence[int]) -> None:
-        """Have it fork a child for `job`, which gets the descriptors. Raises OSError where it has died."""
+        """Fork a child for `job` with these descriptors. Raises OSError if the zygote has died."""
         socket.send_fds(self._control, [json.dumps(job).encode()], list(descriptors))
 
     def close(self) -> None:
-        """End it, and every program of it."""
+        """Kill the zygote and all its programs."""
         self._control.close()
         self._process.kill()
         self._process.wait()
@@ -94,17 +94,17 @@ class Zygotes:
                 self._owner, self._running = os.getpid(), {}
             wanted = isolation or Isolation()
             if wanted not in self._running:
-                self._running[wanted] = Zygote(wanted) if isolation else _best()
+                self._running[wanted] = Zygote(wanted) if isolation else _strongest_zygote()
             return self._running[wanted]
 
     def replace(self, dead: Zygote) -> None:
-        """Forget a zygote that has died: the next `get` starts another."""
+        """Remove a zygote that has died: the next `get` starts another."""
         with self._lock:
             for isolation in [isolation for isolation, zygote in self._running.items() if zygote is dead]:
                 self._running.pop(isolation).close()
 
 
-def _best() -> Zygote:
+def _strongest_zygote() -> Zygote:
     try:
         return Zygote(Isolation(namespaces=True))
     except SandboxUnavailable:

@@ -1,4 +1,4 @@
-"""Starts this Python as an ordinary user, also where its files lie below a folder that only root may enter."""
+"""Starts this Python as an ordinary user, also if its files are below a folder that only root may enter."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ORDINARY = 65534
 
 
 def run_as(user: int, command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run `command` with this Python as `user`, this process's own or, where this is root's, an ordinary one."""
+    """Run `command` with this Python as `user`: this process's own user or, if that is root, an ordinary one."""
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{Path(__file__).parent}", "PYTHONDONTWRITEBYTECODE": "1"}
     environment.pop("TMPDIR", None)
     return subprocess.run(
@@ -41,12 +41,12 @@ def _become(user: int) -> None:
 
 
 def _closed(path: Path) -> Path | None:
-    """The first folder on the way to `path` that others may not enter."""
+    """The first parent folder of `path` that other users may not enter."""
     return next((each for each in reversed(path.parents) if not each.stat().st_mode & 0o001), None)
 
 
 def _show_only(path: Path, closed: Path) -> None:
-    """Put an empty folder in the place of `closed`, in which there is nothing but the way to `path`. Here alone."""
+    """In this mount namespace only, replace `closed` by an empty folder that contains only the way to `path`."""
     kept = os.open(path, os.O_PATH)
     linux.mount("tmpfs", str(closed), "tmpfs", 0, "size=64k,mode=0755")
     path.mkdir(parents=True)

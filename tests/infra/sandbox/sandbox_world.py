@@ -31,11 +31,11 @@ from operators.score.verifiers import code
 KEY = 0x4C616D69
 MARK = "laminar-attack"
 _SECONDS = {"time": 0.4}
-"""How long attacks of a kind may take; others end by themselves, however slow the machine."""
+"""Time limits of attacks by kind; others end by themselves on any machine."""
 
 
 class World:
-    """What attacks must not change, made for them."""
+    """Files, processes and other objects that attacks must not change."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="laminar-world-", dir="/tmp"))
@@ -43,7 +43,7 @@ class World:
         self.token = "TOKEN-" + secrets.token_hex(16)
         self.secret.write_text(self.token)
         self.secret.chmod(0o600)
-        with contextlib.suppress(OSError):  # a file system without
+        with contextlib.suppress(OSError):  # the file system does not support it
             os.setxattr(self.secret, "user.mark", b"mark")
         self.victim = subprocess.Popen(["sleep", "3600"], start_new_session=True)
         self.name = "\0laminar-world-" + secrets.token_hex(4)
@@ -62,7 +62,7 @@ class World:
         return "".join(f"{name} = {value!r}\n" for name, value in facts.items())
 
     def effects(self) -> list[str]:
-        """What has changed, and processes that are left."""
+        """The changes, and the remaining processes."""
         now = self._state()
         found = [f"{key}: {self.before[key]} became {now[key]}" for key in now if now[key] != self.before[key]]
         end = time.monotonic() + 20.0
@@ -71,7 +71,7 @@ class World:
         return found + [f"left: {each}" for each in left]
 
     def close(self) -> None:
-        """Undo it."""
+        """Restore the state."""
         self.victim.kill()
         self.victim.wait()
         for each in (*self.sockets, self.port):

@@ -1,4 +1,4 @@
-"""Cgroups: what the operator names is used, or refused with the reason."""
+"""Cgroups: a delegated cgroup is used, or rejected with the reason."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("confined")
 
 @pytest.fixture
 def hierarchy() -> Iterator[Path]:
-    """A folder of this machine's cgroup v2 in which this user can make cgroups."""
+    """A folder of this machine's cgroup v2 in which this user can create cgroups."""
     mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     mounted = next((Path(fields[1]) for fields in mounts if fields[2] == "cgroup2"), None)
     if mounted is None or not os.access(mounted, os.W_OK):
@@ -35,21 +35,21 @@ def test_program_cgroup_is_none_unless_one_is_named(monkeypatch: pytest.MonkeyPa
     assert program_cgroup(1 << 20, 8) is None
 
 
-def test_run_python_refuses_a_folder_that_is_no_cgroup(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_run_python_rejects_a_folder_that_is_not_a_cgroup(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     before = set(os.listdir("/proc/self/fd"))
-    with pytest.raises(SandboxUnavailable, match=f"{VARIABLE}={tmp_path} is no cgroup v2"):
+    with pytest.raises(SandboxUnavailable, match=f"{VARIABLE}={tmp_path} is not a cgroup v2"):
         run_python("")
     assert set(os.listdir("/proc/self/fd")) == before
 
 
-def test_run_python_refuses_a_cgroup_without_controllers(monkeypatch: pytest.MonkeyPatch, hierarchy: Path) -> None:
+def test_run_python_rejects_a_cgroup_without_controllers(monkeypatch: pytest.MonkeyPatch, hierarchy: Path) -> None:
     monkeypatch.setenv(VARIABLE, str(hierarchy))
     with pytest.raises(SandboxUnavailable, match=r"does not delegate memory and pids: write '\+memory \+pids' to its"):
         run_python("")
 
 
-def test_a_program_runs_in_its_cgroup_which_is_removed(monkeypatch: pytest.MonkeyPatch, hierarchy: Path) -> None:
+def test_program_runs_in_a_cgroup_that_is_removed(monkeypatch: pytest.MonkeyPatch, hierarchy: Path) -> None:
     """Without limits, which need controllers."""
     monkeypatch.setattr(running, "program_cgroup", lambda memory_bytes, threads: ProgramCgroup(hierarchy, {}))
     found: list[str] = []
@@ -66,7 +66,7 @@ def test_a_program_runs_in_its_cgroup_which_is_removed(monkeypatch: pytest.Monke
     assert run_python("while True: pass", limits=Limits(seconds=0.1)).ended == "time"
 
 
-def test_a_delegated_cgroup_bounds_memory_and_threads(monkeypatch: pytest.MonkeyPatch, hierarchy: Path) -> None:
+def test_cgroup_limits_memory_and_threads(monkeypatch: pytest.MonkeyPatch, hierarchy: Path) -> None:
     controllers = set((hierarchy / "cgroup.controllers").read_text().split())
     if missing := {"memory", "pids"} - controllers:
         pytest.skip(f"cgroup v2 has no controller for {' and '.join(sorted(missing))} here")

@@ -1,4 +1,4 @@
-"""Whatever a program tries, it costs one answer in bounded time, and nothing of it is left."""
+"""The sandbox: limits, isolation, and removal of everything that a program leaves."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ import pytest
 from sandbox_users import ORDINARY, run_as
 
 from infra.sandbox import running, zygotes
-from infra.sandbox.run import Isolation, Limits, Ran, SandboxUnavailable
+from infra.sandbox.run import Isolation, Limits, ProgramResult, SandboxUnavailable
 from infra.sandbox.run import run_python as run_with
 
 DENIED = b"PermissionError"
-GONE = b"Error: [Errno"  # where there are namespaces there is nothing to deny
+GONE = b"Error: [Errno"  # with namespaces the file does not exist
 
 pytestmark = pytest.mark.usefixtures("confined")
 
@@ -36,7 +36,7 @@ def isolation(request: pytest.FixtureRequest) -> Isolation:
 
 
 @pytest.fixture
-def run_python(isolation: Isolation) -> Callable[..., Ran]:
+def run_python(isolation: Isolation) -> Callable[..., ProgramResult]:
     return functools.partial(run_with, isolation=isolation)
 
 
@@ -68,8 +68,8 @@ def run_python(isolation: Isolation) -> Callable[..., Ran]:
         ("raise SystemExit(3)", b""),
     ],
 )
-def test_what_a_program_must_not_do_is_an_error_of_its_own(
-    program: str, errors: bytes, run_python: Callable[..., Ran]
+def test_forbidden_operation_raises_in_the_program(
+    program: str, errors: bytes, run_python: Callable[..., ProgramResult]
 ) -> None:
     ran = run_python(program, limits=Limits(seconds=20.0, memory_mb=256))
     assert errors in ran.errors
@@ -91,15 +91,15 @@ def test_what_a_program_must_not_do_is_an_error_of_its_own(
         ("import os; os.abort()", "killed"),
     ],
 )
-def test_what_never_ends_is_ended(program: str, ended: str, run_python: Callable[..., Ran]) -> None:
+def test_program_is_stopped_at_its_limits(program: str, ended: str, run_python: Callable[..., ProgramResult]) -> None:
     limits = Limits(seconds=1.0 if ended == "time" else 30.0, memory_mb=256, disk_mb=2)
     ran = run_python(program, limits=limits)
     assert ran.ended == ended
     assert len(ran.output) + len(ran.errors) <= 2 * limits.output_bytes
 
 
-def test_a_program_has_its_input_its_folder_its_threads_and_no_environment(
-    monkeypatch: pytest.MonkeyPatch, run_python: Callable[..., Ran]
+def test_program_has_input_folder_and_threads_but_no_environment(
+    monkeypatch: pytest.MonkeyPatch, run_python: Callable[..., ProgramResult]
 ) -> None:
     monkeypatch.setenv("A_TOKEN", "secret")
     program = (
@@ -115,7 +115,9 @@ def test_a_program_has_its_input_its_folder_its_threads_and_no_environment(
     assert ran.output == b"WORDS " * 20_000 + b"\n['mine'] False __main__\n"
 
 
-def test_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_python: Callable[..., Ran]) -> None:
+def test_program_leaves_no_files_or_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_python: Callable[..., ProgramResult]
+) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     before = set(os.listdir("/proc/self/fd"))
     run_python("open('f', 'w'); print(1)", limits=Limits(seconds=20.0))
@@ -124,7 +126,7 @@ def test_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_py
     assert set(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_program_ends_with_who_asked_for_it(tmp_path: Path, isolation: Isolation) -> None:
+def test_program_ends_with_its_supervisor(tmp_path: Path, isolation: Isolation) -> None:
     parent = f"""
 from infra.sandbox import running, run
 def note(self, message, noted=running.Running._record):
@@ -133,7 +135,7 @@ def note(self, message, noted=running.Running._record):
 running.Running._record = note
 run.run_python("while True: pass", limits=run.Limits(seconds=60.0), isolation=run.{isolation!r})
 """
-    own = os.environ | {"TMPDIR": str(tmp_path)}  # who is killed leaves the program's folder
+    own = os.environ | {"TMPDIR": str(tmp_path)}  # a killed parent leaves the program's folder
     with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True, env=own) as process:
         assert process.stdout is not None
         child = int(process.stdout.readline())
@@ -142,7 +144,7 @@ run.run_python("while True: pass", limits=run.Limits(seconds=60.0), isolation=ru
     wait_until_gone(child)
 
 
-def test_a_program_ends_with_its_zygote_and_runs_again(isolation: Isolation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_is_run_again_when_its_zygote_dies(isolation: Isolation, monkeypatch: pytest.MonkeyPatch) -> None:
     pids: list[int] = []
     record = running.Running._record
 
@@ -160,7 +162,7 @@ def test_a_program_ends_with_its_zygote_and_runs_again(isolation: Isolation, mon
     wait_until_gone(pids[0])
 
 
-def test_a_dead_zygote_is_replaced(isolation: Isolation) -> None:
+def test_zygotes_replace_a_dead_zygote(isolation: Isolation) -> None:
     zygote = zygotes.ZYGOTES.get(isolation)
     zygote._process.kill()
     zygote._process.wait()
@@ -175,7 +177,7 @@ def wait_until_gone(pid: int) -> None:
     assert not os.path.exists(f"/proc/{pid}")
 
 
-def test_programs_share_no_memory_and_no_file(run_python: Callable[..., Ran]) -> None:
+def test_programs_share_no_memory_or_files(run_python: Callable[..., ProgramResult]) -> None:
     run_python("import builtins, random\nbuiltins.left = 1\nopen('left', 'w').close()")
     ran = run_python("import builtins, os\nprint(hasattr(builtins, 'left'), os.listdir('.'))")
     assert ran.output == b"False []\n"
@@ -183,7 +185,7 @@ def test_programs_share_no_memory_and_no_file(run_python: Callable[..., Ran]) ->
     assert len(drawn) == 3
 
 
-def test_a_program_is_main_and_sees_its_own_lines_alone(run_python: Callable[..., Ran]) -> None:
+def test_program_runs_as_main_with_its_own_traceback(run_python: Callable[..., ProgramResult]) -> None:
     ran = run_python(
         "import __main__\nx = 1\nassert __main__.x == 1\nraise ValueError('so')", limits=Limits(seconds=20.0)
     )
@@ -195,13 +197,13 @@ def test_a_program_is_main_and_sees_its_own_lines_alone(run_python: Callable[...
     assert run_python("import atexit; atexit.register(print, 'end')").output == b"end\n"
 
 
-def test_an_old_landlock_is_refused() -> None:
+def test_sandbox_rejects_an_old_landlock_abi() -> None:
     with pytest.raises(SandboxUnavailable, match=r"ABI 2 on this machine and must have 3 .*truncated"):
         run_with("", isolation=Isolation(newest_abi=2))
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="root alone can run as another user")
-def test_an_ordinary_user_has_threads_counted_by_the_kernel() -> None:
+def test_threads_of_an_ordinary_user_are_limited_by_the_kernel() -> None:
     program = (
         "from threading import *\nmade = 0\ntry:\n  while True: Thread(target=Event().wait, daemon=True).start();"
         " made += 1\n"
@@ -218,6 +220,6 @@ print(run_python({program!r}, limits=Limits(seconds=20.0, threads=10), isolation
 
 
 @pytest.mark.parametrize("field", ["seconds", "memory_mb", "disk_mb", "output_bytes", "threads"])
-def test_limits_are_positive(field: str) -> None:
+def test_limits_must_be_positive(field: str) -> None:
     with pytest.raises(ValueError, match=field):
         Limits(**{field: 0})

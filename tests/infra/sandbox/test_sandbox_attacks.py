@@ -1,4 +1,4 @@
-"""Every attack, by root and by an ordinary user, with every kind of isolation: no effect outside, and a score of 0."""
+"""Attacks as root and as an ordinary user, with each kind of isolation: no effect outside, and a score of 0."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from infra.sandbox.run import Isolation, SandboxUnavailable, run_python
 
 WORLD = Path(__file__).with_name("sandbox_world.py")
 OF_OLD_KERNELS = ("files", "processes", "sockets")
-"""What a newer Landlock would see, too: without it the other isolation hold alone."""
+"""Attacks that a newer Landlock would also deny: here the other layers must deny them."""
 
 pytestmark = pytest.mark.usefixtures("confined")
 
@@ -36,7 +36,7 @@ def outcomes(user: int, isolation: dict[str, Any], attacks: list[str]) -> list[d
     ],
     ids=["namespaces", "none", "none-abi-3"],
 )
-def test_attacks_have_no_effect_and_score_nothing(user: int, isolation: dict[str, Any], kinds: tuple[str, ...]) -> None:
+def test_attacks_have_no_effect_and_score_zero(user: int, isolation: dict[str, Any], kinds: tuple[str, ...]) -> None:
     if user != os.getuid() and os.getuid() != 0:
         if user == 0:
             pytest.skip("the tests do not run as root, so attacks cannot")

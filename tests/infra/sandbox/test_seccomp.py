@@ -1,4 +1,4 @@
-"""The filter says what it should for every call, on both machines: it is run here, as the kernel would."""
+"""The seccomp filter: an interpreter of classic BPF checks every call on both architectures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ THREAD = 0x3D0F00
 
 
 def verdict(steps: list[Step], architecture: int, number: int, arguments: tuple[int, ...] = ()) -> int:
-    """What the kernel's interpreter of classic BPF returns for a call."""
+    """The verdict of the kernel's classic BPF interpreter for a call."""
     words = [number & 0xFFFFFFFF, architecture, 0, 0]
     for argument in (*arguments, *(0,) * (6 - len(arguments))):
         words += [argument & 0xFFFFFFFF, argument >> 32 & 0xFFFFFFFF]
@@ -41,7 +41,7 @@ def machine(request: pytest.FixtureRequest) -> tuple[str, int]:
     return request.param
 
 
-def test_calls_that_are_not_named_are_refused(machine: tuple[str, int]) -> None:
+def test_filter_denies_unlisted_calls(machine: tuple[str, int]) -> None:
     name, which = machine
     steps = program(name, ME)
     named = {numbers[which] for table in (ALLOWED, ANSWERED, FILTERED) for numbers in table.values()}
@@ -50,10 +50,10 @@ def test_calls_that_are_not_named_are_refused(machine: tuple[str, int]) -> None:
             assert verdict(steps, ARCHITECTURES[name], number) == (EPERM if number <= 462 else ENOSYS), number
     assert verdict(steps, ARCHITECTURES[name], 0x40000000 + 1) == ENOSYS
     assert verdict(steps, 0x40000003, 1) == KILL
-    assert len(steps) < 4096  # as many as the kernel takes
+    assert len(steps) < 4096  # the limit of the kernel
 
 
-def test_calls_that_are_named_are_allowed_or_answered(machine: tuple[str, int]) -> None:
+def test_filter_allows_or_answers_listed_calls(machine: tuple[str, int]) -> None:
     name, which = machine
     steps = program(name, ME)
     numbers = [pair[which] for pair in (*ALLOWED.values(), *FILTERED.values()) if pair[which] is not None]
@@ -110,12 +110,14 @@ def test_calls_that_are_named_are_allowed_or_answered(machine: tuple[str, int]) 
         ("sched_getaffinity", (9, 8, 1), False),
     ],
 )
-def test_arguments_decide(machine: tuple[str, int], call: str, arguments: tuple[int, ...], allowed: bool) -> None:
+def test_filter_checks_arguments(
+    machine: tuple[str, int], call: str, arguments: tuple[int, ...], allowed: bool
+) -> None:
     name, which = machine
-    said = verdict(program(name, ME), ARCHITECTURES[name], FILTERED[call][which], arguments)
-    assert said == (ALLOW if allowed else EPERM)
+    result = verdict(program(name, ME), ARCHITECTURES[name], FILTERED[call][which], arguments)
+    assert result == (ALLOW if allowed else EPERM)
 
 
-def test_an_unknown_machine_is_refused() -> None:
-    with pytest.raises(OSError, match="this is riscv64, and numbers are known for x86_64 and aarch64"):
+def test_filter_raises_for_an_unknown_machine() -> None:
+    with pytest.raises(OSError, match="the machine is riscv64, call numbers are known only for x86_64 and aarch64"):
         program("riscv64", ME)
