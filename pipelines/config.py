@@ -147,7 +147,7 @@ class Config:
         for task in mixture:
             self.rollout.check_environment(task.environment)
         if all(task.name or task.source == "reasoning_gym" for task in mixture):  # else rows name their tasks
-            self.score.check_tasks([task.called for task in mixture])
+            self.score.check_tasks([task.task_name for task in mixture])
         if self.experience.shards > self.kafka.partitions:
             raise ValueError(
                 f"experience.shards is {self.experience.shards}, but must be at most kafka.partitions, which is "

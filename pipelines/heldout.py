@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from infra.models.checkpoint_folder import load_tokenizer
 from operators.prompts.rendering import PromptTooLong, render
-from operators.prompts.sources import heldout_of_all
+from operators.prompts.sources import all_heldout_questions
 from pipelines.config import Config, ConfigError
 from schemas.records import Prompt
 
@@ -25,13 +25,13 @@ class HeldoutPrompts:
 
     def __call__(self) -> list[Prompt]:
         prompts = self.config.prompts
-        if not any(task.evaluated for task in prompts.mixture):
+        if not any(task.has_heldout for task in prompts.mixture):
             return []
         tokenizer = load_tokenizer(self.config.model_folder())
         context = self.config.context
         rendered: list[Prompt] = []
         skipped = 0
-        for number, (task, question) in enumerate(heldout_of_all(prompts)):
+        for number, (task, question) in enumerate(all_heldout_questions(prompts)):
             try:
                 rendered.append(render(question, number, task, tokenizer, context, purpose="evaluation", samples=1))
             except PromptTooLong as error:

@@ -1,4 +1,4 @@
-"""When held-out questions are asked, and how many."""
+"""Configuration of evaluation: which versions, and how many held-out questions."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """Raises ValueError naming the field that does not fit. The questions come from the prompts' `heldout`."""
+    """Raises ValueError naming the invalid field. The questions are those of the prompts' `heldout`."""
 
     every: int = 20
-    """Versions between two periodic evaluations, which are greedy; 0: only the first and the last version."""
+    """Versions between two periodic evaluations, which are greedy; 0: only the first and the final version."""
     periodic_questions: int = 64
-    """Questions of a periodic evaluation: the first so many of the held-out ones."""
+    """Questions of a periodic evaluation, from the start of the held-out ones."""
     sampled: bool = True
-    """Whether the first and the last version are also evaluated with the training's sampling."""
+    """Whether the first and the final version are also evaluated with the sampling of training."""
 
     def __post_init__(self) -> None:
         for name, least in (("every", 0), ("periodic_questions", 1)):

@@ -1,4 +1,4 @@
-"""EvaluateVersions: held-out questions to chosen weight versions, through the rollouts that train."""
+"""EvaluateVersions: evaluates chosen weight versions on held-out questions, on the rollout replicas of training."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from schemas.records import Experience, Metric, PolicyVersion, Prompt, Settled, 
 from schemas.topics import EVAL_PROMPTS, METRICS, SETTLED
 
 _NAME = "evaluation"
-"""Of its metrics, and their key."""
+"""Name and key of its metrics."""
 
 
 @dataclass(frozen=True)
 class EvaluateVersions:
-    """`questions` makes the held-out prompts of this run, in order, as they are sampled in training."""
+    """`questions` returns the held-out prompts of this run, in order, with the sampling of training."""
 
     config: EvaluationConfig
     questions: Callable[[], Sequence[Prompt]]
@@ -30,9 +30,9 @@ class EvaluateVersions:
 
 
 class EvaluationFold:
-    """Answers are held, unsettled, until their round is complete: a restart reads them again.
+    """Keeps answers unsettled until their round is complete, so that a restart reads them again.
 
-    Which rounds are open, and with which prompt numbers, is in the note of every commit: a few short entries.
+    The open rounds and their prompt numbers are in every commit note, as a few short entries.
     """
 
     def __init__(
@@ -47,13 +47,13 @@ class EvaluationFold:
         self._final = PolicyVersion.parse(final) if final else None
         self._rounds: dict[str, Round] = {}
         self._pending = PendingOffsets()
-        self._places: dict[int, tuple[PartitionKey, int]] = {}
+        self._offsets: dict[int, tuple[PartitionKey, int]] = {}
         newest, is_last = restored.state.get("newest", (None, False))
         self._newest = AnnouncedVersion(PolicyVersion.parse(newest), is_last) if newest else None
         self._results = {mode: Metric(_NAME, *each) for mode, each in restored.state.get("results", {}).items()}
-        """Of the final version, by mode."""
+        """The metrics of the final version, by mode."""
         self._repeat = list(self._results.values())
-        """What a start publishes again: an observer that waits for it reads the end of the metrics alone."""
+        """Metrics that a start publishes again: an observer that waits for them reads only the end of the topic."""
         for name, (first, count) in restored.state.get("rounds", {}).items():
             self._rounds[name] = open_round(name, range(first, first + count))
 
@@ -65,12 +65,12 @@ class EvaluationFold:
                 announced = AnnouncedVersion(received.record.version, received.record.final)
                 if self._newest is None or announced.version > self._newest.version:
                     self._newest = announced
-                if announced.version.number == 0:  # always asked, however late this process is
-                    outputs += self._ask(announced)
+                if announced.version.number == 0:  # always evaluated, however late this process is
+                    outputs += self._open_rounds(announced)
             else:
-                outputs += self._answer(received)
+                outputs += self._record_answer(received)
         if self._newest is not None and polled.caught_up:
-            outputs += self._ask(self._newest)
+            outputs += self._open_rounds(self._newest)
         return outputs
 
     def checkpoint(self, positions: Mapping[PartitionKey, int]) -> Checkpoint:
@@ -89,9 +89,9 @@ class EvaluationFold:
     def close(self) -> None:
         pass
 
-    def _ask(self, manifest: AnnouncedVersion) -> list[Output]:
-        asked_before = self._final is not None and not (self._lost and manifest.version > self._final)
-        if not self._questions or (manifest.final and asked_before):
+    def _open_rounds(self, manifest: AnnouncedVersion) -> list[Output]:
+        evaluated_before = self._final is not None and not (self._lost and manifest.version > self._final)
+        if not self._questions or (manifest.final and evaluated_before):
             return []
         modes = modes_due(manifest, self._last, self._config, len(self._rounds))
         whole = self._last is None or manifest.final
@@ -104,10 +104,10 @@ class EvaluationFold:
 
     def _prompts(self, manifest: AnnouncedVersion, mode: Mode, whole: bool) -> list[Output]:
         name = round_name(manifest.version, mode, manifest.final)
-        asked = self._questions if whole else self._questions[: self._config.periodic_questions]
-        self._rounds[name] = open_round(name, range(self._number, self._number + len(asked)))
+        questions = self._questions if whole else self._questions[: self._config.periodic_questions]
+        self._rounds[name] = open_round(name, range(self._number, self._number + len(questions)))
         outputs = []
-        for question in asked:
+        for question in questions:
             sampling = question.sampling if mode == "sampled" else replace(question.sampling, temperature=0.0)
             prompt = replace(
                 question,
@@ -122,7 +122,7 @@ class EvaluationFold:
             outputs.append(Output(EVAL_PROMPTS, prompt.prompt_id, prompt))
         return outputs
 
-    def _answer(self, received: ReceivedRecord) -> list[Output]:
+    def _record_answer(self, received: ReceivedRecord) -> list[Output]:
         experience: Experience = received.record
         prompt = experience.trajectory.prompt
         current = self._rounds.get(prompt.round)
@@ -130,21 +130,21 @@ class EvaluationFold:
             return []
         current.answers[prompt.number] = experience
         self._pending.add(PartitionKey(received.topic, received.partition), received.offset)
-        self._places[prompt.number] = (PartitionKey(received.topic, received.partition), received.offset)
+        self._offsets[prompt.number] = (PartitionKey(received.topic, received.partition), received.offset)
         return self._close(current) if current.complete() else []
 
     def _close(self, current: Round) -> list[Output]:
         del self._rounds[current.name]
         outputs = []
         for number, experience in current.answers.items():
-            self._pending.remove(*self._places.pop(number))
+            self._pending.remove(*self._offsets.pop(number))
             trajectory = experience.trajectory
             tokens = len(trajectory.response.token_ids)
             reason = f"round {current.name}"
             record = Settled(trajectory.trajectory_id, 1, "evaluated", reason, None, None, tokens, self._now())
             outputs.append(Output(SETTLED, "", record))
-        if current.version == self._final and not current.all_count():
-            self._lost = True  # with its machine; its trainer may make it again
+        if current.version == self._final and not current.all_valid():
+            self._lost = True  # lost with its machine; the trainer may publish it again
         metric = Metric(_NAME, current.version.number, current.values(), self._now())
         if current.final:
             self._results[current.mode] = metric

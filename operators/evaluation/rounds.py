@@ -1,4 +1,4 @@
-"""Rounds of evaluation: which versions are asked what, and what came of it."""
+"""Evaluation rounds: the questions of one version in one mode, their answers and their metric."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Mode = Literal["greedy", "sampled"]
 
 @dataclass(frozen=True, slots=True)
 class AnnouncedVersion:
-    """What evaluation needs of a weight manifest: its version, and whether it is the run's last."""
+    """What evaluation needs of a weight manifest: its version, and whether it is the final one of the run."""
 
     version: PolicyVersion
     final: bool
@@ -24,7 +24,7 @@ class AnnouncedVersion:
 
 @dataclass(slots=True)
 class Round:
-    """One version asked the prompts numbered `expected` in one mode; `answers` are counted once, by prompt number."""
+    """The prompts numbered `expected` under one version in one mode, and their `answers` by prompt number."""
 
     version: PolicyVersion
     mode: Mode
@@ -37,37 +37,42 @@ class Round:
         return round_name(self.version, self.mode, self.final)
 
     def complete(self) -> bool:
-        """Whether every question was answered, one way or another."""
+        """Whether every question has an answer, valid or not."""
         return len(self.answers) == len(self.expected)
 
-    def all_count(self) -> bool:
-        """Whether every answer is this very version's."""
-        return all(map(self._counts, self.answers.values()))
+    def all_valid(self) -> bool:
+        """Whether every answer was generated under the version of this round."""
+        return all(map(self._is_valid, self.answers.values()))
 
     def values(self) -> dict[str, float]:
-        """What its metric says: how many answers count, those that this very version gave, and their mean accuracy; by
-        task, too, where it has asked questions of several."""
+        """The values of the metric: number of valid answers and mean accuracy; with several tasks, by task too.
+
+        An answer is valid if it was generated under the version of this round.
+        """
         scores: dict[str, list[float]] = defaultdict(list)
         for answer in self.answers.values():
-            of = scores[answer.trajectory.prompt.task]
-            if self._counts(answer):
-                of.append(accuracy_of(answer))
-        told = {"final": float(self.final), **self._figures("", [score for of in scores.values() for score in of])}
+            task_scores = scores[answer.trajectory.prompt.task]
+            if self._is_valid(answer):
+                task_scores.append(accuracy_of(answer))
+        values = {
+            "final": float(self.final),
+            **self._values("", [score for task_scores in scores.values() for score in task_scores]),
+        }
         if len(scores) > 1:
-            for task, of in scores.items():
-                told |= self._figures(f"/{task}", of)
-        return told
+            for task, task_scores in scores.items():
+                values |= self._values(f"/{task}", task_scores)
+        return values
 
-    def _figures(self, task: str, scores: Sequence[float]) -> dict[str, float]:
+    def _values(self, task: str, scores: Sequence[float]) -> dict[str, float]:
         accuracy = {f"accuracy/{self.mode}{task}": fmean(scores)} if scores else {}
         return {f"questions{task}": float(len(scores)), **accuracy}
 
-    def _counts(self, answer: Experience) -> bool:
+    def _is_valid(self, answer: Experience) -> bool:
         return answer.trajectory.policy_version == self.version
 
 
 def accuracy_of(experience: Experience) -> float:
-    """The component named accuracy, the reward where there is none."""
+    """The value of the component named accuracy; the reward if there is none."""
     for component in experience.components:
         if component.name == "accuracy":
             return component.value
@@ -75,12 +80,12 @@ def accuracy_of(experience: Experience) -> float:
 
 
 def round_name(version: PolicyVersion, mode: Mode, final: bool) -> str:
-    """How a round is called in its prompts."""
+    """The name of a round in its prompts."""
     return f"{version}/{mode}" + ("/final" if final else "")
 
 
 def open_round(name: str, expected: range) -> Round:
-    """The round called `name`, without answers. Raises ValueError for what is no such name."""
+    """The round with this name, without answers. Raises ValueError if `name` is not that of a round."""
     version, _, rest = name.partition("/")
     mode, _, final = rest.partition("/")
     if mode not in ("greedy", "sampled"):
@@ -91,9 +96,9 @@ def open_round(name: str, expected: range) -> Round:
 def modes_due(
     manifest: AnnouncedVersion, last: int | None, config: EvaluationConfig, open_rounds: int
 ) -> tuple[Mode, ...]:
-    """In which modes to evaluate `manifest`, when version number `last` was the last evaluated one (None: none was).
+    """The modes in which to evaluate `manifest`; version number `last` was evaluated last (None: none was).
 
-    The first and the final version always are; a periodic round is put off while another is under way.
+    The first and the final version are always evaluated; a periodic round waits while another round is open.
     """
     number = manifest.version.number
     if last is None or manifest.final:

@@ -1,4 +1,4 @@
-"""Questions in Parquet files or a Hugging Face dataset folder, at random through memory-mapped Arrow."""
+"""Questions in Parquet files or a Hugging Face dataset folder, with random access through memory-mapped Arrow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from infra.name_lookup import suggest_name
-from operators.prompts.config import MOST_NAMED, TaskConfig
+from operators.prompts.config import MAX_SUGGESTIONS, TaskConfig
 from operators.prompts.layouts import ANSWER_COLUMNS, PROMPT_COLUMNS, question_of, top_columns
 from operators.prompts.question import BadRow, Question, SourceError, UnusableRow
 
@@ -22,10 +22,10 @@ _SPLIT = re.compile(r"(?:^|[-_./])(train|test|validation|valid|val|dev)(?=[-_./]
 
 
 class ArrowRows:
-    """The rows of one or more files of the same columns. Raises SourceError if they cannot be read as one table.
+    """The rows of files with the same columns. Raises SourceError if they cannot be read as one table.
 
-    Arrow files are mapped. Parquet has no cheap access to one row, so the columns needed are first copied,
-    uncompressed, into an Arrow file in the temporary folder, which has no name and vanishes with the process.
+    Arrow files are mapped. Parquet has no cheap random access, so the needed columns are first copied, uncompressed,
+    into an unnamed Arrow file in the temporary folder, which the kernel removes with the process.
     """
 
     def __init__(self, name: str, files: Sequence[Path], config: TaskConfig, task: str) -> None:
@@ -67,7 +67,7 @@ def open_dataset(path: Path, config: TaskConfig) -> ArrowRows:
     """The rows of split `config.split` of a Hugging Face dataset folder. Raises SourceError.
 
     Layouts: `save_to_disk` of a dataset (state.json) or of a dictionary of splits (dataset_dict.json), and folders of
-    Parquet or Arrow files whose names say the split, as on the hub; where no name does, all files are read.
+    Parquet or Arrow files whose names contain the split, as on the hub; if no name contains one, all files are read.
     """
     if not path.is_dir():
         raise SourceError(f"no folder {path}")
@@ -75,7 +75,9 @@ def open_dataset(path: Path, config: TaskConfig) -> ArrowRows:
     if (path / "dataset_dict.json").is_file():
         splits = _json(path / "dataset_dict.json").get("splits", [])
         if config.split not in splits:
-            raise SourceError(f"{path} has no split {config.split!r}{suggest_name(config.split, splits, MOST_NAMED)}")
+            raise SourceError(
+                f"{path} has no split {config.split!r}{suggest_name(config.split, splits, MAX_SUGGESTIONS)}"
+            )
         folder = path / config.split
     if (folder / "state.json").is_file():
         return ArrowRows(str(folder), _saved_files(folder), config, path.name)
@@ -85,7 +87,7 @@ def open_dataset(path: Path, config: TaskConfig) -> ArrowRows:
 def _saved_files(folder: Path) -> list[Path]:
     state = _json(folder / "state.json")
     if state.get("_indices_data_files"):
-        raise SourceError(f"{folder} holds an indices mapping: save it again after flatten_indices()")
+        raise SourceError(f"{folder} contains an indices mapping: call flatten_indices() and save it again")
     files = [folder / entry["filename"] for entry in state.get("_data_files", [])]
     if not files:
         raise SourceError(f"{folder / 'state.json'} names no data files")
@@ -95,20 +97,20 @@ def _saved_files(folder: Path) -> list[Path]:
 def _split_files(folder: Path, split: str) -> list[Path]:
     files = sorted(p for kind in ("parquet", "arrow") for p in folder.rglob(f"*.{kind}") if not p.name.startswith("."))
     if not files:
-        raise SourceError(f"{folder} holds no .parquet and no .arrow files")
+        raise SourceError(f"{folder} contains no .parquet or .arrow files")
     named = {path: _SPLIT.findall(str(path.relative_to(folder).with_suffix(""))) for path in files}
     chosen = [path for path in files if split in named[path] or split in path.relative_to(folder).parts[:-1]]
     if chosen:
         return chosen
     known = sorted({name for names in named.values() for name in names})
     if known:
-        raise SourceError(f"{folder} has no split {split!r}{suggest_name(split, known, MOST_NAMED)}")
+        raise SourceError(f"{folder} has no split {split!r}{suggest_name(split, known, MAX_SUGGESTIONS)}")
     return files
 
 
 def _table(path: Path, config: TaskConfig) -> pa.Table:
     if path.suffix == ".parquet":
-        return _spooled(path, config)
+        return _copy_to_arrow(path, config)
     mapped = pa.memory_map(str(path))
     try:  # `datasets` writes the stream format; others write the file format under the same suffix
         table = pa.ipc.open_stream(mapped).read_all()
@@ -118,20 +120,20 @@ def _table(path: Path, config: TaskConfig) -> pa.Table:
     return table.select(_columns(path, table.column_names, config))
 
 
-def _spooled(path: Path, config: TaskConfig) -> pa.Table:
+def _copy_to_arrow(path: Path, config: TaskConfig) -> pa.Table:
     with pq.ParquetFile(path) as parquet:
         names = _columns(path, parquet.schema_arrow.names, config)
         schema = pa.schema([parquet.schema_arrow.field(name) for name in names])
-        # The map outlives the name: the file is gone once nothing reads it, even after SIGKILL.
-        with tempfile.NamedTemporaryFile(prefix="laminar-prompts-") as spool:
-            with pa.ipc.new_stream(spool.name, schema) as writer:
+        # The map outlives the name, so the kernel removes the file with its last reader, even after SIGKILL.
+        with tempfile.NamedTemporaryFile(prefix="laminar-prompts-") as copy:
+            with pa.ipc.new_stream(copy.name, schema) as writer:
                 for batch in parquet.iter_batches(batch_size=1024, columns=names):
                     writer.write_batch(batch)
-            return pa.ipc.open_stream(pa.memory_map(spool.name)).read_all()
+            return pa.ipc.open_stream(pa.memory_map(copy.name)).read_all()
 
 
 def _columns(path: Path, names: Sequence[str], config: TaskConfig) -> list[str]:
-    """Those of `names` worth reading. A column that is missing altogether is the file's fault, not each row's."""
+    """The columns of `names` to read. Raises SourceError, once for the file, if a needed column is missing."""
     needed = [("prompt_column", (config.prompt_column,) if config.prompt_column else PROMPT_COLUMNS)]
     if config.answer_required or config.answer_column:
         needed.append(("answer_column", (config.answer_column,) if config.answer_column else ANSWER_COLUMNS))
@@ -139,7 +141,7 @@ def _columns(path: Path, names: Sequence[str], config: TaskConfig) -> list[str]:
         needed.append(("extra_columns" if name in config.extra_columns else "where", (name,)))
     for option, wanted in needed:
         if not any(name in names or name.partition(".")[0] in names for name in wanted):
-            raise SourceError(f"{path} has no column {' or '.join(wanted)}, but {', '.join(names)}; set {option}")
+            raise SourceError(f"{path} has no column {' or '.join(wanted)}, only {', '.join(names)}; set {option}")
     return [name for name in names if name in top_columns(config)]
 
 
@@ -149,5 +151,5 @@ def _json(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise SourceError(f"{path} is not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise SourceError(f"{path} is not an object")
+        raise SourceError(f"{path} is not a JSON object")
     return value

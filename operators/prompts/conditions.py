@@ -1,4 +1,4 @@
-"""Conditions on the columns of a row: which rows of a table are drawn, and which of them are of a level."""
+"""Conditions on the columns of a row, which select the rows of a table and of a curriculum level."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from infra.name_lookup import suggest_name
 _ENDS = ("least", "below")
 
 
-def reach(row: Mapping[str, Any], name: str) -> Any:
-    """The value of a column; dots reach into structs, unless a column is named so as a whole. None: there is none."""
+def column_value(row: Mapping[str, Any], name: str) -> Any:
+    """The value of a column, None if missing. Dots select struct fields, unless a column has the whole name."""
     if name in row:
         return row[name]
     value: Any = row
@@ -21,22 +21,22 @@ def reach(row: Mapping[str, Any], name: str) -> Any:
     return value
 
 
-def meets(row: Mapping[str, Any], where: Mapping[str, Any]) -> bool:
-    """Whether `row` meets the conditions `where`, by column (see PromptsConfig.where)."""
-    return all(_fits(reach(row, column), wanted) for column, wanted in where.items())
+def matches(row: Mapping[str, Any], where: Mapping[str, Any]) -> bool:
+    """Whether `row` matches the conditions `where`, by column (see TaskConfig.where)."""
+    return all(_fits(column_value(row, column), wanted) for column, wanted in where.items())
 
 
 def check_condition(column: str, wanted: Any) -> None:
-    """Raise ValueError if `wanted` is no condition on `column`."""
+    """Raise ValueError if `wanted` is not a valid condition on `column`."""
     if not isinstance(wanted, Mapping):
         return
     for end, value in wanted.items():
         if end not in _ENDS:
-            raise ValueError(f"{column}: a range has no {end!r}{suggest_name(end, _ENDS)}")
+            raise ValueError(f"{column}: unknown range key {end!r}{suggest_name(end, _ENDS)}")
         if not _is_number(value):
             raise ValueError(f"{column}: {end} must be a number, not {value!r}")
     if not wanted or ("least" in wanted and "below" in wanted and not wanted["least"] < wanted["below"]):
-        raise ValueError(f"{column}: nothing lies in the range {dict(wanted)}")
+        raise ValueError(f"{column}: the range {dict(wanted)} is empty")
 
 
 def _fits(value: Any, wanted: Any) -> bool:

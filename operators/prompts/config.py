@@ -1,4 +1,4 @@
-"""How prompts are drawn: where questions come from, how they are worded and how often each is answered."""
+"""Configuration of prompts: the source of questions, their templates and their sampling."""
 
 from __future__ import annotations
 
@@ -12,99 +12,99 @@ from infra.name_lookup import suggest_name
 from operators.prompts.conditions import check_condition
 
 SOURCES = ("reasoning_gym", "jsonl", "parquet", "dataset", "synthetic")
-MOST_NAMED = 12
-"""So many valid names an error lists at the most."""
-SLOT = "{prompt}"
-"""Where a template takes the question."""
+MAX_SUGGESTIONS = 12
+"""Maximum valid names that an error lists."""
+PROMPT_SLOT = "{prompt}"
+"""The placeholder of the question in a template."""
 
 
 @dataclass(frozen=True)
 class TaskConfig:
-    """Questions of one kind, and how they are asked. Raises ValueError naming the field that does not fit.
+    """Questions of one source and their sampling. Raises ValueError naming the invalid field.
 
-    Seeds are below 2**29 and counts positive. `epochs` None never ends. Held-out questions are told apart by their
-    text, and which they are depends on neither `seed` nor `shuffle`: runs that differ in these are evaluated alike.
-    (A reasoning-gym task with `size` makes other questions by another seed, held-out ones too.)
+    Seeds are below 2**29 and counts positive. `epochs` None never ends. Held-out questions are identified by their
+    text. Their choice depends on neither `seed` nor `shuffle`, so runs that differ in these have the same evaluation.
+    (A reasoning-gym task with `size` generates other questions under another seed, held-out ones too.)
     """
 
     name: str = ""
-    """What its prompts say as their task: rewards and metrics are told by it. Empty: reasoning-gym's task; for files
-    what a row says of itself, or else `task`."""
+    """The `task` of its prompts, which selects rewards and labels metrics. Empty: reasoning-gym's task; for files the
+    task in the row, or else `task`."""
     weight: float = 1.0
-    """How often its questions are asked, beside the weights of the other tasks."""
+    """How often its questions are drawn, relative to the weights of the other tasks."""
 
     source: str = "reasoning_gym"
-    """One of `SOURCES`. `dataset` is a Hugging Face folder on disk: `save_to_disk`'s, or Parquet or Arrow files.
-    `synthetic` makes prompts of made-up tokens, for emulated runs."""
+    """One of `SOURCES`. `dataset` is a Hugging Face folder on disk: of `save_to_disk`, or Parquet or Arrow files.
+    `synthetic` generates prompts of random tokens, for emulated runs."""
 
     task: str = ""
-    """reasoning-gym's task; for files the name given to rows that do not carry one (default: the file's stem)."""
+    """reasoning-gym's task; for files the task of rows that do not name one (default: the file's stem)."""
     task_args: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of reasoning-gym's task, without seed and size."""
+    """Arguments of reasoning-gym's task, except seed and size."""
     size: int | None = None
-    """Questions in an epoch of a reasoning-gym task; None draws a fresh question for every number."""
+    """Questions in an epoch of a reasoning-gym task; None generates a new question for every number."""
 
     where: Mapping[str, Any] = field(default_factory=dict)
-    """Which rows of a table to draw, by column (dots reach into structs): a value, one of a list, or a range such as
-    `{ least = 0.2, below = 0.6 }`, either end of which may be left out. Verifiers see them in the reference."""
+    """Conditions on the rows to draw, by column (dots select struct fields): a value, a list of values, or a range such
+    as `{ least = 0.2, below = 0.6 }`, either end of which is optional. Verifiers find the columns in the reference."""
 
     levels: tuple[Mapping[str, Any], ...] = ()
-    """A curriculum, from easy to hard. Of a reasoning-gym task without size: arguments of each level over `task_args`;
-    of a table: conditions of each level over `where`. It begins with the first; the buffer's sampler asks for others.
-    Held-out questions are of `task_args` and `where` alone, whatever the level."""
+    """A curriculum, from easy to hard. For a reasoning-gym task without size: arguments of each level in addition to
+    `task_args`; for a table: conditions of each level in addition to `where`. It begins with the first level; the
+    buffer's sampler requests others. Held-out questions follow `task_args` and `where` only, at any level."""
 
     path: str = ""
     split: str = "train"
-    """Which split of a `dataset` folder."""
+    """The split of a `dataset` folder."""
     prompt_column: str = ""
-    """Column of the question, text or a list of messages; dots reach into structs. Empty: recognised (see layouts)."""
+    """Column of the question, text or a list of messages; dots select struct fields. Empty: detected (see layouts)."""
     answer_column: str = ""
     answer_required: bool = True
-    """False lets rows through that have no answer: for rewards that look at the response alone."""
+    """False accepts rows without an answer, for rewards that need only the response."""
     answer_after: str = ""
-    """The answer is what follows the last of these marks in its column ("####" for GSM8K); empty: all of it."""
+    """The answer is the text after the last occurrence of this marker in its column ("####" for GSM8K); empty: all."""
     extra_columns: tuple[str, ...] = ()
-    """Further columns that verifiers see in the reference."""
+    """Further columns to include in the reference for verifiers."""
 
     prompt_tokens: int = 2048
     """Tokens of each prompt of the synthetic source."""
 
-    template: str = SLOT
-    """Wording around the question, which replaces `{prompt}`; of a conversation, around its last message."""
+    template: str = PROMPT_SLOT
+    """Text around the question, which replaces `{prompt}`; in a conversation, around its last message."""
     chat_template: bool = False
     """Render through the tokenizer's chat template."""
     system: str = ""
-    """System message put before a question that has none; needs `chat_template`."""
+    """System message for questions that have none; needs `chat_template`."""
 
     environment: str = ""
-    """Which of `rollout.environments` answers what the model writes; empty: none, and a response is one turn."""
+    """The one of `rollout.environments` that responds to the model's turns; empty: none, and a response is one turn."""
 
     samples_per_prompt: int = 8
     temperature: float = 1.0
     """Above 0; the trainer divides its logits by it too."""
     top_p: float = 1.0
     top_k: int = 0
-    """Must be 1 and 0: the trainer's distribution has no such cut, so importance ratios would be off by the share that
-    was kept (see docs/training.md)."""
+    """`top_p` must be 1 and `top_k` 0: the trainer's distribution is not truncated, so importance ratios would be wrong
+    by the kept share (see docs/training.md)."""
     max_new_tokens: int = 256
-    """Bound of a response in tokens; shorter where the context ends first."""
+    """Maximum tokens of a response; fewer where the context ends first."""
 
     stop: tuple[str, ...] = ()
-    """Texts that end a response, or a turn of one, beside the tokenizer's end of sequence: at the token that completes
-    one. Special tokens have no text."""
+    """Stop strings: each ends a response, or a turn of one, at the token that completes it, in addition to the
+    tokenizer's end of sequence. Special tokens have no text."""
 
     seed: int = 0
     shuffle: bool = True
     epochs: int | None = None
 
     heldout: int = 0
-    """How many distinct questions are kept from training, for evaluation."""
+    """Distinct questions that are excluded from training, for evaluation."""
     heldout_path: str = ""
-    """Take them from this file or folder (same format) instead: its first `heldout`, or all where that is 0."""
+    """File or folder of the same format to take them from: its first `heldout` questions, or all if that is 0."""
 
     def __post_init__(self) -> None:
         if self.source not in SOURCES:
-            raise ValueError(f"source {self.source!r} is unknown{suggest_name(self.source, SOURCES, MOST_NAMED)}")
+            raise ValueError(f"source {self.source!r} is unknown{suggest_name(self.source, SOURCES, MAX_SUGGESTIONS)}")
         if self.source == "reasoning_gym":
             self._check_task()
         elif self.source == "synthetic":
@@ -112,37 +112,37 @@ class TaskConfig:
         elif not self.path:
             raise ValueError(f"path must be set for source {self.source!r}")
         self._check_levels()
-        if SLOT not in self.template:
-            raise ValueError(f"template must contain {SLOT}, not {self.template!r}")
+        if PROMPT_SLOT not in self.template:
+            raise ValueError(f"template must contain {PROMPT_SLOT}, not {self.template!r}")
         if "" in self.stop:
-            raise ValueError("stop must not have an empty text: every response ends with one")
+            raise ValueError("stop must not contain an empty string: it would end every response at once")
         if self.system and not self.chat_template:
             raise ValueError("system needs chat_template = true: plain text has no system message")
         self._check_numbers()
 
     @property
-    def called(self) -> str:
-        """What it is called where a row of a file says nothing else."""
+    def task_name(self) -> str:
+        """The name of the task, unless a row of a file names another."""
         return self.name or self.task or Path(self.path).stem or self.source
 
     @property
-    def evaluated(self) -> bool:
+    def has_heldout(self) -> bool:
         """Whether questions are held out."""
         return bool(self.heldout or self.heldout_path)
 
     @property
     def endless(self) -> bool:
-        """Whether questions are made as they are asked for: there is no table of them."""
+        """Whether questions are generated on demand, without a table."""
         return self.source == "synthetic" or (self.source == "reasoning_gym" and self.size is None)
 
     @property
     def reference_columns(self) -> tuple[str, ...]:
-        """Columns of a table that a reference holds besides the answer."""
+        """Columns that the reference contains in addition to the answer."""
         conditions = (self.where, *(() if self.endless else self.levels))
         return tuple(dict.fromkeys([*self.extra_columns, *(name for each in conditions for name in each)]))
 
-    def at(self, level: int) -> TaskConfig:
-        """As it is for questions of `level`."""
+    def for_level(self, level: int) -> TaskConfig:
+        """The configuration of questions of `level`."""
         if self.endless:
             return replace(self, task_args={**self.task_args, **self.levels[level]}, levels=())
         return replace(self, where={**self.where, **self.levels[level]}, levels=())
@@ -152,7 +152,7 @@ class TaskConfig:
             raise ValueError("task must name a reasoning-gym task, e.g. 'chain_sum'")
         for name in ("path", "heldout_path"):
             if getattr(self, name):
-                raise ValueError(f"{name} does not go with source 'reasoning_gym'")
+                raise ValueError(f"{name} does not apply to source 'reasoning_gym'")
         for name in ("seed", "size"):
             if name in self.task_args:
                 raise ValueError(f"task_args must not contain {name!r}: set {name} beside it")
@@ -163,9 +163,9 @@ class TaskConfig:
         if self.where and self.endless:
             raise ValueError("where needs a table: a file, or a reasoning-gym task with size")
         if self.levels and self.source == "synthetic":
-            raise ValueError("levels do not go with source 'synthetic'")
+            raise ValueError("levels do not apply to source 'synthetic'")
         if self.levels and self.epochs is not None:
-            raise ValueError("epochs does not go with levels: a level lasts until another is asked for")
+            raise ValueError("epochs does not apply to levels: a level lasts until another is requested")
         for conditions in (self.where, *(() if self.endless else self.levels)):
             for column, wanted in conditions.items():
                 check_condition(column, wanted)
@@ -173,7 +173,7 @@ class TaskConfig:
     def _check_synthetic(self) -> None:
         for name in ("path", "heldout", "heldout_path", "chat_template", "environment", "stop"):
             if getattr(self, name):
-                raise ValueError(f"{name} does not go with source 'synthetic': its prompts have no text")
+                raise ValueError(f"{name} does not apply to source 'synthetic': its prompts have no text")
 
     def _check_numbers(self) -> None:
         for name in ("prompt_tokens", "samples_per_prompt", "max_new_tokens", "epochs", "size"):
@@ -189,8 +189,8 @@ class TaskConfig:
         for name, off in (("top_p", 1), ("top_k", 0)):
             if getattr(self, name) != off:
                 raise ValueError(
-                    f"{name} must be {off}, not {getattr(self, name)}: what is trained must be drawn from the whole "
-                    "distribution (see docs/training.md); a lower temperature sharpens it"
+                    f"{name} must be {off}, not {getattr(self, name)}: training needs samples of the whole "
+                    "distribution (see docs/training.md); to sharpen it, lower the temperature"
                 )
         if not 0 <= self.seed < 2**29:
             raise ValueError(f"seed must be in [0, 2**29), not {self.seed}")
@@ -198,10 +198,10 @@ class TaskConfig:
 
 @dataclass(frozen=True)
 class PromptsConfig(TaskConfig):
-    """What the prompts operator draws: the questions of one task, or of several. Raises ValueError as a task does.
+    """The questions of one task, or of a mixture of `tasks`. Raises ValueError as `TaskConfig`.
 
-    With `tasks` each prompt is of one of them, drawn by weight and `seed`; what stands beside them is what a task has
-    that does not say otherwise (the configuration's reader has filled it in), and nothing more.
+    With `tasks` each prompt is of one of them, drawn by weight and `seed`. The fields beside them are only defaults for
+    tasks that do not set them; the reader of the configuration has filled them in.
     """
 
     tasks: tuple[TaskConfig, ...] = ()
@@ -210,21 +210,23 @@ class PromptsConfig(TaskConfig):
         if not self.tasks:
             super().__post_init__()
             return
-        called = [task.called for task in self.tasks]
-        if len(set(called)) < len(called):
-            raise ValueError(f"tasks: two are called the same, of {called}; set name")
+        names = [task.task_name for task in self.tasks]
+        if len(set(names)) < len(names):
+            raise ValueError(f"tasks: two have the same name, of {names}; set name")
         for task in self.tasks:
             if task.levels and not (task.name or task.endless):
-                raise ValueError("tasks: one of files with levels needs a name: its rows may name many tasks")
+                raise ValueError(
+                    "tasks: a task of files with levels needs a name, since its rows may name several tasks"
+                )
         if len({task.source == "synthetic" for task in self.tasks}) > 1:
-            raise ValueError("tasks: synthetic prompts have no text, and do not go with those that have")
+            raise ValueError("tasks: synthetic prompts have no text, and cannot be mixed with those that have")
 
     @property
     def mixture(self) -> tuple[TaskConfig, ...]:
-        """The tasks: at least one."""
+        """The tasks, at least one."""
         return self.tasks or (self,)
 
     @property
     def curricula(self) -> dict[str, int]:
-        """How many levels each task has that has any, by its name; "" is the only task, whatever its rows call it."""
-        return {task.called if self.tasks else "": len(task.levels) for task in self.mixture if task.levels}
+        """Number of levels by task name, of tasks with levels; "" stands for the only task, whatever its rows name."""
+        return {task.task_name if self.tasks else "": len(task.levels) for task in self.mixture if task.levels}

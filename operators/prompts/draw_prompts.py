@@ -1,4 +1,4 @@
-"""DrawPrompts: questions become prompts, a bounded lead ahead of placement."""
+"""DrawPrompts: draws questions and writes prompts, a bounded number ahead of placement."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ from schemas.records import DeadLetter, LevelReply, LevelRequest
 from schemas.topics import CURRICULUM, DEAD_LETTERS, LEVEL_REPLY, PROMPTS, group_name
 
 POLL_EVERY_S = 0.5
-"""How often placement's progress is looked up."""
+"""Period of reading how far placement has read the prompts."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class DrawPrompts:
-    """Writes prompts in the order of their sources, at most `lead` prompts ahead of what placement has dispatched.
+    """Writes prompts in the order of their sources, at most `lead` prompts ahead of placement's dispatch.
 
-    `model` is the folder of the tokenizer, None for synthetic prompts; `context` the room of its model in tokens.
+    `model` is the folder of the tokenizer, None for synthetic prompts; `context` the context length of the model in
+    tokens.
     """
 
     config: PromptsConfig
@@ -59,7 +60,7 @@ class DrawPrompts:
 
 @dataclass
 class _Task:
-    """Where the questions of a task stand. `sources` are by level; `cursors` count questions taken from each."""
+    """The position in the questions of a task. `sources` are by level; `cursors` count questions drawn from each."""
 
     config: TaskConfig
     sources: Sequence[PromptSource]
@@ -79,7 +80,7 @@ class _Task:
         return self.cursors[self.level]
 
     @property
-    def taken(self) -> int:
+    def questions_drawn(self) -> int:
         return sum(self.cursors)
 
     @property
@@ -88,10 +89,10 @@ class _Task:
 
 
 class PromptFold:
-    """`number` counts prompts made of the questions that were taken: unusable ones leave no gap.
+    """Numbers prompts densely: unusable questions leave no gap.
 
-    A level begins where it is asked for, whatever was drawn by then, and goes on where it was left: which prompt is of
-    which level stands in the curriculum topic, so the log tells what every prompt was made of.
+    A level begins at the next prompt after its request, at the position where it was left before. The curriculum topic
+    records the first prompt of each level, so the log determines the question of every prompt.
     """
 
     def __init__(
@@ -108,33 +109,33 @@ class PromptFold:
         for task, (cursors, level) in zip(tasks, state.get("tasks", ()), strict=False):
             task.cursors, task.level = list(cursors), level
         self._clock, self._sleep = clock, sleep
-        fresh = not any(task.taken for task in tasks)
-        # A table's bad rows are those of all its levels.
+        fresh = not any(task.questions_drawn for task in tasks)
+        # All levels of a table have the same bad rows.
         self._bad_rows = [(task, row) for task in tasks for row in task.source.bad_rows] if fresh else []
         self._exhausted = False
-        self._look_at = clock()
+        self._next_poll_at = clock()
 
     def fold(self, polled: Polled) -> list[Output]:
-        begun = [output for received in polled.records for output in self._begin(received.record)]
-        return begun + self._draw_ahead()
+        replies = [output for received in polled.records for output in self._begin_level(received.record)]
+        return replies + self._draw_ahead()
 
-    def _begin(self, asked: LevelRequest) -> list[Output]:
-        """Go on with questions of another level; a task that nobody knows has none."""
-        begun = []
+    def _begin_level(self, request: LevelRequest) -> list[Output]:
+        """Change to the requested level; an unknown task has no effect."""
+        replies = []
         for task in self._tasks:
-            if asked.task in ("", task.config.called):
-                task.level = min(max(asked.level, 0), len(task.sources) - 1)
-                begun.append(LevelReply(asked.task, task.level, self._number, time.time_ns() // 10**6))
-        return [Output(CURRICULUM, LEVEL_REPLY, each) for each in begun]
+            if request.task in ("", task.config.task_name):
+                task.level = min(max(request.level, 0), len(task.sources) - 1)
+                replies.append(LevelReply(request.task, task.level, self._number, time.time_ns() // 10**6))
+        return [Output(CURRICULUM, LEVEL_REPLY, each) for each in replies]
 
     def _draw_ahead(self) -> list[Output]:
         now = self._clock()
-        if self._exhausted or now < self._look_at:
-            self._sleep(POLL_EVERY_S if self._exhausted else self._look_at - now)  # nothing else paces this source
+        if self._exhausted or now < self._next_poll_at:  # nothing else limits the rate of empty polls
+            self._sleep(POLL_EVERY_S if self._exhausted else self._next_poll_at - now)
             return []
-        self._look_at = now + POLL_EVERY_S
+        self._next_poll_at = now + POLL_EVERY_S
         bad_rows, self._bad_rows = self._bad_rows, []
-        outputs = [_letter(task, row.reason, row.line, b"") for task, row in bad_rows]
+        outputs = [_dead_letter(task, row.reason, row.line, b"") for task, row in bad_rows]
         for _ in range(self._step.lead - self._backlog.records()):
             outputs += self._draw()
         return outputs
@@ -158,8 +159,8 @@ class PromptFold:
         drawn = draw_task(step.config.seed, self._number, weights)
         if drawn is None:
             if not self._exhausted:
-                taken = sum(task.taken for task in self._tasks)
-                log.warning("the questions have come to an end: %d prompts were made of %d", self._number, taken)
+                questions_drawn = sum(task.questions_drawn for task in self._tasks)
+                log.warning("all %d questions are drawn; %d of them became prompts", questions_drawn, self._number)
             self._exhausted = True
             return []
         task = self._tasks[drawn]
@@ -168,16 +169,16 @@ class PromptFold:
         try:
             question = task.source[cursor]
         except UnusableRow as error:
-            return [_letter(task, str(error), cursor, b"")]
+            return [_dead_letter(task, str(error), cursor, b"")]
         try:
             prompt = render(question, self._number, task.config, task.tokenizer, step.context)
         except ValueError as error:
-            return [_letter(task, str(error), cursor, question.text.encode())]
+            return [_dead_letter(task, str(error), cursor, question.text.encode())]
         self._number += 1
         return [Output(PROMPTS, prompt.prompt_id, prompt)]
 
 
-def _letter(task: _Task, reason: str, number: int, payload: bytes) -> Output:
+def _dead_letter(task: _Task, reason: str, number: int, payload: bytes) -> Output:
     origin = task.config.path or task.config.task
     letter = DeadLetter("draw prompts", reason, origin, 0, number, payload, time.time_ns() // 10**6)
     return Output(DEAD_LETTERS, "", letter)

@@ -1,4 +1,4 @@
-"""Questions in a JSONL file of any size: memory holds one offset a line."""
+"""Questions in a JSONL file of any size; memory use is one offset per line."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from operators.prompts.layouts import question_of
 from operators.prompts.question import BadRow, Question, SourceError, UnusableRow
 
 MAX_LINE_BYTES = 8 * 1024 * 1024
-"""No record on a topic may be larger, so no line needs to be."""
+"""The maximum size of a record on a topic, so no usable line is longer."""
 
 
 class JsonlRows:
-    """The lines of a JSONL file, blank ones left out; row numbers count lines from 0.
+    """The lines of a JSONL file without blank ones; row numbers count all lines from 0.
 
-    Raises SourceError if there is no such file. The file must not change while it is read.
+    Raises SourceError if the file does not exist. The file must not change while it is read.
     """
 
     def __init__(self, path: Path, config: TaskConfig) -> None:
@@ -32,7 +32,7 @@ class JsonlRows:
         self._file = path.open("rb")
 
     def scan(self) -> Iterator[Question | BadRow]:
-        """Every line in order; indexes the file. Of one that is too long only the start is held."""
+        """Yield every line in order and index the file. Only the start of a line that is too long is kept."""
         del self._offsets[:]
         self._file.seek(0)
         offset = 0
@@ -45,7 +45,7 @@ class JsonlRows:
                     found: Question | BadRow = self._parse(line, row)
                 except UnusableRow as error:
                     found = BadRow(row + 1, str(error))
-                # The caller may have moved the file by reading another row.
+                # The caller may read another row in between, so the position is restored.
                 yield found
                 self._file.seek(offset)
 

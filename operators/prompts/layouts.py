@@ -1,6 +1,6 @@
-"""From a row of a table to a question: which columns hold what.
+"""Layouts of tables: the columns of a row that contain the question, the answer and the task.
 
-Recognised without configuration, the first column present counts:
+Detected without configuration; the first column present counts:
 
 - question: `prompt` (text, or messages as in verl and TRL), `messages`, `question`, `problem`
 - answer: `reward_model.ground_truth` (verl), `answer`, `ground_truth`, `solution` (TRL)
@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from operators.prompts.conditions import reach
+from operators.prompts.conditions import column_value
 from operators.prompts.config import TaskConfig
 from operators.prompts.question import Message, Question, UnusableRow
 
@@ -23,14 +23,14 @@ TASK_COLUMNS = ("data_source", "task")
 
 
 def top_columns(config: TaskConfig) -> set[str]:
-    """Names of the top-level columns that `config` could ask for: the only ones worth reading."""
+    """Names of the top-level columns that `config` may need, which are the only ones to read."""
     wanted = [config.prompt_column, config.answer_column, *config.reference_columns]
     wanted += [*PROMPT_COLUMNS, *ANSWER_COLUMNS, *TASK_COLUMNS]
     return {name.partition(".")[0] for name in wanted if name} | {name for name in wanted if name}
 
 
 def question_of(row: Any, index: int, config: TaskConfig, task: str) -> Question:
-    """The question in `row`, which is named `task` unless it says otherwise. Raises UnusableRow."""
+    """The question in `row`, of `task` unless the row names another. Raises UnusableRow."""
     if not isinstance(row, Mapping):
         raise UnusableRow(f"expected an object, got {type(row).__name__}")
     text, messages = _prompt(_find(row, config.prompt_column, PROMPT_COLUMNS, "prompt_column"))
@@ -47,7 +47,7 @@ def question_of(row: Any, index: int, config: TaskConfig, task: str) -> Question
 def _find(row: Mapping[str, Any], name: str, candidates: tuple[str, ...], option: str) -> Any:
     names = (name,) if name else candidates
     for candidate in names:
-        value = reach(row, candidate)
+        value = column_value(row, candidate)
         if value is not None:
             return value
     columns = ", ".join(sorted(map(str, row))[:12])
@@ -72,7 +72,7 @@ def _prompt(value: Any) -> tuple[str, tuple[Message, ...]]:
         raise UnusableRow(f"the prompt must be text or a list of messages, not {str(value)[:40]!r}")
     messages = tuple(_message(item) for item in value)
     if messages[-1].role == "assistant":
-        raise UnusableRow("the last message is the assistant's: there is nothing to answer")
+        raise UnusableRow("the last message is of the assistant, so there is nothing to answer")
     if not messages[-1].content.strip():
         raise UnusableRow("the prompt is empty")
     if len(messages) == 1:
@@ -92,4 +92,4 @@ def _check_encodable(text: str, reference: Mapping[str, Any]) -> None:
         text.encode()
         json.dumps(reference, ensure_ascii=False, allow_nan=False).encode()
     except (UnicodeEncodeError, ValueError, TypeError) as error:
-        raise UnusableRow(f"it cannot be written as JSON in UTF-8 ({error})") from error
+        raise UnusableRow(f"the row cannot be written as JSON in UTF-8 ({error})") from error

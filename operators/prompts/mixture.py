@@ -1,4 +1,4 @@
-"""Which task each prompt is of: a function of the seed, the prompt's number and the tasks that have questions left."""
+"""Mixtures: the task of a prompt is a function of the seed, its number and the tasks that have questions left."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from itertools import accumulate
 
 
 def draw_task(seed: int, number: int, weights: Sequence[float]) -> int | None:
-    """The index of the task of prompt `number`, as often as its share of `weights`; None where all weigh 0.
+    """The index of the task of prompt `number`, drawn by its share of `weights`; None if all weights are 0.
 
-    Drawn, not dealt out in turn: partitions take prompts by number in turn, and would each have one task alone.
+    Tasks are drawn, not assigned round-robin: prompts are assigned to partitions round-robin, so each partition could
+    have a single task.
     """
     ends = list(accumulate(weights))
     if not ends or not ends[-1]:

@@ -1,4 +1,4 @@
-"""A shuffled order that is computed, not stored: any position of any epoch in constant time and memory."""
+"""A shuffled order that is computed, not stored: constant time and memory for any position of any epoch."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ _ROUNDS = 4
 
 
 class Permutation:
-    """A pseudorandom permutation of range(size), a function of (size, seed, epoch) alone.
+    """A pseudorandom permutation of range(size), a function of (size, seed, epoch) only.
 
-    A Feistel network over the next even power of two, walked until it lands inside the range, in at most four steps on
-    average (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).
+    A Feistel network over the next even power of two, applied until the value is in the range (cycle walking): at most
+    four steps on average (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).
     """
 
     def __init__(self, size: int, seed: int, epoch: int) -> None:
@@ -20,7 +20,7 @@ class Permutation:
         self._key = b"%d/%d" % (seed, epoch)
 
     def __getitem__(self, position: int) -> int:
-        """Which of range(size) stands at `position`. Raises IndexError outside the range."""
+        """The element at `position`. Raises IndexError outside the range."""
         if not 0 <= position < self._size:
             raise IndexError(position)
         value = self._encrypt(position)

@@ -1,4 +1,4 @@
-"""A question with what is needed to judge its answer, and what is said of rows that hold none."""
+"""Questions with the reference for their verifier, rows that are not usable, and the reader protocol."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Message(NamedTuple):
 class Question:
     """Row `index` (from 0) of a source.
 
-    `messages` is the conversation whose last turn is to be answered, empty for plain text; `text` is what tells
-    questions apart; `reference` is JSON-ready and goes to the verifier of `task`.
+    `messages` is the conversation whose last turn the model answers, empty for plain text; `text` identifies the
+    question; `reference` is JSON-serializable, for the verifier of `task`.
     """
 
     index: int
@@ -32,37 +32,37 @@ class Question:
 
 @dataclass(frozen=True)
 class BadRow:
-    """A row that is no question. `line` counts from 1: a line of a JSONL file, a row of a table."""
+    """A row that is not a valid question. `line` counts lines of a JSONL file, or rows of a table, from 1."""
 
     line: int
     reason: str
 
 
 class UnusableRow(ValueError):
-    """A row is no question; the message says why."""
+    """A row is not a valid question; the message gives the reason."""
 
 
 class SourceError(ValueError):
-    """A source cannot be used at all; the message names the path or task and what to do."""
+    """A source cannot be used; the message names the path or task and what to do."""
 
 
 class RowReader(Protocol):
-    """A finite table of questions, read twice: once in order to know it, then at random."""
+    """A finite table of questions: scanned once in order, then read at random."""
 
     name: str
-    """What error messages call it."""
+    """The name of the table in error messages."""
 
     def scan(self) -> Iterator[Question | BadRow]:
-        """Every row in order."""
+        """Yield every row in order."""
 
     def question(self, row: int) -> Question:
-        """Row `row`, which `scan` gave as a question."""
+        """Row `row`, which `scan` has yielded as a question."""
 
     def close(self) -> None:
         """Release files."""
 
 
 def text_key(text: str) -> int:
-    """64 bits that stand for a question's text, white space aside: equal for equal texts, in every process and run."""
+    """A 64-bit hash of a question's text with normalised white space; the same in every process and run."""
     folded = " ".join(text.split()).encode()
     return int.from_bytes(hashlib.blake2b(folded, digest_size=8).digest(), "big")

@@ -1,4 +1,4 @@
-"""From a question to a prompt: wording, chat template, tokens."""
+"""Rendering of a question as a prompt: template, chat template, tokens."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from infra.models.chat import ChatTokenizer as Tokenizer
 from infra.models.chat import chat_text, stop_tokens, turn_ends
-from operators.prompts.config import SLOT, TaskConfig
+from operators.prompts.config import PROMPT_SLOT, TaskConfig
 from operators.prompts.question import Question
 from schemas.columns import token_ids
 from schemas.identity import Purpose
@@ -15,7 +15,7 @@ from schemas.records import PolicyVersion, Prompt, Sampling
 
 
 class PromptTooLong(ValueError):
-    """A prompt of `length` tokens leaves no room for an answer in a context of `context` tokens."""
+    """A prompt of `length` tokens leaves no room for a response in a context of `context` tokens."""
 
     def __init__(self, number: int, length: int, context: int) -> None:
         super().__init__(f"prompt {number} has {length} tokens: no room for an answer in a context of {context}")
@@ -35,11 +35,11 @@ def render(
     policy_version: PolicyVersion | None = None,
     round: str = "",
 ) -> Prompt:
-    """Prompt `number`, of `question`, for a model with room for `context` tokens of prompt and response together.
+    """Prompt `number` of `question`, for a model with a context of `context` tokens for prompt and response.
 
-    `samples` and `sampling` stand in for the configured ones, as an evaluation needs. `max_new_tokens` is cut to what
-    the context leaves. Plain text is encoded with the special tokens the tokenizer adds by itself; a chat template
-    brings its own. Raises PromptTooLong, and ValueError for a conversation without a chat template.
+    `samples` and `sampling` override the configured ones, for evaluation. `max_new_tokens` is reduced to the remaining
+    context. Plain text is encoded with the special tokens that the tokenizer adds; a chat template contains its own.
+    Raises PromptTooLong, and ValueError for a conversation without a chat template.
     """
     text = prompt_text(question, config, tokenizer)
     ids = tokenizer.encode(text, add_special_tokens=not config.chat_template)
@@ -63,26 +63,26 @@ def render(
 
 
 def prompt_text(question: Question, config: TaskConfig, tokenizer: Tokenizer) -> str:
-    """The text that the model reads. Raises ValueError for a conversation without a chat template that can say it."""
+    """The text for the model. Raises ValueError for a conversation without a suitable chat template."""
     if not config.chat_template:
         if len(question.messages) > 1:
             raise ValueError(f"question {question.index} is a conversation: set chat_template = true")
-        return config.template.replace(SLOT, question.text)
+        return config.template.replace(PROMPT_SLOT, question.text)
     messages = [message._asdict() for message in question.messages] or [{"role": "user", "content": question.text}]
-    messages[-1]["content"] = config.template.replace(SLOT, messages[-1]["content"])
+    messages[-1]["content"] = config.template.replace(PROMPT_SLOT, messages[-1]["content"])
     if config.system and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": config.system})
     return chat_text(tokenizer, messages)
 
 
 def check_template(config: TaskConfig, tokenizer: Tokenizer) -> None:
-    """Raise ValueError if the chat template that `config` asks for fails on any question."""
+    """Raise ValueError if `config` needs a chat template and it fails on a plain question."""
     if config.chat_template:
-        prompt_text(Question(0, "?", (), {}, config.called), config, tokenizer)
+        prompt_text(Question(0, "?", (), {}, config.task_name), config, tokenizer)
 
 
 def _sampling(config: TaskConfig, tokenizer: Tokenizer) -> Sampling:
-    # One seed for the run: an engine mixes in the trajectory's id and the position.
+    # One seed for the run; engines combine it with the trajectory's id and the position.
     return Sampling(
         temperature=float(config.temperature),
         top_p=float(config.top_p),

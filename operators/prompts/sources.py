@@ -1,7 +1,7 @@
-"""Questions by number: dense numbers from 0, through shuffled epochs, without those held out for evaluation.
+"""Questions by number: dense numbers from 0, in shuffled epochs, without the questions held out for evaluation.
 
-A number's question is a function of the configuration and the data alone, so a restart goes on at any number without
-replaying the ones before. Training and held-out questions never share a text.
+The question of a number is a function of the configuration and the data only, so a restart continues at any number
+without replaying earlier ones. Training and held-out questions never share a text.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from operators.prompts.conditions import meets
+from operators.prompts.conditions import matches
 from operators.prompts.config import PromptsConfig, TaskConfig
 from operators.prompts.permutation import Permutation
 from operators.prompts.question import BadRow, Question, RowReader, SourceError, UnusableRow, text_key
 from operators.prompts.synthetic import SyntheticSource
 
 MAX_BAD_ROWS = 1000
-"""How many bad rows are reported one by one; the others are counted."""
+"""Maximum bad rows that are reported one by one; the rest is counted."""
 
-# Where in a task's endless sequence its questions lie. Some tasks need seed + item below 2**32.
+# Positions in the endless sequence of a task. Some tasks need seed + item below 2**32.
 _HELDOUT_START = 1 << 30
 _RETRY_START = 1 << 31
 _MAX_DRAWS = 1000
@@ -34,7 +34,7 @@ class PromptSource(Protocol):
     """Training questions by number, and the questions held out from them."""
 
     total: int | None
-    """How many numbers there are; None: no end."""
+    """The number of questions; None: endless."""
     heldout: tuple[Question, ...]
     bad_rows: tuple[BadRow, ...]
     bad_row_count: int
@@ -46,50 +46,50 @@ class PromptSource(Protocol):
         """Release files."""
 
 
-def open_source(config: TaskConfig, aside: Sequence[Question] = ()) -> PromptSource:
+def open_source(config: TaskConfig, excluded: Sequence[Question] = ()) -> PromptSource:
     """The questions of `config`. Raises SourceError naming the path or task that cannot be used.
 
-    Files are read once from end to end, and take 16 bytes a row in memory. Bad rows are left out and reported. `aside`
-    are never given, as if they were held out here.
+    Files are scanned once and need 16 bytes of memory per row. Bad rows are skipped and reported. The `excluded`
+    questions are never drawn, as if they were held out here.
     """
     if config.source == "synthetic":
         return SyntheticSource(config)
     if config.endless:
-        return EndlessSource(config, aside=aside)
-    heldout = _questions_aside(config) if config.heldout_path else ()
-    return TableSource(config, open_rows(config), heldout, aside)
+        return EndlessSource(config, excluded=excluded)
+    heldout = _read_heldout_path(config) if config.heldout_path else ()
+    return TableSource(config, open_rows(config), heldout, excluded)
 
 
-def open_levels(config: TaskConfig, aside: Sequence[Question] = ()) -> tuple[PromptSource, ...]:
-    """The questions of `config` by level, none of which is held out; one level where it has no curriculum.
+def open_levels(config: TaskConfig, excluded: Sequence[Question] = ()) -> tuple[PromptSource, ...]:
+    """The questions of `config` by level, none of which is held out; one level if it has no curriculum.
 
     Raises SourceError as `open_source`.
     """
     if not config.levels:
-        return (open_source(config, aside),)
+        return (open_source(config, excluded),)
     heldout = heldout_questions(config)
-    configs = [config.at(level) for level in range(len(config.levels))]
+    configs = [config.for_level(level) for level in range(len(config.levels))]
     if config.endless:
-        return tuple(EndlessSource(each, heldout, aside) for each in configs)
+        return tuple(EndlessSource(each, heldout, excluded) for each in configs)
     rows = open_rows(config)
-    return tuple(TableSource(each, rows, heldout, aside) for each in configs)
+    return tuple(TableSource(each, rows, heldout, excluded) for each in configs)
 
 
 def open_tasks(config: PromptsConfig) -> tuple[tuple[PromptSource, ...], ...]:
-    """The questions of each task of `config` by level. None is held out, be it by another task.
+    """The questions of each task of `config` by level. None of them is held out by any task.
 
     Raises SourceError as `open_source`.
     """
     tasks = config.mixture
     if len(tasks) == 1:
         return (open_levels(tasks[0]),)
-    aside = [question for task in tasks for question in heldout_questions(task)]
-    return tuple(open_levels(task, aside) for task in tasks)
+    excluded = [question for task in tasks for question in heldout_questions(task)]
+    return tuple(open_levels(task, excluded) for task in tasks)
 
 
 def heldout_questions(config: TaskConfig) -> tuple[Question, ...]:
-    """The questions that `open_source(config)` never gives. Raises SourceError."""
-    if not config.evaluated:
+    """The questions that `open_source(config)` holds out. Raises SourceError."""
+    if not config.has_heldout:
         return ()
     source = open_source(config)
     try:
@@ -98,22 +98,22 @@ def heldout_questions(config: TaskConfig) -> tuple[Question, ...]:
         source.close()
 
 
-def heldout_of_all(config: PromptsConfig) -> Iterator[tuple[TaskConfig, Question]]:
-    """The held-out questions of all tasks, in an order whose beginnings have of each task its share."""
-    placed = []
+def all_heldout_questions(config: PromptsConfig) -> Iterator[tuple[TaskConfig, Question]]:
+    """The held-out questions of all tasks, interleaved so that every prefix has the share of each task."""
+    positioned = []
     for number, task in enumerate(config.mixture):
         questions = heldout_questions(task)
-        placed += [((place + 0.5) / len(questions), number, question) for place, question in enumerate(questions)]
-    for _, number, question in sorted(placed, key=lambda each: each[:2]):
+        positioned += [((place + 0.5) / len(questions), number, question) for place, question in enumerate(questions)]
+    for _, number, question in sorted(positioned, key=lambda each: each[:2]):
         yield config.mixture[number], question
 
 
 def open_rows(config: TaskConfig) -> RowReader:
     """The table behind `config`. Raises SourceError."""
     if config.source == "reasoning_gym":
-        from operators.prompts.tasks import TaskRows
+        from operators.prompts.reasoning_gym_rows import ReasoningGymRows
 
-        return TaskRows(config, config.seed, config.size)
+        return ReasoningGymRows(config, config.seed, config.size)
     path = Path(config.path).expanduser()
     if config.source == "jsonl":
         from operators.prompts.jsonl_rows import JsonlRows
@@ -124,7 +124,7 @@ def open_rows(config: TaskConfig) -> RowReader:
     return open_parquet(path, config) if config.source == "parquet" else open_dataset(path, config)
 
 
-def _questions_aside(config: TaskConfig) -> tuple[Question, ...]:
+def _read_heldout_path(config: TaskConfig) -> tuple[Question, ...]:
     rows = open_rows(replace(config, path=config.heldout_path, where={}, levels=()))
     try:
         questions = (question for question in rows.scan() if isinstance(question, Question))
@@ -137,26 +137,26 @@ def _questions_aside(config: TaskConfig) -> tuple[Question, ...]:
 
 
 class TableSource:
-    """Those questions of a finite table that meet `config.where`.
+    """The questions of a finite table that match `config.where`.
 
-    Held out are those given, or the `config.heldout` texts with the smallest hashes; `aside` are kept from training,
-    too. Several may share `rows`.
+    The held-out questions are `heldout`, or the `config.heldout` texts with the smallest hashes. `excluded` questions
+    are not trained either. Several sources may share `rows`.
     """
 
     def __init__(
-        self, config: TaskConfig, rows: RowReader, heldout: Sequence[Question] = (), aside: Sequence[Question] = ()
+        self, config: TaskConfig, rows: RowReader, heldout: Sequence[Question] = (), excluded: Sequence[Question] = ()
     ) -> None:
         self._config, self._rows = config, rows
         self.bad_rows: tuple[BadRow, ...] = ()
         self.bad_row_count = 0
         try:
             numbers, keys = self._scan()
-            kept_out = {text_key(question.text) for question in heldout}
-            self.heldout = tuple(heldout) or self._draw_heldout(numbers, keys, kept_out)
-            kept_out.update(text_key(question.text) for question in aside)
-            self._order = array("q", (n for n, key in zip(numbers, keys, strict=True) if key not in kept_out))
+            excluded_keys = {text_key(question.text) for question in heldout}
+            self.heldout = tuple(heldout) or self._draw_heldout(numbers, keys, excluded_keys)
+            excluded_keys.update(text_key(question.text) for question in excluded)
+            self._order = array("q", (n for n, key in zip(numbers, keys, strict=True) if key not in excluded_keys))
             if not self._order:
-                raise SourceError(f"{rows.name} has no question left to train on: all are held out")
+                raise SourceError(f"{rows.name} has no question left for training: all are held out")
         except BaseException:
             rows.close()
             raise
@@ -166,7 +166,7 @@ class TableSource:
     def __getitem__(self, number: int) -> Question:
         """Question `number`, found in constant time. Raises IndexError beyond the last epoch."""
         if number < 0 or (self.total is not None and number >= self.total):
-            raise IndexError(f"{self._rows.name} has {self.total} numbers, not {number}")
+            raise IndexError(f"{self._rows.name} has {self.total} questions, so none of number {number}")
         epoch, position = divmod(number, len(self._order))
         if self._config.shuffle:
             if self._shuffled[0] != epoch:
@@ -184,7 +184,7 @@ class TableSource:
         numbers, keys = array("q"), array("Q")
         for found in self._rows.scan():
             if isinstance(found, Question):
-                if meets(found.reference, self._config.where):
+                if matches(found.reference, self._config.where):
                     numbers.append(found.index)
                     keys.append(text_key(found.text))
                 continue
@@ -198,27 +198,27 @@ class TableSource:
             raise SourceError(f"{self._rows.name} has no usable row{where} ({self.bad_row_count} bad ones{first})")
         return numbers, keys
 
-    def _draw_heldout(self, numbers: array[int], keys: array[int], kept_out: set[int]) -> tuple[Question, ...]:
+    def _draw_heldout(self, numbers: array[int], keys: array[int], excluded_keys: set[int]) -> tuple[Question, ...]:
         wanted = self._config.heldout
         if not wanted:
             return ()
         distinct = set(keys)
         if len(distinct) <= wanted:
             name = self._rows.name
-            raise SourceError(f"heldout = {wanted} leaves nothing of the {len(distinct)} distinct questions in {name}")
-        kept_out.update(heapq.nsmallest(wanted, distinct))
+            raise SourceError(f"heldout = {wanted} leaves none of the {len(distinct)} distinct questions in {name}")
+        excluded_keys.update(heapq.nsmallest(wanted, distinct))
         first_rows: dict[int, int] = {}
         for number, key in zip(numbers, keys, strict=True):
-            if key in kept_out:
+            if key in excluded_keys:
                 first_rows.setdefault(key, number)
         return tuple(self._rows.question(number) for number in sorted(first_rows.values()))
 
 
 class EndlessSource:
-    """A fresh question for every number, from a task that makes as many as are asked for.
+    """A new question for every number, from a task that generates any number of them.
 
-    Item i of reasoning-gym's seed s is Random(s + i): near seeds give nearly the same questions. So the seed is hashed
-    into where the sequence starts, and a number whose question is held out takes one from elsewhere in the sequence.
+    Item i under reasoning-gym's seed s is Random(s + i), so similar seeds give nearly the same questions. The seed is
+    therefore hashed to the start of the sequence. A number whose question is held out draws another far along it.
     """
 
     total: int | None = None
@@ -226,27 +226,27 @@ class EndlessSource:
     bad_row_count = 0
 
     def __init__(
-        self, config: TaskConfig, heldout: tuple[Question, ...] | None = None, aside: Sequence[Question] = ()
+        self, config: TaskConfig, heldout: tuple[Question, ...] | None = None, excluded: Sequence[Question] = ()
     ) -> None:
-        """`heldout` are kept from training instead of questions of its own, `aside` beside them."""
-        from operators.prompts.tasks import TaskRows
+        """`heldout` replace held-out questions of its own; `excluded` are not trained in addition."""
+        from operators.prompts.reasoning_gym_rows import ReasoningGymRows
 
-        self._rows = TaskRows(config, seed=0, size=None)
+        self._rows = ReasoningGymRows(config, seed=0, size=None)
         self._seed = config.seed
-        self._start = _hashed(f"start/{config.seed}") % (1 << 29)
+        self._start = _hash(f"start/{config.seed}") % (1 << 29)
         self.heldout: tuple[Question, ...] = heldout or ()
-        self._kept_out = {text_key(question.text) for question in self.heldout}
+        self._excluded_keys = {text_key(question.text) for question in self.heldout}
         try:
             self._rows.question(_HELDOUT_START)
         except UnusableRow as error:
-            raise SourceError(f"{error}: set size, for a task that does not make questions without end") from error
+            raise SourceError(f"{error}: set size, since the task does not generate questions without end") from error
         if config.heldout and heldout is None:
             self._draw_heldout(config.heldout)
-        self._kept_out.update(text_key(question.text) for question in aside)
-        _ = self[0]  # so that a held-out set that leaves nothing is said now
+        self._excluded_keys.update(text_key(question.text) for question in excluded)
+        _ = self[0]  # fail now if the held-out set leaves no question
 
     def __getitem__(self, number: int) -> Question:
-        """Question `number`. Raises IndexError for a negative one, SourceError if all it finds are held out."""
+        """Question `number`. Raises IndexError for a negative one, SourceError if every draw is held out."""
         if number < 0:
             raise IndexError(number)
         item = self._start + number
@@ -254,32 +254,34 @@ class EndlessSource:
             question = self._draw(item)
             if question is not None:
                 return question
-            item = _RETRY_START + _hashed(f"{self._seed}/{number}/{draw}") % (1 << 30)
-        raise SourceError(f"{self._rows.name}: {_MAX_DRAWS} draws were all among the {len(self._kept_out)} held out")
+            item = _RETRY_START + _hash(f"{self._seed}/{number}/{draw}") % (1 << 30)
+        raise SourceError(
+            f"{self._rows.name}: {_MAX_DRAWS} draws were all among the {len(self._excluded_keys)} held out"
+        )
 
     def close(self) -> None:
         """Nothing to do."""
 
     def _draw(self, item: int) -> Question | None:
-        """Item `item`, unless its text is held out or the task fails to make it."""
+        """Item `item`; None if its text is held out or the task cannot generate it."""
         try:
             question = self._rows.question(item)
         except UnusableRow:
             return None
-        return None if text_key(question.text) in self._kept_out else question
+        return None if text_key(question.text) in self._excluded_keys else question
 
     def _draw_heldout(self, wanted: int) -> None:
         found: list[Question] = []
         for item in range(20 * wanted + _MAX_DRAWS):
             question = self._draw(_HELDOUT_START + item)
             if question is not None:
-                self._kept_out.add(text_key(question.text))
+                self._excluded_keys.add(text_key(question.text))
                 found.append(question)
                 if len(found) == wanted:
                     self.heldout = tuple(found)
                     return
-        raise SourceError(f"heldout = {wanted}, but {self._rows.name} gave only {len(found)} distinct questions")
+        raise SourceError(f"heldout = {wanted}, but {self._rows.name} generated only {len(found)} distinct questions")
 
 
-def _hashed(text: str) -> int:
+def _hash(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")

@@ -1,4 +1,4 @@
-"""Prompts of made-up tokens, as long as they are wanted: for emulated runs, which have neither text nor tokenizer."""
+"""Prompts of random tokens of a given length, for emulated runs, which have neither text nor tokenizer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _VOCABULARY = 1000
 
 
 class SyntheticSource:
-    """Question `n` is its own number."""
+    """Numbered questions without content."""
 
     heldout: tuple[Question, ...] = ()
     bad_rows: tuple[BadRow, ...] = ()
@@ -26,7 +26,7 @@ class SyntheticSource:
 
     def __getitem__(self, number: int) -> Question:
         if number < 0 or (self.total is not None and number >= self.total):
-            raise IndexError(f"there are {self.total} synthetic questions, not {number}")
+            raise IndexError(f"there are {self.total} synthetic questions, so none of number {number}")
         return Question(number, f"synthetic question {number}", (), {}, "synthetic")
 
     def close(self) -> None:
@@ -34,7 +34,7 @@ class SyntheticSource:
 
 
 class SyntheticTokenizer:
-    """Encodes every text as `length` tokens that depend on it, none of which is `END`."""
+    """Encodes every text as `length` tokens, a hash of it, none of which is `END`."""
 
     eos_token_id: int | Sequence[int] | None = END
     chat_template: str | None = None

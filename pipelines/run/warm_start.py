@@ -15,7 +15,7 @@ from blake3 import blake3
 
 from infra.files import write_atomically
 from operators.prompts.config import TaskConfig
-from operators.prompts.sources import heldout_of_all, open_source
+from operators.prompts.sources import all_heldout_questions, open_source
 from operators.trainer.warm_start_record import PROCEDURE, WarmStart, read_warm_start
 from pipelines.config import Config
 
@@ -62,7 +62,7 @@ def make_warm_start(config: Config) -> None:
     tasks = [task for task in config.prompts.mixture if task.task == settings.model.task]
     weight = sum(task.weight for task in tasks)
     entries = [entry for task in tasks for entry in _entries(task, round(settings.examples * task.weight / weight))]
-    questions = (question for task, question in heldout_of_all(config.prompts) if task in tasks)
+    questions = (question for task, question in all_heldout_questions(config.prompts) if task in tasks)
     heldout = [question.reference for question in itertools.islice(questions, settings.measured)]
     result = warm_start(settings, entries, heldout, config.run.folder / CACHE, report)
     index_file = _index_file(config)

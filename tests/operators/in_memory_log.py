@@ -1,7 +1,7 @@
-"""A log in memory that loses, repeats and reorders as Kafka may, and shards of any Step that live on it.
+"""An in-memory log that loses, repeats and reorders records as Kafka may, and shards of any step on it.
 
-A `Shard` follows the protocol of operators/io to the letter: `Restored` from what its group has committed and its own
-output read back from the noted floors, then `Polled`, emissions numbered from 1, outputs and checkpoint committed
+A `Shard` follows the protocol of operators/io exactly: `Restored` from the last commit of its group and its own output
+read back from the ledger floors, then `Polled`, emissions numbered from 1, outputs and checkpoint committed
 together or not at all. Tests say when it polls, what it sees first, when it commits, and when it dies.
 """
 
@@ -22,19 +22,19 @@ from schemas.topics import Topic
 
 
 class ShardFenced(RuntimeError):
-    """A successor, or placement, has taken this shard's transactional.id away."""
+    """A successor, or placement, has fenced the transactional.id of this shard."""
 
 
 @dataclass(slots=True)
 class _Slot:
-    """What stands at one offset: rows that share a key, or nothing (a transaction's marker)."""
+    """The content of one offset: rows that share a key, or none (a transaction marker)."""
 
     key: str = ""
     rows: list[Any] = field(default_factory=list)
     made: Block | None = None
 
     def block(self) -> Block:
-        """The rows as columns, made once."""
+        """The rows as a block, created once."""
         if self.made is None or len(self.made) != len(self.rows):
             self.made = Block.of(self.rows)
         return self.made
@@ -42,7 +42,7 @@ class _Slot:
 
 @dataclass
 class _Group:
-    """What one consumer group has committed, and which session of it may commit."""
+    """The last commit of a consumer group, and the session that may commit."""
 
     start: int = 0
     offsets: dict[PartitionKey, int] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class Log:
         self._place(topic.short_name, partition).append(_Slot(key, [record]))
 
     def transact(self, outputs: Iterable[Output]) -> dict[str, int]:
-        """Write `outputs`, neighbours of one class and key as rows at one offset; the first offsets written."""
+        """Write `outputs`, consecutive ones of one class and key as rows at one offset; return the first offsets."""
         first: dict[str, int] = {}
         last: dict[tuple[str, int, str], _Slot] = {}
         for topic, key, record, partition in outputs:
@@ -117,7 +117,7 @@ class Log:
         return self._groups.setdefault(group, _Group())
 
     def fence(self, group: str) -> None:
-        """Take the group's transactional.id away from whoever has it."""
+        """Fence the present session of the group."""
         self.committed(group).holder = None
 
     def _place(self, short_name: str, partition: int) -> list[_Slot]:
@@ -125,16 +125,13 @@ class Log:
 
 
 class Shard:
-    """One shard on `log`. `restore` makes its memory. It is down until `start`, and after `crash`.
-
-    `resume` overrides committed offsets as ShardConfig's does.
-    """
+    """One shard on `log`; `restore` creates its state. It is down until `start`, and after `crash`."""
 
     def __init__(self, log: Log, config: ShardConfig, restore: Callable[[Restored], ShardFold]) -> None:
         self.log, self.config, self._restore = log, config, restore
         self.fold: ShardFold | None = None
         self.validates = False
-        """Whether records that cannot be become dead letters, as in FoldRecords."""
+        """Whether invalid records become dead letters, as in FoldRecords."""
         self.restored: Restored | None = None
         self._waiting: list[Emission] = []
 
@@ -143,7 +140,7 @@ class Shard:
         return [PartitionKey(r.topic.short_name, p) for r in self.config.inputs for p in r.partitions]
 
     def start(self) -> Restored:
-        """Open a session and build the memory with which it begins."""
+        """Open a session and create its state."""
         self.crash()
         log, config = self.log, self.config
         group = log.committed(config.group)
@@ -173,7 +170,7 @@ class Shard:
         return self.restored
 
     def turn(self, most: int = 10**6, only: Sequence[PartitionKey] | None = None) -> tuple[Output, ...]:
-        """Poll at most `most` offsets of each partition in `only` (default: all), and fold. What comes of it waits."""
+        """Poll at most `most` offsets of each partition in `only` (default: all), and fold; the emission is pending."""
         assert self.fold is not None
         received: list[ReceivedRecord] = []
         for place in self.places if only is None else only:
@@ -193,16 +190,16 @@ class Shard:
         return outputs
 
     def seen(self, topic: Topic) -> list[Any]:
-        """The records of `topic` that stand before where this shard reads."""
+        """The records of `topic` before the positions of this shard."""
         places = [place for place in self.places if place.topic == topic.short_name]
         return [r.record for place in places for r in self.log.received(place, 0, self._positions[place])]
 
     def waiting(self) -> list[Output]:
-        """What the next commit would write."""
+        """The outputs that the next commit would write."""
         return [output for emission in self._waiting for output in emission.outputs]
 
     def commit(self) -> None:
-        """Commit all that waits in one transaction. Raises FencedHere, and nothing of it is ever seen."""
+        """Commit the pending emissions in one transaction. Raises ShardFenced; then none of them is visible."""
         if not self._waiting:
             return
         group = self.log.committed(self.config.group)
@@ -227,7 +224,7 @@ class Shard:
         return outputs
 
     def crash(self) -> None:
-        """Die: what waits is lost."""
+        """Crash; pending emissions are lost."""
         if self.fold is not None:
             self.fold.close()
         self.fold = None

@@ -1,4 +1,4 @@
-"""Records that decode and cannot be, or are of nobody in the run: each field of every record class at its extremes."""
+"""Records that decode but are invalid or foreign to the run: each field of every record class at extreme values."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from schemas.shape import fields_of
 from schemas.topics import CATALOGUE, Topic
 
 FAR = 10**12
-"""A number of a prompt that no run comes to."""
+"""A prompt number that no run reaches."""
 INTEGERS = (-(2**63), -1, 0, 2**31, 2**53 + 1, 2**63 - 1)
 TEXTS = ("", "\x1b[2J", "p0.999999", "x" * 5000)
 FLOATS = (0.0, -1e300, 1e300, float("inf"), float("nan"))
 
 
 def invalid_records() -> Iterator[tuple[Topic, Any]]:
-    """Every record class on each of its topics, with one field absurd at a time, and as it is of somebody else."""
+    """Every record class on each of its topics: foreign to the run, and with one extreme field at a time."""
     for topic in CATALOGUE.values():
         for kind in topic.record_classes:
-            for record in (of_somebody_else(SAMPLES[kind]), *variants(of_somebody_else(SAMPLES[kind]))):
+            for record in (as_foreign(SAMPLES[kind]), *variants(as_foreign(SAMPLES[kind]))):
                 if is_decodable(record):
                     yield topic, record
 
 
 def is_decodable(record: Any) -> bool:
-    """Whether `record` can stand on a topic; what cannot is undecodable, which other tests see to."""
+    """Whether `record` can be written to a topic; other tests cover undecodable ones."""
     try:
         decode(*encode(record))
     except (ValueError, TypeError, OverflowError):
@@ -39,13 +39,13 @@ def is_decodable(record: Any) -> bool:
     return True
 
 
-def of_somebody_else(record: Any) -> Any:
-    """`record` of a prompt and a replica that the run does not have."""
+def as_foreign(record: Any) -> Any:
+    """`record` with a prompt and a replica that the run does not have."""
     changes: dict[str, Any] = {}
     for field in fields(record):
         value = getattr(record, field.name)
         if isinstance(value, r.Prompt | r.Trajectory):
-            changes[field.name] = of_somebody_else(value)
+            changes[field.name] = as_foreign(value)
     names = {field.name for field in fields(record)}
     for name, value in (("trajectory_id", f"p{FAR}.3"), ("replica", 3), ("run", "run")):
         if name in names:
@@ -56,7 +56,7 @@ def of_somebody_else(record: Any) -> Any:
 
 
 def variants(record: Any) -> Iterator[Any]:
-    """`record` with each of its fields, and of those of the records in it, absurd in its turn."""
+    """`record` with one field at a time, nested ones included, at extreme values."""
     for field in fields_of(type(record)):
         value = getattr(record, field.name)
         if hasattr(value, "__dataclass_fields__"):

@@ -1,7 +1,7 @@
-"""The whole cycle on one log in memory: real placement, rollouts, score, experience and evaluation, a toy trainer.
+"""A whole run on one in-memory log: real placement, rollouts, score, experience and evaluation, and a toy trainer.
 
-Every role can die at any point, before or after its commit, be paused for long, or see its topics in any order. What
-must hold at every commit is asserted as it happens; what must hold in the end, by `check`.
+Every role can crash at any point, before or after its commit, be paused for long, or read its topics in any order.
+Invariants of every commit are asserted at the commit; those of the end, by `check`.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ KEEP_VERSIONS = 4
 
 
 class PipelineSimulation:
-    """One run. `step` does one random thing; `calm` lets everything finish; `check` looks at what was written."""
+    """One run. `step` makes one random event; `calm` lets everything finish; `check` checks the log."""
 
     def __init__(self, seed: int, shape: SimulationConfig) -> None:
         self.rng = random.Random(seed)
         self.shape = shape
         self.log = Log()
         self.checks = True
-        """Whether what must hold at every commit is asserted: not where others write, too."""
+        """Whether invariants of commits are asserted; off where a test writes foreign records."""
         self.weights = ScriptedWeights(KEEP_VERSIONS)
         self.now = 0.0
         self._fed = 0
@@ -95,10 +95,10 @@ class PipelineSimulation:
         for each in self.shards:
             each.start()
 
-    # -- what happens -------------------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """One random thing that may happen to a run."""
+        """One random event of a run."""
         rng = self.rng
         self._pass_time(rng.choice([0.01, 0.05, 0.2]))
         what = rng.random()
@@ -110,8 +110,8 @@ class PipelineSimulation:
             self._paused[rng.randrange(self.shape.processes)] = self.now + rng.uniform(0, 3 * TIMEOUT_S)
         elif what < 0.055 and self.shape.drains:
             replica = rng.randrange(self.shape.processes * self.shape.replicas)
-            life = self.log.committed(self.rollouts[replica // self.shape.replicas].config.group).start
-            self.log.append(INBOX, Drain(replica, life), partition=replica)
+            incarnation = self.log.committed(self.rollouts[replica // self.shape.replicas].config.group).start
+            self.log.append(INBOX, Drain(replica, incarnation), partition=replica)
         elif what < 0.06:
             self._trains_at = self.now + rng.uniform(0, 6 * TIMEOUT_S)
         elif what < 0.15:
@@ -126,17 +126,17 @@ class PipelineSimulation:
                 self._commit(each)
 
     def calm(self, turns: int = 2000) -> None:
-        """Everything works, for as long as it takes to finish."""
+        """Run without failures until all work is finished."""
         self._paused.clear()
         for each in self.rollouts if self.shape.drains else ():
-            self._restart(each)  # nobody is left to work otherwise
+            self._restart(each)  # else no replica would be left to work
         for turn in range(turns):
             if turn % 100 == 99 and not self._work_left():
                 return
-            self.go_on()
+            self.run_undisturbed()
 
-    def go_on(self) -> None:
-        """A fifth of a second in which nothing fails."""
+    def run_undisturbed(self) -> None:
+        """Run for a fifth of a second without failures."""
         self._pass_time(0.2)
         self.trainer.train()
         for each in self.shards:
@@ -193,11 +193,11 @@ class PipelineSimulation:
                 self._handed[record.trajectory_id] = record
 
     def _restart(self, each: Shard) -> None:
-        """Die with what waits, then start anew."""
+        """Crash with pending emissions, then start again."""
         each.crash()
         each.start()
 
-    # -- what must hold at every commit -------------------------------------------------------------------------------
+    # -- invariants of every commit -----------------------------------------------------------------------------------
 
     def _check_dispatch(self, outputs: tuple[Output, ...]) -> None:
         fold = self.placement.fold
@@ -223,7 +223,7 @@ class PipelineSimulation:
             told = (r.next_owner for r in self.placement.seen(PROGRESS) if isinstance(r, Progress))
             if handed.lease not in {to.lease for to in told if to is not None}:
                 self._owners[name] = record
-                return  # placement cannot know of that owner yet
+                return  # placement has not read of that owner yet
             before = handed
         refused = [r.lease for r in self.log.rows(PROGRESS) if isinstance(r, AssignmentRejected)]
         if before is not None and before.lease not in refused:
@@ -245,10 +245,10 @@ class PipelineSimulation:
         }
         assert len(out - done) <= self.shape.admitted + self.shape.samples - 1
 
-    # -- what must hold in the end ------------------------------------------------------------------------------------
+    # -- invariants at the end ---------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """What was written tells of each trajectory once, and nothing is left but what makes up no batch."""
+        """Each trajectory was settled once, and only groups that do not fill a batch are left."""
         shape, log = self.shape, self.log
         assert self._fed == shape.prompts, "placement has not come to the end of the prompts"
         settled = log.rows(SETTLED)
@@ -277,7 +277,7 @@ class PipelineSimulation:
         assert left <= set(scored), "what is left is in the buffer"
 
     def _work_left(self) -> bool:
-        """Whether anything is still to come of what was asked, but what the buffer keeps for its next batch."""
+        """Whether any trajectory is unfinished, except those the buffer keeps for its next batch."""
         asked = {f"{p.prompt_id}.{m}" for p in self._asked() for m in range(p.samples)}
         left = asked - {r.trajectory_id for r in self.log.rows(SETTLED)}
         kept = len(left) < self.shape.global_batch and not [name for name in left if name.startswith("e")]
@@ -304,7 +304,7 @@ class PipelineSimulation:
     def _length(self, name: str) -> int:
         return 1 + zlib.crc32(name.encode()) % self.shape.longest
 
-    # -- how memories are made ----------------------------------------------------------------------------------------
+    # -- restore functions -------------------------------------------------------------------------------------------
 
     def _restore_placement(self, restored: Restored) -> ShardFold:
         shape = self.shape
@@ -320,7 +320,7 @@ class PipelineSimulation:
         return PlacementFold(step, restored, self._fence, lambda: self.now, lambda: 0)
 
     def _fence(self, process: int) -> None:
-        if process < len(self.rollouts):  # heartbeats may be of a process that is none
+        if process < len(self.rollouts):  # heartbeats may name a process that does not exist
             self.log.fence(self.rollouts[process].config.group)
 
     def _rollout_shard(self, process: int) -> object:
@@ -370,7 +370,7 @@ class PipelineSimulation:
 
 
 def _token(number: int, position: int) -> int:
-    """What version `number` makes at a position: shifted, repeated or mixed-up tokens are seen."""
+    """The token of version `number` at a position, so that shifted, repeated or mixed tokens are detected."""
     return 1000 * number + position
 
 

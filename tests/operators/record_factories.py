@@ -1,4 +1,4 @@
-"""Records as tests of the operators need them: each call names only what its test looks at."""
+"""Factories of records for tests of the operators: a call names only the fields that its test needs."""
 
 from __future__ import annotations
 

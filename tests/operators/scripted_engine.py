@@ -1,4 +1,4 @@
-"""An engine that generates by script, weights that come and go, and heartbeats that nobody sends."""
+"""Test doubles of the rollout: a scripted engine, weights that are evicted, and heartbeats that are not sent."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ScriptedEngine:
         self.version: PolicyVersion | None = None
         self.loads: list[PolicyVersion] = []
         self.given: dict[str, bytes] = {}
-        """The KV with which requests came."""
+        """The KV with which requests were submitted."""
         self.generated_tokens = 0
         self.closed = False
 
@@ -113,7 +113,7 @@ def _partial(tokens: list[int]) -> PartialResponse:
 
 
 class ScriptedWeights:
-    """The newest `keep` of the versions that were added."""
+    """Keeps the newest `keep` versions that were added."""
 
     def __init__(self, keep: int = 10**6) -> None:
         self._keep = keep
@@ -136,7 +136,7 @@ class ScriptedWeights:
 
 
 class ScriptedBackend:
-    """What a process shares, where the test has made everything itself; counts how often it was closed."""
+    """A backend without shared resources; counts its close calls."""
 
     def __init__(self, weights: ScriptedWeights | None = None) -> None:
         self.weights = weights or ScriptedWeights()
@@ -157,7 +157,7 @@ class ScriptedBackend:
 
 
 class SilentHeartbeats:
-    """Counts how often placement would have been told at once."""
+    """Counts urgent heartbeats instead of sending them."""
 
     def __init__(self) -> None:
         self.changes = 0

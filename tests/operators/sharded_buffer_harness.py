@@ -68,13 +68,13 @@ class Buffers:
         self.log.append(RELAY, manifest(version(number)))
 
     def run(self, turns: int = 6) -> None:
-        """Every shard polls everything and commits, in turn: offers, calls and parts need a turn each."""
+        """Every shard polls and commits in turn: proposals, selections and parts need one turn each."""
         for _ in range(turns):
             for each in self.shards:
                 each.run()
 
     def whole(self) -> list[WholeBatch]:
-        """The batches that are whole, as a trainer of one rank reads them."""
+        """The complete batches, as a trainer of one rank reads them."""
         partitions = range(len(self.shards) * self.ranks)
         assembly = BatchAssembly(partitions, shards=len(self.shards))
         found: list[WholeBatch] = []
@@ -88,7 +88,7 @@ class Buffers:
         return found
 
     def received(self, partition: int) -> list[ReceivedRecord]:
-        """What stands in a partition of the batches."""
+        """The records in a partition of the batches topic."""
         place = PartitionKey(BATCHES.short_name, partition)
         return self.log.received(place, 0, self.log.end(place))
 

@@ -1,4 +1,4 @@
-"""How large a cycle under test is."""
+"""The size of a pipeline simulation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TIMEOUT_S = 3.0
 
 @dataclass(frozen=True)
 class SimulationConfig:
-    """How large a cycle is, and how its numbers fit each other."""
+    """The size of a simulated run and its consistent settings."""
 
     prompts: int = 40
     samples: int = 3
@@ -24,18 +24,18 @@ class SimulationConfig:
     slots: int = 4
     questions: int = 3
     failing: int = 11
-    """One trajectory of so many comes to nothing."""
+    """One in so many trajectories fails."""
     too_long: int = 13
-    """One prompt of so many is longer than any replica's context."""
+    """One in so many prompts is longer than the context of any replica."""
     longest: int = 5
-    """Trajectories are of 1 to so many tokens."""
+    """Maximum tokens of a trajectory; the minimum is 1."""
     kv_capacity: int = 1000
     progress_tokens: int = 512
     drains: bool = False
-    """Whether replicas are asked to drain, now and then."""
+    """Whether replicas are drained at random times."""
     schedule: Schedule = "laminar"
     shards: int = 1
-    """Of the buffer."""
+    """Shards of the buffer."""
     over_age: OverAge = "correct"
 
     @property

@@ -1,4 +1,4 @@
-"""No record that stands on a topic of a run stops the run or trains what is wrong, whoever wrote it."""
+"""Invalid or foreign records on the topics of a run neither stop it nor are trained."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from schemas.records import MicroBatch, WeightVersion
 from schemas.topics import BATCH_ASSEMBLY, BATCHES, DEAD_LETTERS, EXPERIENCES, INBOX, REPLICAS, SETTLED
 
 SKIPPED = (BATCHES, EXPERIENCES)
-"""The toy trainer counts all batches; experiences are held to the buffer's own rules (see `test_untrainable`)."""
+"""The toy trainer counts all batches; the buffer itself validates experiences (see `test_untrainable`)."""
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-def test_a_run_comes_to_its_end_whatever_stands_on_its_topics(shards: int) -> None:
+def test_run_completes_with_invalid_records_on_every_topic(shards: int) -> None:
     simulation = PipelineSimulation(
         0, SimulationConfig(samples=2, global_batch=4, staleness=1, prompts=30, shards=shards)
     )
@@ -27,18 +27,18 @@ def test_a_run_comes_to_its_end_whatever_stands_on_its_topics(shards: int) -> No
     for shard in simulation.shards:
         shard.validates = True
         shard.start()
-    absurd = [(topic, record) for topic, record in invalid_records() if topic not in SKIPPED]
-    simulation.rng.shuffle(absurd)
-    assert len(absurd) > 800
+    invalid = [(topic, record) for topic, record in invalid_records() if topic not in SKIPPED]
+    simulation.rng.shuffle(invalid)
+    assert len(invalid) > 800
     written: Counter[str] = Counter()
-    for topic, record in absurd:
+    for topic, record in invalid:
         key = {REPLICAS: "rollout-3", BATCH_ASSEMBLY: type(record).__name__, INBOX: ""}.get(topic, "p")
         simulation.log.append(topic, record, key)
         written[type(record).__name__] += 1
         simulation.step()
     asked = {f"p{number}.{member}" for number in range(30) for member in range(2)}
     for _ in range(600):
-        simulation.go_on()
+        simulation.run_undisturbed()
         ended = Counter(
             record.trajectory_id for record in simulation.log.rows(SETTLED) if record.trajectory_id in asked
         )
@@ -54,7 +54,7 @@ def test_a_run_comes_to_its_end_whatever_stands_on_its_topics(shards: int) -> No
     assert reasons["read relay"] > 100
 
 
-def test_every_class_has_variants_that_cannot_be() -> None:
+def test_every_record_class_has_invalid_variants() -> None:
     refused = {type(record) for _, record in invalid_records() if invalid_reason(record) is not None}
     assert WeightVersion in refused
     assert len(refused) > 15

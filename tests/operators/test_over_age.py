@@ -1,4 +1,4 @@
-"""What each `over_age` guarantees, on the whole cycle with deaths and pauses: hypothesis draws the runs."""
+"""The guarantees of each `over_age` setting in simulated runs with crashes and pauses, drawn by hypothesis."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def oldest(simulation: PipelineSimulation) -> tuple[int, int]:
 
 @settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 2**32), shape=shapes("wait"))
-def test_wait_never_trains_what_is_over_age_and_every_prompt_ends(seed: int, shape: SimulationConfig) -> None:
+def test_wait_never_trains_over_age_and_completes_all_prompts(seed: int, shape: SimulationConfig) -> None:
     simulation = PipelineSimulation(seed, shape)
     for _ in range(400):
         simulation.step()
@@ -62,7 +62,7 @@ def test_wait_never_trains_what_is_over_age_and_every_prompt_ends(seed: int, sha
 
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32), shards=st.integers(1, 3), most=st.integers(0, 2))
-def test_drop_never_trains_what_is_over_age_and_says_what_it_drops(seed: int, shards: int, most: int) -> None:
+def test_drop_never_trains_over_age_and_reports_drops(seed: int, shards: int, most: int) -> None:
     rng = random.Random(seed)
     buffers = Buffers(shards, partitions=3, global_batch=rng.choice([1, 4]), max_staleness=most, over_age="drop")
     waiting = [(number, member) for number in range(12) for member in range(2)]
@@ -91,13 +91,13 @@ def test_drop_never_trains_what_is_over_age_and_says_what_it_drops(seed: int, sh
     assert all(reason.startswith(("staleness ", "late: ")) for reason in reasons)
 
 
-def test_drop_holds_for_a_batch_that_was_decided_before_a_newer_version() -> None:
+def test_drop_covers_batches_selected_before_a_newer_version() -> None:
     buffers = Buffers(shards=2, partitions=2, global_batch=2, max_staleness=0, over_age="drop")
     buffers.publish(0)
     for number in range(2):
         buffers.group(number, samples=1)
     first, second = buffers.shards
-    for shard in (first, second, first):  # each offers, then the first calls
+    for shard in (first, second, first):  # each proposes, then the first selects
         shard.run()
     buffers.publish(1)
     buffers.run()
@@ -107,7 +107,7 @@ def test_drop_holds_for_a_batch_that_was_decided_before_a_newer_version() -> Non
 
 @settings(max_examples=25, deadline=None)
 @given(ages=st.lists(st.integers(0, 5), min_size=1, max_size=8), most=st.integers(0, 3))
-def test_correct_trains_everything_and_counts_what_is_over_age(ages: list[int], most: int) -> None:
+def test_correct_trains_everything_and_counts_over_age(ages: list[int], most: int) -> None:
     buffers = Buffers(shards=1, partitions=2, global_batch=1, max_staleness=most)
     buffers.publish(5)
     for number, age in enumerate(ages):
@@ -118,7 +118,7 @@ def test_correct_trains_everything_and_counts_what_is_over_age(ages: list[int], 
     assert counted == sum(age > most for age in ages)
 
 
-def test_wait_takes_groups_in_the_order_of_their_prompts() -> None:
+def test_wait_takes_groups_in_prompt_order() -> None:
     buffers = Buffers(shards=1, partitions=2, global_batch=2, over_age="wait")
     for number in (1, 2):
         buffers.group(number)
@@ -145,11 +145,11 @@ def test_wait_takes_groups_in_the_order_of_their_prompts() -> None:
         ({"experience": {"over_age": "wait"}, "placement": {"admitted_batches": 4}}, "of at most 3 .*, not 4"),
     ],
 )
-def test_a_configuration_that_would_break_the_bound_is_an_error(table: dict[str, object], message: str) -> None:
+def test_config_that_breaks_the_bound_raises(table: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_config(table, "run.toml")
 
 
-def test_wait_needs_a_sampler_that_keeps_the_order() -> None:
+def test_wait_needs_a_sampler_that_keeps_prompt_order() -> None:
     with pytest.raises(ValueError, match="needs sampler 'fifo', not 'newest_first'"):
         ExperienceConfig(over_age="wait", sampler=Component("newest_first"))

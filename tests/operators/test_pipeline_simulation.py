@@ -1,4 +1,4 @@
-"""Whatever dies, pauses or comes out of order, every trajectory is dispatched, scored and settled exactly once."""
+"""Every trajectory is dispatched, scored and settled exactly once despite crashes, pauses and reordering."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ MOVING = {
 
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("seed", range(4))
-def test_every_trajectory_ends_once(name: str, seed: int) -> None:
+def test_every_trajectory_is_settled_once(name: str, seed: int) -> None:
     run(PipelineSimulation(seed, SHAPES[name]))
 
 
 @pytest.mark.parametrize("name", MOVING)
-def test_what_moves_or_is_lost_halfway_ends_once_and_whole(name: str) -> None:
+def test_moved_and_lost_trajectories_are_complete(name: str) -> None:
     happened: Counter[str] = Counter()
     for seed in range(2):
         simulation = run(PipelineSimulation(seed, MOVING[name]))

@@ -220,7 +220,7 @@ MIXED: dict[str, Any] = {
 
 def test_tasks_inherit_keys_of_their_section(tmp_path: Path) -> None:
     config = parse_config(MIXED, "my.toml")
-    tasks = [(t.called, t.weight, t.max_new_tokens, t.heldout, t.seed) for t in config.prompts.mixture]
+    tasks = [(t.task_name, t.weight, t.max_new_tokens, t.heldout, t.seed) for t in config.prompts.mixture]
     assert tasks == [("sums", 3.0, 40, 9, 7), ("gcd", 1.0, 200, 5, 7), ("mine", 1.0, 40, 5, 1)]
     rubrics = {rubric.name: (rubric.answer, rubric.rewards[0].name) for rubric in config.score.tasks}
     assert rubrics == {"gcd": ("whole", "numeric"), "mine": ("boxed", "exact")}
@@ -244,7 +244,7 @@ def test_section_without_tasks_is_the_only_task() -> None:
         ({"prompts": {"tasks": [{"name": "a"}]}}, "prompts.tasks.0: task must name a reasoning-gym task"),
         ({"prompts": {"tasks": ["gcd"]}}, "prompts.tasks.0: "),
         ({"prompts": {"tasks": "gcd"}}, "prompts.tasks: "),
-        ({"prompts": {"tasks": [{"task": "gcd"}, {"task": "gcd"}]}}, "two are called the same"),
+        ({"prompts": {"tasks": [{"task": "gcd"}, {"task": "gcd"}]}}, "two have the same name"),
         ({"prompts": {"tasks": [{"task": "gcd", "environment": "python"}]}}, "there is no environment 'python'"),
         ({"score": {"tasks": [{"answer": "whole"}]}}, "score.tasks.0: name must say which task it is for"),
         (

@@ -1,4 +1,4 @@
-"""Evaluation asks chosen versions once each, counts what that very version answered, and survives restarts."""
+"""EvaluateVersions: each chosen version once, only its own answers count, also across restarts."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class Evaluation:
         self.log.append(RELAY, manifest(version(number, epoch), final=final))
 
     def asked(self) -> Counter[str]:
-        """How many questions each round asked."""
+        """The number of questions of each round."""
         return Counter(p.round for p in self.log.rows(EVAL_PROMPTS))
 
     def answer(self, most: int = 10**6, under: PolicyVersion | None = None, reward: float = 1.0) -> None:
-        """Answer the next questions under the version they name, or `under`."""
+        """Answer the next questions under their own version, or under `under`."""
         questions: list[Prompt] = self.log.rows(EVAL_PROMPTS)[self._answered :][:most]
         for asked in questions:
             made = trajectory(asked, 0, under=under or asked.policy_version)
@@ -57,7 +57,7 @@ class Evaluation:
         return [(record.step, record.values) for record in records]
 
 
-def test_the_first_version_is_asked_everything_in_both_modes() -> None:
+def test_first_version_is_evaluated_fully_in_both_modes() -> None:
     evaluation = Evaluation()
     evaluation.publish(0)
     evaluation.shard.run()
@@ -71,7 +71,7 @@ def test_the_first_version_is_asked_everything_in_both_modes() -> None:
     assert evaluation.shard.run() == []
 
 
-def test_a_complete_round_is_settled_and_measured_at_once() -> None:
+def test_complete_round_is_settled_and_published() -> None:
     evaluation = Evaluation(sampled=False)
     evaluation.publish(0)
     evaluation.shard.run()
@@ -85,13 +85,13 @@ def test_a_complete_round_is_settled_and_measured_at_once() -> None:
     }
 
 
-def test_accuracy_is_told_by_task_where_there_are_several() -> None:
+def test_metric_has_accuracy_by_task_for_several_tasks() -> None:
     evaluation = Evaluation(5, tasks=("sums", "words"), sampled=False)
     evaluation.publish(0)
     evaluation.shard.run()
     for reward in (1.0, 0.5, 0.0, 0.0):
         evaluation.answer(1, reward=reward)
-    evaluation.answer(1, under=version(7))  # another version's
+    evaluation.answer(1, under=version(7))  # under another version
     evaluation.shard.run()
     ((_, values),) = evaluation.points()
     figures = {"": (4.0, 0.375), "/sums": (2.0, 0.5), "/words": (2.0, 0.25)}
@@ -100,7 +100,7 @@ def test_accuracy_is_told_by_task_where_there_are_several() -> None:
     }
 
 
-def test_accuracy_is_the_component_of_that_name_and_counts_only_the_rounds_version() -> None:
+def test_metric_counts_only_answers_of_the_version() -> None:
     evaluation = Evaluation(sampled=False)
     evaluation.publish(0)
     evaluation.shard.run()
@@ -113,7 +113,7 @@ def test_accuracy_is_the_component_of_that_name_and_counts_only_the_rounds_versi
     assert evaluation.points() == [(0, {"questions": 1.0, "final": 0.0, "accuracy/greedy": 1.0})]
 
 
-def test_a_round_whose_version_was_gone_ends_without_a_point() -> None:
+def test_round_without_valid_answers_has_no_accuracy() -> None:
     evaluation = Evaluation(questions=1, sampled=False)
     evaluation.publish(0)
     evaluation.shard.run()
@@ -125,7 +125,7 @@ def test_a_round_whose_version_was_gone_ends_without_a_point() -> None:
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_last_version_that_was_lost_is_asked_again_when_it_is_made_again(late: bool) -> None:
+def test_lost_final_version_is_evaluated_again_if_republished(late: bool) -> None:
     evaluation = Evaluation(questions=2)
     evaluation.publish(6, final=True)
     evaluation.shard.run()
@@ -175,7 +175,7 @@ def test_periodic_rounds_are_greedy_and_short(every: int, published: list[int], 
     assert evaluation.asked() - Counter({"1.0/greedy": 3}) == dict.fromkeys(expected, 2)
 
 
-def test_a_periodic_round_waits_for_the_one_under_way_and_then_takes_the_newest() -> None:
+def test_periodic_round_waits_and_then_takes_the_newest() -> None:
     evaluation = Evaluation(sampled=False)
     evaluation.publish(0)
     evaluation.shard.run()
@@ -187,7 +187,7 @@ def test_a_periodic_round_waits_for_the_one_under_way_and_then_takes_the_newest(
     assert evaluation.asked() == {"1.0/greedy": 3, "1.6/greedy": 2}
 
 
-def test_the_last_version_is_asked_everything_whatever_is_under_way() -> None:
+def test_final_version_is_evaluated_fully_beside_open_rounds() -> None:
     evaluation = Evaluation()
     evaluation.publish(0)
     evaluation.publish(3, final=True)
@@ -200,7 +200,7 @@ def test_the_last_version_is_asked_everything_whatever_is_under_way() -> None:
     assert evaluation.shard.run() == []
 
 
-def test_a_replaying_trainer_is_not_evaluated_again() -> None:
+def test_replayed_versions_are_not_evaluated_again() -> None:
     evaluation = Evaluation(sampled=False)
     for number in (0, 5):
         evaluation.publish(number)
@@ -212,13 +212,13 @@ def test_a_replaying_trainer_is_not_evaluated_again() -> None:
     assert evaluation.shard.run() == []
 
 
-def test_no_questions_ask_nothing() -> None:
+def test_no_round_without_questions() -> None:
     evaluation = Evaluation(questions=0)
     evaluation.publish(0, final=True)
     assert evaluation.shard.run(3) == []
 
 
-def test_what_was_not_asked_and_what_was_answered_before_counts_for_nothing() -> None:
+def test_unexpected_and_repeated_answers_are_ignored() -> None:
     evaluation = Evaluation(sampled=False)
     evaluation.publish(0)
     evaluation.shard.run()
@@ -235,7 +235,7 @@ def test_what_was_not_asked_and_what_was_answered_before_counts_for_nothing() ->
     assert all(group.offsets[place] == evaluation.log.end(place) for place in evaluation.shard.places)
 
 
-def test_a_late_start_takes_the_newest_not_what_lay_between() -> None:
+def test_late_start_evaluates_the_newest_version_only() -> None:
     evaluation = Evaluation(sampled=False)
     evaluation.publish(0)
     evaluation.shard.run()
@@ -250,12 +250,12 @@ def test_a_late_start_takes_the_newest_not_what_lay_between() -> None:
     assert evaluation.asked() == {"1.0/greedy": 3, "1.10/greedy": 2}
 
 
-def test_a_restart_in_the_midst_of_two_rounds_goes_on_with_both() -> None:
+def test_restart_continues_two_open_rounds() -> None:
     evaluation = Evaluation()
     evaluation.publish(0)
     evaluation.shard.run()
     evaluation.answer(4)
-    evaluation.shard.run()  # one round is complete, of the other one answer is there
+    evaluation.shard.run()  # one round is complete, the other has one answer
     assert len(evaluation.points()) == 1
     evaluation.shard.run()
     evaluation.shard.start()
@@ -269,7 +269,7 @@ def test_a_restart_in_the_midst_of_two_rounds_goes_on_with_both() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_restarts_at_any_point_ask_and_count_everything_once(seed: int) -> None:
+def test_restarts_evaluate_and_count_every_answer_once(seed: int) -> None:
     rng = random.Random(seed)
     evaluation = Evaluation(questions=4)
     number = 0
@@ -299,7 +299,7 @@ def test_restarts_at_any_point_ask_and_count_everything_once(seed: int) -> None:
         "1.12/sampled/final": 4,
     }
     assert (asked["1.0/greedy"], asked["1.0/sampled"]) == (4, 4)
-    assert len(set(map(repr, evaluation.points()))) == len(asked)  # a start repeats those of the final version
+    assert len(set(map(repr, evaluation.points()))) == len(asked)  # a start repeats the metrics of the final version
     names = [r.trajectory_id for r in evaluation.log.rows(SETTLED)]
     assert len(names) == len(set(names)) == sum(asked.values())
     assert sorted(p.number for p in evaluation.log.rows(EVAL_PROMPTS)) == list(range(len(names)))
@@ -307,19 +307,19 @@ def test_restarts_at_any_point_ask_and_count_everything_once(seed: int) -> None:
 
 @pytest.mark.parametrize("mode", ["greedy", "sampled"])
 @pytest.mark.parametrize("final", [True, False])
-def test_rounds_are_told_by_their_names(mode: Any, final: bool) -> None:
+def test_open_round_parses_round_names(mode: Any, final: bool) -> None:
     name = round_name(version(7, epoch=3), mode, final)
     found = open_round(name, range(4, 6))
     assert (found.name, found.version, found.mode, found.final) == (name, version(7, epoch=3), mode, final)
 
 
 @pytest.mark.parametrize("name", ["", "1.2", "1.2/other", "x/greedy"])
-def test_what_is_no_round_is_said(name: str) -> None:
+def test_open_round_raises_for_other_names(name: str) -> None:
     with pytest.raises(ValueError, match="not a"):
         open_round(name, range(1))
 
 
 @pytest.mark.parametrize(("field", "value"), [("every", -1), ("periodic_questions", 0)])
-def test_the_config_names_what_does_not_fit(field: str, value: int) -> None:
+def test_config_error_names_the_field(field: str, value: int) -> None:
     with pytest.raises(ValueError, match=field):
         EvaluationConfig(**{field: value})

@@ -1,4 +1,4 @@
-"""Prompts: a bounded lead, dense numbers over what cannot be used, an end, and restarts that repeat nothing."""
+"""DrawPrompts: a bounded lead, dense numbers despite unusable questions, an end, and restarts without repeats."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from schemas.topics import CURRICULUM, DEAD_LETTERS, LEVEL_REQUEST, PROMPTS
 
 @dataclass
 class Questions:
-    """Questions whose text is as long as `lengths` says; -1 stands for one that is none."""
+    """Questions with texts of the given `lengths`; -1 is an unusable row."""
 
     lengths: list[int]
     total: int | None = None
@@ -40,8 +40,8 @@ class Questions:
         self.closed = True
 
 
-class Letters:
-    """A tokenizer with a token a character."""
+class CharacterTokenizer:
+    """A tokenizer with one token per character."""
 
     eos_token_id = 0
     chat_template = None
@@ -64,7 +64,7 @@ class Backlog:
 
 @dataclass
 class Prompts:
-    """The prompts operator on a log in memory. `backlog.count` is how far placement is behind."""
+    """The prompts operator on a log in memory. `backlog.count` is the number of prompts placement has not read."""
 
     questions: Questions
     lead: int = 3
@@ -82,7 +82,7 @@ class Prompts:
 
     def _restore(self, restored: Restored) -> ShardFold:
         backlog: Any = self.backlog
-        task = _Task(self._step.config, [self.questions, *self.harder], Letters())
+        task = _Task(self._step.config, [self.questions, *self.harder], CharacterTokenizer())
         return PromptFold(self._step, [task], backlog, restored.state, lambda: self.now, self._sleep)
 
     def _sleep(self, seconds: float) -> None:
@@ -90,12 +90,12 @@ class Prompts:
         self.slept += seconds
 
     def look(self) -> list[str]:
-        """The ids of the prompts that the next look at placement's progress makes."""
+        """The ids of the prompts drawn at the next poll of the backlog."""
         self.now += POLL_EVERY_S
         return [output.key for output in self.shard.run() if isinstance(output.record, Prompt)]
 
 
-def test_the_lead_is_kept_and_no_more() -> None:
+def test_draw_prompts_keeps_the_lead() -> None:
     prompts = Prompts(Questions([6]))
     assert prompts.look() == ["p0", "p1", "p2"]
     prompts.backlog.count = 2
@@ -104,7 +104,7 @@ def test_the_lead_is_kept_and_no_more() -> None:
     assert prompts.look() == []
 
 
-def test_placement_is_asked_now_and_then_not_all_the_time() -> None:
+def test_draw_prompts_polls_the_backlog_periodically() -> None:
     prompts = Prompts(Questions([6]))
     assert len(prompts.look()) == 3
     assert prompts.shard.run() == []
@@ -112,7 +112,7 @@ def test_placement_is_asked_now_and_then_not_all_the_time() -> None:
     assert len(prompts.shard.run()) == 3
 
 
-def test_what_cannot_be_used_is_a_dead_letter_and_leaves_no_gap() -> None:
+def test_unusable_questions_become_dead_letters_without_a_gap() -> None:
     prompts = Prompts(Questions([6, 16, -1, 15]), lead=4)
     assert prompts.look() == ["p0", "p1"]
     made: list[Prompt] = prompts.log.rows(PROMPTS)
@@ -129,7 +129,7 @@ def test_what_cannot_be_used_is_a_dead_letter_and_leaves_no_gap() -> None:
     assert letters[1].reason == "row 2 is no question"
 
 
-def test_bad_rows_are_told_once() -> None:
+def test_bad_rows_are_reported_once() -> None:
     prompts = Prompts(Questions([6], bad_rows=(BadRow(7, "not JSON"),)))
     prompts.backlog.count = 3
     assert [prompts.look(), prompts.look()] == [[], []]
@@ -141,18 +141,18 @@ def test_bad_rows_are_told_once() -> None:
     assert [(letter.offset, letter.reason) for letter in letters] == [(7, "not JSON")]
 
 
-def test_a_finite_dataset_ends_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_finite_dataset_ends_with_one_log_line(caplog: pytest.LogCaptureFixture) -> None:
     prompts = Prompts(Questions([6], total=5))
     assert [prompts.look(), prompts.look(), prompts.look()] == [["p0", "p1", "p2"], ["p3", "p4"], []]
-    (said,) = caplog.records
-    assert said.message == "the questions have come to an end: 5 prompts were made of 5"
+    (log_record,) = caplog.records
+    assert log_record.message == "all 5 questions are drawn; 5 of them became prompts"
     slept = prompts.slept
     prompts.shard.run()
     assert prompts.slept == slept + POLL_EVERY_S
 
 
 @pytest.mark.parametrize("committed", [True, False])
-def test_a_restart_goes_on_behind_what_was_committed(committed: bool) -> None:
+def test_restart_continues_after_the_last_commit(committed: bool) -> None:
     prompts = Prompts(Questions([6, -1, 6]))
     prompts.look()
     prompts.now += POLL_EVERY_S
@@ -172,7 +172,7 @@ def ask(prompts: Prompts, level: int) -> None:
 
 
 @pytest.mark.parametrize("committed", [True, False])
-def test_a_level_begins_where_it_is_asked_for_and_the_log_says_where(committed: bool) -> None:
+def test_level_begins_at_its_request_and_is_recorded(committed: bool) -> None:
     prompts = Prompts(Questions([6]), harder=(Questions([7]), Questions([8])))
     prompts.look()
     ask(prompts, 1)
@@ -182,7 +182,7 @@ def test_a_level_begins_where_it_is_asked_for_and_the_log_says_where(committed: 
         prompts.shard.commit()
     prompts.shard.start()
     prompts.look()
-    ask(prompts, 9)  # there are but three
+    ask(prompts, 9)  # there are only three levels
     prompts.shard.run()
     prompts.shard.start()
     prompts.look()
@@ -194,7 +194,7 @@ def test_a_level_begins_where_it_is_asked_for_and_the_log_says_where(committed: 
         assert len(made.text) == 6 + level
 
 
-def test_a_level_goes_on_where_it_was_left_across_restarts() -> None:
+def test_level_resumes_where_it_was_left_across_restarts() -> None:
     prompts = Prompts(Questions([6]), harder=(Questions([7]),))
     for level in (1, 0, 1):
         prompts.look()

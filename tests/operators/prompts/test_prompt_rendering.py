@@ -1,4 +1,4 @@
-"""Rendering: what the demonstration model is asked, chat templates, prompts that are too long."""
+"""Rendering: texts of questions, chat templates, prompts that are too long."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from schemas.codec import encode
 from schemas.records import Sampling
 
 
-class LetterTokenizer:
-    """One token a letter; 1 begins a text where special tokens are asked for."""
+class CharacterTokenizer:
+    """One token per character; token 1 begins a text with special tokens."""
 
     eos_token_id: Any = 2
     chat_template: str | None = "yes"
@@ -49,10 +49,10 @@ def plain(text: str, *messages: Message) -> Question:
         ),
     ],
 )
-def test_a_task_is_asked_in_the_words_of_the_library(task: str, args: dict, words: str) -> None:
+def test_render_keeps_the_question_of_the_library(task: str, args: dict, words: str) -> None:
     config = PromptsConfig(task=task, task_args=args, max_new_tokens=48, samples_per_prompt=8, seed=11, stop=("\n",))
     question = open_source(config)[41]
-    prompt = render(question, 41, config, LetterTokenizer(), context=512)
+    prompt = render(question, 41, config, CharacterTokenizer(), context=512)
     assert re.fullmatch(words, prompt.text)
     assert prompt.prompt_id == "p41"
     assert prompt.token_ids.to_pylist() == [1, *map(ord, prompt.text)]
@@ -60,12 +60,12 @@ def test_a_task_is_asked_in_the_words_of_the_library(task: str, args: dict, word
     assert prompt.sampling == Sampling(1.0, 1.0, 0, 48, (2,), 11, ("\n",))
     entry = json.loads(prompt.reference)
     assert (entry["question"], entry["task_args"]) == (prompt.text, args)
-    encode(prompt)  # it fits its schema
+    encode(prompt)  # raises if it does not fit its schema
 
 
-def test_a_template_surrounds_the_question_and_leaves_other_braces() -> None:
+def test_template_surrounds_the_question_and_keeps_other_braces() -> None:
     config = PromptsConfig(task="gcd", template="Q: {prompt} Use \\boxed{}.")
-    prompt = render(plain("What {is} 2?"), 0, config, LetterTokenizer(), 100)
+    prompt = render(plain("What {is} 2?"), 0, config, CharacterTokenizer(), 100)
     assert prompt.text == "Q: What {is} 2? Use \\boxed{}."
     assert prompt.reference == '{"answer":"é"}'
 
@@ -81,46 +81,46 @@ def test_a_template_surrounds_the_question_and_leaves_other_braces() -> None:
         ),
     ],
 )
-def test_the_chat_template_brings_its_own_special_tokens(question: Question, text: str) -> None:
+def test_chat_template_adds_its_own_special_tokens(question: Question, text: str) -> None:
     config = PromptsConfig(task="gcd", chat_template=True, system="Be kind.", template="Q: {prompt}")
-    prompt = render(question, 0, config, LetterTokenizer(), 100)
+    prompt = render(question, 0, config, CharacterTokenizer(), 100)
     assert prompt.text == text
     assert prompt.token_ids.to_pylist() == list(map(ord, text))
 
 
-def test_a_conversation_needs_a_chat_template() -> None:
+def test_conversation_without_chat_template_raises() -> None:
     conversation = plain("x", Message("user", "1?"), Message("tool", "2"))
     with pytest.raises(ValueError, match="set chat_template"):
-        render(conversation, 0, PromptsConfig(task="gcd"), LetterTokenizer(), 100)
-    bare = LetterTokenizer()
+        render(conversation, 0, PromptsConfig(task="gcd"), CharacterTokenizer(), 100)
+    bare = CharacterTokenizer()
     bare.chat_template = None
     with pytest.raises(ValueError, match="tokenizer has no chat template"):
         render(conversation, 0, PromptsConfig(task="gcd", chat_template=True), bare, 100)
 
 
-def test_a_template_that_fails_on_every_question_is_told_before_any_is_drawn() -> None:
-    class Refuses(LetterTokenizer):
+def test_check_template_raises_for_a_failing_template() -> None:
+    class Refuses(CharacterTokenizer):
         def apply_chat_template(self, conversation: list[dict[str, str]], **options: Any) -> str:
             raise RuntimeError("no system messages")
 
     config = PromptsConfig(task="gcd", chat_template=True, system="Be kind.")
     with pytest.raises(ValueError, match=r"fails on messages of system, user \(RuntimeError: no system messages\)"):
         check_template(config, Refuses())
-    check_template(config, LetterTokenizer())
+    check_template(config, CharacterTokenizer())
     check_template(PromptsConfig(task="gcd"), Refuses())
 
 
-def test_a_prompt_must_leave_room_for_one_token() -> None:
+def test_render_raises_if_no_room_for_one_token() -> None:
     config = PromptsConfig(task="gcd", max_new_tokens=48)
-    assert render(plain("12345678"), 0, config, LetterTokenizer(), context=10).sampling.max_new_tokens == 1
-    assert render(plain("12345678"), 0, config, LetterTokenizer(), context=57).sampling.max_new_tokens == 48
+    assert render(plain("12345678"), 0, config, CharacterTokenizer(), context=10).sampling.max_new_tokens == 1
+    assert render(plain("12345678"), 0, config, CharacterTokenizer(), context=57).sampling.max_new_tokens == 48
     with pytest.raises(PromptTooLong, match="prompt 7 has 9 tokens") as caught:
-        render(plain("12345678"), 7, config, LetterTokenizer(), context=9)
+        render(plain("12345678"), 7, config, CharacterTokenizer(), context=9)
     assert (caught.value.length, caught.value.context) == (9, 9)
 
 
-def test_an_evaluation_has_its_own_samples_and_sampling() -> None:
-    tokenizer = LetterTokenizer()
+def test_render_overrides_samples_and_sampling() -> None:
+    tokenizer = CharacterTokenizer()
     tokenizer.eos_token_id = [2, 3]
     greedy = Sampling(0.0, 1.0, 0, 20, (2,), 0)
     config = PromptsConfig(task="gcd")

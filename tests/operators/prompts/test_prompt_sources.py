@@ -1,4 +1,4 @@
-"""Sources: determinism, going on at a number, held-out questions, bad rows, clear errors."""
+"""Sources: determinism, restarts at any number, held-out questions, bad rows, errors."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def texts(config: PromptsConfig, numbers: range) -> list[str]:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 16, 17, 100, 1025])
-def test_a_permutation_visits_everything_once(size: int) -> None:
+def test_permutation_contains_every_element_once(size: int) -> None:
     order = Permutation(size, seed=3, epoch=0)
     assert sorted(order[i] for i in range(size)) == list(range(size))
 
 
-def test_a_permutation_depends_on_seed_and_epoch_and_mixes() -> None:
+def test_permutation_depends_on_seed_and_epoch() -> None:
     first, again, other_seed, other_epoch = (
         [Permutation(1000, *key)[i] for i in range(1000)] for key in ((1, 0), (1, 0), (2, 0), (1, 1))
     )
@@ -52,7 +52,7 @@ def test_a_permutation_depends_on_seed_and_epoch_and_mixes() -> None:
         Permutation(1000, 1, 0)[1000]
 
 
-def test_jsonl_goes_through_every_row_each_epoch_in_another_order(tmp_path: Path) -> None:
+def test_jsonl_shuffles_all_rows_each_epoch(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "sums.jsonl", 40)
     config = PromptsConfig(source="jsonl", path=str(path), epochs=2)
     source = open_source(config)
@@ -68,7 +68,7 @@ def test_jsonl_goes_through_every_row_each_epoch_in_another_order(tmp_path: Path
     source.close()
 
 
-def test_without_shuffling_rows_come_in_order_and_without_epochs_they_never_end(tmp_path: Path) -> None:
+def test_jsonl_without_shuffle_and_epochs_repeats_in_order(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "q.jsonl", 3)
     source = open_source(PromptsConfig(source="jsonl", path=str(path), shuffle=False))
     assert source.total is None
@@ -85,23 +85,23 @@ def test_without_shuffling_rows_come_in_order_and_without_epochs_they_never_end(
         {"source": "jsonl", "heldout": 10},
     ],
 )
-def test_a_restart_goes_on_at_any_number(tmp_path: Path, options: dict) -> None:
+def test_source_continues_at_any_number(tmp_path: Path, options: dict) -> None:
     if options.get("source") == "jsonl":
         options = {**options, "path": str(write_jsonl(tmp_path / "q.jsonl", 30))}
     config = PromptsConfig(**options, seed=5)
     assert texts(config, range(200))[123:] == texts(config, range(123, 200))
 
 
-def test_seeds_draw_other_questions_but_the_same_heldout() -> None:
+def test_seed_changes_questions_but_not_heldout() -> None:
     runs = [PromptsConfig(task="chain_sum", task_args=CHAIN_SUM, heldout=8, seed=seed) for seed in (0, 1)]
     first, second = (set(texts(config, range(100))) for config in runs)
-    # Near seeds of the library share all but one item; five one-digit terms meet by chance only.
+    # Adjacent seeds of the library share all but one item; sums of five digits coincide only by chance.
     assert len(first & second) < 20
     assert heldout_questions(runs[0]) == heldout_questions(runs[1])
 
 
-def test_heldout_questions_of_a_crowded_task_are_never_trained_on() -> None:
-    """gcd of two numbers up to 50 has 2,500 texts: without care most held-out ones would come up in 4,000 draws."""
+def test_heldout_of_a_small_task_is_never_trained() -> None:
+    """gcd of two numbers up to 50 has 2,500 texts: without exclusion 4,000 draws would contain most held-out ones."""
     config = PromptsConfig(task="gcd", task_args=GCD, heldout=500, seed=2)
     heldout = {question.text for question in heldout_questions(config)}
     careless = PromptsConfig(task="gcd", task_args=GCD, heldout=0, seed=2)
@@ -110,7 +110,7 @@ def test_heldout_questions_of_a_crowded_task_are_never_trained_on() -> None:
     assert not heldout & set(texts(config, range(4000)))
 
 
-def test_heldout_texts_are_kept_out_of_a_file_with_all_their_repetitions(tmp_path: Path) -> None:
+def test_heldout_excludes_all_repetitions_of_a_text(tmp_path: Path) -> None:
     path = tmp_path / "q.jsonl"
     rows = [{"question": f"Question {i % 10}?" + " " * (i // 10), "answer": "1"} for i in range(30)]
     path.write_text("\n".join(map(json.dumps, rows)))
@@ -123,7 +123,7 @@ def test_heldout_texts_are_kept_out_of_a_file_with_all_their_repetitions(tmp_pat
     source.close()
 
 
-def test_heldout_questions_stay_so_when_a_file_is_reordered_or_grows(tmp_path: Path) -> None:
+def test_heldout_is_stable_if_a_file_is_reordered_or_grows(tmp_path: Path) -> None:
     lines = [json.dumps({"question": f"Question {i}?", "answer": "1"}) for i in range(400)]
 
     def heldout(kept: list[str], seed: int) -> set[str]:
@@ -136,7 +136,7 @@ def test_heldout_questions_stay_so_when_a_file_is_reordered_or_grows(tmp_path: P
     assert grown & {json.loads(line)["question"] for line in lines[:200]} == grown & small != set()
 
 
-def test_heldout_questions_from_a_file_of_their_own(tmp_path: Path) -> None:
+def test_heldout_path_provides_heldout_questions(tmp_path: Path) -> None:
     train, test = write_jsonl(tmp_path / "train.jsonl", 20), write_jsonl(tmp_path / "test.jsonl", 5)
     config = PromptsConfig(source="jsonl", path=str(train), heldout_path=str(test), epochs=1)
     source = open_source(config)
@@ -147,18 +147,18 @@ def test_heldout_questions_from_a_file_of_their_own(tmp_path: Path) -> None:
         open_source(PromptsConfig(source="jsonl", path=str(train), heldout_path=str(test), heldout=6))
 
 
-def test_too_many_heldout_is_an_error(tmp_path: Path) -> None:
+def test_too_many_heldout_questions_raise(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "q.jsonl", 6)
-    with pytest.raises(SourceError, match="leaves nothing of the 6 distinct"):
+    with pytest.raises(SourceError, match="leaves none of the 6 distinct"):
         heldout_questions(PromptsConfig(source="jsonl", path=str(path), heldout=6))
     small = {"min_value": 1, "max_value": 2}
-    with pytest.raises(SourceError, match="gave only 4 distinct"):
+    with pytest.raises(SourceError, match="generated only 4 distinct"):
         heldout_questions(PromptsConfig(task="gcd", task_args=small, heldout=5))
     with pytest.raises(SourceError, match="draws were all among the 4 held out"):
         heldout_questions(PromptsConfig(task="gcd", task_args=small, heldout=4))
 
 
-def test_bad_lines_are_reported_by_their_number_and_the_rest_goes_on(tmp_path: Path) -> None:
+def test_bad_lines_are_reported_by_number_and_skipped(tmp_path: Path) -> None:
     path = tmp_path / "q.jsonl"
     path.write_bytes(
         b'{"question": "one?", "answer": "1"}\n'
@@ -185,7 +185,7 @@ def test_bad_lines_are_reported_by_their_number_and_the_rest_goes_on(tmp_path: P
     source.close()
 
 
-def test_bad_rows_are_counted_beyond_those_that_are_reported(tmp_path: Path) -> None:
+def test_bad_rows_beyond_the_report_limit_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "q.jsonl"
     path.write_text("{\n" * 1500 + '{"question": "one?", "answer": "1"}\n')
     source = open_source(PromptsConfig(source="jsonl", path=str(path)))
@@ -205,15 +205,15 @@ def test_bad_rows_are_counted_beyond_those_that_are_reported(tmp_path: Path) -> 
         ({"task": "chain_sum", "task_args": {"max_term": 3}}, "no argument 'max_term'; did you mean 'max_terms'"),
         ({"task": "chain_sum", "task_args": {"min_terms": 9}}, "max_terms must be >= min_terms"),
         ({"task": "word_ladder"}, "set size"),
-        ({"task": "arc_agi"}, "JSON does not carry"),
+        ({"task": "arc_agi"}, "JSON cannot represent"),
     ],
 )
-def test_what_cannot_be_opened_is_named(options: dict, message: str) -> None:
+def test_open_source_names_what_cannot_be_opened(options: dict, message: str) -> None:
     with pytest.raises(SourceError, match=message):
         open_source(PromptsConfig(**options))
 
 
-def test_a_file_without_usable_rows_says_why(tmp_path: Path) -> None:
+def test_file_without_usable_rows_raises_with_the_reason(tmp_path: Path) -> None:
     path = tmp_path / "q.jsonl"
     path.write_text('{"query": "one?"}\n')
     with pytest.raises(SourceError, match=r"no usable row \(1 bad ones; line 1: no value in column prompt or"):
@@ -231,25 +231,25 @@ def test_a_file_without_usable_rows_says_why(tmp_path: Path) -> None:
         ({"task": "gcd", "epochs": 2}, "epochs needs size"),
         ({"task": "gcd", "template": "solve"}, "template"),
         ({"task": "gcd", "system": "be kind"}, "system"),
-        ({"task": "gcd", "stop": ("a", "")}, "stop must not have an empty text"),
+        ({"task": "gcd", "stop": ("a", "")}, "stop must not contain an empty string"),
         ({"task": "gcd", "samples_per_prompt": 0}, "samples_per_prompt"),
         ({"task": "gcd", "max_new_tokens": 0}, "max_new_tokens"),
         ({"task": "gcd", "temperature": float("nan")}, "temperature"),
         ({"task": "gcd", "temperature": 0.0}, "temperature must be positive, not 0.0: greedy"),
         ({"task": "gcd", "temperature": float("inf")}, "temperature"),
-        ({"task": "gcd", "top_p": 0.95}, "top_p must be 1, not 0.95: what is trained must be drawn from the whole"),
+        ({"task": "gcd", "top_p": 0.95}, "top_p must be 1, not 0.95: training needs samples of the whole"),
         ({"task": "gcd", "top_k": 50}, "top_k must be 0"),
         ({"task": "gcd", "heldout": -1}, "heldout"),
         ({"task": "gcd", "seed": 2**29}, "seed"),
         ({"task": "gcd", "where": {"answer": 1}}, "where needs a table"),
-        ({"task": "gcd", "size": 9, "epochs": 1, "levels": ({"answer": 1},)}, "epochs does not go with levels"),
-        ({"source": "synthetic", "levels": ({"answer": 1},)}, "levels do not go with source 'synthetic'"),
+        ({"task": "gcd", "size": 9, "epochs": 1, "levels": ({"answer": 1},)}, "epochs does not apply to levels"),
+        ({"source": "synthetic", "levels": ({"answer": 1},)}, "levels do not apply to source 'synthetic'"),
         (
             {"task": "gcd", "size": 9, "where": {"rate": {"last": 1}}},
-            "rate: a range has no 'last'; did you mean 'least'",
+            "rate: unknown range key 'last'; did you mean 'least'",
         ),
         ({"task": "gcd", "size": 9, "levels": ({"rate": {"below": "1"}},)}, "rate: below must be a number, not '1'"),
-        ({"task": "gcd", "size": 9, "where": {"rate": {"least": 2, "below": 2}}}, "rate: nothing lies in the range"),
+        ({"task": "gcd", "size": 9, "where": {"rate": {"least": 2, "below": 2}}}, "rate: the range"),
     ],
 )
 def test_config_errors_name_the_field(options: dict, field: str) -> None:
@@ -257,7 +257,7 @@ def test_config_errors_name_the_field(options: dict, field: str) -> None:
         PromptsConfig(**options)
 
 
-def test_levels_are_questions_of_their_own_arguments_and_none_is_held_out() -> None:
+def test_levels_of_a_task_use_their_arguments_without_heldout() -> None:
     levels = ({"max_terms": 2}, {"max_terms": 2, "min_digits": 2, "max_digits": 2})
     base = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
     config = PromptsConfig(task="chain_sum", task_args=base, heldout=40, levels=levels)
@@ -281,9 +281,7 @@ HAS_GRADE: tuple[Callable[[int], bool], ...] = (
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_levels_of_a_file_are_the_rows_that_meet_their_conditions_and_none_is_held_out(
-    tmp_path: Path, kind: str
-) -> None:
+def test_levels_of_a_file_select_rows_without_heldout(tmp_path: Path, kind: str) -> None:
     rows = [
         {
             "question": f"{i}?",
@@ -313,14 +311,14 @@ def test_levels_of_a_file_are_the_rows_that_meet_their_conditions_and_none_is_he
         source.close()
 
 
-def test_levels_of_a_task_with_size_go_by_its_metadata() -> None:
+def test_levels_of_a_sized_task_select_by_metadata() -> None:
     levels = ({"metadata.num_terms": 2}, {"metadata.num_terms": {"least": 3}})
     easy, hard = open_levels(PromptsConfig(task="chain_sum", size=40, levels=levels))
     assert {easy[number].reference["metadata"]["num_terms"] for number in range(40)} == {2}
     assert 2 not in {hard[number].reference["metadata"]["num_terms"] for number in range(40)}
 
 
-def test_a_level_without_rows_is_named(tmp_path: Path) -> None:
+def test_level_without_rows_raises(tmp_path: Path) -> None:
     path = str(write_jsonl(tmp_path / "q.jsonl", 4))
     for where, message in (
         ({"answer": 9}, r"no usable row where \{'answer': 9\} \(0 bad"),

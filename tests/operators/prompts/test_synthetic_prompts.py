@@ -1,4 +1,4 @@
-"""Prompts of made-up tokens."""
+"""Synthetic prompts: random tokens without text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from operators.prompts.sources import open_source
 from operators.prompts.synthetic import END, SyntheticTokenizer
 
 
-def test_prompts_are_as_long_as_they_are_wanted_and_all_different() -> None:
+def test_synthetic_prompts_have_the_length_and_differ() -> None:
     config = PromptsConfig(source="synthetic", prompt_tokens=40, max_new_tokens=100)
     source, tokenizer = open_source(config), SyntheticTokenizer(40)
     prompts = [render(source[number], number, config, tokenizer, 128) for number in range(20)]
@@ -22,7 +22,7 @@ def test_prompts_are_as_long_as_they_are_wanted_and_all_different() -> None:
     assert (prompts[0].sampling.stop_token_ids, prompts[0].sampling.max_new_tokens) == ((END,), 88)
 
 
-def test_they_end_where_a_size_is_given() -> None:
+def test_synthetic_prompts_end_at_size() -> None:
     endless = open_source(PromptsConfig(source="synthetic"))
     assert endless.total is None
     assert endless[10**9].index == 10**9
@@ -36,6 +36,6 @@ def test_they_end_where_a_size_is_given() -> None:
 @pytest.mark.parametrize(
     "wrong", [{"path": "x"}, {"heldout": 4}, {"chat_template": True}, {"stop": ("a",)}, {"prompt_tokens": 0}]
 )
-def test_what_needs_text_is_refused(wrong: dict) -> None:
+def test_synthetic_config_rejects_options_that_need_text(wrong: dict) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         PromptsConfig(source="synthetic", **wrong)

@@ -1,4 +1,4 @@
-"""Several tasks in one run: which each prompt is of, shares by weight, restarts, ends, and held-out questions."""
+"""Mixtures of tasks: shares by weight, restarts, exhausted tasks, held-out questions, and levels."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from in_memory_log import Log, Shard
 from record_factories import shard, topic_input
-from test_draw_prompts import Backlog, Letters
+from test_draw_prompts import Backlog, CharacterTokenizer
 
 from operators.io.elements import Restored
 from operators.io.fold_records import ShardFold
 from operators.prompts.config import PromptsConfig, TaskConfig
 from operators.prompts.draw_prompts import POLL_EVERY_S, DrawPrompts, PromptFold, _Task
 from operators.prompts.mixture import draw_task
-from operators.prompts.sources import heldout_of_all, open_tasks
+from operators.prompts.sources import all_heldout_questions, open_tasks
 from schemas.records import DeadLetter, LevelReply, LevelRequest, Prompt
 from schemas.topics import CURRICULUM, DEAD_LETTERS, LEVEL_REQUEST, PROMPTS
 
@@ -25,7 +25,7 @@ DIVISORS = TaskConfig(task="gcd", samples_per_prompt=2, temperature=0.5)
 
 
 @pytest.mark.parametrize("weights", [(1, 1), (3, 1), (1, 0, 4), (0.1, 0.2, 0.7)])
-def test_tasks_are_drawn_by_weight_and_the_same_again(weights: tuple[float, ...]) -> None:
+def test_draw_task_follows_weights_and_is_deterministic(weights: tuple[float, ...]) -> None:
     drawn = [draw_task(5, number, weights) for number in range(4000)]
     for index, weight in enumerate(weights):
         assert drawn.count(index) / 4000 == pytest.approx(weight / sum(weights), abs=0.03)
@@ -33,12 +33,12 @@ def test_tasks_are_drawn_by_weight_and_the_same_again(weights: tuple[float, ...]
     assert drawn != [draw_task(6, number, weights) for number in range(4000)]
 
 
-def test_every_partition_gets_every_task() -> None:
+def test_draw_task_gives_every_partition_every_task() -> None:
     drawn = [draw_task(0, number, (1, 1)) for number in range(400)]
     assert all(abs(drawn[part::4].count(0) - 50) < 20 for part in range(4))
 
 
-def test_without_a_task_that_has_questions_left_there_is_none() -> None:
+def test_draw_task_returns_none_if_all_weights_are_zero() -> None:
     assert [draw_task(0, number, (0, 2, 0)) for number in range(50)] == [1] * 50
     assert draw_task(0, 0, (0, 0)) is None
 
@@ -56,11 +56,13 @@ class Mixed:
 
     def _restore(self, restored: Restored) -> ShardFold:
         config = self._step.config
-        tasks = [_Task(task, own, Letters()) for task, own in zip(config.mixture, open_tasks(config), strict=True)]
+        tasks = [
+            _Task(task, own, CharacterTokenizer()) for task, own in zip(config.mixture, open_tasks(config), strict=True)
+        ]
         return PromptFold(self._step, tasks, self._backlog, restored.state, lambda: self.now, lambda _: None)  # type: ignore[arg-type]
 
     def draw(self, count: int) -> None:
-        """Draw so many more, as far as there are."""
+        """Draw `count` more prompts, or as many as are left."""
         self._backlog.count = 10**6 - count
         self.now += POLL_EVERY_S
         self.shard.turn()
@@ -69,7 +71,7 @@ class Mixed:
         return self.log.rows(PROMPTS)  # type: ignore[no-any-return]
 
 
-def test_each_prompt_is_as_its_task_says() -> None:
+def test_mixture_prompt_follows_the_config_of_its_task() -> None:
     mixed = Mixed(SUMS, DIVISORS)
     mixed.draw(80)
     mixed.shard.commit()
@@ -83,7 +85,7 @@ def test_each_prompt_is_as_its_task_says() -> None:
 
 
 @pytest.mark.parametrize("committed", [True, False])
-def test_a_restart_draws_what_would_have_been_drawn(committed: bool) -> None:
+def test_mixture_restart_draws_the_same_prompts(committed: bool) -> None:
     whole, killed = Mixed(SUMS, DIVISORS), Mixed(SUMS, DIVISORS)
     whole.draw(60)
     whole.shard.commit()
@@ -98,7 +100,7 @@ def test_a_restart_draws_what_would_have_been_drawn(committed: bool) -> None:
     assert killed.made() == whole.made()
 
 
-def test_a_task_whose_questions_end_leaves_the_rest_to_the_others(tmp_path: Path) -> None:
+def test_mixture_continues_without_an_exhausted_task(tmp_path: Path) -> None:
     rows = [{"prompt": f"{index}?", "answer": index} for index in range(3)]
     (tmp_path / "few.jsonl").write_text("{\n" + "\n".join(map(json.dumps, rows)))
     few, more = (
@@ -115,11 +117,11 @@ def test_a_task_whose_questions_end_leaves_the_rest_to_the_others(tmp_path: Path
     assert Counter(prompt.task for prompt in mixed.made()) == {"few": 3, "more": 6}
     assert [prompt.number for prompt in mixed.made()] == list(range(9))
     letters: list[DeadLetter] = mixed.log.rows(DEAD_LETTERS)
-    assert [letter.offset for letter in letters] == [1, 1]  # of each task, and once
+    assert [letter.offset for letter in letters] == [1, 1]  # one of each task
     mixed.shard.folder.close()
 
 
-def test_what_one_task_holds_out_no_other_trains() -> None:
+def test_mixture_never_trains_heldout_of_another_task() -> None:
     narrow = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
     tasks = [
         TaskConfig(name="one", task="chain_sum", task_args=narrow, heldout=40),
@@ -127,14 +129,14 @@ def test_what_one_task_holds_out_no_other_trains() -> None:
         TaskConfig(name="table", task="chain_sum", task_args=narrow, size=150, epochs=1),
     ]
     config = PromptsConfig(tasks=tuple(tasks))
-    heldout = {question.text for _, question in heldout_of_all(config)}
+    heldout = {question.text for _, question in all_heldout_questions(config)}
     assert len(heldout) >= 40
     for sources in open_tasks(config):
         for source in sources:
             assert heldout.isdisjoint(source[number].text for number in range(min(100, source.total or 100)))
 
 
-def test_levels_are_begun_by_task() -> None:
+def test_mixture_levels_are_by_task() -> None:
     easy, hard = {"max_terms": 2}, {"min_terms": 5, "max_terms": 5}
     mixed = Mixed(*(TaskConfig(name=name, task="chain_sum", levels=(easy, hard)) for name in ("left", "right")))
     mixed.draw(20)
@@ -152,17 +154,17 @@ def test_levels_are_begun_by_task() -> None:
 @pytest.mark.parametrize(
     ("tasks", "words"),
     [
-        ((SUMS, TaskConfig(task="gcd", name="sums")), "two are called the same"),
+        ((SUMS, TaskConfig(task="gcd", name="sums")), "two have the same name"),
         ((TaskConfig(source="synthetic"), SUMS), "synthetic prompts have no text"),
         ((TaskConfig(source="jsonl", path="a", levels=({"grade": 1}, {"grade": 2})), SUMS), "with levels needs a name"),
     ],
 )
-def test_tasks_that_do_not_go_together_are_refused(tasks: tuple[TaskConfig, ...], words: str) -> None:
+def test_mixture_rejects_incompatible_tasks(tasks: tuple[TaskConfig, ...], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         PromptsConfig(tasks=tasks)
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("inf"), float("nan")])
-def test_a_weight_is_positive(weight: float) -> None:
+def test_task_weight_must_be_positive(weight: float) -> None:
     with pytest.raises(ValueError, match="weight must be positive"):
         TaskConfig(task="gcd", weight=weight)

@@ -1,4 +1,4 @@
-"""Tables: Parquet, Hugging Face folders, and the layouts of verl, TRL and GSM8K."""
+"""Row readers: Parquet, Hugging Face folders, and the layouts of verl, TRL and GSM8K."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def save(path: Path, row: dict) -> str:
         (VERL, {"answer_column": "reward_model.ground_truth"}, "openai/gsm8k", 2),
     ],
 )
-def test_layouts_are_recognised(tmp_path: Path, source: str, row: dict, options: dict, task: str, turns: int) -> None:
+def test_layouts_are_detected(tmp_path: Path, source: str, row: dict, options: dict, task: str, turns: int) -> None:
     config = PromptsConfig(source=source, path=save(tmp_path / f"rows.{source}", row), **options)
     question = only_question(config)
     assert (question.task, question.reference) == (task, {"answer": "2"})
@@ -63,13 +63,15 @@ def test_layouts_are_recognised(tmp_path: Path, source: str, row: dict, options:
         assert question.messages[-1] == Message("user", "What is 1 + 1?")
 
 
-def test_columns_can_be_named_and_further_ones_kept(tmp_path: Path) -> None:
+def test_columns_can_be_configured_with_extra_columns(tmp_path: Path) -> None:
     row = {"query": "How many?", "gold": {"value": 3}, "tests": ["a", "b"], "unused": 1}
     path = save(tmp_path / "rows.parquet", row)
     options = {"prompt_column": "query", "answer_column": "gold.value", "extra_columns": ("tests",)}
     question = only_question(PromptsConfig(source="parquet", path=path, **options))
     assert (question.text, question.reference) == ("How many?", {"answer": 3, "tests": ["a", "b"]})
-    with pytest.raises(SourceError, match=r"no column prompt or .*, but query, gold, tests, unused; set prompt_column"):
+    with pytest.raises(
+        SourceError, match=r"no column prompt or .*, only query, gold, tests, unused; set prompt_column"
+    ):
         open_source(PromptsConfig(source="parquet", path=path))
     with pytest.raises(SourceError, match="set answer_column"):
         open_source(PromptsConfig(source="parquet", path=path, prompt_column="query"))
@@ -77,7 +79,7 @@ def test_columns_can_be_named_and_further_ones_kept(tmp_path: Path) -> None:
     assert only_question(bare).reference == {}
 
 
-def test_parquet_of_many_row_groups_with_bad_rows_is_read_at_random(tmp_path: Path) -> None:
+def test_parquet_is_read_at_random_despite_bad_rows(tmp_path: Path) -> None:
     questions = [None if i == 7 else f"Question {i}?" for i in range(3000)]
     table = pa.table({"question": questions, "answer": list(range(3000))})
     pq.write_table(table, tmp_path / "q.parquet", row_group_size=100)
@@ -103,7 +105,7 @@ def saved_dataset(folder: Path, first: int) -> None:
     files = [{"filename": f"data-0000{shard}-of-00002.arrow"} for shard in (0, 1)]
     (folder / "state.json").write_text(json.dumps({"_data_files": files, "_split": None}))
     (folder / "dataset_info.json").write_text("{}")
-    # A cache of `datasets` beside the data, which is not data.
+    # A cache file of `datasets` beside the data; it must be ignored.
     arrow_stream(folder / "cache-0123456789abcdef.arrow", 900, 5)
 
 
@@ -112,7 +114,7 @@ def answers(path: Path, **options: str) -> list[int]:
     return [int(source[number].reference["answer"]) for number in range(source.total or 0)]
 
 
-def test_a_saved_dataset_is_read_as_its_state_says(tmp_path: Path) -> None:
+def test_saved_dataset_is_read_from_its_state_file(tmp_path: Path) -> None:
     saved_dataset(tmp_path, 0)
     assert answers(tmp_path) == list(range(10))
     (tmp_path / "state.json").write_text(json.dumps({"_data_files": [], "_indices_data_files": [{"filename": "x"}]}))
@@ -120,7 +122,7 @@ def test_a_saved_dataset_is_read_as_its_state_says(tmp_path: Path) -> None:
         answers(tmp_path)
 
 
-def test_a_saved_dictionary_of_splits(tmp_path: Path) -> None:
+def test_saved_dictionary_of_splits_is_read(tmp_path: Path) -> None:
     (tmp_path / "dataset_dict.json").write_text(json.dumps({"splits": ["train", "test"]}))
     saved_dataset(tmp_path / "train", 0)
     saved_dataset(tmp_path / "test", 100)
@@ -130,7 +132,7 @@ def test_a_saved_dictionary_of_splits(tmp_path: Path) -> None:
         answers(tmp_path, split="tests")
 
 
-def test_a_folder_of_parquet_files_named_by_split(tmp_path: Path) -> None:
+def test_folder_of_parquet_files_is_read_by_split_name(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     for name, value in (("train-00000-of-00002", 1), ("train-00001-of-00002", 2), ("test-00000-of-00001", 3)):
         pq.write_table(pa.table({"question": ["Why?"], "answer": [value]}), tmp_path / "data" / f"{name}.parquet")
@@ -140,16 +142,16 @@ def test_a_folder_of_parquet_files_named_by_split(tmp_path: Path) -> None:
         answers(tmp_path, split="validation")
 
 
-def test_a_folder_without_splits_is_read_whole(tmp_path: Path) -> None:
+def test_folder_without_splits_is_read_completely(tmp_path: Path) -> None:
     for name, value in (("a", 1), ("b", 2)):
         pq.write_table(pa.table({"question": ["Why?"], "answer": [value]}), tmp_path / f"{name}.parquet")
     assert answers(tmp_path) == [1, 2]
 
 
-def test_broken_tables_are_named(tmp_path: Path) -> None:
+def test_broken_tables_raise_with_their_path(tmp_path: Path) -> None:
     (tmp_path / "q.parquet").write_bytes(b"not parquet")
     with pytest.raises(SourceError, match=r"cannot read .*q\.parquet"):
         open_source(PromptsConfig(source="parquet", path=str(tmp_path / "q.parquet")))
     (tmp_path / "folder").mkdir()
-    with pytest.raises(SourceError, match=r"no \.parquet and no \.arrow"):
+    with pytest.raises(SourceError, match=r"no \.parquet or \.arrow"):
         answers(tmp_path / "folder")
