@@ -118,7 +118,7 @@ def test_mixture_continues_without_an_exhausted_task(tmp_path: Path) -> None:
     assert [prompt.number for prompt in mixed.made()] == list(range(9))
     letters: list[DeadLetter] = mixed.log.rows(DEAD_LETTERS)
     assert [letter.offset for letter in letters] == [1, 1]  # one of each task
-    mixed.shard.folder.close()
+    mixed.shard.fold.close()
 
 
 def test_mixture_never_trains_heldout_of_another_task() -> None:
