@@ -1,6 +1,6 @@
-"""A judge: another model, frozen, beside the one that learns. Named as `examples/my_judge.py:likelihood`.
+"""A reward by a judge: a frozen second model. Configured as `examples/my_judge.py:likelihood`.
 
-A verifier process loads it once. Give it memory (`score.memory_limit_mb`) and time (`score.time_limit_s`).
+A verifier process loads the judge once. Give it memory (`score.memory_limit_mb`) and time (`score.time_limit_s`).
 """
 
 import functools
@@ -8,7 +8,7 @@ import math
 
 
 def likelihood(text: str, prompt: str, model: str) -> float:
-    """How likely the model in folder `model` finds `text` after `prompt`: 0 to 1, the geometric mean over tokens."""
+    """Likelihood of `text` after `prompt` under the model in folder `model`, 0 to 1: the geometric mean over tokens."""
     import torch
 
     judge, tokenizer = _loaded(model)

@@ -54,22 +54,39 @@ class AlgorithmConfig:
     """
 
     name: AlgorithmName = "grpo"
-    aggregation: AggregationName | None = None  # how token losses are combined into one number
-    clip_low: float | None = None  # ε_l: the importance ratio is clipped below at 1 − ε_l
-    clip_high: float | None = None  # ε_h: the importance ratio is clipped above at 1 + ε_h
-    dual_clip: float | None = None  # c > 1: bounds the loss of a token of negative advantage by c·|A|
-    proximal: Proximal | None = None  # the policy that importance ratios are taken against
-    correction: CorrectionKind | None = None  # how the weight π_o/μ is treated beyond its bounds
-    correction_level: CorrectionLevel | None = None  # one weight per token, or the product of them per sequence
-    correction_low: float | None = None  # lower bound of that weight
-    correction_cap: float | None = None  # upper bound of that weight
-    std_epsilon: float = 1e-6  # added to a group's standard deviation
-    discount: float = 1.0  # γ per token, of reinforce_plus_plus and ppo
-    gae_lambda: float = 1.0  # λ of GAE, for ppo: 1 uses the whole return, 0 only the next value
-    max_response_tokens: int | None = None  # L_max of the constant_length aggregation
-    kl_coefficient: float = 0.0  # β of the KL penalty to the initial model; 0: no reference model is loaded
-    kl_kind: KlKind = "k3"  # the KL estimator
-    kl_in: KlPlace = "loss"  # added to each token's loss, or subtracted from each token's reward
+    """Selects advantage, loss, aggregation, clip and correction; the keys below override them."""
+    aggregation: AggregationName | None = None
+    """How token losses are combined into one number."""
+    clip_low: float | None = None
+    """ε_l: the importance ratio is clipped below at 1 − ε_l."""
+    clip_high: float | None = None
+    """ε_h: the importance ratio is clipped above at 1 + ε_h."""
+    dual_clip: float | None = None
+    """c > 1: bounds the loss of a token of negative advantage by c·|A|."""
+    proximal: Proximal | None = None
+    """The policy against which importance ratios are taken: at the start of the update, or the rollout's."""
+    correction: CorrectionKind | None = None
+    """The off-policy weight π_o/μ: not used, limited to its bounds, or 0 outside them."""
+    correction_level: CorrectionLevel | None = None
+    """Whether π_o/μ is taken per token, or as the product over a sequence."""
+    correction_low: float | None = None
+    """Lower bound of π_o/μ."""
+    correction_cap: float | None = None
+    """Upper bound of π_o/μ."""
+    std_epsilon: float = 1e-6
+    """Added to a group's standard deviation."""
+    discount: float = 1.0
+    """γ per token, for reinforce_plus_plus and ppo."""
+    gae_lambda: float = 1.0
+    """λ of GAE, for ppo: 1 uses the whole return, 0 only the next value."""
+    max_response_tokens: int | None = None
+    """L_max of the constant_length aggregation."""
+    kl_coefficient: float = 0.0
+    """β of the KL penalty to the initial model; 0: no reference model is loaded."""
+    kl_kind: KlKind = "k3"
+    """The KL estimator."""
+    kl_in: KlPlace = "loss"
+    """Where the KL penalty applies: added to each token's loss, or subtracted from each token's reward."""
 
     def __post_init__(self) -> None:
         _choose("name", self.name, get_args(AlgorithmName))
@@ -102,9 +119,12 @@ class CriticConfig:
     Raises ValueError naming the invalid field.
     """
 
-    learning_rate: float = 1e-3  # peak; warm-up and schedule are the policy's
-    value_clip: float = 0.5  # ε_v: a value that changes by more than this within a batch has no gradient
-    warmup_batches: int = 0  # first batches, which train the critic alone
+    learning_rate: float = 1e-3
+    """Peak of the critic's learning rate; warm-up and schedule are the policy's."""
+    value_clip: float = 0.5
+    """ε_v: a value that changes by more than this within a batch has no gradient."""
+    warmup_batches: int = 0
+    """Number of first batches that train the critic alone."""
 
     def __post_init__(self) -> None:
         _within("critic.learning_rate", self.learning_rate, 0, open_low=True)
@@ -120,8 +140,11 @@ class ParameterGroup:
     """
 
     match: str
-    weight_decay: float | None = None  # None: the learner's value for matrices, 0 for vectors
+    """A regular expression, searched in the parameter's name."""
+    weight_decay: float | None = None
+    """None: the learner's value for matrices, 0 for vectors."""
     learning_rate_factor: float = 1.0
+    """Multiplies the learning rate of these parameters."""
 
     def __post_init__(self) -> None:
         try:
@@ -139,10 +162,14 @@ class LoraConfig:
     Raises ValueError naming the invalid field, or the package that is not installed.
     """
 
-    rank: int = 0  # r, the adapters' rank; 0 trains all weights
-    alpha: float = 32.0  # α: an adapter's product is scaled by α/r
-    targets: tuple[str, ...] = ()  # name suffixes of the layers with adapters; empty: all linear layers but the output
-    seed: int = 0  # seed of the randomly initialised matrix of each adapter
+    rank: int = 0
+    """r, the adapters' rank; 0 trains all weights."""
+    alpha: float = 32.0
+    """α: an adapter's product is scaled by α/r."""
+    targets: tuple[str, ...] = ()
+    """Name suffixes of the layers with adapters; empty: all linear layers but the output."""
+    seed: int = 0
+    """Seed of the randomly initialised matrix of each adapter."""
 
     def __post_init__(self) -> None:
         _within("lora.rank", self.rank, 0)
@@ -162,28 +189,43 @@ class LearnerConfig:
     critic: CriticConfig = field(default_factory=CriticConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     learning_rate: float = 2e-4
-    warmup_steps: int = 5  # batches over which the learning rate rises linearly from 0
-    schedule: Schedule = "constant"  # of the learning rate, after the warm-up
-    total_steps: int | None = None  # batches at which a linear or cosine schedule ends
-    final_learning_rate: float = 0.0  # value at the end of a linear or cosine schedule
-    betas: tuple[float, float] = (0.9, 0.95)  # decay of AdamW's first and second moment
-    epsilon: float = 1e-8  # of AdamW
-    weight_decay: float = 0.0  # decoupled; matrices only
-    parameter_groups: tuple[ParameterGroup, ...] = ()  # exceptions; the first match of a parameter's name applies
-    max_gradient_norm: float = 1.0  # the global gradient is clipped to this 2-norm
-    max_skipped_batches: int = 5  # consecutive batches with a non-finite gradient after which the trainer fails
-    mismatch_bound: float = 0.01  # warn above this KL of rollout and trainer at staleness 0, nats per token
-    mini_batches: int = 1  # optimizer steps per pass over the batch; groups are split evenly, in order
-    epochs: int = 1  # passes over the batch
-    precision: Precision = "float32"  # of activations; weights and optimizer are always float32
-    gradient_checkpointing: bool = False  # recompute activations in the backward pass: less memory, more time
-    share_device: bool = False  # actor, critic and reference are on the device one at a time, else all at once
-    micro_batch_tokens: int = (
-        1024  # tokens (prompts included) of one forward and backward pass; a longer sequence is alone in its pass
-    )
-    logits_chunk_tokens: int = (
-        4096  # response tokens whose logits exist at once; with more, logits are recomputed in the backward pass
-    )
+    """Peak of the policy's learning rate."""
+    warmup_steps: int = 5
+    """Batches over which the learning rate rises linearly from 0."""
+    schedule: Schedule = "constant"
+    """Learning-rate schedule after the warm-up."""
+    total_steps: int | None = None
+    """Batches at which a linear or cosine schedule ends."""
+    final_learning_rate: float = 0.0
+    """Learning rate at the end of a linear or cosine schedule."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Decay of AdamW's first and second moment."""
+    epsilon: float = 1e-8
+    """AdamW's ε."""
+    weight_decay: float = 0.0
+    """AdamW's decoupled weight decay, for matrices only."""
+    parameter_groups: tuple[ParameterGroup, ...] = ()
+    """Exceptions for some parameters; the first match of a parameter's name applies."""
+    max_gradient_norm: float = 1.0
+    """The global gradient is clipped to this 2-norm."""
+    max_skipped_batches: int = 5
+    """Consecutive batches with a non-finite gradient after which the trainer fails."""
+    mismatch_bound: float = 0.01
+    """KL between rollout and trainer at staleness 0, in nats per token, above which a warning is logged."""
+    mini_batches: int = 1
+    """Optimizer steps per pass over the batch; groups are split evenly, in order."""
+    epochs: int = 1
+    """Passes over the batch."""
+    precision: Precision = "float32"
+    """Precision of activations; weights and optimizer are always float32."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, more time."""
+    share_device: bool = False
+    """Load actor, critic and reference on the device one at a time instead of all at once."""
+    micro_batch_tokens: int = 1024
+    """Tokens (prompts included) of one forward and backward pass; a longer sequence is alone in its pass."""
+    logits_chunk_tokens: int = 4096
+    """Response tokens whose logits exist at once; with more, logits are recomputed in the backward pass."""
 
     def __post_init__(self) -> None:
         _within("learning_rate", self.learning_rate, 0)
