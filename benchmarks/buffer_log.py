@@ -20,8 +20,8 @@ from infra.kafka.broker import Broker
 from infra.kafka.producer import BoundedProducer
 from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import partition_ranges
-from infra.kafka.reading import read_topic
 from infra.kafka.session import SESSIONS
+from infra.kafka.topic_reader import read_topic
 from infra.runners.run import run_pipeline
 from infra.runners.stopping import STOPPING
 from operators.experience.config import ExperienceConfig

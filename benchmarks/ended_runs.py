@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from infra.kafka.broker import BrokerConfig, start_broker
 from infra.kafka.properties import ClientProperties
-from infra.kafka.reading import read_topic
+from infra.kafka.topic_reader import read_topic
 from schemas.topics import Topic
 
 R = TypeVar("R")

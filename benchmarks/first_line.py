@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.emulated_runs import emulated_run
-from infra.kafka.reading import last_records
+from infra.kafka.topic_reader import last_records
 from pipelines.present.report.machine import describe_machine
 from schemas.topics import TRAJECTORIES
 

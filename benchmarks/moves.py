@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from infra.kafka.properties import ClientProperties
-from infra.kafka.reading import StoredRecord, read_topic
+from infra.kafka.topic_reader import StoredRecord, read_topic
 from schemas.records import Assignment, Progress, Release, RepackPlan, ReplicaStatus, Reserve, Trajectory
 from schemas.topics import INBOX, PLANS, PROGRESS, REPLICAS, TRAJECTORIES
 

@@ -27,7 +27,7 @@ from rich.table import Table
 
 from infra.kafka.admin import admin_client, end_offsets
 from infra.kafka.broker import BrokerConfig, start_broker
-from infra.kafka.observe import Observer
+from infra.kafka.observer import Observer
 from infra.kafka.producer import BoundedProducer
 from infra.kafka.session import Partition, Session
 from operators.io.elements import Polled, Restored

@@ -25,7 +25,7 @@ class Acl:
     operations: tuple[str, ...]
 
 
-def command(acl: Acl, bootstrap_servers: str, command_config: str) -> str:
+def acl_command(acl: Acl, bootstrap_servers: str, command_config: str) -> str:
     """`acl` as a command of Apache's own scripts."""
     words = ["kafka-acls.sh", "--bootstrap-server", bootstrap_servers]
     words += ["--command-config", command_config] if command_config else []
@@ -36,7 +36,7 @@ def command(acl: Acl, bootstrap_servers: str, command_config: str) -> str:
     return shlex.join(words)
 
 
-def put_into_force(client: ClientProperties, acls: Iterable[Acl]) -> int:
+def create_acls(client: ClientProperties, acls: Iterable[Acl]) -> int:
     """Create `acls`; how many entries that makes. Repeating it changes nothing. Raises RuntimeError naming the first
     that could not be."""
     from kafka.admin import ACL, ACLOperation, ACLPermissionType, ACLResourcePatternType, ResourcePattern, ResourceType

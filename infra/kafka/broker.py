@@ -194,7 +194,7 @@ class Broker:
             self.port = _claim_port(self.port)
             properties = data_dir / "server.properties"
             if self.config.secure:
-                self.config.security.make(self.config.users)
+                self.config.security.create(self.config.users)
                 self.config.security.write_clients(self.bootstrap_servers)
             settings = server_properties(self.config, self.port, free_port())
             write_private(properties, "".join(f"{name}={value}\n" for name, value in settings.items()))
@@ -239,10 +239,10 @@ class Broker:
 
     def _wait_until_ready(self, deadline: float, log_from: int) -> None:
         from infra.kafka.readiness import (
-            why_unreachable,
+            connection_problem,
         )  # here: it imports the client, 0.3 s in which the broker starts
 
-        while why_unreachable(self.client().admin()) is not None:
+        while connection_problem(self.client().admin()) is not None:
             if not self.is_alive():
                 raise BrokerDied(
                     f"the broker on {self.bootstrap_servers} {self._how_it_ended()} while starting; "
@@ -258,10 +258,10 @@ class Broker:
     def _end_hanging(self, progress: Progress) -> None:
         from kafka.errors import KafkaError  # here, as above
 
-        from infra.kafka.hanging_transactions import end_hanging
+        from infra.kafka.hanging_transactions import end_hanging_transactions
 
         try:
-            ended = end_hanging(self.client())
+            ended = end_hanging_transactions(self.client())
         except KafkaError as error:
             progress(f"whether transactions hang is not known: {error}")
         else:

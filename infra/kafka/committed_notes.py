@@ -5,7 +5,7 @@ from __future__ import annotations
 from infra.kafka.note import Note
 from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import UnknownTopic
-from infra.kafka.reading import read_topic
+from infra.kafka.topic_reader import read_topic
 from schemas.records import CommitNote
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from kafka import KafkaConsumer
 
 from infra.kafka.properties import ClientProperties
-from infra.kafka.record_batches import take_whole_batches
+from infra.kafka.record_batches import poll_whole_batches
 
 MAX_POLL_BATCHES = 16
 """What one poll takes apart: a batch is as its producer sent it, at most some megabytes."""
@@ -16,13 +16,13 @@ MAX_POLL_BATCHES = 16
 FETCH_WAIT_MS = 50
 """How long a broker may wait for records that do not come: whatever is asked of it next waits behind that."""
 
-_kept: list[tuple[ClientProperties, KafkaConsumer]] | None = None
+_idle: list[tuple[ClientProperties, KafkaConsumer]] | None = None
 
 
 @contextlib.contextmanager
-def consumer_of(client: ClientProperties) -> Iterator[KafkaConsumer]:
-    """A consumer, from the beginning of what it is assigned; it may have served before, see `kept_open`."""
-    consumer, sound = _taken(client) or _opened(client), False
+def open_consumer(client: ClientProperties) -> Iterator[KafkaConsumer]:
+    """A consumer, from the beginning of what it is assigned; it may have served before, see `reuse_consumers`."""
+    consumer, sound = _take_idle(client) or _new_consumer(client), False
     try:
         yield consumer
         sound = True
@@ -30,29 +30,29 @@ def consumer_of(client: ClientProperties) -> Iterator[KafkaConsumer]:
         sound = True
         raise
     finally:
-        if sound and _kept is not None:
+        if sound and _idle is not None:
             consumer.unsubscribe()
-            _kept.append((client, consumer))
+            _idle.append((client, consumer))
         else:
             consumer.close(autocommit=False)
 
 
 @contextlib.contextmanager
-def kept_open() -> Iterator[None]:
+def reuse_consumers() -> Iterator[None]:
     """Within this, consumers that are done with serve again: a new one takes longer than most looks take."""
-    global _kept
-    _kept = []
+    global _idle
+    _idle = []
     try:
         yield
     finally:
-        kept, _kept = _kept or [], None
+        kept, _idle = _idle or [], None
         for _, consumer in kept:
             consumer.close(autocommit=False)
 
 
-def _taken(client: ClientProperties) -> KafkaConsumer | None:
+def _take_idle(client: ClientProperties) -> KafkaConsumer | None:
     """One that is kept, for `client`. Threads may ask for it at once."""
-    kept = _kept or []
+    kept = _idle or []
     for entry in list(kept):
         if entry[0] == client:
             with contextlib.suppress(ValueError):  # another thread was faster
@@ -61,7 +61,7 @@ def _taken(client: ClientProperties) -> KafkaConsumer | None:
     return None
 
 
-def ask_at_once(consumer: KafkaConsumer) -> None:
+def skip_metadata_backoff(consumer: KafkaConsumer) -> None:
     """Let `consumer`, just connected, ask for a topic's metadata at once.
 
     kafka-python waits 100 ms after the metadata with which it connects, as if that had failed.
@@ -69,7 +69,7 @@ def ask_at_once(consumer: KafkaConsumer) -> None:
     consumer._cluster._last_refresh_ms = 0
 
 
-def _opened(client: ClientProperties) -> KafkaConsumer:
+def _new_consumer(client: ClientProperties) -> KafkaConsumer:
     consumer = KafkaConsumer(
         **client.consumer(
             group_id=None,
@@ -81,6 +81,6 @@ def _opened(client: ClientProperties) -> KafkaConsumer:
             max_poll_records=MAX_POLL_BATCHES,
         )
     )
-    take_whole_batches(consumer)
-    ask_at_once(consumer)
+    poll_whole_batches(consumer)
+    skip_metadata_backoff(consumer)
     return consumer

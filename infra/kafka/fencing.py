@@ -6,7 +6,7 @@ from kafka import KafkaProducer
 from kafka.errors import KafkaError
 
 from infra.kafka.properties import ClientProperties
-from infra.kafka.readiness import why_unreachable
+from infra.kafka.readiness import connection_problem
 
 
 class CannotFence(RuntimeError):
@@ -15,7 +15,7 @@ class CannotFence(RuntimeError):
 
 def fence(client: ClientProperties, transactional_id: str) -> None:
     """End the open transaction of `transactional_id` and make its holder's next commit fail. Raises CannotFence."""
-    if (reason := why_unreachable(client.admin(), timeout_s=2.0)) is not None:
+    if (reason := connection_problem(client.admin(), timeout_s=2.0)) is not None:
         raise CannotFence(reason)
     try:
         producer = KafkaProducer(**client.producer(transactional_id=transactional_id, retry_backoff_ms=5))

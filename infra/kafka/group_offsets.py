@@ -9,7 +9,7 @@ from dataclasses import replace
 from kafka import OffsetAndMetadata, TopicPartition
 
 from infra.kafka.note import Note
-from infra.kafka.notes import last_note, observer_of
+from infra.kafka.notes import last_note, uncommitted_consumer
 from infra.kafka.properties import ClientProperties
 from infra.kafka.session_config import Partition
 from infra.kafka.transactions import TransactionalProducer
@@ -19,7 +19,7 @@ from schemas.records import CommitNote
 TIMEOUT_MS = 10_000
 
 
-def move_group(
+def set_group_offsets(
     client: ClientProperties, group: str, topic: str, offsets: Mapping[int, int], restore: Partition
 ) -> None:
     """Let `group` read `topic` on from `offsets`, by partition, when it starts next; what its note says else stays.
@@ -30,7 +30,7 @@ def move_group(
     producer = TransactionalProducer(**client.producer(transactional_id=group, transaction_timeout_ms=TIMEOUT_MS))
     try:
         producer.init_transactions()
-        observer = observer_of(client)
+        observer = uncommitted_consumer(client)
         try:  # after that: what the one before has committed is the last
             note = last_note(observer, TopicPartition(*restore), group) or Note()
         finally:

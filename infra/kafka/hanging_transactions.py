@@ -23,20 +23,20 @@ from infra.kafka.open_transactions import (
 )
 from infra.kafka.properties import ClientProperties
 
-APART_S = 1.0
+CHECK_INTERVAL_S = 1.0
 """Between two looks: what is open and over for its coordinator in both, no producer is at work on."""
-LOOKS = 10
+MAX_CHECKS = 10
 """Looks at most: where producers are at work, one may differ from the next for ever."""
-SETTLES_S = 60.0
+STARTUP_TIMEOUT_S = 60.0
 """How long a broker that has just started may take to end what it knows to be ending."""
 
 
-def end_hanging(client: ClientProperties, sleep: Callable[[float], None] = time.sleep) -> list[str]:
+def end_hanging_transactions(client: ClientProperties, sleep: Callable[[float], None] = time.sleep) -> list[str]:
     """End the transactions that hang, each as its coordinator says that it ended; the names of the partitions.
 
     Raises KafkaError.
     """
-    deadline = time.monotonic() + SETTLES_S
+    deadline = time.monotonic() + STARTUP_TIMEOUT_S
     ended: set[str] = set()
     with admin_client(client) as admin:
         while True:
@@ -55,14 +55,14 @@ def _end(admin: Any, sleep: Callable[[float], None], ended: set[str]) -> None:
     """End what hangs; the names of the partitions go into `ended`, which counts also where a later one fails."""
     topics = admin.list_topics()
     before: set[OpenTransaction] = set()
-    for look in range(LOOKS):
+    for look in range(MAX_CHECKS):
         hanging = {each for each in open_transactions(admin, topics) if each.hangs}
         if not hanging:
             return
-        if hanging == before or look == LOOKS - 1:
+        if hanging == before or look == MAX_CHECKS - 1:
             break
         before = hanging
-        sleep(APART_S)  # a coordinator that has just loaded may know more in the next look
+        sleep(CHECK_INTERVAL_S)  # a coordinator that has just loaded may know more in the next look
     for each in hanging & before:
         write_marker(admin, each)
         ended.add(f"{each.topic}-{each.partition}")

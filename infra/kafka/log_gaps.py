@@ -17,7 +17,7 @@ class NoteMissing(CannotResume):
     """The shard has written before, but its last note is gone."""
 
 
-def truncated(group: str, what: str) -> LogTruncated:
+def log_truncated(group: str, what: str) -> LogTruncated:
     """The error of `group`; `what` says which log ends or begins where."""
     return LogTruncated(
         f"{group}: {what}. Records that were not processed are gone: retention deleted them, or the topic was "
@@ -39,6 +39,6 @@ def check_position(group: str, place: TopicPartition, offset: int, begin: int, e
     """Raise LogTruncated where the log, which holds offsets `begin` to before `end`, cannot be read on at `offset`."""
     where = f"{place.topic}, partition {place.partition},"
     if offset < begin:
-        raise truncated(group, f"{where} begins at offset {begin}, after {offset}")
+        raise log_truncated(group, f"{where} begins at offset {begin}, after {offset}")
     if offset > end:
-        raise truncated(group, f"{where} ends at offset {end}, before {offset}")
+        raise log_truncated(group, f"{where} ends at offset {end}, before {offset}")

@@ -15,15 +15,15 @@ from kafka.errors import KafkaTimeoutError, UnknownTopicOrPartitionError
 
 from infra.kafka.note import Note
 from infra.kafka.properties import ClientProperties
-from infra.kafka.record_batches import Marker, take_batches_and_markers
+from infra.kafka.record_batches import Marker, poll_batches_and_markers
 from schemas.codec import decode
 
 POLL_MS = 100
-STANDSTILL_POLLS = 300
+MAX_IDLE_POLLS = 300
 """Polls in a row that may bring nothing although the end is not reached."""
 
 
-def observer_of(client: ClientProperties) -> KafkaConsumer:
+def uncommitted_consumer(client: ClientProperties) -> KafkaConsumer:
     """A consumer of no group that sees all that is in the log, open transactions included, by batches."""
     consumer = KafkaConsumer(
         **client.consumer(
@@ -35,7 +35,7 @@ def observer_of(client: ClientProperties) -> KafkaConsumer:
             fetch_max_wait_ms=POLL_MS,
         )
     )
-    take_batches_and_markers(consumer)
+    poll_batches_and_markers(consumer)
     return consumer
 
 
@@ -46,7 +46,7 @@ def last_note(observer: KafkaConsumer, place: TopicPartition, group: str, begin:
     """
     key, last = group.encode(), None
     undecided: dict[int, tuple[bytes, Any]] = {}
-    for found in _to_the_end(observer, place, begin):
+    for found in _read_to_end(observer, place, begin):
         if isinstance(found, Marker):
             ended = undecided.pop(found.producer_id, None)
             last = ended if ended is not None and found.committed else last
@@ -62,7 +62,7 @@ def last_note(observer: KafkaConsumer, place: TopicPartition, group: str, begin:
     return None if last is None else Note.decode(decode(*last)[0].note)
 
 
-def _to_the_end(observer: KafkaConsumer, place: TopicPartition, begin: int | None) -> Iterator[Any]:
+def _read_to_end(observer: KafkaConsumer, place: TopicPartition, begin: int | None) -> Iterator[Any]:
     """The batches and markers of a partition, to its end as of now."""
     if place.partition not in (observer.partitions_for_topic(place.topic) or ()):
         raise UnknownTopicOrPartitionError(f"there is no topic {place.topic}, which holds the notes of a run")
@@ -74,7 +74,7 @@ def _to_the_end(observer: KafkaConsumer, place: TopicPartition, begin: int | Non
     while observer.position(place) < end:
         polled = observer.poll(timeout_ms=POLL_MS).get(place, ())
         idle = 0 if polled else idle + 1
-        if idle > STANDSTILL_POLLS:
+        if idle > MAX_IDLE_POLLS:
             raise KafkaTimeoutError(f"{place.topic} cannot be read on to offset {end}")
         for record in polled:
             yield record.value

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from infra.kafka.client_repairs import repair_clients
+from infra.kafka.client_patches import patch_clients
 from infra.kafka.java_properties import expand_references, is_reference, parse_properties
 from infra.name_lookup import suggest_name
 
@@ -174,7 +174,7 @@ class ClientProperties:
         return f"ClientProperties({redact(self.entries)})"
 
     def _arguments(self, client: str) -> dict[str, Any]:
-        repair_clients()
+        patch_clients()
         values = {name: _expanded(name, value) for name, value in self.entries.items()}
         arguments: dict[str, Any] = {}
         for name, value in values.items():

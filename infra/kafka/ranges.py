@@ -8,7 +8,7 @@ from typing import Any
 
 from kafka import KafkaConsumer, TopicPartition
 
-from infra.kafka.consumers import consumer_of
+from infra.kafka.consumers import open_consumer
 from infra.kafka.offset_span import Edge, OffsetSpan
 from infra.kafka.properties import ClientProperties
 
@@ -27,7 +27,7 @@ class PartitionRange:
 
 def partition_ranges(client: ClientProperties, topic: str) -> dict[int, PartitionRange]:
     """What each partition of `topic` holds. Raises UnknownTopic."""
-    with consumer_of(client) as consumer:
+    with open_consumer(client) as consumer:
         return ranges_of(consumer, topic, None)
 
 
@@ -35,7 +35,7 @@ def resolve_span(
     client: ClientProperties, topic: str, span: OffsetSpan, partitions: Sequence[int] | None = None
 ) -> dict[int, PartitionRange]:
     """What `span` is in each partition of `topic`. Raises UnknownTopic."""
-    with consumer_of(client) as consumer:
+    with open_consumer(client) as consumer:
         ranges = ranges_of(consumer, topic, partitions)
         return {number: PartitionRange(*edges) for number, edges in _edges(consumer, topic, span, ranges).items()}
 

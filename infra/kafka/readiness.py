@@ -13,7 +13,7 @@ from kafka.errors import KafkaError, RetriableError
 from infra.kafka.properties import ClientProperties
 
 T = TypeVar("T")
-Unsettled = RetriableError
+TransientError = RetriableError
 """What a question to Kafka raises while a connection breaks or a leader moves: asked again, it may be answered."""
 RETRY_S = 60.0
 """How long a question at a start is asked again."""
@@ -23,14 +23,14 @@ class BrokerUnreachable(RuntimeError):
     """No broker answered within the time given."""
 
 
-def why_unreachable(arguments: dict[str, Any], timeout_s: float = 5.0) -> str | None:
+def connection_problem(arguments: dict[str, Any], timeout_s: float = 5.0) -> str | None:
     """Return None when one of the brokers speaks Kafka and knows a live broker, else what is wrong, in words.
 
     `arguments` are a KafkaAdminClient's, `bootstrap_servers` a list of `host:port`. Takes at most about `timeout_s`
     seconds an address and never raises for a broker that is not there or refuses the login.
     """
     # A socket first: it says at once what the client would retry and log about until its time-out.
-    reasons = {address: _why_no_connection(address, timeout_s) for address in arguments["bootstrap_servers"]}
+    reasons = {address: _connection_error(address, timeout_s) for address in arguments["bootstrap_servers"]}
     listening = [address for address, reason in reasons.items() if reason is None]
     if not listening:
         return "; ".join(reason for reason in reasons.values() if reason)
@@ -43,7 +43,7 @@ def why_unreachable(arguments: dict[str, Any], timeout_s: float = 5.0) -> str | 
         return f"{error}; are login and certificates right?" if "security_protocol" in arguments else str(error)
 
 
-def retried(
+def retry_transient(
     ask: Callable[[], T],
     for_s: float = RETRY_S,
     *,
@@ -80,7 +80,7 @@ def wait_for_brokers(
     arguments = properties.admin()
     addresses = ",".join(arguments["bootstrap_servers"])
     started, pause = clock(), 0.1
-    while (reason := why_unreachable(arguments, timeout_s=max(0.5, min(5.0, deadline_s)))) is not None:
+    while (reason := connection_problem(arguments, timeout_s=max(0.5, min(5.0, deadline_s)))) is not None:
         elapsed = clock() - started
         if elapsed >= deadline_s:
             raise BrokerUnreachable(
@@ -92,7 +92,7 @@ def wait_for_brokers(
         pause = min(2.0, pause * 1.6)
 
 
-def _why_no_connection(address: str, timeout_s: float) -> str | None:
+def _connection_error(address: str, timeout_s: float) -> str | None:
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s):

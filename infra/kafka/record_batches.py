@@ -41,7 +41,7 @@ class RecordBatch:
     def __len__(self) -> int:
         return len(self.offsets)
 
-    def part(self, first: int, last: int) -> RecordBatch:
+    def slice(self, first: int, last: int) -> RecordBatch:
         """Records number `first` to before `last`."""
         here = slice(first, last)
         offsets, times, keys = self.offsets[here], self.timestamps[here], self.keys[here]
@@ -52,9 +52,9 @@ class RecordBatch:
         """The records with offsets from `first` to before `last`, or to the end."""
         begin = bisect_left(self.offsets, first)
         end = len(self) if last is None else bisect_left(self.offsets, last)
-        return self if (begin, end) == (0, len(self)) else self.part(begin, end)
+        return self if (begin, end) == (0, len(self)) else self.slice(begin, end)
 
-    def where(self, wanted: Callable[[bytes | None, Headers], bool]) -> RecordBatch:
+    def filter(self, wanted: Callable[[bytes | None, Headers], bool]) -> RecordBatch:
         """The records whose value and headers are `wanted`."""
         kept = [wanted(value, headers) for value, headers in zip(self.values, self.headers, strict=True)]
         if all(kept):
@@ -68,7 +68,7 @@ class RecordBatch:
         return RecordBatch(self.partition, *columns, producer_id=self.producer_id)
 
     @classmethod
-    def joined(cls, batches: Sequence[RecordBatch]) -> RecordBatch:
+    def concat(cls, batches: Sequence[RecordBatch]) -> RecordBatch:
         """One or more batches of one partition, one after the other."""
         if len(batches) == 1:
             return batches[0]
@@ -88,7 +88,7 @@ class Marker:
         return 0
 
 
-def take_whole_batches(consumer: KafkaConsumer) -> None:
+def poll_whole_batches(consumer: KafkaConsumer) -> None:
     """Let `poll` give a record for each batch: its value is a RecordBatch, its offset that of the batch's last record.
 
     `max_poll_records` then counts batches.
@@ -96,8 +96,8 @@ def take_whole_batches(consumer: KafkaConsumer) -> None:
     consumer._fetcher.PartitionRecords = _PartitionInBatches
 
 
-def take_batches_and_markers(consumer: KafkaConsumer) -> None:
-    """As `take_whole_batches`, with a record for each Marker of a transaction too, for a read_uncommitted consumer."""
+def poll_batches_and_markers(consumer: KafkaConsumer) -> None:
+    """As `poll_whole_batches`, with a record for each Marker of a transaction too, for a read_uncommitted consumer."""
     consumer._fetcher.PartitionRecords = _PartitionWithMarkers
 
 
@@ -195,17 +195,19 @@ class _PartitionInBatches(Fetcher.PartitionRecords):
     """What was fetched of a partition, a batch at a time."""
 
     def __init__(self, fetch_offset: int, tp: Any, records: Any, *more: Any, **named: Any) -> None:
-        super().__init__(fetch_offset, tp, _Batches(records, tp.partition, fetch_offset), *more, **named)
+        super().__init__(fetch_offset, tp, _WrappedBatches(records, tp.partition, fetch_offset), *more, **named)
 
 
 class _PartitionWithMarkers(Fetcher.PartitionRecords):
     """The same, with the markers of transactions."""
 
     def __init__(self, fetch_offset: int, tp: Any, records: Any, *more: Any, **named: Any) -> None:
-        super().__init__(fetch_offset, tp, _Batches(records, tp.partition, fetch_offset, markers=True), *more, **named)
+        super().__init__(
+            fetch_offset, tp, _WrappedBatches(records, tp.partition, fetch_offset, markers=True), *more, **named
+        )
 
 
-class _Batches:
+class _WrappedBatches:
     """kafka-python's batches, each of which has one record."""
 
     def __init__(self, records: Any, partition: int, first: int, markers: bool = False) -> None:
@@ -215,11 +217,11 @@ class _Batches:
     def next_batch(self) -> Any:
         batch = self._records.next_batch()
         if batch is None or (batch.magic == 2 and batch.is_control_batch):
-            return batch if batch is None or not self._markers else _OneMarker(batch)
-        return _OneRecord(batch, self._partition, self._first, self._known)
+            return batch if batch is None or not self._markers else _MarkerAsRecord(batch)
+        return _BatchAsRecord(batch, self._partition, self._first, self._known)
 
 
-class _OneRecord:
+class _BatchAsRecord:
     """A batch of kafka-python's but for its records, in whose place there is one that has them as columns."""
 
     def __init__(self, batch: Any, partition: int, first: int, known: dict[bytes, Headers]) -> None:
@@ -228,13 +230,13 @@ class _OneRecord:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._batch, name)
 
-    def __iter__(self) -> Iterator[_Whole]:
+    def __iter__(self) -> Iterator[_PolledRecord]:
         columns = self._columns()
         if columns[0]:
             producer_id = self._batch.producer_id if self._batch.magic == 2 else -1
             held = RecordBatch(self._partition, *columns, producer_id=producer_id).between(self._first, None)
             last = self._batch.last_offset if self._batch.magic == 2 else columns[0][-1]
-            yield _Whole(held, last, columns[1][-1], self._batch.size_in_bytes if self._batch.magic == 2 else 0)
+            yield _PolledRecord(held, last, columns[1][-1], self._batch.size_in_bytes if self._batch.magic == 2 else 0)
 
     def _columns(self) -> Any:
         batch = self._batch
@@ -249,7 +251,7 @@ class _OneRecord:
         return columns
 
 
-class _OneMarker:
+class _MarkerAsRecord:
     """A control batch that is given to the reader as a Marker."""
 
     is_control_batch = False
@@ -260,13 +262,13 @@ class _OneMarker:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._batch, name)
 
-    def __iter__(self) -> Iterator[_Whole]:
+    def __iter__(self) -> Iterator[_PolledRecord]:
         for record in self._batch:
             marker = Marker(self._batch.producer_id, record.commit)
-            yield _Whole(marker, self._batch.last_offset, record.timestamp, self._batch.size_in_bytes)
+            yield _PolledRecord(marker, self._batch.last_offset, record.timestamp, self._batch.size_in_bytes)
 
 
-class _Whole:
+class _PolledRecord:
     """What kafka-python asks of a record."""
 
     __slots__ = ("offset", "size_in_bytes", "timestamp", "value")

@@ -44,7 +44,7 @@ class Security:
         """How `user` reaches the broker."""
         return self.folder / f"{user}.properties"
 
-    def make(self, users: Iterable[str]) -> None:
+    def create(self, users: Iterable[str]) -> None:
         """Make authority, certificate and passwords, those of `users` included, where there are none."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not (self.folder / "broker.pem").exists():

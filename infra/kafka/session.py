@@ -29,10 +29,10 @@ from kafka.errors import (
     ProducerFencedError,
 )
 
-from infra.kafka.log_gaps import check_position, note_missing, truncated
+from infra.kafka.log_gaps import check_position, log_truncated, note_missing
 from infra.kafka.note import Note
-from infra.kafka.notes import last_note, observer_of
-from infra.kafka.readiness import why_unreachable
+from infra.kafka.notes import last_note, uncommitted_consumer
+from infra.kafka.readiness import connection_problem
 from infra.kafka.session_config import Input, Offsets, Partition, SessionConfig
 from infra.kafka.transactions import TransactionalProducer
 from schemas.codec import encode
@@ -113,7 +113,7 @@ class Session:
 
     def _open(self) -> None:
         # Asked first: a client that finds no broker takes 30 s to say so, and leaves its sockets open.
-        if (reason := why_unreachable(self.config.client.admin(), timeout_s=2.0)) is not None:
+        if (reason := connection_problem(self.config.client.admin(), timeout_s=2.0)) is not None:
             raise SessionLost(f"{self.config.group}: {reason}")
         self._producer = TransactionalProducer(
             **RECONNECT
@@ -155,7 +155,7 @@ class Session:
         try:
             polled = self._consumer.poll(timeout_ms=int(timeout_s * 1000))
         except OffsetOutOfRangeError as error:
-            raise truncated(self.config.group, str(error)) from error
+            raise log_truncated(self.config.group, str(error)) from error
         except KafkaError as error:
             raise self._give_up(error) from error
         return [record for records in polled.values() for record in records]
@@ -174,7 +174,7 @@ class Session:
             raise KafkaTimeoutError(f"{self.config.group}: where reading stands in {place} is not known")
         return position
 
-    def highwaters(self) -> dict[Partition, int | None]:
+    def high_watermarks(self) -> dict[Partition, int | None]:
         """The end of every input partition, open transactions included, as the last answer had it."""
         return {Partition(*tp): self._consumer.highwater(tp) for tp in self._assigned}
 
@@ -243,7 +243,7 @@ class Session:
         if self.lost is not None or self.commits - self._verified < VERIFY_COMMITS:
             return
         self._verified = self.commits
-        observer = observer_of(self.config.client)
+        observer = uncommitted_consumer(self.config.client)
         try:
             note = last_note(observer, TopicPartition(*self.config.restore), self.config.group, self._note_at)
         except KafkaError as error:
@@ -278,7 +278,7 @@ class Session:
     def _restore(self) -> None:
         config, consumer, assigned = self.config, self._consumer, self._assigned
         ledger = [TopicPartition(*p) for p in config.ledger]
-        observer = observer_of(config.client)
+        observer = uncommitted_consumer(config.client)
         try:
             note = last_note(observer, TopicPartition(*config.restore), config.group)
             places = list(dict.fromkeys([*ledger, *assigned, *(TopicPartition(*p) for p in config.owned)]))
@@ -295,7 +295,7 @@ class Session:
         known = {_named(tp): tp for tp in places}
         for place, offset in self.note.written.items():
             if place in known and ends[known[place]] <= offset:
-                raise truncated(
+                raise log_truncated(
                     config.group, f"{place} ends at {ends[known[place]]}, before its own output at {offset}"
                 )
         self.ledger_ends = {_named(tp): ends[tp] for tp in ledger}

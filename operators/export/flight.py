@@ -21,7 +21,7 @@ from pyarrow import flight
 from infra.kafka.offset_span import parse_span
 from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import PartitionRange, UnknownTopic, partition_ranges, resolve_span
-from infra.kafka.reading import StoredRecord, follow_topic, read_topic
+from infra.kafka.topic_reader import StoredRecord, follow_topic, read_topic
 from infra.listening import is_loopback
 from operators.export.columns import RecordRows, as_table
 from operators.export.config import Contents

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 
 from infra.kafka.properties import ClientProperties
-from infra.kafka.reading import read_topic
 from infra.kafka.start_offset import StartOffset
+from infra.kafka.topic_reader import read_topic
 from operators.export.columns import RecordRows, as_table
 from operators.export.config import Contents
 from operators.export.folder import ExportPart

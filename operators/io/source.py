@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from infra.kafka.session import SESSIONS, Fenced, Partition, Session, SessionLost
-from infra.kafka.stalls import StallWatch, held_back_by
+from infra.kafka.stall_watch import StallWatch, describe_blocking_transactions
 from infra.runners.liveness import LIVENESS
 from infra.runners.stopping import STOPPING
 from operators.io.config import ShardConfig
@@ -139,8 +139,8 @@ class ShardSource:
     def _update_positions(self, session: Session, idle: bool) -> None:
         """Read the positions. Between records only transaction markers move them, so a late update is safe."""
         positions = session.positions()
-        if idle and (stalled := self._stalls.stalled(positions, session.highwaters())):
-            for line in held_back_by(self.config.client, stalled):
+        if idle and (stalled := self._stalls.stalled(positions, session.high_watermarks())):
+            for line in describe_blocking_transactions(self.config.client, stalled):
                 log.warning("%s waits: %s; end it with `laminar topics transactions`", self.config.group, line)
         self._positions = {self._partition_keys[p]: offset for p, offset in positions.items()}
         self._positions_due = self._clock() + POSITIONS_MAX_AGE_S

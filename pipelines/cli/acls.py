@@ -40,14 +40,14 @@ def acls(
       laminar acls first --apply -F guarded/secure/admin.properties
     """
     from infra.deploy.role_acls import role_acls
-    from infra.kafka.acls import command, put_into_force
+    from infra.kafka.acls import acl_command, create_acls
     from infra.kafka.properties import ClientProperties
     from pipelines.cli.broker import IMPORT
 
     lists = role_acls(run, (*PIPELINES, IMPORT))
     if apply:
         client = ClientProperties.at(brokers) if command_config is None else ClientProperties.from_file(command_config)
-        entries = put_into_force(client, lists)
+        entries = create_acls(client, lists)
         return Report({"run": run, "entries": entries}, lambda: f"run {run}: created {entries} ACL entries", json)
-    lines = [command(each, brokers, str(command_config or "")) for each in lists]
+    lines = [acl_command(each, brokers, str(command_config or "")) for each in lists]
     return Report([asdict(each) for each in lists], lambda: "\n".join(lines), as_json=json)

@@ -10,7 +10,7 @@ import typer
 from infra.kafka.producer import BoundedProducer
 from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import UnknownTopic, partition_ranges
-from infra.kafka.reading import StoredRecord, read_topic
+from infra.kafka.topic_reader import StoredRecord, read_topic
 from operators.export.columns import RecordRows, as_table, row_schema
 from operators.export.where import parse_where
 from pipelines.cli.option_sets import Commands

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import typer
 
-from infra.kafka.reading import schema_of
+from infra.kafka.topic_reader import schema_of
 from operators.export.columns import PLACE, row_schema
 from operators.export.formats import plain
 from operators.export.where import parse_where

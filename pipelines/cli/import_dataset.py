@@ -38,7 +38,7 @@ def import_(
       laminar import data/answers --run second --json
     """
     from infra.kafka.ranges import partition_ranges
-    from infra.kafka.reading import read_topic
+    from infra.kafka.topic_reader import read_topic
     from infra.runners.run import run_pipeline
     from operators.export.folder import ExportError, read_contents
     from operators.export.import_plan import importable

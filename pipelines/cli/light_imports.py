@@ -29,7 +29,7 @@ def light_imports() -> Iterator[None]:
     """Block NumPy and pandas, unless they are loaded already, and share Kafka connections between the reads."""
     reduce_gc_frequency()
     sys.meta_path.insert(0, _BlockedImports())
-    from infra.kafka.consumers import kept_open
+    from infra.kafka.consumers import reuse_consumers
 
-    with kept_open():
+    with reuse_consumers():
         yield

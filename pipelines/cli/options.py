@@ -88,7 +88,7 @@ def connect(run: str | None, brokers: str | None, command_config: Path | None, r
     Without `run` it is the latest under `runs` (./runs), or the only one on the brokers. Raises typer.BadParameter if
     the options do not determine the run, BrokerUnreachable if Kafka does not respond, ValueError for a bad property.
     """
-    from infra.kafka.readiness import BrokerUnreachable, why_unreachable
+    from infra.kafka.readiness import BrokerUnreachable, connection_problem
 
     state = {} if brokers or command_config else read_state(run, runs or RUNS)
     if state.get("client_properties"):
@@ -97,7 +97,7 @@ def connect(run: str | None, brokers: str | None, command_config: Path | None, r
     data = None if brokers or command_config else _broker_data(run, runs or RUNS)
     if data is not None and not _port_is_open(client.bootstrap_servers):
         client = _start_broker_again(data)
-    if (reason := why_unreachable(client.admin(), CONNECT_TIMEOUT_S)) is not None:
+    if (reason := connection_problem(client.admin(), CONNECT_TIMEOUT_S)) is not None:
         raise BrokerUnreachable(f"Kafka does not respond: {reason}. Check that it runs, and its address.")
     return Connection(run or state.get("run") or _only_run(client), client)
 

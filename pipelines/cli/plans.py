@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from infra.kafka.properties import ClientProperties
-from infra.kafka.reading import StoredRecord, decoded, last_records, read_topic, undecoded
 from infra.kafka.start_offset import StartOffset
+from infra.kafka.topic_reader import StoredRecord, decode_stored, last_records, raw_decoder, read_topic
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, Printing
 from pipelines.present.output import RowOutput, utc
@@ -66,10 +66,10 @@ def _since_plan(client: ClientProperties, name: str, count: int) -> list[StoredR
     """Return the newest `count` plans, and all records after the first of them."""
     limit, kind = max(FIRST_READ, 2 * count), record_type(RepackPlan).schema
     while True:
-        found = last_records(client, name, limit, decoder=undecoded)
+        found = last_records(client, name, limit, decoder=raw_decoder)
         plans = [index for index, record in enumerate(found) if record.schema == kind]
         if len(plans) >= count or len(found) < limit:
-            return decoded(found[plans[-count] if len(plans) >= count else 0 :]) if count else []
+            return decode_stored(found[plans[-count] if len(plans) >= count else 0 :]) if count else []
         limit *= 4
 
 

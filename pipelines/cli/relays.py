@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from infra.kafka.reading import last_of_each_key, read_topic
+from infra.kafka.topic_reader import last_of_each_key, read_topic
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, Connection, Printing
 from pipelines.cli.replicas import MAX_HEARTBEATS

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from infra.kafka.admin import admin_client
-from infra.kafka.group_offsets import move_group
+from infra.kafka.group_offsets import set_group_offsets
 from infra.kafka.lag import Lag, group_lags, list_groups
 from infra.kafka.producer import BoundedProducer
 from infra.kafka.ranges import partition_ranges, resolve_span
@@ -137,7 +137,7 @@ def reset_command(
     if execute:
         for group in sorted({lag.group for lag in found}):
             moved = {lag.partition: offsets[lag.partition] for lag in found if lag.group == group}
-            move_group(to.client, group, name, moved, Partition(RESTORE.name(to.run), 0))
+            set_group_offsets(to.client, group, name, moved, Partition(RESTORE.name(to.run), 0))
     rows = [_reset_row(lag, offsets[lag.partition], execute) for lag in found]
     return RowOutput([rows], list(rows[0]), printing.form())
 

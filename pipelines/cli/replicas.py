@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from infra.kafka.producer import BoundedProducer
-from infra.kafka.reading import last_of_each_key
+from infra.kafka.topic_reader import last_of_each_key
 from pipelines.cli.option_sets import Commands
 from pipelines.cli.options import Address, Connection, JsonOption, Printing
 from pipelines.present.output import Report, Row, RowOutput

@@ -10,7 +10,7 @@ import typer
 
 from infra.kafka.offset_span import Edge, OffsetSpan
 from infra.kafka.ranges import PartitionRange, partition_ranges, resolve_span
-from infra.kafka.reading import last_records, undecoded
+from infra.kafka.topic_reader import last_records, raw_decoder
 from pipelines.cli.options import Address
 from pipelines.cli.read_options import ReadOptions
 from pipelines.cli.topic_names import TopicArgument, known_topic
@@ -67,7 +67,7 @@ def tail_command(
             count if span is not None else None,
         )
     else:
-        found = last_records(to.client, name, 10 if count is None else count, numbers, decoder=undecoded)
+        found = last_records(to.client, name, 10 if count is None else count, numbers, decoder=raw_decoder)
         items = (list(as_items(chunk, name)) for chunk in chunks_of(known, found))
     kind = "jsonl" if kcat else reading.form("lines")
     if kcat:

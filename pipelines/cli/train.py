@@ -159,7 +159,7 @@ class _Log:
 
     def parts(self) -> Iterator[tuple[Any, int, int]]:
         """Yield the micro-batches with partition and offset."""
-        from infra.kafka.reading import read_topic
+        from infra.kafka.topic_reader import read_topic
         from schemas.records import MicroBatch
         from schemas.topics import BATCHES
 

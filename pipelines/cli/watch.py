@@ -57,8 +57,8 @@ def watch(
 @contextmanager
 def attached(to: Connection) -> Iterator[Watch]:
     """Yield a watch on a run of any machine, which starts from the run's last heartbeats."""
-    from infra.kafka.observe import Observer
-    from infra.kafka.reading import last_records
+    from infra.kafka.observer import Observer
+    from infra.kafka.topic_reader import last_records
 
     records = last_records(to.client, REPLICAS.name(to.run), MAX_HEARTBEATS)
     heartbeats: list[Any] = [row for record in records for row in record.rows]

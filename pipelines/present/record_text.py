@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from infra.escaping import escape_to_one_line
-from infra.kafka.reading import schema_of
 from infra.kafka.record_batches import Headers
+from infra.kafka.topic_reader import schema_of
 from pipelines.inspect.log.chunks import LogChunk
 from pipelines.present.domain_columns import DOMAIN, domain_of, domain_text
 from pipelines.present.output import compact, utc

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from infra.kafka.admin import admin_client
 from infra.kafka.lag import group_lags, list_groups
-from infra.kafka.reading import read_topic
+from infra.kafka.topic_reader import read_topic
 from pipelines.config import Config
 from pipelines.inspect.submissions import Submission
 from pipelines.run.submission.detached import stop

@@ -11,7 +11,13 @@ from infra.files import describe_free_space, is_full
 from infra.kafka.admin import TopicError, admin_client, list_topics
 from infra.kafka.broker import Broker, BrokerConfig, BrokerDied, BrokerStartError
 from infra.kafka.detached_broker import last_port
-from infra.kafka.readiness import BrokerUnreachable, Unsettled, retried, wait_for_brokers, why_unreachable
+from infra.kafka.readiness import (
+    BrokerUnreachable,
+    TransientError,
+    connection_problem,
+    retry_transient,
+    wait_for_brokers,
+)
 from pipelines.config import ConfigError, KafkaConfig
 from pipelines.run.restarts import Restarts
 from schemas.topics import run_prefix
@@ -57,7 +63,7 @@ class RunKafka:
             with admin_client(client) as admin:
                 return list_topics(admin, run_prefix(run))
 
-        if retried(existing_topics):
+        if retry_transient(existing_topics):
             raise ConfigError(
                 f"Kafka at {client.bootstrap_servers} already has topics of a run {run!r}: choose another run.name"
             )
@@ -80,7 +86,7 @@ class RunKafka:
         if self._has_died():
             return False
         client, now = self.config.client(), time.monotonic()
-        reason = why_unreachable(client.admin(), timeout_s=1.0)
+        reason = connection_problem(client.admin(), timeout_s=1.0)
         if reason is None:
             self._check_topics()
         if reason is None or now - self._probed_at > _LAPSE_S:
@@ -99,7 +105,7 @@ class RunKafka:
         try:
             with admin_client(self.config.client()) as admin:
                 missing = self.topics.difference(list_topics(admin)) if self.topics else frozenset()
-        except Unsettled:
+        except TransientError:
             return
         if gone := sorted(missing & self._missing):
             raise TopicError(

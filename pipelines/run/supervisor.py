@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from infra.files import write_atomically
-from infra.kafka.observe import Observer
+from infra.kafka.observer import Observer
 from infra.store.errors import StoreBusy
 from infra.store.ownership import remove_store
 from pipelines.config import ADMIN, Config, ConfigError, save_config

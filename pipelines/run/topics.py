@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from infra.kafka.admin import TopicSpec, admin_client, create_topics, list_topics
 from infra.kafka.properties import ClientProperties
-from infra.kafka.readiness import retried
-from infra.kafka.suitability import SettingProblem, UnsuitableKafka, find_problems
+from infra.kafka.readiness import retry_transient
+from infra.kafka.settings_check import SettingProblem, UnsuitableKafka, find_problems
 from pipelines.config import Config, KafkaConfig
 from pipelines.shards import partitions_of
 from schemas.codec import MAX_VALUE_BYTES
@@ -56,7 +56,7 @@ def make_topics(config: Config, note: Callable[[str], None] = lambda line: None)
 
     Raises TopicError if a topic has another partition count, UnsuitableKafka if settings would lose records.
     """
-    problems = retried(lambda: _make_topics(config))
+    problems = retry_transient(lambda: _make_topics(config))
     if fatal := [problem for problem in problems if problem.fatal]:
         raise UnsuitableKafka(fatal)
     for problem in problems:

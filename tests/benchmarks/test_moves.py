@@ -9,7 +9,7 @@ import pytest
 from record_samples import PROMPT, SAMPLES
 
 from benchmarks.moves import moves_in
-from infra.kafka.reading import StoredRecord
+from infra.kafka.topic_reader import StoredRecord
 from schemas.columns import flags, floats, token_ids
 from schemas.records import (
     Assignment,

@@ -23,7 +23,7 @@ from stops import stop_cleanly
 
 from infra.kafka.broker import Broker, BrokerConfig, start_broker
 from infra.kafka.properties import ClientProperties
-from infra.kafka.reading import read_topic
+from infra.kafka.topic_reader import read_topic
 from infra.processes import is_running
 from operators.trainer.replay import folder_digest
 from schemas.records import LevelReply, LevelRequest

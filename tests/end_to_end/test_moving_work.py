@@ -21,7 +21,7 @@ from test_emulated_run import SMALL
 
 from infra.kafka.broker import Broker
 from infra.kafka.properties import ClientProperties
-from infra.kafka.reading import read_topic
+from infra.kafka.topic_reader import read_topic
 from infra.models.checkpoint_folder import load_model
 from pipelines.inspect.metrics_file import read_metrics
 from schemas.records import Assignment, MoveOutcome, Progress, RepackPlan, Trajectory

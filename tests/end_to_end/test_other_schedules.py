@@ -7,7 +7,7 @@ from conftest import StartRun
 
 from infra.kafka.broker import Broker
 from infra.kafka.properties import ClientProperties
-from infra.kafka.reading import read_topic
+from infra.kafka.topic_reader import read_topic
 from pipelines.inspect.metrics_file import read_metrics
 from pipelines.present.report.series import batches, staleness_histogram
 from schemas.records import Trajectory

@@ -15,7 +15,7 @@ from small_runs import LEARNS
 
 from infra.kafka.broker import Broker
 from infra.kafka.properties import ClientProperties
-from infra.kafka.reading import StoredRecord, read_topic
+from infra.kafka.topic_reader import StoredRecord, read_topic
 from infra.listening import exposed_addresses, listening_sockets
 from infra.models.checkpoint_folder import load_model
 from infra.models.weights import weight_tensors

@@ -16,9 +16,9 @@ from small_runs import SMALL
 from trainer_batches import make_batch
 
 from infra.kafka.broker import Broker
-from infra.kafka.observe import Observer
+from infra.kafka.observer import Observer
 from infra.kafka.producer import BoundedProducer
-from infra.kafka.reading import read_topic
+from infra.kafka.topic_reader import read_topic
 from infra.store.names import default_root
 from infra.store.ownership import remove_store
 from pipelines.config import load_config

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from infra.kafka.broker import Broker
 from infra.kafka.properties import ClientProperties
-from infra.kafka.reading import read_topic
+from infra.kafka.topic_reader import read_topic
 from schemas.records import Experience, Trajectory
 from schemas.topics import EXPERIENCES
 

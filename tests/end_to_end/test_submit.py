@@ -20,8 +20,8 @@ from laminar_runs import Command, Nursery, kill_what_lives_in
 from small_runs import SMALL
 
 from infra.kafka.broker import Broker, BrokerConfig, start_broker
-from infra.kafka.observe import Observer
-from infra.kafka.reading import read_topic
+from infra.kafka.observer import Observer
+from infra.kafka.topic_reader import read_topic
 from infra.listening import exposed_addresses, listening_sockets
 from infra.runners.flink import running_flink
 from infra.runners.options import Runner

@@ -19,7 +19,7 @@ from laminar_runs import LaminarRun
 
 from infra.kafka.broker import Broker, BrokerConfig, start_broker
 from infra.kafka.properties import ClientProperties
-from infra.kafka.reading import read_topic
+from infra.kafka.topic_reader import read_topic
 from schemas.codec import encode
 from schemas.records import CommitNote, DeadLetter, Experience, Metric
 from schemas.topics import BATCH_ASSEMBLY, CATALOGUE, CURRICULUM, DEAD_LETTERS, EXPERIENCES, METRICS, Topic

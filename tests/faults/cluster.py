@@ -17,7 +17,7 @@ from faults.network import Network, within
 from infra.kafka.broker import java_command
 from infra.kafka.broker_jars import JARS
 from infra.kafka.properties import ClientProperties
-from infra.kafka.readiness import why_unreachable
+from infra.kafka.readiness import connection_problem
 from infra.processes import is_running, spawn
 
 PORT, CONTROLLER_PORT = 9092, 9093
@@ -61,7 +61,7 @@ class Cluster:
         deadline = time.monotonic() + timeout_s
         for name in self.names:
             client = ClientProperties.at(f"{self.network.hosts[name].address}:{PORT}")
-            while within(self.network.hosts[name], lambda client=client: why_unreachable(client.admin(), 2.0)):
+            while within(self.network.hosts[name], lambda client=client: connection_problem(client.admin(), 2.0)):
                 log = self.folder / name / "broker.log"
                 assert is_running(self.processes[name]), f"{name} died:\n{log.read_text()[-2000:]}"
                 assert time.monotonic() < deadline, f"{name} does not answer:\n{log.read_text()[-2000:]}"

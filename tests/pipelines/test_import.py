@@ -15,7 +15,7 @@ from exported_topics import Laminar, Topics
 
 from infra.kafka.broker import Broker
 from infra.kafka.ranges import partition_ranges
-from infra.kafka.reading import read_topic
+from infra.kafka.topic_reader import read_topic
 from schemas.records import Experience
 from schemas.topics import EXPERIENCES
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from infra.kafka.admin import admin_client, beginning_offsets, list_topics
-from infra.kafka.decided_ends import decided_ends
 from infra.kafka.lag import group_lags, list_groups
 from infra.kafka.properties import ClientProperties
-from infra.kafka.reading import StoredRecord, read_topic
+from infra.kafka.stable_ends import stable_ends
+from infra.kafka.topic_reader import StoredRecord, read_topic
 from pipelines.inspect.audit.decode import DecodedRecord, decode_for_audit
 from pipelines.inspect.audit.fold import AuditFold
 from pipelines.inspect.audit.result import Audit
@@ -87,7 +87,7 @@ def snapshot_of(client: ClientProperties, run: str, trim_point: TrimPoint | None
     """Take the end offsets of a run's topics in an order in which an active run shows no false losses.
 
     Committed offsets first, then downstream topics before upstream ones, so that every output has its input in the
-    snapshot. The outputs of a committed offset or a Settled are in the same transaction, see `decided_ends`.
+    snapshot. The outputs of a committed offset or a Settled are in the same transaction, see `stable_ends`.
     """
     with admin_client(client) as admin:
         existing = set(list_topics(admin, run_prefix(run)))
@@ -103,7 +103,7 @@ def snapshot_of(client: ClientProperties, run: str, trim_point: TrimPoint | None
         ends: dict[str, dict[int, int]] = {}
         for topic in READ_ORDER:
             if (name := topic.name(run)) in existing:
-                ends[name] = {partition: end for partition, end in decided_ends(admin, name).items() if end > 0}
+                ends[name] = {partition: end for partition, end in stable_ends(admin, name).items() if end > 0}
         trimmed = {
             short_name
             for where, first in beginning_offsets(admin, sorted(ends)).items()

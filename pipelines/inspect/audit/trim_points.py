@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import UnknownTopic
-from infra.kafka.reading import read_topic
+from infra.kafka.topic_reader import read_topic
 from schemas.identity import Purpose
 from schemas.records import PolicyVersion, TrimPoint
 from schemas.topics import TRIM_POINTS

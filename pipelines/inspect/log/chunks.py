@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import PartitionRange
-from infra.kafka.reading import StoredRecord, read_batches
 from infra.kafka.record_batches import Headers, RecordBatch
+from infra.kafka.topic_reader import StoredRecord, read_batches
 from operators.export.columns import RecordRows, as_table
 from schemas.block import Block
 from schemas.block_codec import Decoded, decode_all
@@ -98,7 +98,7 @@ def read_chunks(
     ):
         number = batch.partition
         if wanted is not None:
-            batch = batch.where(wanted)
+            batch = batch.filter(wanted)
         pending.setdefault(number, []).append(batch)
         sizes[number] += len(batch) * (CHUNK_BYTES // CHUNK) + sum(map(len, filter(None, batch.values)))
         if follow or not has_yielded or sizes.total() >= CHUNK_BYTES:
@@ -128,8 +128,8 @@ def decoded(topic: Topic, records: RecordBatch) -> LogChunk:
 
 
 def _split(topic: Topic, batches: list[RecordBatch], lengths: Iterator[int]) -> Iterator[LogChunk]:
-    records, first = RecordBatch.joined(batches), 0
+    records, first = RecordBatch.concat(batches), 0
     while first < len(records):
         after = first + next(lengths)
-        yield decoded(topic, records.part(first, after))
+        yield decoded(topic, records.slice(first, after))
         first = after

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from infra.kafka.properties import ClientProperties
-from infra.kafka.reading import StoredRecord, decoded, read_topic, undecoded
+from infra.kafka.topic_reader import StoredRecord, decode_stored, raw_decoder, read_topic
 from schemas.codec import record_type
 from schemas.records import PolicyVersion, WeightVersion
 from schemas.topics import RELAY
@@ -16,14 +16,14 @@ class Manifests(Mapping[PolicyVersion, WeightVersion]):
 
     def __init__(self, client: ClientProperties, run: str) -> None:
         kind, found = record_type(WeightVersion).schema, {}
-        for record in read_topic(client, RELAY.name(run), decoder=undecoded):
+        for record in read_topic(client, RELAY.name(run), decoder=raw_decoder):
             if record.schema == kind and (version := _version_of(record)) is not None:
                 found[version] = record
         self._records = dict(sorted(found.items()))
 
     def __getitem__(self, version: PolicyVersion) -> WeightVersion:
         """Raises KeyError, and RuntimeError if the record cannot be decoded."""
-        (record,) = decoded([self._records[version]])
+        (record,) = decode_stored([self._records[version]])
         if record.error is not None:
             raise RuntimeError(f"the manifest of {version} at offset {record.offset} cannot be decoded: {record.error}")
         manifest: WeightVersion = record.rows[0]
@@ -35,7 +35,7 @@ class Manifests(Mapping[PolicyVersion, WeightVersion]):
 
     def readable(self) -> list[WeightVersion]:
         """All manifests that can be decoded."""
-        return [row for record in decoded(self._records.values()) for row in record.rows]
+        return [row for record in decode_stored(self._records.values()) for row in record.rows]
 
     def __iter__(self) -> Iterator[PolicyVersion]:
         return iter(self._records)

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from infra.kafka.reading import schema_of
 from infra.kafka.record_batches import Headers
+from infra.kafka.topic_reader import schema_of
 from pipelines.inspect.log.chunks import LogChunk
 from schemas.arrow import arrow_schema
 from schemas.block import Block

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Protocol
 
-from infra.kafka.unreadable import Unreadable
+from infra.kafka.unreadable_record import UnreadableRecord
 from pipelines.inspect.metrics_file import (
     Sink,
     lag_metric,
@@ -30,9 +30,9 @@ POSITION_EVERY_MS = 5_000
 
 
 class EventSource(Protocol):
-    """The source of a run's records: `infra.kafka.observe.Observer`."""
+    """The source of a run's records: `infra.kafka.observer.Observer`."""
 
-    def poll(self) -> Iterable[Metric | WeightVersion | ReplicaStatus | RelayStatus | Unreadable]: ...
+    def poll(self) -> Iterable[Metric | WeightVersion | ReplicaStatus | RelayStatus | UnreadableRecord]: ...
 
     def lag(self) -> Mapping[str, int]: ...
 
@@ -88,7 +88,7 @@ class Watch:
         if self.source is not None:
             unreadable = []
             for record in self.source.poll():
-                if isinstance(record, Unreadable):
+                if isinstance(record, UnreadableRecord):
                     unreadable.append(record)
                     continue
                 events.append(record)
@@ -120,7 +120,7 @@ class Watch:
             self._view.update(self.state)
         return self.state
 
-    def _note_unreadable(self, unreadable: Iterable[Unreadable]) -> None:
+    def _note_unreadable(self, unreadable: Iterable[UnreadableRecord]) -> None:
         """Show the first unreadable record of each topic; metrics.jsonl counts all of them."""
         for record in unreadable:
             if self._view is not None and record.short_name not in self._noted_topics:

@@ -17,8 +17,8 @@ from packaging.requirements import Requirement
 from infra.gpus import gpu_names
 from infra.kafka.broker_jars import JARS, KAFKA_VERSION
 from infra.kafka.properties import ClientProperties
-from infra.kafka.readiness import why_unreachable
-from infra.kafka.suitability import SettingProblem
+from infra.kafka.readiness import connection_problem
+from infra.kafka.settings_check import SettingProblem
 from infra.runners.prism import find_prism
 from infra.store.names import SHARED_MEMORY
 from infra.store.ownership import StaleStore, remove_store, stale_stores
@@ -74,7 +74,7 @@ def remove_stale_stores(base: Path = SHARED_MEMORY) -> list[Path]:
 def observe(client: ClientProperties | None = None, folder: Path | None = None) -> Machine:
     """Observe this machine. `client`: brokers to probe; `folder` of runs, by default the working directory."""
     gpus = gpu_names()
-    broker = None if client is None else why_unreachable(client.admin()) or ""
+    broker = None if client is None else connection_problem(client.admin()) or ""
     go = shutil.which("go")
     return Machine(
         python=sys.version_info[:3],

@@ -115,11 +115,11 @@ def _missing_for_runner(runner: Runner, options: Sequence[str]) -> list[str]:
 def existing_topics(config: Config) -> tuple[dict[str, int], str | None]:
     """The partition counts of the run's existing topics, and why they are unknown, if they are."""
     from infra.kafka.admin import admin_client, describe
-    from infra.kafka.readiness import why_unreachable
+    from infra.kafka.readiness import connection_problem
 
     try:
         client = config.kafka.client()
-        if (reason := why_unreachable(client.admin(), TIMEOUT_S)) is not None:
+        if (reason := connection_problem(client.admin(), TIMEOUT_S)) is not None:
             return {}, f"Kafka does not answer: {reason}"
     except (ValueError, OSError) as error:
         return {}, f"kafka: {error}"

@@ -9,7 +9,7 @@ from typing import Any
 from blake3 import blake3
 
 from infra.kafka.properties import ClientProperties
-from infra.kafka.reading import StoredRecord, read_topic, undecoded
+from infra.kafka.topic_reader import StoredRecord, raw_decoder, read_topic
 from pipelines.inspect.audit.decode import DecodedRecord, decode_for_audit
 from schemas.codec import UndecodableRecord
 from schemas.identity import TrajectoryKey, parse_trajectory_id
@@ -54,7 +54,12 @@ def find_cut(
     offset = max(begin, limit)
     if begin < limit:
         for record in read_topic(
-            client, topic, start={partition: begin}, partitions=[partition], until={partition: limit}, decoder=undecoded
+            client,
+            topic,
+            start={partition: begin},
+            partitions=[partition],
+            until={partition: limit},
+            decoder=raw_decoder,
         ):
             value = record.rows[0]
             rows = list(_rows(record, value))

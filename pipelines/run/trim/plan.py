@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from infra.kafka.admin import admin_client, beginning_offsets, end_offsets, list_topics
 from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import UnknownTopic
-from infra.kafka.reading import read_topic
+from infra.kafka.topic_reader import read_topic
 from infra.storage import StorageFolder
 from pipelines.inspect.audit.audit_run import READ_ORDER, Snapshot, fold_run, snapshot_of
 from pipelines.inspect.audit.fold import AuditFold

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # kafka-python warns while it is imported, before pytest know
 @pytest.fixture
 def config(broker: Broker, run_id: str) -> SessionConfig:
     """One input, one output that is the ledger, and a place for notes, each of one partition."""
-    from sessions_of_a_shard import make_shard
+    from shard_sessions import make_shard
 
     return make_shard(broker, run_id)
 

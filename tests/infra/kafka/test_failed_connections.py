@@ -10,7 +10,7 @@ import pytest
 from kafka import KafkaAdminClient
 from kafka.errors import KafkaError
 
-from infra.kafka import client_repairs
+from infra.kafka import client_patches as client_repairs
 from infra.kafka.broker import free_port
 from infra.kafka.properties import ClientProperties
 

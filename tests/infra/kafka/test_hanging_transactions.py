@@ -12,7 +12,7 @@ from kafka.errors import NotLeaderForPartitionError
 from infra.kafka import hanging_transactions as hanging
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
 from infra.kafka.broker import Broker, BrokerConfig, start_broker
-from infra.kafka.hanging_transactions import end_hanging
+from infra.kafka.hanging_transactions import end_hanging_transactions
 from infra.kafka.open_transactions import open_transactions, write_marker
 
 
@@ -62,9 +62,9 @@ def test_what_hangs_is_ended_as_it_ended_elsewhere(topic: str, expected: list[by
     hang(credulous, topic, topic == "committed")
     write(credulous, topic)
     assert seen(credulous, topic) == []
-    assert end_hanging(credulous.client()) == [f"{topic}-0"]
+    assert end_hanging_transactions(credulous.client()) == [f"{topic}-0"]
     assert seen(credulous, topic) == expected
-    assert end_hanging(credulous.client()) == []
+    assert end_hanging_transactions(credulous.client()) == []
 
 
 def test_what_is_under_way_is_left_alone(credulous: Broker) -> None:
@@ -72,7 +72,7 @@ def test_what_is_under_way_is_left_alone(credulous: Broker) -> None:
         producer.init_transactions()
         producer.begin_transaction()
         producer.send("under-way", b"in it", partition=0).get(10)
-        assert end_hanging(credulous.client()) == []
+        assert end_hanging_transactions(credulous.client()) == []
         producer.commit_transaction()
     assert seen(credulous, "under-way") == [b"in it"]
 
@@ -96,7 +96,7 @@ def test_ending_goes_on_after_a_leader_has_moved(credulous: Broker, monkeypatch:
         tell(admin, transaction)
 
     monkeypatch.setattr(hanging, "write_marker", told)
-    assert end_hanging(credulous.client(), sleep=lambda seconds: None) == ["committed-0"]
+    assert end_hanging_transactions(credulous.client(), sleep=lambda seconds: None) == ["committed-0"]
     assert not errors
 
 

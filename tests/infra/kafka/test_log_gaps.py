@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from kafka import TopicPartition
-from sessions_of_a_shard import Open, feed, polled, record, source
+from shard_sessions import Open, feed, polled, record, source
 
 from infra.kafka.admin import TopicSpec, admin_client, create_topics, delete_topics
 from infra.kafka.log_gaps import LogTruncated, NoteMissing

@@ -15,8 +15,8 @@ from kafka.record.memory_records import MemoryRecords
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
 from infra.kafka.broker import Broker
 from infra.kafka.properties import ClientProperties
-from infra.kafka.reading import read_batches
-from infra.kafka.record_batches import RecordBatch, _Batches, unpack
+from infra.kafka.record_batches import RecordBatch, _WrappedBatches, unpack
+from infra.kafka.topic_reader import read_batches
 
 BYTES = st.one_of(st.none(), st.binary(max_size=300))
 HEADERS = st.lists(st.tuples(st.text(max_size=200), st.binary(max_size=80)), max_size=3)
@@ -36,7 +36,7 @@ def rows(batch: RecordBatch) -> list[Any]:
 
 
 def read(data: bytes, first: int = 0) -> list[Any]:
-    batch = _Batches(MemoryRecords(data), 3, first).next_batch()
+    batch = _WrappedBatches(MemoryRecords(data), 3, first).next_batch()
     (record,) = batch
     assert len(record.value) == 0 or record.offset >= record.value.offsets[-1]
     return rows(record.value)
@@ -85,7 +85,7 @@ def test_parts_of_a_batch() -> None:
     batch = RecordBatch(0, [2, 5, 9], [0, 1, 2], [None] * 3, [b"a", b"b", b"c"], [()] * 3)
     assert batch.between(3, 9).values == [b"b"]
     assert batch.between(0, None) is batch
-    assert rows(RecordBatch.joined([batch.part(0, 1), batch.part(1, 3)])) == rows(batch)
+    assert rows(RecordBatch.concat([batch.slice(0, 1), batch.slice(1, 3)])) == rows(batch)
 
 
 def test_a_topic_is_read_as_a_consumer_reads_it(broker: Broker, run_id: str) -> None:

@@ -11,11 +11,11 @@ from kafka import KafkaProducer
 from kafka.errors import TopicAuthorizationFailedError
 
 from infra.deploy.role_acls import role_acls
-from infra.kafka.acls import Acl, command, put_into_force
+from infra.kafka.acls import Acl, acl_command, create_acls
 from infra.kafka.admin import TopicSpec, admin_client, create_topics, list_topics
 from infra.kafka.broker import Broker, BrokerConfig, start_broker
 from infra.kafka.properties import ClientProperties
-from infra.kafka.readiness import why_unreachable
+from infra.kafka.readiness import connection_problem
 from infra.kafka.session import Outgoing, Session, SessionLost
 from infra.kafka.session_config import Input, Partition, SessionConfig
 from pipelines.cli.main import main
@@ -33,7 +33,7 @@ def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     with start_broker(BrokerConfig(tmp_path_factory.mktemp("secure"), secure=True, users=users)) as broker:
         with admin_client(broker.client()) as admin:
             create_topics(admin, [TopicSpec(topic.name(RUN), 1) for topic in CATALOGUE.values()])
-        assert put_into_force(broker.client(), role_acls(RUN, PIPELINES)) > 50
+        assert create_acls(broker.client(), role_acls(RUN, PIPELINES)) > 50
         yield broker
 
 
@@ -67,9 +67,9 @@ def test_who_looks_writes_nothing_and_strangers_see_nothing(secure: Broker) -> N
     with pytest.raises(TopicAuthorizationFailedError):
         producer.send(METRICS.name(RUN), b"x").get(10)
     producer.close()
-    assert why_unreachable(ClientProperties.at(secure.bootstrap_servers).admin(), 3.0)
+    assert connection_problem(ClientProperties.at(secure.bootstrap_servers).admin(), 3.0)
     guessed = secure.client("people").entries["sasl.jaas.config"].replace("${file:", "x")
-    assert why_unreachable(secure.client("people").updated({"sasl.jaas.config": guessed}).admin(), 3.0)
+    assert connection_problem(secure.client("people").updated({"sasl.jaas.config": guessed}).admin(), 3.0)
 
 
 def test_an_export_with_wrong_credentials_says_so_and_leaves_nothing(
@@ -111,12 +111,12 @@ def test_it_knows_its_users_after_a_restart(secure: Broker) -> None:
 
 def test_acls_are_commands_too() -> None:
     acl = Acl("score", "topic", TRAJECTORIES.name(RUN), False, ("Read",))
-    said = command(acl, "kafka:9092", "admin.properties")
+    said = acl_command(acl, "kafka:9092", "admin.properties")
     assert said == (
         "kafka-acls.sh --bootstrap-server kafka:9092 --command-config admin.properties --add "
         f"--allow-principal User:score --operation Read --topic {TRAJECTORIES.name(RUN)}"
     )
-    assert command(Acl("a", "group", "b", True, ("Read",)), "k:1", "").endswith(
+    assert acl_command(Acl("a", "group", "b", True, ("Read",)), "k:1", "").endswith(
         "--group b --resource-pattern-type prefixed"
     )
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from kafka import KafkaProducer
 from kafka.errors import KafkaError, KafkaTimeoutError
-from sessions_of_a_shard import Open, feed, named, polled, record, source, visible
+from shard_sessions import Open, feed, named, polled, record, source, visible
 
 from infra.kafka.admin import admin_client
 from infra.kafka.note import MAX_NOTE_BYTES, Note

@@ -92,7 +92,7 @@ class ScriptedSession:
         self.committed.append((outputs, offsets, ledger, state))
         return {OUTPUT: 10 * self.commits} if outputs else {}
 
-    def highwaters(self) -> dict[Partition, int | None]:
+    def high_watermarks(self) -> dict[Partition, int | None]:
         return {INPUT: self.end}
 
     def verify(self) -> None:

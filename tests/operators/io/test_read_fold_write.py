@@ -21,7 +21,7 @@ from shuffling_pipeline import OUTPUT, SOURCE, Shuffle, Shuffler, build, shard
 from infra.kafka.admin import TopicSpec, admin_client, committed_offsets, create_topics
 from infra.kafka.broker import Broker
 from infra.kafka.log_gaps import LogTruncated
-from infra.kafka.notes import last_note, observer_of
+from infra.kafka.notes import last_note, uncommitted_consumer
 from infra.kafka.session import SESSIONS
 from infra.runners.options import Runner
 from infra.runners.run import run_pipeline
@@ -271,7 +271,7 @@ def test_pipeline_stops_and_runs_again_in_the_same_process(config: ShardConfig, 
         assert steps(config) == list(range(20 * start))
         with admin_client(config.client) as admin:
             (committed,) = committed_offsets(admin, config.group).values()
-        with contextlib.closing(observer_of(config.client)) as observer:
+        with contextlib.closing(uncommitted_consumer(config.client)) as observer:
             note = last_note(observer, TopicPartition(*config.session().restore), config.group)
         assert note is not None
         assert (note.start, list(note.offsets.values())) == (start, [committed.offset])

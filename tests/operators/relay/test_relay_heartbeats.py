@@ -10,7 +10,7 @@ import pytest
 
 from infra.kafka.admin import TopicSpec, admin_client, create_topics, end_offsets
 from infra.kafka.broker import Broker
-from infra.kafka.reading import read_topic
+from infra.kafka.topic_reader import read_topic
 from operators.io.coalesce import coalesce
 from operators.io.elements import Output, Polled, Restored
 from operators.relay.config import RelayConfig

@@ -12,7 +12,7 @@ import pytest
 from infra.kafka.broker import Broker
 from infra.kafka.detached_broker import stop_detached
 from infra.kafka.properties import ClientProperties
-from infra.kafka.readiness import why_unreachable
+from infra.kafka.readiness import connection_problem
 from pipelines.cli.main import main
 
 Laminar = Callable[..., tuple[int, str, str]]
@@ -47,7 +47,7 @@ def test_broker_start_status_and_stop(laminar: Laminar, tmp_path: Path) -> None:
     assert (code, told["running"], told["data"]) == (0, True, str(tmp_path))
     assert "starting Apache Kafka on 127.0.0.1:" in err
     assert Path(told["log"]).is_file()
-    assert why_unreachable(ClientProperties.at(told["bootstrap_servers"]).admin()) is None
+    assert connection_problem(ClientProperties.at(told["bootstrap_servers"]).admin()) is None
     assert laminar("start", "--json") == (0, out, "")  # the running broker
     assert laminar("status", "--json") == (0, out, "")
     text = f"Apache Kafka at {told['bootstrap_servers']} (pid {told['pid']}, data in {tmp_path})\n"

@@ -13,9 +13,9 @@ from record_samples import SAMPLES
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
 from infra.kafka.broker import Broker
 from infra.kafka.properties import ClientProperties
-from infra.kafka.reading import read_topic
 from infra.kafka.session import Fenced, Partition, Session
 from infra.kafka.session_config import Input, SessionConfig
+from infra.kafka.topic_reader import read_topic
 from pipelines.cli.main import main
 from schemas.codec import encode
 from schemas.records import Settled

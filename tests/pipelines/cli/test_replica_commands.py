@@ -13,7 +13,7 @@ from infra.kafka.admin import TopicSpec, admin_client, create_topics
 from infra.kafka.broker import Broker
 from infra.kafka.producer import BoundedProducer
 from infra.kafka.properties import ClientProperties
-from infra.kafka.reading import read_topic
+from infra.kafka.topic_reader import read_topic
 from pipelines.cli.main import main
 from pipelines.cli.plans import COLUMNS, _single_row, plan_lines
 from pipelines.cli.replicas import replica_row

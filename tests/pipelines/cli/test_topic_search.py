@@ -17,7 +17,7 @@ from infra.kafka.admin import TopicSpec, admin_client, create_topics
 from infra.kafka.broker import Broker
 from infra.kafka.lag import list_groups
 from infra.kafka.properties import ClientProperties
-from infra.kafka.reading import read_topic
+from infra.kafka.topic_reader import read_topic
 from pipelines.cli.main import main
 from schemas.codec import encode
 from schemas.records import DeadLetter, Settled

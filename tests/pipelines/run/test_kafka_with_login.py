@@ -18,10 +18,10 @@ from kafka import KafkaProducer
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
 from infra.kafka.broker import HOST, BrokerConfig, free_port, start_broker
 from infra.kafka.properties import ClientProperties
-from infra.kafka.readiness import why_unreachable
-from infra.kafka.reading import read_topic
+from infra.kafka.readiness import connection_problem
 from infra.kafka.session import Outgoing, Session
 from infra.kafka.session_config import Input, Partition, SessionConfig
+from infra.kafka.topic_reader import read_topic
 from pipelines.config import KafkaConfig
 from pipelines.run.run_kafka import RunKafka
 from schemas.codec import encode
@@ -180,12 +180,12 @@ def test_run_kafka_uses_client_properties(kind: str, secured: SecuredBroker, run
         ("certificate", {"ssl_keystore_location": "", "ssl_key_password": ""}),
     ],
 )
-def test_why_unreachable_reports_failed_authentication(
+def test_connection_problem_reports_failed_authentication(
     kind: str, others: dict[str, str], secured: SecuredBroker
 ) -> None:
     replacements = {"certificate": secured.by_certificate, "stranger": str(secured.folder / "stranger.pem")}
     file = secured.file(kind, **{name: replacements.get(value, value) for name, value in others.items()})
-    reason = why_unreachable(ClientProperties.from_file(file).admin(), timeout_s=3.0)
+    reason = connection_problem(ClientProperties.from_file(file).admin(), timeout_s=3.0)
     assert reason is not None
     assert reason.endswith("are login and certificates right?")
     assert "guessed" not in reason

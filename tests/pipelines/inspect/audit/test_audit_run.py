@@ -13,8 +13,8 @@ from run_stories import assignment, experience, manifest, micro_batch, settled, 
 
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
 from infra.kafka.broker import Broker
-from infra.kafka.decided_ends import decided_ends
 from infra.kafka.properties import ClientProperties
+from infra.kafka.stable_ends import stable_ends
 from infra.processes import spawn
 from pipelines.cli.main import main
 from pipelines.inspect.audit import background_process as background_process
@@ -167,7 +167,7 @@ def test_audit_ignores_aborted_and_waits_for_open_transactions(broker: Broker, r
         producer.begin_transaction()
         producer.send(EXPERIENCES.name(run_id), value, headers=list(headers), partition=0).get(timeout=10)
         with admin_client(run.client) as admin, pytest.raises(RuntimeError, match="has been open for"):
-            decided_ends(admin, EXPERIENCES.name(run_id), timeout_s=0.2)
+            stable_ends(admin, EXPERIENCES.name(run_id), timeout_s=0.2)
         end()
         expected = "score" if end == producer.abort_transaction else "experience"
         assert audit(run.client, run_id).in_flight == {expected: 1}

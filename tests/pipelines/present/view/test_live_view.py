@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 from synthetic_run import START, evaluation_metric, heartbeat, history, manifest, trainer_metric
 
-from infra.kafka.unreadable import Unreadable
+from infra.kafka.unreadable_record import UnreadableRecord
 from pipelines.inspect import metrics_file
 from pipelines.inspect.metrics_file import MetricsFile, position_metric, read_metrics
 from pipelines.inspect.run_state.events import LagMeasured, PhaseStarted, RolesChanged, RoleState, Tick
@@ -196,7 +196,10 @@ class Source:
         self.polls = [
             [trainer_metric(1), heartbeat(0, START, 5), heartbeat(1, START, 6)],
             [manifest(1, 0), heartbeat(0, START + 100, 7), Metric("score", 0, {"errors": 1.0}, START + 2)],
-            [Unreadable("metrics", 0, 17, "no laminar-schema header"), Unreadable("metrics", 0, 18, "neither")],
+            [
+                UnreadableRecord("metrics", 0, 17, "no laminar-schema header"),
+                UnreadableRecord("metrics", 0, 18, "neither"),
+            ],
         ]
         self.lags = 0
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from infra.kafka.broker import Broker
-from infra.kafka.suitability import SettingProblem
+from infra.kafka.settings_check import SettingProblem
 from infra.store.ownership import StaleStore, open_folder
 from pipelines.cli.main import main
 from pipelines.run.doctor.checks import GIB, can_run, judge

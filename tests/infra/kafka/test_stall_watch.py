@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 from kafka import KafkaProducer
-from sessions_of_a_shard import Open, feed, source
+from shard_sessions import Open, feed, source
 
-from infra.kafka import stalls
+from infra.kafka import stall_watch as stalls
 from infra.kafka.session_config import Partition, SessionConfig
-from infra.kafka.stalls import AGAIN_S, STALLED_S, StallWatch, held_back_by
+from infra.kafka.stall_watch import REPORT_INTERVAL_S, STALLED_S, StallWatch, describe_blocking_transactions
 
 HERE = Partition("t", 0)
 
@@ -37,7 +37,7 @@ def test_stall_watch_repeats_a_report_seldom() -> None:
     now = [0.0]
     watch = StallWatch(lambda: now[0])
     reports = []
-    for now[0] in (0.0, STALLED_S, STALLED_S + 1, STALLED_S + AGAIN_S):
+    for now[0] in (0.0, STALLED_S, STALLED_S + 1, STALLED_S + REPORT_INTERVAL_S):
         reports.append(len(watch.stalled({HERE: 5}, {HERE: 9})))
     assert reports == [0, 1, 0, 1]
 
@@ -54,9 +54,9 @@ def test_the_producer_that_holds_a_reader_back_is_named(
         session, watch = opened(config), StallWatch()
         for _ in range(50):
             assert session.poll(0.1) == []
-            if found := watch.stalled(session.positions(), session.highwaters()):
+            if found := watch.stalled(session.positions(), session.high_watermarks()):
                 break
-        (line,) = held_back_by(config.client, found)
+        (line,) = describe_blocking_transactions(config.client, found)
         assert f"{source(config).topic}, partition 0: a transaction of {config.group}-dead (producer " in line
         assert "is open from offset 0 on" in line
         dead.abort_transaction()

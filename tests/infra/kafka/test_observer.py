@@ -12,12 +12,12 @@ import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.structs import OffsetAndMetadata
 
-from infra.kafka import observe
+from infra.kafka import observer as observe
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
 from infra.kafka.broker import Broker, BrokerConfig, start_broker
-from infra.kafka.observe import PATIENCE_S, Observer, topic_lags
+from infra.kafka.observer import PATIENCE_S, Observer, topic_lags
 from infra.kafka.properties import ClientProperties
-from infra.kafka.unreadable import Unreadable
+from infra.kafka.unreadable_record import UnreadableRecord
 from schemas.codec import encode
 from schemas.records import Metric, PolicyVersion, RelayStatus, WeightVersion
 from schemas.topics import INBOX, METRICS, PROMPTS, RELAY, REPLICAS, TRAJECTORIES, Topic, group_name
@@ -130,8 +130,8 @@ def test_what_is_not_committed_or_not_ours_is_not_seen(broker: Broker, client: K
     with Observer(ClientProperties.at(broker.bootstrap_servers), run_id) as observer:
         garbage, stranger, seen = poll_until(observer, lambda records: len(records) >= 3)
     assert seen == metric(2)
-    assert garbage == Unreadable("metrics", 0, 2, "no laminar-schema header")  # after metric 1 and the mark of its end
-    assert stranger == Unreadable("metrics", 0, 3, "a WeightVersion does not belong on metrics")
+    assert garbage == UnreadableRecord("metrics", 0, 2, "no laminar-schema header")  # offset 1: marker
+    assert stranger == UnreadableRecord("metrics", 0, 3, "a WeightVersion does not belong on metrics")
 
 
 def test_lag_is_asked_for_at_most_every_two_seconds(broker: Broker, client: KafkaAdminClient, run_id: str) -> None:

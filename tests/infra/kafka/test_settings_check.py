@@ -7,7 +7,7 @@ import pytest
 from infra.kafka.admin import TopicSpec, admin_client, create_topics
 from infra.kafka.broker import Broker
 from infra.kafka.properties import ClientProperties
-from infra.kafka.suitability import broker_problems, broker_settings, topic_problems, topic_settings
+from infra.kafka.settings_check import broker_problems, broker_settings, topic_problems, topic_settings
 
 GOOD = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1", "max.message.bytes": "1000"}
 

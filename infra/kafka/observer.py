@@ -16,10 +16,10 @@ from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 from kafka.admin import OffsetSpec
 from kafka.errors import KafkaError
 
-from infra.kafka.consumers import ask_at_once
+from infra.kafka.consumers import skip_metadata_backoff
 from infra.kafka.lag import list_groups
 from infra.kafka.properties import ClientProperties
-from infra.kafka.unreadable import Unreadable
+from infra.kafka.unreadable_record import UnreadableRecord
 from schemas.codec import UndecodableRecord, decode
 from schemas.topics import CATALOGUE, METRICS, RELAY, REPLICAS, run_prefix
 
@@ -87,7 +87,7 @@ class Observer:
                 metrics_enabled=False,
             )
         )
-        ask_at_once(self._consumer)
+        skip_metadata_backoff(self._consumer)
         metrics, relay, replicas = (TopicPartition(topic.name(run), 0) for topic in (METRICS, RELAY, REPLICAS))
         try:
             self._consumer.assign([metrics, relay, replicas])
@@ -155,10 +155,10 @@ class Observer:
         try:
             rows = decode(record.value, record.headers)
         except UndecodableRecord as error:
-            return (Unreadable(short_name, record.partition, record.offset, str(error)),)
+            return (UnreadableRecord(short_name, record.partition, record.offset, str(error)),)
         if not isinstance(rows[0], CATALOGUE[short_name].record_classes):
             why = f"a {type(rows[0]).__name__} does not belong on {short_name}"
-            return (Unreadable(short_name, record.partition, record.offset, why),)
+            return (UnreadableRecord(short_name, record.partition, record.offset, why),)
         return rows
 
     def _ask(self, now: float) -> dict[str, int]:

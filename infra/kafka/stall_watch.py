@@ -14,7 +14,7 @@ from infra.kafka.session_config import Partition
 
 STALLED_S = 30.0
 """How long a reader may stand still before an open transaction is suspected."""
-AGAIN_S = 300.0
+REPORT_INTERVAL_S = 300.0
 """How long nothing more is said of a partition."""
 
 
@@ -34,13 +34,13 @@ class StallWatch:
             before, since = self._stood.get(place, (-1, now))
             if end is None or position >= end or position != before:
                 self._stood[place] = position, now
-            elif now - since >= STALLED_S and now - self._said.get(place, -AGAIN_S) >= AGAIN_S:
+            elif now - since >= STALLED_S and now - self._said.get(place, -REPORT_INTERVAL_S) >= REPORT_INTERVAL_S:
                 self._said[place] = now
                 found.append(place)
         return found
 
 
-def held_back_by(client: ClientProperties, places: list[Partition]) -> list[str]:
+def describe_blocking_transactions(client: ClientProperties, places: list[Partition]) -> list[str]:
     """The open transactions in `places`, a line each; why they are not known, where the brokers do not say."""
     try:
         with admin_client(client) as admin:

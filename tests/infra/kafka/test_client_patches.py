@@ -10,11 +10,11 @@ import pytest
 from kafka.net.inet import KafkaNetSocket
 from kafka.net.transport import KafkaTCPTransport
 
-from infra.kafka.client_repairs import repair_clients
+from infra.kafka.client_patches import patch_clients
 
 
 def test_all_that_has_come_is_read_and_the_end_is_an_error() -> None:
-    repair_clients()
+    patch_clients()
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.setblocking(False)
@@ -31,7 +31,7 @@ def test_all_that_has_come_is_read_and_the_end_is_an_error() -> None:
 
 @pytest.mark.parametrize("ends", [ConnectionRefusedError, asyncio.CancelledError])
 def test_a_socket_that_is_not_connected_is_closed(ends: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
-    repair_clients()
+    patch_clients()
     opened: list[socket.socket] = []
 
     async def fail(made: object, net: object, sock: socket.socket, address: object, timeout_at: object) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from kafka import KafkaConsumer, TopicPartition
 
-from infra.kafka.consumers import consumer_of
+from infra.kafka.consumers import open_consumer
 from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import PartitionRange, ranges_of
 from infra.kafka.record_batches import Headers, RecordBatch
@@ -62,7 +62,7 @@ def read_topic(
     `decoder` gives a record's `rows` of its value and headers, or raises UndecodableRecord. Raises UnknownTopic.
     """
     for batch in read_batches(client, topic, start=start, partitions=partitions, follow=follow, until=until):
-        yield from _stored(topic, batch, decoder)
+        yield from _stored_records(topic, batch, decoder)
 
 
 def read_batches(
@@ -79,7 +79,7 @@ def read_batches(
     `start` may give each partition's. `until` gives the end of each partition where it is not to be that of now. In
     order within each partition; memory does not grow with what is read. Raises UnknownTopic.
     """
-    with consumer_of(client) as consumer:
+    with open_consumer(client) as consumer:
         ranges = ranges_of(consumer, topic, partitions)
         for number, end in (until or {}).items():
             if number in ranges:
@@ -94,11 +94,16 @@ def follow_topic(
 
     That is nothing every half second in which nothing comes. Raises UnknownTopic.
     """
-    with consumer_of(client) as consumer:
+    with open_consumer(client) as consumer:
         _assign(consumer, topic, ranges_of(consumer, topic, sorted(start)), start)
         while True:
             polled = consumer.poll(timeout_ms=POLL_MS).values()
-            yield [each for records in polled for record in records for each in _stored(topic, record.value, decoder)]
+            yield [
+                each
+                for records in polled
+                for record in records
+                for each in _stored_records(topic, record.value, decoder)
+            ]
 
 
 def last_records(
@@ -112,12 +117,12 @@ def last_records(
 
     Markers of transactions take offsets too, so it looks further back until it has found enough or all there are.
     """
-    with consumer_of(client) as consumer:
+    with open_consumer(client) as consumer:
         ranges = ranges_of(consumer, topic, partitions)
         back = 2 * count
         while True:
             batches = _batches(consumer, topic, ranges, StartOffset(back, from_end=True))
-            found = [record for batch in batches for record in _stored(topic, batch, decoder)]
+            found = [record for batch in batches for record in _stored_records(topic, batch, decoder)]
             if len(found) >= count or back >= max(held.end - held.beginning for held in ranges.values()):
                 found.sort(key=lambda record: (record.timestamp, record.partition, record.offset))
                 return found[len(found) - count :] if count < len(found) else found
@@ -129,18 +134,18 @@ def last_of_each_key(client: ClientProperties, topic: str, count: int, milliseco
 
     The oldest first; only they are decoded. Raises UnknownTopic.
     """
-    found = last_records(client, topic, count, decoder=undecoded)
+    found = last_records(client, topic, count, decoder=raw_decoder)
     last = {record.key: record.timestamp for record in found}
-    return decoded([record for record in found if record.timestamp >= last[record.key] - milliseconds])
+    return decode_stored([record for record in found if record.timestamp >= last[record.key] - milliseconds])
 
 
-def decoded(records: Iterable[StoredRecord]) -> list[StoredRecord]:
-    """`records` that were left `undecoded`, decoded."""
+def decode_stored(records: Iterable[StoredRecord]) -> list[StoredRecord]:
+    """`records` that were left `raw_decoder`, decoded."""
     held = [(record, *_rows(record.rows[0], record.headers, decode)) for record in records]
     return [replace(record, rows=rows, error=error) for record, rows, error in held]
 
 
-def undecoded(value: bytes | None, headers: Any) -> Sequence[bytes | None]:
+def raw_decoder(value: bytes | None, headers: Any) -> Sequence[bytes | None]:
     """A decoder that leaves a value as it is, so that it can be decoded later, or many together."""
     return (value,)
 
@@ -175,7 +180,7 @@ def _assign(
     return assigned
 
 
-def _stored(topic: str, batch: RecordBatch, decoder: Decoder) -> Iterator[StoredRecord]:
+def _stored_records(topic: str, batch: RecordBatch, decoder: Decoder) -> Iterator[StoredRecord]:
     columns = (batch.offsets, batch.timestamps, batch.keys, batch.values, batch.headers)
     for offset, timestamp, key, value, headers in zip(*columns, strict=True):
         rows, error = _rows(value, headers, decoder)

@@ -8,11 +8,11 @@ from kafka import KafkaAdminClient
 
 from infra.kafka.admin import end_offsets
 
-OPEN_TRANSACTION_S = 20.0
+STABLE_TIMEOUT_S = 20.0
 """Brokers end a dead process's transaction within its time-out, 10 s, and a little more."""
 
 
-def decided_ends(client: KafkaAdminClient, topic: str, timeout_s: float = OPEN_TRANSACTION_S) -> dict[int, int]:
+def stable_ends(client: KafkaAdminClient, topic: str, timeout_s: float = STABLE_TIMEOUT_S) -> dict[int, int]:
     """The committed end of each partition, once every record written before the call is committed or aborted.
 
     A transaction's markers reach its partitions one by one, and another's that is still open hides what follows it: so

@@ -20,17 +20,17 @@ HANDSHAKE_S = 10.0
 """How long a TLS handshake may take."""
 
 
-def repair_clients() -> None:
+def patch_clients() -> None:
     """Replace four methods. Harmless if repeated; encrypted connections keep their own way of reading."""
     from kafka.net.inet import KafkaNetSocket  # here: who only describes a client does not need the library
     from kafka.net.selector import NetworkSelector
     from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
 
     KafkaTCPTransport._sock_recv = _sock_recv
-    KafkaSSLTransport.handshake = _shake_hands
+    KafkaSSLTransport.handshake = _handshake
     KafkaNetSocket.connect = _connect
     if NetworkSelector.close.__module__ != __name__:
-        NetworkSelector.close = _closing_sockets(NetworkSelector.close)
+        NetworkSelector.close = _close_with_sockets(NetworkSelector.close)
 
 
 def _sock_recv(transport: Any) -> tuple[bytes, Exception | None]:
@@ -48,7 +48,7 @@ def _sock_recv(transport: Any) -> tuple[bytes, Exception | None]:
     return b"".join(parts), KafkaConnectionError("socket disconnected")
 
 
-def _closing_sockets(close: Callable[[Any], None]) -> Callable[[Any], None]:
+def _close_with_sockets(close: Callable[[Any], None]) -> Callable[[Any], None]:
     """The selector's `close`, after which no socket that it watched is open."""
 
     def close_all(selector: Any) -> None:
@@ -78,7 +78,7 @@ async def _connect(made: Any, net: Any, addrinfo: Any, socket_options: Any = (),
         raise
 
 
-async def _shake_hands(transport: Any) -> None:
+async def _handshake(transport: Any) -> None:
     """Make the TLS handshake; a socket of one that fails is closed. Raises OSError, KafkaTimeoutError."""
     net, sock, until = transport._net, transport._sock, time.monotonic() + HANDSHAKE_S
     try:

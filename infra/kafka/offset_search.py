@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from kafka import TopicPartition
 
-from infra.kafka.consumers import consumer_of
+from infra.kafka.consumers import open_consumer
 from infra.kafka.properties import ClientProperties
 from infra.kafka.ranges import partition_ranges
-from infra.kafka.reading import POLL_MS
 from infra.kafka.record_batches import Headers
+from infra.kafka.topic_reader import POLL_MS
 
 Measure = Callable[[bytes | None, Headers], int | None]
 """The number of a record by its value and headers; None where it has none."""
@@ -21,7 +21,7 @@ def first_offset(client: ClientProperties, topic: str, partition: int, measure: 
     held = partition_ranges(client, topic)[partition]
     where = TopicPartition(topic, partition)
     low, high, found = held.beginning, held.end, held.end
-    with consumer_of(client) as consumer:
+    with open_consumer(client) as consumer:
         consumer.assign([where])
 
         def look(offset: int) -> tuple[int, int] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Unreadable(NamedTuple):
+class UnreadableRecord(NamedTuple):
     """Where it stands, by its topic's noun, and why it cannot be read."""
 
     short_name: str
